@@ -1,0 +1,204 @@
+"""Parts that write and reshape `advantage` and `target`."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from . import functional
+from ._hyperparameters import Numeric, at, number
+from ._policy import follow
+from ._types import Array, Batch, Context, EmptyState, Part, no_state, require
+
+
+def gae(*, gamma: Numeric, gae_lambda: Numeric) -> Part:
+    """Write `advantage` and `target` by generalized advantage estimation; see `functional.gae` for the equations.
+
+    Before the sampler it reads the rollout's values; after a sampler that keeps time, the values of the policy being
+    trained (`current.value`), with `next_value` following them except at truncations and at the rollout's end. Nothing
+    is differentiated through it. Before the sampler it also writes the metric `explained_variance`.
+
+    Args:
+        gamma: discount per step, in [0, 1]; a schedule counts learner updates.
+        gae_lambda: trace decay, in [0, 1]; a schedule counts learner updates.
+
+    Place: before the sampler, or after one that keeps time (`segment_minibatches`, `full_batch`).
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> part = pp.gae(gamma=.99, gae_lambda=.95)
+        >>> pp.gae(gamma=1.5, gae_lambda=.95)
+        Traceback (most recent call last):
+        ...
+        ValueError: gae: gamma must lie in [0, 1], got 1.5
+
+    Reference: Schulman et al. 2016, arXiv:1506.02438, eq. 16.
+    """
+    number("gae", "gamma", gamma, 0, 1)
+    number("gae", "gae_lambda", gae_lambda, 0, 1)
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        value, next_value, _ = _seen("gae", batch)
+        out = functional.gae(
+            batch.reward,
+            value,
+            next_value,
+            batch.terminated,
+            batch.truncated,
+            gamma=at(gamma, context.step),
+            gae_lambda=at(gae_lambda, context.step),
+            mask=batch.mask,
+        )
+        return _write(batch, out.advantage, out.target), state
+
+    return Part(no_state, update, "gae", provides=("advantage", "target"), needs_time=True)
+
+
+def vtrace(
+    *,
+    gamma: Numeric,
+    gae_lambda: Numeric = 1.0,
+    rho_clip: Numeric = 1.0,
+    c_clip: Numeric = 1.0,
+    policy_gradient: bool = False,
+) -> Part:
+    """Write `advantage` and `target` by V-trace, under the freshest importance ratio there is.
+
+    Before the sampler the ratio is `exp(log_ratio)` (1 until a `refresh` writes it); after a sampler that keeps time it
+    is that of the policy being trained, and so are the values. See `functional.vtrace` for the equations. Nothing is
+    differentiated through it. Before the sampler it also writes the metric `explained_variance`.
+
+    Args:
+        gamma: discount per step, in [0, 1]; a schedule counts learner updates (so do the others).
+        gae_lambda: trace decay, in [0, 1].
+        rho_clip: upper clip of the ratio on the TD error, > 0.
+        c_clip: upper clip of the ratio on the trace, > 0.
+        policy_gradient: False: the advantage is the recursion's `error` (PufferLib, JaxDEM). True: it is IMPALA's
+            `policy_advantage`.
+
+    Place: before the sampler, or after one that keeps time (`segment_minibatches`, `prioritized_sampler`).
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> part = pp.vtrace(gamma=.99, gae_lambda=.95, rho_clip=1., c_clip=1.)
+
+    Reference: Espeholt et al. 2018, arXiv:1802.01561, eq. 1.
+    """
+    number("vtrace", "gamma", gamma, 0, 1)
+    number("vtrace", "gae_lambda", gae_lambda, 0, 1)
+    number("vtrace", "rho_clip", rho_clip, 0, open_low=True)
+    number("vtrace", "c_clip", c_clip, 0, open_low=True)
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        value, next_value, log_ratio = _seen("vtrace", batch)
+        out = functional.vtrace(
+            log_ratio,
+            batch.reward,
+            value,
+            next_value,
+            batch.terminated,
+            batch.truncated,
+            gamma=at(gamma, context.step),
+            gae_lambda=at(gae_lambda, context.step),
+            rho_clip=at(rho_clip, context.step),
+            c_clip=at(c_clip, context.step),
+            mask=batch.mask,
+        )
+        return _write(batch, out.policy_advantage if policy_gradient else out.error, out.target), state
+
+    return Part(no_state, update, "vtrace", provides=("advantage", "target"), needs_time=True)
+
+
+def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int = 0, eps: Numeric = 1e-8) -> Part:
+    """Standardise `advantage`; see `functional.advantage_normalize` for the equation and who uses which `ddof`.
+
+    Args:
+        axis: axes of the batch the statistics are taken over; None: all. After `segment_minibatches` axis 0 is time and
+            1 the segments; after a step sampler 0 is the only one.
+        ddof: 0 (population) or 1 (sample).
+        eps: added to the standard deviation, >= 0; a schedule counts learner updates.
+
+    Place: after `gae` or `vtrace`. Behind the sampler the statistics are those of the minibatch, before it those of the
+    whole rollout.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> pipeline = pp.chain(
+        ...     pp.gae(gamma=.99, gae_lambda=.95), pp.shuffled_minibatches(4), pp.advantage_normalize(ddof=1)
+        ... )
+
+    Reference: Andrychowicz et al. 2021, arXiv:2006.05990, choice C67.
+    """
+    number("advantage_normalize", "eps", eps, 0)
+    if ddof not in (0, 1) or isinstance(ddof, bool):
+        raise ValueError(f"advantage_normalize: ddof must be 0 or 1, got {ddof!r}")
+    axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    if not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
+        raise TypeError(f"advantage_normalize: axis must be None, a whole number or a tuple of them, got {axis!r}")
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        rank = jnp.ndim(batch.advantage)
+        if any(not -rank <= a < rank for a in axes):
+            raise ValueError(
+                f"advantage_normalize: axis={axis} does not exist, the advantage has axes {batch.axes} and shape "
+                f"{jnp.shape(batch.advantage)}"
+            )
+        normalized = functional.advantage_normalize(
+            batch.advantage, batch.mask, axis=axis, ddof=ddof, eps=at(eps, context.step)
+        )
+        return batch.replace(advantage=normalized), state
+
+    return Part(no_state, update, "advantage_normalize", requires=("advantage",))
+
+
+def advantage_weight() -> Part:
+    """Multiply `advantage` by the sampler's importance weight: A_i <- w_i A_i.
+
+    Place: after a sampler that weighs what it draws (`prioritized_sampler`, `given_indices(weights=...)`); behind
+    `advantage_normalize`, as in PufferLib, or the statistics would see the weights.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> sampler = pp.prioritized_sampler(8, alpha=.8, beta=.2)
+        >>> pipeline = pp.chain(pp.vtrace(gamma=.99), sampler, pp.advantage_normalize(), pp.advantage_weight())
+
+    Reference: PufferLib 3.0; Schaul et al. 2016, arXiv:1511.05952, section 3.4.
+    """
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        del context
+        weight = per_element(batch, batch.weight, batch.advantage)
+        return batch.replace(advantage=batch.advantage * weight), state
+
+    return Part(no_state, update, "advantage_weight", requires=("advantage", "weight"), place="after_sampler")
+
+
+def per_element(batch: Batch, weight: Array, like: Array) -> Array:
+    """The weight `[M]` of each sampled element, with the axes of `like`: time before it, agents behind it."""
+    sampled = len(batch.axes) - 1
+    return weight.reshape((1,) * sampled + weight.shape + (1,) * (like.ndim - sampled - 1)).astype(like.dtype)
+
+
+def _seen(where: str, batch: Batch) -> tuple[Array, Array, Array]:
+    """Value, next value and log-ratio of the freshest policy that has been evaluated."""
+    require(
+        batch,
+        where,
+        reward="an advantage needs the reward of every step",
+        terminated="it is 1 where the transition out of step t ended the episode",
+        next_value="it is V of the observation that followed step t; functional.next_values(...) builds it",
+        value="it is V(obs) when the step was taken",
+    )
+    if batch.current is None:
+        log_ratio = jnp.zeros_like(batch.value) if batch.log_ratio is None else batch.log_ratio
+        return batch.value, batch.next_value, log_ratio
+    value = jax.lax.stop_gradient(batch.current.value)
+    return value, follow(batch, value), jax.lax.stop_gradient(batch.current_log_ratio())
+
+
+def _write(batch: Batch, advantage: Array, target: Array) -> Batch:
+    advantage, target = jax.lax.stop_gradient((advantage, target))
+    if batch.current is None and "explained_variance" not in batch.metrics:
+        variance = functional.explained_variance(batch.value, target, batch.mask)
+        batch = batch.add_metrics(explained_variance=variance)
+    return batch.replace(advantage=advantage, target=target)

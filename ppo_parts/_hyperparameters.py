@@ -1,0 +1,54 @@
+"""Numeric hyperparameters: a float, a traced array or a schedule `step -> value`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array
+Numeric = float | Array | Callable[[Any], Any]
+"""A float, an array (a traced one too, so that sweeps vmap) or a schedule of the learner's update count."""
+
+
+def number(where: str, name: str, value: Any, low: float, high: float = np.inf, *, open_low: bool = False) -> Any:
+    """Return `value` if it can be what it should; concrete numbers are checked against [low, high] at once."""
+    if callable(value) or isinstance(value, jax.core.Tracer):
+        return value
+    if isinstance(value, (bool, str)) or value is None:
+        raise TypeError(f"{where}: {name} must be a number, an array or a schedule step -> value, got {value!r}")
+    try:
+        concrete = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{where}: {name} must be a number, an array or a schedule step -> value, got {value!r}"
+        ) from None
+    inside = (concrete > low if open_low else concrete >= low) & (concrete <= high)
+    if not np.all(inside):
+        bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if np.isinf(high) else ']'}"
+        raise ValueError(f"{where}: {name} must lie in {bounds}, got {value!r}")
+    return value
+
+
+def count(where: str, name: str, value: Any) -> int:
+    """Return `value` if it is a positive whole number."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{where}: {name} must be a whole number, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{where}: {name} must be at least 1, got {value!r}")
+    return int(value)
+
+
+def choice(where: str, name: str, value: Any, allowed: tuple[str, ...]) -> str:
+    """Return `value` if it is one of the allowed words."""
+    if value not in allowed:
+        raise ValueError(f"{where}: {name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+    return value
+
+
+def at(value: Numeric, step: Any) -> Any:
+    """The value of a hyperparameter at learner update `step`."""
+    return jnp.asarray(value(step)) if callable(value) else value

@@ -1,0 +1,209 @@
+"""Parts that add a named loss per element; they stand after the sampler."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from . import functional
+from ._advantage import per_element
+from ._hyperparameters import Numeric, at, count, number
+from ._types import Array, Batch, Context, EmptyState, Part, no_state, require
+from .functional import masked_mean
+
+
+def clipped_surrogate(
+    *,
+    clip_eps: Numeric,
+    clip_eps_high: Numeric | None = None,
+    dual_clip: Numeric | None = None,
+    name: str = "policy",
+) -> Part:
+    """Add PPO's clipped objective as the loss `name`; see `functional.clipped_surrogate` for the equation.
+
+    Metrics (means over the minibatch): `policy_loss`, `clip_fraction`, `approx_kl` (k3), `approx_kl_k1`, `ratio_mean`,
+    `ratio_min`, `ratio_max`; with another `name`, `<name>_` stands before each but the first, which is `<name>_loss`.
+
+    Args:
+        clip_eps: clip range, > 0; a schedule counts learner updates (so do the others).
+        clip_eps_high: clip range above 1; None: `clip_eps`.
+        dual_clip: None, or a bound c > 1 for elements with a negative advantage.
+        name: key in `losses`.
+
+    Place: after the sampler, and after whatever changes the advantage.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> pp.clipped_surrogate(clip_eps=-.2)
+        Traceback (most recent call last):
+        ...
+        ValueError: clipped_surrogate: clip_eps must lie in (0, inf), got -0.2
+
+    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
+    """
+    number("clipped_surrogate", "clip_eps", clip_eps, 0, open_low=True)
+    if clip_eps_high is not None:
+        number("clipped_surrogate", "clip_eps_high", clip_eps_high, 0, open_low=True)
+    if dual_clip is not None:
+        number("clipped_surrogate", "dual_clip", dual_clip, 1, open_low=True)
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        log_ratio = batch.current_log_ratio()
+        low = at(clip_eps, context.step)
+        high = None if clip_eps_high is None else at(clip_eps_high, context.step)
+        bound = None if dual_clip is None else at(dual_clip, context.step)
+        loss = functional.clipped_surrogate(
+            log_ratio, batch.advantage, clip_eps=low, clip_eps_high=high, dual_clip=bound
+        )
+        ratio = jnp.exp(log_ratio)
+        keep = True if batch.mask is None else batch.mask.astype(bool)
+        clipped = functional.clip_fraction(log_ratio, clip_eps=low, clip_eps_high=high)
+        prefix = "" if name == "policy" else f"{name}_"
+        measured = {
+            f"{name}_loss": masked_mean(loss, batch.mask),
+            f"{prefix}clip_fraction": masked_mean(clipped, batch.mask),
+            f"{prefix}approx_kl": masked_mean(functional.approx_kl(log_ratio), batch.mask),
+            f"{prefix}approx_kl_k1": masked_mean(functional.approx_kl(log_ratio, estimator="k1"), batch.mask),
+            f"{prefix}ratio_mean": masked_mean(ratio, batch.mask),
+            f"{prefix}ratio_min": jnp.min(ratio, where=keep, initial=jnp.inf),
+            f"{prefix}ratio_max": jnp.max(ratio, where=keep, initial=-jnp.inf),
+        }
+        return batch.add_loss(name, loss).add_metrics(**measured), state
+
+    return Part(
+        no_state,
+        update,
+        "clipped_surrogate",
+        requires=("advantage",),
+        provides=("losses",),
+        place="after_sampler",
+    )
+
+
+def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "value") -> Part:
+    """Add `coef` times the clipped value loss as the loss `name`; see `functional.clipped_value_loss`.
+
+    The prediction is clipped around `batch.value`: the rollout's, or the latest one that `refresh` wrote back. Metric:
+    `<name>_loss`, without the coefficient.
+
+    Args:
+        clip_eps: clip range, > 0, in reward units; a schedule counts learner updates.
+        coef: coefficient, >= 0; a schedule counts learner updates. (With CleanRL's 0.5 and the half in the loss, the
+            squared error has weight 0.25.)
+        name: key in `losses`.
+
+    Place: after the sampler; needs the `target` of `gae` or `vtrace`.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> part = pp.clipped_value_loss(clip_eps=.2, coef=.5)
+
+    Reference: OpenAI baselines' PPO2; Engstrom et al. 2020, arXiv:2005.12729, section 3.
+    """
+    number("clipped_value_loss", "clip_eps", clip_eps, 0, open_low=True)
+    number("clipped_value_loss", "coef", coef, 0)
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        require(batch, "clipped_value_loss", value="it is the prediction to clip around; or use value_loss()")
+        loss = functional.clipped_value_loss(
+            batch.current.value, batch.value, batch.target, clip_eps=at(clip_eps, context.step)
+        )
+        return _add_scaled(batch, name, loss, at(coef, context.step)), state
+
+    return Part(
+        no_state, update, "clipped_value_loss", requires=("target",), provides=("losses",), place="after_sampler"
+    )
+
+
+def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
+    """Add `coef` times half the squared error of the value as the loss `name`; see `functional.value_loss`.
+
+    Metric: `<name>_loss`, without the coefficient.
+
+    Args:
+        coef: coefficient, >= 0; a schedule counts learner updates. Codebases without the half (jaxagents,
+            Stable-Baselines3) need twice theirs.
+        name: key in `losses`.
+
+    Place: after the sampler; needs the `target` of `gae` or `vtrace`.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> part = pp.value_loss(coef=1.)
+
+    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9.
+    """
+    number("value_loss", "coef", coef, 0)
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        loss = functional.value_loss(batch.current.value, batch.target)
+        return _add_scaled(batch, name, loss, at(coef, context.step)), state
+
+    return Part(no_state, update, "value_loss", requires=("target",), provides=("losses",), place="after_sampler")
+
+
+def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy") -> Part:
+    r"""Add :math:`-\text{coef} \cdot H(\pi(\cdot|s))` as the loss `name`.
+
+    Where the distribution does not define `entropy()` (a tanh-squashed Gaussian, say), it is estimated from
+    `num_samples` fresh samples, :math:`-\frac{1}{K}\sum_k \log\pi(a_k|s)`, differentiated through the samples. Metric:
+    `entropy`, in nats, without the coefficient.
+
+    Args:
+        coef: coefficient, >= 0; a schedule counts learner updates.
+        num_samples: samples of the estimate; not used where the entropy has a closed form.
+        name: key in `losses`.
+
+    Place: after the sampler.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> part = pp.entropy_bonus(coef=pp.linear_schedule(.01, 0., 1000))
+
+    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9; Williams and Peng 1991.
+    """
+    number("entropy_bonus", "coef", coef, 0)
+    count("entropy_bonus", "num_samples", num_samples)
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        distribution = batch.current.distribution
+        try:
+            entropy = distribution.entropy()
+        except (NotImplementedError, AttributeError):
+            sample = distribution.sample(seed=context.key, sample_shape=(num_samples,))
+            entropy = -jnp.mean(distribution.log_prob(sample), axis=0)
+        batch = batch.add_loss(name, -at(coef, context.step) * entropy)
+        return batch.add_metrics(**{name: masked_mean(entropy, batch.mask)}), state
+
+    return Part(no_state, update, "entropy_bonus", provides=("losses",), place="after_sampler")
+
+
+def loss_weight(*names: str) -> Part:
+    """Multiply the named losses by the sampler's importance weight: L_i <- w_i L_i.
+
+    Args:
+        *names: keys of `losses`, e.g. "policy", "value".
+
+    Place: after those losses, behind a sampler that weighs what it draws.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> part = pp.loss_weight("policy", "value")
+
+    Reference: Schaul et al. 2016, arXiv:1511.05952, section 3.4.
+    """
+    if not names or not all(isinstance(name, str) for name in names):
+        raise TypeError(f'loss_weight: name the losses to weigh, e.g. loss_weight("policy"), got {names!r}')
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        del context
+        missing = [name for name in names if name not in batch.losses]
+        if missing:
+            raise ValueError(f"loss_weight: no loss is named {missing[0]!r}, there are: {', '.join(batch.losses)}")
+        weighed = {name: batch.losses[name] * per_element(batch, batch.weight, batch.losses[name]) for name in names}
+        return batch.replace(losses={**batch.losses, **weighed}), state
+
+    return Part(no_state, update, "loss_weight", requires=("losses", "weight"), place="after_sampler")
+
+
+def _add_scaled(batch: Batch, name: str, loss: Array, coef: Array | float) -> Batch:
+    return batch.add_loss(name, coef * loss).add_metrics(**{f"{name}_loss": masked_mean(loss, batch.mask)})

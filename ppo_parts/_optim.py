@@ -1,0 +1,47 @@
+"""What optax cannot know: how many learner updates there have been."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+def per_update_learning_rate(learning_rate: Any | Callable[[Any], Any]) -> optax.GradientTransformationExtraArgs:
+    r"""Scale updates by :math:`-\alpha(k)`, where k counts *learner updates*: constant within each.
+
+    optax's own schedules count gradient steps, of which an update has num_minibatches * num_epochs, or fewer where it
+    stopped early; mistaking one unit for the other makes a learning rate decay that many times too fast.
+
+    Args:
+        learning_rate: a number, or a schedule of the number of updates so far (0 during the first).
+
+    Returns:
+        An optax transformation for the end of an `optax.chain`, in place of `optax.scale_by_learning_rate`. `learner`
+        hands it the extra argument `step`.
+
+    Example:
+        >>> import optax, ppo_parts as pp
+        >>> annealed = pp.linear_schedule(2.5e-4, 0., 976)  # over 976 updates
+        >>> optimizer = optax.chain(
+        ...     optax.clip_by_global_norm(.5), optax.scale_by_adam(eps=1e-5), pp.per_update_learning_rate(annealed)
+        ... )
+
+    Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 4.
+    """
+
+    def init(params: Any) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    def update(updates: Any, state: Any, params: Any = None, *, step: Any = None, **extra: Any) -> tuple[Any, Any]:
+        del params, extra
+        if step is None:
+            raise ValueError("per_update_learning_rate: needs the extra argument step=..., which learner() passes")
+        scale = learning_rate(step) if callable(learning_rate) else learning_rate
+        return jax.tree.map(lambda u: -jnp.asarray(scale, u.dtype) * u, updates), state
+
+    return optax.GradientTransformationExtraArgs(init, update)

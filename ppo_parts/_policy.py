@@ -1,0 +1,56 @@
+"""Calling the user's network, and checking what it returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from ._types import Array, Batch, Current, Evaluate, Params
+from .functional import next_values
+from .functional._common import ShapeError
+
+
+def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> tuple[Any, Array]:
+    """`evaluate(params, batch)`, with errors that say what it should have returned."""
+    result = evaluate(params, batch)
+    if not isinstance(result, tuple) or len(result) != 2:
+        got = f"{len(result)} items" if isinstance(result, tuple) else type(result).__name__
+        raise TypeError(f"evaluate(params, batch) must return the pair (distribution, value), got {got}")
+    return result
+
+
+def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Current:
+    """Distribution, log-probability of the batch's actions and value under `params`."""
+    distribution, value = evaluate_policy(evaluate, params, batch)
+    if not hasattr(distribution, "log_prob"):
+        raise TypeError(
+            f"evaluate(params, batch) must return (distribution, value); the first, a {type(distribution).__name__}, "
+            "has no log_prob"
+        )
+    log_prob = distribution.log_prob(batch.action)
+    expected = jnp.shape(batch.log_prob)
+    if jnp.shape(log_prob) != expected:
+        raise ShapeError(
+            f"the distribution's log_prob has shape {jnp.shape(log_prob)}, batch.log_prob {expected}: one number per "
+            "element is needed; sum over the action's dimensions (distrax.Independent or MultivariateNormalDiag)"
+        )
+    if jnp.shape(value) != expected:
+        raise ShapeError(
+            f"evaluate returned a value of shape {jnp.shape(value)}, batch.log_prob has {expected}: one number per "
+            "element is needed; index the trailing axis of a Dense(1) away, value[..., 0]"
+        )
+    return Current(distribution, log_prob, value)
+
+
+def follow(batch: Batch, value: Array) -> Array:
+    """`next_value` for new values: shifted, except where the recorded one is of an observation not in the batch.
+
+    That is at truncations, at the end of the rollout, and before masked steps.
+    """
+    recorded = batch.next_value
+    elsewhere = jnp.zeros_like(value, bool) if batch.truncated is None else batch.truncated.astype(bool)
+    if batch.mask is not None:
+        keep = batch.mask.astype(bool)
+        elsewhere = elsewhere | jnp.concatenate([~keep[1:], jnp.zeros_like(keep[:1])])
+    return next_values(value, recorded[-1], elsewhere, recorded)

@@ -1,0 +1,91 @@
+"""Early stop on the divergence of the policy."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+
+from . import functional
+from ._hyperparameters import Numeric, at, choice, number
+from ._types import Array, Batch, Context, EmptyState, Params, Part, Stop
+from .functional import KLEstimator, masked_mean
+from .functional._common import masked_sum
+
+
+class KLEarlyStopState(NamedTuple):
+    """State of `kl_early_stop(over="mean")`: sum of the divergence over this epoch's minibatches so far."""
+
+    total: Array
+
+
+def kl_early_stop(
+    target_kl: Numeric,
+    *,
+    estimator: KLEstimator = "k3",
+    reduction: Literal["mean", "sum"] = "mean",
+    check: Literal["minibatch", "epoch"] = "minibatch",
+    over: Literal["last", "mean"] = "last",
+) -> Part:
+    """Stop this phase's gradient steps, for this update, when the policy has moved too far.
+
+    The divergence is that of the policy *before* the minibatch's step, estimated by `functional.approx_kl`. It exceeds
+    where it is greater than `target_kl`, or NaN.
+
+    * `check="minibatch"`: the minibatch that exceeds is not applied, and nothing after it is (Stable-Baselines3, whose
+      threshold is 1.5 times its `target_kl`).
+    * `check="epoch"`: judged once an epoch is over, all of whose steps stay applied: `over="last"` by its last
+      minibatch (CleanRL; jaxagents with `estimator="k1", reduction="sum"`), `over="mean"` by the mean over them.
+
+    When not vmapped, stopping really skips the work. Metrics: `early_stop_kl` (what was judged, mean over the
+    minibatches run); the learner adds `minibatches`, `epochs` and `early_stopped`.
+
+    Args:
+        target_kl: threshold, in nats, >= 0; a schedule counts learner updates.
+        estimator: "k1", "k2" or "k3".
+        reduction: over the elements of a minibatch: "mean", or "sum" (which grows with the minibatch).
+        check: "minibatch" or "epoch".
+        over: with `check="epoch"`: "last" or "mean".
+
+    Place: after the sampler.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> cleanrl = pp.kl_early_stop(.01, check="epoch")
+        >>> stable_baselines3 = pp.kl_early_stop(1.5 * .01)
+
+    Reference: Dossa et al. 2021, An Empirical Investigation of Early Stopping Optimizations in PPO, IEEE Access.
+    """
+    number("kl_early_stop", "target_kl", target_kl, 0)
+    choice("kl_early_stop", "estimator", estimator, ("k1", "k2", "k3"))
+    choice("kl_early_stop", "reduction", reduction, ("mean", "sum"))
+    choice("kl_early_stop", "check", check, ("minibatch", "epoch"))
+    choice("kl_early_stop", "over", over, ("last", "mean"))
+    averaged = check == "epoch" and over == "mean"
+    if check == "minibatch" and over == "mean":
+        raise ValueError('kl_early_stop: over="mean" is the mean over an epoch, it needs check="epoch"')
+
+    def init(params: Params) -> EmptyState | KLEarlyStopState:
+        del params
+        return KLEarlyStopState(jnp.zeros((), jnp.float32)) if averaged else EmptyState()
+
+    def update(batch: Batch, state: KLEarlyStopState, context: Context) -> tuple[Batch, KLEarlyStopState]:
+        divergence = functional.approx_kl(batch.current_log_ratio(), estimator=estimator)
+        reduce = masked_mean if reduction == "mean" else masked_sum
+        judged = reduce(divergence, batch.mask)
+        batch = batch.add_metrics(early_stop_kl=judged)
+        if averaged:
+            total = jnp.where(jnp.equal(context.minibatch, 0), 0, state.total) + judged.astype(jnp.float32)
+            state = KLEarlyStopState(total)
+            judged = total / context.num_minibatches
+        exceeds = ~(judged <= at(target_kl, context.step))  # NaN exceeds, too
+        none = jnp.zeros((), bool)
+        if check == "minibatch":
+            stop = Stop(discard=exceeds, after=none)
+        else:
+            stop = Stop(discard=none, after=exceeds & jnp.equal(context.minibatch, context.num_minibatches - 1))
+        if batch.stop is not None:
+            stop = Stop(stop.discard | batch.stop.discard, stop.after | batch.stop.after)
+        return batch.replace(stop=stop), state
+
+    return Part(init, update, "kl_early_stop", provides=("stop",), place="after_sampler")

@@ -1,0 +1,23 @@
+"""The mathematics of PPO: arrays in, arrays out; no `Batch`, no state, no network.
+
+Axis 0 is time wherever time matters, any axes may follow, the float dtype is kept and losses come back per element.
+"""
+
+from ._advantage import Advantages as Advantages
+from ._advantage import VTrace as VTrace
+from ._advantage import gae as gae
+from ._advantage import next_values as next_values
+from ._advantage import reverse_recurrence as reverse_recurrence
+from ._advantage import vtrace as vtrace
+from ._common import ShapeError as ShapeError
+from ._common import masked_mean as masked_mean
+from ._losses import clipped_surrogate as clipped_surrogate
+from ._losses import clipped_value_loss as clipped_value_loss
+from ._losses import value_loss as value_loss
+from ._normalize import advantage_normalize as advantage_normalize
+from ._sampling import importance_weights as importance_weights
+from ._sampling import segment_priorities as segment_priorities
+from ._statistics import KLEstimator as KLEstimator
+from ._statistics import approx_kl as approx_kl
+from ._statistics import clip_fraction as clip_fraction
+from ._statistics import explained_variance as explained_variance

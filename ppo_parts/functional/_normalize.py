@@ -1,0 +1,57 @@
+"""Standardisation of advantages."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from ._common import Array, accumulator, floating, same_shape
+
+
+def advantage_normalize(
+    advantage: Array,
+    mask: Array | None = None,
+    *,
+    axis: int | tuple[int, ...] | None = None,
+    ddof: int = 0,
+    eps: float | Array = 1e-8,
+) -> Array:
+    r"""Subtract the mean and divide by the standard deviation.
+
+    .. math:: \hat A = \frac{A - \mu}{\sigma + \epsilon}, \qquad
+              \sigma^2 = \frac{1}{\max(1,\, n - \text{ddof})} \sum_i m_i (A_i - \mu)^2, \quad n = \sum_i m_i
+
+    Codebases differ here. PyTorch ones (CleanRL, PufferLib, Stable-Baselines3) have `ddof=1`, JAX ones 0;
+    jaxagents standardises over `axis=0`, the trajectories of the minibatch, apart for each time step and agent.
+
+    Args:
+        advantage: any shape, floating.
+        mask: None, or 0/1 of the same shape; masked places neither count nor come back (they are 0).
+        axis: axis or axes the statistics are taken over; None takes all.
+        ddof: what is subtracted from the count in the variance, 0 (population) or 1 (sample).
+        eps: added to the standard deviation, in the unit of the advantage.
+
+    Returns:
+        The standardised advantage, same shape and dtype. A group of one element gives 0, not NaN.
+
+    Raises:
+        ShapeError: `mask` of another shape. TypeError: not floating.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> advantage_normalize(jnp.array([1., 3.])).tolist()  # mean 2, population deviation 1
+        [-1.0, 1.0]
+        >>> advantage_normalize(jnp.array([5.]), ddof=1).tolist()
+        [0.0]
+
+    Reference: Andrychowicz et al. 2021, arXiv:2006.05990, section 3.5 (choice C67).
+    """
+    floating("advantage_normalize", advantage=advantage)
+    same_shape("advantage_normalize", advantage=advantage, mask=mask)
+    x = advantage.astype(accumulator(advantage))
+    keep = jnp.ones_like(x) if mask is None else jnp.asarray(mask).astype(bool).astype(x.dtype)
+    x = jnp.where(keep > 0, x, 0)
+    count = jnp.sum(keep, axis=axis, keepdims=True)
+    mean = jnp.sum(x, axis=axis, keepdims=True) / jnp.maximum(count, 1)
+    centred = (x - mean) * keep
+    variance = jnp.sum(jnp.square(centred), axis=axis, keepdims=True) / jnp.maximum(count - ddof, 1)
+    return (centred / (jnp.sqrt(variance) + eps)).astype(advantage.dtype)

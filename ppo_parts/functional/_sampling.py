@@ -1,0 +1,85 @@
+"""Prioritised choice of segments, and the weights that correct for it."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from ._common import Array, accumulator, floating, masked_sum, same_shape
+
+
+def segment_priorities(
+    advantage: Array, mask: Array | None = None, *, alpha: float | Array, eps: float | Array = 1e-6
+) -> Array:
+    r"""Probability of drawing each segment: a power of its summed absolute advantage.
+
+    .. math:: w_n = \Big(\sum_t m_{tn} |A_{tn}|\Big)^{\alpha}, \qquad
+              P_n = \frac{w_n + \epsilon}{\sum_k (w_k + \epsilon)}
+
+    `alpha=0` is uniform. A segment whose steps are all masked has probability exactly 0 and takes no share; one whose
+    sum is not finite is treated as 0 (the learner reports non-finite advantages apart).
+
+    Args:
+        advantage: `[T, N]`; axis 0 is summed over.
+        mask: None, or 0/1 of the same shape.
+        alpha: exponent, >= 0.
+        eps: added to every priority, so that none has probability 0.
+
+    Returns:
+        `[N]` probabilities that sum to 1 (all 0 if everything is masked).
+
+    Raises:
+        ShapeError: `mask` of another shape. TypeError: not floating.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> p = segment_priorities(jnp.array([[1., -2.], [0., 1.]]), alpha=1.)
+        >>> [round(float(x), 3) for x in p]
+        [0.25, 0.75]
+
+    Reference: PufferLib 3.0; the exponent is that of Schaul et al. 2016, arXiv:1511.05952, eq. 1.
+    """
+    floating("segment_priorities", advantage=advantage)
+    same_shape("segment_priorities", advantage=advantage, mask=mask)
+    total = masked_sum(jnp.abs(advantage).astype(accumulator(advantage)), mask, axis=0)
+    priority = jnp.where(jnp.isfinite(total), total, 0) ** alpha + eps
+    if mask is not None:
+        priority = jnp.where(jnp.any(jnp.asarray(mask).astype(bool), axis=0), priority, 0)
+    whole = jnp.sum(priority)
+    return (priority / jnp.where(whole > 0, whole, 1)).astype(advantage.dtype)
+
+
+def importance_weights(probabilities: Array, indices: Array, *, beta: float | Array, normalize: bool = False) -> Array:
+    r"""Weights that undo prioritised sampling.
+
+    .. math:: w_i = (N \cdot P_i)^{-\beta}, \qquad N = \#\{n : P_n > 0\}
+
+    `beta=1` makes weighted means unbiased estimates of the mean over all segments, 0 leaves them as drawn.
+
+    Args:
+        probabilities: `[N]`, as drawn from (see `segment_priorities`).
+        indices: `[M]` integers, the segments drawn.
+        beta: exponent, in [0, 1].
+        normalize: divide by the largest weight any segment could have, so that weights only shrink.
+
+    Returns:
+        `[M]` weights, in the dtype of `probabilities`.
+
+    Raises:
+        TypeError: `indices` are not integers, or `probabilities` not floating.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> importance_weights(jnp.array([.25, .75]), jnp.array([0]), beta=1.).tolist()
+        [2.0]
+
+    Reference: Schaul et al. 2016, arXiv:1511.05952, section 3.4.
+    """
+    floating("importance_weights", probabilities=probabilities)
+    if not jnp.issubdtype(jnp.result_type(indices), jnp.integer):
+        raise TypeError(f"importance_weights: indices must be integers, got {jnp.result_type(indices)}")
+    drawable = probabilities > 0
+    scaled = jnp.sum(drawable) * probabilities
+    weight = jnp.where(drawable, jnp.where(drawable, scaled, 1) ** -beta, 0)
+    if normalize:
+        weight = weight / jnp.max(weight)
+    return weight[indices].astype(probabilities.dtype)
