@@ -25,6 +25,9 @@ from ._losses import loss_weight as loss_weight
 from ._losses import value_loss as value_loss
 from ._optim import per_update_learning_rate as per_update_learning_rate
 from ._phases import phases as phases
+from ._rollout import Rollout as Rollout
+from ._rollout import RolloutState as RolloutState
+from ._rollout import rollout as rollout
 from ._samplers import full_batch as full_batch
 from ._samplers import given_indices as given_indices
 from ._samplers import prioritized_sampler as prioritized_sampler

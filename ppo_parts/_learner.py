@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from ._chain import Chain, chain, divider, fold
@@ -457,8 +458,8 @@ def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:
     found: dict[str, tuple[int, str]] = {}
     for name, value in metrics.items():
         phase, marker, what = name.partition("nonfinite/")
-        total = int(jnp.sum(jnp.asarray(value)))
-        if marker and total:
+        total = int(np.sum(value)) if marker else 0
+        if total:
             unit = "minibatch" if what.startswith(("loss/", "gradient")) else "element"
             plural = ("es" if unit == "minibatch" else "s") if total != 1 else ""
             rank = next(i for i, start in enumerate(order) if what.startswith(start))

@@ -1,0 +1,109 @@
+"""Interleaved timing, paired ratios, and a record of what was measured on what."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import random
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+Thunk = Callable[[], Any]
+Samples = dict[str, list[float]]
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def compiled(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], float, float]:
+    """The compiled function, and the seconds that tracing and compiling it took."""
+    start = time.perf_counter()
+    lowered = jax.jit(function).lower(*args)
+    traced = time.perf_counter()
+    return lowered.compile(), traced - start, time.perf_counter() - traced
+
+
+def seconds(thunk: Thunk, calls: int) -> float:
+    """Mean time of one call; every call is waited for."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        jax.block_until_ready(thunk())
+    return (time.perf_counter() - start) / calls
+
+
+def interleaved(thunks: dict[str, Thunk], rounds: int, at_least: float = 0.02, seed: int = 0) -> Samples:
+    """Seconds per call, one sample of every method per round, in a fresh random order each round.
+
+    A sample repeats the call until about `at_least` seconds have passed. Numbers of one round were taken under the same
+    load, so that ratios within a round mean something on a machine that others use, too.
+    """
+    calls = {}
+    for name, thunk in thunks.items():
+        seconds(thunk, 1)
+        calls[name] = max(1, round(at_least / seconds(thunk, 1)))
+    samples: Samples = {name: [] for name in thunks}
+    names, shuffle = list(thunks), random.Random(seed).shuffle
+    for _ in range(rounds):
+        shuffle(names)
+        for name in names:
+            samples[name].append(seconds(thunks[name], calls[name]))
+    return samples
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Median, first and third quartile."""
+    low, _, high = np.quantile(values, (0.25, 0.5, 0.75))
+    return statistics.median(values), float(low), float(high)
+
+
+def ratio(samples: Samples, name: str, reference: str) -> dict[str, float]:
+    """Median and quartiles of the paired ratios `name / reference`."""
+    pairs = zip(samples[name], samples[reference], strict=True)
+    median, low, high = quartiles([a / b for a, b in pairs])
+    return {"median": median, "q1": low, "q3": high}
+
+
+def record(module: str, results: Any) -> dict[str, Any]:
+    """`results` with commit, date, hardware, versions and command."""
+
+    def git(*args: str) -> str:
+        return subprocess.run(("git", "-C", ROOT, *args), capture_output=True, text=True, check=False).stdout.strip()
+
+    cpu = platform.processor()
+    info = pathlib.Path("/proc/cpuinfo")
+    if info.exists():
+        models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        cpu = models[0] if models else cpu
+    packages = ("jax", "jaxlib", "optax", "distrax", "rlax", "numpy", "ppo_parts")
+    return {
+        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": git("rev-parse", "HEAD"),
+        "uncommitted": git("status", "--porcelain", "--untracked-files=no", "--", "ppo_parts", "benchmarks/*.py"),
+        "hardware": {
+            "cpu": cpu,
+            "cores": os.cpu_count(),
+            "device": jax.devices()[0].device_kind,
+            "load_average": os.getloadavg(),
+        },
+        "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in packages}},
+        "results": results,
+    }
+
+
+def write(path: str | None, module: str, results: Any) -> None:
+    """Write the record as JSON, if a path is given."""
+    if path:
+        target = pathlib.Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(record(module, results), indent=1) + "\n")

@@ -1,0 +1,147 @@
+"""Rollouts: the policy acts, and what it saw becomes a `Batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ._hyperparameters import count
+from ._policy import evaluate_policy
+from ._types import Array, Batch, Evaluate, Params
+from .functional import next_values
+from .functional._common import ShapeError
+
+
+class RolloutState(NamedTuple):
+    """Where the environments are: their state, and what the policy sees next."""
+
+    env_state: Any
+    obs: Any
+
+
+class Rollout(NamedTuple):
+    """What `rollout` returns, two pure functions.
+
+    Attributes:
+        init: `init(key) -> RolloutState`, fresh environments.
+        collect: `collect(key, params, state) -> (RolloutState, Batch, metrics)`. Metrics: `episode_return` and
+            `episode_length` (means over the episodes that ended, NaN where none did) and `episodes` (how many did).
+    """
+
+    init: Callable[[Array], RolloutState]
+    collect: Callable[[Array, Params, RolloutState], tuple[RolloutState, Batch, dict[str, Array]]]
+
+
+def rollout(env: Any, evaluate: Evaluate, *, num_envs: int, num_steps: int) -> Rollout:
+    """Step N environments T times with the current policy.
+
+    The value is evaluated once for all steps, after the last. V of the final observation, from which a truncated
+    episode is bootstrapped, is only computed in steps where some environment was truncated (also under `vmap`).
+
+    Args:
+        env: `ppo_parts.envs.Env`.
+        evaluate: as in `learner`; here the observations have the leading axes `[N]` or `[T, N]`.
+        num_envs: N.
+        num_steps: T.
+
+    Returns:
+        `Rollout(init, collect)`; the batch has the fields obs, action, log_prob, value, reward, terminated, truncated
+        and next_value.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, distrax, ppo_parts as pp
+        >>> from ppo_parts import envs
+        >>> def evaluate(params, batch):
+        ...     return distrax.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
+        >>> rollout = pp.rollout(envs.make("CartPole-v1"), evaluate, num_envs=2, num_steps=8)
+        >>> params = {"policy": jnp.zeros((4, 2)), "value": jnp.zeros(4)}
+        >>> state, batch, metrics = rollout.collect(jax.random.key(1), params, rollout.init(jax.random.key(0)))
+        >>> batch.obs.shape, batch.next_value.shape
+        ((8, 2, 4), (8, 2))
+    """
+    count("rollout", "num_envs", num_envs)
+    count("rollout", "num_steps", num_steps)
+
+    def value_of(params: Params, obs: Any) -> Array:
+        return evaluate_policy(evaluate, params, Batch(obs=obs))[1]
+
+    def init(key: Array) -> RolloutState:
+        return RolloutState(*env.reset(key, num_envs))
+
+    def collect(key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, dict[str, Array]]:
+        def step(state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
+            distribution, _ = evaluate_policy(evaluate, params, Batch(obs=state.obs, axes=("segment",)))
+            action, log_prob = _sample(distribution, keys[0])
+            env_state, out = env.step(keys[1], state.env_state, action)
+            final_value = _where_any(value_of, out.truncated, params, out.final_obs)
+            recorded = Batch(
+                obs=state.obs,
+                action=action,
+                log_prob=log_prob,
+                reward=out.reward,
+                terminated=out.terminated,
+                truncated=out.truncated,
+            )
+            ended = out.terminated | out.truncated
+            episodes = (ended, out.episode_return, out.episode_length)
+            return RolloutState(env_state, out.obs), (recorded, final_value, episodes)
+
+        # All keys at once: one call of the generator instead of one a step.
+        keys = jax.random.split(key, (num_steps, 2))
+        state, (batch, final_value, episodes) = jax.lax.scan(step, state, keys)
+        if jnp.shape(batch.log_prob) != (num_steps, num_envs):
+            raise ShapeError(
+                f"rollout: the log-probability of {num_envs} actions has shape {jnp.shape(batch.log_prob)[1:]}, one "
+                "number per environment is needed; sum over the action's dimensions"
+            )
+        value, last_value = value_of(params, batch.obs), value_of(params, state.obs)
+        if jnp.shape(value) != (num_steps, num_envs):
+            raise ShapeError(
+                f"rollout: evaluate returned a value of shape {jnp.shape(value)}, expected {(num_steps, num_envs)}: "
+                "index the trailing axis of a Dense(1) away, value[..., 0]"
+            )
+        batch = batch.replace(value=value, next_value=next_values(value, last_value, batch.truncated, final_value))
+        return state, batch, _episode_metrics(*episodes)
+
+    return Rollout(init, collect)
+
+
+def _sample(distribution: Any, key: Array) -> tuple[Any, Array]:
+    if hasattr(distribution, "sample_and_log_prob"):
+        return distribution.sample_and_log_prob(seed=key)
+    action = distribution.sample(seed=key)
+    return action, distribution.log_prob(action)
+
+
+def _episode_metrics(ended: Array, returns: Array, lengths: Array) -> dict[str, Array]:
+    number = jnp.sum(ended)
+    some = jnp.maximum(number, 1)
+
+    def mean(x: Array) -> Array:
+        return jnp.where(number > 0, jnp.sum(jnp.where(ended, x, 0).astype(jnp.float32)) / some, jnp.nan)
+
+    return {"episode_return": mean(returns), "episode_length": mean(lengths), "episodes": number}
+
+
+def _where_any(f: Callable[..., Array], wanted: Array, params: Any, x: Any) -> Array:
+    """`f(params, x)` if any element of `wanted` is True, else zeros; under `vmap`, too, one branch is run.
+
+    `vmap` turns a `cond` with a batched predicate into a select that runs both branches. Here the predicate is reduced
+    over the batch first, so that it stays one.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def call(wanted: Array, params: Any, x: Any) -> Array:
+        shape = jax.eval_shape(f, params, x)
+        return jax.lax.cond(jnp.any(wanted), f, lambda *_: jnp.zeros(shape.shape, shape.dtype), params, x)
+
+    @call.def_vmap
+    def rule(axis_size: int, in_batched: Any, wanted: Array, params: Any, x: Any) -> tuple[Array, bool]:
+        axes = jax.tree.map(lambda batched: 0 if batched else None, tuple(in_batched[1:]))
+        batched = jax.vmap(f, in_axes=axes, axis_size=axis_size)
+        return _where_any(batched, wanted, params, x), True
+
+    return call(wanted, params, x)

@@ -1,0 +1,11 @@
+"""Environments as pure functions: gymnax by name, wrappers, and Gymnasium vector environments from the host."""
+
+from ._env import Env as Env
+from ._env import Moments as Moments
+from ._env import Transition as Transition
+from ._env import clip_action as clip_action
+from ._env import is_discrete as is_discrete
+from ._env import normalize_observation as normalize_observation
+from ._env import normalize_reward as normalize_reward
+from ._gymnax import from_gymnax as from_gymnax
+from ._gymnax import make as make

@@ -1,0 +1,72 @@
+"""gymnax environments (1.0 and later), by name."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import gymnax
+import jax
+import jax.numpy as jnp
+
+from ._env import Array, Env, Transition
+
+
+class GymnaxState(NamedTuple):
+    """State of N gymnax environments with what their episodes have collected so far."""
+
+    inner: Any
+    episode_return: Array
+    episode_length: Array
+
+
+def make(env_id: str, **params: Any) -> Env:
+    """A gymnax environment by its name, with truncation told apart from termination.
+
+    Args:
+        env_id: one of `gymnax.registered_envs`, e.g. "CartPole-v1".
+        **params: fields of the environment's `EnvParams` to change, e.g. `max_steps_in_episode=200`.
+
+    Raises:
+        ValueError: unknown name (the nearest are listed) or parameter.
+    """
+    if env_id not in gymnax.registered_envs:
+        import difflib
+
+        near = difflib.get_close_matches(env_id, gymnax.registered_envs, 3, 0.3) or gymnax.registered_envs
+        raise ValueError(f"{env_id!r} is no gymnax environment; did you mean {', '.join(near)}?")
+    inner, env_params = gymnax.make(env_id)
+    unknown = [name for name in params if not hasattr(env_params, name)]
+    if unknown:
+        raise ValueError(f"{env_id} has no parameter {unknown[0]!r}; it has {', '.join(vars(env_params))}")
+    return from_gymnax(inner, env_params.replace(**params))
+
+
+def from_gymnax(env: Any, env_params: Any = None) -> Env:
+    """Wrap an environment with gymnax's interface (six-tuple `step`, `info["final_observation"]`).
+
+    Args:
+        env: the environment.
+        env_params: its parameters; None: its `default_params`.
+    """
+    env_params = env.default_params if env_params is None else env_params
+    step_all = jax.vmap(env.step, in_axes=(0, 0, 0, None))
+
+    def reset(key: Array, num_envs: int) -> tuple[GymnaxState, Any]:
+        obs, inner = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(key, num_envs), env_params)
+        # Python scalars in the state would be weakly typed, and change type after the first step.
+        inner = jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.asarray(x).dtype), inner)
+        return GymnaxState(inner, jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32)), obs
+
+    def step(key: Array, state: GymnaxState, action: Any) -> tuple[GymnaxState, Transition]:
+        num_envs = state.episode_length.shape[0]
+        keys = jax.random.split(key, num_envs)
+        obs, inner, reward, terminated, truncated, info = step_all(keys, state.inner, action, env_params)
+        reward = reward.astype(jnp.float32)
+        collected, length = state.episode_return + reward, state.episode_length + 1
+        done = terminated | truncated
+        state = GymnaxState(inner, jnp.where(done, 0, collected), jnp.where(done, 0, length))
+        final_obs = info["final_observation"]
+        return state, Transition(obs, reward, terminated, truncated, final_obs, collected, length)
+
+    wrapped = Env(reset, step, env.observation_space(env_params), env.action_space(env_params), lambda state: wrapped)
+    return wrapped

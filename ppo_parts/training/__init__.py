@@ -1,0 +1,20 @@
+"""Whole runs: a pure `train(key)`, and the host loop around it that logs, checkpoints, resumes and plots."""
+
+from ._checkpoint import Checkpoints as Checkpoints
+from ._evaluate import EpisodeResults as EpisodeResults
+from ._evaluate import evaluate_episodes as evaluate_episodes
+from ._records import column as column
+from ._records import plot_curve as plot_curve
+from ._records import read_metrics as read_metrics
+from ._records import versions as versions
+from ._records import write_json as write_json
+from ._run import RunOptions as RunOptions
+from ._run import main as main
+from ._run import run as run
+from ._statistics import bootstrap as bootstrap
+from ._statistics import iqm as iqm
+from ._statistics import summary as summary
+from ._train import Train as Train
+from ._train import TrainResult as TrainResult
+from ._train import TrainState as TrainState
+from ._train import last_episodes_return as last_episodes_return

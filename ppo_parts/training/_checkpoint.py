@@ -1,0 +1,98 @@
+"""Checkpoints: any state as a flat dictionary of named arrays, written by orbax, refused where it does not fit."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Checkpoints:
+    """Numbered checkpoints of one run in one folder. A checkpoint is complete or absent, whenever the process dies.
+
+    Args:
+        directory: the folder; made if it is missing.
+        keep: how many of the latest to keep.
+    """
+
+    def __init__(self, directory: str | Path, *, keep: int = 2) -> None:
+        import orbax.checkpoint as ocp
+
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        self._ocp = ocp
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
+        self.directory = Path(directory).resolve()
+        self._manager = ocp.CheckpointManager(self.directory, options=options)
+
+    def steps(self) -> list[int]:
+        """Numbers of the complete checkpoints, in order."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, step: int, state: Any) -> None:
+        """Write `state` as checkpoint `step`; on return it is on the disk."""
+        self._manager.save(step, args=self._ocp.args.StandardSave(_named(state)), force=True)
+        self._manager.wait_until_finished()
+
+    def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
+        """The latest checkpoint that can be read (or `step`), with the structure of `like`.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: it was made by another configuration; the differences are named.
+        """
+        steps = self.steps() if step is None else [step]
+        if not steps or (step is not None and step not in self.steps()):
+            raise FileNotFoundError(f"no checkpoint{'' if step is None else f' {step}'} in {self.directory}")
+        failures = []
+        for number in reversed(steps):
+            try:
+                found = self._manager.restore(number, args=self._ocp.args.StandardRestore())
+            except Exception as error:  # a damaged checkpoint must not end a run that has an older one
+                failures.append(f"{number}: {error}")
+                continue
+            return number, _fitted(like, found, f"{self.directory / str(number)}")
+        raise OSError(f"no checkpoint in {self.directory} can be read: {'; '.join(failures)}")
+
+    def close(self) -> None:
+        """Release the folder."""
+        self._manager.close()
+
+
+def _is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _named(state: Any) -> dict[str, np.ndarray]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(jax.random.key_data(x) if _is_key(x) else x)
+        for path, x in leaves
+    }
+
+
+def _fitted(like: Any, found: dict[str, Any], where: str) -> Any:
+    wanted = _named(like)
+    differences = [f"{name} is missing" for name in wanted if name not in found]
+    differences += [f"{name} is not expected" for name in found if name not in wanted]
+    differences += [
+        f"{name} has {_describe(found[name])}, expected {_describe(x)}"
+        for name, x in wanted.items()
+        if name in found and _describe(found[name]) != _describe(x)
+    ]
+    if differences:
+        more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+        raise ValueError(f"checkpoint {where} is of another configuration: {'; '.join(differences[:3])}{more}")
+    leaves, tree = jax.tree.flatten(like)
+    restored = [
+        jax.random.wrap_key_data(found[name], impl=jax.random.key_impl(x)) if _is_key(x) else jnp.asarray(found[name])
+        for name, x in zip(wanted, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(tree, restored)
+
+
+def _describe(x: Any) -> str:
+    return f"{np.asarray(x).dtype}{list(np.shape(x))}"

@@ -1,0 +1,76 @@
+"""Whole episodes with a fixed policy."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._hyperparameters import count
+from .._types import Array, Batch, Evaluate, Params
+
+
+class EpisodeResults(NamedTuple):
+    """One entry per episode, `[episodes]`: return, length, and how it ended (neither: cut by `max_steps`)."""
+
+    episode_return: Array
+    episode_length: Array
+    terminated: Array
+    truncated: Array
+
+
+def evaluate_episodes(
+    env: Any,
+    evaluate: Evaluate,
+    params: Params,
+    key: Array,
+    episodes: int,
+    *,
+    mode: bool = False,
+    max_steps: int = 100_000,
+) -> EpisodeResults:
+    """Play `episodes` episodes side by side, each from its own reset to its own end.
+
+    Every environment counts with its first episode, so short ones are not over-represented.
+
+    Args:
+        env: `ppo_parts.envs.Env`; for one with running statistics, what its `evaluation` returned.
+        evaluate: as in `ppo_parts.learner`.
+        params: parameters to play with.
+        key: PRNG key.
+        episodes: how many.
+        mode: play the distribution's mode instead of a sample.
+        max_steps: bound for environments without a time limit.
+
+    Returns:
+        `EpisodeResults`. Pure: jits and vmaps.
+    """
+    count("evaluate_episodes", "episodes", episodes)
+    count("evaluate_episodes", "max_steps", max_steps)
+    key, reset_key = jax.random.split(key)
+    env_state, obs = env.reset(reset_key, episodes)
+    nothing = jnp.zeros(episodes, bool)
+    empty = EpisodeResults(jnp.zeros(episodes), jnp.zeros(episodes, jnp.int32), nothing, nothing)
+
+    def unfinished(carry: Any) -> Array:
+        *_, results, steps = carry
+        return (steps < max_steps) & ~jnp.all(results.terminated | results.truncated)
+
+    def step(carry: Any) -> Any:
+        key, env_state, obs, results, steps = carry
+        key, action_key, env_key = jax.random.split(key, 3)
+        distribution, _ = evaluate(params, Batch(obs=obs, axes=("segment",)))
+        action = distribution.mode() if mode else distribution.sample(seed=action_key)
+        env_state, out = env.step(env_key, env_state, action)
+        playing = ~(results.terminated | results.truncated)
+        results = EpisodeResults(
+            jnp.where(playing, out.episode_return, results.episode_return),
+            jnp.where(playing, out.episode_length, results.episode_length),
+            jnp.where(playing, out.terminated, results.terminated),
+            jnp.where(playing, out.truncated & ~out.terminated, results.truncated),
+        )
+        return key, env_state, out.obs, results, steps + 1
+
+    *_, results, _ = jax.lax.while_loop(unfinished, step, (key, env_state, obs, empty, jnp.zeros((), jnp.int32)))
+    return results

@@ -1,0 +1,124 @@
+"""What a run leaves on the disk besides checkpoints: a metrics file, TensorBoard events, a picture."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ._statistics import interval
+
+Row = dict[str, Any]
+
+
+class MetricsFile:
+    """`metrics.jsonl`: one JSON object per update, in order; values are numbers, or lists with one for each seed."""
+
+    def __init__(self, path: Path, first_update: int = 0) -> None:
+        self.path = path
+        self.rows = [row for row in read_metrics(path) if row["update"] < first_update] if path.exists() else []
+        if len(self.rows) != first_update:
+            raise ValueError(f"{path} holds {len(self.rows)} of the {first_update} updates before the checkpoint")
+        partial = path.with_suffix(".tmp")
+        partial.write_text("".join(_line(row) for row in self.rows))
+        os.replace(partial, path)
+        self._file = path.open("a")
+
+    def append(self, rows: list[Row]) -> None:
+        """Add rows; on return they are on the disk."""
+        self.rows += rows
+        self._file.write("".join(_line(row) for row in rows))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_metrics(path: str | Path) -> list[Row]:
+    """The rows of a metrics file; a last line that was cut short is left out."""
+    rows = []
+    for line in Path(path).read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def column(rows: list[Row], name: str) -> np.ndarray:
+    """One metric over all updates, `[updates]` or `[updates, seeds]`, NaN where there was none."""
+    return np.asarray([np.asarray(row[name], float) for row in rows])
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file whole or not at all."""
+    partial = path.with_suffix(".tmp")
+    partial.write_text(json.dumps(_plain(content), indent=2) + "\n")
+    os.replace(partial, path)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what numbers depend on."""
+    names = ("ppo_parts", "jax", "jaxlib", "optax", "flax", "distrax", "gymnax", "numpy")
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
+
+
+def plot_curve(path: Path, env_steps: np.ndarray, returns: np.ndarray, title: str, window: int = 25) -> None:
+    """Draw the learning curve: `returns` `[updates]` or `[updates, seeds]`, with a 95 % interval over the seeds."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    smooth = smoothed(returns, window)
+    if returns.ndim == 1:
+        axes.plot(env_steps, returns, color="C0", alpha=0.25, linewidth=0.8)
+        axes.plot(env_steps, smooth, color="C0")
+    else:
+        low, high = interval(smooth)
+        axes.plot(env_steps, smooth, color="C0", alpha=0.15, linewidth=0.7)
+        axes.fill_between(env_steps, low, high, color="C0", alpha=0.3, linewidth=0)
+        axes.plot(env_steps, np.nanmean(smooth, axis=1), color="C0", label=f"mean of {returns.shape[1]} seeds, 95 % CI")
+        axes.legend(frameon=False, loc="best")
+    axes.set(xlabel="environment steps", ylabel=f"episode return (mean over {window} updates)", title=title)
+    axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
+    axes.grid(alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    partial = path.with_suffix(".tmp.png")
+    figure.savefig(partial, dpi=130)
+    os.replace(partial, path)
+
+
+def smoothed(returns: np.ndarray, window: int) -> np.ndarray:
+    """Mean over the last `window` updates in which an episode ended; NaN before the first."""
+    known = np.isfinite(returns)
+    total = np.cumsum(np.where(known, returns, 0), axis=0)
+    number = np.cumsum(known, axis=0)
+    before = np.zeros_like(total[:1])
+    total = total - np.concatenate([np.repeat(before, min(window, len(total)), 0), total])[: len(total)]
+    number = number - np.concatenate([np.repeat(before, min(window, len(number)), 0), number])[: len(number)]
+    return np.where(number > 0, total / np.maximum(number, 1), np.nan)
+
+
+def _line(row: Row) -> str:
+    return json.dumps(_plain(row)) + "\n"
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, dict):
+        return {key: _plain(value) for key, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [_plain(value) for value in x]
+    if isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__"):
+        return _plain(np.asarray(x).tolist())
+    if isinstance(x, float) and not np.isfinite(x):
+        return None  # JSON has no NaN
+    return x

@@ -1,0 +1,350 @@
+"""The host loop around a `Train`: progress, records, checkpoints, resuming."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._hyperparameters import count
+from .._learner import nonfinite_report
+from ._checkpoint import Checkpoints
+from ._records import MetricsFile, column, plot_curve, versions, write_json
+from ._statistics import summary
+from ._train import Train, last_episodes_return
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """How a run is kept; nothing here changes what is learned."""
+
+    name: str | None = None
+    """folder of the run below --directory; by default made of the environment, the seed and the time"""
+    directory: Path = Path("runs")
+    """where runs are kept"""
+    resume: Path | None = None
+    """folder of a run to continue, with its own configuration"""
+    num_seeds: int = 1
+    """train this many seeds (seed, seed + 1, ...) in one compiled program"""
+    eval_episodes: int = 0
+    """play this many whole episodes with the trained policy at the end"""
+    checkpoint_every: int | None = None
+    """updates between checkpoints; by default a tenth of the run"""
+    log_every: int | None = None
+    """updates between records; by default a two-hundredth of the run"""
+    tensorboard: bool = True
+    """write TensorBoard events"""
+    progress: bool = True
+    """show a progress bar"""
+
+
+def main(
+    make_train: Callable[[Any], Train], presets: Mapping[str, Any], argv: Sequence[str] | None = None, prog: str = ""
+) -> dict[str, Any]:
+    """The command line of a recipe: fields of its `Config`, `RunOptions`, `--preset` and `--resume`.
+
+    Args:
+        make_train: `make_train(config) -> Train`.
+        presets: configurations by name, the first being the default.
+        argv: arguments; None: those of the process.
+        prog: the command's name, for its help.
+
+    Returns:
+        The result that is also written to `result.json`.
+    """
+    import tyro
+
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--preset", default=next(iter(presets)))
+    first.add_argument("--resume", type=Path)
+    known, _ = first.parse_known_args(argv)
+    config, options = presets.get(known.preset, next(iter(presets.values()))), RunOptions()
+    stored = None
+    if known.resume is not None:
+        stored = _stored(known.resume)
+        config = _typed(type(config), stored["config"])
+        options = dataclasses.replace(options, **{k: v for k, v in stored["run"].items() if k == "num_seeds"})
+    names = Literal[tuple(presets)]  # type: ignore[valid-type]
+    fields = [("config", type(config)), ("run", RunOptions), ("preset", names, dataclasses.field(default=known.preset))]
+    arguments = dataclasses.make_dataclass("Arguments", fields)  # type: ignore[arg-type]
+    default = arguments(config=config, run=options, preset=known.preset)
+    args = tyro.cli(
+        arguments,
+        config=(tyro.conf.OmitArgPrefixes,),
+        default=default,
+        args=argv,
+        prog=prog or None,
+        description=sys.modules[make_train.__module__].__doc__,
+    )
+    if stored is not None:
+        _same_run(stored, args.config, args.run)
+    try:
+        return run(make_train(args.config), args.config, args.run)
+    except (ValueError, TypeError, FloatingPointError, FileExistsError, FileNotFoundError) as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+def run(train: Train, config: Any, options: RunOptions = RunOptions()) -> dict[str, Any]:
+    """Train on this host, keeping everything under `<directory>/<name>/`.
+
+    That folder gets `config.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/`, `curve.png` and, at the end,
+    `result.json`. A run that was interrupted at any moment continues from its last checkpoint with `resume`, and ends
+    bit-identical (on a CPU) to one that was not. Ctrl-C saves first; a second one does not.
+
+    Args:
+        train: the run, as a recipe's `make_train` returns it.
+        config: a dataclass with, among others, `seed` and `env_id`; recorded, and compared when resuming.
+        options: see `RunOptions`.
+
+    Returns:
+        The result: returns of the last 100 episodes by seed, evaluation, versions, paths.
+
+    Raises:
+        FileExistsError: the folder holds a run already. ValueError: it is of another configuration.
+        FloatingPointError: numbers that are not finite appeared (and the configuration does not skip them).
+    """
+    count("run", "num_seeds", options.num_seeds)
+    folder = _folder(config, options)
+    log_every = options.log_every or max(1, train.num_updates // 200)
+    checkpoint_every = options.checkpoint_every or max(1, train.num_updates // 10)
+    count("run", "log_every", log_every)
+    count("run", "checkpoint_every", checkpoint_every)
+
+    keys = jnp.stack([jax.random.key(config.seed + i) for i in range(options.num_seeds)])
+    batched = options.num_seeds > 1
+    init, step = (jax.vmap(train.init), jax.vmap(train.step)) if batched else (train.init, train.step)
+    state = jax.jit(init)(keys if batched else keys[0])
+    checkpoints = Checkpoints(folder / "checkpoints")
+    done = 0
+    if options.resume is not None and checkpoints.steps():
+        done, state = checkpoints.restore(state)
+    advance = _compiled(step, state, min(log_every, train.num_updates))
+
+    metrics = MetricsFile(folder / "metrics.jsonl", done)
+    steps_each = train.steps_per_update * options.num_seeds
+    watch = _Watch(train, options, done, folder)
+    with _Interrupt() as interrupt:
+        while done < train.num_updates and not interrupt.asked:
+            began = time.perf_counter()
+            goal = min(train.num_updates, done + log_every, (done // checkpoint_every + 1) * checkpoint_every)
+            number = goal - done
+            state, measured = advance(state, number)
+            measured = {name: np.asarray(x)[:number] for name, x in jax.device_get(measured).items()}
+            rows = [
+                {"update": done + i, "env_steps": (done + i + 1) * train.steps_per_update}
+                | {name: x[i] for name, x in measured.items()}
+                for i in range(number)
+            ]
+            report = nonfinite_report(measured)
+            if report is not None and not getattr(config, "skip_nonfinite", False):
+                raise FloatingPointError(
+                    f"updates {done} to {goal - 1}: {report}. The run ends here; its last checkpoint, of update "
+                    f"{max(checkpoints.steps(), default=0)}, is from before. --skip-nonfinite skips such gradients "
+                    "and counts them"
+                )
+            metrics.append(rows)
+            watch.show(rows, steps_each * number / (time.perf_counter() - began))
+            done = goal
+            if done % checkpoint_every == 0 or done == train.num_updates or interrupt.asked:
+                checkpoints.save(done, state)
+    metrics.close()
+    watch.close()
+    checkpoints.close()
+    result = _result(train, config, options, metrics.rows, state, done)
+    returns = column(metrics.rows, "episode_return")
+    if np.isfinite(returns).any():
+        env_steps = column(metrics.rows, "env_steps")
+        plot_curve(folder / "curve.png", env_steps, returns, str(getattr(config, "env_id", "")))
+        result["curve"] = str(folder / "curve.png")
+    if done < train.num_updates:
+        print(f"interrupted after update {done} of {train.num_updates}; go on with --resume {folder}")
+        return result
+    write_json(folder / "result.json", result)
+    _announce(result)
+    return result
+
+
+def _compiled(step: Callable[[Any], Any], state: Any, size: int) -> Callable[[Any, int], tuple[Any, Any]]:
+    """`advance(state, number)`: that many updates in one call, with their metrics in buffers of `size`.
+
+    `number` is a run-time argument, so that there is one program whatever the pieces: cutting a run elsewhere (a
+    checkpoint, an interruption) cannot change a single bit.
+    """
+
+    def advance(state: Any, number: jax.Array) -> tuple[Any, Any]:
+        shapes = jax.eval_shape(step, state)[1]
+        buffers = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), shapes)
+
+        def body(i: jax.Array, carry: Any) -> Any:
+            state, buffers = carry
+            state, measured = step(state)
+            return state, jax.tree.map(lambda buffer, x: buffer.at[i].set(x), buffers, measured)
+
+        return jax.lax.fori_loop(0, number, body, (state, buffers))
+
+    print("compiling ... ", end="", flush=True)
+    began = time.perf_counter()
+    program = jax.jit(advance, donate_argnums=0).lower(state, jnp.zeros((), jnp.int32)).compile()
+    print(f"{time.perf_counter() - began:.1f} s", flush=True)
+    return lambda state, number: program(state, jnp.asarray(number, jnp.int32))
+
+
+class _Watch:
+    """The progress bar and TensorBoard."""
+
+    def __init__(self, train: Train, options: RunOptions, done: int, folder: Path) -> None:
+        from tqdm import tqdm
+
+        self._seeds, self._each = options.num_seeds, train.steps_per_update
+        total = train.num_updates * self._each * self._seeds
+        self._bar = tqdm(
+            total=total,
+            initial=done * self._each * self._seeds,
+            unit="step",
+            unit_scale=True,
+            disable=not options.progress,
+        )
+        self._writer = None
+        if options.tensorboard:
+            from tensorboardX import SummaryWriter
+
+            self._writer = SummaryWriter(str(folder), purge_step=done * self._each)
+
+    def show(self, rows: list[dict[str, Any]], steps_per_second: float) -> None:
+        returns = np.asarray([row["episode_return"] for row in rows], float)
+        if np.isfinite(returns).any():
+            self._bar.set_postfix_str(f"return {np.nanmean(returns):.1f}")
+        self._bar.update(len(rows) * self._each * self._seeds)
+        if self._writer is None:
+            return
+        here = rows[-1]["env_steps"]
+        for name in rows[0].keys() - {"update", "env_steps"}:
+            values = np.asarray([row[name] for row in rows], float)
+            if np.isfinite(values).any():
+                self._writer.add_scalar(name, float(np.nanmean(values)), here)
+        self._writer.add_scalar("steps_per_second", steps_per_second, here)
+
+    def close(self) -> None:
+        self._bar.close()
+        if self._writer is not None:
+            self._writer.close()
+
+
+class _Interrupt:
+    """Turns the first Ctrl-C (or SIGTERM) into a request to save and stop."""
+
+    def __enter__(self) -> _Interrupt:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+        except ValueError:  # not the main thread: signals are somebody else's
+            pass
+        return self
+
+    def _ask(self, number: int, frame: Any) -> None:
+        self.asked = True
+        for other, handler in self._before.items():
+            signal.signal(other, handler)
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def _folder(config: Any, options: RunOptions) -> Path:
+    described = {"config": dataclasses.asdict(config), "run": {"num_seeds": options.num_seeds}, "versions": versions()}
+    if options.resume is not None:
+        _same_run(_stored(options.resume), config, options)
+        return options.resume
+    made = f"{getattr(config, 'env_id', 'run')}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = options.directory / (options.name or made)
+    if (folder / "config.json").exists():
+        raise FileExistsError(
+            f"{folder} holds a run already: continue it with --resume {folder}, or give another --name"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", described)
+    return folder
+
+
+def _stored(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / "config.json").read_text())
+    except FileNotFoundError:
+        raise SystemExit(f"error: {folder} holds no run: it has no config.json") from None
+
+
+def _typed(kind: type, stored: Mapping[str, Any]) -> Any:
+    fields = {field.name for field in dataclasses.fields(kind)}
+    if set(stored) != fields:
+        unknown = sorted(set(stored) ^ fields)
+        raise SystemExit(f"error: the run's configuration has other fields than this recipe's: {', '.join(unknown)}")
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()})
+
+
+def _same_run(stored: Mapping[str, Any], config: Any, options: RunOptions) -> None:
+    now = json.loads(json.dumps({**dataclasses.asdict(config), "num_seeds": options.num_seeds}))
+    then = {**stored["config"], **stored["run"]}
+    differences = [
+        f"{name} was {then.get(name)!r}, is {now.get(name)!r}" for name in now if now[name] != then.get(name)
+    ]
+    if differences:
+        raise SystemExit(f"error: a resumed run keeps its configuration; {'; '.join(differences)}")
+
+
+def _result(
+    train: Train, config: Any, options: RunOptions, rows: list[dict[str, Any]], state: Any, done: int
+) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "config": dataclasses.asdict(config),
+        "num_seeds": options.num_seeds,
+        "env_steps": done * train.steps_per_update,
+        "versions": versions(),
+    }
+    if rows:
+        returns, episodes = column(rows, "episode_return"), column(rows, "episodes")
+        last = last_episodes_return(returns.T, episodes.T)
+        result["last_100_episodes_return"] = summary(np.asarray(last))
+    if options.eval_episodes and done == train.num_updates:
+        key = jax.random.key(config.seed + 2**20)
+
+        def play(state: Any) -> Any:
+            return train.evaluate_policy(key, state, options.eval_episodes)
+
+        played = jax.jit(jax.vmap(play) if options.num_seeds > 1 else play)(state)
+        result["evaluation"] = {
+            "episodes": options.eval_episodes,
+            "episode_return": summary(np.mean(np.asarray(played.episode_return), axis=-1)),
+            "episode_length": float(np.mean(np.asarray(played.episode_length))),
+            "terminated": int(np.sum(np.asarray(played.terminated))),
+            "truncated": int(np.sum(np.asarray(played.truncated))),
+        }
+    return result
+
+
+def _announce(result: dict[str, Any]) -> None:
+    def sentence(what: str, numbers: dict[str, Any]) -> str:
+        text = f"{what}: {numbers['mean']:.1f}"
+        if numbers["iqm_95"] is not None:
+            low, high = numbers["iqm_95"]
+            text += f" (deviation {numbers['std']:.1f}), IQM {numbers['iqm']:.1f} [95 %: {low:.1f}, {high:.1f}]"
+        return text
+
+    print(sentence("mean return of the last 100 episodes", result["last_100_episodes_return"]))
+    if "evaluation" in result:
+        played = result["evaluation"]
+        print(sentence(f"evaluation over {played['episodes']} episodes", played["episode_return"]))
+    if "curve" in result:
+        print(f"learning curve: {result['curve']}")

@@ -1,0 +1,48 @@
+"""Summaries over seeds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def iqm(x: np.ndarray) -> float:
+    """Interquartile mean: the mean of the middle half (Agarwal et al. 2021, arXiv:2108.13264)."""
+    ordered = np.sort(np.asarray(x, float).ravel())
+    n = len(ordered)
+    weight = np.clip(np.minimum(np.arange(1, n + 1), 0.75 * n) - np.maximum(np.arange(n), 0.25 * n), 0, None)
+    return float(np.sum(weight * ordered) / np.sum(weight))
+
+
+def bootstrap(x: np.ndarray, statistic: object = np.mean, *, level: float = 0.95, samples: int = 5000) -> list[float]:
+    """Percentile bootstrap interval of a statistic over seeds."""
+    assert callable(statistic)
+    x = np.asarray(x, float).ravel()
+    draws = np.random.default_rng(0).choice(x, (samples, len(x)))
+    values = np.array([statistic(draw) for draw in draws])
+    return [float(q) for q in np.quantile(values, [(1 - level) / 2, (1 + level) / 2])]
+
+
+def interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """95 % Student interval of the mean over the last axis (seeds), NaN ignored."""
+    from scipy.stats import t
+
+    number = np.sum(np.isfinite(x), axis=-1)
+    mean = np.nansum(x, axis=-1) / np.maximum(number, 1)
+    spread = np.sqrt(np.nansum(np.square(x - mean[..., None]), axis=-1) / np.maximum(number - 1, 1))
+    half = t.ppf(0.975, np.maximum(number - 1, 1)) * spread / np.sqrt(np.maximum(number, 1))
+    missing = np.where(number > 1, 0, np.nan)
+    return mean - half + missing, mean + half + missing
+
+
+def summary(x: np.ndarray) -> dict[str, object]:
+    """Mean, deviation, median, IQM with interval, and the values themselves, of one number per seed."""
+    x = np.atleast_1d(np.asarray(x, float))
+    return {
+        "mean": float(np.mean(x)),
+        "std": float(np.std(x, ddof=1)) if len(x) > 1 else None,
+        "median": float(np.median(x)),
+        "iqm": iqm(x),
+        "iqm_95": bootstrap(x, iqm) if len(x) > 1 else None,
+        "mean_95": bootstrap(x) if len(x) > 1 else None,
+        "per_seed": [float(value) for value in x],
+    }

@@ -1,0 +1,106 @@
+"""Rollout and learner in one pure step, and a whole training run as a function of a key."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._hyperparameters import count
+from .._learner import Learner, LearnerState
+from .._rollout import Rollout, RolloutState
+from .._types import Array, Evaluate, Params
+from ._evaluate import EpisodeResults, evaluate_episodes
+
+
+class TrainState(NamedTuple):
+    """Everything a run carries on: saved whole, it continues as if nothing had happened."""
+
+    key: Array
+    learner: LearnerState
+    rollout: RolloutState
+
+
+class TrainResult(NamedTuple):
+    """What `train(key)` returns: the last state, and every metric with shape `[updates]`."""
+
+    state: TrainState
+    metrics: dict[str, Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """A training run: `train(key) -> TrainResult`, pure, so it jits and vmaps (over keys, say).
+
+    Attributes:
+        env: the environment.
+        evaluate: the policy, as in `ppo_parts.learner`.
+        init_params: `init_params(key) -> params`.
+        rollout, learner: as made by `ppo_parts.rollout` and `ppo_parts.learner`.
+        num_updates: rollouts and updates in the whole run.
+        steps_per_update: environment steps in each.
+    """
+
+    env: Any
+    evaluate: Evaluate
+    init_params: Callable[[Array], Params]
+    rollout: Rollout
+    learner: Learner
+    num_updates: int
+    steps_per_update: int
+
+    def __post_init__(self) -> None:
+        count("train", "num_updates", self.num_updates)
+        count("train", "steps_per_update", self.steps_per_update)
+
+    def init(self, key: Array) -> TrainState:
+        """Fresh parameters and environments."""
+        key, params_key, env_key = jax.random.split(key, 3)
+        params = self.init_params(params_key)
+        return TrainState(key, self.learner.init(params), self.rollout.init(env_key))
+
+    def step(self, state: TrainState) -> tuple[TrainState, dict[str, Array]]:
+        """One rollout and one update."""
+        key, rollout_key, update_key = jax.random.split(state.key, 3)
+        rollout_state, batch, episodes = self.rollout.collect(rollout_key, state.learner.params, state.rollout)
+        learner_state, metrics = self.learner.update(update_key, state.learner, batch)
+        return TrainState(key, learner_state, rollout_state), {**episodes, **metrics}
+
+    def __call__(self, key: Array) -> TrainResult:
+        """The whole run inside one program."""
+
+        def step(state: TrainState, _: None) -> tuple[TrainState, dict[str, Array]]:
+            return self.step(state)
+
+        return TrainResult(*jax.lax.scan(step, self.init(key), None, length=self.num_updates))
+
+    def evaluate_policy(self, key: Array, state: TrainState, episodes: int, *, mode: bool = False) -> EpisodeResults:
+        """Run whole episodes with the policy of `state`, as `evaluate_episodes` does."""
+        env = self.env.evaluation(state.rollout.env_state)
+        return evaluate_episodes(env, self.evaluate, state.learner.params, key, episodes, mode=mode)
+
+
+def last_episodes_return(episode_return: Any, episodes: Any, last: int = 100) -> Any:
+    """Mean return of (at least) the last so many episodes, from the metrics of each update.
+
+    Args:
+        episode_return: `[..., updates]`, mean over the episodes that ended in an update, NaN where none did.
+        episodes: `[..., updates]`, how many ended.
+        last: updates are taken from the end until they hold this many.
+
+    Returns:
+        `[...]`, NaN where no episode ended at all.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(last_episodes_return(jnp.array([9., 1., jnp.nan, 3.]), jnp.array([5, 1, 0, 1]), last=2))
+        2.0
+    """
+    number = jnp.asarray(episodes)
+    later = jnp.cumsum(number[..., ::-1], axis=-1)[..., ::-1] - number
+    number = jnp.where(later < last, number, 0)
+    total = jnp.sum(jnp.where(number > 0, jnp.asarray(episode_return) * number, 0), axis=-1)
+    return total / jnp.sum(number, axis=-1)

@@ -1,0 +1,1 @@
+"""Whole algorithms, one file each, to be read top to bottom and copied."""

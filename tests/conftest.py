@@ -1,0 +1,17 @@
+"""What holds for every test: nothing broadcasts silently, and our own code warns about nothing."""
+
+import jax
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "lenient_ranks: calls third-party code that broadcasts arrays of different rank")
+    for package in ("ppo_parts", "recipes", "tests"):  # warnings inside third-party modules stay warnings
+        config.addinivalue_line("filterwarnings", f"error:::{package}")
+
+
+@pytest.fixture(autouse=True)
+def strict_ranks(request: pytest.FixtureRequest):
+    """A `[N]` against a `[N, 1]` is an error, in our code and in the tests."""
+    with jax.numpy_rank_promotion("allow" if request.node.get_closest_marker("lenient_ranks") else "raise"):
+        yield

@@ -1,0 +1,185 @@
+"""Slow float64 NumPy, one element at a time, written from the papers' equations; no jax here."""
+
+import itertools
+
+import numpy as np
+
+
+def _columns(*arrays):
+    """Each array as float64 `[T, everything else]`; None stays None."""
+    return [None if x is None else np.asarray(x, np.float64).reshape(len(x), -1) for x in arrays]
+
+
+def _cut(t, n, truncated, mask, steps):
+    """Whether the step after t is of another trajectory though t did not terminate."""
+    if truncated is not None and truncated[t, n]:
+        return True
+    return mask is not None and t + 1 < steps and not mask[t + 1, n]
+
+
+def gae(reward, value, next_value, terminated, truncated=None, mask=None, *, gamma, gae_lambda):
+    """Advantage and target (arXiv:1506.02438, eq. 16), every episode for itself."""
+    shape = np.shape(value)
+    on_policy = np.zeros(shape)
+    error, target, _ = vtrace(
+        on_policy, reward, value, next_value, terminated, truncated, mask, gamma=gamma, gae_lambda=gae_lambda
+    )
+    return error, target
+
+
+def vtrace(
+    log_ratio,
+    reward,
+    value,
+    next_value,
+    terminated,
+    truncated=None,
+    mask=None,
+    *,
+    gamma,
+    gae_lambda=1.0,
+    rho_clip=1.0,
+    c_clip=1.0,
+):
+    """Error, target and policy advantage (arXiv:1802.01561, eq. 1, as the sum it is and not as a recursion)."""
+    shape = np.shape(value)
+    flat = _columns(log_ratio, reward, value, next_value, terminated, truncated, mask)
+    log_ratio, reward, value, next_value, terminated, truncated, mask = flat
+    steps, columns = value.shape
+    error, target, policy = np.zeros((3, steps, columns))
+    ratio = np.exp(log_ratio)
+    rho, c = np.minimum(ratio, rho_clip), np.minimum(ratio, c_clip)
+    counts = np.ones_like(value, bool) if mask is None else mask.astype(bool)
+
+    def bootstrapped(t, n, following):
+        return reward[t, n] if terminated[t, n] else reward[t, n] + gamma * following
+
+    for n in range(columns):
+        for t in range(steps):
+            if not counts[t, n]:
+                continue
+            weight = 1.0
+            for k in range(t, steps):
+                error[t, n] += weight * rho[k, n] * (bootstrapped(k, n, next_value[k, n]) - value[k, n])
+                if terminated[k, n] or _cut(k, n, truncated, mask, steps):
+                    break
+                weight *= gamma * gae_lambda * c[k, n]
+            target[t, n] = error[t, n] + value[t, n]
+    for n in range(columns):
+        for t in range(steps):
+            if not counts[t, n]:
+                continue
+            last = t + 1 == steps or _cut(t, n, truncated, mask, steps)
+            following = next_value[t, n] if last else target[t + 1, n]
+            policy[t, n] = rho[t, n] * (bootstrapped(t, n, following) - value[t, n])
+    return tuple(x.reshape(shape) for x in (error, target, policy))
+
+
+def next_values(value, last_value, truncated=None, final_value=None):
+    out = np.zeros(np.shape(value))
+    for index in np.ndindex(*out.shape):
+        t, rest = index[0], index[1:]
+        if truncated is not None and truncated[index]:
+            out[index] = final_value[index]
+        else:
+            out[index] = last_value[rest] if t + 1 == len(value) else value[(t + 1, *rest)]
+    return out
+
+
+def advantage_normalize(advantage, mask=None, *, axis=None, ddof=0, eps=1e-8):
+    """Group by group: a group is what shares the indices that `axis` leaves."""
+    advantage = np.asarray(advantage, np.float64)
+    counts = np.ones(advantage.shape, bool) if mask is None else np.asarray(mask, bool)
+    axes = range(advantage.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    kept = [a for a in range(advantage.ndim) if a not in {x % advantage.ndim for x in axes}]
+    out = np.zeros_like(advantage)
+    for place in itertools.product(*(range(advantage.shape[a]) for a in kept)):
+        group = tuple(place[kept.index(a)] if a in kept else slice(None) for a in range(advantage.ndim))
+        values = advantage[group][counts[group]]
+        if len(values) == 0:
+            continue
+        mean = sum(values) / len(values)
+        variance = sum((v - mean) ** 2 for v in values) / max(1, len(values) - ddof)
+        out[group] = np.where(counts[group], (advantage[group] - mean) / (variance**0.5 + eps), 0)
+    return out
+
+
+def clipped_surrogate(log_ratio, advantage, *, clip_eps, clip_eps_high=None, dual_clip=None):
+    """arXiv:1707.06347, eq. 7, as a loss; dual clip: arXiv:1912.09729, eq. 5."""
+    out = np.zeros(np.shape(advantage))
+    for index in np.ndindex(*out.shape):
+        r, a = np.exp(np.float64(log_ratio[index])), np.float64(advantage[index])
+        high = 1 + (clip_eps if clip_eps_high is None else clip_eps_high)
+        objective = min(r * a, min(max(r, 1 - clip_eps), high) * a)
+        if dual_clip is not None and a < 0:
+            objective = max(objective, dual_clip * a)
+        out[index] = -objective
+    return out
+
+
+def value_loss(value, target):
+    out = np.zeros(np.shape(value))
+    for index in np.ndindex(*out.shape):
+        out[index] = (np.float64(value[index]) - np.float64(target[index])) ** 2 / 2
+    return out
+
+
+def clipped_value_loss(value, old_value, target, *, clip_eps):
+    """PPO2: the larger of both errors."""
+    out = np.zeros(np.shape(value))
+    for index in np.ndindex(*out.shape):
+        v, old, wanted = (np.float64(x[index]) for x in (value, old_value, target))
+        clipped = min(max(v, old - clip_eps), old + clip_eps)
+        out[index] = max((v - wanted) ** 2, (clipped - wanted) ** 2) / 2
+    return out
+
+
+def approx_kl(log_ratio, estimator):
+    """http://joschu.net/blog/kl-approx.html, with r the ratio current / behaviour."""
+    out = np.zeros(np.shape(log_ratio))
+    for index in np.ndindex(*out.shape):
+        r = np.exp(np.float64(log_ratio[index]))
+        out[index] = {"k1": -np.log(r), "k2": np.log(r) ** 2 / 2, "k3": (r - 1) - np.log(r)}[estimator]
+    return out
+
+
+def clip_fraction(log_ratio, *, clip_eps, clip_eps_high=None):
+    out = np.zeros(np.shape(log_ratio))
+    for index in np.ndindex(*out.shape):
+        r = np.exp(np.float64(log_ratio[index]))
+        out[index] = r < 1 - clip_eps or r > 1 + (clip_eps if clip_eps_high is None else clip_eps_high)
+    return out
+
+
+def explained_variance(value, target, mask=None):
+    counts = np.ones(np.shape(value), bool) if mask is None else np.asarray(mask, bool)
+    value, target = np.asarray(value, np.float64)[counts], np.asarray(target, np.float64)[counts]
+    total = np.var(target)
+    return np.nan if total == 0 else 1 - np.var(target - value) / total
+
+
+def segment_priorities(advantage, mask=None, *, alpha, eps=1e-6):
+    """Probability of each column: PufferLib's priority, over the columns that have a step that counts."""
+    advantage = np.asarray(advantage, np.float64)
+    counts = np.ones(advantage.shape, bool) if mask is None else np.asarray(mask, bool)
+    priority = np.zeros(advantage.shape[1])
+    for n in range(advantage.shape[1]):
+        if counts[:, n].any():
+            total = sum(abs(a) for a, keep in zip(advantage[:, n], counts[:, n], strict=True) if keep)
+            priority[n] = (total if np.isfinite(total) else 0.0) ** alpha + eps
+    return priority / (priority.sum() or 1)
+
+
+def importance_weights(probabilities, indices, *, beta, normalize=False):
+    """arXiv:1511.05952, section 3.4; segments that cannot be drawn have weight 0 and do not count in N."""
+    probabilities = np.asarray(probabilities, np.float64)
+    drawable = probabilities > 0
+    weight = [(drawable.sum() * p) ** -beta if p > 0 else 0.0 for p in probabilities]
+    scale = max(weight) if normalize else 1.0
+    return np.array([weight[i] / scale for i in indices])
+
+
+def masked_mean(x, mask=None):
+    counts = np.ones(np.shape(x), bool) if mask is None else np.asarray(mask, bool)
+    kept = [float(v) for v, keep in zip(np.ravel(x), np.ravel(counts), strict=True) if keep]
+    return sum(kept) / max(1, len(kept))
