@@ -74,7 +74,7 @@ def rollout(env: Any, evaluate: Evaluate, *, num_envs: int, num_steps: int) -> R
     def collect(key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, dict[str, Array]]:
         def step(state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
             distribution, _ = evaluate_policy(evaluate, params, Batch(obs=state.obs, axes=("segment",)))
-            action, log_prob = _sample(distribution, keys[0])
+            action, log_prob = sample_action(distribution, keys[0])
             env_state, out = env.step(keys[1], state.env_state, action)
             final_value = _where_any(value_of, out.truncated, params, out.final_obs)
             recorded = Batch(
@@ -104,19 +104,21 @@ def rollout(env: Any, evaluate: Evaluate, *, num_envs: int, num_steps: int) -> R
                 "index the trailing axis of a Dense(1) away, value[..., 0]"
             )
         batch = batch.replace(value=value, next_value=next_values(value, last_value, batch.truncated, final_value))
-        return state, batch, _episode_metrics(*episodes)
+        return state, batch, episode_metrics(*episodes)
 
     return Rollout(init, collect)
 
 
-def _sample(distribution: Any, key: Array) -> tuple[Any, Array]:
+def sample_action(distribution: Any, key: Array) -> tuple[Any, Array]:
+    """An action and its log-probability."""
     if hasattr(distribution, "sample_and_log_prob"):
         return distribution.sample_and_log_prob(seed=key)
     action = distribution.sample(seed=key)
     return action, distribution.log_prob(action)
 
 
-def _episode_metrics(ended: Array, returns: Array, lengths: Array) -> dict[str, Array]:
+def episode_metrics(ended: Array, returns: Array, lengths: Array) -> dict[str, Array]:
+    """Means over the episodes that ended (NaN where none did), and how many did."""
     number = jnp.sum(ended)
     some = jnp.maximum(number, 1)
 

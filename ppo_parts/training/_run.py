@@ -128,6 +128,12 @@ def run(train: Train, config: Any, options: RunOptions = RunOptions()) -> dict[s
     done = 0
     if options.resume is not None and checkpoints.steps():
         done, state = checkpoints.restore(state)
+    print(
+        f"{folder}: {train.num_updates} updates of {train.steps_per_update} steps = "
+        f"{train.num_updates * train.steps_per_update:,} environment steps"
+        + (f", {options.num_seeds} seeds" if batched else "")
+        + (f", from update {done}" if done else "")
+    )
     advance = _compiled(step, state, min(log_every, train.num_updates))
 
     metrics = MetricsFile(folder / "metrics.jsonl", done)
