@@ -1,0 +1,82 @@
+"""Does the recipe learn? Many seeds in one program, results kept as a file.
+
+    python -m benchmarks.learning cartpole acrobot pendulum --seeds 10
+
+writes benchmarks/results/learning_<task>.json (configuration, versions, hardware, seeds, curve) and
+docs/img/learning_<task>.png for each task.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ppo_parts import training
+from recipes import cleanrl_ppo
+
+from ._timing import record
+
+ROOT = Path(__file__).resolve().parent.parent
+TASKS = {
+    "cartpole": cleanrl_ppo.PRESETS["discrete"],
+    "acrobot": dataclasses.replace(cleanrl_ppo.PRESETS["discrete"], env_id="Acrobot-v1"),
+    "pendulum": cleanrl_ppo.PRESETS["continuous"],
+}
+
+
+def measure(task: str, seeds: int) -> dict[str, object]:
+    """Train `seeds` seeds (config.seed, config.seed + 1, ...) and describe how they did."""
+    config = TASKS[task]
+    train = cleanrl_ppo.make_train(config)
+    keys = jnp.stack([jax.random.key(config.seed + i) for i in range(seeds)])
+    began = time.perf_counter()
+    program = jax.jit(jax.vmap(train)).lower(keys).compile()
+    compiled = time.perf_counter()
+    state, metrics = jax.block_until_ready(program(keys))
+    finished = time.perf_counter()
+    returns, episodes = np.asarray(metrics["episode_return"]), np.asarray(metrics["episodes"])
+
+    play = jax.jit(jax.vmap(lambda state: train.evaluate_policy(jax.random.key(2**20), state, 100)))
+    played = play(state)
+    env_steps = (1 + np.arange(train.num_updates)) * train.steps_per_update
+    training.plot_curve(ROOT / f"docs/img/learning_{task}.png", env_steps, returns.T, config.env_id)
+    each = max(1, train.num_updates // 200)
+    pieces = np.array_split(returns, range(each, returns.shape[1], each), axis=1)
+    thin = np.stack([np.nanmean(piece, axis=1) for piece in pieces], axis=1)
+    return {
+        "task": task,
+        "config": dataclasses.asdict(config),
+        "seeds": [config.seed + i for i in range(seeds)],
+        "env_steps": int(env_steps[-1]),
+        "last_100_episodes_return": training.summary(np.asarray(training.last_episodes_return(returns, episodes))),
+        "evaluation_100_episodes_return": training.summary(np.mean(np.asarray(played.episode_return), axis=1)),
+        "compile_seconds": compiled - began,
+        "run_seconds": finished - compiled,
+        "env_steps_per_second_all_seeds": seeds * int(env_steps[-1]) / (finished - compiled),
+        "curve": {"env_steps": env_steps[::each], "mean_return_per_seed": np.round(thin, 2)},
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="+", choices=TASKS)
+    parser.add_argument("--seeds", type=int, default=10)
+    args = parser.parse_args()
+    for task in args.tasks:
+        result = measure(task, args.seeds)
+        path = ROOT / f"benchmarks/results/learning_{task}.json"
+        training.write_json(path, record("benchmarks.learning", result))
+        last, played = result["last_100_episodes_return"], result["evaluation_100_episodes_return"]
+        print(f"{task}: {result['env_steps']:,} steps, {args.seeds} seeds; return of the last 100 episodes: {last}")
+        print(f"{task}: evaluation: {played}")
+
+
+if __name__ == "__main__":
+    main()
