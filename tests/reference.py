@@ -18,13 +18,23 @@ def _cut(t, n, truncated, mask, steps):
 
 
 def gae(reward, value, next_value, terminated, truncated=None, mask=None, *, gamma, gae_lambda):
-    """Advantage and target (arXiv:1506.02438, eq. 16), every episode for itself."""
+    """Advantage and target (arXiv:1506.02438, eq. 16): the sum of discounted TD errors up to the trajectory's end."""
     shape = np.shape(value)
-    on_policy = np.zeros(shape)
-    error, target, _ = vtrace(
-        on_policy, reward, value, next_value, terminated, truncated, mask, gamma=gamma, gae_lambda=gae_lambda
+    reward, value, next_value, terminated, truncated, mask = _columns(
+        reward, value, next_value, terminated, truncated, mask
     )
-    return error, target
+    steps, columns = value.shape
+    advantage, target = np.zeros((2, steps, columns))
+    for n, t in itertools.product(range(columns), range(steps)):
+        if mask is not None and not mask[t, n]:
+            continue
+        for k in range(t, steps):
+            delta = reward[k, n] - value[k, n] + (0.0 if terminated[k, n] else gamma * next_value[k, n])
+            advantage[t, n] += (gamma * gae_lambda) ** (k - t) * delta
+            if terminated[k, n] or _cut(k, n, truncated, mask, steps):
+                break
+        target[t, n] = advantage[t, n] + value[t, n]
+    return advantage.reshape(shape), target.reshape(shape)
 
 
 def vtrace(
@@ -49,29 +59,23 @@ def vtrace(
     error, target, policy = np.zeros((3, steps, columns))
     ratio = np.exp(log_ratio)
     rho, c = np.minimum(ratio, rho_clip), np.minimum(ratio, c_clip)
-    counts = np.ones_like(value, bool) if mask is None else mask.astype(bool)
 
     def bootstrapped(t, n, following):
         return reward[t, n] if terminated[t, n] else reward[t, n] + gamma * following
 
-    for n in range(columns):
-        for t in range(steps):
-            if not counts[t, n]:
-                continue
-            weight = 1.0
-            for k in range(t, steps):
-                error[t, n] += weight * rho[k, n] * (bootstrapped(k, n, next_value[k, n]) - value[k, n])
-                if terminated[k, n] or _cut(k, n, truncated, mask, steps):
-                    break
-                weight *= gamma * gae_lambda * c[k, n]
-            target[t, n] = error[t, n] + value[t, n]
-    for n in range(columns):
-        for t in range(steps):
-            if not counts[t, n]:
-                continue
-            last = t + 1 == steps or _cut(t, n, truncated, mask, steps)
-            following = next_value[t, n] if last else target[t + 1, n]
-            policy[t, n] = rho[t, n] * (bootstrapped(t, n, following) - value[t, n])
+    counted = [(t, n) for t, n in np.ndindex(steps, columns) if mask is None or mask[t, n]]
+    for t, n in counted:
+        weight = 1.0
+        for k in range(t, steps):
+            error[t, n] += weight * rho[k, n] * (bootstrapped(k, n, next_value[k, n]) - value[k, n])
+            if terminated[k, n] or _cut(k, n, truncated, mask, steps):
+                break
+            weight *= gamma * gae_lambda * c[k, n]
+        target[t, n] = error[t, n] + value[t, n]
+    for t, n in counted:
+        last = t + 1 == steps or _cut(t, n, truncated, mask, steps)
+        following = next_value[t, n] if last else target[t + 1, n]
+        policy[t, n] = rho[t, n] * (bootstrapped(t, n, following) - value[t, n])
     return tuple(x.reshape(shape) for x in (error, target, policy))
 
 
