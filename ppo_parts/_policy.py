@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from ._types import Array, Batch, Current, Evaluate, Params
@@ -12,11 +13,26 @@ from .functional._common import ShapeError
 
 
 def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> tuple[Any, Array]:
-    """`evaluate(params, batch)`, with errors that say what it should have returned."""
+    """`evaluate(params, batch)` without a recurrent carry, with errors that say what it should have returned."""
     result = evaluate(params, batch)
-    if not isinstance(result, tuple) or len(result) != 2:
+    if not isinstance(result, tuple) or len(result) not in (2, 3):
         got = f"{len(result)} items" if isinstance(result, tuple) else type(result).__name__
-        raise TypeError(f"evaluate(params, batch) must return the pair (distribution, value), got {got}")
+        raise TypeError(
+            "evaluate(params, batch) must return the pair (distribution, value), and a recurrent policy (distribution, "
+            f"value, carry); got {got}"
+        )
+    return result[:2]
+
+
+def evaluate_step(evaluate: Evaluate, params: Params, obs: Any, carry: Any, reset: Any) -> tuple[Any, Array, Any]:
+    """One step of a recurrent policy, `(distribution, value, carry)`, the first two with a time axis of size 1."""
+    batch = Batch(obs=jax.tree.map(lambda x: x[None], obs), carry=carry, reset=reset[None])
+    result = evaluate(params, batch)
+    if not isinstance(result, tuple) or len(result) != 3:
+        raise TypeError(
+            "evaluate(params, batch) of a recurrent policy must return (distribution, value, carry), the last being "
+            f"its state after the batch's last step; got {type(result).__name__}"
+        )
     return result
 
 

@@ -9,17 +9,23 @@ import jax
 import jax.numpy as jnp
 
 from ._hyperparameters import count
-from ._policy import evaluate_policy
-from ._types import Array, Batch, Evaluate, Params
+from ._policy import evaluate_policy, evaluate_step
+from ._types import ABSENT, Array, Batch, Evaluate, Params
 from .functional import next_values
 from .functional._common import ShapeError
 
 
 class RolloutState(NamedTuple):
-    """Where the environments are: their state, and what the policy sees next."""
+    """Where the environments are: their state, and what the policy sees next.
+
+    Recurrent policies also have `carry`, their state `[N, ...]`, and `reset`, True where it is zeroed before the next
+    step.
+    """
 
     env_state: Any
     obs: Any
+    carry: Any = None
+    reset: Any = None
 
 
 class Rollout(NamedTuple):
@@ -35,21 +41,32 @@ class Rollout(NamedTuple):
     collect: Callable[[Array, Params, RolloutState], tuple[RolloutState, Batch, dict[str, Array]]]
 
 
-def rollout(env: Any, evaluate: Evaluate, *, num_envs: int, num_steps: int) -> Rollout:
+def rollout(
+    env: Any,
+    evaluate: Evaluate,
+    *,
+    num_envs: int,
+    num_steps: int,
+    initial_carry: Callable[[int], Any] | None = None,
+) -> Rollout:
     """Step N environments T times with the current policy.
 
-    The value is evaluated once for all steps, after the last. V of the final observation, from which a truncated
-    episode is bootstrapped, is only computed in steps where some environment was truncated (also under `vmap`).
+    The value is evaluated once for all steps, after the last (a recurrent policy's with each step). V of the final
+    observation, from which a truncated episode is bootstrapped, is only computed in steps where some environment was
+    truncated (also under `vmap`).
 
     Args:
         env: `ppo_parts.envs.Env`.
         evaluate: as in `learner`; here the observations have the leading axes `[N]` or `[T, N]`.
         num_envs: N.
         num_steps: T.
+        initial_carry: recurrent policies: `initial_carry(num_envs) -> carry`, zeros with leaves `[N, ...]`. Then
+            `evaluate(params, batch)` gets `batch.carry`, the state before step 0, and `batch.reset` `[T, N]`, zeroes
+            the state before each step where it is 1, and returns (distribution, value, carry after the last step).
 
     Returns:
         `Rollout(init, collect)`; the batch has the fields obs, action, log_prob, value, reward, terminated, truncated
-        and next_value.
+        and next_value, and with `initial_carry` carry and reset.
 
     Example:
         >>> import jax, jax.numpy as jnp, distrax, ppo_parts as pp
@@ -64,47 +81,62 @@ def rollout(env: Any, evaluate: Evaluate, *, num_envs: int, num_steps: int) -> R
     """
     count("rollout", "num_envs", num_envs)
     count("rollout", "num_steps", num_steps)
+    recurrent = initial_carry is not None
 
-    def value_of(params: Params, obs: Any) -> Array:
-        return evaluate_policy(evaluate, params, Batch(obs=obs))[1]
+    def look(params: Params, obs: Any, carry: Any, reset: Any) -> tuple[Any, Array, Any]:
+        if recurrent:
+            return evaluate_step(evaluate, params, obs, carry, reset)
+        return *evaluate_policy(evaluate, params, Batch(obs=obs, axes=("segment",))), None
+
+    def now(x: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf[0], x) if recurrent else x
+
+    def value_after(params: Params, seen: tuple[Any, Any]) -> Array:
+        obs, carry = seen
+        return now(look(params, obs, carry, jnp.zeros(num_envs, bool))[1])
 
     def init(key: Array) -> RolloutState:
-        return RolloutState(*env.reset(key, num_envs))
+        memory = (initial_carry(num_envs), jnp.ones(num_envs, bool)) if initial_carry is not None else (None, None)
+        return RolloutState(*env.reset(key, num_envs), *memory)
 
     def collect(key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, dict[str, Array]]:
         def step(state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
-            distribution, _ = evaluate_policy(evaluate, params, Batch(obs=state.obs, axes=("segment",)))
-            action, log_prob = sample_action(distribution, keys[0])
+            distribution, value, carry = look(params, state.obs, state.carry, state.reset)
+            action, log_prob = now(sample_action(distribution, keys[0]))
             env_state, out = env.step(keys[1], state.env_state, action)
-            final_value = _where_any(value_of, out.truncated, params, out.final_obs)
+            final_value = _where_any(value_after, out.truncated, params, (out.final_obs, carry))
             recorded = Batch(
                 obs=state.obs,
                 action=action,
                 log_prob=log_prob,
+                value=now(value) if recurrent else ABSENT,
                 reward=out.reward,
                 terminated=out.terminated,
                 truncated=out.truncated,
+                reset=state.reset,
             )
             ended = out.terminated | out.truncated
             episodes = (ended, out.episode_return, out.episode_length)
-            return RolloutState(env_state, out.obs), (recorded, final_value, episodes)
+            state = RolloutState(env_state, out.obs, carry, ended if recurrent else None)
+            return state, (recorded, final_value, episodes)
 
         # All keys at once: one call of the generator instead of one a step.
-        keys = jax.random.split(key, (num_steps, 2))
+        keys, carry = jax.random.split(key, (num_steps, 2)), state.carry
         state, (batch, final_value, episodes) = jax.lax.scan(step, state, keys)
         if jnp.shape(batch.log_prob) != (num_steps, num_envs):
             raise ShapeError(
                 f"rollout: the log-probability of {num_envs} actions has shape {jnp.shape(batch.log_prob)[1:]}, one "
                 "number per environment is needed; sum over the action's dimensions"
             )
-        value, last_value = value_of(params, batch.obs), value_of(params, state.obs)
+        value = batch.value if recurrent else evaluate_policy(evaluate, params, batch)[1]
         if jnp.shape(value) != (num_steps, num_envs):
             raise ShapeError(
                 f"rollout: evaluate returned a value of shape {jnp.shape(value)}, expected {(num_steps, num_envs)}: "
                 "index the trailing axis of a Dense(1) away, value[..., 0]"
             )
-        batch = batch.replace(value=value, next_value=next_values(value, last_value, batch.truncated, final_value))
-        return state, batch, episode_metrics(*episodes)
+        last_value = value_after(params, (state.obs, state.carry))
+        next_value = next_values(value, last_value, batch.truncated, final_value)
+        return state, batch.replace(value=value, next_value=next_value, carry=carry), episode_metrics(*episodes)
 
     return Rollout(init, collect)
 

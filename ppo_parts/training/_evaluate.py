@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .._hyperparameters import count
+from .._policy import evaluate_policy, evaluate_step
 from .._types import Array, Batch, Evaluate, Params
 
 
@@ -29,6 +31,7 @@ def evaluate_episodes(
     *,
     mode: bool = False,
     max_steps: int = 100_000,
+    initial_carry: Callable[[int], Any] | None = None,
 ) -> EpisodeResults:
     """Play `episodes` episodes side by side, each from its own reset to its own end.
 
@@ -42,6 +45,7 @@ def evaluate_episodes(
         episodes: how many.
         mode: play the distribution's mode instead of a sample.
         max_steps: bound for environments without a time limit.
+        initial_carry: for recurrent policies, as in `ppo_parts.rollout`.
 
     Returns:
         `EpisodeResults`. Pure: jits and vmaps.
@@ -58,10 +62,16 @@ def evaluate_episodes(
         return (steps < max_steps) & ~jnp.all(results.terminated | results.truncated)
 
     def step(carry: Any) -> Any:
-        key, env_state, obs, results, steps = carry
+        key, env_state, obs, memory, results, steps = carry
         key, action_key, env_key = jax.random.split(key, 3)
-        distribution, _ = evaluate(params, Batch(obs=obs, axes=("segment",)))
+        if initial_carry is None:
+            distribution, _ = evaluate_policy(evaluate, params, Batch(obs=obs, axes=("segment",)))
+        else:
+            # No resets: each environment counts with its first episode only.
+            distribution, _, memory = evaluate_step(evaluate, params, obs, memory, nothing)
         action = distribution.mode() if mode else distribution.sample(seed=action_key)
+        if initial_carry is not None:
+            action = jax.tree.map(lambda x: x[0], action)
         env_state, out = env.step(env_key, env_state, action)
         playing = ~(results.terminated | results.truncated)
         results = EpisodeResults(
@@ -70,7 +80,9 @@ def evaluate_episodes(
             jnp.where(playing, out.terminated, results.terminated),
             jnp.where(playing, out.truncated & ~out.terminated, results.truncated),
         )
-        return key, env_state, out.obs, results, steps + 1
+        return key, env_state, out.obs, memory, results, steps + 1
 
-    *_, results, _ = jax.lax.while_loop(unfinished, step, (key, env_state, obs, empty, jnp.zeros((), jnp.int32)))
+    memory = None if initial_carry is None else initial_carry(episodes)
+    start = (key, env_state, obs, memory, empty, jnp.zeros((), jnp.int32))
+    *_, results, _ = jax.lax.while_loop(unfinished, step, start)
     return results

@@ -42,6 +42,7 @@ class Train:
         rollout, learner: as made by `ppo_parts.rollout` and `ppo_parts.learner`.
         num_updates: rollouts and updates in the whole run.
         steps_per_update: environment steps in each.
+        initial_carry: for recurrent policies, as in `ppo_parts.rollout`.
     """
 
     env: Any
@@ -51,6 +52,7 @@ class Train:
     learner: Learner
     num_updates: int
     steps_per_update: int
+    initial_carry: Callable[[int], Any] | None = None
 
     def __post_init__(self) -> None:
         count("train", "num_updates", self.num_updates)
@@ -80,7 +82,8 @@ class Train:
     def evaluate_policy(self, key: Array, state: TrainState, episodes: int, *, mode: bool = False) -> EpisodeResults:
         """Run whole episodes with the policy of `state`, as `evaluate_episodes` does."""
         env = self.env.evaluation(state.rollout.env_state)
-        return evaluate_episodes(env, self.evaluate, state.learner.params, key, episodes, mode=mode)
+        params, carry = state.learner.params, self.initial_carry
+        return evaluate_episodes(env, self.evaluate, params, key, episodes, mode=mode, initial_carry=carry)
 
 
 def last_episodes_return(episode_return: Any, episodes: Any, last: int = 100) -> Any:

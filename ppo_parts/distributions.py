@@ -1,0 +1,133 @@
+"""Action distributions that distrax leaves to the user: squashed, multi-discrete, masked.
+
+Any object with `log_prob`, `entropy` and `sample` works with the learner; these are the ones PPO needs most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import distrax
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+class TanhNormal:
+    r"""Gaussian squashed into a box: :math:`a = m + h \tanh(u),\ u \sim \mathcal N(\mu, \sigma)`, independent dimensions.
+
+    .. math:: \log\pi(a) = \sum_d \log\mathcal N(u_d; \mu_d, \sigma_d) - \log h_d - \log(1 - \tanh^2 u_d),
+              \qquad u = \mathrm{artanh}((a - m) / h)
+
+    At the edge of the box artanh is infinite, so actions are kept (and read) within a relative `eps` of it: the
+    log-probability and its gradient stay finite for every action in the box, and the same number comes back for an
+    action when it is sampled and when it is trained on. Its entropy has no closed form; `entropy_bonus` estimates it.
+
+    Args:
+        loc: `[..., D]`, mean of u.
+        scale: `[..., D]`, deviation of u, > 0.
+        low, high: `[D]` or numbers, the box; m is its middle and h half its width.
+        eps: relative distance kept from the edge; 1e-6 is 16 units in the last place of float32.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> policy = TanhNormal(jnp.zeros(2), jnp.ones(2), -2., 2.)
+        >>> bool(jnp.isfinite(policy.log_prob(jnp.array([2., -2.]))))
+        True
+
+    Reference: Haarnoja et al. 2018, arXiv:1801.01290, appendix C.
+    """
+
+    def __init__(self, loc: Array, scale: Array, low: Any = -1.0, high: Any = 1.0, eps: float = 1e-6) -> None:
+        self.base = distrax.Normal(loc, scale)
+        self.middle, self.half = (jnp.asarray(high) + low) / 2, (jnp.asarray(high) - low) / 2
+        self.eps = eps
+
+    def _squashed(self, u: Array) -> Array:
+        limit = 1 - self.eps
+        return self.middle + self.half * jnp.clip(jnp.tanh(u), -limit, limit)
+
+    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
+        """Actions, `[*sample_shape, ..., D]`; differentiable with respect to `loc` and `scale`."""
+        return self._squashed(self.base.sample(seed=seed, sample_shape=tuple(sample_shape)))
+
+    def mode(self) -> Array:
+        """The squashed mean (the median, strictly: squashing moves the mode)."""
+        return self._squashed(self.base.mode())
+
+    def log_prob(self, value: Array) -> Array:
+        """Log-density of actions `[..., D]`, summed over D."""
+        limit = 1 - self.eps
+        u = jnp.arctanh(jnp.clip((value - self.middle) / self.half, -limit, limit))
+        slope = 2 * (jnp.log(2.0) - u - jax.nn.softplus(-2 * u))  # log(1 - tanh(u)^2), without cancellation
+        return jnp.sum(self.base.log_prob(u) - slope - jnp.log(self.half), axis=-1)
+
+    def entropy(self) -> Array:
+        """Not defined in closed form; `ppo_parts.entropy_bonus` estimates it from samples."""
+        raise NotImplementedError("a squashed Gaussian has no closed-form entropy")
+
+
+class MultiCategorical:
+    """Independent categorical actions side by side: action `[..., K]`, one integer for each of K choices.
+
+    Args:
+        logits: K arrays `[..., n_k]`; the numbers of options may differ.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> policy = MultiCategorical([jnp.zeros(2), jnp.zeros(4)])
+        >>> round(float(policy.log_prob(jnp.array([1, 3]))), 4)  # -log 2 - log 4
+        -2.0794
+
+    Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 37.
+    """
+
+    def __init__(self, logits: Sequence[Array]) -> None:
+        self.parts = [distrax.Categorical(part) for part in logits]
+
+    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
+        """Actions, `[*sample_shape, ..., K]`."""
+        keys = jax.random.split(seed, len(self.parts))
+        drawn = [
+            part.sample(seed=key, sample_shape=tuple(sample_shape)) for part, key in zip(self.parts, keys, strict=True)
+        ]
+        return jnp.stack(drawn, axis=-1)
+
+    def mode(self) -> Array:
+        """The most probable option of each choice."""
+        return jnp.stack([part.mode() for part in self.parts], axis=-1)
+
+    def log_prob(self, value: Array) -> Array:
+        """Log-probability of actions `[..., K]`, summed over K."""
+        return sum(
+            (p.log_prob(value[..., k]) for k, p in enumerate(self.parts[1:], 1)), self.parts[0].log_prob(value[..., 0])
+        )
+
+    def entropy(self) -> Array:
+        """Sum of the entropies."""
+        return sum((part.entropy() for part in self.parts[1:]), self.parts[0].entropy())
+
+
+def mask_logits(logits: Array, available: Array) -> Array:
+    """Logits in which options that are not available have probability 0, and take no part in entropy or gradients.
+
+    Args:
+        logits: `[..., n]`.
+        available: `[..., n]`, 1 (or True) where the option may be taken; at least one of each row.
+
+    Returns:
+        `[..., n]`; give it to `distrax.Categorical`.
+
+    Example:
+        >>> import distrax, jax.numpy as jnp
+        >>> policy = distrax.Categorical(mask_logits(jnp.zeros(4), jnp.array([1, 1, 0, 0])))
+        >>> policy.probs.tolist(), round(float(policy.entropy()), 4)
+        ([0.5, 0.5, 0.0, 0.0], 0.6931)
+
+    Reference: Huang and Ontanon 2022, arXiv:2006.14171.
+    """
+    if jnp.shape(available) != jnp.shape(logits):
+        raise ValueError(f"mask_logits: logits have shape {jnp.shape(logits)}, available {jnp.shape(available)}")
+    return jnp.where(jnp.asarray(available).astype(bool), logits, jnp.finfo(logits.dtype).min)
