@@ -1,0 +1,475 @@
+"""The array layer: worked numbers, float64 references, gradients, and what each function becomes at its limits."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ppo_parts as pp
+from ppo_parts import functional as f
+
+from . import reference
+from .common import make_params, rollout
+
+LOG2 = float(np.log(2))
+gae, vtrace = jax.jit(f.gae), jax.jit(f.vtrace)  # hyperparameters are traced: one compilation per shape
+SHAPES = ((5, 3), (4, 3, 2))
+
+
+def close(actual, expected, rtol=2e-5, atol=2e-6):
+    for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert np.shape(x) == np.shape(y)
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
+
+
+def arrays(*shape, seed=0, scale=1.0):
+    """What the advantage estimators read, by name."""
+    rng = np.random.default_rng(seed)
+    kind = rng.choice(3, size=shape, p=(0.6, 0.2, 0.2))
+    normal = {name: scale * rng.normal(size=shape) for name in ("log_ratio", "reward", "value", "next_value")}
+    ends = {"terminated": kind == 1, "truncated": kind == 2, "mask": rng.random(shape) < 0.7}
+    return {name: jnp.asarray(x, jnp.float32) for name, x in (normal | ends).items()}
+
+
+def without(named, *names):
+    return {name: x for name, x in named.items() if name not in names}
+
+
+# --- worked numbers -------------------------------------------------------------------------------------------------
+
+REWARD, VALUE, NEXT = jnp.array([1.0, 2.0, 3.0]), jnp.array([0.5, 1.0, 1.5]), jnp.array([1.0, 1.5, 2.0])
+NOWHERE, MIDDLE = jnp.zeros(3), jnp.array([0.0, 1.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "advantage"),
+    [
+        # delta = [1 + .5*1 - .5, 2 + .5*1.5 - 1, 3 + .5*2 - 1.5] = [1, 1.75, 2.5]; trace .5*.5 = .25
+        (NOWHERE, NOWHERE, [1 + 0.25 * 2.375, 1.75 + 0.25 * 2.5, 2.5]),
+        # truncated after step 1: its bootstrap stays, nothing of step 2 comes back
+        (NOWHERE, MIDDLE, [1 + 0.25 * 1.75, 1.75, 2.5]),
+        # terminated after step 1: its bootstrap goes as well, delta_1 = 2 - 1
+        (MIDDLE, NOWHERE, [1 + 0.25 * 1.0, 1.0, 2.5]),
+    ],
+    ids=["continuing", "truncated", "terminated"],
+)
+def test_gae_by_hand(terminated, truncated, advantage):
+    out = gae(REWARD, VALUE, NEXT, terminated, truncated, gamma=0.5, gae_lambda=0.5)
+    close(out.advantage, np.array(advantage))
+    close(out.target, np.array(advantage) + np.array(VALUE))
+
+
+@pytest.mark.parametrize(
+    ("truncated", "error", "policy_advantage"),
+    [
+        # ratio [2, .5, 1]: rho = [1.5, .5, 1], c = [1, .5, 1]; delta as above, gamma .5, lambda 1
+        # e_2 = 2.5; e_1 = .5*1.75 + .5*.5*2.5 = 1.5; e_0 = 1.5*1 + .5*1*1.5 = 2.25; target = e + v = [2.75, 2.5, 4]
+        # policy: 1.5*(1 + .5*2.5 - .5) = 2.625; .5*(2 + .5*4 - 1) = 1.5; 3 + .5*2 - 1.5 = 2.5
+        (NOWHERE, [2.25, 1.5, 2.5], [2.625, 1.5, 2.5]),
+        # cut after step 1: e_1 = .5*1.75 = .875; e_0 = 1.5 + .5*.875 = 1.9375; target_1 = 1.875
+        # policy: 1.5*(1 + .5*1.875 - .5) = 2.15625; .5*(2 + .5*1.5 - 1) = .875; 2.5
+        (MIDDLE, [1.9375, 0.875, 2.5], [2.15625, 0.875, 2.5]),
+    ],
+    ids=["continuing", "truncated"],
+)
+def test_vtrace_by_hand(truncated, error, policy_advantage):
+    log_ratio = jnp.log(jnp.array([2.0, 0.5, 1.0]))
+    out = vtrace(log_ratio, REWARD, VALUE, NEXT, NOWHERE, truncated, gamma=0.5, rho_clip=1.5, c_clip=1.0)
+    close(out, (np.array(error), np.array(error) + np.array(VALUE), np.array(policy_advantage)))
+
+
+def test_next_values_by_hand():
+    close(f.next_values(VALUE, jnp.array(9.0)), np.array([1.0, 1.5, 9.0]))
+    final = jnp.array([np.nan, 7.0, np.nan])  # read only where an episode was truncated
+    close(f.next_values(VALUE, jnp.array(9.0), MIDDLE, final), np.array([1.0, 7.0, 9.0]))
+    close(f.next_values(VALUE, jnp.array(9.0), jnp.array([0, 0, 1]), jnp.full(3, 5.0)), np.array([1.0, 1.5, 5.0]))
+
+
+def test_clipped_surrogate_by_hand():
+    # ratio 2, eps .5: A = 1 is clipped to -1.5; A = -1 is not, 2.  ratio .25: A = 1 gives -.25; A = -1 is clipped, .5
+    log_ratio = jnp.array([LOG2, LOG2, -2 * LOG2, -2 * LOG2])
+    advantage = jnp.array([1.0, -1.0, 1.0, -1.0])
+    close(f.clipped_surrogate(log_ratio, advantage, clip_eps=0.5), np.array([-1.5, 2.0, -0.25, 0.5]))
+    # clip-higher .75: the upper bound is 1.75, the lower stays .5.  dual clip 1.25: no loss above 1.25 for A = -1
+    higher = f.clipped_surrogate(log_ratio, advantage, clip_eps=0.5, clip_eps_high=0.75)
+    close(higher, np.array([-1.75, 2.0, -0.25, 0.5]))
+    dual = f.clipped_surrogate(log_ratio, advantage, clip_eps=0.5, dual_clip=1.25)
+    close(dual, np.array([-1.5, 1.25, -0.25, 0.5]))
+
+
+def test_value_losses_by_hand():
+    value, old, target = jnp.array([2.0, 2.0, -1.0]), jnp.zeros(3), jnp.array([2.0, 5.0, -3.0])
+    close(f.value_loss(value, target), np.array([0.0, 4.5, 2.0]))  # .5*0, .5*9, .5*4
+    # clipped to [-.5, .5]: .5*1.5^2 = 1.125 > 0; .5*4.5^2 = 10.125 > 4.5; .5*2.5^2 = 3.125 > 2
+    close(f.clipped_value_loss(value, old, target, clip_eps=0.5), np.array([1.125, 10.125, 3.125]))
+    # moved away from the target: the unclipped error is the larger, .5*(2 - -1)^2 = 4.5 > .5*(.5 - -1)^2
+    close(f.clipped_value_loss(value[:1], old[:1], jnp.array([-1.0]), clip_eps=0.5), np.array([4.5]))
+
+
+def test_normalize_by_hand():
+    advantage = jnp.array([[1.0, 5.0], [3.0, 9.0]])
+    # mean 4.5, deviations -3.5 .5 -1.5 4.5, squares 12.25 + .25 + 2.25 + 20.25 = 35: /4 = 8.75, /3 = 11.666...
+    centred = np.array([[-3.5, 0.5], [-1.5, 4.5]])
+    close(f.advantage_normalize(advantage, eps=0.0), centred / np.sqrt(8.75))
+    close(f.advantage_normalize(advantage, eps=1.0), centred / (np.sqrt(8.75) + 1))
+    close(f.advantage_normalize(advantage, ddof=1, eps=0.0), centred / np.sqrt(35 / 3))
+    close(f.advantage_normalize(advantage, axis=0), np.array([[-1.0, -1.0], [1.0, 1.0]]))
+    # without the 9: mean 3, deviations -2 2 0
+    mask = jnp.array([[1, 1], [1, 0]])
+    close(f.advantage_normalize(advantage, mask), np.array([[-2.0, 2.0], [0.0, 0.0]]) / np.sqrt(8 / 3))
+
+
+def test_statistics_by_hand():
+    two = jnp.array([LOG2])
+    close(f.approx_kl(two, estimator="k1"), np.array([-LOG2]))
+    close(f.approx_kl(two, estimator="k2"), np.array([LOG2**2 / 2]))
+    close(f.approx_kl(two), np.array([1 - LOG2]))
+    # target 0 2 4 has variance 8/3; the errors 0 1 2 have 2/3: 1 - 1/4
+    close(f.explained_variance(jnp.array([0.0, 1.0, 2.0]), jnp.array([0.0, 2.0, 4.0])), np.array(0.75))
+    assert jnp.isnan(f.explained_variance(jnp.array([0.0, 1.0]), jnp.ones(2)))
+    log_ratio = jnp.log(jnp.array([0.5, 0.9, 1.0, 1.1, 1.5]))
+    close(f.clip_fraction(log_ratio, clip_eps=0.2), np.array([1.0, 0.0, 0.0, 0.0, 1.0]))
+    close(f.clip_fraction(log_ratio, clip_eps=0.2, clip_eps_high=0.6), np.array([1.0, 0.0, 0.0, 0.0, 0.0]))
+    close(f.clip_fraction(log_ratio, clip_eps=0.05), np.array([1.0, 1.0, 0.0, 1.0, 1.0]))
+    close(f.masked_mean(jnp.array([1.0, 3.0, np.nan]), jnp.array([1, 1, 0])), np.array(2.0))
+    close(f.masked_mean(jnp.array([1.0, 3.0]), jnp.zeros(2)), np.array(0.0))
+
+
+def test_priorities_by_hand():
+    # sums of |A|: 4, 1, 0; square roots 2, 1, 0; plus 1: 3, 2, 1 of 6
+    advantage = jnp.array([[1.0, -1.0, 0.0], [-3.0, 0.0, 0.0]])
+    close(f.segment_priorities(advantage, alpha=0.5, eps=1.0), np.array([3, 2, 1]) / 6)
+    # without the -3: sums 1 1 0, priorities 2 2 1 of 5; without column 1: 3 and 1 of 4
+    mask = jnp.ones((2, 3))
+    close(f.segment_priorities(advantage, mask.at[1, 0].set(0), alpha=0.5, eps=1.0), np.array([2, 2, 1]) / 5)
+    close(f.segment_priorities(advantage, mask.at[:, 1].set(0), alpha=0.5, eps=1.0), np.array([3, 0, 1]) / 4)
+    close(f.segment_priorities(advantage, 0 * mask, alpha=0.5), np.zeros(3))
+    close(f.segment_priorities(advantage.at[0, 1].set(np.nan), alpha=0.5, eps=1.0), np.array([3, 1, 1]) / 5)
+    # N*P = 2, 1.5, .5, 0 with N = 4: one over it; of three that can be drawn (the 0 cannot): N = 3
+    probabilities = jnp.array([0.5, 0.375, 0.125, 0.0])
+    weights = f.importance_weights(probabilities, jnp.array([0, 2, 0, 3]), beta=1.0)
+    close(weights, np.array([1 / 1.5, 1 / 0.375, 1 / 1.5, 0.0]))
+    largest = f.importance_weights(probabilities, jnp.array([0, 2]), beta=0.5, normalize=True)
+    close(largest, np.array([(0.375 / 1.5) ** 0.5, 1.0]))
+
+
+# --- float64 references over a product of settings -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("ends", [("truncated",), ("mask",), ("truncated", "mask"), ()], ids="+".join)
+def test_estimators_equal_their_reference(shape, ends):
+    given = arrays(*shape)
+    given = without(given, *({"truncated", "mask"} - set(ends)))
+    on_policy = without(given, "log_ratio")
+    for gamma, gae_lambda in itertools.product((0.0, 0.9, 1.0), (0.0, 0.7, 1.0)):
+        settings = {"gamma": gamma, "gae_lambda": gae_lambda}
+        close(gae(**on_policy, **settings), reference.gae(**on_policy, **settings))
+        for rho_clip, c_clip in ((1.0, 1.0), (0.8, 2.0), (np.inf, 0.5)):
+            clips = settings | {"rho_clip": rho_clip, "c_clip": c_clip}
+            close(vtrace(**given, **clips), reference.vtrace(**given, **clips))
+
+
+def test_next_values_equal_their_reference():
+    given = arrays(5, 3)
+    last, final = given["reward"][0], given["next_value"]
+    close(f.next_values(given["value"], last), reference.next_values(given["value"], last))
+    close(
+        f.next_values(given["value"], last, given["truncated"], final),
+        reference.next_values(given["value"], last, given["truncated"], final),
+    )
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+@pytest.mark.parametrize("axis", [None, 0, 1, -1, (0, 1), (0, 2)], ids=str)
+def test_normalize_equals_its_reference(axis, ddof):
+    given = arrays(4, 3, 2)
+    for mask, eps in itertools.product((None, given["mask"]), (1e-8, 0.1)):
+        expected = reference.advantage_normalize(given["value"], mask, axis=axis, ddof=ddof, eps=eps)
+        close(f.advantage_normalize(given["value"], mask, axis=axis, ddof=ddof, eps=eps), expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_losses_equal_their_reference(shape):
+    given = arrays(*shape)
+    log_ratio, advantage, value, old, target = (
+        given[name] for name in ("log_ratio", "reward", "value", "next_value", "reward")
+    )
+    for eps, high, dual in itertools.product((0.1, 0.5), (None, 0.4), (None, 1.5)):
+        settings = {"clip_eps": eps, "clip_eps_high": high, "dual_clip": dual}
+        expected = reference.clipped_surrogate(log_ratio, advantage, **settings)
+        close(f.clipped_surrogate(log_ratio, advantage, **settings), expected)
+        close(
+            f.clip_fraction(log_ratio, clip_eps=eps, clip_eps_high=high),
+            reference.clip_fraction(log_ratio, clip_eps=eps, clip_eps_high=high),
+        )
+        close(
+            f.clipped_value_loss(value, old, target, clip_eps=eps),
+            reference.clipped_value_loss(value, old, target, clip_eps=eps),
+        )
+    close(f.value_loss(value, target), reference.value_loss(value, target))
+    for estimator in ("k1", "k2", "k3"):
+        close(f.approx_kl(log_ratio, estimator=estimator), reference.approx_kl(log_ratio, estimator))
+    for mask in (None, given["mask"]):
+        close(f.explained_variance(value, target, mask), np.array(reference.explained_variance(value, target, mask)))
+        close(f.masked_mean(value, mask), np.array(reference.masked_mean(value, mask)))
+
+
+def test_priorities_equal_their_reference():
+    given = arrays(5, 4)
+    indices = jnp.array([0, 3, 1, 0])
+    for mask, alpha in itertools.product((None, given["mask"], given["mask"].at[:, 2].set(0)), (0.0, 0.6, 1.0, 2.0)):
+        probabilities = f.segment_priorities(given["value"], mask, alpha=alpha)
+        close(probabilities, reference.segment_priorities(given["value"], mask, alpha=alpha))
+        close(jnp.sum(probabilities), np.array(1.0))
+        for beta, normalize in itertools.product((0.0, 0.4, 1.0), (False, True)):
+            close(
+                f.importance_weights(probabilities, indices, beta=beta, normalize=normalize),
+                reference.importance_weights(probabilities, indices, beta=beta, normalize=normalize),
+            )
+
+
+# --- gradients -------------------------------------------------------------------------------------------------------
+
+
+def test_surrogate_gradient_stops_where_the_clip_binds():
+    # dL/dl = -A*r inside the range and wherever clipping would help; 0 where the ratio left it in A's direction
+    ratio = np.array([1.0, 2.0, 2.0, 0.25, 0.25])
+    advantage = jnp.array([3.0, 3.0, -3.0, 3.0, -3.0])
+    loss = lambda log_ratio: jnp.sum(f.clipped_surrogate(log_ratio, advantage, clip_eps=0.5))  # noqa: E731
+    gradient = jax.grad(loss)(jnp.log(jnp.asarray(ratio, jnp.float32)))
+    close(gradient, np.array([-3.0, 0.0, 6.0, -0.75, 0.0]))
+    bounded = lambda log_ratio: jnp.sum(  # noqa: E731
+        f.clipped_surrogate(log_ratio, advantage, clip_eps=0.5, dual_clip=1.5)
+    )
+    gradient = jax.grad(bounded)(jnp.log(jnp.asarray(ratio, jnp.float32)))
+    close(gradient, np.array([-3.0, 0.0, 0.0, -0.75, 0.0]))
+
+
+def test_value_loss_gradients():
+    value, target = jnp.array([2.0, 2.0, 0.25]), jnp.array([5.0, -1.0, 1.0])
+    close(jax.grad(lambda v: jnp.sum(f.value_loss(v, target)))(value), np.array([-3.0, 3.0, -0.75]))
+    # old 0, range .5: moved towards the target beyond the range: no gradient; away from it, or within: as unclipped
+    clipped = jax.grad(lambda v: jnp.sum(f.clipped_value_loss(v, jnp.zeros(3), target, clip_eps=0.5)))(value)
+    close(clipped, np.array([0.0, 3.0, -0.75]))
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_gradient(estimator):
+    log_ratio = jnp.array([-1.0, 0.0, 1.0])
+    expected = {"k1": -np.ones(3), "k2": np.array([-1.0, 0.0, 1.0]), "k3": np.expm1([-1.0, 0.0, 1.0])}[estimator]
+    close(jax.grad(lambda x: jnp.sum(f.approx_kl(x, estimator=estimator)))(log_ratio), expected)
+
+
+def test_estimators_differentiate_as_their_equation():
+    given = arrays(4, 2)
+    settings = {"gamma": 0.9, "gae_lambda": 0.5}
+    gradient = jax.grad(
+        lambda reward: jnp.sum(gae(**without(given, "log_ratio", "reward"), reward=reward, **settings).advantage)
+    )(given["reward"])
+    shift = 1e-3
+    for index in np.ndindex(4, 2):
+        bump = np.zeros((4, 2))
+        bump[index] = shift
+        both = [
+            reference.gae(**without(given, "log_ratio", "reward"), reward=given["reward"] + sign * bump, **settings)[0]
+            for sign in (1, -1)
+        ]
+        close(gradient[index], np.sum(both[0] - both[1]) / (2 * shift), rtol=1e-3, atol=1e-3)
+
+
+# --- at the limits ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip", [1.0, 3.0, np.inf])
+def test_vtrace_on_policy_is_gae(clip):
+    given = arrays(6, 3) | {"log_ratio": jnp.zeros((6, 3))}
+    settings = {"gamma": 0.9, "gae_lambda": 0.8}
+    ours = vtrace(**given, **settings, rho_clip=clip, c_clip=clip)
+    expected = gae(**without(given, "log_ratio"), **settings)
+    np.testing.assert_array_equal(ours.error, expected.advantage)
+    np.testing.assert_array_equal(ours.target, expected.target)
+
+
+def test_lambda_0_is_the_td_error():
+    given = without(arrays(6, 3), "log_ratio", "mask")
+    delta = given["reward"] + 0.9 * (1 - given["terminated"]) * given["next_value"] - given["value"]
+    close(gae(**given, gamma=0.9, gae_lambda=0.0).advantage, delta)
+
+
+def test_lambda_1_is_the_monte_carlo_return():
+    given = without(arrays(6, 3), "log_ratio", "mask")
+    # inside an episode the value of the next step bootstraps what follows: the values telescope away
+    shifted = f.next_values(given["value"], given["next_value"][-1], given["truncated"], given["next_value"])
+    target = gae(**(given | {"next_value": shifted}), gamma=0.9, gae_lambda=1.0).target
+    expected = np.zeros((6, 3))
+    for t, n in itertools.product(reversed(range(6)), range(3)):
+        if given["terminated"][t, n]:
+            following = 0.0
+        elif given["truncated"][t, n] or t == 5:
+            following = shifted[t, n]
+        else:
+            following = expected[t + 1, n]
+        expected[t, n] = given["reward"][t, n] + 0.9 * following
+    close(target, expected)
+
+
+def test_without_clips_the_losses_are_the_unclipped_ones():
+    given = arrays(5, 3)
+    log_ratio, advantage = given["log_ratio"], given["reward"]
+    close(f.clipped_surrogate(log_ratio, advantage, clip_eps=np.inf), -jnp.exp(log_ratio) * advantage)
+    value, old, target = given["value"], given["next_value"], given["reward"]
+    # not exactly: old + (value - old) is value but for rounding
+    close(f.clipped_value_loss(value, old, target, clip_eps=np.inf), f.value_loss(value, target))
+    same = f.clipped_surrogate(jnp.zeros((5, 3)), advantage, clip_eps=0.2)
+    np.testing.assert_array_equal(same, -advantage)
+    high = f.clipped_surrogate(log_ratio, advantage, clip_eps=0.2, clip_eps_high=0.2, dual_clip=np.inf)
+    np.testing.assert_array_equal(high, f.clipped_surrogate(log_ratio, advantage, clip_eps=0.2))
+
+
+def test_normalize_has_mean_0_and_deviation_1():
+    given = arrays(5, 4, scale=30.0)
+    normalized = f.advantage_normalize(given["value"] + 100, given["mask"])
+    close(f.masked_mean(normalized, given["mask"]), np.array(0.0), atol=1e-5)
+    close(f.masked_mean(normalized**2, given["mask"]), np.array(1.0))
+    once = f.advantage_normalize(given["value"], eps=0.0)
+    close(f.advantage_normalize(3 * once + 7, eps=0.0), once)
+    for alone in (jnp.ones(1), jnp.full((3, 2), 4.0)):
+        np.testing.assert_array_equal(f.advantage_normalize(alone, ddof=1), np.zeros(alone.shape))
+
+
+def test_perfect_and_useless_critics():
+    target = arrays(5, 3)["reward"]
+    close(f.explained_variance(target + 3, target), np.array(1.0))
+    close(f.explained_variance(jnp.full((5, 3), 2.0), target), np.array(0.0))
+    close(f.explained_variance(-target, target), np.array(-3.0))  # the error is twice the target
+
+
+def test_alpha_0_draws_uniformly():
+    given = arrays(5, 4)
+    close(f.segment_priorities(given["value"], alpha=0.0), np.full(4, 1 / 4))
+    none_left = given["mask"].at[:, 1].set(0)
+    close(f.segment_priorities(given["value"], none_left, alpha=0.0), np.array([1, 0, 1, 1]) / 3)
+    close(f.importance_weights(jnp.full(4, 0.25), jnp.arange(4), beta=0.7), np.ones(4))
+    close(f.importance_weights(jnp.array([0.1, 0.9]), jnp.arange(2), beta=0.0), np.ones(2))
+
+
+def test_beta_1_makes_the_weighted_mean_unbiased():
+    given = arrays(5, 4)
+    mask = given["mask"].at[:, 3].set(0)  # segment 3 is never drawn, and is not part of the mean
+    probabilities = f.segment_priorities(given["value"], mask, alpha=1.0)
+    weights = f.importance_weights(probabilities, jnp.arange(4), beta=1.0)
+    quantity = jnp.array([3.0, -1.0, 5.0, 100.0])
+    # exact: E[w f] = sum_n P_n w_n f_n
+    close(jnp.sum(probabilities * weights * quantity), np.array((3 - 1 + 5) / 3))
+    # and drawn: the mean of 20,000 draws, within five of its standard errors
+    drawn = jax.random.choice(jax.random.key(0), 4, (20_000,), p=probabilities)
+    sample = np.asarray(f.importance_weights(probabilities, drawn, beta=1.0) * quantity[drawn], np.float64)
+    error = sample.std() / np.sqrt(len(sample))
+    assert abs(sample.mean() - 7 / 3) < 5 * error < 0.2
+    assert not np.any(np.asarray(drawn) == 3)
+
+
+def test_kl_estimators_estimate_the_divergence():
+    # KL(p || q) of two categoricals: k1 and k3 in exact expectation, k2 to second order in the distance
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.45, 0.33, 0.22])
+    log_ratio = jnp.asarray(np.log(q / p), jnp.float32)
+    exact = np.sum(p * np.log(p / q))
+    for estimator, rtol in (("k1", 1e-4), ("k3", 1e-4), ("k2", 0.05)):
+        expectation = np.sum(p * np.asarray(f.approx_kl(log_ratio, estimator=estimator)))
+        np.testing.assert_allclose(expectation, exact, rtol=rtol)
+    assert np.all(np.asarray(f.approx_kl(log_ratio)) >= 0)
+
+
+def test_numbers_are_probabilities_of_termination():
+    given = without(arrays(5, 3), "log_ratio", "mask", "truncated", "terminated")
+    half = gae(**given, terminated=jnp.full((5, 3), 0.5), gamma=0.8, gae_lambda=0.5)
+    close(half, gae(**given, terminated=jnp.zeros((5, 3)), gamma=0.4, gae_lambda=0.5))
+
+
+def test_next_value_may_be_anything_after_a_termination():
+    given = without(arrays(5, 3), "mask")
+    poisoned = jnp.where(given["terminated"] == 1, jnp.nan, given["next_value"])
+    for function, named in ((gae, without(given, "log_ratio")), (vtrace, given)):
+        settings = {"gamma": 0.9, "gae_lambda": 0.9}
+        clean = function(**named, **settings)
+        for x, y in zip(clean, function(**(named | {"next_value": poisoned}), **settings), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_ends_may_be_booleans_or_integers():
+    given = without(arrays(5, 3), "log_ratio")
+    expected = gae(**given, gamma=0.9, gae_lambda=0.9)
+    for kind in (bool, jnp.int32):
+        cast = given | {name: given[name].astype(kind) for name in ("terminated", "truncated", "mask")}
+        for x, y in zip(gae(**cast, gamma=0.9, gae_lambda=0.9), expected, strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+# --- rlax ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.lenient_ranks
+def test_rlax_agrees_where_no_episode_is_truncated():
+    rlax = pytest.importorskip("rlax")
+    given = without(arrays(6, 1, seed=3), "mask", "truncated")
+    column = {name: x[:, 0] for name, x in given.items()}
+    column["next_value"] = f.next_values(column["value"], jnp.float32(0.7))  # rlax takes the shift for granted
+    discount = 0.9 * (1 - column["terminated"])
+    values = jnp.append(column["value"], 0.7)
+
+    advantage = rlax.truncated_generalized_advantage_estimation(column["reward"], discount, 0.8, values)
+    close(gae(**without(column, "log_ratio"), gamma=0.9, gae_lambda=0.8).advantage, advantage)
+
+    expected = rlax.vtrace_td_error_and_advantage(
+        column["value"], column["next_value"], column["reward"], discount, jnp.exp(column["log_ratio"]), lambda_=0.8
+    )
+    ours = vtrace(**column, gamma=0.9, gae_lambda=0.8)
+    close(ours.error, expected.errors)
+    # IMPALA's advantage mixes the target with the value by lambda in rlax; the two are the same at lambda 1
+    expected = rlax.vtrace_td_error_and_advantage(
+        column["value"], column["next_value"], column["reward"], discount, jnp.exp(column["log_ratio"]), lambda_=1.0
+    )
+    close(vtrace(**column, gamma=0.9).policy_advantage, expected.pg_advantage)
+
+    loss = rlax.clipped_surrogate_pg_loss(jnp.exp(column["log_ratio"]), column["reward"], 0.2)
+    close(jnp.mean(f.clipped_surrogate(column["log_ratio"], column["reward"], clip_eps=0.2)), loss)
+
+
+@pytest.mark.lenient_ranks
+def test_a_truncation_does_not_leak_where_rlax_does():
+    # Two trajectories of two steps, V = 1 and V = 100, no reward, gamma 1, on-policy: there is nothing to learn.
+    rlax = pytest.importorskip("rlax")
+    value = jnp.array([1.0, 1.0, 100.0, 100.0])
+    truncated, zeros = jnp.array([0.0, 1.0, 0.0, 1.0]), jnp.zeros(4)
+    for out in (
+        vtrace(zeros, zeros, value, value, zeros, truncated, gamma=1.0),
+        gae(zeros, value, value, zeros, truncated, gamma=1.0, gae_lambda=1.0),
+    ):
+        for name, x in out._asdict().items():
+            np.testing.assert_array_equal(x, value if name == "target" else zeros)
+    trace = 1 - truncated  # rlax has no other word for a truncation than lambda = 0
+    theirs = rlax.vtrace_td_error_and_advantage(value, value, zeros, jnp.ones(4), jnp.ones(4), lambda_=trace)
+    np.testing.assert_array_equal(theirs.errors, zeros)
+    assert theirs.pg_advantage[1] == 99
+
+
+# --- the parts call the functions of the same name -------------------------------------------------------------------
+
+
+def test_nothing_is_differentiated_through_an_advantage():
+    params = make_params(1)
+    batch = rollout()
+    part = pp.vtrace(gamma=0.9, gae_lambda=0.8)
+
+    def estimate(params):
+        current = pp.Current(None, batch.log_prob + batch.obs @ params["value"], batch.obs @ params["value"])
+        out, _ = part.update(batch.replace(current=current), part.init(params), pp.Context(key=jax.random.key(0)))
+        return jnp.sum(out.advantage * 2 + out.target), out.advantage
+
+    (_, advantage), gradient = jax.value_and_grad(estimate, has_aux=True)(params)
+    assert np.any(np.asarray(advantage) != 0)
+    for leaf in jax.tree.leaves(gradient):
+        np.testing.assert_array_equal(leaf, np.zeros(leaf.shape))
