@@ -171,7 +171,7 @@ def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy")
         except (NotImplementedError, AttributeError):
             sample = distribution.sample(seed=context.key, sample_shape=(num_samples,))
             entropy = -jnp.mean(distribution.log_prob(sample), axis=0)
-        batch = batch.add_loss(name, -at(coef, context.step) * entropy)
+        batch = batch.add_loss(name, (-at(coef, context.step) * entropy).astype(entropy.dtype))
         return batch.add_metrics(**{name: masked_mean(entropy, batch.mask)}), state
 
     return Part(no_state, update, "entropy_bonus", provides=("losses",), place="after_sampler")
@@ -206,4 +206,6 @@ def loss_weight(*names: str) -> Part:
 
 
 def _add_scaled(batch: Batch, name: str, loss: Array, coef: Array | float) -> Batch:
-    return batch.add_loss(name, coef * loss).add_metrics(**{f"{name}_loss": masked_mean(loss, batch.mask)})
+    return batch.add_loss(name, (coef * loss).astype(loss.dtype)).add_metrics(
+        **{f"{name}_loss": masked_mean(loss, batch.mask)}
+    )

@@ -165,7 +165,9 @@ def given_indices(indices: Any, axis: Axis = "step", weights: Any = None, *, ref
                 f"{table.min()} to {table.max()}"
             )
         rows = jnp.asarray(table)[epoch]
-        return rows, None if weights is None else jnp.asarray(weights).reshape(table.shape)[epoch]
+        if weights is None:
+            return rows, None
+        return rows, jnp.asarray(weights, batch.log_prob.dtype).reshape(table.shape)[epoch]
 
     def draw(item: Any, batch: Batch, context: Context) -> tuple[Array, Array | None]:
         del batch, context

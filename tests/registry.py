@@ -1,0 +1,131 @@
+"""Every public part, once or a few times with different settings; `test_laws.py` holds each to the same laws.
+
+A new part is tested by adding a line here (and a completeness test fails until it is).
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ppo_parts as pp
+
+from .common import SEGMENTS, TIME, evaluate, make_params, rollout
+
+STEP = 3  # the learner update at which the laws are checked
+
+
+class Case(NamedTuple):
+    """A part under test.
+
+    Attributes:
+        make: the public factory.
+        args, options: what it is called with besides
+        numeric: its numeric hyperparameters: each may be a float, an array or a schedule.
+        after: True: it is given a minibatch `[T, M]` with the policy being trained; False: a rollout.
+        note: what tells it from another case of the same factory.
+    """
+
+    make: Callable[..., pp.Part]
+    args: tuple[Any, ...] = ()
+    numeric: Mapping[str, float] = {}
+    options: Mapping[str, Any] = {}
+    after: bool = False
+    note: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.make.__name__ + (f"-{self.note}" if self.note else "")
+
+    def part(self, **numeric: Any) -> pp.Part:
+        return self.make(*self.args, **{**self.numeric, **self.options, **numeric})
+
+
+def _double(batch: pp.Batch) -> pp.Batch:
+    return batch.replace(reward=2 * batch.reward)
+
+
+_ROWS = np.arange(TIME * SEGMENTS).reshape(2, -1)
+_ESTIMATE = {"gamma": 0.9, "gae_lambda": 0.8}
+_CLIPS = {"rho_clip": 1.2, "c_clip": 0.9}
+
+CASES = (
+    Case(pp.identity),
+    Case(pp.stateless, (_double,)),
+    Case(pp.chain, note="empty"),
+    Case(pp.chain, (pp.gae(**_ESTIMATE), pp.advantage_normalize()), note="of two"),
+    Case(pp.gae, numeric=_ESTIMATE, note="rollout"),
+    Case(pp.gae, numeric=_ESTIMATE, after=True, note="minibatch"),
+    Case(pp.vtrace, numeric=_ESTIMATE | _CLIPS, note="rollout"),
+    Case(pp.vtrace, numeric=_ESTIMATE | _CLIPS, after=True, note="minibatch"),
+    Case(pp.vtrace, numeric={"gamma": 0.9}, options={"policy_gradient": True}, after=True, note="policy gradient"),
+    Case(pp.advantage_normalize, numeric={"eps": 1e-3}, options={"ddof": 1}, after=True),
+    Case(pp.advantage_normalize, options={"axis": 0}, after=True, note="axis 0"),
+    Case(pp.advantage_weight, after=True),
+    Case(pp.clipped_surrogate, numeric={"clip_eps": 0.2}, after=True),
+    Case(
+        pp.clipped_surrogate,
+        numeric={"clip_eps": 0.1, "clip_eps_high": 0.3, "dual_clip": 1.5},
+        options={"name": "other"},
+        after=True,
+        note="all bounds",
+    ),
+    Case(pp.clipped_value_loss, numeric={"clip_eps": 0.2, "coef": 0.5}, after=True),
+    Case(pp.value_loss, numeric={"coef": 0.5}, after=True),
+    Case(pp.entropy_bonus, numeric={"coef": 0.01}, after=True),
+    Case(pp.loss_weight, ("given",), after=True),
+    Case(pp.kl_early_stop, (), numeric={"target_kl": 0.1}, after=True),
+    Case(pp.kl_early_stop, (), {"target_kl": 5.0}, {"estimator": "k1", "reduction": "sum"}, after=True, note="sum"),
+    Case(pp.kl_early_stop, (), {"target_kl": 0.1}, {"check": "epoch", "over": "mean"}, after=True, note="epoch mean"),
+    Case(pp.shuffled_minibatches, (2,)),
+    Case(pp.segment_minibatches, (2,)),
+    Case(pp.prioritized_sampler, (2,), numeric={"alpha": 0.8, "beta": 0.4}),
+    Case(pp.prioritized_sampler, (2,), {"alpha": 0.8, "beta": 0.4}, {"replacement": True}, note="replacement"),
+    Case(pp.full_batch),
+    Case(pp.given_indices, (_ROWS,)),
+    Case(pp.given_indices, ([[0, 2], [1, 0]], "segment", [[1.0, 0.5], [2.0, 1.0]]), note="weighted segments"),
+)
+LEARNER_ONLY = {"phases"}  # its update says that only learner can run it: see test_learner.py
+
+
+def given_batch(case: Case, seed: int = 0, dtype: Any = jnp.float32) -> pp.Batch:
+    """A batch with everything any part reads."""
+    return _given_batch(case.after, seed, dtype)
+
+
+@functools.cache
+def _given_batch(after: bool, seed: int, dtype: Any) -> pp.Batch:
+    batch = rollout(seed, dtype=dtype)
+    rng = np.random.default_rng(seed + 1)
+    normal = {
+        name: jnp.asarray(0.3 * rng.normal(size=(TIME, SEGMENTS)), dtype)
+        for name in ("advantage", "target", "log_ratio", "loss", "extra")
+    }
+    loss, extra = normal.pop("loss"), normal.pop("extra")
+    batch = batch.replace(**normal, extras={"own": extra})
+    if after:
+        weight = jnp.asarray(rng.random(SEGMENTS) + 0.5, dtype)
+        batch = batch.replace(weight=weight, losses={"given": loss}, metrics={"given": jnp.zeros((), dtype)})
+    return batch
+
+
+def given_context(seed: int = 0, dtype: Any = jnp.float32) -> pp.Context:
+    return pp.Context(
+        key=jax.random.key(seed),
+        step=jnp.int32(STEP),
+        params=make_params(seed, dtype),
+        evaluate=evaluate,
+        minibatch=jnp.int32(1),
+        num_minibatches=2,
+    )
+
+
+def apply(case: Case, part: pp.Part, batch: pp.Batch, state: Any, context: pp.Context) -> tuple[pp.Batch, Any]:
+    """`part.update`, with the current policy evaluated first where the part stands after a sampler."""
+    if case.after and batch.current is None:
+        distribution, value = evaluate(context.params, batch)
+        batch = batch.replace(current=pp.Current(distribution, distribution.log_prob(batch.action), value))
+    return part.update(batch, state, context)
