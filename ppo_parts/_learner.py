@@ -123,19 +123,19 @@ def learner(evaluate: Evaluate, pipeline: Part, optimizer: Any) -> Learner:
         params, (shared_state, states) = state.params, state.pipeline
         opt_states = dict(state.opt_state) if named else {None: state.opt_state}
         states = dict(states) if named else {None: states}
-        raw = batch.replace(metrics={}, losses={}, current=None, stop=None)
+        raw = finite_where_masked(batch.replace(metrics={}, losses={}, current=None, stop=None))
         ready, metrics = raw, count_nonfinite(raw)
         if any(phase.sampler.refresh == "rollout" for phase in phases):
             context = Context(key=jax.random.fold_in(key, 0), step=state.step, params=params, evaluate=evaluate)
             ready, shared_state = start.update(raw, shared_state, context)
-            metrics.update(ready.metrics)
+            metrics = _joined(metrics, ready.metrics)
         for number, phase in enumerate(phases):
             run = _Run(phase, shared, evaluate, jax.random.fold_in(key, number + 1), state.step, params, raw, ready)
             params, opt_states[phase.name], shared_state, states[phase.name], measured = run(
                 opt_states[phase.name], shared_state, states[phase.name]
             )
             prefix = f"{phase.name}/" if named else ""
-            metrics.update({prefix + name: value for name, value in measured.items()})
+            metrics = _joined(metrics, {prefix + name: value for name, value in measured.items()})
         pipeline = (shared_state, unnamed(states))
         return LearnerState(params, unnamed(opt_states), pipeline, state.step + 1), metrics
 
@@ -270,11 +270,15 @@ class _Run:
             return carry, (refreshed, measured, ran)
 
         carry, (refreshed, measured, ran), epochs = _scan(epoch, carry, jnp.arange(sampler.num_epochs), can_stop)
-        metrics |= {name: _reduced(name, values, epochs) for name, values in refreshed.items()}
-        metrics |= {name: _reduced(name, values, ran) for name, values in measured.items()}
-        metrics["epochs"] = jnp.sum(epochs)
+        own = {"epochs": jnp.sum(epochs)}
         if can_stop:
-            metrics["early_stopped"] = carry.stopped.astype(jnp.float32)
+            own["early_stopped"] = carry.stopped.astype(jnp.float32)
+        metrics = _joined(
+            metrics,
+            {name: _reduced(name, values, epochs) for name, values in refreshed.items()},
+            {name: _reduced(name, values, ran) for name, values in measured.items()},
+            own,
+        )
         if seen is not None:
             count = len(self.shared)
             shared_state, before = tuple(carry.before[:count]), tuple(carry.before[count:])
@@ -333,7 +337,7 @@ class _Run:
                 )
             means = {name: masked_mean(loss, batch.mask) for name, loss in batch.losses.items()}
             bad = {f"nonfinite/loss/{name}": ~jnp.isfinite(mean) for name, mean in means.items()}
-            result = batch.replace(metrics={**batch.metrics, **bad}, current=None, losses={})
+            result = batch.replace(metrics=_joined(batch.metrics, bad), current=None, losses={})
             return sum(means.values(), jnp.zeros(())), (result, after, current._replace(distribution=None))
 
         (loss, (batch, after, current)), grads = jax.value_and_grad(loss_fn, has_aux=True)(carry.trained)
@@ -357,11 +361,11 @@ class _Run:
                 put(seen.log_ratio, indices, sampler.axis, current.log_prob - minibatch.log_prob),
             )
         norm = optax.tree.norm(grads)
-        metrics |= batch.metrics
-        metrics |= {"loss": loss, "grad_norm": norm, "minibatches": applied.astype(jnp.int32)}
-        metrics["nonfinite/gradient"] = ~jnp.isfinite(norm)
+        own = {"loss": loss, "grad_norm": norm, "minibatches": applied.astype(jnp.int32)}
+        own["nonfinite/gradient"] = ~jnp.isfinite(norm)
         if minibatch.advantage is not None:
-            metrics["nonfinite/advantage"] = masked_sum(~jnp.isfinite(minibatch.advantage), minibatch.mask)
+            own["nonfinite/advantage"] = masked_sum(~jnp.isfinite(minibatch.advantage), minibatch.mask)
+        metrics = _joined(metrics, batch.metrics, own)
         return _Carry(trained, opt_state, carry.before, after, seen, stopped), metrics
 
 
@@ -385,6 +389,20 @@ def _scan(
 
     carry, (ys, ran) = jax.lax.scan(guarded, carry, xs)
     return carry, ys, ran
+
+
+def _joined(*groups: Mapping[str, Array]) -> Metrics:
+    """All metrics in one dict; two of one name are an error, as within a chain."""
+    joined: Metrics = {}
+    for group in groups:
+        for name, value in group.items():
+            if name in joined:
+                raise ValueError(
+                    f"learner: a metric named {name!r} is written twice, by parts on both sides of the sampler or by a "
+                    "part and by the learner itself: give the part's another name"
+                )
+            joined[name] = value
+    return joined
 
 
 def _reduced(name: str, values: Array, ran: Array) -> Array:
@@ -427,6 +445,20 @@ def check_rollout(batch: Batch) -> None:
                 )
 
 
+def finite_where_masked(batch: Batch) -> Batch:
+    """The batch with 0 for what is not finite in masked observations and actions: 0 * NaN would be a NaN gradient."""
+    if batch.mask is None:
+        return batch
+    keep = batch.mask.astype(bool)
+
+    def finite(x: Array) -> Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating) or x.shape[: keep.ndim] != keep.shape:
+            return x
+        return jnp.where(jnp.isfinite(x) | keep.reshape(keep.shape + (1,) * (x.ndim - keep.ndim)), x, 0)
+
+    return batch.replace(obs=jax.tree.map(finite, batch.obs), action=jax.tree.map(finite, batch.action))
+
+
 def count_nonfinite(batch: Batch) -> Metrics:
     """How many unmasked elements of the rollout are not finite, by field."""
     counts = {}
@@ -462,7 +494,7 @@ def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:
         if total:
             unit = "minibatch" if what.startswith(("loss/", "gradient")) else "element"
             plural = ("es" if unit == "minibatch" else "s") if total != 1 else ""
-            rank = next(i for i, start in enumerate(order) if what.startswith(start))
+            rank = next((i for i, start in enumerate(order) if what.startswith(start)), len(order))
             found[phase + what] = (rank, f"{phase}{what.replace('/', ' ')} ({total} {unit}{plural})")
     if not found:
         return None

@@ -56,6 +56,10 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
             f"evaluate returned a value of shape {jnp.shape(value)}, batch.log_prob has {expected}: one number per "
             "element is needed; index the trailing axis of a Dense(1) away, value[..., 0]"
         )
+    if batch.mask is not None:  # masked places keep what was recorded: their ratio is 1, and no gradient leaves them
+        keep = batch.mask.astype(bool)
+        log_prob = jnp.where(keep, log_prob, batch.log_prob.astype(log_prob.dtype))
+        value = value if batch.value is None else jnp.where(keep, value, batch.value.astype(value.dtype))
     return Current(distribution, log_prob, value)
 
 

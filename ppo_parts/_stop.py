@@ -26,6 +26,7 @@ def kl_early_stop(
     reduction: Literal["mean", "sum"] = "mean",
     check: Literal["minibatch", "epoch"] = "minibatch",
     over: Literal["last", "mean"] = "last",
+    name: str = "early_stop_kl",
 ) -> Part:
     """Stop this phase's gradient steps, for this update, when the policy has moved too far.
 
@@ -37,8 +38,9 @@ def kl_early_stop(
     * `check="epoch"`: judged once an epoch is over, all of whose steps stay applied: `over="last"` by its last
       minibatch (CleanRL; jaxagents with `estimator="k1", reduction="sum"`), `over="mean"` by the mean over them.
 
-    When not vmapped, stopping really skips the work. Metrics: `early_stop_kl` (what was judged, mean over the
-    minibatches run); the learner adds `minibatches`, `epochs` and `early_stopped`.
+    When not vmapped, stopping really skips the work. Of several in a chain the first to exceed stops it. Metrics:
+    `<name>` (what was judged, mean over the minibatches run); the learner adds `minibatches`, `epochs` and
+    `early_stopped`.
 
     Args:
         target_kl: threshold, in nats, >= 0; a schedule counts learner updates.
@@ -46,6 +48,7 @@ def kl_early_stop(
         reduction: over the elements of a minibatch: "mean", or "sum" (which grows with the minibatch).
         check: "minibatch" or "epoch".
         over: with `check="epoch"`: "last" or "mean".
+        name: key in `metrics`.
 
     Place: after the sampler.
 
@@ -73,7 +76,7 @@ def kl_early_stop(
         divergence = functional.approx_kl(batch.current_log_ratio(), estimator=estimator)
         reduce = masked_mean if reduction == "mean" else masked_sum
         judged = reduce(divergence, batch.mask)
-        batch = batch.add_metrics(early_stop_kl=judged)
+        batch = batch.add_metrics(**{name: judged})
         if averaged:
             total = jnp.where(jnp.equal(context.minibatch, 0), 0, state.total) + judged.astype(jnp.float32)
             state = KLEarlyStopState(total)
