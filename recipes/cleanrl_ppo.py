@@ -112,17 +112,17 @@ def make_env(config: Config) -> envs.Env:
 def make_train(config: Config) -> training.Train:
     """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers."""
     env = make_env(config)
-    num_updates = config.total_timesteps // (config.num_envs * config.num_steps)
+    num_updates = training.updates_in(config.total_timesteps, num_envs=config.num_envs, num_steps=config.num_steps)
     discrete, space = envs.is_discrete(env.action_space), env.action_space
-    network = ActorCritic(space.n if discrete else int(np.prod(space.shape)), discrete, config.hidden)
-    obs_rank = len(env.observation_space.shape)
+    network = ActorCritic(space.n if discrete else envs.size(space), discrete, config.hidden)
+    obs_size, obs_rank = envs.size(env.observation_space), len(env.observation_space.shape)
 
     def evaluate(params: Any, batch: pp.Batch) -> tuple[Any, jax.Array]:
         obs = batch.obs.astype(jnp.float32)
         return network.apply(params, obs.reshape((*obs.shape[: obs.ndim - obs_rank], -1)))
 
     def init_params(key: jax.Array) -> Any:
-        return network.init(key, jnp.zeros(int(np.prod(env.observation_space.shape))))
+        return network.init(key, jnp.zeros(obs_size))
 
     pipeline = pp.chain(
         pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),

@@ -7,6 +7,7 @@ from ._env import clip_action as clip_action
 from ._env import is_discrete as is_discrete
 from ._env import normalize_observation as normalize_observation
 from ._env import normalize_reward as normalize_reward
+from ._env import size as size
 from ._gymnasium import HostRollout as HostRollout
 from ._gymnax import from_gymnax as from_gymnax
 from ._gymnax import make as make

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -56,6 +57,20 @@ def is_discrete(space: Any) -> bool:
     return hasattr(space, "n")
 
 
+def size(space: Any) -> int:
+    """How many numbers an element of a space has (1 in a `Discrete`).
+
+    Raises:
+        ValueError: a space without a shape, a dict or a tuple of spaces.
+    """
+    if getattr(space, "shape", None) is None:
+        raise ValueError(
+            f"{space!r} is no array, and this network needs one: flatten it in a wrapper around the environment, or "
+            "write a network that takes its parts"
+        )
+    return math.prod(space.shape)
+
+
 def clip_action(env: Env) -> Env:
     """Clip actions to the bounds of the environment's box on their way in; what is stored stays unclipped."""
     space = env.action_space
@@ -83,13 +98,19 @@ class Moments(NamedTuple):
         return Moments(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
 
     def updated(self, x: Array) -> Moments:
-        """Moments of the stream with the rows of `x`, `[N, ...]`, appended (Chan et al. 1979)."""
-        n = x.shape[0]
+        """Moments of the stream with the rows of `x`, `[N, ...]`, appended (Chan et al. 1979).
+
+        Rows that are not finite would stay in the moments for ever; with one in it, `x` is left out.
+        """
+        x = x.astype(jnp.float32)
         mean, var = jnp.mean(x, axis=0), jnp.var(x, axis=0)
-        total = self.seen + n
-        delta = mean - self.mean
-        spread = self.var * self.seen + var * n + jnp.square(delta) * self.seen * n / total
-        return Moments(self.mean + delta * n / total, spread / total, total)
+        total = self.seen + x.shape[0]
+        share = x.shape[0] / total  # in this form float32 stays right after its counting ends, at 2**24 steps
+        delta, old = mean - self.mean, jnp.where(self.seen > 0, self.var, 0)
+        var = old + (var - old) * share + jnp.square(delta) * share * (1 - share)
+        after = Moments(self.mean + delta * share, var, total)
+        finite = jnp.all(jnp.isfinite(x))
+        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, self)
 
 
 class NormalizedState(NamedTuple):
@@ -103,8 +124,9 @@ class NormalizedState(NamedTuple):
 def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) -> Env:
     r"""Standardise observations by running statistics: :math:`\mathrm{clip}((o-\mu)/\sqrt{\sigma^2+\epsilon}, \pm c)`.
 
-    The statistics live in the environment's state and take in every observation before it is shown, reset ones too.
-    What the policy acted on is stored as it saw it, so the first ratio of an update is 1. `evaluation` freezes them.
+    The statistics live in the environment's state and take in every observation the policy acts on, before it does,
+    those of resets too. What it acted on is stored as it saw it, so the first ratio of an update is 1. `evaluation`
+    freezes the statistics.
 
     Args:
         env: environment with array observations.
@@ -113,6 +135,8 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 28 and 29.
     """
+
+    size(env.observation_space)
 
     def shown(moments: Moments, obs: Array) -> Array:
         return jnp.clip((obs - moments.mean) / jnp.sqrt(moments.var + eps), -clip, clip)
@@ -169,7 +193,7 @@ def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps:
         running = state.running_return * gamma + out.reward
         moments = state.moments.updated(running)
         reward = jnp.clip(out.reward / jnp.sqrt(moments.var + eps), -clip, clip)
-        running = jnp.where(out.terminated | out.truncated, 0, running)
+        running = jnp.where(out.terminated | out.truncated | ~jnp.isfinite(running), 0, running)
         return NormalizedState(inner, moments, running), out._replace(reward=reward)
 
     return env._replace(reset=reset, step=step, evaluation=lambda state: env.evaluation(state.inner))

@@ -13,6 +13,7 @@ from .._policy import evaluate_policy
 from .._rollout import episode_metrics, sample_action
 from .._types import Array, Batch, Evaluate, Params
 from ..functional import next_values
+from ._env import size
 
 
 class HostRollout:
@@ -55,7 +56,9 @@ class HostRollout:
                 "with gymnasium.make_vec(..., vector_kwargs={'autoreset_mode': AutoresetMode.SAME_STEP})"
             )
         self._env, self._num_steps, self._same_step = env, num_steps, mode == "SAME_STEP"
+        size(env.single_observation_space)  # raises where observations are no arrays
         space = env.single_action_space
+        self._first_action = getattr(space, "start", 0)  # of a Discrete, whose actions need not begin at 0
         self._bounds = None if hasattr(space, "n") or not hasattr(space, "low") else (space.low, space.high)
 
         def act(key: Array, params: Params, obs: Any) -> tuple[Any, Array]:
@@ -65,7 +68,7 @@ class HostRollout:
             return evaluate_policy(evaluate, params, Batch(obs=obs))[1]
 
         self._act, self._value = jax.jit(act), jax.jit(value_of)
-        self._obs, _ = env.reset(seed=seed)
+        self._obs = np.array(env.reset(seed=seed)[0])
         self._over = np.zeros(env.num_envs, bool)  # the last step ended an episode
         self._return, self._length = np.zeros(env.num_envs, np.float32), np.zeros(env.num_envs, np.int32)
 
@@ -81,8 +84,10 @@ class HostRollout:
     def _step(self, key: Array, params: Params) -> tuple[Batch, Any, Any]:
         resets = self._over if not self._same_step else np.zeros_like(self._over)
         action, log_prob = self._act(key, params, self._obs)
-        sent = np.asarray(action) if self._bounds is None else np.clip(np.asarray(action), *self._bounds)
+        sent = np.asarray(action) + self._first_action if self._bounds is None else np.clip(action, *self._bounds)
+        # Copies: an environment may write its next step into the arrays it returned.
         obs, reward, terminated, truncated, info = self._env.step(sent)
+        obs, reward, terminated, truncated = (np.array(x) for x in (obs, reward, terminated, truncated))
         over = terminated | truncated
         final_value = np.zeros(len(over), np.float32)
         if self._same_step and truncated.any():
@@ -97,8 +102,8 @@ class HostRollout:
             action=action,
             log_prob=log_prob,
             reward=jnp.asarray(reward, jnp.float32),
-            terminated=terminated,
-            truncated=truncated,
+            terminated=jnp.asarray(terminated),
+            truncated=jnp.asarray(truncated),
             mask=jnp.asarray(~resets),
         )
         self._obs, self._over = obs, over

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import warnings
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +17,22 @@ import numpy as np
 class Checkpoints:
     """Numbered checkpoints of one run in one folder. A checkpoint is complete or absent, whenever the process dies.
 
+    Each carries a checksum, so that one damaged later is noticed.
+
     Args:
         directory: the folder; made if it is missing.
         keep: how many of the latest to keep.
+        tidy: remove what a process that was killed left half-written; only for the one process that writes here.
     """
 
-    def __init__(self, directory: str | Path, *, keep: int = 2) -> None:
+    def __init__(self, directory: str | Path, *, keep: int = 2, tidy: bool = False) -> None:
         import orbax.checkpoint as ocp
 
         logging.getLogger("absl").setLevel(logging.ERROR)
         self._ocp = ocp
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=tidy
+        )
         self.directory = Path(directory).resolve()
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
@@ -33,15 +41,20 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: Any) -> None:
-        """Write `state` as checkpoint `step`; on return it is on the disk."""
-        self._manager.save(step, args=self._ocp.args.StandardSave(_named(state)), force=True)
+        """Write `state` as checkpoint `step`; on return it is on the disk. Keys and empty arrays are no obstacle."""
+        arrays = {name: x for name, x in _named(state).items() if x.size}
+        arrays[CHECKSUM] = _checksum(arrays)
+        self._manager.save(step, args=self._ocp.args.StandardSave(arrays), force=True)
         self._manager.wait_until_finished()
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
         """The latest checkpoint that can be read (or `step`), with the structure of `like`.
 
+        A damaged checkpoint is passed over with a warning.
+
         Raises:
             FileNotFoundError: there is none.
+            OSError: none can be read.
             ValueError: it was made by another configuration; the differences are named.
         """
         steps = self.steps() if step is None else [step]
@@ -50,16 +63,41 @@ class Checkpoints:
         failures = []
         for number in reversed(steps):
             try:
-                found = self._manager.restore(number, args=self._ocp.args.StandardRestore())
+                found = dict(self._manager.restore(number, args=self._ocp.args.StandardRestore()))
+                if not np.array_equal(found.pop(CHECKSUM, None), _checksum(found)):
+                    raise ValueError("its contents do not match their checksum")
             except Exception as error:  # a damaged checkpoint must not end a run that has an older one
-                failures.append(f"{number}: {error}")
+                failures.append(f"{number}: {' '.join(str(error).split())[:200]}")
                 continue
+            if failures:
+                warnings.warn(
+                    f"damaged checkpoint in {self.directory}, going back to {number}; {'; '.join(failures)}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             return number, _fitted(like, found, f"{self.directory / str(number)}")
-        raise OSError(f"no checkpoint in {self.directory} can be read: {'; '.join(failures)}")
+        raise OSError(f"no checkpoint in {self.directory} can be read; {'; '.join(failures)}")
+
+    def drop_after(self, step: int) -> None:
+        """Remove the checkpoints later than `step` (damaged ones, which have to be made again)."""
+        for later in self.steps():
+            if later > step:
+                shutil.rmtree(self.directory / str(later))
+        self._manager.reload()
 
     def close(self) -> None:
         """Release the folder."""
         self._manager.close()
+
+
+CHECKSUM = "checksum of the rest"
+
+
+def _checksum(arrays: dict[str, Any]) -> np.ndarray:
+    total = 0
+    for name in sorted(arrays):
+        total = zlib.crc32(np.asarray(arrays[name]).tobytes(), zlib.crc32(name.encode(), total))
+    return np.asarray(total, np.uint32)
 
 
 def _is_key(x: Any) -> bool:
@@ -76,6 +114,7 @@ def _named(state: Any) -> dict[str, np.ndarray]:
 
 def _fitted(like: Any, found: dict[str, Any], where: str) -> Any:
     wanted = _named(like)
+    found = {**{name: x for name, x in wanted.items() if not x.size}, **found}  # empty arrays are not stored
     differences = [f"{name} is missing" for name in wanted if name not in found]
     differences += [f"{name} is not expected" for name in found if name not in wanted]
     differences += [

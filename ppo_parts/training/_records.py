@@ -23,10 +23,11 @@ class MetricsFile:
         self.path = path
         self.rows = [row for row in read_metrics(path) if row["update"] < first_update] if path.exists() else []
         if len(self.rows) != first_update:
-            raise ValueError(f"{path} holds {len(self.rows)} of the {first_update} updates before the checkpoint")
-        partial = path.with_suffix(".tmp")
-        partial.write_text("".join(_line(row) for row in self.rows))
-        os.replace(partial, path)
+            raise ValueError(
+                f"{path} holds {len(self.rows)} of the {first_update} updates before the checkpoint: it was changed or "
+                "damaged, so this run cannot go on; start another"
+            )
+        _write(path, "".join(_line(row) for row in self.rows))
         self._file = path.open("a")
 
     def append(self, rows: list[Row]) -> None:
@@ -59,9 +60,7 @@ def column(rows: list[Row], name: str) -> np.ndarray:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file whole or not at all."""
-    partial = path.with_suffix(".tmp")
-    partial.write_text(json.dumps(_plain(content), indent=2) + "\n")
-    os.replace(partial, path)
+    _write(path, json.dumps(plain(content), indent=2) + "\n")
 
 
 def versions() -> dict[str, str]:
@@ -86,7 +85,10 @@ def plot_curve(path: Path, env_steps: np.ndarray, returns: np.ndarray, title: st
         low, high = interval(smooth)
         axes.plot(env_steps, smooth, color="C0", alpha=0.15, linewidth=0.7)
         axes.fill_between(env_steps, low, high, color="C0", alpha=0.3, linewidth=0)
-        axes.plot(env_steps, np.nanmean(smooth, axis=1), color="C0", label=f"mean of {returns.shape[1]} seeds, 95 % CI")
+        known = np.isfinite(smooth)
+        mean = np.sum(np.where(known, smooth, 0), axis=1) / np.maximum(np.sum(known, axis=1), 1)
+        mean = np.where(known.any(axis=1), mean, np.nan)
+        axes.plot(env_steps, mean, color="C0", label=f"mean of {returns.shape[1]} seeds, 95 % CI")
         axes.legend(frameon=False, loc="best")
     axes.set(xlabel="environment steps", ylabel=f"episode return (mean over {window} updates)", title=title)
     axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
@@ -98,7 +100,7 @@ def plot_curve(path: Path, env_steps: np.ndarray, returns: np.ndarray, title: st
 
 
 def smoothed(returns: np.ndarray, window: int) -> np.ndarray:
-    """Mean over the last `window` updates in which an episode ended; NaN before the first."""
+    """Mean over those of the last `window` updates in which an episode ended, NaN where there is none."""
     known = np.isfinite(returns)
     total = np.cumsum(np.where(known, returns, 0), axis=0)
     number = np.cumsum(known, axis=0)
@@ -108,17 +110,27 @@ def smoothed(returns: np.ndarray, window: int) -> np.ndarray:
     return np.where(number > 0, total / np.maximum(number, 1), np.nan)
 
 
+def _write(path: Path, text: str) -> None:
+    partial = path.with_suffix(".tmp")
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
 def _line(row: Row) -> str:
-    return json.dumps(_plain(row)) + "\n"
+    return json.dumps(plain(row)) + "\n"
 
 
-def _plain(x: Any) -> Any:
+def plain(x: Any) -> Any:
+    """`x` as JSON can hold it: arrays as lists, and None for numbers that are not finite."""
     if isinstance(x, dict):
-        return {key: _plain(value) for key, value in x.items()}
+        return {key: plain(value) for key, value in x.items()}
     if isinstance(x, (list, tuple)):
-        return [_plain(value) for value in x]
+        return [plain(value) for value in x]
     if isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__"):
-        return _plain(np.asarray(x).tolist())
+        return plain(np.asarray(x).tolist())
     if isinstance(x, float) and not np.isfinite(x):
         return None  # JSON has no NaN
     return x

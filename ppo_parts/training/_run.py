@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
-import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ import numpy as np
 from .._hyperparameters import count
 from .._learner import nonfinite_report
 from ._checkpoint import Checkpoints
+from ._folder import KEPT, run_folder, stored_config, stored_run
 from ._records import MetricsFile, column, plot_curve, versions, write_json
 from ._statistics import summary
 from ._train import Train, last_episodes_return
@@ -69,11 +70,11 @@ def main(
     first.add_argument("--resume", type=Path)
     known, _ = first.parse_known_args(argv)
     config, options = presets.get(known.preset, next(iter(presets.values()))), RunOptions()
-    stored = None
     if known.resume is not None:
-        stored = _stored(known.resume)
-        config = _typed(type(config), stored["config"])
-        options = dataclasses.replace(options, **{k: v for k, v in stored["run"].items() if k == "num_seeds"})
+        with _said():
+            stored = stored_run(known.resume)
+            config = stored_config(type(config), stored)
+        options = RunOptions(**{name: stored["run"][name] for name in KEPT})
     names = Literal[tuple(presets)]  # type: ignore[valid-type]
     fields = [("config", type(config)), ("run", RunOptions), ("preset", names, dataclasses.field(default=known.preset))]
     arguments = dataclasses.make_dataclass("Arguments", fields)  # type: ignore[arg-type]
@@ -86,12 +87,22 @@ def main(
         prog=prog or None,
         description=sys.modules[make_train.__module__].__doc__,
     )
-    if stored is not None:
-        _same_run(stored, args.config, args.run)
+    with _said():
+        result = run(make_train(args.config), args.config, args.run)
+    if "interrupted_by" in result:
+        raise SystemExit(128 + signal.Signals[result["interrupted_by"]])
+    return result
+
+
+@contextlib.contextmanager
+def _said() -> Iterator[None]:
+    """Errors that say what to do end the process with that sentence instead of a traceback."""
     try:
-        return run(make_train(args.config), args.config, args.run)
-    except (ValueError, TypeError, FloatingPointError, FileExistsError, FileNotFoundError) as error:
+        yield
+    except (ValueError, TypeError, FloatingPointError, OSError) as error:
         raise SystemExit(f"error: {error}") from error
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
 
 
 def run(train: Train, config: Any, options: RunOptions = RunOptions()) -> dict[str, Any]:
@@ -114,32 +125,56 @@ def run(train: Train, config: Any, options: RunOptions = RunOptions()) -> dict[s
         FloatingPointError: numbers that are not finite appeared (and the configuration does not skip them).
     """
     count("run", "num_seeds", options.num_seeds)
-    folder = _folder(config, options)
-    log_every = options.log_every or max(1, train.num_updates // 200)
-    checkpoint_every = options.checkpoint_every or max(1, train.num_updates // 10)
-    count("run", "log_every", log_every)
-    count("run", "checkpoint_every", checkpoint_every)
+    if options.eval_episodes:
+        count("run", "eval_episodes", options.eval_episodes)
+        jax.eval_shape(
+            lambda key: train.evaluate_policy(key, train.init(key), 1), jax.random.key(0)
+        )  # fail now, or never
+    with run_folder(config, options) as folder:
+        state, rows, interrupted_by = _updates(train, config, options, folder)
+        result = _result(train, config, options, rows, state)
+        returns = column(rows, "episode_return")
+        if np.isfinite(returns).any():
+            env_steps = column(rows, "env_steps")
+            plot_curve(folder / "curve.png", env_steps, returns, str(getattr(config, "env_id", "")))
+            result["curve"] = str(folder / "curve.png")
+        if interrupted_by is not None:
+            print(f"interrupted after update {len(rows)} of {train.num_updates}; go on with --resume {folder}")
+            return {**result, "interrupted_by": interrupted_by.name}
+        write_json(folder / "result.json", result)
+        _announce(result)
+        return result
 
+
+def _updates(
+    train: Train, config: Any, options: RunOptions, folder: Path
+) -> tuple[Any, list[dict[str, Any]], signal.Signals | None]:
+    """All updates that are still to be done, or as many as there were before a signal."""
+    log_every = _every("log_every", options.log_every, train.num_updates, 200)
+    checkpoint_every = _every("checkpoint_every", options.checkpoint_every, train.num_updates, 10)
     keys = jnp.stack([jax.random.key(config.seed + i) for i in range(options.num_seeds)])
     batched = options.num_seeds > 1
     init, step = (jax.vmap(train.init), jax.vmap(train.step)) if batched else (train.init, train.step)
-    state = jax.jit(init)(keys if batched else keys[0])
-    checkpoints = Checkpoints(folder / "checkpoints")
-    done = 0
-    if options.resume is not None and checkpoints.steps():
-        done, state = checkpoints.restore(state)
-    print(
-        f"{folder}: {train.num_updates} updates of {train.steps_per_update} steps = "
-        f"{train.num_updates * train.steps_per_update:,} environment steps"
-        + (f", {options.num_seeds} seeds" if batched else "")
-        + (f", from update {done}" if done else "")
-    )
-    advance = _compiled(step, state, min(log_every, train.num_updates))
 
-    metrics = MetricsFile(folder / "metrics.jsonl", done)
-    steps_each = train.steps_per_update * options.num_seeds
-    watch = _Watch(train, options, done, folder)
-    with _Interrupt() as interrupt:
+    with contextlib.ExitStack() as stack:
+        interrupt = stack.enter_context(_Interrupt())
+        checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder / "checkpoints", tidy=True)))
+        state = jax.jit(init)(keys if batched else keys[0])
+        done = 0
+        if checkpoints.steps():
+            done, state = checkpoints.restore(state)
+            checkpoints.drop_after(done)
+        metrics = stack.enter_context(contextlib.closing(MetricsFile(folder / "metrics.jsonl", done)))
+        print(
+            f"{folder}: {train.num_updates} updates of {train.steps_per_update} steps = "
+            f"{train.num_updates * train.steps_per_update:,} environment steps"
+            + (f", {options.num_seeds} seeds" if batched else "")
+            + (f", from update {done}" if done else "")
+        )
+        if done == train.num_updates:
+            return state, metrics.rows, None
+        advance = _compiled(step, state, min(log_every, train.num_updates))
+        watch = stack.enter_context(contextlib.closing(_Watch(train, options, done, folder)))
         while done < train.num_updates and not interrupt.asked:
             began = time.perf_counter()
             goal = min(train.num_updates, done + log_every, (done // checkpoint_every + 1) * checkpoint_every)
@@ -151,33 +186,39 @@ def run(train: Train, config: Any, options: RunOptions = RunOptions()) -> dict[s
                 | {name: x[i] for name, x in measured.items()}
                 for i in range(number)
             ]
-            report = nonfinite_report(measured)
-            if report is not None and not getattr(config, "skip_nonfinite", False):
+            bad = None if getattr(config, "skip_nonfinite", False) else _first_nonfinite(measured)
+            if bad is not None:
+                metrics.append(rows[: bad[0] + 1])
                 raise FloatingPointError(
-                    f"updates {done} to {goal - 1}: {report}. The run ends here; its last checkpoint, of update "
-                    f"{max(checkpoints.steps(), default=0)}, is from before. --skip-nonfinite skips such gradients "
-                    "and counts them"
+                    f"update {done + bad[0]}{bad[1]}. The run ends here; its last checkpoint, of update "
+                    f"{max(checkpoints.steps(), default=0)}, is from before."
+                    + (" --skip-nonfinite skips such gradients and counts them" * hasattr(config, "skip_nonfinite"))
                 )
             metrics.append(rows)
-            watch.show(rows, steps_each * number / (time.perf_counter() - began))
+            watch.show(rows, options.num_seeds * train.steps_per_update * number / (time.perf_counter() - began))
             done = goal
             if done % checkpoint_every == 0 or done == train.num_updates or interrupt.asked:
                 checkpoints.save(done, state)
-    metrics.close()
-    watch.close()
-    checkpoints.close()
-    result = _result(train, config, options, metrics.rows, state, done)
-    returns = column(metrics.rows, "episode_return")
-    if np.isfinite(returns).any():
-        env_steps = column(metrics.rows, "env_steps")
-        plot_curve(folder / "curve.png", env_steps, returns, str(getattr(config, "env_id", "")))
-        result["curve"] = str(folder / "curve.png")
-    if done < train.num_updates:
-        print(f"interrupted after update {done} of {train.num_updates}; go on with --resume {folder}")
-        return result
-    write_json(folder / "result.json", result)
-    _announce(result)
-    return result
+        return state, metrics.rows, None if done == train.num_updates else signal.Signals(interrupt.asked)
+
+
+def _every(name: str, updates: int | None, num_updates: int, parts: int) -> int:
+    return max(1, num_updates // parts) if updates is None else count("run", name, updates)
+
+
+def _first_nonfinite(measured: Mapping[str, np.ndarray]) -> tuple[int, str] | None:
+    """The first update with numbers that are not finite, and where in it they arose; later ones only follow from it."""
+    counts = {name: x.reshape(len(x), -1) for name, x in measured.items() if "nonfinite/" in name}
+    if not counts:
+        return None
+    total = np.sum(list(counts.values()), axis=0)  # [updates, seeds]
+    if not np.any(total):
+        return None
+    first = int(np.argmax(np.any(total, axis=1)))
+    report = nonfinite_report({name: x[first] for name, x in counts.items()})
+    seeds = np.flatnonzero(total[first])
+    where = f" (seed {', '.join(map(str, seeds))} of {total.shape[1]}, from 0)" if total.shape[1] > 1 else ""
+    return first, f"{where}: {report}"
 
 
 def _compiled(step: Callable[[Any], Any], state: Any, size: int) -> Callable[[Any, int], tuple[Any, Any]]:
@@ -224,7 +265,7 @@ class _Watch:
         if options.tensorboard:
             from tensorboardX import SummaryWriter
 
-            self._writer = SummaryWriter(str(folder), purge_step=done * self._each)
+            self._writer = SummaryWriter(str(folder), purge_step=done * self._each + 1 if done else None)
 
     def show(self, rows: list[dict[str, Any]], steps_per_second: float) -> None:
         returns = np.asarray([row["episode_return"] for row in rows], float)
@@ -247,10 +288,10 @@ class _Watch:
 
 
 class _Interrupt:
-    """Turns the first Ctrl-C (or SIGTERM) into a request to save and stop."""
+    """Turns the first Ctrl-C (or SIGTERM) into a request to save and stop: `asked` is then the signal's number."""
 
     def __enter__(self) -> _Interrupt:
-        self.asked = False
+        self.asked = 0
         self._before: dict[int, Any] = {}
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -260,7 +301,7 @@ class _Interrupt:
         return self
 
     def _ask(self, number: int, frame: Any) -> None:
-        self.asked = True
+        self.asked = number
         for other, handler in self._before.items():
             signal.signal(other, handler)
 
@@ -269,61 +310,18 @@ class _Interrupt:
             signal.signal(number, handler)
 
 
-def _folder(config: Any, options: RunOptions) -> Path:
-    described = {"config": dataclasses.asdict(config), "run": {"num_seeds": options.num_seeds}, "versions": versions()}
-    if options.resume is not None:
-        _same_run(_stored(options.resume), config, options)
-        return options.resume
-    made = f"{getattr(config, 'env_id', 'run')}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = options.directory / (options.name or made)
-    if (folder / "config.json").exists():
-        raise FileExistsError(
-            f"{folder} holds a run already: continue it with --resume {folder}, or give another --name"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", described)
-    return folder
-
-
-def _stored(folder: Path) -> dict[str, Any]:
-    try:
-        return json.loads((folder / "config.json").read_text())
-    except FileNotFoundError:
-        raise SystemExit(f"error: {folder} holds no run: it has no config.json") from None
-
-
-def _typed(kind: type, stored: Mapping[str, Any]) -> Any:
-    fields = {field.name for field in dataclasses.fields(kind)}
-    if set(stored) != fields:
-        unknown = sorted(set(stored) ^ fields)
-        raise SystemExit(f"error: the run's configuration has other fields than this recipe's: {', '.join(unknown)}")
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()})
-
-
-def _same_run(stored: Mapping[str, Any], config: Any, options: RunOptions) -> None:
-    now = json.loads(json.dumps({**dataclasses.asdict(config), "num_seeds": options.num_seeds}))
-    then = {**stored["config"], **stored["run"]}
-    differences = [
-        f"{name} was {then.get(name)!r}, is {now.get(name)!r}" for name in now if now[name] != then.get(name)
-    ]
-    if differences:
-        raise SystemExit(f"error: a resumed run keeps its configuration; {'; '.join(differences)}")
-
-
-def _result(
-    train: Train, config: Any, options: RunOptions, rows: list[dict[str, Any]], state: Any, done: int
-) -> dict[str, Any]:
+def _result(train: Train, config: Any, options: RunOptions, rows: list[dict[str, Any]], state: Any) -> dict[str, Any]:
     result: dict[str, Any] = {
         "config": dataclasses.asdict(config),
         "num_seeds": options.num_seeds,
-        "env_steps": done * train.steps_per_update,
+        "env_steps": len(rows) * train.steps_per_update,
         "versions": versions(),
     }
     if rows:
         returns, episodes = column(rows, "episode_return"), column(rows, "episodes")
         last = last_episodes_return(returns.T, episodes.T)
         result["last_100_episodes_return"] = summary(np.asarray(last))
-    if options.eval_episodes and done == train.num_updates:
+    if options.eval_episodes and len(rows) == train.num_updates:
         key = jax.random.key(config.seed + 2**20)
 
         def play(state: Any) -> Any:
@@ -348,7 +346,10 @@ def _announce(result: dict[str, Any]) -> None:
             text += f" (deviation {numbers['std']:.1f}), IQM {numbers['iqm']:.1f} [95 %: {low:.1f}, {high:.1f}]"
         return text
 
-    print(sentence("mean return of the last 100 episodes", result["last_100_episodes_return"]))
+    if np.isfinite(result["last_100_episodes_return"]["mean"]):
+        print(sentence("mean return of the last 100 episodes", result["last_100_episodes_return"]))
+    else:
+        print("no episode ended" + (" in some of the seeds" if result["num_seeds"] > 1 else ""))
     if "evaluation" in result:
         played = result["evaluation"]
         print(sentence(f"evaluation over {played['episodes']} episodes", played["episode_return"]))

@@ -57,12 +57,13 @@ class Train:
     def __post_init__(self) -> None:
         count("train", "num_updates", self.num_updates)
         count("train", "steps_per_update", self.steps_per_update)
+        jax.eval_shape(self, jax.random.key(0))  # what cannot work fails here, before anything is made or trained
 
     def init(self, key: Array) -> TrainState:
         """Fresh parameters and environments."""
         key, params_key, env_key = jax.random.split(key, 3)
         params = self.init_params(params_key)
-        return TrainState(key, self.learner.init(params), self.rollout.init(env_key))
+        return TrainState(key, *_strong((self.learner.init(params), self.rollout.init(env_key))))
 
     def step(self, state: TrainState) -> tuple[TrainState, dict[str, Array]]:
         """One rollout and one update."""
@@ -84,6 +85,35 @@ class Train:
         env = self.env.evaluation(state.rollout.env_state)
         params, carry = state.learner.params, self.initial_carry
         return evaluate_episodes(env, self.evaluate, params, key, episodes, mode=mode, initial_carry=carry)
+
+
+def updates_in(total_timesteps: int, *, num_envs: int, num_steps: int) -> int:
+    """How many whole updates of `num_envs * num_steps` environment steps there are in `total_timesteps`.
+
+    Raises:
+        ValueError: not one.
+
+    Example:
+        >>> updates_in(500_000, num_envs=4, num_steps=128)
+        976
+    """
+    each = count("updates_in", "num_envs", num_envs) * count("updates_in", "num_steps", num_steps)
+    if count("updates_in", "total_timesteps", total_timesteps) < each:
+        raise ValueError(
+            f"total_timesteps={total_timesteps} is less than one update, num_envs * num_steps = {num_envs} * "
+            f"{num_steps} = {each} steps: raise it, or make the rollouts shorter"
+        )
+    return total_timesteps // each
+
+
+def _strong(tree: Any) -> Any:
+    """The tree without weak types (`jnp.full(3, 0.5)` has one), which would change after the first update."""
+
+    def strong(x: Any) -> Any:
+        dtype = jnp.result_type(x)
+        return x if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jax.lax.convert_element_type(x, dtype)
+
+    return jax.tree.map(strong, tree)
 
 
 def last_episodes_return(episode_return: Any, episodes: Any, last: int = 100) -> Any:
