@@ -134,7 +134,8 @@ def given_indices(indices: Any, axis: Axis = "step", weights: Any = None, *, ref
 
     Args:
         indices: integers `[K, M]`, K minibatches of one epoch, or `[E, K, M]`, epoch by epoch (which is what
-            `kl_early_stop(check="epoch")` goes by). Rows of the flattened time-major rollout, t*N + n.
+            `kl_early_stop(check="epoch")` goes by). Rows of the flattened time-major rollout, t*N + n. Traced integers
+            are taken as they are: whether they are in range cannot be known.
         axis: "segment": the integers are segment numbers instead.
         weights: importance weights of the shape of `indices`, or None.
         refresh: as in `shuffled_minibatches`.
@@ -147,8 +148,9 @@ def given_indices(indices: Any, axis: Axis = "step", weights: Any = None, *, ref
         >>> sampler = pp.given_indices([[0, 3], [1, 2]])  # two minibatches of two steps
     """
     choice("given_indices", "axis", axis, ("step", "segment"))
-    table = np.asarray(indices)
-    if not np.issubdtype(table.dtype, np.integer):
+    traced = isinstance(indices, jax.core.Tracer)
+    table = indices if traced else np.asarray(indices)
+    if not jnp.issubdtype(table.dtype, np.integer):
         raise TypeError(f"given_indices: indices must be integers, got {table.dtype}")
     if table.ndim not in (2, 3) or table.size == 0:
         raise ValueError(f"given_indices: indices must be [K, M] or [E, K, M], got shape {table.shape}")
@@ -159,7 +161,7 @@ def given_indices(indices: Any, axis: Axis = "step", weights: Any = None, *, ref
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Any:
         del key
         size = _size(batch, axis)
-        if table.min() < 0 or table.max() >= size:
+        if not traced and (table.min() < 0 or table.max() >= size):
             raise ValueError(
                 f"given_indices: indices must lie in [0, {size}) for {axis}s of this batch, got "
                 f"{table.min()} to {table.max()}"
