@@ -97,7 +97,7 @@ def rollout(
 
     def init(key: Array) -> RolloutState:
         memory = (initial_carry(num_envs), jnp.ones(num_envs, bool)) if initial_carry is not None else (None, None)
-        return RolloutState(*env.reset(key, num_envs), *memory)
+        return strong(RolloutState(*env.reset(key, num_envs), *memory))
 
     def collect(key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, dict[str, Array]]:
         def step(state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
@@ -118,7 +118,7 @@ def rollout(
             ended = out.terminated | out.truncated
             episodes = (ended, out.episode_return, out.episode_length)
             state = RolloutState(env_state, out.obs, carry, ended if recurrent else None)
-            return state, (recorded, final_value, episodes)
+            return strong(state), (recorded, final_value, episodes)
 
         # All keys at once: one call of the generator instead of one a step.
         keys, carry = jax.random.split(key, (num_steps, 2)), state.carry
@@ -147,6 +147,16 @@ def sample_action(distribution: Any, key: Array) -> tuple[Any, Array]:
         return distribution.sample_and_log_prob(seed=key)
     action = distribution.sample(seed=key)
     return action, distribution.log_prob(action)
+
+
+def strong(tree: Any) -> Any:
+    """The tree without weak types (a Python number in a state has one), which would change from call to call."""
+
+    def strengthened(x: Any) -> Any:
+        dtype = jnp.result_type(x)
+        return x if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jax.lax.convert_element_type(x, dtype)
+
+    return jax.tree.map(strengthened, tree)
 
 
 def episode_metrics(ended: Array, returns: Array, lengths: Array) -> dict[str, Array]:

@@ -76,7 +76,7 @@ def clip_action(env: Env) -> Env:
     space = env.action_space
     if is_discrete(space):
         raise ValueError("clip_action: this environment's actions are discrete, there is nothing to clip")
-    low, high = jnp.asarray(space.low), jnp.asarray(space.high)
+    low, high = (jnp.broadcast_to(bound, space.shape)[None] for bound in (space.low, space.high))
 
     def step(key: Array, state: Any, action: Array) -> tuple[Any, Transition]:
         return env.step(key, state, jnp.clip(action, low, high))
@@ -139,7 +139,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
     size(env.observation_space)
 
     def shown(moments: Moments, obs: Array) -> Array:
-        return jnp.clip((obs - moments.mean) / jnp.sqrt(moments.var + eps), -clip, clip)
+        return jnp.clip((obs - moments.mean[None]) / jnp.sqrt(moments.var[None] + eps), -clip, clip)
 
     def reset(key: Array, num_envs: int) -> tuple[NormalizedState, Array]:
         inner, obs = env.reset(key, num_envs)

@@ -8,6 +8,7 @@ import gymnax
 import jax
 import jax.numpy as jnp
 
+from .._rollout import strong
 from ._env import Array, Env, Transition
 
 
@@ -53,9 +54,7 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
 
     def reset(key: Array, num_envs: int) -> tuple[GymnaxState, Any]:
         obs, inner = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(key, num_envs), env_params)
-        # Python scalars in the state would be weakly typed, and change type after the first step.
-        inner = jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.asarray(x).dtype), inner)
-        return GymnaxState(inner, jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32)), obs
+        return GymnaxState(strong(inner), jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32)), obs
 
     def step(key: Array, state: GymnaxState, action: Any) -> tuple[GymnaxState, Transition]:
         num_envs = state.episode_length.shape[0]
@@ -64,7 +63,7 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
         reward = reward.astype(jnp.float32)
         collected, length = state.episode_return + reward, state.episode_length + 1
         done = terminated | truncated
-        state = GymnaxState(inner, jnp.where(done, 0, collected), jnp.where(done, 0, length))
+        state = GymnaxState(strong(inner), jnp.where(done, 0, collected), jnp.where(done, 0, length))
         final_obs = info["final_observation"]
         return state, Transition(obs, reward, terminated, truncated, final_obs, collected, length)
 

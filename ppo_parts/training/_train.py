@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .._hyperparameters import count
 from .._learner import Learner, LearnerState
-from .._rollout import Rollout, RolloutState
+from .._rollout import Rollout, RolloutState, strong
 from .._types import Array, Evaluate, Params
 from ._evaluate import EpisodeResults, evaluate_episodes
 
@@ -63,7 +63,7 @@ class Train:
         """Fresh parameters and environments."""
         key, params_key, env_key = jax.random.split(key, 3)
         params = self.init_params(params_key)
-        return TrainState(key, *_strong((self.learner.init(params), self.rollout.init(env_key))))
+        return TrainState(key, strong(self.learner.init(params)), self.rollout.init(env_key))
 
     def step(self, state: TrainState) -> tuple[TrainState, dict[str, Array]]:
         """One rollout and one update."""
@@ -104,16 +104,6 @@ def updates_in(total_timesteps: int, *, num_envs: int, num_steps: int) -> int:
             f"{num_steps} = {each} steps: raise it, or make the rollouts shorter"
         )
     return total_timesteps // each
-
-
-def _strong(tree: Any) -> Any:
-    """The tree without weak types (`jnp.full(3, 0.5)` has one), which would change after the first update."""
-
-    def strong(x: Any) -> Any:
-        dtype = jnp.result_type(x)
-        return x if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jax.lax.convert_element_type(x, dtype)
-
-    return jax.tree.map(strong, tree)
 
 
 def last_episodes_return(episode_return: Any, episodes: Any, last: int = 100) -> Any:

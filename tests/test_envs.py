@@ -1,0 +1,409 @@
+"""Environments: gymnax by name, the wrappers against whole-stream references, and Gymnasium vectors from the host."""
+
+import gymnasium
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import ppo_parts as pp
+from ppo_parts import envs
+from tests.common import Softmax, assert_close, assert_same
+
+TYPICAL = ("CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "FourRooms-misc", "FrozenLake-misc")
+
+
+@pytest.mark.lenient_ranks  # gymnax
+@pytest.mark.parametrize(
+    "env_id",
+    [name if name in TYPICAL else pytest.param(name, marks=pytest.mark.slow) for name in gymnax.registered_envs],
+)
+def test_every_gymnax_environment_steps(env_id):
+    """Random actions in a scan; state and types are those of the reset, and what is promised of episodes holds."""
+    try:
+        env = envs.make(env_id)
+        state, obs = env.reset(jax.random.key(0), 2)
+    except OSError as error:
+        pytest.skip(f"needs a download: {error}")
+    steps, space = 120, env.action_space
+
+    def step(carry, key):
+        state, _ = carry
+        action_key, key = jax.random.split(key)
+        if envs.is_discrete(space):
+            action = jax.random.randint(action_key, (2,), 0, space.n)
+        else:
+            action = jax.random.uniform(action_key, (2, *space.shape), minval=space.low, maxval=space.high)
+        after, out = env.step(key, state, action)
+        same = jax.tree.map(
+            lambda x, y: (x.shape, x.dtype, x.weak_type) == (y.shape, y.dtype, y.weak_type), state, after
+        )
+        assert all(jax.tree.leaves(same)), same
+        return (after, out.obs), out
+
+    assert obs.shape == (2, *env.observation_space.shape)
+    _, out = jax.jit(lambda carry, keys: jax.lax.scan(step, carry, keys))(
+        (state, obs), jax.random.split(jax.random.key(1), steps)
+    )
+    for name in ("reward", "terminated", "truncated", "episode_return", "episode_length"):
+        assert getattr(out, name).shape == (steps, 2)
+    assert out.terminated.dtype == out.truncated.dtype == bool
+    assert out.obs.shape == out.final_obs.shape == (steps, *obs.shape)
+    assert np.isfinite(out.reward).all()
+    ended = np.asarray(out.terminated | out.truncated)
+    total, length = np.zeros(2), np.zeros(2, int)
+    for t in range(steps):
+        total, length = total + np.asarray(out.reward[t]), length + 1
+        np.testing.assert_allclose(out.episode_return[t], total, rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(out.episode_length[t], length)
+        total, length = np.where(ended[t], 0, total), np.where(ended[t], 0, length)
+    running = ~ended
+    np.testing.assert_allclose(np.asarray(out.obs)[running], np.asarray(out.final_obs)[running], rtol=1e-5, atol=1e-6)
+
+
+def test_an_unknown_environment_or_parameter_names_what_there_is():
+    with pytest.raises(ValueError, match=r"'Cartpole' is no gymnax environment; did you mean CartPole-v1"):
+        envs.make("Cartpole")
+    with pytest.raises(ValueError, match=r"CartPole-v1 has no parameter 'max_steps'; it has .*max_steps_in_episode"):
+        envs.make("CartPole-v1", max_steps=3)
+
+
+def test_time_limits_are_truncations_and_falls_terminations():
+    env = envs.make("CartPole-v1", max_steps_in_episode=3)
+    state, _ = env.reset(jax.random.key(0), 2)
+    step = jax.jit(env.step)
+    for t in range(1, 7):
+        state, out = step(jax.random.key(t), state, jnp.array([0, 1]))
+        assert out.truncated.tolist() == [t % 3 == 0] * 2
+        assert not out.terminated.any()
+        assert out.episode_length.tolist() == [(t - 1) % 3 + 1] * 2
+        assert bool((out.obs == out.final_obs).all()) == (t % 3 != 0)
+    env = envs.make("CartPole-v1", max_steps_in_episode=50)
+    state, _ = env.reset(jax.random.key(0), 1)
+    while not out.terminated.any() or out.terminated.shape != (1,):
+        state, out = step_once(env, state)
+    assert not out.truncated.any()
+    assert abs(float(out.final_obs[0, 2])) > 12 * np.pi / 180
+    assert abs(float(out.obs[0, 2])) < 0.05
+
+
+def step_once(env, state):
+    return jax.jit(env.step)(jax.random.key(0), state, jnp.ones(1, int))
+
+
+# --- wrappers ------------------------------------------------------------------------------------------------------
+
+
+def script(rewards, lengths, num_envs, dtype=np.float32):
+    """Observations and rewards of a fixed stream, [S, N], with episodes of `lengths`."""
+    rng = np.random.default_rng(3)
+    stream = jnp.asarray(rng.normal(5.0, (1.0, 100.0, 1e-2), size=(len(rewards) + 1, num_envs, 3)), dtype)
+    finals = jnp.asarray(rng.normal(-50.0, 1.0, size=stream.shape), dtype)
+    rewards = jnp.asarray(rewards, jnp.float32)
+    ends = jnp.zeros(len(rewards), int).at[jnp.cumsum(jnp.asarray(lengths)) - 1].set(1 + jnp.arange(len(lengths)) % 2)
+
+    def reset(key, n):
+        assert n == num_envs
+        return jnp.zeros((), int), stream[0]
+
+    def step(key, t, action):
+        kind = jnp.full(num_envs, ends[t])
+        nothing = jnp.zeros(num_envs)
+        final = jnp.where(kind[:, None] > 0, finals[t], stream[t + 1])
+        out = envs.Transition(stream[t + 1], rewards[t], kind == 1, kind == 2, final, nothing, nothing.astype(int))
+        return t + 1, out
+
+    spaces = gymnax.environments.spaces
+    env = envs.Env(reset, step, spaces.Box(-jnp.inf, jnp.inf, (3,)), spaces.Discrete(2), lambda state: env)
+    return env, np.asarray(stream, np.float64), np.asarray(finals, np.float64), np.asarray(ends)
+
+
+def play(env, steps, num_envs=2):
+    """Final state, first observation, and all transitions."""
+
+    def run():
+        state, obs = env.reset(jax.random.key(0), num_envs)
+        end, out = jax.lax.scan(lambda state, _: env.step(jax.random.key(0), state, None), state, length=steps)
+        return end, obs, out
+
+    return jax.jit(run)()
+
+
+@pytest.mark.parametrize("num_envs", [1, 4])
+def test_observations_are_standardised_by_the_moments_of_the_whole_stream(num_envs):
+    steps = 60
+    inner, stream, finals, ends = script(np.zeros((steps, num_envs)), (7, 20, 13, 9, 11), num_envs)
+    state, first, out = play(envs.normalize_observation(inner), steps, num_envs)
+    shown = np.concatenate([first[None], out.obs])
+    for t in range(steps + 1):
+        so_far = stream[: t + 1].reshape(-1, 3)  # every observation acted on so far, this one too
+        mean, deviation = so_far.mean(0), np.sqrt(so_far.var(0) + 1e-8)
+        np.testing.assert_allclose(shown[t], np.clip((stream[t] - mean) / deviation, -10, 10), rtol=2e-3, atol=2e-3)
+        if t > 0:
+            raw = finals[t - 1] if ends[t - 1] else stream[t]
+            expected = np.clip((raw - mean) / deviation, -10, 10)
+            np.testing.assert_allclose(out.final_obs[t - 1], expected, rtol=2e-3, atol=2e-3)
+    assert (np.asarray(out.final_obs) == -10).any()  # the clip
+    moments = state.moments
+    np.testing.assert_allclose(moments.mean, stream.reshape(-1, 3).mean(0), rtol=1e-5)
+    np.testing.assert_allclose(moments.var, stream.reshape(-1, 3).var(0), rtol=1e-4)
+    assert float(moments.seen) == (steps + 1) * num_envs
+
+
+@pytest.mark.parametrize("num_envs", [1, 4])
+def test_rewards_are_scaled_by_the_deviation_of_the_discounted_return(num_envs):
+    steps, gamma = 60, 0.9
+    rewards = np.random.default_rng(0).normal(2.0, 3.0, size=(steps, num_envs))
+    inner, _, _, ends = script(rewards, (7, 20, 13, 9, 11), num_envs)
+    rewards = rewards.astype(np.float32).astype(np.float64)
+    state, _, out = play(envs.normalize_reward(inner, gamma=gamma), steps, num_envs)
+    returns, running = [], np.zeros(num_envs)
+    for t in range(steps):
+        running = gamma * running + rewards[t]
+        returns.append(running)
+        expected = np.clip(rewards[t] / np.sqrt(np.var(returns) + 1e-8), -10, 10)
+        np.testing.assert_allclose(out.reward[t], expected, rtol=1e-4, atol=1e-5)
+        if ends[t]:  # a new episode owes nothing to the last: not its return, nor its last reward
+            running = np.zeros(num_envs)
+    np.testing.assert_allclose(state.running_return, running, rtol=1e-5)
+    assert (ends > 0).sum() == 5
+
+
+def test_evaluation_has_frozen_statistics_and_unscaled_rewards():
+    steps = 20
+    rewards = np.full((steps, 2), 7.0)
+    inner, stream, _, _ = script(rewards, (20,), 2)
+    env = envs.normalize_reward(envs.normalize_observation(inner), gamma=0.9)
+    state, _, out = play(env, steps)
+    assert float(out.reward[-1, 0]) != 7.0
+    end, first, out = play(env.evaluation(state), steps)
+    np.testing.assert_array_equal(out.reward, rewards)
+    moments = state.inner.moments
+    expected = np.clip((stream - np.asarray(moments.mean)) / np.sqrt(np.asarray(moments.var) + 1e-8), -10, 10)
+    np.testing.assert_allclose(np.concatenate([first[None], out.obs]), expected, rtol=1e-3, atol=1e-3)
+    assert_same(jax.tree.structure(end).num_leaves, 1)  # nothing but the clock of the inner environment
+    clipped = envs.clip_action(envs.normalize_observation(envs.make("Pendulum-v1")))
+    state, _ = clipped.reset(jax.random.key(0), 2)
+    assert isinstance(clipped.evaluation(state), envs.Env)
+
+
+def test_numbers_that_are_not_finite_do_not_stay_in_the_statistics():
+    steps = 12
+    rewards = np.ones((steps, 2), np.float32)
+    rewards[4, 1] = np.nan
+    inner, *_ = script(rewards, (3, 9), 2)
+    state, _, out = play(envs.normalize_reward(inner, gamma=0.9), steps)
+    assert np.isnan(out.reward).sum() == 1  # reported, where it arose
+    assert np.isnan(out.reward[4, 1])
+    assert float(state.moments.seen) == 2 * (steps - 1)
+    moments = envs.Moments.of(jnp.zeros(2)).updated(jnp.array([[1.0, 2.0], [3.0, 4.0]]))
+    assert_same(moments.updated(jnp.array([[1.0, jnp.inf]])), moments)
+
+
+def test_moments_hold_after_float32_has_ended_counting():
+    """At 2**24 elements one more is no more: then the oldest are forgotten, and nothing drifts."""
+    moments = envs.Moments(jnp.float32(3.0), jnp.float32(4.0), jnp.float32(2**24))
+
+    def step(moments, x):
+        return moments.updated(x[None]), None
+
+    x = 3.0 + 2.0 * (-1.0) ** jnp.arange(40_000)
+    after, _ = jax.jit(lambda m: jax.lax.scan(step, m, x))(moments)
+    np.testing.assert_allclose([after.mean, after.var], [3.0, 4.0], rtol=1e-4)
+
+
+def test_wrappers_refuse_what_they_cannot_wrap():
+    with pytest.raises(ValueError, match=r"clip_action: .* discrete"):
+        envs.clip_action(envs.make("CartPole-v1"))
+    parts = gymnax.environments.spaces.Dict({"a": gymnax.environments.spaces.Discrete(2)})
+    with pytest.raises(ValueError, match="no array"):
+        envs.normalize_observation(envs.make("CartPole-v1")._replace(observation_space=parts))
+    assert envs.size(gymnax.environments.spaces.Discrete(3)) == 1
+    assert envs.size(gymnax.environments.spaces.Box(0, 1, (10, 10, 4))) == 400
+
+
+# --- Gymnasium -----------------------------------------------------------------------------------------------------
+
+
+class Scripted(gymnasium.Env):
+    """Obs = (episode, time); reward = 10 * episode + time + 1; ends after `limit` steps, by turns in two ways."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, limit):
+        self.limit, self.episode = limit, -1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.time = self.episode + 1, 0
+        return np.array([self.episode, 0], np.float32), {}
+
+    def step(self, action):
+        reward = 10 * self.episode + self.time + 1
+        self.time += 1
+        over = self.time >= self.limit
+        truncated = over and self.episode % 2 == 0
+        obs = np.array([self.episode, self.time], np.float32)
+        return obs, float(reward), over and not truncated, truncated, {}
+
+
+def vector(mode, limits=(2, 3, 100)):
+    return SyncVectorEnv([lambda limit=limit: Scripted(limit) for limit in limits], autoreset_mode=mode)
+
+
+def valued(params, batch):
+    """V = 100 * episode + time, as a function of the observation."""
+    return Softmax(jnp.zeros((*batch.obs.shape[:-1], 2))), batch.obs @ jnp.array([100.0, 1.0]) * params
+
+
+def story(limit, mode, steps):
+    """What one environment should record, step by step, and the finished episodes; written from the definition."""
+    rows, episodes, episode, time, resetting, total = [], [], 0, 0, False, 0.0
+    for _ in range(steps):
+        if resetting:  # the action is ignored, the observation is the final one of the last episode
+            rows.append((episode, time, 0.0, False, False, False, None))
+            episode, time, total, resetting = episode + 1, 0, 0.0, False
+            continue
+        reward, following = 10 * episode + time + 1, (episode, time + 1)
+        over = time + 1 >= limit
+        truncated = over and episode % 2 == 0
+        rows.append((episode, time, reward, over and not truncated, truncated, True, 100 * episode + time + 1))
+        total, time = total + reward, time + 1
+        if over:
+            episodes.append((total, following[1]))
+            if mode is AutoresetMode.SAME_STEP:
+                episode, time, total = episode + 1, 0, 0.0
+            else:
+                resetting = True
+    return rows, episodes
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_host_rollout_records_what_happened(mode):
+    steps, rollouts, limits = 5, 3, (2, 3, 100)
+    rollout = envs.HostRollout(vector(mode, limits), valued, num_steps=steps)
+    batches, metrics = zip(*[rollout.collect(jax.random.key(i), 1.0) for i in range(rollouts)], strict=True)
+    joined = {
+        name: np.concatenate([np.asarray(getattr(batch, name)) for batch in batches])
+        for name in ("obs", "value", "reward", "terminated", "truncated", "mask", "next_value", "log_prob")
+    }
+    finished = []
+    for n, limit in enumerate(limits):
+        rows, episodes = story(limit, mode, steps * rollouts)
+        finished += episodes
+        for t, (episode, time, reward, terminated, truncated, counts, following) in enumerate(rows):
+            assert joined["obs"][t, n].tolist() == [episode, time]
+            assert joined["value"][t, n] == 100 * episode + time
+            assert joined["mask"][t, n] == counts
+            assert joined["terminated"][t, n] == terminated
+            assert joined["truncated"][t, n] == truncated
+            if counts:
+                assert joined["reward"][t, n] == reward
+            if counts and not terminated:
+                assert joined["next_value"][t, n] == following, (t, n)
+    np.testing.assert_allclose(joined["log_prob"], np.log(0.5), rtol=1e-6)
+    number = [int(m["episodes"]) for m in metrics]
+    assert sum(number) == len(finished)
+    for name, column in (("episode_return", 0), ("episode_length", 1)):
+        total = sum(float(m[name]) * k for m, k in zip(metrics, number, strict=True) if k)
+        np.testing.assert_allclose(total, sum(episode[column] for episode in finished), rtol=1e-6)
+    if mode is AutoresetMode.SAME_STEP:
+        assert joined["mask"].all()
+    else:
+        assert not joined["mask"].all()
+
+
+def learned(batch, masked_reward=None):
+    def evaluate(params, batch):
+        return Softmax(batch.obs @ params["policy"]), batch.obs @ params["value"]
+
+    pipeline = pp.chain(
+        pp.gae(gamma=0.9, gae_lambda=0.8),
+        pp.full_batch(num_epochs=2),
+        pp.advantage_normalize(),
+        pp.clipped_surrogate(clip_eps=0.2),
+        pp.value_loss(),
+        pp.entropy_bonus(coef=0.01),
+    )
+    learner = pp.learner(evaluate, pipeline, optax.sgd(1e-3))
+    state = learner.init({"policy": jnp.ones((2, 2)), "value": jnp.zeros(2)})
+    return jax.jit(learner.update)(jax.random.key(0), state, batch)
+
+
+def test_the_learner_ignores_the_reset_steps_of_a_host_rollout():
+    rollout = envs.HostRollout(vector(AutoresetMode.NEXT_STEP), valued, num_steps=8)
+    batch, _ = rollout.collect(jax.random.key(0), 1.0)
+    expected = learned(batch)
+    assert np.isfinite(jax.tree.leaves(expected[0].params)[0]).all()
+    assert not bool(batch.mask.all())
+    noise = jnp.where(batch.mask, 0.0, 1e3)
+    spoilt = batch.replace(
+        reward=batch.reward + noise, log_prob=batch.log_prob + noise, action=jnp.where(batch.mask, batch.action, 0)
+    )
+    assert_close(learned(spoilt), expected)
+    assert float(jnp.abs(learned(batch.replace(reward=batch.reward + 1e3))[0].params["value"]).max()) > 1
+
+
+def test_host_rollout_keeps_its_own_copy_of_what_an_environment_overwrites():
+    env = SyncVectorEnv([lambda: Scripted(50)], autoreset_mode=AutoresetMode.SAME_STEP, copy=False)
+    batch, _ = envs.HostRollout(env, valued, num_steps=6).collect(jax.random.key(0), 1.0)
+    assert batch.obs[:, 0, 1].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+class Reach(gymnasium.Env):
+    """A continuous action; what arrives is what is seen."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+    action_space = gymnasium.spaces.Box(-0.5, 1.0, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(np.asarray(action, np.float32))
+        return np.asarray(action, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.lenient_ranks  # distrax
+def test_host_rollout_clips_continuous_actions_and_shifts_discrete_ones():
+    import distrax
+
+    def wide(params, batch):
+        return distrax.MultivariateNormalDiag(jnp.zeros_like(batch.obs), 3 * jnp.ones_like(batch.obs)), batch.obs[
+            ..., 0
+        ]
+
+    env = SyncVectorEnv([Reach] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    batch, _ = envs.HostRollout(env, wide, num_steps=6).collect(jax.random.key(0), None)
+    assert float(jnp.abs(batch.action).max()) > 1
+    np.testing.assert_array_equal(batch.obs[1:], np.clip(batch.action[:-1], -0.5, 1.0))
+
+    class FromFive(Scripted):
+        action_space = gymnasium.spaces.Discrete(2, start=5)
+        arrived = ()
+
+        def step(self, action):
+            FromFive.arrived += (int(action),)
+            return super().step(action)
+
+    env = SyncVectorEnv([lambda: FromFive(50)], autoreset_mode=AutoresetMode.SAME_STEP)
+    batch, _ = envs.HostRollout(env, valued, num_steps=8).collect(jax.random.key(0), 1.0)
+    assert FromFive.arrived == tuple(int(a) + 5 for a in batch.action[:, 0])
+
+
+def test_host_rollout_refuses_environments_it_would_get_wrong():
+    with pytest.raises(ValueError, match=r"autoreset mode is DISABLED.*SAME_STEP"):
+        envs.HostRollout(vector(AutoresetMode.DISABLED), valued, num_steps=3)
+
+    class Parts(Scripted):
+        observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Discrete(2)})
+
+    env = SyncVectorEnv([lambda: Parts(3)], autoreset_mode=AutoresetMode.SAME_STEP)
+    with pytest.raises(ValueError, match="no array"):
+        envs.HostRollout(env, valued, num_steps=3)
+    with pytest.raises(ValueError, match="num_steps must be at least 1"):
+        envs.HostRollout(vector(AutoresetMode.SAME_STEP), valued, num_steps=0)

@@ -1,0 +1,367 @@
+"""The rollout against a slow loop over the same environment, and what it promises about truncation, state and vmap."""
+
+from typing import Any, NamedTuple
+
+import distrax
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ppo_parts as pp
+from ppo_parts import envs
+from tests.common import Softmax, assert_close, assert_same
+
+T, N, LIMIT = 24, 3, 11
+WEIGHTS = {
+    "policy": jnp.array([[0.5, -0.5], [1.0, -1.0], [8.0, -8.0], [3.0, -3.0]]),
+    "value": jnp.array([1.0, -2.0, 3.0, 0.5]),
+}
+
+
+def linear(params, batch):
+    return Softmax(batch.obs @ params["policy"]), batch.obs @ params["value"]
+
+
+@pytest.fixture(scope="module")
+def cartpole():
+    rollout = pp.rollout(envs.make("CartPole-v1", max_steps_in_episode=LIMIT), linear, num_envs=N, num_steps=T)
+    return jax.jit(rollout.init), jax.jit(rollout.collect)
+
+
+class Slow:
+    """CartPole, N times, one step at a time; the same keys as the rollout, nothing else of it."""
+
+    def __init__(self, key):
+        self.env, params = gymnax.make("CartPole-v1")
+        params = params.replace(max_steps_in_episode=LIMIT)
+        self.reset = jax.jit(lambda key: self.env.reset(key, params))
+        self.step = jax.jit(lambda key, state, action: self.env.step(key, state, action, params))
+        self.obs, self.state = zip(*[self.reset(k) for k in jax.random.split(key, N)], strict=True)
+        self.total, self.length = [0.0] * N, [0] * N
+
+    def collect(self, key):
+        rows, finished = [], []
+        for action_key, env_key in jax.random.split(key, (T, 2)):
+            seen = jnp.stack(self.obs)
+            action = Softmax(seen @ WEIGHTS["policy"]).sample(seed=action_key)
+            logits = np.asarray(seen, np.float64) @ np.asarray(WEIGHTS["policy"])
+            log_prob = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+            row = {"obs": seen, "action": action, "log_prob": log_prob[np.arange(N), action]}
+            row |= {"reward": [], "terminated": [], "truncated": [], "final": []}
+            self.obs, self.state = list(self.obs), list(self.state)
+            for n, k in enumerate(jax.random.split(env_key, N)):
+                self.obs[n], self.state[n], reward, terminated, truncated, info = self.step(k, self.state[n], action[n])
+                row["reward"].append(float(reward))
+                row["terminated"].append(bool(terminated))
+                row["truncated"].append(bool(truncated))
+                row["final"].append(np.asarray(info["final_observation"]))
+                self.total[n] += float(reward)
+                self.length[n] += 1
+                if terminated or truncated:
+                    finished.append((self.total[n], self.length[n]))
+                    self.total[n], self.length[n] = 0.0, 0
+            rows.append(row)
+        batch = {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
+        critic = np.asarray(WEIGHTS["value"], np.float64)
+        batch["value"] = batch["obs"] @ critic
+        batch["next_value"] = np.zeros((T, N))
+        for t in range(T):
+            for n in range(N):
+                if batch["truncated"][t, n]:
+                    following = batch["final"][t, n]
+                else:
+                    following = batch["obs"][t + 1, n] if t + 1 < T else self.obs[n]
+                batch["next_value"][t, n] = following @ critic
+        del batch["final"]
+        return batch, finished
+
+
+def test_equals_a_slow_loop_over_two_rollouts(cartpole):
+    init, collect = cartpole
+    state, slow = init(jax.random.key(0)), Slow(jax.random.key(0))
+    for number in range(2):  # the second goes on where the first stopped
+        key = jax.random.key(10 + number)
+        state, batch, metrics = collect(key, WEIGHTS, state)
+        expected, finished = slow.collect(key)
+        assert expected["terminated"].any()
+        assert expected["truncated"].any()
+        for name in expected:
+            actual = np.asarray(getattr(batch, name))
+            assert actual.shape[:2] == (T, N)
+            np.testing.assert_allclose(actual, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(state.obs, np.stack(slow.obs), rtol=1e-6)
+        np.testing.assert_array_equal(state.env_state.episode_length, slow.length)
+        np.testing.assert_allclose(metrics["episode_return"], np.mean([total for total, _ in finished]), rtol=1e-6)
+        np.testing.assert_allclose(metrics["episode_length"], np.mean([length for _, length in finished]), rtol=1e-6)
+        assert int(metrics["episodes"]) == len(finished)
+
+
+def test_fields_are_what_the_learner_takes(cartpole):
+    init, collect = cartpole
+    _, batch, _ = collect(jax.random.key(1), WEIGHTS, init(jax.random.key(0)))
+    assert batch.obs.shape == (T, N, 4)
+    for name in ("log_prob", "value", "reward", "next_value"):
+        assert getattr(batch, name).shape == (T, N)
+        assert getattr(batch, name).dtype == jnp.float32, name
+    assert batch.terminated.dtype == batch.truncated.dtype == bool
+    assert jnp.issubdtype(batch.action.dtype, jnp.integer)
+    for name in ("mask", "advantage", "target", "weight", "current", "carry", "reset"):
+        assert getattr(batch, name) is None
+    assert batch.axes == ("time", "segment")
+
+
+def test_under_vmap_equals_a_loop_over_seeds(cartpole):
+    init, collect = cartpole
+
+    def both(key):
+        return collect(jax.random.fold_in(key, 1), WEIGHTS, init(key))
+
+    keys = jax.random.split(jax.random.key(2), 2)
+    together = jax.jit(jax.vmap(both))(keys)
+    for i, key in enumerate(keys):
+        assert_close(jax.tree.map(lambda x, i=i: x[i], together), both(key))
+
+
+class ClockState(NamedTuple):
+    time: jax.Array
+    episode_return: jax.Array
+
+
+def clock(limit: Any, kind: str = "truncated") -> envs.Env:
+    """Everything known: obs = (time in the episode, 1 in a final observation); reward = time. No randomness."""
+
+    def see(time, final):
+        return jnp.stack([time.astype(jnp.float32), jnp.broadcast_to(jnp.float32(final), time.shape)], -1)
+
+    def reset(key, num_envs):
+        del key
+        time = jnp.zeros(num_envs, jnp.int32)
+        return ClockState(time, jnp.zeros(num_envs)), see(time, 0)
+
+    def step(key, state, action):
+        del key, action
+        reward, time = state.time.astype(jnp.float32), state.time + 1
+        ended, total = time >= limit, state.episode_return + reward
+        after = ClockState(jnp.where(ended, 0, time), jnp.where(ended, 0, total))
+        ends = {"terminated": jnp.zeros_like(ended), "truncated": jnp.zeros_like(ended), kind: ended}
+        final = jnp.where(ended[:, None], see(time, 1), see(time, 0))
+        return after, envs.Transition(
+            see(after.time, 0), reward, final_obs=final, episode_return=total, episode_length=time, **ends
+        )
+
+    box = gymnax.environments.spaces.Box(-jnp.inf, jnp.inf, (2,))
+    made = envs.Env(reset, step, box, gymnax.environments.spaces.Discrete(2), lambda state: made)
+    return made
+
+
+def uniform(params, batch):
+    return Softmax(jnp.zeros((*batch.obs.shape[:-1], 2))), params * batch.obs[..., 0]
+
+
+def test_an_episode_is_carried_over_rollouts():
+    rollout = pp.rollout(clock(limit=7), uniform, num_envs=2, num_steps=3)
+    collect = jax.jit(rollout.collect)
+    state, seen = rollout.init(jax.random.key(0)), []
+    for number in range(5):
+        state, batch, metrics = collect(jax.random.key(number), 1.0, state)
+        seen.append((np.asarray(batch.obs[:, 0, 0]).tolist(), jax.tree.map(float, metrics)))
+    times = [time for rollout_times, _ in seen for time in rollout_times]
+    assert times == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5, 6, 0]
+    for number, (_, metrics) in enumerate(seen):
+        ended = number in (2, 4)
+        assert metrics["episodes"] == (2 if ended else 0)
+        np.testing.assert_equal(metrics["episode_length"], 7.0 if ended else np.nan)
+        np.testing.assert_equal(metrics["episode_return"], 21.0 if ended else np.nan)
+
+
+@pytest.mark.parametrize("kind", ["terminated", "truncated"])
+def test_next_value_at_the_ends(kind):
+    rollout = pp.rollout(clock(limit=4, kind=kind), uniform, num_envs=1, num_steps=6)
+    _, batch, _ = rollout.collect(jax.random.key(0), 10.0, rollout.init(jax.random.key(0)))
+    assert batch.value[:, 0].tolist() == [0, 10, 20, 30, 0, 10]
+    expected = [10, 20, 30, 40, 10, 20]  # V(final observation) where it was cut, V(the observation after) at the end
+    if kind == "terminated":
+        expected[3] = 0  # never used; what stands there is the value of the next episode's first observation
+    assert batch.next_value[:, 0].tolist() == expected
+    last = pp.rollout(clock(limit=6, kind=kind), uniform, num_envs=1, num_steps=6)
+    _, batch, _ = last.collect(jax.random.key(0), 10.0, last.init(jax.random.key(0)))
+    if kind == "truncated":  # the end of the episode and of the rollout at once
+        assert batch.next_value[-1, 0] == 60
+
+
+def test_value_of_a_final_observation_is_computed_only_where_one_is_used():
+    steps, calls = 12, []
+
+    def counted(params, batch):
+        jax.debug.callback(lambda _: calls.append(1), jnp.sum(batch.obs) * params)
+        return uniform(params, batch)
+
+    def collected(limit, scale):
+        rollout = pp.rollout(clock(limit), counted, num_envs=2, num_steps=steps)
+        return rollout.collect(jax.random.key(0), scale, rollout.init(jax.random.key(0)))[1]
+
+    def extra(f, *args, seeds=1):
+        """Calls of the network besides those that act, the one that values the rollout and the one that ends it."""
+        calls.clear()
+        jax.block_until_ready(jax.jit(f)(*args))
+        jax.effects_barrier()
+        assert len(calls) % seeds == 0
+        return len(calls) // seeds - (steps + 2)
+
+    ones = jnp.ones(2)
+    assert extra(collected, 4, 1.0) == 3  # of 12 steps
+    assert extra(jax.vmap(collected, (None, 0)), 4, ones, seeds=2) == 3
+    assert extra(jax.vmap(collected, (0, 0)), jnp.array([13, 13]), ones, seeds=2) == 0
+    # One is cut in steps 3, 7 and 11, the other in 5 and 11: each of these 4 is computed, for both.
+    assert extra(jax.vmap(collected, (0, 0)), jnp.array([4, 6]), ones, seeds=2) == 4
+    nested = jax.vmap(jax.vmap(collected, (None, 0)), (0, None))
+    assert extra(nested, jnp.array([4, 6]), ones, seeds=4) == 4
+
+
+def test_the_conditional_survives_compilation_under_vmap():
+    rollout = pp.rollout(clock(4), uniform, num_envs=2, num_steps=12)
+
+    def collected(key, scale):
+        return rollout.collect(key, scale, rollout.init(key))[1]
+
+    keys, scales = jax.random.split(jax.random.key(0), 2), jnp.arange(1.0, 3.0)
+    batched = jax.jit(jax.vmap(collected)).lower(keys, scales).compile()
+    assert "conditional(" in batched.as_text()
+    one = jax.jit(collected)
+    for i in range(2):
+        assert_same(jax.tree.map(lambda x, i=i: x[i], batched(keys, scales)), one(keys[i], scales[i]))
+
+
+def echo(low: float, high: float) -> envs.Env:
+    """The observation is the action that arrived."""
+
+    def step(key, state, action):
+        del key
+        nothing = jnp.zeros(action.shape[0], bool)
+        zeros = jnp.zeros(action.shape[0])
+        return state, envs.Transition(action, zeros, nothing, nothing, action, zeros, zeros.astype(int))
+
+    box = gymnax.environments.spaces.Box(low, high, (2,))
+    made = envs.Env(lambda key, n: ((), jnp.zeros((n, 2))), step, box, box, lambda state: made)
+    return made
+
+
+@pytest.mark.lenient_ranks  # distrax
+def test_a_continuous_action_is_stored_as_sampled_and_clipped_for_the_environment():
+    def wide(params, batch):
+        mean = jnp.zeros_like(batch.obs) + params
+        return distrax.MultivariateNormalDiag(mean, 2 * jnp.ones_like(mean)), batch.obs[..., 0]
+
+    rollout = pp.rollout(envs.clip_action(echo(-1.0, 0.5)), wide, num_envs=4, num_steps=9)
+    _, batch, _ = rollout.collect(jax.random.key(0), 0.1, rollout.init(jax.random.key(1)))
+    assert batch.action.shape == (9, 4, 2)
+    assert float(batch.action.max()) > 1
+    assert float(batch.action.min()) < -2
+    np.testing.assert_array_equal(batch.obs[1:], np.clip(batch.action[:-1], -1.0, 0.5))
+    z = (np.asarray(batch.action, np.float64) - 0.1) / 2
+    log_density = (-0.5 * z**2 - np.log(2 * np.sqrt(2 * np.pi))).sum(-1)
+    np.testing.assert_allclose(batch.log_prob, log_density, rtol=1e-5)
+
+
+@pytest.mark.lenient_ranks  # gymnax
+@pytest.mark.parametrize(("env_id", "normalized"), [("CartPole-v1", False), ("Pendulum-v1", True)])
+def test_the_first_ratio_of_an_update_is_one(env_id, normalized):
+    """Within 1e-5: the same numbers, evaluated in batches of another size."""
+    env = envs.make(env_id, max_steps_in_episode=9)
+    size = envs.size(env.observation_space)
+    if normalized:
+        env = envs.normalize_reward(envs.normalize_observation(env), gamma=0.9)
+
+    def evaluate(params, batch):
+        out, value = batch.obs @ params["policy"], batch.obs @ params["value"]
+        if env_id == "CartPole-v1":
+            return distrax.Categorical(out), value
+        return distrax.MultivariateNormalDiag(out, jnp.full_like(out, 0.7)), value
+
+    def worst(batch):
+        return batch.add_metrics(log_ratio_max=jnp.max(jnp.abs(batch.current_log_ratio())))
+
+    def pipeline(epochs):
+        parts = (pp.shuffled_minibatches(1, epochs), pp.clipped_surrogate(clip_eps=0.2), pp.value_loss())
+        return pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), *parts, pp.stateless(worst))
+
+    rollout = pp.rollout(env, evaluate, num_envs=4, num_steps=16)
+    once, more = (pp.learner(evaluate, pipeline(epochs), optax.adam(0.05)) for epochs in (1, 3))
+
+    @jax.jit
+    def update(key, learner_state, state):
+        state, batch, _ = rollout.collect(key, learner_state.params, state)
+        _, metrics = once.update(key, learner_state, batch)
+        learner_state, moved = more.update(key, learner_state, batch)
+        return learner_state, state, metrics["log_ratio_max"], moved["log_ratio_max"]
+
+    rng = np.random.default_rng(0)
+    params = {"policy": rng.normal(size=(size, 2 if env_id == "CartPole-v1" else 1)), "value": rng.normal(size=size)}
+    learner_state, state = once.init(jax.tree.map(jnp.float32, params)), rollout.init(jax.random.key(0))
+    for number in range(3):  # the policy and the running statistics move in between
+        learner_state, state, first, moved = update(jax.random.key(number), learner_state, state)
+        assert float(first) < 1e-5
+        assert float(moved) > 1e-2
+
+
+@pytest.mark.lenient_ranks  # distrax
+def test_a_value_or_log_prob_of_another_shape_is_refused():
+    key = jax.random.key(0)
+    column = pp.rollout(clock(4), lambda p, b: (uniform(p, b)[0], b.obs[..., :1]), num_envs=2, num_steps=3)
+    with pytest.raises(pp.ShapeError, match=r"value\[\.\.\., 0\]"):
+        column.collect(key, 1.0, column.init(key))
+    per_dim = pp.rollout(
+        echo(-1, 1), lambda p, b: (distrax.Normal(b.obs, jnp.ones_like(b.obs)), b.obs[..., 0]), num_envs=2, num_steps=3
+    )
+    with pytest.raises(pp.ShapeError, match="sum over the action's dimensions"):
+        per_dim.collect(key, 1.0, per_dim.init(key))
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_envs", 0), ("num_steps", 2.0), ("num_steps", True)])
+def test_sizes_are_whole_and_positive(name, value):
+    with pytest.raises((ValueError, TypeError), match=rf"rollout: {name} must be .*{value}"):
+        pp.rollout(clock(4), uniform, **{"num_envs": 2, "num_steps": 3, name: value})
+
+
+def test_a_recurrent_policy_is_reset_with_its_episodes():
+    """Its memory counts the steps of the episode; values, and the batch handed to the learner, agree with the clock."""
+
+    def counting(params, batch):
+        def forward(memory, reset):
+            memory = jnp.where(reset, 0, memory) + 1
+            return memory, memory
+
+        memory, counts = jax.lax.scan(forward, batch.carry, batch.reset)
+        return Softmax(jnp.zeros((*counts.shape, 2))), params * counts, memory
+
+    rollout = pp.rollout(clock(5), counting, num_envs=2, num_steps=4, initial_carry=jnp.zeros)
+    state = rollout.init(jax.random.key(0))
+    for number in range(3):
+        state, batch, _ = jax.jit(rollout.collect)(jax.random.key(number), 1.0, state)
+        np.testing.assert_array_equal(batch.value, batch.obs[..., 0] + 1)  # steps seen in this episode
+        # V of what followed: one more step in the same episode, of the final observation where it was cut.
+        np.testing.assert_array_equal(batch.next_value, batch.obs[..., 0] + 2)
+        again = counting(1.0, batch)
+        np.testing.assert_array_equal(again[1], batch.value)
+
+
+@pytest.mark.parametrize("loose", ["reset", "step"])
+def test_a_python_number_in_the_state_does_not_change_its_type(loose):
+    env = clock(4)
+
+    def reset(key, num_envs):
+        state, obs = env.reset(key, num_envs)
+        return (state, 1.0 if loose == "reset" else jnp.float32(1)), obs
+
+    def step(key, state, action):
+        after, out = env.step(key, state[0], action)
+        return (after, jnp.asarray(2.0) if loose == "reset" else jnp.full((), 2.0) * 1.0), out
+
+    rollout = pp.rollout(env._replace(reset=reset, step=step), uniform, num_envs=2, num_steps=3)
+    before = jax.eval_shape(rollout.init, jax.random.key(0))
+    after, *_ = jax.eval_shape(rollout.collect, jax.random.key(0), 1.0, before)
+    assert before == after
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves(after))
