@@ -16,7 +16,7 @@ Array = jax.Array
 
 
 class TanhNormal:
-    r"""Gaussian squashed into a box: :math:`a = m + h \tanh(u),\ u \sim \mathcal N(\mu, \sigma)`, independent dimensions.
+    r"""Gaussian squashed into a box, :math:`a = m + h \tanh(u),\ u \sim \mathcal N(\mu, \sigma)`, dimensions apart.
 
     .. math:: \log\pi(a) = \sum_d \log\mathcal N(u_d; \mu_d, \sigma_d) - \log h_d - \log(1 - \tanh^2 u_d),
               \qquad u = \mathrm{artanh}((a - m) / h)
