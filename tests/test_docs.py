@@ -1,0 +1,107 @@
+"""The documentation is right about itself: Python blocks run and print what is said, links lead somewhere.
+
+The blocks of one page share a namespace, like the cells of a notebook. A block fenced as `output` right behind a Python
+block is what that block prints.
+"""
+
+import contextlib
+import io
+import itertools
+import re
+import sys
+import types
+from pathlib import Path
+
+import jax
+import pytest
+
+import ppo_parts as pp
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def blocks(page: Path) -> list[tuple[str, str | None, int]]:
+    """Python blocks of a page: source, the output stated right behind it, and the line it starts on."""
+    text, found = page.read_text(), list(FENCE.finditer(page.read_text()))
+    result = []
+    for block, following in itertools.zip_longest(found, found[1:]):
+        if block[1] != "python":
+            continue
+        directly = following and following[1] == "output" and not text[block.end() : following.start()].strip()
+        result.append((block[2], following[2] if directly else None, text.count("\n", 0, block.start(2))))
+    return result
+
+
+def slug(heading: str) -> str:
+    """The anchor that a heading gets on GitHub."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)}
+
+
+@pytest.fixture
+def quick_compilation():
+    """The pages compile much and run little."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.lenient_ranks
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
+def test_code_runs(page, tmp_path, monkeypatch):
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)
+    monkeypatch.chdir(tmp_path)
+    for source, stated, line in blocks(page):
+        printed = io.StringIO()
+        code = compile("\n" * line + source, str(page), "exec")  # tracebacks name the line of the page
+        with contextlib.redirect_stdout(printed):
+            exec(code, vars(module))
+        if stated is not None:
+            assert printed.getvalue().strip() == stated.strip(), f"{name_of(page)}, line {line + 1}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(FENCE.sub("", page.read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{name_of(page)}: {target}"
+        if anchor and there.suffix == ".md":
+            assert anchor in anchors(there), f"{name_of(page)}: {target}"
+
+
+def test_every_public_name_has_a_section():
+    sections = set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"^#+ .*$", page_of_parts(), re.MULTILINE))))
+    names = {name for name in vars(pp) if not name.startswith("_")}
+    submodules = {name for name in names if isinstance(getattr(pp, name), types.ModuleType)}
+    assert sorted(names - submodules - sections) == []
+    assert "functional" in sections
+
+
+def test_every_function_is_listed():
+    names = {name for name in vars(pp.functional) if not name.startswith("_")}
+    assert sorted(name for name in names if f"`{name}" not in page_of_parts()) == []
+
+
+def test_every_page_is_linked_from_the_index():
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / target.partition("#")[0]).resolve() for target in LINK.findall(index.read_text())}
+    assert [name_of(page) for page in PAGES if page.parent != ROOT and page != index and page not in linked] == []
+
+
+def page_of_parts() -> str:
+    return (ROOT / "docs" / "parts.md").read_text()
