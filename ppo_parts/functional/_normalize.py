@@ -21,7 +21,8 @@ def advantage_normalize(
               \sigma^2 = \frac{1}{\max(1,\, n - \text{ddof})} \sum_i m_i (A_i - \mu)^2, \quad n = \sum_i m_i
 
     Codebases differ here. PyTorch ones (CleanRL, PufferLib, Stable-Baselines3) have `ddof=1`, JAX ones 0;
-    jaxagents standardises over `axis=0`, the trajectories of the minibatch, apart for each time step and agent.
+    jaxagents standardises over the trajectories of the minibatch (axis 1 in the layout `[T, M, ...]` used here), apart
+    for each time step and agent.
 
     Args:
         advantage: any shape, floating.
