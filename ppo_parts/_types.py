@@ -192,12 +192,22 @@ def no_state(params: Params) -> EmptyState:
     return EmptyState()
 
 
-def stateless(f: Callable[[Batch], Batch], *, name: str | None = None) -> Part:
+def stateless(
+    f: Callable[[Batch], Batch],
+    *,
+    name: str | None = None,
+    requires: tuple[str, ...] = (),
+    provides: tuple[str, ...] = (),
+    place: Place = "anywhere",
+    needs_time: bool = False,
+) -> Part:
     """Lift a plain function `batch -> batch` to a `Part`.
 
     Args:
         f: pure function of a `Batch`.
         name: how error messages call it; by default the function's own name.
+        requires, provides, place, needs_time: as in `Part`; with them `chain` checks this part like any other. A loss
+            has `provides=("losses",), place="after_sampler"`.
 
     Example:
         >>> import ppo_parts as pp
@@ -207,7 +217,12 @@ def stateless(f: Callable[[Batch], Batch], *, name: str | None = None) -> Part:
     if not callable(f):
         raise TypeError(f"stateless: give a function batch -> batch, got {f!r}")
     called = name or str(getattr(f, "__name__", "stateless"))
-    return Part(no_state, lambda batch, state, context: (f(batch), state), called)
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        del context
+        return f(batch), state
+
+    return Part(no_state, update, called, requires, provides, place, needs_time)
 
 
 def identity() -> Part:
