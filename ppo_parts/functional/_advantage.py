@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -138,11 +139,18 @@ def gae(
         "gae", reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated, mask=mask
     )
     dtype = accumulator(value)
-    discount = gamma * (1 - jnp.asarray(terminated, dtype))
-    trace = discount * gae_lambda
-    delta = _drop(jnp.asarray(reward, dtype) + _bootstrap(discount, next_value) - value, mask)
-    trace = _cut(trace, truncated, mask)
-    advantage = reverse_recurrence(delta, trace)
+    gamma, gae_lambda = jnp.asarray(gamma, dtype), jnp.asarray(gae_lambda, dtype)
+
+    def step(later: Array, *now: Any) -> Array:
+        reward, value, next_value, terminated, cut, mask, gamma, gae_lambda = now
+        delta = jnp.asarray(reward, dtype) + _unless(terminated, gamma * jnp.asarray(next_value, dtype)) - value
+        trace = _cut(_unless(terminated, gamma * gae_lambda), cut)
+        return _drop(delta, mask) + _drop(trace, mask) * later
+
+    # Everything in one pass: delta and the trace never go to memory, which is a third faster for wide rows on CPUs.
+    per_step = (jnp.broadcast_to(x, value.shape) if x.ndim else x for x in (gamma, gae_lambda))
+    inputs = (reward, value, next_value, terminated, _boundary(truncated, mask), mask, *per_step)
+    advantage = _backwards(step, jnp.zeros(value.shape[1:], dtype), *inputs)
     target = _drop(advantage + value, mask)
     return Advantages(advantage.astype(value.dtype), target.astype(value.dtype))
 
@@ -214,17 +222,17 @@ def vtrace(
     ratio = jnp.exp(log_ratio.astype(dtype))
     rho = jnp.minimum(ratio, rho_clip)
     c = jnp.minimum(ratio, c_clip)
-    discount = gamma * (1 - jnp.asarray(terminated, dtype))
-    reward = jnp.asarray(reward, dtype)
-    delta = _drop(rho * (reward + _bootstrap(discount, next_value) - value), mask)
-    trace = _cut(discount * gae_lambda * c, truncated, mask)
+    reward, next_value = jnp.asarray(reward, dtype), jnp.asarray(next_value, dtype)
+    gamma, gae_lambda = jnp.asarray(gamma, dtype), jnp.asarray(gae_lambda, dtype)
+    cut = _boundary(truncated, mask)
+    delta = _drop(rho * (reward + _unless(terminated, gamma * next_value) - value), mask)
+    trace = _drop(_cut(_unless(terminated, gamma * gae_lambda * c), cut), mask)
     error = reverse_recurrence(delta, trace)
     target = _drop(error + value, mask)
-    follows = jnp.concatenate([target[1:], next_value[-1:].astype(dtype)])
-    cut = _boundary(truncated, mask)
+    follows = jnp.concatenate([target[1:], next_value[-1:]])
     if cut is not None:
         follows = jnp.where(cut, next_value, follows)
-    policy_advantage = _drop(rho * (reward + _bootstrap(discount, follows) - value), mask)
+    policy_advantage = _drop(rho * (reward + _unless(terminated, gamma * follows) - value), mask)
     return VTrace(error.astype(value.dtype), target.astype(value.dtype), policy_advantage.astype(value.dtype))
 
 
@@ -243,14 +251,25 @@ def reverse_recurrence(delta: Array, trace: Array) -> Array:
         >>> reverse_recurrence(jnp.ones(3), jnp.full(3, .5)).tolist()
         [1.75, 1.5, 1.0]
     """
+    return _backwards(lambda later, delta, trace: delta + trace * later, jnp.zeros_like(delta[0]), delta, trace)
 
-    def step(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-        d, c = now
-        a = d + c * later
-        return a, a
 
-    # A plain scan, not unrolled: on CPUs XLA turns an unrolled one into a fusion that is several times slower.
-    return jax.lax.scan(step, jnp.zeros_like(delta[0]), (delta, trace), reverse=True)[1]
+def _backwards(step: Callable[..., Array], last: Array, *inputs: Any) -> Array:
+    """Every result of `later = step(later, *inputs_t)`, from the last row to the first, beginning with `later = last`.
+
+    Inputs without axes (numbers, None) are the same at each step. Not unrolled: XLA's CPU compiler turns an unrolled
+    scan into a fusion that is several times slower.
+    """
+    varies = [x is not None and jnp.ndim(x) > 0 for x in inputs]
+
+    def body(later: Array, rows: list[Array]) -> tuple[Array, Array]:
+        row = iter(rows)
+        now = (next(row) if varied else x for x, varied in zip(inputs, varies, strict=True))
+        later = step(later, *now).astype(last.dtype)
+        return later, later
+
+    rows = [x for x, varied in zip(inputs, varies, strict=True) if varied]
+    return jax.lax.scan(body, last, rows, reverse=True)[1]
 
 
 def _boundary(truncated: Array | None, mask: Array | None) -> Array | None:
@@ -263,14 +282,17 @@ def _boundary(truncated: Array | None, mask: Array | None) -> Array | None:
     return cut
 
 
-def _cut(trace: Array, truncated: Array | None, mask: Array | None) -> Array:
-    cut = _boundary(truncated, mask)
-    return _drop(trace if cut is None else jnp.where(cut, 0, trace), mask)
+def _cut(trace: Array, cut: Array | None) -> Array:
+    return trace if cut is None else jnp.where(cut, 0, trace)
 
 
-def _bootstrap(discount: Array, next_value: Array) -> Array:
-    # A select, not a product alone: after a termination next_value may be anything, NaN too.
-    return jnp.where(discount > 0, discount * next_value, 0)
+def _unless(terminated: Array, x: Array) -> Array:
+    """`(1 - terminated) * x`, by a select: after a termination x may be anything, NaN too."""
+    terminated = jnp.asarray(terminated)
+    if terminated.dtype == bool:
+        return jnp.where(terminated, 0, x)
+    keep = 1 - terminated.astype(x.dtype)
+    return jnp.where(keep > 0, keep * x, 0)
 
 
 def _drop(x: Array, mask: Array | None) -> Array:
