@@ -122,13 +122,14 @@ class Box(NamedTuple):
     half: jax.Array
     width: float
     eps: float
+    slack: float = 0.0  # of the inverse: what it adds to half
 
     def _log_slope(self, x: jax.Array, half: jax.Array) -> jax.Array:
         z = x / self.width
         return jnp.log(half / self.width) + 2 * (jnp.log(2.0) - z - jax.nn.softplus(-2 * z))
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        inside = jnp.clip((action - self.center) / self.half, -1 + self.eps, 1 - self.eps)
+        inside = jnp.clip((action - self.center) / (self.half + self.slack), -1 + self.eps, 1 - self.eps)
         x = self.width * jnp.arctanh(inside)
         base = distrax.MultivariateNormalDiag(self.mean, self.std).log_prob(x)
         return base - jnp.sum(self._log_slope(x, self.half), axis=-1)
@@ -149,7 +150,7 @@ def evaluate(params: Params, batch: pp.Batch, box: dict[str, jax.Array] | None =
         return x @ params[f"{name}/kernel"] + params[f"{name}/bias"][None, None]
 
     hidden = jax.nn.gelu(layer("network/layers/0", batch.obs), approximate=True)
-    mean = layer("actor_mu", hidden)
+    mean = layer("actor_mu" if "actor_mu/kernel" in params else "actor", hidden)
     std = jnp.broadcast_to(jnp.exp(params["_log_std"])[None], mean.shape)
     value = layer("critic", hidden)[..., 0]
     if box is None:
@@ -158,11 +159,11 @@ def evaluate(params: Params, batch: pp.Batch, box: dict[str, jax.Array] | None =
     return Box(mean, std, center, half, box["box_width"], box["box_eps"]), value
 
 
-def losses(clip_eps: Any, value_coef: Any, entropy_coef: Any) -> pp.Part:
+def losses(clip_eps: Any, value_coef: Any, entropy_coef: Any, num_samples: int = 1) -> pp.Part:
     return pp.chain(
         pp.clipped_surrogate(clip_eps=clip_eps),
         pp.clipped_value_loss(clip_eps=clip_eps, coef=value_coef),
-        pp.entropy_bonus(coef=entropy_coef),
+        pp.entropy_bonus(coef=entropy_coef, num_samples=num_samples),
     )
 
 
