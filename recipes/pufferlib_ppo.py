@@ -1,0 +1,215 @@
+"""PPO as PufferLib 3 and JaxDEM have it, made of parts: V-trace, prioritized segments, values and ratios written back.
+
+    python -m recipes.pufferlib_ppo --env-id CartPole-v1
+    python -m recipes.pufferlib_ppo --preset memory
+    python -m recipes.pufferlib_ppo --preset continuous --env-id Pendulum-v1
+
+Before each minibatch, advantages and priorities are computed again from what the latest minibatches saw; segments keep
+their time axis, so recurrent policies need nothing else. Where it differs from the originals is in docs/fidelity.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import distrax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import ppo_parts as pp
+from ppo_parts import distributions, envs, training
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Hyperparameters, with PufferLib's names where it has them. Numbers that are floats may be traced arrays."""
+
+    env_id: str = "CartPole-v1"
+    """any gymnax environment, with discrete or continuous actions"""
+    total_timesteps: int = 500_000
+    """environment steps of the whole run, rounded down to whole updates"""
+    num_envs: int = 16
+    num_steps: int = 64
+    """steps per environment and update (PufferLib: bptt_horizon)"""
+    optimizer: Literal["muon", "adam"] = "muon"
+    learning_rate: float = 0.015
+    anneal_lr: bool = True
+    """cosine to 0, over the gradient steps of the run"""
+    adam_eps: float = 1e-5
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    vtrace_rho_clip: float = 1.0
+    vtrace_c_clip: float = 1.0
+    num_minibatches: int = 4
+    update_epochs: int = 4
+    """multiplies the number of minibatches drawn per update"""
+    accumulate_minibatches: int = 1
+    """average the gradients of this many minibatches into one step"""
+    prioritized: bool = True
+    """draw segments by their advantages; otherwise each comes once per epoch"""
+    prio_alpha: float = 0.8
+    prio_beta0: float = 0.2
+    """exponent of the importance weights at the start; it grows linearly to 1 over the run"""
+    refresh: Literal["rollout", "epoch", "minibatch"] = "minibatch"
+    """how often advantages are computed again, with the latest values and ratios"""
+    clip_coef: float = 0.2
+    vf_clip_coef: float = 0.2
+    vf_coef: float = 2.0
+    ent_coef: float = 0.001
+    max_grad_norm: float = 1.5
+    normalize_env: bool = False
+    """standardise and clip observations and rewards by running statistics"""
+    hidden: int = 128
+    memory: Literal["none", "lstm", "gru"] = "none"
+    """recurrent cell between the encoder and the heads"""
+    squash: bool = False
+    """continuous actions: tanh-squashed into the box; otherwise Gaussian, clipped on their way to the environment"""
+    skip_nonfinite: bool = False
+    """skip gradients that are not finite, and count them, instead of ending the run"""
+    seed: int = 1
+
+
+PRESETS = {
+    "discrete": Config(),
+    "continuous": Config(env_id="Pendulum-v1", total_timesteps=1_000_000, squash=True, normalize_env=True),
+    "memory": Config(env_id="MemoryChain-bsuite", memory="lstm"),
+}
+
+
+class Policy(nn.Module):
+    """Encoder, optional recurrent cell, and two heads (orthogonal; gain 0.01 for the policy's, 1 for the value's)."""
+
+    space: Any
+    hidden: int
+    memory: str
+    squash: bool
+
+    @nn.compact
+    def __call__(self, obs: jax.Array, carry: Any, reset: Any) -> tuple[Any, ...]:
+        """Distribution and value of observations `[..., D]`; with memory, of `[T, N, D]`, and the carry after them."""
+        x = obs
+        for _ in range(2):
+            x = nn.tanh(nn.Dense(self.hidden, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
+        if self.memory != "none":
+            cell = make_cell(self.memory, self.hidden)
+
+            def step(cell: nn.Module, carry: Any, now: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
+                x, reset = now
+                return cell(jax.tree.map(lambda c: jnp.where(reset[:, None], 0, c), carry), x)
+
+            scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
+            carry, x = scan(cell, carry, (x, reset))
+
+        def head(size: int, gain: float) -> jax.Array:
+            return nn.Dense(size, kernel_init=nn.initializers.orthogonal(gain))(x)
+
+        value = head(1, 1.0)[..., 0]
+        if envs.is_discrete(self.space):
+            distribution = distrax.Categorical(head(self.space.n, 0.01))
+        else:
+            size = int(np.prod(self.space.shape))
+            scale = jnp.exp(self.param("log_std", nn.initializers.zeros, (size,)))
+            loc = head(size, 0.01)
+            scale = jnp.broadcast_to(scale, loc.shape)
+            low, high = (jnp.broadcast_to(bound, (size,)) for bound in (self.space.low, self.space.high))
+            squashed = distributions.TanhNormal(loc, scale, low, high) if self.squash else None
+            distribution = squashed or distrax.MultivariateNormalDiag(loc, scale)
+        return (distribution, value) if self.memory == "none" else (distribution, value, carry)
+
+
+def make_cell(memory: str, hidden: int) -> nn.RNNCellBase:
+    """The recurrent cell by its name."""
+    return {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}[memory](hidden)
+
+
+def make_env(config: Config) -> envs.Env:
+    """The environment, with actions clipped and running statistics where the configuration says so."""
+    env = envs.make(config.env_id)
+    if not envs.is_discrete(env.action_space):
+        env = envs.clip_action(env)
+    if config.normalize_env:
+        env = envs.normalize_reward(envs.normalize_observation(env), gamma=config.gamma)
+    return env
+
+
+def make_train(config: Config) -> training.Train:
+    """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers."""
+    env = make_env(config)
+    num_updates = config.total_timesteps // (config.num_envs * config.num_steps)
+    network = Policy(env.action_space, config.hidden, config.memory, config.squash)
+    obs_rank, obs_size = len(env.observation_space.shape), int(np.prod(env.observation_space.shape))
+
+    def evaluate(params: Any, batch: pp.Batch) -> Any:
+        obs = batch.obs.astype(jnp.float32)
+        return network.apply(params, obs.reshape((*obs.shape[: obs.ndim - obs_rank], -1)), batch.carry, batch.reset)
+
+    def zeros(num_envs: int) -> Any:
+        cell = make_cell(config.memory, config.hidden)
+        return cell.initialize_carry(jax.random.key(0), (num_envs, config.hidden))
+
+    initial_carry = None if config.memory == "none" else zeros
+
+    def init_params(key: jax.Array) -> Any:
+        carry = None if initial_carry is None else initial_carry(1)
+        return network.init(key, jnp.zeros((1, 1, obs_size)), carry, jnp.zeros((1, 1), bool))
+
+    if config.prioritized:
+        beta = pp.linear_schedule(config.prio_beta0, 1.0, num_updates)
+        sampler = pp.prioritized_sampler(
+            config.num_minibatches,
+            alpha=config.prio_alpha,
+            beta=beta,
+            num_epochs=config.update_epochs,
+            refresh=config.refresh,
+        )
+    else:
+        sampler = pp.segment_minibatches(config.num_minibatches, config.update_epochs, refresh=config.refresh)
+    pipeline = pp.chain(
+        pp.vtrace(
+            gamma=config.gamma,
+            gae_lambda=config.gae_lambda,
+            rho_clip=config.vtrace_rho_clip,
+            c_clip=config.vtrace_c_clip,
+        ),
+        sampler,
+        pp.advantage_normalize(ddof=1),
+        pp.advantage_weight() if config.prioritized else pp.identity(),
+        pp.clipped_surrogate(clip_eps=config.clip_coef),
+        pp.clipped_value_loss(clip_eps=config.vf_clip_coef, coef=config.vf_coef),
+        pp.entropy_bonus(coef=config.ent_coef),
+    )
+    gradient_steps = num_updates * config.update_epochs * config.num_minibatches // config.accumulate_minibatches
+    rate: Any = config.learning_rate
+    if config.anneal_lr:
+        rate = pp.cosine_decay_schedule(config.learning_rate, max(1, gradient_steps))
+    descend = optax.contrib.muon(rate) if config.optimizer == "muon" else optax.adam(rate, eps=config.adam_eps)
+    optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), descend)
+    if config.accumulate_minibatches > 1:
+        optimizer = optax.MultiSteps(optimizer, config.accumulate_minibatches).gradient_transformation()
+    if config.skip_nonfinite:
+        optimizer = optax.apply_if_finite(optimizer, max_consecutive_errors=np.iinfo(np.int32).max)
+    return training.Train(
+        env=env,
+        evaluate=evaluate,
+        init_params=init_params,
+        rollout=pp.rollout(
+            env, evaluate, num_envs=config.num_envs, num_steps=config.num_steps, initial_carry=initial_carry
+        ),
+        learner=pp.learner(evaluate, pipeline, optimizer),
+        num_updates=num_updates,
+        steps_per_update=config.num_envs * config.num_steps,
+        initial_carry=initial_carry,
+    )
+
+
+def main() -> None:
+    """Command line: trains, and leaves metrics, a picture and checkpoints under runs/."""
+    training.main(make_train, PRESETS, prog="python -m recipes.pufferlib_ppo")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The distributions that distrax leaves to the user."""
+
+import distrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ppo_parts import distributions
+
+pytestmark = pytest.mark.lenient_ranks  # bounds [D] against actions [..., D], as in distrax
+LOW, HIGH = jnp.array([-2.0, 0.0]), jnp.array([2.0, 1.0])
+
+
+def squashed(loc, log_std):
+    return distributions.TanhNormal(loc, jnp.exp(log_std), LOW, HIGH)
+
+
+def test_tanh_normal_is_the_transformed_gaussian():
+    loc, log_std = jnp.array([0.3, -0.2]), jnp.array([-0.5, 0.1])
+    policy = squashed(loc, log_std)
+    action = policy.sample(seed=jax.random.key(0), sample_shape=(7,))
+    half, middle = (HIGH - LOW) / 2, (HIGH + LOW) / 2
+    box = distrax.Chain([distrax.ScalarAffine(middle, half), distrax.Tanh()])
+    reference = distrax.Transformed(distrax.MultivariateNormalDiag(loc, jnp.exp(log_std)), distrax.Block(box, ndims=1))
+    assert policy.log_prob(action).shape == (7,)
+    np.testing.assert_allclose(policy.log_prob(action), reference.log_prob(action), rtol=1e-4)
+    np.testing.assert_allclose(policy.mode(), middle + half * np.tanh(loc), rtol=1e-6)
+
+
+def test_tanh_normal_integrates_to_one():
+    policy = distributions.TanhNormal(jnp.array([0.4]), jnp.array([0.6]), -1.0, 3.0)
+    grid = np.linspace(-1, 3, 20_001, dtype=np.float32)[1:-1, None]
+    assert float(jnp.sum(jnp.exp(policy.log_prob(grid))) * 4 / 20_000) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_tanh_normal_is_finite_at_the_edge_and_its_gradient_too():
+    for action in (HIGH, LOW, HIGH + 1e-3):
+        value, gradient = jax.value_and_grad(lambda loc, a=action: squashed(loc, jnp.zeros(2)).log_prob(a))(
+            jnp.zeros(2)
+        )
+        assert np.isfinite(value)
+        assert np.isfinite(gradient).all()
+    far = squashed(jnp.full(2, 50.0), jnp.zeros(2))  # every sample saturates
+    sample = far.sample(seed=jax.random.key(0))
+    assert np.all((sample >= LOW) & (sample <= HIGH))
+    assert np.isfinite(far.log_prob(sample))
+
+
+def test_tanh_normal_has_no_closed_form_entropy():
+    with pytest.raises(NotImplementedError):
+        squashed(jnp.zeros(2), jnp.zeros(2)).entropy()
+
+
+def test_multi_categorical_is_a_product():
+    logits = [jnp.array([[0.0, 1.0]] * 5), jnp.array([[0.5, -1.0, 2.0]] * 5)]
+    policy = distributions.MultiCategorical(logits)
+    action = policy.sample(seed=jax.random.key(1))
+    assert action.shape == (5, 2)
+    parts = [distrax.Categorical(part) for part in logits]
+    np.testing.assert_allclose(
+        policy.log_prob(action), sum(p.log_prob(action[:, i]) for i, p in enumerate(parts)), rtol=1e-6
+    )
+    np.testing.assert_allclose(policy.entropy(), sum(p.entropy() for p in parts), rtol=1e-6)
+    np.testing.assert_array_equal(policy.mode(), [[1, 2]] * 5)
+
+
+def test_masked_logits_take_no_part():
+    available = jnp.array([1, 0, 1, 0])
+    logits = jnp.array([0.5, 9.0, -0.5, 3.0])
+
+    def policy(logits):
+        return distrax.Categorical(distributions.mask_logits(logits, available))
+
+    np.testing.assert_array_equal(policy(logits).probs * (1 - available), 0)
+    rest = distrax.Categorical(logits[::2])
+    np.testing.assert_allclose(policy(logits).entropy(), rest.entropy(), rtol=1e-6)
+    for f in (lambda x: policy(x).entropy(), lambda x: policy(x).log_prob(2)):
+        gradient = jax.grad(f)(logits)
+        np.testing.assert_array_equal(gradient * (1 - available), 0)
+        assert np.abs(gradient).max() > 0
+    with pytest.raises(ValueError, match="mask_logits"):
+        distributions.mask_logits(logits, available[None])
