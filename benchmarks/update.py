@@ -3,11 +3,11 @@
 `python -m benchmarks.update --json benchmarks/results/update_cpu.json`
 
 The work is CleanRL's PPO update: GAE with truncation, 4 epochs of 4 shuffled minibatches, advantages normalised per
-minibatch, clipped surrogate, clipped value loss, entropy bonus, clipping by global norm, Adam. The rival is in the style
-of PureJaxRL, one hand-written function with everything inlined (and no unrolled scan, which is slower on CPUs). It uses
-the same network, optimizer and permutations, so both end with the same parameters, which is asserted before anything is
-timed. There are two of it: `handwritten` reports the loss alone, `with_diagnostics` every metric that the learner
-reports (asserted as well).
+minibatch, clipped surrogate, clipped value loss, entropy bonus, clipping by global norm, Adam. The rival is in the
+style of PureJaxRL, one hand-written function with everything inlined (and no unrolled scan, which is slower on CPUs).
+It uses the same network, optimizer and permutations, so both end with the same parameters, which is asserted before
+anything is timed. There are two of it: `handwritten` reports the loss alone, `with_diagnostics` every metric that the
+learner reports (asserted as well).
 """
 
 from __future__ import annotations
