@@ -69,7 +69,7 @@ def test_recurrent_batches_refuse_single_steps(recurrent):
     ],
     ids=lambda changes: "-".join(map(str, changes.values())),
 )
-def test_variants_train_and_their_first_ratio_is_one(changes):
+def test_variants_train(changes):
     train = make_train(dataclasses.replace(SMALL, **changes))
     result = jax.jit(train)(jax.random.key(0))
     for name in ("loss", "grad_norm", "entropy", "explained_variance"):
