@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from ._types import Batch, Context, Part
+from ._types import Batch, Context, Part, kind
 
 REMEDY = {
     "advantage": "put gae() or vtrace() before it (or give the batch an advantage of your own)",
@@ -52,6 +52,8 @@ before it, or use segment_minibatches()
     """
     for part in parts:
         if not isinstance(part, Part):
+            if isinstance(part, (list, tuple)):
+                raise TypeError(f"chain: expected parts, got a {type(part).__name__} of them: chain(*parts)")
             called = f": did you forget to call it, {part.__name__}(...)?" if hasattr(part, "__name__") else ""
             raise TypeError(f"chain: expected parts, got {part!r}{called}")
     flat = tuple(inner for part in parts for inner in (part.parts if isinstance(part, Chain) else (part,)))
@@ -77,9 +79,12 @@ def fold(
     after = []
     for index, (part, state) in enumerate(zip(parts, states, strict=True)):
         check_batch(part, batch)
-        batch, state = part.update(batch, state, context.replace(key=jax.random.fold_in(context.key, index)))
+        result = part.update(batch, state, context.replace(key=jax.random.fold_in(context.key, index)))
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(f"{part.name}: update must return (batch, state), got {kind(result)}")
+        batch, state = result
         if not isinstance(batch, Batch):
-            raise TypeError(f"{part.name}: update must return (batch, state), its first item is {type(batch).__name__}")
+            raise TypeError(f"{part.name}: update must return (batch, state), its first item is {kind(batch)}")
         after.append(state)
     return batch, tuple(after)
 
@@ -90,7 +95,10 @@ def check_batch(part: Part, batch: Batch) -> None:
         if getattr(batch, field) is None:
             raise ValueError(f"{part.name} needs batch.{field}, and nothing produced it: {REMEDY.get(field, '')}")
     if part.needs_time and batch.axes[0] != "time":
-        raise ValueError(f"{part.name} works along time, but this batch has no time axis (axes: {batch.axes})")
+        raise ValueError(
+            f"{part.name} works along time, but this batch has no time axis (axes: {batch.axes}): put it before the "
+            "sampler, or use segment_minibatches()"
+        )
     if part.place == "after_sampler" and batch.current is None:
         raise ValueError(
             f"{part.name} needs the policy being trained, and batch.current is not set: put it after a sampler, "

@@ -16,16 +16,24 @@ Numeric = float | Array | Callable[[Any], Any]
 
 def number(where: str, name: str, value: Any, low: float, high: float = np.inf, *, open_low: bool = False) -> Any:
     """Return `value` if it can be what it should; concrete numbers are checked against [low, high] at once."""
-    if callable(value) or isinstance(value, jax.core.Tracer):
+    if callable(value):
         return value
     if isinstance(value, (bool, str)) or value is None:
         raise TypeError(f"{where}: {name} must be a number, an array or a schedule step -> value, got {value!r}")
+    traced = isinstance(value, jax.core.Tracer)
     try:
-        concrete = np.asarray(value, dtype=np.float64)
+        concrete = value if traced else np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
         raise TypeError(
             f"{where}: {name} must be a number, an array or a schedule step -> value, got {value!r}"
         ) from None
+    if concrete.shape != ():
+        raise ValueError(
+            f"{where}: {name} must be one number, got an array of shape {concrete.shape}; to sweep it, build the chain "
+            "inside a function and vmap that"
+        )
+    if traced:
+        return value
     inside = (concrete > low if open_low else concrete >= low) & (concrete <= high)
     if not np.all(inside):
         bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if np.isinf(high) else ']'}"

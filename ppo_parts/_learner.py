@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ._chain import Chain, chain, divider, fold
+from ._chain import Chain, chain, check_batch, divider, fold
 from ._phases import Phases
 from ._policy import evaluate_current, follow
 from ._samplers import Sampler, put, take
@@ -20,7 +20,18 @@ from .functional import masked_mean
 from .functional._common import ShapeError, floating, masked_sum, same_shape
 
 Metrics = dict[str, Array]
-RECORDED = ("value", "reward", "terminated", "truncated", "next_value", "mask", "advantage", "target", "reset")
+RECORDED = (
+    "value",
+    "reward",
+    "terminated",
+    "truncated",
+    "next_value",
+    "mask",
+    "advantage",
+    "target",
+    "log_ratio",
+    "reset",
+)
 
 
 class LearnerState(NamedTuple):
@@ -202,7 +213,8 @@ def _divide(pipeline: Part, optimizer: Any) -> tuple[tuple[Part, ...], list[_Pha
 
 def _checked(optimizer: Any) -> optax.GradientTransformationExtraArgs:
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise TypeError(f"learner: the optimizer must be an optax transformation, got {optimizer!r}")
+        called = f": did you forget to call it, {optimizer.__name__}(...)?" if hasattr(optimizer, "__name__") else ""
+        raise TypeError(f"learner: the optimizer must be an optax transformation, got {optimizer!r}{called}")
     return optax.with_extra_args_support(optimizer)
 
 
@@ -323,6 +335,7 @@ class _Run:
             rollout, carry = self._prefix(carry, context.replace(key=jax.random.fold_in(context.key, 0)))
             metrics = dict(rollout.metrics)
         assert rollout is not None
+        check_batch(sampler, rollout)
         indices, weight = sampler.draw(planned, rollout, context)
         minibatch = take(rollout, indices, weight, sampler.axis)
 
@@ -443,6 +456,12 @@ def check_rollout(batch: Batch) -> None:
                     f"learner.update: {name} must begin with the axes [T, N] = {batch.log_prob.shape[:2]} of log_prob, "
                     f"got shape {jnp.shape(leaf)}"
                 )
+    for leaf in jax.tree.leaves(batch.carry):
+        if jnp.shape(leaf)[:1] != batch.log_prob.shape[1:2]:
+            raise ShapeError(
+                f"learner.update: carry must begin with the axis [N] = {batch.log_prob.shape[1:2]} of log_prob (it is "
+                f"the state before step 0 of each segment), got shape {jnp.shape(leaf)}"
+            )
 
 
 def finite_where_masked(batch: Batch) -> Batch:

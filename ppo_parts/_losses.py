@@ -198,7 +198,8 @@ def loss_weight(*names: str) -> Part:
         del context
         missing = [name for name in names if name not in batch.losses]
         if missing:
-            raise ValueError(f"loss_weight: no loss is named {missing[0]!r}, there are: {', '.join(batch.losses)}")
+            there = ", ".join(batch.losses) or "none yet (put it after the losses)"
+            raise ValueError(f"loss_weight: no loss is named {missing[0]!r}, there are: {there}")
         weighed = {name: batch.losses[name] * per_element(batch, batch.weight, batch.losses[name]) for name in names}
         return batch.replace(losses={**batch.losses, **weighed}), state
 

@@ -47,9 +47,13 @@ def phases(**chains: Part) -> Part:
         raise ValueError("phases: name at least one, e.g. phases(actor=chain(...), critic=chain(...))")
     whole: dict[str, Chain] = {}
     for name, part in chains.items():
+        if not isinstance(part, Part):
+            raise TypeError(f"phases: {name} must be a chain with a sampler in it, got {part!r}")
         inner = chain(part)
         assert isinstance(inner, Chain)
         index = divider(inner.parts)
+        if index is not None and isinstance(inner.parts[index], Phases):
+            raise ValueError(f"phases: {name} has phases inside, and they do not nest: list them all in one phases()")
         if index is None or not isinstance(inner.parts[index], Sampler):
             raise ValueError(
                 f"phases: {name} has no sampler of its own: put one, such as shuffled_minibatches(), into its chain"

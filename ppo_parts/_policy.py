@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._types import Array, Batch, Current, Evaluate, Params
+from ._types import Array, Batch, Current, Evaluate, Params, kind
 from .functional import next_values
 from .functional._common import ShapeError
 
@@ -16,7 +16,7 @@ def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> tuple[A
     """`evaluate(params, batch)` without a recurrent carry, with errors that say what it should have returned."""
     result = evaluate(params, batch)
     if not isinstance(result, tuple) or len(result) not in (2, 3):
-        got = f"{len(result)} items" if isinstance(result, tuple) else type(result).__name__
+        got = f"{len(result)} items" if isinstance(result, tuple) else kind(result)
         raise TypeError(
             "evaluate(params, batch) must return the pair (distribution, value), and a recurrent policy (distribution, "
             f"value, carry); got {got}"
@@ -41,7 +41,7 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
     distribution, value = evaluate_policy(evaluate, params, batch)
     if not hasattr(distribution, "log_prob"):
         raise TypeError(
-            f"evaluate(params, batch) must return (distribution, value); the first, a {type(distribution).__name__}, "
+            f"evaluate(params, batch) must return (distribution, value); the first, {kind(distribution)}, "
             "has no log_prob"
         )
     log_prob = distribution.log_prob(batch.action)

@@ -119,7 +119,9 @@ class Batch:
         """A copy with more named scalars. Raises if a name is taken or a value is not a scalar."""
         for name, value in metrics.items():
             if name in self.metrics:
-                raise ValueError(f"a metric named {name!r} is already in this chain: two parts write it; rename one")
+                raise ValueError(
+                    f"a metric named {name!r} is already in this chain: give one of its two parts another name"
+                )
             if jnp.shape(value) != ():
                 raise ShapeError(f"metric {name!r} must be a scalar, got shape {jnp.shape(value)}: reduce it first")
         return self.replace(metrics={**self.metrics, **metrics})
@@ -228,6 +230,11 @@ def stateless(
 def identity() -> Part:
     """The part that changes nothing: `chain(identity(), p)`, `chain(p, identity())` and `p` do the same."""
     return stateless(lambda batch: batch, name="identity")
+
+
+def kind(x: Any) -> str:
+    """What an error message calls something that should have been something else."""
+    return f"an array of shape {x.shape}" if isinstance(x, jax.Array) else type(x).__name__
 
 
 def require(batch: Batch, where: str, **remedies: str) -> None:
