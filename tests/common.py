@@ -77,6 +77,21 @@ def rollout(
     )
 
 
+def poisoned(batch: pp.Batch, kind: str) -> pp.Batch:
+    """`batch` with other numbers wherever the mask is 0: "noise" or "nan"."""
+    keep, rng = np.asarray(batch.mask, bool), np.random.default_rng(5)
+
+    def other(x: jax.Array) -> jax.Array:
+        noise = np.full(x.shape, np.nan) if kind == "nan" else rng.normal(size=x.shape)
+        where = keep.reshape(keep.shape + (1,) * (x.ndim - keep.ndim))
+        return jnp.where(where, x, jnp.asarray(noise, x.dtype))
+
+    floats = {field: other(getattr(batch, field)) for field in FLOATS if getattr(batch, field) is not None}
+    action = jnp.where(keep, batch.action, 1 - batch.action)
+    losses = {name: other(loss) for name, loss in batch.losses.items()}
+    return batch.replace(**floats, obs=other(batch.obs), action=action, losses=losses)
+
+
 def assert_same(actual: Any, expected: Any) -> None:
     """Two trees are equal to the last bit, NaN included."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)

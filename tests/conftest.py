@@ -1,4 +1,4 @@
-"""What holds for every test: nothing broadcasts silently, and our own code warns about nothing."""
+"""What holds for every test: nothing broadcasts silently, our own code warns about nothing, compiling is quick."""
 
 import jax
 import pytest
@@ -15,3 +15,11 @@ def strict_ranks(request: pytest.FixtureRequest):
     """A `[N]` against a `[N, 1]` is an error, in our code and in the tests."""
     with jax.numpy_rank_promotion("allow" if request.node.get_closest_marker("lenient_ranks") else "raise"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def quick_compilation(request: pytest.FixtureRequest):
+    """Most of the time goes into compiling, so leave out what only makes the result faster; long runs keep it."""
+    jax.config.update("jax_disable_most_optimizations", request.node.get_closest_marker("slow") is None)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
