@@ -187,11 +187,12 @@ def prioritized_sampler(
     replacement: bool = False,
     normalize_weights: bool = False,
     segments_per_minibatch: int | None = None,
+    eps: Numeric = 1e-6,
     refresh: Refresh = "rollout",
 ) -> Part:
     r"""Segments drawn in proportion to a power of their summed absolute advantage, time kept: `[T, M]`.
 
-    .. math:: P_n \propto \Big(\sum_t |A_{tn}|\Big)^{\alpha} + 10^{-6}, \qquad w = (N P_n)^{-\beta}
+    .. math:: P_n \propto \Big(\sum_t |A_{tn}|\Big)^{\alpha} + \epsilon, \qquad w = (N P_n)^{-\beta}
 
     Each minibatch is a fresh draw, so a segment can come in several minibatches of an epoch and another in none. The
     weight goes to `batch.weight`; `advantage_weight` or `loss_weight` apply it. Masked steps do not count, and segments
@@ -205,6 +206,7 @@ def prioritized_sampler(
         replacement: whether one segment can come twice in a minibatch.
         normalize_weights: divide the weights by the largest any segment could have.
         segments_per_minibatch: M; None: N / num_minibatches.
+        eps: added to every priority, >= 0, so that none has probability 0; a schedule counts learner updates.
         refresh: as in `shuffled_minibatches`; with "minibatch" each draw sees fresh priorities, as in PufferLib.
 
     Place: behind `gae` or `vtrace`, whose advantage it reads.
@@ -223,6 +225,7 @@ def prioritized_sampler(
     count(where, "num_epochs", num_epochs)
     number(where, "alpha", alpha, 0)
     number(where, "beta", beta, 0, 1)
+    number(where, "eps", eps, 0)
     if segments_per_minibatch is not None:
         count(where, "segments_per_minibatch", segments_per_minibatch)
 
@@ -240,6 +243,7 @@ def prioritized_sampler(
             advantage.reshape((*advantage.shape[:2], -1)).swapaxes(1, 2).reshape(-1, segments),
             None if mask is None else mask.reshape((*mask.shape[:2], -1)).swapaxes(1, 2).reshape(-1, segments),
             alpha=at(alpha, context.step),
+            eps=at(eps, context.step),
         )
         indices = jax.random.choice(item, segments, (size,), replace=replacement, p=probabilities)
         weight = functional.importance_weights(
@@ -257,16 +261,18 @@ def take(batch: Batch, indices: Array | None, weight: Array | None, axis: Axis) 
         return batch
     time, segments = batch.log_prob.shape[:2]
 
+    def pick(x: Array, along: int) -> Array:
+        # Samplers draw from what is there: "clip" spares the default's handling of negative and outlying indices.
+        return jnp.take(x, indices, axis=along, mode="clip")
+
     def rows(x: Array) -> Array:
-        if axis == "segment":
-            return jnp.take(x, indices, axis=1)
-        return jnp.take(x.reshape((time * segments, *x.shape[2:])), indices, axis=0)
+        return pick(x, 1) if axis == "segment" else pick(x.reshape((time * segments, *x.shape[2:])), 0)
 
     def sampled_extra(x: Array) -> Array:
         return rows(x) if jnp.shape(x)[:2] == (time, segments) else x
 
     picked = {field: jax.tree.map(rows, getattr(batch, field)) for field in PER_STEP}
-    carry = jax.tree.map(lambda x: jnp.take(x, indices, axis=0), batch.carry)
+    carry = jax.tree.map(lambda x: pick(x, 0), batch.carry)
     extras = jax.tree.map(sampled_extra, batch.extras)
     axes = ("step",) if axis == "step" else batch.axes
     return batch.replace(**picked, carry=carry, extras=extras, axes=axes)
