@@ -34,7 +34,8 @@ class Checkpoints:
             max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=tidy
         )
         self.directory = Path(directory).resolve()
-        self._manager = ocp.CheckpointManager(self.directory, options=options)
+        # The item is named, or orbax would guess from the latest folder, which may be a damaged one.
+        self._manager = ocp.CheckpointManager(self.directory, options=options, item_names=(ITEM,))
 
     def steps(self) -> list[int]:
         """Numbers of the complete checkpoints, in order."""
@@ -44,7 +45,8 @@ class Checkpoints:
         """Write `state` as checkpoint `step`; on return it is on the disk. Keys and empty arrays are no obstacle."""
         arrays = {name: x for name, x in _named(state).items() if x.size}
         arrays[CHECKSUM] = _checksum(arrays)
-        self._manager.save(step, args=self._ocp.args.StandardSave(arrays), force=True)
+        item = {ITEM: self._ocp.args.StandardSave(arrays)}
+        self._manager.save(step, args=self._ocp.args.Composite(**item), force=True)
         self._manager.wait_until_finished()
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
@@ -63,7 +65,8 @@ class Checkpoints:
         failures = []
         for number in reversed(steps):
             try:
-                found = dict(self._manager.restore(number, args=self._ocp.args.StandardRestore()))
+                item = {ITEM: self._ocp.args.StandardRestore()}
+                found = dict(self._manager.restore(number, args=self._ocp.args.Composite(**item))[ITEM])
                 if not np.array_equal(found.pop(CHECKSUM, None), _checksum(found)):
                     raise ValueError("its contents do not match their checksum")
             except Exception as error:  # a damaged checkpoint must not end a run that has an older one
@@ -90,6 +93,7 @@ class Checkpoints:
         self._manager.close()
 
 
+ITEM = "state"
 CHECKSUM = "checksum of the rest"
 
 

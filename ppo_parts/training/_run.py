@@ -8,6 +8,7 @@ import dataclasses
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -96,11 +97,15 @@ def main(
 
 @contextlib.contextmanager
 def _said() -> Iterator[None]:
-    """Errors that say what to do end the process with that sentence instead of a traceback."""
+    """Our own errors say what to do: they end the process with that sentence. Others keep their traceback."""
     try:
         yield
     except (ValueError, TypeError, FloatingPointError, OSError) as error:
-        raise SystemExit(f"error: {error}") from error
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        raised_in = str(frame.f_globals.get("__name__", ""))
+        if isinstance(error, OSError) or raised_in.startswith(f"{Train.__module__.partition('.')[0]}."):
+            raise SystemExit(f"error: {error}") from error
+        raise
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
 
@@ -125,6 +130,7 @@ def run(train: Train, config: Any, options: RunOptions = RunOptions()) -> dict[s
         FloatingPointError: numbers that are not finite appeared (and the configuration does not skip them).
     """
     count("run", "num_seeds", options.num_seeds)
+    _pace(options, train.num_updates)
     if options.eval_episodes:
         count("run", "eval_episodes", options.eval_episodes)
         jax.eval_shape(
@@ -150,8 +156,7 @@ def _updates(
     train: Train, config: Any, options: RunOptions, folder: Path
 ) -> tuple[Any, list[dict[str, Any]], signal.Signals | None]:
     """All updates that are still to be done, or as many as there were before a signal."""
-    log_every = _every("log_every", options.log_every, train.num_updates, 200)
-    checkpoint_every = _every("checkpoint_every", options.checkpoint_every, train.num_updates, 10)
+    log_every, checkpoint_every = _pace(options, train.num_updates)
     keys = jnp.stack([jax.random.key(config.seed + i) for i in range(options.num_seeds)])
     batched = options.num_seeds > 1
     init, step = (jax.vmap(train.init), jax.vmap(train.step)) if batched else (train.init, train.step)
@@ -202,8 +207,14 @@ def _updates(
         return state, metrics.rows, None if done == train.num_updates else signal.Signals(interrupt.asked)
 
 
-def _every(name: str, updates: int | None, num_updates: int, parts: int) -> int:
-    return max(1, num_updates // parts) if updates is None else count("run", name, updates)
+def _pace(options: RunOptions, num_updates: int) -> tuple[int, int]:
+    """Updates between records, and between checkpoints."""
+    given = {"log_every": options.log_every, "checkpoint_every": options.checkpoint_every}
+    log_every, checkpoint_every = (
+        max(1, num_updates // parts) if every is None else count("run", name, every)
+        for (name, every), parts in zip(given.items(), (200, 10), strict=True)
+    )
+    return log_every, checkpoint_every
 
 
 def _first_nonfinite(measured: Mapping[str, np.ndarray]) -> tuple[int, str] | None:

@@ -1,0 +1,774 @@
+"""Training runs: what they leave, that they go on as if never interrupted, and what they say when they cannot."""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import time
+from pathlib import Path
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import scipy.stats
+from jax.experimental.compilation_cache import compilation_cache
+
+from ppo_parts import training
+from ppo_parts.training import RunOptions, _records, _run
+from ppo_parts.training._checkpoint import Checkpoints
+from ppo_parts.training._statistics import interval
+from recipes import cleanrl_ppo
+from tests.common import Softmax, assert_same
+from tests.running import arguments, assert_same_run, checkpoint, rows, start, tiny
+from tests.test_rollout import clock
+
+pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
+UPDATES = 12
+QUIET = {"checkpoint_every": 4, "log_every": 2, "tensorboard": False, "progress": False}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Each program is compiled once and quickly, also by the processes started here."""
+    folder = tmp_path_factory.mktemp("cache")
+    given = {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_disable_most_optimizations": True,
+    }
+    before = {name: jax.config.values[name] for name in given}
+    for name, value in given.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield folder
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(autouse=True)
+def quick_compilation():
+    """Set once for the whole module (`cache`), because runs of different tests are compared to the last bit."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(cache):
+    """One program for all runs of one `Train`; `test_processes_that_are_interrupted_and_killed` compiles for itself."""
+    compiled, programs = _run._compiled, {}
+
+    def remembered(step, state, size):
+        if (step, size) not in programs:
+            programs[step, size] = compiled(step, state, size)
+        return programs[step, size]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_run, "_compiled", remembered)
+        yield
+
+
+@pytest.fixture(scope="module")
+def train():
+    return cleanrl_ppo.make_train(tiny(UPDATES))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+def go(train, place, name, config=None, **options):
+    """A quiet run; returns its folder and its result."""
+    where = {} if "resume" in options else {"directory": place, "name": name}
+    result = training.run(train, config or tiny(UPDATES), RunOptions(**{**QUIET, **options, **where}))
+    return options["resume"] if "resume" in options else place / name, result
+
+
+@pytest.fixture(scope="module")
+def whole(train, place):
+    """A run that nothing interrupted."""
+    return go(train, place, "whole", eval_episodes=3, tensorboard=True)
+
+
+def interrupted(monkeypatch, train, place, name, after, action, **options):
+    """A run in which `action` happens when the updates up to `after` have been computed, but nothing of them kept."""
+    compiled = _run._compiled
+
+    def compiled_with_action(*args):
+        advance, done = compiled(*args), 0
+
+        def advance_then_act(state, number):
+            nonlocal done
+            result, done = advance(state, number), done + number
+            if done == after:
+                action()
+            return result
+
+        return advance_then_act
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_run, "_compiled", compiled_with_action)
+        return go(train, place, name, **options)
+
+
+class Crash(Exception):
+    pass
+
+
+def crash():
+    raise Crash
+
+
+@pytest.fixture(scope="module")
+def crashed(train, place):
+    """A run that died after update 10 was written down, with checkpoints of 4 and 8; copy it before you touch it."""
+
+    def append(self, new):
+        before(self, new)
+        if len(self.rows) == 10:
+            raise Crash
+
+    before = _records.MetricsFile.append
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_records.MetricsFile, "append", append)
+        with pytest.raises(Crash):
+            go(train, place, "crashed")
+    return place / "crashed"
+
+
+@pytest.fixture
+def broken(crashed, tmp_path):
+    return Path(shutil.copytree(crashed, tmp_path / "broken"))
+
+
+# --- a pure function of a key --------------------------------------------------------------------------------------
+
+
+def test_train_is_a_pure_function_of_its_key_and_of_numbers_in_the_configuration(train, whole):
+    """One program over keys and hyperparameters; where they are the run's own, it does what the host loop did."""
+    config = tiny(UPDATES)
+
+    def swept(key, learning_rate, clip_coef, ent_coef):
+        changes = {"learning_rate": learning_rate, "clip_coef": clip_coef, "ent_coef": ent_coef}
+        return cleanrl_ppo.make_train(dataclasses.replace(config, **changes))(key)
+
+    own = (1, config.learning_rate, config.clip_coef, config.ent_coef)
+    columns = zip(own, (2, *own[1:]), (1, 0.02, *own[2:]), (1, *own[1:3], 1.0), (1, 0.02, 0.01, own[3]), strict=True)
+    keys, *numbers = (jnp.array(column) for column in columns)
+    result = jax.jit(jax.vmap(swept))(jax.vmap(jax.random.key)(keys), *numbers)
+    metrics = {name: np.asarray(x) for name, x in result.metrics.items()}
+    assert set(metrics) >= {"episode_return", "episode_length", "episodes", "loss", "approx_kl", "minibatches"}
+    assert {x.shape for x in metrics.values()} == {(5, UPDATES)}
+    assert result.state.learner.step.tolist() == [UPDATES] * 5
+    for row in rows(whole[0]):
+        for name, values in metrics.items():
+            expected = np.nan if row[name] is None else row[name]
+            np.testing.assert_allclose(values[0, row["update"]], expected, rtol=1e-3, atol=1e-5, err_msg=name)
+    ratio_differs = 2  # updates after which the first minibatch's effect is seen
+    for other in range(1, 5):
+        assert np.abs(metrics["loss"][other, ratio_differs:] - metrics["loss"][0, ratio_differs:]).max() > 1e-4, other
+    assert np.abs(metrics["clip_fraction"][4] - metrics["clip_fraction"][2]).max() > 0.1
+    alone = jax.eval_shape(jax.jit(train), jax.random.key(0))
+    assert jax.tree.structure(alone) == jax.tree.structure(result)
+    assert {x.shape for x in alone.metrics.values()} == {(UPDATES,)}
+
+
+def test_what_cannot_work_fails_when_it_is_made():
+    with pytest.raises(ValueError, match=r"num_minibatches=3 does not divide the 16 steps .* nearest that do: 1, 2, 4"):
+        cleanrl_ppo.make_train(tiny(num_minibatches=3))
+    with pytest.raises(ValueError, match=r"total_timesteps=15 is less than one update, .* 2 \* 8 = 16 steps"):
+        cleanrl_ppo.make_train(tiny(total_timesteps=15))
+    with pytest.raises(ValueError, match="num_envs must be at least 1, got 0"):
+        cleanrl_ppo.make_train(tiny(num_envs=0))
+    with pytest.raises(TypeError, match=r"num_steps must be a whole number, got 8\.0"):
+        cleanrl_ppo.make_train(tiny(num_steps=8.0))
+
+
+# --- what a run leaves ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_its_configuration_metrics_picture_and_result(whole):
+    folder, result = whole
+    stored = json.loads((folder / "config.json").read_text())
+    assert stored["config"]["hidden"] == [8]
+    assert stored["run"]["eval_episodes"] == 3
+    assert stored["versions"]["jax"] == jax.__version__
+    found = rows(folder)
+    assert [row["update"] for row in found] == list(range(UPDATES))
+    assert [row["env_steps"] for row in found] == [16 * (i + 1) for i in range(UPDATES)]
+    ended = [row for row in found if row["episodes"]]
+    assert ended
+    assert all((row["episode_return"] is None) == (row["episodes"] == 0) for row in found)
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert result["curve"] == str(folder / "curve.png")
+    assert json.loads((folder / "result.json").read_text()) == json.loads(json.dumps(result))
+    total = sum(row["episode_return"] * row["episodes"] for row in ended)
+    mean = total / sum(row["episodes"] for row in ended)
+    assert result["last_100_episodes_return"]["mean"] == pytest.approx(mean, rel=1e-5)
+    played = result["evaluation"]
+    assert played["episodes"] == 3 == played["terminated"] + played["truncated"]
+    assert played["episode_return"]["mean"] == pytest.approx(played["episode_length"])  # CartPole pays 1 a step
+    assert sorted(int(p.name) for p in (folder / "checkpoints").iterdir()) == [8, 12]
+
+
+def test_tensorboard_events_have_the_metrics_at_their_environment_steps(whole):
+    folder, _ = whole
+    seen = {}
+    for path in folder.glob("events.out.tfevents.*"):
+        for tag, step, value in scalars(path):
+            seen.setdefault(tag, {})[step] = value
+    found = rows(folder)
+    assert set(seen) >= {"episode_return", "loss", "approx_kl", "steps_per_second"}
+    assert list(seen["loss"]) == [row["env_steps"] for row in found[1::2]]
+    for row, after in zip(found[::2], found[1::2], strict=True):
+        assert seen["loss"][after["env_steps"]] == pytest.approx((row["loss"] + after["loss"]) / 2, rel=1e-5, abs=1e-7)
+
+
+def scalars(path):
+    from tensorboardX.proto.event_pb2 import Event
+
+    data, at = path.read_bytes(), 0
+    while at < len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        event = Event.FromString(data[at + 12 : at + 12 + length])
+        at += 12 + length + 4
+        yield from ((value.tag, event.step, value.simple_value) for value in event.summary.value)
+
+
+def test_several_seeds_are_one_program(whole, train, place, monkeypatch):
+    folder, _ = whole
+    programs, compiled = [], _run._compiled
+    monkeypatch.setattr(_run, "_compiled", lambda *args: programs.append(1) or compiled(*args))
+    several, result = go(train, place, "seeds", num_seeds=3, eval_episodes=2)
+    assert len(programs) == 1
+    found = rows(several)
+    for mine, alone in zip(found, rows(folder), strict=True):
+        assert len(mine["loss"]) == 3
+        assert mine["loss"][0] == pytest.approx(alone["loss"], rel=1e-3, abs=1e-5)  # seed 1 is seed 1
+        assert mine["update"] == alone["update"]
+        assert mine["env_steps"] == alone["env_steps"]
+    assert len({tuple(row["loss"][i] for row in found) for i in range(3)}) == 3
+    for numbers in (result["last_100_episodes_return"], result["evaluation"]["episode_return"]):
+        assert len(numbers["per_seed"]) == 3
+        assert numbers["mean"] == pytest.approx(np.mean(numbers["per_seed"]))
+    assert result["evaluation"]["terminated"] + result["evaluation"]["truncated"] == 6
+    with pytest.raises(ValueError, match="num_seeds was 3, is 2"):
+        go(train, place, "", num_seeds=2, resume=several)
+
+
+def test_a_run_in_which_no_episode_ends_has_no_curve(train, monkeypatch, place, capsys):
+    def none_ended(step, state, size):
+        return lambda state, number: (state, {"episode_return": np.full(size, np.nan), "episodes": np.zeros(size, int)})
+
+    monkeypatch.setattr(_run, "_compiled", none_ended)
+    folder, result = go(train, place, "endless")
+    assert "curve" not in result
+    assert not (folder / "curve.png").exists()
+    assert json.loads((folder / "result.json").read_text())["last_100_episodes_return"]["mean"] is None
+    assert "no episode ended" in capsys.readouterr().out
+
+
+# --- interruptions -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [2, 8])
+def test_a_crash_loses_what_came_after_the_last_checkpoint_and_nothing_else(
+    monkeypatch, train, place, whole, tmp_path, after
+):
+    with pytest.raises(Crash):
+        interrupted(monkeypatch, train, tmp_path, "run", after=after, action=crash)
+    folder, _ = go(train, place, "", resume=tmp_path / "run")
+    assert_same_run(folder, whole[0])
+
+
+def test_between_the_metrics_and_the_checkpoint(monkeypatch, train, whole, tmp_path):
+    saved = []
+
+    def save(self, step, state):
+        saved.append(step)
+        if step == 8:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return before(self, step, state)
+
+    before = Checkpoints.save
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", save)
+        with pytest.raises(OSError, match="No space left"):
+            go(train, tmp_path, "run")
+    assert saved == [4, 8]
+    assert len(rows(tmp_path / "run")) == 8
+    folder, _ = go(train, tmp_path, "", resume=tmp_path / "run")
+    assert_same_run(folder, whole[0])
+
+
+def test_a_full_disk_in_the_middle_of_a_line(monkeypatch, train, whole, tmp_path):
+    def append(self, new):
+        if new[0]["update"] >= 6:
+            self._file.write('{"update": 6, "env_st')
+            self._file.flush()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return before(self, new)
+
+    before = _records.MetricsFile.append
+    with monkeypatch.context() as patch:
+        patch.setattr(_records.MetricsFile, "append", append)
+        with pytest.raises(OSError, match="No space left"):
+            go(train, tmp_path, "run")
+    assert len(training.read_metrics(tmp_path / "run" / "metrics.jsonl")) == 6
+    folder, _ = go(train, tmp_path, "", resume=tmp_path / "run")
+    assert_same_run(folder, whole[0])
+
+
+@pytest.mark.parametrize(("name", "after"), [("SIGINT", 6), ("SIGTERM", 4)])
+def test_a_signal_saves_first(monkeypatch, train, whole, tmp_path, capsys, name, after):
+    number = signal.Signals[name]
+    before = signal.getsignal(number)
+    folder, result = interrupted(
+        monkeypatch, train, tmp_path, "run", after=after, action=lambda: os.kill(os.getpid(), number)
+    )
+    assert signal.getsignal(number) is before
+    assert result["interrupted_by"] == name
+    assert result["env_steps"] == after * 16
+    assert int(checkpoint(folder)["step"]) == after
+    assert f"interrupted after update {after} of 12; go on with --resume {folder}" in capsys.readouterr().out
+    assert not (folder / "result.json").exists()
+    folder, result = go(train, tmp_path, "", resume=folder, eval_episodes=3)
+    assert "interrupted_by" not in result
+    assert_same_run(folder, whole[0])
+
+
+def test_a_signal_while_compiling_ends_before_the_first_update(monkeypatch, train, whole, tmp_path):
+    compiled = _run._compiled
+
+    def slow(*args):
+        os.kill(os.getpid(), signal.SIGINT)
+        return compiled(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_run, "_compiled", slow)
+        folder, result = go(train, tmp_path, "run")
+    assert result["env_steps"] == 0
+    assert result["interrupted_by"] == "SIGINT"
+    folder, _ = go(train, tmp_path, "", resume=folder)
+    assert_same_run(folder, whole[0])
+
+
+def test_a_second_ctrl_c_does_not_wait(monkeypatch, train, whole, tmp_path):
+    def twice():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(monkeypatch, train, tmp_path, "run", after=6, action=twice)
+    assert int(checkpoint(tmp_path / "run")["step"]) == 4
+    folder, _ = go(train, tmp_path, "", resume=tmp_path / "run")
+    assert_same_run(folder, whole[0])
+
+
+def test_checkpoints_need_not_divide_the_run(train, whole, tmp_path):
+    folder, _ = go(train, tmp_path, "run", checkpoint_every=5)
+    assert sorted(int(p.name) for p in (folder / "checkpoints").iterdir()) == [10, 12]
+    assert_same_run(folder, whole[0])
+
+
+def test_processes_that_are_interrupted_and_killed(train, tmp_path, cache):
+    """Real ones: Ctrl-C at a random moment, kill -9 at another, and the end bit-identical to an undisturbed run."""
+    config = tiny(300)
+    every = ["--checkpoint-every", "7", "--log-every", "1"]
+    undisturbed = RunOptions(directory=tmp_path, name="whole", **{**QUIET, "checkpoint_every": 7, "log_every": 1})
+    training.run(cleanrl_ppo.make_train(config), config, undisturbed)
+    folder = tmp_path / "run"
+    first = start(*arguments(config), "--directory", str(tmp_path), "--name", "run", *every, cache=cache)
+    disturb(first, folder, 5, signal.SIGINT)
+    output = first.communicate(timeout=120)[0]
+    if first.returncode != 0:  # it had not ended yet
+        assert first.returncode == 130, output
+        assert "go on with --resume" in output
+        second = start("--resume", str(folder), cache=cache)
+        disturb(second, folder, len(rows(folder)) + 5, signal.SIGKILL)
+        output = second.communicate(timeout=120)[0]
+        assert second.returncode in (-9, 0), output
+    training.run(cleanrl_ppo.make_train(config), config, RunOptions(resume=folder, **QUIET | {"log_every": 1}))
+    assert_same_run(folder, tmp_path / "whole")
+
+
+def disturb(process, folder, after_rows, number):
+    """Send a signal at a random moment after the metrics have so many rows."""
+    path, deadline = folder / "metrics.jsonl", time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if path.exists() and path.read_bytes().count(b"\n") >= after_rows:
+            break
+        time.sleep(0.01)
+    time.sleep(random.uniform(0, 0.3))
+    process.send_signal(number)
+
+
+# --- what is found damaged, or does not belong ---------------------------------------------------------------------
+
+
+def test_a_last_line_cut_short_is_left_out(train, broken, whole):
+    path = broken / "metrics.jsonl"
+    path.write_text(path.read_text()[:-20])
+    folder, _ = go(train, None, "", resume=broken)
+    assert_same_run(folder, whole[0])
+
+
+def damage(folder, how):
+    if how == "cut":
+        for path in folder.rglob("d/*"):
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif how == "changed":  # as orbax sees it, nothing is wrong
+        arrays = checkpoint(folder.parents[1], int(folder.name))
+        del arrays["step"]
+        name = next(name for name in arrays if name.endswith("kernel"))
+        arrays[name] = np.asarray(arrays[name]) + np.eye(*arrays[name].shape, dtype=np.float32)
+        shutil.rmtree(folder / "state")
+        with ocp.StandardCheckpointer() as writer:
+            writer.save((folder / "state").resolve(), arrays)
+    elif how == "gone":
+        (folder / "state" / "_METADATA").unlink()
+    else:
+        shutil.rmtree(folder / "state")
+
+
+@pytest.mark.parametrize("how", ["cut", "changed", "gone", "empty"])
+def test_a_damaged_checkpoint_is_passed_over(train, broken, whole, how):
+    damage(broken / "checkpoints" / "8", how)
+    with pytest.warns(RuntimeWarning, match=r"damaged checkpoint in .*, going back to 4; 8: "):
+        folder, _ = go(train, None, "", resume=broken)
+    assert_same_run(folder, whole[0])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # tensorstore, on what it cannot read
+def test_every_changed_byte_of_a_checkpoint_is_noticed_or_harmless(crashed, tmp_path, train):
+    """A checksum over names and contents: whatever comes back is right, or it is refused."""
+    like = jax.eval_shape(train.init, jax.random.key(0))
+    like = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) if "key" not in str(x.dtype) else jax.random.key(0), like)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("warnings.warn", lambda *args, **kwargs: None)
+        with contextlib.closing(Checkpoints(crashed / "checkpoints")) as checkpoints:
+            expected = checkpoints.restore(like, 8)[1]
+        rng = random.Random(0)
+        refused = 0
+        for i in range(12):
+            folder = tmp_path / str(i)
+            shutil.copytree(crashed / "checkpoints", folder)
+            path = rng.choice(sorted(p for p in (folder / "8").rglob("*") if p.is_file() and p.stat().st_size))
+            content = bytearray(path.read_bytes())
+            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+            path.write_bytes(content)
+            with contextlib.closing(Checkpoints(folder)) as checkpoints:
+                try:
+                    found = checkpoints.restore(like, 8)[1]
+                except (OSError, ValueError):
+                    refused += 1
+                    continue
+                assert_same(jax.tree.map(raw, found), jax.tree.map(raw, expected))
+    assert refused > 0
+
+
+def raw(x):
+    return jax.random.key_data(x) if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key) else x
+
+
+def test_a_run_without_a_readable_checkpoint_says_so(train, broken):
+    for step in ("4", "8"):
+        damage(broken / "checkpoints" / step, "gone")
+    with pytest.raises(OSError, match=r"no checkpoint in .* can be read; 8: .*; 4: "):
+        go(train, None, "", resume=broken)
+
+
+def test_metrics_that_were_tampered_with_are_not_continued(train, broken):
+    path = broken / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:3], "{}oops", *lines[4:]]) + "\n")
+    with pytest.raises(ValueError, match=r"holds 3 of the 8 updates before the checkpoint"):
+        go(train, None, "", resume=broken)
+
+
+def test_what_a_killed_process_left_half_written_is_removed(train, broken, whole):
+    half = broken / "checkpoints" / "12.orbax-checkpoint-tmp"
+    (half / "default").mkdir(parents=True)
+    folder, _ = go(train, None, "", resume=broken)
+    assert not half.exists()
+    assert_same_run(folder, whole[0])
+
+
+def test_another_configuration_is_refused_and_the_field_named(train, broken):
+    changed = tiny(UPDATES, learning_rate=1e-3, gamma=0.5)
+    with pytest.raises(ValueError, match=r"learning_rate was 0\.00025, is 0\.001; gamma was 0\.99, is 0\.5"):
+        go(train, None, "", changed, resume=broken)
+    other = cleanrl_ppo.make_train(tiny(UPDATES, hidden=(9,)))
+    with pytest.raises(ValueError, match=r"of another configuration: .*kernel has float32\[.*\], expected float32\["):
+        go(other, None, "", resume=broken)
+    path = broken / "config.json"
+    stored = json.loads(path.read_text())
+    del stored["config"]["gamma"]
+    path.write_text(json.dumps(stored))
+    with pytest.raises(SystemExit, match="other fields than this recipe's: gamma"):
+        training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, argv=["--resume", str(broken)])
+
+
+def test_a_name_is_given_once(train, whole, place):
+    with pytest.raises(FileExistsError, match=r"whole holds a run already: continue it with --resume .*whole"):
+        go(train, place, "whole")
+    with pytest.raises(FileNotFoundError, match=r"nowhere holds no run: it has no config\.json"):
+        go(train, None, "", resume=place / "nowhere")
+
+
+def test_a_run_has_one_writer(monkeypatch, train, tmp_path):
+    def again():
+        with pytest.raises(FileExistsError, match="is being written by another process"):
+            go(train, None, "", resume=tmp_path / "run")
+        with pytest.raises(FileExistsError, match="is being written by another process"):
+            go(train, tmp_path, "run")
+        crash()
+
+    with pytest.raises(Crash):
+        interrupted(monkeypatch, train, tmp_path, "run", after=2, action=again)
+
+
+def test_runs_without_a_name_do_not_meet(monkeypatch, tmp_path):
+    from ppo_parts.training._folder import run_folder
+
+    monkeypatch.setattr(time, "strftime", lambda format: "now")
+    folders = []
+    for _ in range(2):
+        with run_folder(tiny(), RunOptions(directory=tmp_path)) as folder:
+            folders.append(folder.name)
+    assert folders == ["CartPole-v1-s1-now", "CartPole-v1-s1-now-2"]
+
+
+@pytest.mark.parametrize("changes", [{"target_kl": float("inf")}, {"env_id": Path("x")}, {"hidden": ((8,),)}])
+def test_a_configuration_that_json_cannot_hold_is_refused_at_once(train, tmp_path, changes):
+    with pytest.raises(ValueError, match=rf"config\.{next(iter(changes))}=.* could not be read back"):
+        go(train, tmp_path, "run", tiny(UPDATES, **changes))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "options", [{"log_every": 0}, {"checkpoint_every": -1}, {"eval_episodes": -1}, {"num_seeds": 0}, {"num_seeds": 1.5}]
+)
+def test_options_are_checked_before_a_folder_is_made(train, tmp_path, options):
+    (name,) = options
+    with pytest.raises((ValueError, TypeError), match=f"run: {name} must be"):
+        go(train, tmp_path, "run", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_finished_run_is_not_trained_again(monkeypatch, train, whole, tmp_path):
+    folder = Path(shutil.copytree(whole[0], tmp_path / "run"))
+    (folder / "result.json").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(_run, "_compiled", crash)
+        go(train, None, "", resume=folder, eval_episodes=3)
+    assert_same_run(folder, whole[0])
+
+
+# --- numbers that are not finite -----------------------------------------------------------------------------------
+
+
+class Faulty(gymnax.environments.environment.Environment):
+    """Never ends; from step 20 on, in update 2, the reward is not a number."""
+
+    def reset_env(self, key, params):
+        obs = jax.random.normal(key, (3,))
+        return obs, gymnax.environments.environment.EnvState(time=jnp.int32(0))
+
+    def step_env(self, key, state, action, params):
+        reward = jnp.where(state.time == 20, jnp.nan, 1.0)
+        state = state.replace(time=state.time + 1)
+        return jax.random.normal(key, (3,)), state, reward, jnp.zeros((), bool), {}
+
+    @property
+    def default_params(self):
+        return gymnax.environments.environment.EnvParams(max_steps_in_episode=1000)
+
+    def observation_space(self, params):
+        return gymnax.environments.spaces.Box(-10, 10, (3,))
+
+    def action_space(self, params=None):
+        return gymnax.environments.spaces.Discrete(2)
+
+
+@pytest.fixture(scope="module")
+def faulty():
+    from gymnax import registration
+
+    registration.register("Faulty-v0", Faulty)
+    yield "Faulty-v0"
+    registration.registered_envs.remove("Faulty-v0")
+    del registration._registry["Faulty-v0"]
+
+
+@pytest.fixture(scope="module")
+def faulty_train(faulty):
+    """With normalisation, whose statistics a single NaN could spoil for ever."""
+    config = tiny(6, env_id=faulty, skip_nonfinite=True, normalize_env=True)
+    return cleanrl_ppo.make_train(config), config
+
+
+def test_a_reward_that_is_not_a_number_ends_the_run_where_it_arose(faulty_train, tmp_path):
+    train, config = faulty_train
+    config = dataclasses.replace(config, skip_nonfinite=False)  # what the host does about it, in the same program
+    message = (
+        r"^update 2: non-finite numbers arose first in reward \(2 elements\), then in .*"
+        r"its last checkpoint, of update 0, is from before.*--skip-nonfinite"
+    )
+    with pytest.raises(FloatingPointError, match=message):
+        go(train, tmp_path, "run", config, log_every=6, checkpoint_every=6)
+    assert [row["nonfinite/reward"] for row in rows(tmp_path / "run")] == [0, 0, 2]
+
+
+def test_what_is_not_finite_can_be_skipped_and_counted(faulty_train, tmp_path):
+    folder, _ = go(*faulty_train[:1], tmp_path, "run", faulty_train[1], log_every=6, checkpoint_every=6)
+    found = rows(folder)
+    assert [row["nonfinite/reward"] for row in found] == [0, 0, 2, 0, 0, 0]
+    assert [row["nonfinite/gradient"] > 0 for row in found] == [False, False, True, False, False, False]
+    kept = {name: x for name, x in checkpoint(folder).items() if "episode_return" not in name}
+    assert all(np.isfinite(x).all() for x in kept.values() if np.issubdtype(np.asarray(x).dtype, np.floating))
+
+
+def test_the_first_update_that_is_not_finite_is_the_one_reported():
+    """What follows from it comes later, and would be listed as the cause in a sum over updates."""
+    measured = {
+        "loss": np.zeros((4, 2)),
+        "nonfinite/reward": np.zeros((4, 2), int),
+        "nonfinite/log_prob": np.array([[0, 0], [0, 0], [0, 16], [0, 16]]),
+        "nonfinite/gradient": np.array([[0, 0], [0, 1], [0, 4], [0, 4]]),
+    }
+    first, text = _run._first_nonfinite(measured)
+    assert first == 1
+    assert text == " (seed 1 of 2, from 0): non-finite numbers arose first in gradient (1 minibatch)"
+    assert _run._first_nonfinite({"loss": np.zeros(3), "nonfinite/reward": np.zeros(3, int)}) is None
+    assert _run._first_nonfinite({"loss": np.zeros(3)}) is None
+
+
+# --- checkpoints of anything ---------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_holds_any_tree_of_arrays(tmp_path):
+    state = {
+        "haiku/~/linear_0": {"w.b": jnp.arange(6.0).reshape(2, 3)},
+        "none": None,
+        "empty": jnp.zeros((0, 3)),
+        "half": jnp.ones(3, jnp.bfloat16),
+        "flag": jnp.array([True, False]),
+        "key": jax.random.key(3),
+        "keys": jax.random.split(jax.random.key(4, impl="rbg"), 2),
+        "list": [jnp.int32(5), np.float32(0.1)],
+    }
+    with_one = Checkpoints(tmp_path / "checkpoints", keep=2)
+    for step in (3, 10, 20):
+        with_one.save(step, state | {"list": [jnp.int32(step), np.float32(0.1)]})
+    assert with_one.steps() == [10, 20]
+    step, found = with_one.restore(state)
+    assert step == 20
+    assert int(found["list"][0]) == 20
+    assert jax.random.key_impl(found["keys"]) == jax.random.key_impl(state["keys"])
+    step, found = with_one.restore(state, 10)
+    assert int(found["list"][0]) == step == 10
+    assert_same(jax.tree.map(raw, found | {"list": 0}), jax.tree.map(raw, state | {"list": 0}))
+    with pytest.raises(FileNotFoundError, match="no checkpoint 3 in"):
+        with_one.restore(state, 3)
+    with pytest.raises(ValueError, match=r"flag has bool\[2\], expected float32\[2\].*"):
+        with_one.restore(state | {"flag": jnp.zeros(2)})
+    with pytest.raises(ValueError, match=r"more is missing; flag is not expected"):
+        with_one.restore({k: v for k, v in state.items() if k != "flag"} | {"more": jnp.zeros(1)})
+    with_one.drop_after(10)
+    assert with_one.steps() == [10]
+    with_one.save(20, state)
+    with_one.close()
+
+
+# --- evaluation and statistics -------------------------------------------------------------------------------------
+
+
+def coin(params, batch):
+    return Softmax(jnp.zeros((*batch.obs.shape[:-1], 2)) + params), batch.obs[..., 0]
+
+
+@pytest.mark.parametrize("kind", ["terminated", "truncated"])
+def test_evaluation_plays_whole_episodes(kind):
+    played = training.evaluate_episodes(clock(7, kind), coin, jnp.zeros(2), jax.random.key(0), 4)
+    assert played.episode_return.tolist() == [21.0] * 4  # 0 + 1 + ... + 6
+    assert played.episode_length.tolist() == [7] * 4
+    assert played.terminated.tolist() == [kind == "terminated"] * 4
+    assert played.truncated.tolist() == [kind == "truncated"] * 4
+    cut = training.evaluate_episodes(clock(7, kind), coin, jnp.zeros(2), jax.random.key(0), 4, max_steps=5)
+    assert cut.episode_length.tolist() == [5] * 4
+    assert not (cut.terminated | cut.truncated).any()
+
+
+def test_evaluation_counts_the_first_episode_of_each_environment():
+    """Environment n ends after n + 2 steps; the short ones would have had more episodes."""
+    played = training.evaluate_episodes(clock(jnp.arange(4) + 2), coin, jnp.zeros(2), jax.random.key(0), 4)
+    assert played.episode_length.tolist() == [2, 3, 4, 5]
+    assert played.episode_return.tolist() == [1, 3, 6, 10]
+
+
+def slow_last_episodes(returns, episodes, last):
+    total, number = 0.0, 0
+    for mean, count in reversed(list(zip(returns, episodes, strict=True))):
+        if number >= last:
+            break
+        if count:
+            total, number = total + mean * count, number + count
+    return total / number if number else np.nan
+
+
+def test_return_of_the_last_episodes_against_a_loop():
+    rng = np.random.default_rng(0)
+    episodes = rng.integers(0, 4, size=(5, 30)) * (rng.random((5, 30)) < 0.7)
+    episodes[3] = 0
+    returns = np.where(episodes > 0, rng.normal(size=(5, 30)), np.nan)
+    for last in (1, 5, 20, 1000):
+        expected = [slow_last_episodes(r, e, last) for r, e in zip(returns, episodes, strict=True)]
+        np.testing.assert_allclose(training.last_episodes_return(returns, episodes, last), expected, rtol=1e-5)
+
+
+def test_interquartile_mean_and_intervals():
+    rng = np.random.default_rng(0)
+    for n in (4, 8, 20):
+        x = rng.normal(size=n)
+        assert training.iqm(x) == pytest.approx(scipy.stats.trim_mean(x, 0.25))
+    assert training.iqm([3.0]) == 3.0
+    for n in (2, 3, 5, 10):  # a quarter of the weight is cut off on each side, fractions of values too
+        x = rng.normal(size=n)
+        repeated = np.repeat(np.sort(x), 4)
+        assert training.iqm(x) == pytest.approx(repeated[n : 3 * n].mean())
+    x = rng.normal(5, 2, size=400)
+    low, high = training.bootstrap(x)
+    exact = scipy.stats.norm.interval(0.95, x.mean(), scipy.stats.sem(x))
+    assert (low, high) == pytest.approx(exact, abs=0.03)
+    assert training.bootstrap(x) == [low, high]
+    assert training.bootstrap(x, training.iqm, level=0.5)[0] > training.bootstrap(x, training.iqm)[0]
+    y = rng.normal(size=(3, 6))
+    low, high = interval(y)
+    for row in range(3):
+        t = scipy.stats.t.interval(0.95, 5, y[row].mean(), scipy.stats.sem(y[row]))
+        assert (low[row], high[row]) == pytest.approx(t)
+    assert np.isnan(interval(np.array([[1.0, np.nan]]))).all()
+    assert training.summary(np.array([2.0]))["iqm_95"] is None
+    assert training.summary(np.array([2.0, 4.0]))["std"] == pytest.approx(np.sqrt(2))
+
+
+def test_smoothing_and_the_picture_take_what_is_missing(tmp_path):
+    returns = np.array([[np.nan, np.nan], [1.0, np.nan], [3.0, 2.0], [np.nan, np.nan], [np.nan, 8.0], [np.nan, 1.0]])
+    smooth = _records.smoothed(returns, 3)
+    for t in range(6):
+        for seed in range(2):
+            window = returns[max(0, t - 2) : t + 1, seed]
+            expected = np.mean(window[np.isfinite(window)]) if np.isfinite(window).any() else np.nan
+            np.testing.assert_allclose(smooth[t, seed], expected)
+    for name, data in {"seeds.png": returns, "one.png": returns[:, 0]}.items():
+        training.plot_curve(tmp_path / name, np.arange(6.0), data, "title")
+        assert (tmp_path / name).stat().st_size > 1000
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one.png", "seeds.png"]
