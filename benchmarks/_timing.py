@@ -26,38 +26,45 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 
 def compiled(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], float, float]:
-    """The compiled function, and the seconds that tracing and compiling it took."""
+    """The compiled function, and the seconds that tracing and compiling it took, from cold caches."""
+    jax.clear_caches()
     start = time.perf_counter()
     lowered = jax.jit(function).lower(*args)
     traced = time.perf_counter()
     return lowered.compile(), traced - start, time.perf_counter() - traced
 
 
-def seconds(thunk: Thunk, calls: int) -> float:
-    """Mean time of one call; every call is waited for."""
-    start = time.perf_counter()
+def seconds(thunk: Thunk, calls: int = 1) -> tuple[float, float]:
+    """Mean wall-clock and CPU time (of all threads) of one call; every call is waited for."""
+    wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(calls):
         jax.block_until_ready(thunk())
-    return (time.perf_counter() - start) / calls
+    return (time.perf_counter() - wall) / calls, (time.process_time() - cpu) / calls
 
 
-def interleaved(thunks: dict[str, Thunk], rounds: int, at_least: float = 0.02, seed: int = 0) -> Samples:
-    """Seconds per call, one sample of every method per round, in a fresh random order each round.
+def interleaved(
+    thunks: dict[str, Thunk], rounds: int, at_least: float = 0.02, seed: int = 0
+) -> tuple[Samples, Samples]:
+    """Wall-clock and CPU seconds per call, one sample of each method per round, in a new random order each round.
 
     A sample repeats the call until about `at_least` seconds have passed. Numbers of one round were taken under the same
-    load, so that ratios within a round mean something on a machine that others use, too.
+    load, so that ratios within a round mean something on a machine that others use, too; CPU time suffers less from
+    that, but leaves out waiting.
     """
     calls = {}
     for name, thunk in thunks.items():
-        seconds(thunk, 1)
-        calls[name] = max(1, round(at_least / seconds(thunk, 1)))
-    samples: Samples = {name: [] for name in thunks}
+        seconds(thunk)
+        calls[name] = max(1, round(at_least / seconds(thunk)[0]))
+    walls: Samples = {name: [] for name in thunks}
+    cpus: Samples = {name: [] for name in thunks}
     names, shuffle = list(thunks), random.Random(seed).shuffle
     for _ in range(rounds):
         shuffle(names)
         for name in names:
-            samples[name].append(seconds(thunks[name], calls[name]))
-    return samples
+            wall, cpu = seconds(thunks[name], calls[name])
+            walls[name].append(wall)
+            cpus[name].append(cpu)
+    return walls, cpus
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

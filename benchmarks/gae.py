@@ -188,14 +188,14 @@ def measure(methods: dict[str, Method], x: Inputs, rounds: int) -> dict[str, Any
         call = _timing.compiled(method, x)[0]
         alone[name] = lambda call=call: call(x)
         call = _timing.compiled(repeated(method), 1, x)[0]
-        once = min(_timing.seconds(lambda call=call: call(3, x), 2) / 3 for _ in range(2))
+        once = min(_timing.seconds(lambda call=call: call(3, x), 2)[0] / 3 for _ in range(2))
         repeats[name] = n = max(2, round(0.01 / once))
         inside[name] = lambda call=call, n=n: call(n, x)
     clocks = {
-        "alone": _timing.interleaved(alone, rounds, at_least=0.005),
+        "alone": _timing.interleaved(alone, rounds, at_least=0.005)[0],
         "inside": {
             name: [sample / repeats[name] for sample in samples]
-            for name, samples in _timing.interleaved(inside, rounds, at_least=0).items()
+            for name, samples in _timing.interleaved(inside, rounds, at_least=0)[0].items()
         },
     }
     return {

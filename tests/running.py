@@ -1,13 +1,16 @@
 """What the tests of training runs share: a tiny configuration, its command line, and what a run leaves behind."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental.compilation_cache import compilation_cache
 
 from recipes.cleanrl_ppo import Config
 
@@ -26,6 +29,24 @@ def arguments(config: Config) -> list[str]:
     names = ("total_timesteps", "num_envs", "num_steps", "num_minibatches", "update_epochs", "seed")
     given = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(config, name)))]
     return [*given, "--hidden", *map(str, config.hidden)]
+
+
+@contextlib.contextmanager
+def compiled_programs_kept_in(folder: Path):
+    """Compile each program once, and quickly; `start` does the same, so that processes share them and agree."""
+    given = {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_disable_most_optimizations": True,
+    }
+    before = {name: jax.config.values[name] for name in given}
+    for name, value in given.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 def start(*argv: str, cache: Path) -> subprocess.Popen:

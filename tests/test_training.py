@@ -19,7 +19,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import scipy.stats
-from jax.experimental.compilation_cache import compilation_cache
 
 from ppo_parts import training
 from ppo_parts.training import RunOptions, _records, _run
@@ -27,7 +26,7 @@ from ppo_parts.training._checkpoint import Checkpoints
 from ppo_parts.training._statistics import interval
 from recipes import cleanrl_ppo
 from tests.common import Softmax, assert_same
-from tests.running import arguments, assert_same_run, checkpoint, rows, start, tiny
+from tests.running import arguments, assert_same_run, checkpoint, compiled_programs_kept_in, rows, start, tiny
 from tests.test_rollout import clock
 
 pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
@@ -37,21 +36,10 @@ QUIET = {"checkpoint_every": 4, "log_every": 2, "tensorboard": False, "progress"
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
-    """Each program is compiled once and quickly, also by the processes started here."""
+    """Programs compiled here, also by the processes started here."""
     folder = tmp_path_factory.mktemp("cache")
-    given = {
-        "jax_compilation_cache_dir": str(folder),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_disable_most_optimizations": True,
-    }
-    before = {name: jax.config.values[name] for name in given}
-    for name, value in given.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield folder
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+    with compiled_programs_kept_in(folder):
+        yield folder
 
 
 @pytest.fixture(autouse=True)

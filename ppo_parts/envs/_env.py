@@ -76,6 +76,7 @@ def clip_action(env: Env) -> Env:
     space = env.action_space
     if is_discrete(space):
         raise ValueError("clip_action: this environment's actions are discrete, there is nothing to clip")
+    size(space)  # raises where actions are no arrays
     low, high = (jnp.broadcast_to(bound, space.shape)[None] for bound in (space.low, space.high))
 
     def step(key: Array, state: Any, action: Array) -> tuple[Any, Transition]:

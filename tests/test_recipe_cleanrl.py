@@ -1,0 +1,297 @@
+"""The CleanRL recipe: its configuration, its network, the environments it takes, and its command line."""
+
+import dataclasses
+import json
+import signal
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ppo_parts import envs, training
+from ppo_parts.training import _run
+from recipes import cleanrl_ppo
+from recipes.cleanrl_ppo import PRESETS, ActorCritic, Config, make_train
+from tests.running import arguments, assert_same_run, compiled_programs_kept_in, rows, tiny
+
+pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    with compiled_programs_kept_in(tmp_path_factory.mktemp("cache")):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def quick_compilation():
+    """Set once for the whole module (`cache`)."""
+
+
+def main(*argv):
+    return training.main(cleanrl_ppo.make_train, PRESETS, argv=[*argv])
+
+
+def test_defaults_are_those_of_cleanrl():
+    """`ppo.py` and `ppo_continuous_action.py` at commit fe8d8a0, where the fields exist."""
+    shared = {"gamma": 0.99, "gae_lambda": 0.95, "anneal_lr": True, "norm_adv": True, "clip_coef": 0.2}
+    shared |= {
+        "clip_vloss": True,
+        "vf_coef": 0.5,
+        "max_grad_norm": 0.5,
+        "target_kl": None,
+        "seed": 1,
+        "hidden": (64, 64),
+    }
+    discrete = {"total_timesteps": 500_000, "learning_rate": 2.5e-4, "num_envs": 4, "num_steps": 128}
+    discrete |= {"num_minibatches": 4, "update_epochs": 4, "ent_coef": 0.01, "env_id": "CartPole-v1"}
+    continuous = {"total_timesteps": 1_000_000, "learning_rate": 3e-4, "num_envs": 1, "num_steps": 2048}
+    continuous |= {"num_minibatches": 32, "update_epochs": 10, "ent_coef": 0.0, "normalize_env": True}
+    for preset, expected in (("discrete", shared | discrete), ("continuous", shared | continuous)):
+        for name, value in expected.items():
+            assert getattr(PRESETS[preset], name) == value, name
+    assert PRESETS["discrete"] == Config()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().seed = 2
+
+
+def test_the_network_is_orthogonal_with_cleanrls_gains():
+    network = ActorCritic(3, True, (16, 8))
+    params = jax.jit(network.init)(jax.random.key(0), jnp.zeros(5))["params"]
+    gains = {"Dense_0": np.sqrt(2), "Dense_1": np.sqrt(2), "Dense_2": 0.01}
+    gains |= {"Dense_3": np.sqrt(2), "Dense_4": np.sqrt(2), "Dense_5": 1.0}
+    assert set(params) == set(gains)
+    for name, gain in gains.items():
+        kernel = np.asarray(params[name]["kernel"])
+        small = kernel.T @ kernel if kernel.shape[0] >= kernel.shape[1] else kernel @ kernel.T
+        np.testing.assert_allclose(small, gain**2 * np.eye(len(small)), atol=1e-5)
+        assert not params[name]["bias"].any()
+    for leading in ((), (7,), (2, 3)):
+        distribution, value = jax.eval_shape(network.apply, {"params": params}, jnp.ones((*leading, 5)))
+        assert value.shape == leading
+        assert distribution.logits.shape == (*leading, 3)
+    gaussian = ActorCritic(2, False, (8,))
+    params = jax.jit(gaussian.init)(jax.random.key(0), jnp.zeros(5))
+    assert params["params"]["log_std"].tolist() == [0, 0]
+    distribution, value = gaussian.apply(params, jnp.ones((4, 5)))
+    action = distribution.sample(seed=jax.random.key(0))
+    assert action.shape == (4, 2)
+    assert distribution.log_prob(action).shape == value.shape == (4,)
+    np.testing.assert_allclose(distribution.entropy(), np.log(2 * np.pi * np.e), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "env_id", ["Breakout-MinAtar", "FourRooms-misc", "FrozenLake-misc", "Reacher-misc", "MountainCarContinuous-v0"]
+)
+def test_any_gymnax_environment_can_be_trained_in(env_id):
+    """Observations of any shape and type, actions of both kinds: traced (`make_train` does), not compiled."""
+    train = make_train(tiny(2, env_id=env_id, normalize_env=env_id.startswith("Reacher")))
+    result = jax.eval_shape(train, jax.random.key(0))
+    assert result.metrics["episode_return"].shape == (2,)
+
+
+def test_an_observation_without_a_shape_is_refused(monkeypatch):
+    parts = gymnax.environments.spaces.Dict({"a": gymnax.environments.spaces.Discrete(2)})
+    cartpole = envs.make("CartPole-v1")
+    for changes in ({"observation_space": parts}, {"action_space": parts}):
+        monkeypatch.setattr(envs, "make", lambda env_id, changes=changes: cartpole._replace(**changes))
+        with pytest.raises(ValueError, match=r"Dict\(.*\) is no array, and this network needs one: flatten it"):
+            make_train(tiny())
+
+
+def test_options_of_the_chain():
+    """Each switch changes the program it should: what is counted and logged, and what is learned."""
+    stopping = make_train(tiny(2, target_kl=0.0, update_epochs=3))
+    metrics = jax.jit(stopping)(jax.random.key(0)).metrics
+    assert metrics["epochs"].tolist() == [1, 1]  # after the first epoch any policy has moved
+    assert metrics["minibatches"].tolist() == [2, 2]
+    assert metrics["early_stopped"].tolist() == [1, 1]
+    shapes = jax.eval_shape(make_train(tiny(2, norm_adv=False, clip_vloss=False)), jax.random.key(0))
+    assert "early_stopped" not in shapes.metrics
+    skipping = jax.eval_shape(make_train(tiny(2, skip_nonfinite=True)), jax.random.key(0)).state
+    assert type(skipping.learner.opt_state).__name__ == "ApplyIfFiniteState"
+
+
+def test_the_learning_rate_is_annealed_over_updates():
+    """With plain numbers: the step of Adam has the size of the learning rate, in the first update and in the last."""
+
+    def largest_steps(config):
+        train = make_train(config)
+
+        def step(state, _):
+            after, _ = train.step(state)
+            moved = jax.tree.map(lambda x, y: jnp.abs(x - y).max(), after.learner.params, state.learner.params)
+            return after, jnp.max(jnp.stack(jax.tree.leaves(moved)))
+
+        return jax.lax.scan(step, train.init(jax.random.key(0)), length=train.num_updates)[1]
+
+    config = tiny(4, num_minibatches=1, learning_rate=0.01, max_grad_norm=1e9)
+    annealed, constant = jax.jit(
+        lambda: (largest_steps(config), largest_steps(dataclasses.replace(config, anneal_lr=False)))
+    )()
+    np.testing.assert_allclose(annealed[0], 0.01, rtol=0.02)  # Adam's first step, whatever the gradient
+    np.testing.assert_allclose(constant[0], annealed[0], rtol=1e-5)
+    np.testing.assert_allclose(annealed[1] / constant[1], 0.75, rtol=0.02)
+    assert np.all(np.asarray(annealed[1:]) < 0.8 * np.asarray(constant[1:]))
+
+
+# --- the command line ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    options = ["--directory", str(folder), "--name", "run", "--no-progress", "--no-tensorboard", "--eval-episodes", "2"]
+    return folder / "run", main(*arguments(tiny(4)), *options)
+
+
+def test_the_command_line_trains(trained):
+    folder, result = trained
+    assert len(rows(folder)) == 4
+    assert json.loads((folder / "result.json").read_text())["config"] == json.loads(json.dumps(result["config"]))
+    assert result["config"] == dataclasses.asdict(tiny(4))
+    assert result["evaluation"]["episodes"] == 2
+    assert {path.name for path in folder.iterdir()} == {
+        *("config.json", "metrics.jsonl", "result.json", "curve.png", "checkpoints", ".lock")
+    }
+
+
+def test_resuming_keeps_the_configuration_and_the_options(trained, monkeypatch):
+    folder, _ = trained
+    seen = []
+    monkeypatch.setattr(_run, "run", lambda train, config, options: seen.append((config, options)) or {})
+    main("--resume", str(folder))
+    main("--resume", str(folder), "--eval-episodes", "7", "--tensorboard")
+    (config, options), (_, given) = seen
+    assert config == tiny(4)
+    assert (options.eval_episodes, options.tensorboard, options.num_seeds) == (2, False, 1)
+    assert (given.eval_episodes, given.tensorboard) == (7, True)
+
+
+def test_resuming_a_finished_run_ends_where_it_ended(trained, tmp_path):
+    folder, result = trained
+    again = main("--resume", str(folder), "--no-progress")
+    assert again["last_100_episodes_return"] == result["last_100_episodes_return"]
+    assert again["evaluation"] == result["evaluation"]
+
+
+def test_the_continuous_preset_trains(tmp_path):
+    sizes = [
+        "--total-timesteps",
+        "64",
+        "--num-envs",
+        "2",
+        "--num-steps",
+        "16",
+        "--num-minibatches",
+        "4",
+        "--hidden",
+        "8",
+    ]
+    options = [
+        "--directory",
+        str(tmp_path),
+        "--name",
+        "run",
+        "--no-progress",
+        "--no-tensorboard",
+        "--update-epochs",
+        "1",
+    ]
+    result = main("--preset", "continuous", *sizes, *options)
+    assert result["config"]["env_id"] == "Pendulum-v1"
+    assert result["config"]["learning_rate"] == 3e-4
+    found = rows(tmp_path / "run")
+    assert [row["minibatches"] for row in found] == [4, 4]
+    assert all(np.isfinite(row["loss"]) for row in found)
+    assert not any(row["nonfinite/gradient"] for row in found)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--num-minibatches", "3"], "error: shuffled_minibatches: num_minibatches=3 does not divide the 16 steps"),
+        (["--total-timesteps", "9"], "error: total_timesteps=9 is less than one update"),
+        (["--env-id", "Cartpole-v1"], "error: 'Cartpole-v1' is no gymnax environment; did you mean CartPole-v1"),
+        (["--clip-coef", "-1"], "error: clipped_surrogate: clip_eps must"),
+        (["--num-seeds", "0"], "error: run: num_seeds must be at least 1"),
+        (["--resume", "/nowhere"], "error: /nowhere holds no run: it has no config.json"),
+    ],
+)
+def test_a_mistake_ends_with_one_sentence_and_leaves_nothing(tmp_path, argv, message):
+    with pytest.raises(SystemExit, match=message):
+        main(*arguments(tiny()), "--directory", str(tmp_path), *argv)
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_and_unknown_flags(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main("--help")
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for word in (
+        "--env-id",
+        "--learning-rate",
+        "--resume",
+        "--num-seeds",
+        "--preset {discrete,continuous}",
+        "annealed",
+    ):
+        assert word.replace("annealed", "linearly to 0 over the updates") in text
+    with pytest.raises(SystemExit) as ended:
+        main("--learning-rat", "1")
+    assert ended.value.code == 2
+    assert "--learning-rate" in capsys.readouterr().err
+
+
+def test_a_mistake_in_somebodys_own_recipe_keeps_its_traceback(tmp_path):
+    def broken(config):
+        return make_train(config).no_such_thing
+
+    def misused(config):
+        return make_train(dataclasses.replace(config, num_envs=len(None)))
+
+    for recipe, error in ((broken, AttributeError), (misused, TypeError)):
+        with pytest.raises(error):
+            training.main(recipe, PRESETS, argv=["--directory", str(tmp_path)])
+
+
+def test_an_interrupted_run_ends_with_the_signals_exit_status(monkeypatch):
+    for name in ("SIGINT", "SIGTERM"):
+        monkeypatch.setattr(_run, "run", lambda *_, name=name: {"interrupted_by": name})
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 128 + signal.Signals[name]
+
+    def second(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_run, "run", second)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+
+
+def test_a_full_disk_ends_with_a_sentence(monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device", "runs/x")
+
+    monkeypatch.setattr(_run, "run", full)
+    with pytest.raises(SystemExit, match=r"error: .*No space left on device"):
+        main()
+
+
+@pytest.mark.slow
+def test_it_learns_to_balance():
+    train = make_train(Config(total_timesteps=150_000))
+    result = jax.jit(jax.vmap(train))(jax.random.split(jax.random.key(0), 2))
+    returns = training.last_episodes_return(result.metrics["episode_return"], result.metrics["episodes"])
+    assert float(returns.min()) > 250, returns
+
+
+def test_a_run_of_the_command_line_is_reproducible(trained, tmp_path):
+    folder, _ = trained
+    main(*arguments(tiny(4)), "--directory", str(tmp_path), "--name", "again", "--no-progress", "--no-tensorboard")
+    assert_same_run(tmp_path / "again", folder)
