@@ -111,7 +111,7 @@ class Policy(nn.Module):
         if envs.is_discrete(self.space):
             distribution = distrax.Categorical(head(self.space.n, 0.01))
         else:
-            size = int(np.prod(self.space.shape))
+            size = envs.size(self.space)
             scale = jnp.exp(self.param("log_std", nn.initializers.zeros, (size,)))
             loc = head(size, 0.01)
             scale = jnp.broadcast_to(scale, loc.shape)
@@ -139,9 +139,9 @@ def make_env(config: Config) -> envs.Env:
 def make_train(config: Config) -> training.Train:
     """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers."""
     env = make_env(config)
-    num_updates = config.total_timesteps // (config.num_envs * config.num_steps)
+    num_updates = training.updates_in(config.total_timesteps, num_envs=config.num_envs, num_steps=config.num_steps)
     network = Policy(env.action_space, config.hidden, config.memory, config.squash)
-    obs_rank, obs_size = len(env.observation_space.shape), int(np.prod(env.observation_space.shape))
+    obs_size, obs_rank = envs.size(env.observation_space), len(env.observation_space.shape)
 
     def evaluate(params: Any, batch: pp.Batch) -> Any:
         obs = batch.obs.astype(jnp.float32)
