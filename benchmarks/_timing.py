@@ -103,6 +103,7 @@ def record(module: str, results: Any) -> dict[str, Any]:
             "device": jax.devices()[0].device_kind,
             "load_average": os.getloadavg(),
         },
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in packages}},
         "results": results,
     }
