@@ -160,7 +160,7 @@ def given_indices(indices: Any, axis: Axis = "step", weights: Any = None, *, ref
 
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Any:
         del key
-        size = _size(batch, axis)
+        size = _size("given_indices", batch, axis)
         if not traced and (table.min() < 0 or table.max() >= size):
             raise ValueError(
                 f"given_indices: indices must lie in [0, {size}) for {axis}s of this batch, got "
@@ -234,7 +234,7 @@ def prioritized_sampler(
         return jax.random.split(key, num_minibatches)
 
     def draw(item: Array, batch: Batch, context: Context) -> tuple[Array, Array]:
-        segments = _size(batch, "segment")
+        segments = _size(where, batch, "segment")
         size = segments_per_minibatch or _share(where, num_minibatches, segments, "segments N")
         if size > segments and not replacement:
             raise ValueError(f"{where}: {size} of {segments} segments cannot be drawn without replacement")
@@ -294,11 +294,7 @@ def _shuffled(where: str, axis: Axis, num_minibatches: int, num_epochs: int, ref
 
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Array:
         del epoch
-        if axis == "step" and batch.carry is not None:
-            raise ValueError(
-                f"{where} shuffles single steps, but the batch has a recurrent carry: use segment_minibatches()"
-            )
-        size = _size(batch, axis)
+        size = _size(where, batch, axis)
         _share(where, num_minibatches, size, "steps T*N" if axis == "step" else "segments N")
         return jax.random.permutation(key, size).reshape(num_minibatches, -1)
 
@@ -345,7 +341,9 @@ def _sampler(
     )
 
 
-def _size(batch: Batch, axis: Axis) -> int:
+def _size(where: str, batch: Batch, axis: Axis) -> int:
+    if axis == "step" and batch.carry is not None:
+        raise ValueError(f"{where} takes single steps, but the batch has a recurrent carry: use segment_minibatches()")
     time, segments = batch.log_prob.shape[:2]
     return time * segments if axis == "step" else segments
 

@@ -343,6 +343,12 @@ bad(
     ValueError,
     "shuffled_minibatches ... carry ... segment_minibatches()",
 )
+bad(
+    "given steps of a recurrent policy",
+    lambda: update(GAE, pp.given_indices([[0, 1]]), VALUE, batch=BATCH.replace(carry=jnp.zeros(SEGMENTS))),
+    ValueError,
+    "given_indices ... carry ... segment_minibatches()",
+)
 bad("no minibatch", lambda: pp.shuffled_minibatches(0), ValueError, "num_minibatches ... at least 1 ... 0")
 bad("half a minibatch", lambda: pp.segment_minibatches(2.5), TypeError, "num_minibatches ... whole number ... 2.5")
 bad("minibatches in words", lambda: pp.shuffled_minibatches("4"), TypeError, "num_minibatches ... '4'")
