@@ -106,9 +106,10 @@ class Moments(NamedTuple):
         x = x.astype(jnp.float32)
         mean, var = jnp.mean(x, axis=0), jnp.var(x, axis=0)
         total = self.seen + x.shape[0]
-        share = x.shape[0] / total  # in this form float32 stays right after its counting ends, at 2**24 steps
+        share = x.shape[0] / total
         delta, old = mean - self.mean, jnp.where(self.seen > 0, self.var, 0)
-        var = old + (var - old) * share + jnp.square(delta) * share * (1 - share)
+        # As a step from the old variance: past 2**24 elements float32 counts no further, and sums would run away.
+        var = old + (var - old + jnp.square(delta) * (1 - share)) * share
         after = Moments(self.mean + delta * share, var, total)
         finite = jnp.all(jnp.isfinite(x))
         return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, self)
