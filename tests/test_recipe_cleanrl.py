@@ -15,6 +15,7 @@ from ppo_parts.training import _run
 from recipes import cleanrl_ppo
 from recipes.cleanrl_ppo import PRESETS, ActorCritic, Config, make_train
 from tests.running import arguments, assert_same_run, compiled_programs_kept_in, rows, tiny
+from tests.test_rollout import echo
 
 pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
 
@@ -90,6 +91,19 @@ def test_any_gymnax_environment_can_be_trained_in(env_id):
     train = make_train(tiny(2, env_id=env_id, normalize_env=env_id.startswith("Reacher")))
     result = jax.eval_shape(train, jax.random.key(0))
     assert result.metrics["episode_return"].shape == (2,)
+
+
+def test_continuous_actions_are_clipped_before_anything_is_normalised(monkeypatch):
+    monkeypatch.setattr(envs, "make", lambda env_id: echo(-1.0, 0.5))  # the observation is the action that arrived
+    for normalized in (False, True):
+        env = cleanrl_ppo.make_env(Config(normalize_env=normalized))
+        state, _ = env.reset(jax.random.key(0), 2)
+        state, out = env.step(jax.random.key(0), state, jnp.array([[9.0, -9.0], [0.25, 0.0]]))
+        if normalized:
+            seen = state.inner.moments
+            np.testing.assert_allclose(seen.mean, np.mean([[0, 0], [0, 0], [0.5, -1.0], [0.25, 0.0]], axis=0))
+        else:
+            assert out.obs.tolist() == [[0.5, -1.0], [0.25, 0.0]]
 
 
 def test_an_observation_without_a_shape_is_refused(monkeypatch):

@@ -204,6 +204,8 @@ def test_a_run_leaves_its_configuration_metrics_picture_and_result(whole):
     assert played["episodes"] == 3 == played["terminated"] + played["truncated"]
     assert played["episode_return"]["mean"] == pytest.approx(played["episode_length"])  # CartPole pays 1 a step
     assert sorted(int(p.name) for p in (folder / "checkpoints").iterdir()) == [8, 12]
+    earlier, later = (checkpoint(folder, step)["key"] for step in (8, 12))
+    assert not np.array_equal(earlier, later)  # every update has keys of its own
 
 
 def test_tensorboard_events_have_the_metrics_at_their_environment_steps(whole):
@@ -482,7 +484,7 @@ def test_metrics_that_were_tampered_with_are_not_continued(train, broken):
 
 
 def test_what_a_killed_process_left_half_written_is_removed(train, broken, whole):
-    half = broken / "checkpoints" / "12.orbax-checkpoint-tmp"
+    half = broken / "checkpoints" / "9.orbax-checkpoint-tmp"
     (half / "default").mkdir(parents=True)
     folder, _ = go(train, None, "", resume=broken)
     assert not half.exists()
@@ -697,9 +699,10 @@ def test_evaluation_plays_whole_episodes(kind):
 
 def test_evaluation_counts_the_first_episode_of_each_environment():
     """Environment n ends after n + 2 steps; the short ones would have had more episodes."""
-    played = training.evaluate_episodes(clock(jnp.arange(4) + 2), coin, jnp.zeros(2), jax.random.key(0), 4)
+    played = training.evaluate_episodes(clock(jnp.arange(4) + 2), coin, jnp.zeros(2), jax.random.key(0), 4, max_steps=7)
     assert played.episode_length.tolist() == [2, 3, 4, 5]
     assert played.episode_return.tolist() == [1, 3, 6, 10]
+    assert played.truncated.all()
 
 
 def slow_last_episodes(returns, episodes, last):
