@@ -1,6 +1,6 @@
-"""Does the recipe learn? Many seeds in one program, results kept as a file.
+"""Do the recipes learn? Many seeds in one program, results kept as a file.
 
-    python -m benchmarks.learning cartpole acrobot pendulum --seeds 10
+    python -m benchmarks.learning cartpole pufferlib_pendulum --seeds 10
 
 writes benchmarks/results/learning_<task>.json (configuration, versions, hardware, seeds, curve) and
 docs/img/learning_<task>.png for each task.
@@ -11,29 +11,40 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ppo_parts import training
-from recipes import cleanrl_ppo
+from recipes import cleanrl_ppo, pufferlib_ppo
 
 from ._timing import record
 
 ROOT = Path(__file__).resolve().parent.parent
-TASKS = {
-    "cartpole": cleanrl_ppo.PRESETS["discrete"],
-    "acrobot": dataclasses.replace(cleanrl_ppo.PRESETS["discrete"], env_id="Acrobot-v1"),
-    "pendulum": cleanrl_ppo.PRESETS["continuous"],
+CLEANRL, PUFFERLIB = cleanrl_ppo.PRESETS, pufferlib_ppo.PRESETS
+TASKS: dict[str, tuple[Callable[[Any], training.Train], Any]] = {
+    "cartpole": (cleanrl_ppo.make_train, CLEANRL["discrete"]),
+    "acrobot": (cleanrl_ppo.make_train, dataclasses.replace(CLEANRL["discrete"], env_id="Acrobot-v1")),
+    "pendulum": (cleanrl_ppo.make_train, CLEANRL["continuous"]),
+    "pufferlib_cartpole": (pufferlib_ppo.make_train, PUFFERLIB["discrete"]),
+    "pufferlib_pendulum": (pufferlib_ppo.make_train, PUFFERLIB["continuous"]),
+    "pufferlib_memory": (pufferlib_ppo.make_train, PUFFERLIB["memory"]),
+    "pufferlib_memory_feedforward": (
+        pufferlib_ppo.make_train,
+        dataclasses.replace(PUFFERLIB["memory"], memory="none"),
+    ),
+    "pufferlib_breakout": (pufferlib_ppo.make_train, PUFFERLIB["minatar"]),
 }
 
 
 def measure(task: str, seeds: int) -> dict[str, object]:
     """Train `seeds` seeds (config.seed, config.seed + 1, ...) and describe how they did."""
-    config = TASKS[task]
-    train = cleanrl_ppo.make_train(config)
+    make_train, config = TASKS[task]
+    train = make_train(config)
     keys = jnp.stack([jax.random.key(config.seed + i) for i in range(seeds)])
     began = time.perf_counter()
     program = jax.jit(jax.vmap(train)).lower(keys).compile()
@@ -51,6 +62,7 @@ def measure(task: str, seeds: int) -> dict[str, object]:
     thin = np.stack([np.nanmean(piece, axis=1) for piece in pieces], axis=1)
     return {
         "task": task,
+        "recipe": make_train.__module__,
         "config": dataclasses.asdict(config),
         "seeds": [config.seed + i for i in range(seeds)],
         "env_steps": int(env_steps[-1]),

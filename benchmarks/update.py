@@ -1,19 +1,24 @@
 """What the chain costs: `learner.update` against one hand-written function that does exactly the same work.
 
-`python -m benchmarks.update --json benchmarks/results/update_cpu.json`
+`python -m benchmarks.update cleanrl --json benchmarks/results/update_cpu.json`
+`python -m benchmarks.update pufferlib --json benchmarks/results/update_pufferlib_cpu.json`
 
-The work is CleanRL's PPO update: GAE with truncation, 4 epochs of 4 shuffled minibatches, advantages normalised per
-minibatch, clipped surrogate, clipped value loss, entropy bonus, clipping by global norm, Adam. The rival is in the
-style of PureJaxRL, one hand-written function with everything inlined (and no unrolled scan, which is slower on CPUs).
-It uses the same network, optimizer and permutations, so both end with the same parameters, which is asserted before
-anything is timed. There are two of it: `handwritten` reports the loss alone, `with_diagnostics` every metric that the
-learner reports (asserted as well).
+`cleanrl` is CleanRL's PPO update: GAE with truncation, 4 epochs of 4 shuffled minibatches, advantages normalised per
+minibatch, clipped surrogate, clipped value loss, entropy bonus, clipping by global norm, Adam. `pufferlib` is
+PufferLib's: before each of 4 times 4 minibatches V-trace over the whole rollout and priorities from it, segments drawn
+by them, weighted advantages, the same losses, fresh values and ratios written back.
+
+The rival is in the style of PureJaxRL, one hand-written function with everything inlined (and no unrolled scan, which
+is slower on CPUs). It uses the same network, optimizer and random numbers, so both end with the same parameters, which
+is asserted before anything is timed. There are two of it: `handwritten` reports the loss alone, `with_diagnostics`
+every metric that the learner reports (asserted as well).
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import distrax
@@ -30,6 +35,7 @@ SIZES = ((128, 4), (128, 64), (128, 1024))
 OBS, ACTIONS, WIDTH = 4, 2, 64
 GAMMA, LAMBDA, CLIP, VALUE_COEF, ENTROPY_COEF = 0.99, 0.95, 0.2, 0.5, 0.01
 EPOCHS, MINIBATCHES = 4, 4
+ALPHA, BETA, PRIORITY_EPS = 0.8, 0.4, 1e-6
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(2.5e-4, eps=1e-5))
 
 
@@ -82,12 +88,26 @@ def rollout(key: jax.Array, params: Any, time: int, envs: int) -> pp.Batch:
     )
 
 
-def chained() -> pp.Learner:
+def cleanrl() -> pp.Learner:
     """Ours."""
     pipeline = pp.chain(
         pp.gae(gamma=GAMMA, gae_lambda=LAMBDA),
         pp.shuffled_minibatches(num_minibatches=MINIBATCHES, num_epochs=EPOCHS),
         pp.advantage_normalize(),
+        pp.clipped_surrogate(clip_eps=CLIP),
+        pp.clipped_value_loss(clip_eps=CLIP, coef=VALUE_COEF),
+        pp.entropy_bonus(coef=ENTROPY_COEF),
+    )
+    return pp.learner(lambda params, batch: network(params, batch.obs), pipeline, OPTIMIZER)
+
+
+def pufferlib() -> pp.Learner:
+    """Ours."""
+    pipeline = pp.chain(
+        pp.vtrace(gamma=GAMMA, gae_lambda=LAMBDA),
+        pp.prioritized_sampler(MINIBATCHES, alpha=ALPHA, beta=BETA, num_epochs=EPOCHS, refresh="minibatch"),
+        pp.advantage_normalize(),
+        pp.advantage_weight(),
         pp.clipped_surrogate(clip_eps=CLIP),
         pp.clipped_value_loss(clip_eps=CLIP, coef=VALUE_COEF),
         pp.entropy_bonus(coef=ENTROPY_COEF),
@@ -102,7 +122,68 @@ class TrainState(NamedTuple):
     opt_state: Any
 
 
-def handwritten(key: jax.Array, state: TrainState, batch: pp.Batch, diagnostics: bool) -> tuple[TrainState, Any]:
+def loss_fn(params: Any, minibatch: tuple[Any, ...], diagnostics: bool) -> tuple[jax.Array, Any]:
+    """What the rivals differentiate; also the policy's new log-ratio and value, which the second one keeps."""
+    obs, action, old_log_prob, old_value, gae, target, weight = minibatch
+    pi, value = network(params, obs)
+    log_ratio = pi.log_prob(action) - old_log_prob
+    ratio = jnp.exp(log_ratio)
+    normalized = weight * (gae - gae.mean()) / (gae.std() + 1e-8)
+    surrogates = -normalized * ratio, -normalized * jnp.clip(ratio, 1 - CLIP, 1 + CLIP)
+    policy_loss = jnp.maximum(*surrogates).mean()
+    clipped = old_value + jnp.clip(value - old_value, -CLIP, CLIP)
+    value_loss = 0.5 * jnp.maximum(jnp.square(value - target), jnp.square(clipped - target)).mean()
+    entropy = pi.entropy().mean()
+    loss = policy_loss + VALUE_COEF * value_loss - ENTROPY_COEF * entropy
+    if not diagnostics:
+        return loss, ({"loss": loss}, log_ratio, value)
+    metrics = {
+        "loss": loss,
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": entropy,
+        "clip_fraction": (jnp.abs(ratio - 1) > CLIP).mean(),
+        "approx_kl": (jnp.expm1(log_ratio) - log_ratio).mean(),
+        "approx_kl_k1": -log_ratio.mean(),
+        "ratio_mean": ratio.mean(),
+        "ratio_min": ratio.min(),
+        "ratio_max": ratio.max(),
+        "nonfinite/loss/policy": ~jnp.isfinite(policy_loss),
+        "nonfinite/loss/value": ~jnp.isfinite(value_loss),
+        "nonfinite/loss/entropy": ~jnp.isfinite(entropy),
+        "nonfinite/advantage": (~jnp.isfinite(gae)).sum(),
+    }
+    return loss, (metrics, log_ratio, value)
+
+
+def gradient_step(state: TrainState, minibatch: tuple[Any, ...], diagnostics: bool) -> tuple[TrainState, Any]:
+    """One step of the optimizer; the metrics, log-ratio and value go through."""
+    grads, (metrics, *seen) = jax.grad(loss_fn, has_aux=True)(state.params, minibatch, diagnostics)
+    updates, opt_state = OPTIMIZER.update(grads, state.opt_state, state.params)
+    if diagnostics:
+        norm = optax.tree.norm(grads)
+        metrics |= {"grad_norm": norm, "nonfinite/gradient": ~jnp.isfinite(norm)}
+    return TrainState(optax.apply_updates(state.params, updates), opt_state), (metrics, *seen)
+
+
+def reduced(metrics: dict[str, jax.Array], batch: pp.Batch) -> dict[str, jax.Array]:
+    """The metrics of an update from those of its minibatches, and the counts that are of the rollout."""
+    reduce = {"ratio_min": jnp.min, "ratio_max": jnp.max}
+    metrics = {n: (jnp.sum if "nonfinite" in n else reduce.get(n, jnp.mean))(x) for n, x in metrics.items()}
+    bootstrapped = {"next_value": ~jnp.isfinite(batch.next_value) & ~batch.terminated}
+    bad = {name: ~jnp.isfinite(getattr(batch, name)) for name in ("reward", "log_prob", "value")} | bootstrapped
+    metrics |= {f"nonfinite/{name}": x.sum() for name, x in bad.items()}
+    return metrics | {"minibatches": jnp.array(EPOCHS * MINIBATCHES), "epochs": jnp.array(EPOCHS)}
+
+
+def epoch_keys(key: jax.Array, epoch: jax.Array) -> jax.Array:
+    """Exactly the learner's way to the key of an epoch's minibatches, which is the only randomness there is."""
+    return jax.random.split(jax.random.fold_in(jax.random.fold_in(key, 1), epoch + 1), 3)[1]
+
+
+def handwritten_cleanrl(
+    key: jax.Array, state: TrainState, batch: pp.Batch, diagnostics: bool
+) -> tuple[TrainState, Any]:
     """The rival: the same update, written out."""
 
     def gae_step(gae, transition):
@@ -116,49 +197,12 @@ def handwritten(key: jax.Array, state: TrainState, batch: pp.Batch, diagnostics:
     _, advantages = jax.lax.scan(gae_step, jnp.zeros_like(batch.value[0]), transitions, reverse=True)
     targets = advantages + batch.value
 
-    def loss_fn(params, minibatch):
-        obs, action, old_log_prob, old_value, gae, target = minibatch
-        pi, value = network(params, obs)
-        log_ratio = pi.log_prob(action) - old_log_prob
-        ratio = jnp.exp(log_ratio)
-        normalized = (gae - gae.mean()) / (gae.std() + 1e-8)
-        surrogates = -normalized * ratio, -normalized * jnp.clip(ratio, 1 - CLIP, 1 + CLIP)
-        policy_loss = jnp.maximum(*surrogates).mean()
-        clipped = old_value + jnp.clip(value - old_value, -CLIP, CLIP)
-        value_loss = 0.5 * jnp.maximum(jnp.square(value - target), jnp.square(clipped - target)).mean()
-        entropy = pi.entropy().mean()
-        loss = policy_loss + VALUE_COEF * value_loss - ENTROPY_COEF * entropy
-        if not diagnostics:
-            return loss, {"loss": loss}
-        return loss, {
-            "loss": loss,
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "clip_fraction": (jnp.abs(ratio - 1) > CLIP).mean(),
-            "approx_kl": (jnp.expm1(log_ratio) - log_ratio).mean(),
-            "approx_kl_k1": -log_ratio.mean(),
-            "ratio_mean": ratio.mean(),
-            "ratio_min": ratio.min(),
-            "ratio_max": ratio.max(),
-            "nonfinite/loss/policy": ~jnp.isfinite(policy_loss),
-            "nonfinite/loss/value": ~jnp.isfinite(value_loss),
-            "nonfinite/loss/entropy": ~jnp.isfinite(entropy),
-            "nonfinite/advantage": (~jnp.isfinite(gae)).sum(),
-        }
-
     def minibatch_step(state, minibatch):
-        (_, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, minibatch)
-        updates, opt_state = OPTIMIZER.update(grads, state.opt_state, state.params)
-        if diagnostics:
-            norm = optax.tree.norm(grads)
-            metrics |= {"grad_norm": norm, "nonfinite/gradient": ~jnp.isfinite(norm)}
-        return TrainState(optax.apply_updates(state.params, updates), opt_state), metrics
+        state, (metrics, *_) = gradient_step(state, (*minibatch, 1.0), diagnostics)
+        return state, metrics
 
     def epoch_step(state, epoch):
-        # Exactly the learner's way from its key to the permutation, which is the only randomness there is.
-        epoch_key = jax.random.fold_in(jax.random.fold_in(key, 1), epoch + 1)
-        permutation = jax.random.permutation(jax.random.split(epoch_key, 3)[1], batch.value.size)
+        permutation = jax.random.permutation(epoch_keys(key, epoch), batch.value.size)
         whole = (batch.obs, batch.action, batch.log_prob, batch.value, advantages, targets)
         flat = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), whole)
         shuffled = jax.tree.map(lambda x: jnp.take(x, permutation, axis=0), flat)
@@ -168,14 +212,60 @@ def handwritten(key: jax.Array, state: TrainState, batch: pp.Batch, diagnostics:
     state, metrics = jax.lax.scan(epoch_step, state, jnp.arange(EPOCHS))
     if not diagnostics:
         return state, {"loss": metrics["loss"].mean()}
-    reduce = {"ratio_min": jnp.min, "ratio_max": jnp.max}
-    metrics = {n: (jnp.sum if "nonfinite" in n else reduce.get(n, jnp.mean))(x) for n, x in metrics.items()}
-    bootstrapped = {"next_value": ~jnp.isfinite(batch.next_value) & ~batch.terminated}
-    bad = {name: ~jnp.isfinite(getattr(batch, name)) for name in ("reward", "log_prob", "value")} | bootstrapped
-    metrics |= {f"nonfinite/{name}": x.sum() for name, x in bad.items()}
-    metrics |= {"minibatches": jnp.array(EPOCHS * MINIBATCHES), "epochs": jnp.array(EPOCHS)}
+    metrics = reduced(metrics, batch)
     metrics["explained_variance"] = 1 - jnp.var(targets - batch.value) / jnp.var(targets)
     return state, metrics
+
+
+def handwritten_pufferlib(
+    key: jax.Array, state: TrainState, batch: pp.Batch, diagnostics: bool
+) -> tuple[TrainState, Any]:
+    """The rival: the same update, written out."""
+    terminated, truncated = batch.terminated.astype(jnp.float32), batch.truncated.astype(jnp.float32)
+    segments = batch.value.shape[1]
+
+    def vtrace_step(error, transition):
+        clipped, reward, value, next_value, terminated, truncated = transition
+        delta = clipped * (reward + GAMMA * (1 - terminated) * next_value - value)
+        error = delta + GAMMA * LAMBDA * clipped * (1 - terminated) * (1 - truncated) * error
+        return error, error
+
+    def minibatch_step(carry, key):
+        state, values, next_values, log_ratios = carry
+        transitions = (jnp.minimum(jnp.exp(log_ratios), 1), batch.reward, values, next_values, terminated, truncated)
+        _, advantages = jax.lax.scan(vtrace_step, jnp.zeros(segments), transitions, reverse=True)
+        targets = advantages + values
+
+        priorities = jnp.abs(advantages).sum(0) ** ALPHA + PRIORITY_EPS
+        probabilities = priorities / priorities.sum()
+        index = jax.random.choice(key, segments, (segments // MINIBATCHES,), replace=False, p=probabilities)
+        weight = (segments * probabilities[index]) ** -BETA
+
+        whole = (batch.obs, batch.action, batch.log_prob, values, advantages, targets)
+        minibatch = jax.tree.map(lambda x: jnp.take(x, index, axis=1), whole)
+        state, (metrics, log_ratio, value) = gradient_step(state, (*minibatch, weight), diagnostics)
+
+        if diagnostics:
+            metrics["explained_variance"] = 1 - jnp.var(targets - values) / jnp.var(targets)
+        values, log_ratios = values.at[:, index].set(value), log_ratios.at[:, index].set(log_ratio)
+        shifted = jnp.concatenate([values[1:], batch.next_value[-1:]])
+        next_values = jnp.where(batch.truncated, batch.next_value, shifted)
+        return (state, values, next_values, log_ratios), metrics
+
+    def epoch_step(carry, epoch):
+        return jax.lax.scan(minibatch_step, carry, jax.random.split(epoch_keys(key, epoch), MINIBATCHES))
+
+    carry = (state, batch.value, batch.next_value, jnp.zeros_like(batch.value))
+    (state, *_), metrics = jax.lax.scan(epoch_step, carry, jnp.arange(EPOCHS))
+    if not diagnostics:
+        return state, {"loss": metrics["loss"].mean()}
+    return state, reduced(metrics, batch)
+
+
+RECIPES: dict[str, tuple[pp.Learner, Callable[..., Any]]] = {
+    "cleanrl": (cleanrl(), handwritten_cleanrl),
+    "pufferlib": (pufferlib(), handwritten_pufferlib),
+}
 
 
 def assert_same(ours: Any, theirs: Any, what: str, tolerance: float = 1e-4) -> None:
@@ -187,11 +277,11 @@ def assert_same(ours: Any, theirs: Any, what: str, tolerance: float = 1e-4) -> N
             raise AssertionError(f"{what}{jax.tree_util.keystr(path)} differ by {worst:.1e} (relative)")
 
 
-def measure(time: int, envs: int, rounds: int) -> dict[str, Any]:
+def measure(recipe: str, time: int, envs: int, rounds: int) -> dict[str, Any]:
     """Compile, check and time the three programs at one size."""
     params = init_params(jax.random.key(0))
     key, batch = jax.random.key(1), rollout(jax.random.key(2), params, time, envs)
-    learner = chained()
+    learner, handwritten = RECIPES[recipe]
     state = TrainState(params, OPTIMIZER.init(params))
     programs = {
         "ours": (learner.update, learner.init(params)),
@@ -210,6 +300,7 @@ def measure(time: int, envs: int, rounds: int) -> dict[str, Any]:
     wall, cpu = _timing.interleaved(thunks, rounds)
     rivals = ("handwritten", "with_diagnostics")
     return {
+        "recipe": recipe,
         "size": [time, envs],
         "rounds": rounds,
         "compile_seconds": compile_seconds,
@@ -222,6 +313,7 @@ def measure(time: int, envs: int, rounds: int) -> dict[str, Any]:
 def main() -> None:
     """Print the table; write it with `--json`."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("recipe", choices=RECIPES)
     parser.add_argument("--rounds", type=int, default=41, help="interleaved rounds, a third at the largest size")
     parser.add_argument("--sizes", nargs="+", default=["x".join(map(str, size)) for size in SIZES], metavar="TxN")
     parser.add_argument("--json", metavar="PATH", help="write the results here")
@@ -231,7 +323,7 @@ def main() -> None:
     jax.jit(lambda x: x + 1)(0.0)  # the first compilation of a process starts up much
     for size in options.sizes:
         time, envs = map(int, size.split("x"))
-        result = measure(time, envs, options.rounds if time * envs < 100_000 else max(1, options.rounds // 3))
+        result = measure(options.recipe, time, envs, options.rounds if time * envs < 100_000 else max(1, options.rounds // 3))
         for name, run in result["run_ms"].items():
             at = result["compile_seconds"][name]
             ratios = [result[clock].get(name) for clock in ("ours_over", "ours_over_cpu_time")]

@@ -64,6 +64,7 @@ class Config:
     normalize_env: bool = False
     """standardise and clip observations and rewards by running statistics"""
     hidden: int = 128
+    activation: Literal["gelu", "relu", "tanh"] = "gelu"
     memory: Literal["none", "lstm", "gru"] = "none"
     """recurrent cell between the encoder and the heads"""
     squash: bool = False
@@ -85,15 +86,16 @@ class Policy(nn.Module):
 
     space: Any
     hidden: int
+    activation: str
     memory: str
     squash: bool
 
     @nn.compact
     def __call__(self, obs: jax.Array, carry: Any, reset: Any) -> tuple[Any, ...]:
         """Distribution and value of observations `[..., D]`; with memory, of `[T, N, D]`, and the carry after them."""
-        x = obs
+        x, activation = obs, {"gelu": nn.gelu, "relu": nn.relu, "tanh": nn.tanh}[self.activation]
         for _ in range(2):
-            x = nn.tanh(nn.Dense(self.hidden, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
+            x = activation(nn.Dense(self.hidden, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
         if self.memory != "none":
             cell = make_cell(self.memory, self.hidden)
 
@@ -140,7 +142,7 @@ def make_train(config: Config) -> training.Train:
     """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers."""
     env = make_env(config)
     num_updates = training.updates_in(config.total_timesteps, num_envs=config.num_envs, num_steps=config.num_steps)
-    network = Policy(env.action_space, config.hidden, config.memory, config.squash)
+    network = Policy(env.action_space, config.hidden, config.activation, config.memory, config.squash)
     obs_size, obs_rank = envs.size(env.observation_space), len(env.observation_space.shape)
 
     def evaluate(params: Any, batch: pp.Batch) -> Any:
