@@ -323,7 +323,8 @@ def main() -> None:
     jax.jit(lambda x: x + 1)(0.0)  # the first compilation of a process starts up much
     for size in options.sizes:
         time, envs = map(int, size.split("x"))
-        result = measure(options.recipe, time, envs, options.rounds if time * envs < 100_000 else max(1, options.rounds // 3))
+        rounds = options.rounds if time * envs < 100_000 else max(1, options.rounds // 3)
+        result = measure(options.recipe, time, envs, rounds)
         for name, run in result["run_ms"].items():
             at = result["compile_seconds"][name]
             ratios = [result[clock].get(name) for clock in ("ours_over", "ours_over_cpu_time")]

@@ -21,23 +21,29 @@ class TanhNormal:
     .. math:: \log\pi(a) = \sum_d \log\mathcal N(u_d; \mu_d, \sigma_d) - \log h_d - \log(1 - \tanh^2 u_d),
               \qquad u = \mathrm{artanh}((a - m) / h)
 
-    At the edge of the box artanh is infinite, so actions are kept (and read) within a relative `eps` of it: the
-    log-probability and its gradient stay finite for every action in the box, and the same number comes back for an
-    action when it is sampled and when it is trained on. Its entropy has no closed form; `entropy_bonus` estimates it.
+    tanh runs into the edge of the box, where artanh is infinite: in float32 all u above 9 give one number. So what
+    comes within a relative `eps` of an edge is that edge, and the edge has the probability of all it stands for,
+
+    .. math:: \log\pi(m + h) = \log\Phi((\mu - u_{max}) / \sigma), \qquad u_{max} = \mathrm{artanh}(1 - \epsilon)
+
+    (log-mass there, log-density inside). This is the distribution that is sampled from, exactly; log-ratios and their
+    gradients stay moderate however far the mean is outside. With the density of a clipped action instead, a mean far
+    outside makes any small change of it a ratio that overflows. The entropy has no closed form; `entropy_bonus`
+    estimates it.
 
     Args:
         loc: `[..., D]`, mean of u.
         scale: `[..., D]`, deviation of u, > 0.
         low, high: `[D]` or numbers, the box; m is its middle and h half its width.
-        eps: relative distance kept from the edge; 1e-6 is 16 units in the last place of float32.
+        eps: relative width of an edge; 1e-6 is 16 units in the last place of float32, and u_max 7.25.
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> policy = TanhNormal(jnp.zeros(2), jnp.ones(2), -2., 2.)
-        >>> bool(jnp.isfinite(policy.log_prob(jnp.array([2., -2.]))))
-        True
+        >>> policy = TanhNormal(jnp.array([0., 50.]), jnp.ones(2), -2., 2.)
+        >>> [round(float(x), 4) for x in jax.vmap(policy.log_prob)(jnp.array([[0., 2.], [1., 2.]]))]
+        [-1.6121, -1.4753]
 
-    Reference: Haarnoja et al. 2018, arXiv:1801.01290, appendix C.
+    Reference: Haarnoja et al. 2018, arXiv:1801.01290, appendix C; the edge is Tobin's 1958 censored likelihood.
     """
 
     def __init__(self, loc: Array, scale: Array, low: Any = -1.0, high: Any = 1.0, eps: float = 1e-6) -> None:
@@ -46,11 +52,11 @@ class TanhNormal:
         self.eps = eps
 
     def _squashed(self, u: Array) -> Array:
-        limit = 1 - self.eps
-        return self.middle + self.half * jnp.clip(jnp.tanh(u), -limit, limit)
+        x = jnp.tanh(u)
+        return self.middle + self.half * jnp.where(jnp.abs(x) > 1 - self.eps, jnp.sign(x), x)
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
-        """Actions, `[*sample_shape, ..., D]`; differentiable with respect to `loc` and `scale`."""
+        """Actions, `[*sample_shape, ..., D]`; inside the box differentiable with respect to `loc` and `scale`."""
         return self._squashed(self.base.sample(seed=seed, sample_shape=tuple(sample_shape)))
 
     def mode(self) -> Array:
@@ -58,11 +64,15 @@ class TanhNormal:
         return self._squashed(self.base.mode())
 
     def log_prob(self, value: Array) -> Array:
-        """Log-density of actions `[..., D]`, summed over D."""
-        limit = 1 - self.eps
-        u = jnp.arctanh(jnp.clip((value - self.middle) / self.half, -limit, limit))
+        """Log-probability of actions `[..., D]`, summed over D."""
+        x = (value - self.middle) / self.half
+        edge, limit = jnp.abs(x) > 1 - self.eps / 2, 1 - self.eps
+        u = jnp.arctanh(jnp.clip(x, -limit, limit))
         slope = 2 * (jnp.log(2.0) - u - jax.nn.softplus(-2 * u))  # log(1 - tanh(u)^2), without cancellation
-        return jnp.sum(self.base.log_prob(u) - slope - jnp.log(self.half), axis=-1)
+        density = self.base.log_prob(jnp.where(edge, jax.lax.stop_gradient(self.base.loc), u)) - slope
+        beyond = (jnp.sign(x) * self.base.loc - jnp.arctanh(limit)) / self.base.scale
+        mass = jax.scipy.special.log_ndtr(jnp.where(edge, beyond, 0))
+        return jnp.sum(jnp.where(edge, mass, density - jnp.log(self.half)), axis=-1)
 
     def entropy(self) -> Array:
         """Not defined in closed form; `ppo_parts.entropy_bonus` estimates it from samples."""

@@ -3,6 +3,7 @@
     python -m recipes.pufferlib_ppo --env-id CartPole-v1
     python -m recipes.pufferlib_ppo --preset memory
     python -m recipes.pufferlib_ppo --preset continuous --env-id Pendulum-v1
+    python -m recipes.pufferlib_ppo --preset minatar
 
 Before each minibatch, advantages and priorities are computed again from what the latest minibatches saw; segments keep
 their time axis, so recurrent policies need nothing else. Where it differs from the originals is in docs/fidelity.md.
@@ -34,14 +35,16 @@ class Config:
     """environment steps of the whole run, rounded down to whole updates"""
     num_envs: int = 16
     num_steps: int = 64
-    """steps per environment and update (PufferLib: bptt_horizon)"""
+    """steps per environment and update"""
     optimizer: Literal["muon", "adam"] = "muon"
-    learning_rate: float = 0.015
+    learning_rate: float = 0.005
     anneal_lr: bool = True
     """cosine to 0, over the gradient steps of the run"""
     adam_eps: float = 1e-5
     gamma: float = 0.99
     gae_lambda: float = 0.95
+    advantage: Literal["vtrace", "gae"] = "vtrace"
+    """the same numbers until a refresh writes ratios back"""
     vtrace_rho_clip: float = 1.0
     vtrace_c_clip: float = 1.0
     num_minibatches: int = 4
@@ -59,12 +62,14 @@ class Config:
     clip_coef: float = 0.2
     vf_clip_coef: float = 0.2
     vf_coef: float = 2.0
-    ent_coef: float = 0.001
+    ent_coef: float = 0.01
+    anneal_ent: bool = False
+    """linearly to 0 over the updates of the run"""
     max_grad_norm: float = 1.5
-    normalize_env: bool = False
+    normalize_env: bool = True
     """standardise and clip observations and rewards by running statistics"""
-    hidden: int = 128
-    activation: Literal["gelu", "relu", "tanh"] = "gelu"
+    hidden: int = 64
+    activation: Literal["tanh", "relu", "gelu"] = "tanh"
     memory: Literal["none", "lstm", "gru"] = "none"
     """recurrent cell between the encoder and the heads"""
     squash: bool = False
@@ -76,8 +81,22 @@ class Config:
 
 PRESETS = {
     "discrete": Config(),
-    "continuous": Config(env_id="Pendulum-v1", total_timesteps=1_000_000, squash=True, normalize_env=True),
-    "memory": Config(env_id="MemoryChain-bsuite", memory="lstm"),
+    "continuous": Config(
+        env_id="Pendulum-v1", total_timesteps=1_000_000, squash=True, optimizer="adam", learning_rate=1e-3
+    ),
+    "memory": Config(env_id="MemoryChain-bsuite", total_timesteps=200_000, memory="lstm"),
+    # Without much entropy early on, policies end in rallies that never hit another brick.
+    "minatar": Config(
+        env_id="Breakout-MinAtar",
+        total_timesteps=10_000_000,
+        num_envs=64,
+        learning_rate=0.015,
+        vf_coef=0.5,
+        ent_coef=0.1,
+        anneal_ent=True,
+        normalize_env=False,
+        activation="gelu",
+    ),
 }
 
 
@@ -170,19 +189,17 @@ def make_train(config: Config) -> training.Train:
         )
     else:
         sampler = pp.segment_minibatches(config.num_minibatches, config.update_epochs, refresh=config.refresh)
+    decay = {"gamma": config.gamma, "gae_lambda": config.gae_lambda}
+    clips = {"rho_clip": config.vtrace_rho_clip, "c_clip": config.vtrace_c_clip}
+    ent_coef = pp.linear_schedule(config.ent_coef, 0.0, num_updates) if config.anneal_ent else config.ent_coef
     pipeline = pp.chain(
-        pp.vtrace(
-            gamma=config.gamma,
-            gae_lambda=config.gae_lambda,
-            rho_clip=config.vtrace_rho_clip,
-            c_clip=config.vtrace_c_clip,
-        ),
+        pp.vtrace(**decay, **clips) if config.advantage == "vtrace" else pp.gae(**decay),
         sampler,
         pp.advantage_normalize(ddof=1),
         pp.advantage_weight() if config.prioritized else pp.identity(),
         pp.clipped_surrogate(clip_eps=config.clip_coef),
         pp.clipped_value_loss(clip_eps=config.vf_clip_coef, coef=config.vf_coef),
-        pp.entropy_bonus(coef=config.ent_coef),
+        pp.entropy_bonus(coef=ent_coef),
     )
     gradient_steps = num_updates * config.update_epochs * config.num_minibatches // config.accumulate_minibatches
     rate: Any = config.learning_rate

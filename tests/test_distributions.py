@@ -34,6 +34,19 @@ def test_tanh_normal_integrates_to_one():
     assert float(jnp.sum(jnp.exp(policy.log_prob(grid))) * 4 / 20_000) == pytest.approx(1.0, abs=1e-3)
 
 
+def test_tanh_normal_has_the_probability_of_all_that_is_beyond_at_an_edge():
+    """A mean far outside: most samples are the edge itself, and inside and edge together have probability 1."""
+    policy = distributions.TanhNormal(jnp.array([7.0]), jnp.array([0.5]), -1.0, 3.0)
+    sample = policy.sample(seed=jax.random.key(0), sample_shape=(20_000,))
+    at_edge = np.exp(float(policy.log_prob(jnp.array([3.0]))))
+    assert np.mean(np.asarray(sample) == 3.0) == pytest.approx(at_edge, abs=0.01)
+    assert 0.2 < at_edge < 0.4
+    u = np.linspace(4, np.arctanh(1 - 1e-6), 20_001, dtype=np.float64)[:-1]  # inside, on a grid fine enough up there
+    action = 1 + 2 * np.tanh(u)
+    inside = np.trapezoid(np.exp(np.asarray(policy.log_prob(jnp.asarray(action, jnp.float32)[:, None]))), action)
+    assert inside + at_edge == pytest.approx(1.0, abs=0.02)
+
+
 def test_tanh_normal_is_finite_at_the_edge_and_its_gradient_too():
     for action in (HIGH, LOW, HIGH + 1e-3):
         value, gradient = jax.value_and_grad(lambda loc, a=action: squashed(loc, jnp.zeros(2)).log_prob(a))(
@@ -41,10 +54,15 @@ def test_tanh_normal_is_finite_at_the_edge_and_its_gradient_too():
         )
         assert np.isfinite(value)
         assert np.isfinite(gradient).all()
-    far = squashed(jnp.full(2, 50.0), jnp.zeros(2))  # every sample saturates
-    sample = far.sample(seed=jax.random.key(0))
-    assert np.all((sample >= LOW) & (sample <= HIGH))
-    assert np.isfinite(far.log_prob(sample))
+        assert np.all(gradient[:2] * np.sign(np.asarray(action) - 0.5) > 0)
+
+
+@pytest.mark.parametrize("far", [20.0, 1e4])
+def test_tanh_normal_with_its_mean_far_outside_has_ratios_that_are_moderate(far):
+    before, after = squashed(jnp.full(2, far), jnp.full(2, -3.0)), squashed(jnp.full(2, 1.1 * far), jnp.full(2, -3.2))
+    sample = before.sample(seed=jax.random.key(0), sample_shape=(100,))
+    assert np.all(sample == HIGH)
+    np.testing.assert_allclose(after.log_prob(sample) - before.log_prob(sample), 0, atol=1e-6)
 
 
 def test_tanh_normal_has_no_closed_form_entropy():

@@ -1,0 +1,170 @@
+"""Does prioritisation help, does V-trace inside PPO, does refreshing? Every combination, several tasks, many seeds.
+
+    python -m benchmarks.study acrobot pendulum breakout
+
+The recipe is `pufferlib_ppo`, and an arm changes only the three settings in question. The learning rate is chosen for
+each arm and task, from three, by the mean return over the whole of three seeds' training; ten other seeds are then
+trained with it. Writes benchmarks/results/study_<task>.json for each task, and from all of those that are there
+docs/img/study.png and the table in docs/study.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ppo_parts import training
+from recipes import pufferlib_ppo
+
+from ._timing import record
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = ("prioritized", "advantage", "refresh")
+ARMS = {
+    "plain": (False, "gae", "rollout"),
+    "refresh per epoch": (False, "gae", "epoch"),
+    "refresh": (False, "gae", "minibatch"),
+    "refresh + V-trace": (False, "vtrace", "minibatch"),
+    "priorities": (True, "gae", "rollout"),
+    "priorities + refresh": (True, "gae", "minibatch"),
+    "all three (PufferLib)": (True, "vtrace", "minibatch"),
+}
+"""Without a refresh V-trace is GAE: the ratios before the sampler are 1."""
+
+TUNING_SEEDS, SEEDS = 3, 10
+
+DISCRETE, CONTINUOUS, MINATAR = (pufferlib_ppo.PRESETS[name] for name in ("discrete", "continuous", "minatar"))
+TASKS: dict[str, tuple[pufferlib_ppo.Config, tuple[float, ...]]] = {
+    "acrobot": (dataclasses.replace(DISCRETE, env_id="Acrobot-v1", total_timesteps=100_000), (5e-3, 1.5e-2, 4.5e-2)),
+    "pendulum": (dataclasses.replace(CONTINUOUS, total_timesteps=300_000), (3e-4, 1e-3, 3e-3)),
+    "breakout": (dataclasses.replace(MINATAR, total_timesteps=1_000_000), (5e-3, 1.5e-2, 4.5e-2)),
+}
+
+
+class Outcome(NamedTuple):
+    """One number per seed: mean return of all episodes of the training, and of the last hundred."""
+
+    whole: np.ndarray
+    last: np.ndarray
+
+
+def trained(config: pufferlib_ppo.Config) -> Callable[[jax.Array, jax.Array], Outcome]:
+    """`run(seeds, learning_rates)`, both `[SEEDS]`: that many runs in one program, compiled once."""
+
+    def one(seed: jax.Array, learning_rate: jax.Array) -> tuple[jax.Array, jax.Array]:
+        train = pufferlib_ppo.make_train(dataclasses.replace(config, learning_rate=learning_rate))
+        _, metrics = train(jax.random.key(seed))
+        returns, episodes = metrics["episode_return"], metrics["episodes"]
+        whole = jnp.sum(jnp.where(episodes > 0, returns * episodes, 0)) / jnp.sum(episodes)
+        return whole, training.last_episodes_return(returns, episodes)
+
+    program = jax.jit(jax.vmap(one)).lower(jnp.zeros(SEEDS, jnp.int32), jnp.zeros(SEEDS)).compile()
+    return lambda seeds, rates: Outcome(*map(np.asarray, program(jnp.asarray(seeds), jnp.asarray(rates, jnp.float32))))
+
+
+def measure(task: str) -> dict[str, Any]:
+    """All arms of one task."""
+    config, rates = TASKS[task]
+    tuned = [(seed, rate) for rate in rates for seed in range(100, 100 + TUNING_SEEDS)]
+    columns = (tuned * SEEDS)[:SEEDS]  # repeats only fill the program up
+    arms = {}
+    for name, settings in ARMS.items():
+        began = time.perf_counter()
+        run = trained(dataclasses.replace(config, **dict(zip(SETTINGS, settings, strict=True))))
+        whole = run(*zip(*columns, strict=True)).whole[: len(tuned)].reshape(len(rates), TUNING_SEEDS).mean(axis=1)
+        rate = rates[int(np.argmax(whole))]
+        outcome = run(range(1, 1 + SEEDS), [rate] * SEEDS)
+        arms[name] = {
+            **dict(zip(SETTINGS, settings, strict=True)),
+            "learning_rate": rate,
+            "tuning": {str(r): float(w) for r, w in zip(rates, whole, strict=True)},
+            "return_over_training": training.summary(outcome.whole),
+            "last_100_episodes_return": training.summary(outcome.last),
+        }
+        iqm, low, high = _interval(arms[name], "return_over_training")
+        last = arms[name]["last_100_episodes_return"]["iqm"]
+        print(
+            f"{task:9} {name:22} learning rate {rate:g}: {iqm:8.1f} [{low:.1f}, {high:.1f}], last {last:.1f} "
+            f"({time.perf_counter() - began:.0f} s)",
+            flush=True,
+        )
+    return {"task": task, "config": dataclasses.asdict(config), "seeds": SEEDS, "arms": arms}
+
+
+def _interval(arm: dict[str, Any], what: str) -> tuple[float, float, float]:
+    return arm[what]["iqm"], *arm[what]["iqm_95"]
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """One panel per task: IQM of the return over the whole training, with its interval, for each arm."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, result in zip(figure.subplots(1, len(results), sharey=True), results.values(), strict=True):
+        for row, (name, arm) in enumerate(result["arms"].items()):
+            iqm, low, high = _interval(arm, "return_over_training")
+            color = "black" if name == "plain" else "C0"
+            axes.errorbar(iqm, row, xerr=[[iqm - low], [high - iqm]], fmt="o", color=color, capsize=3)
+            if name == "plain":
+                axes.axvspan(low, high, color="black", alpha=0.08, linewidth=0)
+        config = result["config"]
+        axes.set(title=f"{config['env_id']}, {config['total_timesteps']:,} steps", xlabel="return over training")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="x", alpha=0.2)
+        axes.set_yticks(range(len(result["arms"])), result["arms"])
+        axes.tick_params(axis="y", length=0)
+    figure.axes[0].invert_yaxis()
+    figure.savefig(path, dpi=130)
+
+
+def table(results: dict[str, Any]) -> str:
+    """The same, and the last hundred episodes, in Markdown."""
+    head = "".join(f" {result['config']['env_id']} | last 100 |" for result in results.values())
+    lines = [f"| arm |{head}", "|---|" + "---|---|" * len(results)]
+    for name in ARMS:
+        cells = []
+        for result in results.values():
+            arm = result["arms"][name]
+            for what in ("return_over_training", "last_100_episodes_return"):
+                iqm, low, high = _interval(arm, what)
+                cells.append(f"{iqm:.1f} [{low:.1f}, {high:.1f}]")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def report() -> None:
+    """Draw the picture, and put the table into the page, from the results that are there."""
+    files = {task: ROOT / f"benchmarks/results/study_{task}.json" for task in TASKS}
+    results = {task: json.loads(path.read_text())["results"] for task, path in files.items() if path.exists()}
+    draw(results, ROOT / "docs/img/study.png")
+    page = ROOT / "docs/study.md"
+    before, mark, rest = page.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    page.write_text(f"{before}{mark}\n{table(results)}{END}{after}")
+
+
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", choices=TASKS, help="none: only draw what was measured")
+    for task in parser.parse_args().tasks:
+        training.write_json(ROOT / f"benchmarks/results/study_{task}.json", record("benchmarks.study", measure(task)))
+    report()
+
+
+if __name__ == "__main__":
+    main()
