@@ -23,6 +23,7 @@ from ._losses import clipped_value_loss as clipped_value_loss
 from ._losses import entropy_bonus as entropy_bonus
 from ._losses import loss_weight as loss_weight
 from ._losses import value_loss as value_loss
+from ._optim import per_agent as per_agent
 from ._optim import per_update_learning_rate as per_update_learning_rate
 from ._phases import phases as phases
 from ._rollout import Rollout as Rollout

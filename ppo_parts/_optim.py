@@ -45,3 +45,24 @@ def per_update_learning_rate(learning_rate: Any | Callable[[Any], Any]) -> optax
         return jax.tree.map(lambda u: -jnp.asarray(scale, u.dtype) * u, updates), state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Apply an optimizer to each agent's parameters apart: every leaf has the axis of agents in front.
+
+    What works elementwise (Adam) is the same with and without it; global norms, as in `optax.clip_by_global_norm`, are
+    then those of one agent, so that one agent's gradient does not shrink another's.
+
+    Args:
+        optimizer: any optax transformation.
+
+    Example:
+        >>> import optax, ppo_parts as pp
+        >>> optimizer = pp.per_agent(optax.chain(optax.clip_by_global_norm(.5), optax.adam(3e-4)))
+    """
+    inner = optax.with_extra_args_support(optimizer)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        return jax.vmap(lambda u, s, p: inner.update(u, s, p, **extra))(updates, state, params)
+
+    return optax.GradientTransformationExtraArgs(jax.vmap(inner.init), update)

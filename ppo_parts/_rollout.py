@@ -34,7 +34,9 @@ class Rollout(NamedTuple):
     Attributes:
         init: `init(key) -> RolloutState`, fresh environments.
         collect: `collect(key, params, state) -> (RolloutState, Batch, metrics)`. Metrics: `episode_return` and
-            `episode_length` (means over the episodes that ended, NaN where none did) and `episodes` (how many did).
+            `episode_length` (means over the episodes that ended, NaN where none did) and `episodes` (how many did);
+            with many agents the return is a mean over them, too. What the environment says of an episode (`info`) is
+            `episode_<name>`.
     """
 
     init: Callable[[Array], RolloutState]
@@ -49,7 +51,7 @@ def rollout(
     num_steps: int,
     initial_carry: Callable[[int], Any] | None = None,
 ) -> Rollout:
-    """Step N environments T times with the current policy.
+    """Step N environments T times with the current policy; with A agents in each, `[T, N]` below is `[T, N, A]`.
 
     The value is evaluated once for all steps, after the last (a recurrent policy's with each step). V of the final
     observation, from which a truncated episode is bootstrapped, is only computed in steps where some environment was
@@ -82,6 +84,8 @@ def rollout(
     count("rollout", "num_envs", num_envs)
     count("rollout", "num_steps", num_steps)
     recurrent = initial_carry is not None
+    agents = getattr(env, "num_agents", None)
+    each = (num_envs,) if agents is None else (num_envs, agents)
 
     def look(params: Params, obs: Any, carry: Any, reset: Any) -> tuple[Any, Array, Any]:
         if recurrent:
@@ -93,10 +97,10 @@ def rollout(
 
     def value_after(params: Params, seen: tuple[Any, Any]) -> Array:
         obs, carry = seen
-        return now(look(params, obs, carry, jnp.zeros(num_envs, bool))[1])
+        return now(look(params, obs, carry, jnp.zeros(each, bool))[1])
 
     def init(key: Array) -> RolloutState:
-        memory = (initial_carry(num_envs), jnp.ones(num_envs, bool)) if initial_carry is not None else (None, None)
+        memory = (initial_carry(num_envs), jnp.ones(each, bool)) if initial_carry is not None else (None, None)
         return strong(RolloutState(*env.reset(key, num_envs), *memory))
 
     def collect(key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, dict[str, Array]]:
@@ -113,25 +117,27 @@ def rollout(
                 reward=out.reward,
                 terminated=out.terminated,
                 truncated=out.truncated,
+                mask=out.mask,
                 reset=state.reset,
             )
-            ended = out.terminated | out.truncated
-            episodes = (ended, out.episode_return, out.episode_length)
-            state = RolloutState(env_state, out.obs, carry, ended if recurrent else None)
+            ended, _ = out.episode_ends()
+            episodes = (ended, {"return": out.episode_return, "length": out.episode_length, **out.info})
+            begins = jnp.broadcast_to(ended.reshape(num_envs, *(1,) * (len(each) - 1)), each)
+            state = RolloutState(env_state, out.obs, carry, begins if recurrent else None)
             return strong(state), (recorded, final_value, episodes)
 
         # All keys at once: one call of the generator instead of one a step.
         keys, carry = jax.random.split(key, (num_steps, 2)), state.carry
         state, (batch, final_value, episodes) = jax.lax.scan(step, state, keys)
-        if jnp.shape(batch.log_prob) != (num_steps, num_envs):
+        if jnp.shape(batch.log_prob) != (num_steps, *each):
             raise ShapeError(
-                f"rollout: the log-probability of {num_envs} actions has shape {jnp.shape(batch.log_prob)[1:]}, one "
-                "number per environment is needed; sum over the action's dimensions"
+                f"rollout: the log-probability of {each} actions has shape {jnp.shape(batch.log_prob)[1:]}, one number "
+                "for each is needed; sum over the action's dimensions"
             )
         value = batch.value if recurrent else evaluate_policy(evaluate, params, batch)[1]
-        if jnp.shape(value) != (num_steps, num_envs):
+        if jnp.shape(value) != (num_steps, *each):
             raise ShapeError(
-                f"rollout: evaluate returned a value of shape {jnp.shape(value)}, expected {(num_steps, num_envs)}: "
+                f"rollout: evaluate returned a value of shape {jnp.shape(value)}, expected {(num_steps, *each)}: "
                 "index the trailing axis of a Dense(1) away, value[..., 0]"
             )
         last_value = value_after(params, (state.obs, state.carry))
@@ -159,15 +165,16 @@ def strong(tree: Any) -> Any:
     return jax.tree.map(strengthened, tree)
 
 
-def episode_metrics(ended: Array, returns: Array, lengths: Array) -> dict[str, Array]:
-    """Means over the episodes that ended (NaN where none did), and how many did."""
+def episode_metrics(ended: Array, measured: dict[str, Array]) -> dict[str, Array]:
+    """Means over the episodes that ended (NaN where none did) and over the agents, and how many did."""
     number = jnp.sum(ended)
     some = jnp.maximum(number, 1)
 
     def mean(x: Array) -> Array:
-        return jnp.where(number > 0, jnp.sum(jnp.where(ended, x, 0).astype(jnp.float32)) / some, jnp.nan)
+        x = jnp.mean(x.reshape(*ended.shape, -1), axis=-1, dtype=jnp.float32)
+        return jnp.where(number > 0, jnp.sum(jnp.where(ended, x, 0)) / some, jnp.nan)
 
-    return {"episode_return": mean(returns), "episode_length": mean(lengths), "episodes": number}
+    return {f"episode_{name}": mean(x) for name, x in measured.items()} | {"episodes": number}
 
 
 def _where_any(f: Callable[..., Array], wanted: Array, params: Any, x: Any) -> Array:

@@ -88,13 +88,14 @@ PRESETS = {
     # Without much entropy early on, policies end in rallies that never hit another brick.
     "minatar": Config(
         env_id="Breakout-MinAtar",
-        total_timesteps=10_000_000,
+        total_timesteps=5_000_000,
         num_envs=64,
         learning_rate=0.015,
         vf_coef=0.5,
         ent_coef=0.1,
         anneal_ent=True,
         normalize_env=False,
+        hidden=128,
         activation="gelu",
     ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,8 @@ Array = jax.Array
 class Transition(NamedTuple):
     """What a step of N environments returns; every leaf begins with `[N]`.
 
+    With many agents `obs`, `reward`, `terminated`, `truncated`, `final_obs` and `episode_return` begin with `[N, A]`.
+
     Attributes:
         obs: what the policy sees next; the first of a new episode where one just ended.
         reward: of this step.
@@ -23,6 +26,9 @@ class Transition(NamedTuple):
         final_obs: the observation that really followed; equals `obs` unless the episode ended.
         episode_return: sum of the unscaled rewards of the episode so far, this step included.
         episode_length: steps of the episode so far, this one included.
+        mask: `[N, A]`, True where the agent took part in this step; None: everywhere.
+        ended: `[N]`, True where the episode ended for all its agents; None: `terminated | truncated`.
+        info: numbers `[N]` about the episode, by name, read where it ended ("won", say).
     """
 
     obs: Any
@@ -32,6 +38,25 @@ class Transition(NamedTuple):
     final_obs: Any
     episode_return: Array
     episode_length: Array
+    mask: Any = None
+    ended: Any = None
+    info: Any = {}  # noqa: RUF012 - never written to
+
+    def episode_ends(self) -> tuple[Array, Array]:
+        """Where an episode ended, and where a time limit was why, both `[N]`."""
+        if self.ended is None:
+            return self.terminated | self.truncated, self.truncated & ~self.terminated
+        return self.ended, self.ended & jnp.any(self.truncated.reshape(self.ended.shape[0], -1), axis=1)
+
+
+class AgentsObs(NamedTuple):
+    """What A agents see: `obs` `[..., A, D]`, and `available` `[..., A, n]`, True where an action may be taken.
+
+    Without restrictions `available` is None. Otherwise `ppo_parts.distributions.mask_logits` applies it.
+    """
+
+    obs: Array
+    available: Any = None
 
 
 class Env(NamedTuple):
@@ -43,6 +68,7 @@ class Env(NamedTuple):
         observation_space, action_space: of one environment; `Discrete` has `n`, `Box` has `low`, `high` and `shape`.
         evaluation: `evaluation(state) -> Env`, the environment to evaluate in: running statistics stay as `state` has
             them, rewards are unscaled.
+        num_agents: A, where observations, rewards and ends are those of many agents; None: of one, without that axis.
     """
 
     reset: Callable[[Array, int], tuple[Any, Any]]
@@ -50,6 +76,7 @@ class Env(NamedTuple):
     observation_space: Any
     action_space: Any
     evaluation: Callable[[Any], Any]
+    num_agents: int | None = None
 
 
 def is_discrete(space: Any) -> bool:
@@ -139,6 +166,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
     """
 
     size(env.observation_space)
+    _one_agent("normalize_observation", env)
 
     def shown(moments: Moments, obs: Array) -> Array:
         return jnp.clip((obs - moments.mean[None]) / jnp.sqrt(moments.var[None] + eps), -clip, clip)
@@ -186,6 +214,8 @@ def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps:
     Reference: Huang et al. 2022, details 30 and 31; Engstrom et al. 2020, arXiv:2005.12729, section 3.
     """
 
+    _one_agent("normalize_reward", env)
+
     def reset(key: Array, num_envs: int) -> tuple[NormalizedState, Any]:
         inner, obs = env.reset(key, num_envs)
         return NormalizedState(inner, Moments.of(jnp.zeros(())), jnp.zeros(num_envs)), obs
@@ -199,3 +229,70 @@ def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps:
         return NormalizedState(inner, moments, running), out._replace(reward=reward)
 
     return env._replace(reset=reset, step=step, evaluation=lambda state: env.evaluation(state.inner))
+
+
+def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
+    """Make N environments of A agents N * A environments of one: for parameter sharing with any single-agent recipe.
+
+    Each agent is a segment of its own; all are played by one policy. The return of an episode is then each agent's.
+
+    Args:
+        env: environment with many agents.
+        agent_id: append the agent's number to its observation, as a one-hot.
+
+    Raises:
+        ValueError: no axis of agents; at `reset`, a number of environments that A does not divide.
+    """
+    if env.num_agents is None:
+        raise ValueError("fold_agents: this environment has one agent already")
+    agents = env.num_agents
+
+    def folded(x: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
+
+    def seen(obs: AgentsObs) -> Any:
+        if agent_id:
+            obs = obs._replace(obs=with_agent_id(obs.obs))
+        return folded(obs.obs if obs.available is None else obs)
+
+    def repeated(x: Any) -> Any:
+        return jax.tree.map(lambda leaf: jnp.repeat(leaf, agents, axis=0), x)
+
+    def reset(key: Array, num_envs: int) -> tuple[Any, Any]:
+        if num_envs % agents:
+            raise ValueError(f"fold_agents: {agents} agents each do not make num_envs={num_envs}: give a multiple")
+        state, obs = env.reset(key, num_envs // agents)
+        return state, seen(obs)
+
+    def step(key: Array, state: Any, action: Any) -> tuple[Any, Transition]:
+        state, out = env.step(key, state, jax.tree.map(lambda a: a.reshape(-1, agents, *a.shape[1:]), action))
+        each = {name: folded(getattr(out, name)) for name in ("reward", "terminated", "truncated", "episode_return")}
+        whole = {name: repeated(getattr(out, name)) for name in ("episode_length", "ended", "info")}
+        mask = None if out.mask is None else folded(out.mask)
+        return state, Transition(obs=seen(out.obs), final_obs=seen(out.final_obs), mask=mask, **each, **whole)
+
+    space = env.observation_space
+    if agent_id:
+        space = SimpleNamespace(shape=(space.shape[0] + agents,))
+    return env._replace(
+        reset=reset,
+        step=step,
+        observation_space=space,
+        evaluation=lambda state: fold_agents(env.evaluation(state), agent_id=agent_id),
+        num_agents=None,
+    )
+
+
+def with_agent_id(obs: Array) -> Array:
+    """Observations `[..., A, D]` with the agent's number appended as a one-hot, `[..., A, D + A]`."""
+    agents = obs.shape[-2]
+    ids = jnp.broadcast_to(jnp.eye(agents, dtype=obs.dtype), (*obs.shape[:-1], agents))
+    return jnp.concatenate([obs, ids], axis=-1)
+
+
+def _one_agent(where: str, env: Env) -> None:
+    if env.num_agents is not None:
+        raise ValueError(
+            f"{where}: this environment has {env.num_agents} agents, and the statistics are of one: put "
+            "fold_agents() around it first"
+        )

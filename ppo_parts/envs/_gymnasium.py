@@ -108,4 +108,4 @@ class HostRollout:
         )
         self._obs, self._over = obs, over
         self._return, self._length = np.where(over, 0, collected), np.where(over, 0, length)
-        return step, final_value, (over, collected, length)
+        return step, final_value, (over, {"return": collected, "length": length})

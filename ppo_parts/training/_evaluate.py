@@ -14,12 +14,16 @@ from .._types import Array, Batch, Evaluate, Params
 
 
 class EpisodeResults(NamedTuple):
-    """One entry per episode, `[episodes]`: return, length, and how it ended (neither: cut by `max_steps`)."""
+    """One entry per episode, `[episodes]`: return, length, and how it ended (neither: cut by `max_steps`).
+
+    With many agents the return is `[episodes, A]`. `info` is what the environment says of each episode, by name.
+    """
 
     episode_return: Array
     episode_length: Array
     terminated: Array
     truncated: Array
+    info: Any = {}  # noqa: RUF012 - never written to
 
 
 def evaluate_episodes(
@@ -54,35 +58,45 @@ def evaluate_episodes(
     count("evaluate_episodes", "max_steps", max_steps)
     key, reset_key = jax.random.split(key)
     env_state, obs = env.reset(reset_key, episodes)
+    agents = getattr(env, "num_agents", None)
+    each = (episodes,) if agents is None else (episodes, agents)
     nothing = jnp.zeros(episodes, bool)
-    empty = EpisodeResults(jnp.zeros(episodes), jnp.zeros(episodes, jnp.int32), nothing, nothing)
+    no_reset = jnp.zeros(each, bool)  # each environment counts with its first episode only
 
     def unfinished(carry: Any) -> Array:
         *_, results, steps = carry
         return (steps < max_steps) & ~jnp.all(results.terminated | results.truncated)
 
-    def step(carry: Any) -> Any:
-        key, env_state, obs, memory, results, steps = carry
-        key, action_key, env_key = jax.random.split(key, 3)
+    def play(key: Array, env_state: Any, obs: Any, memory: Any) -> Any:
+        action_key, env_key = jax.random.split(key)
         if initial_carry is None:
             distribution, _ = evaluate_policy(evaluate, params, Batch(obs=obs, axes=("segment",)))
         else:
-            # No resets: each environment counts with its first episode only.
-            distribution, _, memory = evaluate_step(evaluate, params, obs, memory, nothing)
+            distribution, _, memory = evaluate_step(evaluate, params, obs, memory, no_reset)
         action = distribution.mode() if mode else distribution.sample(seed=action_key)
         if initial_carry is not None:
             action = jax.tree.map(lambda x: x[0], action)
-        env_state, out = env.step(env_key, env_state, action)
+        return *env.step(env_key, env_state, action), memory
+
+    def step(carry: Any) -> Any:
+        key, env_state, obs, memory, results, steps = carry
+        key, step_key = jax.random.split(key)
+        env_state, out, memory = play(step_key, env_state, obs, memory)
         playing = ~(results.terminated | results.truncated)
-        results = EpisodeResults(
-            jnp.where(playing, out.episode_return, results.episode_return),
-            jnp.where(playing, out.episode_length, results.episode_length),
-            jnp.where(playing, out.terminated, results.terminated),
-            jnp.where(playing, out.truncated & ~out.terminated, results.truncated),
-        )
+        ended, truncated = out.episode_ends()
+        seen = EpisodeResults(out.episode_return, out.episode_length, ended & ~truncated, truncated, out.info)
+
+        def kept(new: Array, old: Array) -> Array:
+            return jnp.where(playing.reshape(-1, *(1,) * (old.ndim - 1)), new.astype(old.dtype), old)
+
+        results = jax.tree.map(kept, seen, results)
         return key, env_state, out.obs, memory, results, steps + 1
 
     memory = None if initial_carry is None else initial_carry(episodes)
+    info = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(play, key, env_state, obs, memory)[1].info
+    )
+    empty = EpisodeResults(jnp.zeros(each), jnp.zeros(episodes, jnp.int32), nothing, nothing, info)
     start = (key, env_state, obs, memory, empty, jnp.zeros((), jnp.int32))
     *_, results, _ = jax.lax.while_loop(unfinished, step, start)
     return results

@@ -1,0 +1,242 @@
+"""Independent PPO for many agents (IPPO, and MAPPO with one setting), made of parts.
+
+    python -m recipes.ippo --env-id MPE_simple_spread_v3
+    python -m recipes.ippo --preset smax
+    python -m recipes.ippo --preset riddle
+
+Actor and critic are phases of one update: each has its own sampler, epochs and optimizer, and the early stop is the
+actor's alone. Rollouts are [T, N, A]; where agents are absent, the mask leaves them out. Where it differs from the
+originals (jaxagents, JaxMARL) is in docs/fidelity.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import distrax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import ppo_parts as pp
+from ppo_parts import distributions, envs, training
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Hyperparameters. Numbers that are floats may be traced arrays."""
+
+    env_id: str = "MPE_simple_spread_v3"
+    """any JaxMARL environment; SMAX with its map, "SMAX/3m" """
+    total_timesteps: int = 10_000_000
+    """steps of environments (not of agents) in the whole run, rounded down to whole updates"""
+    num_envs: int = 16
+    num_steps: int = 128
+    """steps per environment and update"""
+    parameters: Literal["shared", "independent"] = "shared"
+    """one network for all agents, or one each"""
+    critic: Literal["local", "central"] = "local"
+    """what the value is a function of: the agent's own observation (IPPO), or everybody's (MAPPO)"""
+    agent_id: bool = False
+    """append the agent's number to its observation, so that shared networks can tell agents apart"""
+    actor_learning_rate: float = 2.5e-4
+    critic_learning_rate: float = 2.5e-4
+    anneal_lr: bool = True
+    """linearly to 0 over the updates of the run"""
+    adam_eps: float = 1e-5
+    max_grad_norm: float = 0.5
+    """of actor and critic each; with independent parameters, of each agent"""
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    num_minibatches: int = 4
+    actor_epochs: int = 4
+    critic_epochs: int = 4
+    advantages: Literal["together", "agent", "step_and_agent"] = "together"
+    """standardise them over the whole minibatch, for each agent, or for each step and agent"""
+    clip_coef: float = 0.2
+    clip_vloss: bool = True
+    vf_coef: float = 0.5
+    ent_coef: float = 0.01
+    target_kl: float | None = None
+    """end the actor's phase after the epoch whose last minibatch has a larger divergence; the critic's goes on"""
+    hidden: int = 64
+    activation: Literal["tanh", "relu"] = "tanh"
+    memory: bool = False
+    """a GRU in actor and critic"""
+    skip_nonfinite: bool = False
+    """skip gradients that are not finite, and count them, instead of ending the run"""
+    seed: int = 1
+
+
+PRESETS = {
+    "spread": Config(),  # JaxMARL's ippo_ff_mpe
+    "smax": Config(
+        env_id="SMAX/3m", num_envs=64, actor_learning_rate=1e-3, critic_learning_rate=1e-3, activation="relu"
+    ),
+    "riddle": Config(
+        env_id="switch_riddle",
+        total_timesteps=1_000_000,
+        num_envs=64,
+        num_steps=32,
+        actor_learning_rate=1e-3,
+        critic_learning_rate=1e-3,
+        memory=True,
+        agent_id=True,
+    ),
+}
+
+
+class Network(nn.Module):
+    """Two layers, a GRU if there is memory, and a head: what actor and critic have in common."""
+
+    size: int
+    gain: float
+    hidden: int
+    activation: str
+    memory: bool
+    deviation: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array, carry: Any, reset: Any) -> tuple[Any, ...]:
+        """Output `[..., size]` (and a deviation, if asked for) and the carry; with memory of `[T, N, D]`."""
+        activation = {"tanh": nn.tanh, "relu": nn.relu}[self.activation]
+        for _ in range(2):
+            x = activation(nn.Dense(self.hidden, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
+        if self.memory:
+
+            def step(cell: nn.Module, carry: Any, now: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
+                x, reset = now
+                return cell(jnp.where(reset[..., None], 0, carry), x)
+
+            scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
+            carry, x = scan(nn.GRUCell(self.hidden), carry, (x, reset))
+        out = nn.Dense(self.size, kernel_init=nn.initializers.orthogonal(self.gain))(x)
+        if self.deviation:
+            scale = jnp.exp(self.param("log_std", nn.initializers.zeros, (self.size,)))
+            return (out, jnp.broadcast_to(scale, out.shape)), carry
+        return out, carry
+
+
+def make_env(config: Config) -> envs.Env:
+    """The environment; continuous actions are clipped on their way to it."""
+    env = envs.make_agents(config.env_id)
+    return env if envs.is_discrete(env.action_space) else envs.clip_action(env)
+
+
+def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
+    """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers.
+
+    `env` is an environment of your own with an axis of agents; None: the one the configuration names.
+    """
+    env = make_env(config) if env is None else env
+    if env.num_agents is None:
+        raise ValueError("ippo: this environment has no axis of agents; use cleanrl_ppo, or give it one")
+    agents, space, discrete = env.num_agents, env.action_space, envs.is_discrete(env.action_space)
+    num_updates = training.updates_in(config.total_timesteps, num_envs=config.num_envs, num_steps=config.num_steps)
+    common = {"hidden": config.hidden, "activation": config.activation, "memory": config.memory}
+    networks = {
+        "actor": Network(space.n if discrete else envs.size(space), 0.01, deviation=not discrete, **common),
+        "critic": Network(1, 1.0, **common),
+    }
+
+    def inputs(obs: envs.AgentsObs) -> dict[str, jax.Array]:
+        own = envs.with_agent_id(obs.obs) if config.agent_id else obs.obs
+        if config.critic == "local":
+            return {"actor": own, "critic": own}
+        everybody = obs.obs.reshape(*obs.obs.shape[:-2], 1, -1)
+        everybody = jnp.broadcast_to(everybody, (*obs.obs.shape[:-1], everybody.shape[-1]))
+        return {"actor": own, "critic": envs.with_agent_id(everybody)}
+
+    def each_agent(name: str, params: Any, x: jax.Array, carry: Any, reset: Any) -> tuple[Any, Any]:
+        """The network over the axis of agents, which stands behind the others: `[..., A, D]`."""
+        ours = 0 if config.parameters == "independent" else None
+        memory = (-2, -1) if config.memory else (None, None)
+        apply = jax.vmap(networks[name].apply, in_axes=(ours, -2, *memory), out_axes=(-2, memory[0]))
+        return apply(params, x, carry, reset)
+
+    def evaluate(params: Any, batch: pp.Batch) -> Any:
+        x, carry = inputs(batch.obs), batch.carry or {"actor": None, "critic": None}
+        out, carry["actor"] = each_agent("actor", params["actor"], x["actor"], carry["actor"], batch.reset)
+        value, carry["critic"] = each_agent("critic", params["critic"], x["critic"], carry["critic"], batch.reset)
+        if not discrete:
+            distribution = distrax.MultivariateNormalDiag(*out)
+        elif batch.obs.available is None:
+            distribution = distrax.Categorical(out)
+        else:
+            distribution = distrax.Categorical(distributions.mask_logits(out, batch.obs.available))
+        return (distribution, value[..., 0], carry) if config.memory else (distribution, value[..., 0])
+
+    def initial_carry(num_envs: int) -> Any:
+        return {name: jnp.zeros((num_envs, agents, config.hidden)) for name in networks}
+
+    def init_params(key: jax.Array) -> Any:
+        obs = envs.AgentsObs(jnp.zeros((1, 1, agents, envs.size(env.observation_space))))
+        carry, reset = jnp.zeros((1, config.hidden)), jnp.zeros((1, 1), bool)
+
+        def init(name: str, key: jax.Array) -> Any:
+            x = inputs(obs)[name][..., 0, :]
+            if config.parameters == "shared":
+                return networks[name].init(key, x, carry, reset)
+            return jax.vmap(lambda key: networks[name].init(key, x, carry, reset))(jax.random.split(key, agents))
+
+        return {name: init(name, k) for name, k in zip(networks, jax.random.split(key), strict=True)}
+
+    time_kept = config.memory or config.advantages == "step_and_agent"
+    minibatches = pp.segment_minibatches if time_kept else pp.shuffled_minibatches
+    axis = {"together": None, "agent": (0, 1) if time_kept else 0, "step_and_agent": 1}[config.advantages]
+    pipeline = pp.chain(
+        pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
+        pp.phases(
+            actor=pp.chain(
+                minibatches(config.num_minibatches, config.actor_epochs),
+                pp.advantage_normalize(axis=axis),
+                pp.clipped_surrogate(clip_eps=config.clip_coef),
+                pp.entropy_bonus(coef=config.ent_coef),
+                pp.identity() if config.target_kl is None else pp.kl_early_stop(config.target_kl, check="epoch"),
+            ),
+            critic=pp.chain(
+                minibatches(config.num_minibatches, config.critic_epochs),
+                pp.clipped_value_loss(clip_eps=config.clip_coef, coef=config.vf_coef)
+                if config.clip_vloss
+                else pp.value_loss(coef=config.vf_coef),
+            ),
+        ),
+    )
+
+    def optimizer(learning_rate: Any) -> optax.GradientTransformation:
+        annealed = pp.linear_schedule(learning_rate, 0.0, num_updates)
+        steps = optax.chain(
+            optax.clip_by_global_norm(config.max_grad_norm),
+            optax.scale_by_adam(eps=config.adam_eps),
+            pp.per_update_learning_rate(annealed if config.anneal_lr else learning_rate),
+        )
+        if config.parameters == "independent":
+            steps = pp.per_agent(steps)
+        if config.skip_nonfinite:
+            steps = optax.apply_if_finite(steps, max_consecutive_errors=np.iinfo(np.int32).max)
+        return steps
+
+    optimizers = {"actor": optimizer(config.actor_learning_rate), "critic": optimizer(config.critic_learning_rate)}
+    carry = initial_carry if config.memory else None
+    return training.Train(
+        env=env,
+        evaluate=evaluate,
+        init_params=init_params,
+        rollout=pp.rollout(env, evaluate, num_envs=config.num_envs, num_steps=config.num_steps, initial_carry=carry),
+        learner=pp.learner(evaluate, pipeline, optimizers),
+        num_updates=num_updates,
+        steps_per_update=config.num_envs * config.num_steps,
+        initial_carry=carry,
+    )
+
+
+def main() -> None:
+    """Command line: trains, and leaves metrics, a picture and checkpoints under runs/."""
+    training.main(make_train, PRESETS, prog="python -m recipes.ippo")
+
+
+if __name__ == "__main__":
+    main()
