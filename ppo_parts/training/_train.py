@@ -31,7 +31,7 @@ class TrainResult(NamedTuple):
     metrics: dict[str, Array]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # compared, and hashed, by identity: jax.jit(train) asks for a hash
 class Train:
     """A training run: `train(key) -> TrainResult`, pure, so it jits and vmaps (over keys, say).
 

@@ -1,0 +1,221 @@
+"""Many agents: rollouts, masks, layouts, evaluation, on a probe whose solution is known."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import distrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ppo_parts as pp
+from ppo_parts import envs, training
+from recipes import ippo
+
+pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
+AGENTS, EPISODE = 2, 4
+
+
+def probe(mortal: bool = False) -> envs.Env:
+    """Each agent sees a bit; agent i is paid 1 for playing it, agent 1 for playing the other one.
+
+    Episodes end after four steps, by a time limit. Shared networks have to know which agent they play for. If `mortal`,
+    agent 1 is gone after its second step.
+    """
+
+    def see(key, num_envs):
+        return jax.random.bernoulli(key, shape=(num_envs, AGENTS, 1)).astype(jnp.float32)
+
+    def reset(key, num_envs):
+        obs = see(key, num_envs)
+        return (obs, jnp.zeros(num_envs, jnp.int32), jnp.zeros((num_envs, AGENTS))), envs.AgentsObs(obs)
+
+    def step(key, state, action):
+        obs, time, collected = state
+        wanted = jnp.abs(obs[..., 0] - jnp.arange(AGENTS))
+        reward = (action == wanted).astype(jnp.float32)
+        new, time, collected = see(key, obs.shape[0]), time + 1, collected + reward
+        ended = time == EPISODE
+        gone = (time >= 2)[:, None] & (jnp.arange(AGENTS) == 1)
+        out = envs.Transition(
+            obs=envs.AgentsObs(new),
+            reward=reward,
+            terminated=gone if mortal else jnp.zeros_like(gone),
+            truncated=jnp.broadcast_to(ended[:, None], gone.shape) & (~gone if mortal else True),
+            final_obs=envs.AgentsObs(new + 0.5),
+            episode_return=collected,
+            episode_length=time,
+            mask=~((time > 2)[:, None] & (jnp.arange(AGENTS) == 1)) if mortal else None,
+            ended=ended,
+            info={"first": collected[:, 0] > 0},
+        )
+        keep = ~ended
+        return (new, time * keep, collected * keep[:, None]), out
+
+    spaces = SimpleNamespace(shape=(1,)), SimpleNamespace(n=2, shape=())
+    env = envs.Env(reset, step, *spaces, lambda state: env, num_agents=AGENTS)
+    return env
+
+
+SMALL = ippo.Config(total_timesteps=8 * 16 * 60, num_envs=8, num_steps=16, hidden=16, num_minibatches=2)
+LAYOUTS = {
+    "shared": {"agent_id": True},
+    "independent": {"parameters": "independent"},
+    "central": {"critic": "central", "agent_id": True, "advantages": "agent"},
+    "memory": {"agent_id": True, "memory": True, "advantages": "step_and_agent", "num_steps": 8},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_probe_is_solved(layout):
+    config = dataclasses.replace(SMALL, actor_learning_rate=0.01, critic_learning_rate=0.01, **LAYOUTS[layout])
+    train = ippo.make_train(config, probe())
+    result = jax.jit(train)(jax.random.key(0))
+    assert float(training.last_episodes_return(result.metrics["episode_return"], result.metrics["episodes"])) > 3.8
+    assert set(result.metrics) >= {"actor/policy_loss", "critic/value_loss", "actor/epochs", "episode_first"}
+    assert all(int(np.sum(x)) == 0 for name, x in result.metrics.items() if "nonfinite" in name)
+    played = jax.jit(lambda state: train.evaluate_policy(jax.random.key(1), state, 3, mode=True))(result.state)
+    assert played.episode_return.tolist() == [[4, 4]] * 3
+    assert played.episode_length.tolist() == [4] * 3
+    assert played.truncated.all()
+    assert not played.terminated.any()
+    assert played.info["first"].all()
+
+
+def test_without_knowing_which_agent_it_is_a_shared_network_cannot():
+    config = dataclasses.replace(SMALL, actor_learning_rate=0.01, critic_learning_rate=0.01)
+    result = jax.jit(ippo.make_train(config, probe()))(jax.random.key(0))
+    assert float(training.last_episodes_return(result.metrics["episode_return"], result.metrics["episodes"])) < 2.5
+
+
+@pytest.fixture(scope="module")
+def mortal():
+    """A rollout in which agent 1 is gone after the second step of each episode: `(train, params, batch)`."""
+    train = ippo.make_train(dataclasses.replace(SMALL, agent_id=True), probe(mortal=True))
+    state = train.init(jax.random.key(0))
+    _, batch, metrics = jax.jit(train.rollout.collect)(jax.random.key(1), state.learner.params, state.rollout)
+    return train, state, batch, metrics
+
+
+def test_a_rollout_has_an_axis_of_agents(mortal):
+    *_, batch, metrics = mortal
+    assert batch.obs.obs.shape == (16, 8, 2, 1)
+    assert batch.log_prob.shape == batch.value.shape == batch.next_value.shape == batch.mask.shape == (16, 8, 2)
+    np.testing.assert_array_equal(batch.mask[:, :, 0], True)
+    np.testing.assert_array_equal(batch.mask[:, 0, 1], np.arange(16) % 4 < 2)
+    np.testing.assert_array_equal(batch.truncated[:, 0, 0], np.arange(16) % 4 == 3)
+    assert int(metrics["episodes"]) == 8 * 4
+    assert float(metrics["episode_length"]) == 4
+
+
+def noisy(batch, key):
+    """Everything absent agents left behind, replaced by noise."""
+    gone = ~batch.mask
+
+    def noise(x):
+        hidden = gone.reshape(gone.shape + (1,) * (x.ndim - 3))
+        other = 50 * jax.random.normal(key, x.shape)
+        other = other > 0 if x.dtype == bool else (jnp.abs(other) % 2).astype(x.dtype) if x.dtype == int else other
+        return jnp.where(hidden, other.astype(x.dtype), x)
+
+    fields = ("obs", "action", "log_prob", "value", "reward", "terminated", "truncated", "next_value")
+    return batch.replace(**{name: jax.tree.map(noise, getattr(batch, name)) for name in fields})
+
+
+@pytest.mark.parametrize("advantages", ["together", "agent", "step_and_agent"])
+def test_what_an_absent_agent_leaves_behind_changes_nothing(mortal, advantages):
+    _, state, batch, _ = mortal
+    config = dataclasses.replace(SMALL, agent_id=True, advantages=advantages)
+    train = ippo.make_train(config, probe(mortal=True))
+    update = jax.jit(train.learner.update)
+    learner = train.learner.init(state.learner.params)
+    after, metrics = update(jax.random.key(2), learner, batch)
+    again, with_noise = update(jax.random.key(2), learner, noisy(batch, jax.random.key(3)))
+    jax.tree.map(np.testing.assert_array_equal, after.params, again.params)
+    jax.tree.map(np.testing.assert_array_equal, metrics, with_noise)
+    assert not np.array_equal(*(jax.tree.leaves(s.params)[0] for s in (after, learner)))
+
+
+def test_permuted_agents_are_permuted_results(mortal):
+    """Networks of their own go along with their agents."""
+    config = dataclasses.replace(SMALL, parameters="independent")
+    train = ippo.make_train(config, probe())
+    state = jax.jit(train.init)(jax.random.key(0))
+    _, batch, _ = jax.jit(train.rollout.collect)(jax.random.key(1), state.learner.params, state.rollout)
+    after, _ = jax.jit(train.learner.update)(jax.random.key(2), state.learner, batch)
+
+    def swapped(x):
+        return jnp.flip(x, axis=2) if x.ndim > 2 and x.shape[2] == AGENTS else x
+
+    turned = jax.tree.map(swapped, batch)
+    params = jax.tree.map(lambda x: x[::-1], state.learner.params)
+    turned_after, _ = jax.jit(train.learner.update)(jax.random.key(2), train.learner.init(params), turned)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b[::-1], rtol=1e-4, atol=1e-6), after.params, turned_after.params
+    )
+
+
+def test_with_one_agent_it_is_the_pipeline_without_an_axis_of_agents():
+    def evaluate(params, batch):
+        x = batch.obs
+        return distrax.Categorical(x @ params["actor"]), x @ params["critic"]
+
+    pipeline = pp.chain(
+        pp.gae(gamma=0.9, gae_lambda=0.9),
+        pp.phases(
+            actor=pp.chain(
+                pp.shuffled_minibatches(2), pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=0.2)
+            ),
+            critic=pp.chain(pp.shuffled_minibatches(2), pp.value_loss()),
+        ),
+    )
+    learner = pp.learner(evaluate, pipeline, {"actor": optax.adam(0.1), "critic": optax.adam(0.1)})
+    keys = jax.random.split(jax.random.key(0), 5)
+    shape, state = (6, 4), learner.init({"actor": jnp.ones((3, 2)), "critic": jnp.ones(3)})
+    batch = pp.Batch(
+        obs=jax.random.normal(keys[0], (*shape, 3)),
+        action=jax.random.bernoulli(keys[1], shape=shape).astype(int),
+        log_prob=jax.random.normal(keys[2], shape),
+        value=jax.random.normal(keys[3], shape),
+        reward=jax.random.normal(keys[4], shape),
+        terminated=jnp.zeros(shape, bool),
+        next_value=jnp.ones(shape),
+    )
+    single = learner.update(jax.random.key(1), state, batch)
+    agents = learner.update(jax.random.key(1), state, jax.tree.map(lambda x: x[:, :, None], batch))
+    jax.tree.map(np.testing.assert_array_equal, single, agents)
+
+
+def test_clipping_per_agent_is_each_agents_own():
+    clip, updates = optax.clip_by_global_norm(1.0), {"w": jnp.array([[30.0, 40.0], [0.3, 0.4]])}
+    optimizer = pp.per_agent(clip)
+    clipped, _ = optimizer.update(updates, optimizer.init(updates))
+    np.testing.assert_allclose(clipped["w"], [[0.6, 0.8], [0.3, 0.4]], rtol=1e-6)
+    step = pp.per_agent(pp.per_update_learning_rate(lambda step: 0.1 * step))
+    scaled, _ = step.update(updates, step.init(updates), step=jnp.array(2))
+    np.testing.assert_allclose(scaled["w"], -0.2 * updates["w"], rtol=1e-6)
+
+
+def test_folded_agents_are_environments_of_their_own():
+    env = envs.fold_agents(probe(mortal=True), agent_id=True)
+    assert env.num_agents is None
+    assert env.observation_space.shape == (3,)
+    state, obs = env.reset(jax.random.key(0), 6)
+    assert obs.shape == (6, 3)
+    np.testing.assert_array_equal(obs[:, 1:], np.tile(np.eye(2), (3, 1)))
+    for _ in range(3):
+        state, out = env.step(jax.random.key(1), state, jnp.zeros(6, int))
+    assert out.reward.shape == out.episode_return.shape == out.ended.shape == (6,)
+    assert out.mask.tolist() == [True, False] * 3
+    with pytest.raises(ValueError, match="num_envs=5"):
+        env.reset(jax.random.key(0), 5)
+    with pytest.raises(ValueError, match="one agent already"):
+        envs.fold_agents(env)
+
+
+def test_statistics_of_one_agent_are_refused_for_many():
+    for wrap in (envs.normalize_observation, lambda env: envs.normalize_reward(env, gamma=0.9)):
+        with pytest.raises(ValueError, match="fold_agents"):
+            wrap(probe())
