@@ -44,8 +44,8 @@ TUNING_SEEDS, SEEDS = 3, 10
 
 DISCRETE, CONTINUOUS, MINATAR = (pufferlib_ppo.PRESETS[name] for name in ("discrete", "continuous", "minatar"))
 TASKS: dict[str, tuple[pufferlib_ppo.Config, tuple[float, ...]]] = {
-    "acrobot": (dataclasses.replace(DISCRETE, env_id="Acrobot-v1", total_timesteps=100_000), (5e-3, 1.5e-2, 4.5e-2)),
-    "pendulum": (dataclasses.replace(CONTINUOUS, total_timesteps=300_000), (3e-4, 1e-3, 3e-3)),
+    "acrobot": (dataclasses.replace(DISCRETE, env_id="Acrobot-v1", total_timesteps=100_000), (2e-3, 5e-3, 1.5e-2)),
+    "pendulum": (dataclasses.replace(CONTINUOUS, total_timesteps=300_000), (1e-3, 3e-3, 1e-2)),
     "breakout": (dataclasses.replace(MINATAR, total_timesteps=500_000, hidden=64), (5e-3, 1.5e-2, 4.5e-2)),
 }
 
