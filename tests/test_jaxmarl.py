@@ -1,0 +1,116 @@
+"""The adapter to JaxMARL: with a stand-in that has its interface, and with the real ones where they are installed."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ppo_parts import envs
+
+pytestmark = pytest.mark.lenient_ranks
+
+
+class Dwindling:
+    """Agent "a" stays to the end, "b" leaves after step 2; "b" sees less and has fewer actions. Ends after 4 steps."""
+
+    name, agents = "Dwindling", ["a", "b"]
+
+    def observation_space(self, agent):
+        return SimpleNamespace(shape=(2,) if agent == "a" else (1,))
+
+    def action_space(self, agent):
+        return SimpleNamespace(n=3 if agent == "a" else 2, shape=())
+
+    def see(self, time):
+        time = jnp.asarray(time, jnp.float32)
+        return {"a": jnp.stack([time, -time]), "b": time[None]}
+
+    def reset(self, key):
+        return self.see(0), {"time": 0}
+
+    def step_env(self, key, state, action):
+        time = state["time"] + 1
+        done = {"a": time == 4, "b": time >= 2, "__all__": time == 4}
+        return self.see(time), {"time": time}, {"a": 1.0 * action["a"], "b": 10.0 * action["b"]}, done, {}
+
+
+def played(env, steps, action):
+    def step(state, key):
+        state, out = env.step(key, state, jnp.broadcast_to(jnp.array(action), (3, len(action))))
+        return state, out
+
+    state, obs = env.reset(jax.random.key(0), 3)
+    return obs, jax.lax.scan(step, state, jax.random.split(jax.random.key(1), steps))[1]
+
+
+def test_dicts_by_agent_become_arrays():
+    env = envs.from_jaxmarl(Dwindling())
+    assert (env.num_agents, env.observation_space.shape, env.action_space.n) == (2, (2,), 3)
+    obs, out = played(env, 6, [2, 1])
+    assert obs.obs.shape == (3, 2, 2)
+    np.testing.assert_array_equal(out.obs.obs[0, 0], [[1, -1], [1, 0]])  # padded with zeros
+    np.testing.assert_array_equal(obs.available[0], [[1, 1, 1], [1, 1, 0]])
+    np.testing.assert_array_equal(out.reward[0, 0], [2, 10])
+
+
+def test_agents_that_leave_early_are_absent_until_the_next_episode():
+    _, out = played(envs.from_jaxmarl(Dwindling()), 6, [2, 1])
+    np.testing.assert_array_equal(out.ended[:, 0], [0, 0, 0, 1, 0, 0])
+    np.testing.assert_array_equal(out.mask[:, 0], [[1, 1], [1, 1], [1, 0], [1, 0], [1, 1], [1, 1]])
+    np.testing.assert_array_equal(out.terminated[:, 0, 0], [0, 0, 0, 1, 0, 0])
+    np.testing.assert_array_equal(out.terminated[:2, 0, 1], [0, 1])
+    assert not out.truncated.any()
+    np.testing.assert_array_equal(out.final_obs.obs[3, 0, 0], [4, -4])
+    np.testing.assert_array_equal(out.obs.obs[3, 0, 0], [0, 0])  # the first of a new episode
+    np.testing.assert_array_equal(out.episode_length[:, 0], [1, 2, 3, 4, 1, 2])
+    np.testing.assert_array_equal(out.episode_return[3, 0], [8, 40])
+
+
+def test_a_time_limit_is_what_the_caller_says():
+    _, out = played(envs.from_jaxmarl(Dwindling(), timed_out=lambda state: state["time"] == 4), 4, [0, 0])
+    np.testing.assert_array_equal(out.truncated[:, 0], [[0, 0], [0, 0], [0, 0], [1, 0]])  # "b" had gone before
+    np.testing.assert_array_equal(out.terminated[3, 0], [0, 1])
+
+
+def test_mixed_kinds_of_actions_are_refused():
+    class Mixed(Dwindling):
+        def action_space(self, agent):
+            return SimpleNamespace(shape=(2,)) if agent == "a" else SimpleNamespace(n=2, shape=())
+
+    with pytest.raises(ValueError, match="discrete"):
+        envs.from_jaxmarl(Mixed())
+
+
+REAL = {
+    "MPE_simple_spread_v3": ((3, 18), None, {"truncated"}),
+    "MPE_simple_speaker_listener_v4": ((2, 11), (2, 5), {"truncated"}),
+    "switch_riddle": ((3, 2), None, {"terminated"}),
+    "SMAX/3m": ((3, 75), (3, 8), {"terminated", "truncated"}),
+}
+
+
+@pytest.mark.parametrize("env_id", REAL)
+def test_real_environments_by_name(env_id):
+    pytest.importorskip("jaxmarl")
+    seen, available, ends = REAL[env_id]
+    env = envs.make_agents(env_id)
+    obs, out = jax.jit(lambda: played(env, 30, [0] * env.num_agents))()
+    assert obs.obs.shape[1:] == seen
+    assert (None if obs.available is None else obs.available.shape[1:]) == available
+    ended = np.asarray(out.ended)
+    assert ended.any()
+    for name in ("terminated", "truncated"):
+        if name not in ends:
+            assert not np.asarray(getattr(out, name))[ended].any()
+    assert np.all(np.asarray(out.terminated | out.truncated)[ended])
+    assert set(out.info) == ({"won"} if "SMAX" in env_id else set())
+
+
+def test_unknown_names_are_refused_with_the_nearest():
+    pytest.importorskip("jaxmarl")
+    with pytest.raises(ValueError, match="MPE_simple_spread_v3"):
+        envs.make_agents("MPE_simple_spread")
+    with pytest.raises(ValueError, match="3m"):
+        envs.make_agents("SMAX/3marines")
