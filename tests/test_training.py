@@ -281,11 +281,11 @@ def test_a_crash_loses_what_came_after_the_last_checkpoint_and_nothing_else(
 def test_between_the_metrics_and_the_checkpoint(monkeypatch, train, whole, tmp_path):
     saved = []
 
-    def save(self, step, state):
+    def save(self, step, state, **kept):
         saved.append(step)
         if step == 8:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return before(self, step, state)
+        return before(self, step, state, **kept)
 
     before = Checkpoints.save
     with monkeypatch.context() as patch:
