@@ -100,9 +100,9 @@ def checked(options: RunOptions, train: Train) -> RunOptions:
         if options.eval_every is not None:
             measured |= {EVALUATION + name for name in EpisodeResults._fields}
         if options.best_metric not in measured:
-            hint = "; evaluation/... needs eval_every" * options.best_metric.startswith(EVALUATION)
+            hint = "evaluation/... needs eval_every; " if options.best_metric.startswith(EVALUATION) else ""
             raise ValueError(
-                f"run: best_metric={options.best_metric!r} is not measured in this run{hint}; "
+                f"run: best_metric={options.best_metric!r} is not measured in this run; {hint}"
                 f"there are {', '.join(sorted(measured))}"
             )
     return options
