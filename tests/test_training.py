@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -23,8 +24,10 @@ import scipy.stats
 from ppo_parts import training
 from ppo_parts.training import RunOptions, _records, _run
 from ppo_parts.training._checkpoint import Checkpoints
+from ppo_parts.training._evaluate import metrics_of
+from ppo_parts.training._records import best_update
 from ppo_parts.training._statistics import interval
-from recipes import cleanrl_ppo
+from recipes import cleanrl_ppo, pufferlib_ppo
 from tests.common import Softmax, assert_same
 from tests.running import arguments, assert_same_run, checkpoint, compiled_programs_kept_in, rows, start, tiny
 from tests.test_rollout import clock
@@ -281,11 +284,11 @@ def test_a_crash_loses_what_came_after_the_last_checkpoint_and_nothing_else(
 def test_between_the_metrics_and_the_checkpoint(monkeypatch, train, whole, tmp_path):
     saved = []
 
-    def save(self, step, state):
+    def save(self, step, state, **kept):
         saved.append(step)
         if step == 8:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return before(self, step, state)
+        return before(self, step, state, **kept)
 
     before = Checkpoints.save
     with monkeypatch.context() as patch:
@@ -763,3 +766,321 @@ def test_smoothing_and_the_picture_take_what_is_missing(tmp_path):
         training.plot_curve(tmp_path / name, np.arange(6.0), data, "title")
         assert (tmp_path / name).stat().st_size > 1000
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.png", "seeds.png"]
+
+
+# --- evaluation while training -------------------------------------------------------------------------------------
+
+EVALUATED = {"eval_every": 5, "eval_episodes": 5, "best_metric": "evaluation/episode_return", "keep_checkpoints": None}
+
+
+@pytest.fixture(scope="module")
+def evaluated(train, place):
+    """A run with an evaluation after updates 5, 10 and 12, that keeps every checkpoint."""
+    return go(train, place, "evaluated", **EVALUATED, tensorboard=True)
+
+
+def evaluations(folder):
+    """The metrics of evaluations, by the number of updates before each."""
+    found = {row["update"] + 1: {k: x for k, x in row.items() if k.startswith("evaluation/")} for row in rows(folder)}
+    return {update: metrics for update, metrics in found.items() if metrics}
+
+
+def steps(folder):
+    return sorted(int(p.name) for p in (folder / "checkpoints").iterdir())
+
+
+def test_evaluation_changes_nothing_and_adds_metrics(evaluated, whole):
+    folder, result = evaluated
+    found = evaluations(folder)
+    assert list(found) == [5, 10, 12]
+    assert len({tuple(metrics.values()) for metrics in found.values()}) == 3
+    assert_same(checkpoint(folder, 12), checkpoint(whole[0], 12))
+    for mine, alone in zip(rows(folder), rows(whole[0]), strict=True):
+        assert {k: x for k, x in mine.items() if not k.startswith("evaluation/")} == alone
+    final = {name: result["evaluation"][name] for name in ("terminated", "truncated", "episode_length")}
+    final["episode_return"] = result["evaluation"]["episode_return"]["mean"]
+    assert {f"evaluation/{name}": x for name, x in final.items()} == found[12]
+    assert final["terminated"] + final["truncated"] == 5
+    seen = {}
+    for path in folder.glob("events.out.tfevents.*"):
+        for tag, step, value in scalars(path):
+            seen.setdefault(tag, {})[step] = value
+    for name in found[12]:
+        assert seen[name] == pytest.approx({16 * update: metrics[name] for update, metrics in found.items()}), name
+
+
+@pytest.fixture
+def make_train(train):
+    """As the recipe's, but the programs are there already."""
+
+    def make_train(config: cleanrl_ppo.Config):
+        assert config == tiny(UPDATES)
+        return train
+
+    return make_train
+
+
+def test_anybody_can_repeat_an_evaluation(train, make_train, evaluated):
+    """It is of the policy of its update, with keys made of nothing but the seed and the update."""
+    state = training.load(evaluated[0], make_train, checkpoint=5).state
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(1), 2**20), 5)
+    played = jax.jit(lambda key, state: train.evaluate_policy(key, state, 5))(key, state)
+    found = evaluations(evaluated[0])[5]
+    assert found["evaluation/episode_return"] == pytest.approx(float(played.episode_return.mean()))
+    assert found["evaluation/terminated"] == int(played.terminated.sum())
+
+
+def test_seeds_are_evaluated_side_by_side_by_one_program(train, make_train, tmp_path, monkeypatch):
+    traced, before = [], training.Train.evaluate_policy
+
+    def evaluate_policy(*args, **given):
+        traced.append(given)
+        return before(*args, **given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Train, "evaluate_policy", evaluate_policy)
+        folder, result = go(train, tmp_path, "run", num_seeds=3, eval_mode=True, **EVALUATED)
+    assert traced == [{}, {"mode": True}]  # once to see that it can work, and once for all evaluations
+    found = evaluations(folder)
+    assert list(found) == [5, 10, 12]
+    run = training.load(folder, make_train)
+    keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 2**20), 12))
+    play = jax.vmap(lambda key, state: train.evaluate_policy(key, state, 5, mode=True).episode_return.mean())
+    expected = np.asarray(jax.jit(play)(keys(jnp.arange(1, 4)), run.state), float)
+    assert found[12]["evaluation/episode_return"] == pytest.approx(expected)
+    assert result["evaluation"]["episode_return"]["per_seed"] == found[12]["evaluation/episode_return"]
+    assert run.metrics["evaluation/episode_return"].shape == (UPDATES, 3)
+    best = max(found, key=lambda update: np.mean(found[update]["evaluation/episode_return"]))
+    assert result["best"]["update"] == best
+
+
+def test_an_evaluated_run_goes_on_as_if_never_interrupted(monkeypatch, train, evaluated, tmp_path):
+    with pytest.raises(Crash):
+        interrupted(monkeypatch, train, tmp_path, "run", after=10, action=crash, **EVALUATED)
+    folder, _ = go(train, None, "", resume=tmp_path / "run", **EVALUATED)
+    assert_same_run(folder, evaluated[0])
+    assert steps(folder) == steps(evaluated[0])
+
+
+def test_metrics_of_agents_are_means_over_them():
+    """Whatever comes after the seeds is one sample."""
+    shape = (3, 4, 2)  # seeds, episodes, agents
+    returns = np.arange(24.0).reshape(shape)
+    played = training.EpisodeResults(returns, np.full((3, 4), 7), np.ones((3, 4), bool), np.zeros((3, 4), bool))
+    found = metrics_of(played, seed_axes=1)
+    assert found["evaluation/episode_return"].tolist() == returns.mean((1, 2)).tolist()
+    assert found["evaluation/episode_length"].tolist() == [7] * 3
+    assert found["evaluation/terminated"].tolist() == [4] * 3
+    assert metrics_of(played)["evaluation/episode_return"] == 11.5
+
+
+# --- which checkpoints are kept, and what can be done with them ----------------------------------------------------
+
+
+def test_the_best_checkpoint_is_kept_besides_the_latest(train, make_train, evaluated, tmp_path):
+    found = evaluations(evaluated[0])
+    returns = {update: metrics["evaluation/episode_return"] for update, metrics in found.items()}
+    assert set(steps(evaluated[0])) >= {4, 5, 8, 12}  # all that were made
+    for mode, best in {"max": max(returns, key=returns.get), "min": min(returns, key=returns.get)}.items():
+        folder, result = go(train, tmp_path, mode, **EVALUATED | {"keep_checkpoints": 1, "best_mode": mode})
+        assert result["best"] == {"metric": "evaluation/episode_return", "update": best, "value": returns[best]}
+        assert steps(folder) == sorted({best, 12})
+        run = training.load(folder, make_train, checkpoint="best")
+        assert run.update == best == int(run.state.learner.step)
+
+
+def test_the_best_of_training_is_judged_by_the_mean_since_the_checkpoint_before(train, tmp_path, whole):
+    folder, result = go(train, tmp_path, "run", best_metric="grad_norm", best_mode="min", keep_checkpoints=1)
+    norms = training.column(rows(whole[0]), "grad_norm").reshape(3, 4).mean(1)
+    assert result["best"] == {"metric": "grad_norm", "update": 4 * (norms.argmin() + 1), "value": norms.min()}
+    assert steps(folder) == sorted({4 * (norms.argmin() + 1), 12})
+
+
+def test_what_is_best():
+    table = [{"x": x} for x in (1.0, 5.0, None, 3.0)] + [{"y": 0.0}, {"x": 3.0}]
+    assert best_update(table, range(1, 7), "x") == (2, 5.0)
+    assert best_update(table, [1, 3, 4, 6], "x") == (4, 3.0)  # the first of two, and nothing at 3
+    assert best_update(table, [2, 4], "x", window=2) == (2, 3.0)  # (1 + 5) / 2, and 3 alone
+    assert best_update(table, range(1, 7), "x", mode="min") == (1, 1.0)
+    assert best_update(table, [3, 5], "x") is None
+    assert best_update([{"x": [1.0, None]}, {"x": [3.0, 0.0]}], [1, 2], "x") == (2, 1.5)
+    assert training.column(table, "y").tolist()[4] == 0
+    with pytest.raises(KeyError, match="no update has z; there are x, y"):
+        training.column(table, "z")
+
+
+def test_a_crash_before_the_old_ones_go_leaves_nothing_to_tidy(monkeypatch, train, tmp_path):
+    """A new best is complete before the old one goes; what is half removed is no checkpoint."""
+    options = EVALUATED | {"keep_checkpoints": 1}
+    undisturbed, _ = go(train, tmp_path, "undisturbed", **options)
+    removed = []
+
+    def rmtree(path, *args, **given):
+        if path.name.endswith("tmp"):
+            removed.append(path.name)
+            for file in path.rglob("_METADATA"):
+                file.unlink()
+            raise Crash
+        return before(path, *args, **given)
+
+    before = shutil.rmtree
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", rmtree)
+        with pytest.raises(Crash):
+            go(train, tmp_path, "run", **options)
+    assert removed == ["4.orbax-checkpoint-tmp"]
+    assert steps_seen(tmp_path / "run") == [5]
+    folder, _ = go(train, None, "", resume=tmp_path / "run", **options)
+    assert_same_run(folder, undisturbed)
+    assert steps(folder) == steps(undisturbed)
+
+
+def steps_seen(folder):
+    with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
+        return checkpoints.steps()
+
+
+def test_a_run_comes_back_with_its_policy_and_its_history(train, make_train, whole, evaluated):
+    run = training.load(whole[0], make_train)
+    assert run.config == tiny(UPDATES)
+    assert run.train is train
+    assert run.update == UPDATES
+    for path, x in jax.tree_util.tree_leaves_with_path(run.state.learner.params):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        np.testing.assert_array_equal(x, checkpoint(whole[0])[f"learner.params.{name}"])
+    assert run.metrics["loss"].tolist() == [row["loss"] for row in rows(whole[0])]
+    earlier = training.load(str(evaluated[0]), make_train, checkpoint=5)
+    assert int(earlier.state.learner.step) == 5
+    assert earlier.metrics["env_steps"].tolist() == [16, 32, 48, 64, 80]
+    known = np.isfinite(earlier.metrics["evaluation/episode_return"])
+    assert known.tolist() == [False, False, False, False, True]
+    recipe = training.load(whole[0], cleanrl_ppo.make_train)
+    assert_same(jax.tree.map(raw, recipe.state), jax.tree.map(raw, run.state))
+
+
+def test_what_cannot_be_loaded_says_why(train, make_train, whole, place, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint 5 in .*: there are 8, 12"):
+        training.load(whole[0], make_train, checkpoint=5)
+    with pytest.raises(ValueError, match=r"no best checkpoint: it was run without best_metric; there are \[8, 12\]"):
+        training.load(whole[0], make_train, checkpoint="best")
+    with pytest.raises(ValueError, match="checkpoint='last' must be 'latest', 'best' or the number of an update"):
+        training.load(whole[0], make_train, checkpoint="last")
+    with pytest.raises(FileNotFoundError, match=r"nowhere holds no run"):
+        training.load(place / "nowhere", make_train)
+    with pytest.raises(TypeError, match=r"write def make_train\(config: Config\)"):
+        training.load(whole[0], lambda config: train)
+    with pytest.raises(ValueError, match="other fields than this recipe's"):
+        training.load(whole[0], pufferlib_ppo.make_train)
+    (tmp_path / "config.json").write_text((whole[0] / "config.json").read_text())
+    with pytest.raises(FileNotFoundError, match="has no checkpoints"):
+        training.load(tmp_path, make_train)
+    assert steps(whole[0]) == [8, 12]
+
+
+@pytest.mark.parametrize("where", [8, "best"])
+def test_a_run_goes_on_from_the_checkpoint_that_is_asked_for(train, evaluated, tmp_path, capsys, where):
+    folder = Path(shutil.copytree(evaluated[0], tmp_path / "run"))
+    update = 8 if where == 8 else evaluated[1]["best"]["update"]
+    go(train, None, "", resume=folder, checkpoint=where, **EVALUATED)
+    assert f"from update {update}\n" in capsys.readouterr().out
+    assert_same_run(folder, evaluated[0])
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint 3 in .*: there are "):
+        go(train, None, "", resume=folder, checkpoint=3, **EVALUATED)
+
+
+def test_options_given_anew_are_those_of_the_next_time(train, broken):
+    go(train, None, "", resume=broken, eval_episodes=2, eval_every=6)
+    stored = json.loads((broken / "config.json").read_text())["run"]
+    assert (stored["eval_every"], stored["log_every"]) == (6, 2)
+    assert list(evaluations(broken)) == [12]
+
+
+# --- a run that begins with the state of another -------------------------------------------------------------------
+
+
+def test_begun_with_a_state_and_nothing_changed_it_ends_the_same(train, whole, place):
+    folder, _ = go(train, place, "same", init_from=whole[0], checkpoint=8, eval_episodes=3)
+    assert_same_run(folder, whole[0])
+    stored = json.loads((folder / "config.json").read_text())
+    assert stored["continued_from"] == {"folder": str(whole[0]), "update": 8, "changed": {}}
+
+
+@pytest.fixture(scope="module")
+def further():
+    """More updates, another rate."""
+    config = tiny(16, learning_rate=1e-3)
+    return cleanrl_ppo.make_train(config), config
+
+
+def test_trained_further_with_another_configuration(monkeypatch, further, whole, tmp_path, capsys):
+    train, config = further
+    with monkeypatch.context() as patch:  # also if it dies before it has a checkpoint of its own
+        patch.setattr(Checkpoints, "save", lambda *args, **given: crash())
+        with pytest.raises(Crash):
+            go(train, tmp_path, "run", config, init_from=whole[0])
+    assert "continued_from" in json.loads((tmp_path / "run" / "config.json").read_text())
+    folder, _ = go(train, None, "", config, resume=tmp_path / "run")
+    assert "from update 12" in capsys.readouterr().out
+    assert (folder / "metrics.jsonl").read_text().startswith((whole[0] / "metrics.jsonl").read_text())
+    found = rows(folder)
+    assert [(row["update"], row["env_steps"]) for row in found[-4:]] == [(i, 16 * (i + 1)) for i in range(12, 16)]
+    assert int(checkpoint(folder)["learner.step"]) == 16
+    changed = json.loads((folder / "config.json").read_text())["continued_from"]["changed"]
+    assert changed == {"total_timesteps": [192, 256], "learning_rate": [2.5e-4, 1e-3]}
+    again, _ = go(train, tmp_path, "again", config, init_from=whole[0])
+    assert_same_run(again, folder)
+    assert steps(whole[0]) == [8, 12]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden": (9,)}, r"of another configuration: .*kernel has float32\[.*\], expected float32\["),
+        (
+            {"num_steps": 16},
+            r"12 updates of .* were 192 environment steps, but an update is now 32: keep num_envs",
+        ),
+        ({"seed": 5}, "goes on with its keys; seed was 1, is 5"),
+        ({}, "begins this run with 12 updates, 192 environment steps, and there are 12 in all: raise total_timesteps"),
+    ],
+)
+def test_what_does_not_fit_the_state_is_refused_before_a_folder_is_made(train, whole, tmp_path, changes, message):
+    config = tiny(UPDATES, **changes)
+    other = cleanrl_ppo.make_train(config) if changes.keys() - {"seed"} else train
+    with pytest.raises(ValueError, match=message):
+        go(other, tmp_path, "run", config, init_from=whole[0])
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line_takes_over_what_is_not_given(train, make_train, whole, tmp_path):
+    given = ["--init-from", str(whole[0]), "--checkpoint", "8", "--directory", str(tmp_path), "--name", "run"]
+    training.main(make_train, cleanrl_ppo.PRESETS, [*given, "--no-progress", "--no-tensorboard"])
+    assert_same_run(tmp_path / "run", whole[0])
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert stored["config"] == json.loads((whole[0] / "config.json").read_text())["config"]
+    assert stored["run"]["eval_episodes"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eval_every": 0, "eval_episodes": 1}, "run: eval_every must be at least 1, got 0"),
+        ({"keep_checkpoints": 0}, "run: keep_checkpoints must be at least 1, got 0"),
+        ({"eval_every": 2}, "run: eval_every=2 needs eval_episodes"),
+        (
+            {"best_metric": "episode_retrun"},
+            "best_metric='episode_retrun' is not measured in this run; there are appr",
+        ),
+        (
+            {"best_metric": "evaluation/episode_return"},
+            "measured in this run; evaluation/... needs eval_every; there are",
+        ),
+        ({"best_mode": "most"}, "best_mode must be one of 'max', 'min', got 'most'"),
+        ({"checkpoint": "best"}, "checkpoint='best' says where resume or init_from goes on: give one of them"),
+        ({"resume": Path("a"), "init_from": Path("b")}, "give one of them"),
+    ],
+)
+def test_options_that_do_not_go_together(train, tmp_path, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        go(train, tmp_path, "run", **options)
+    assert not list(tmp_path.iterdir())

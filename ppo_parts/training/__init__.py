@@ -3,12 +3,14 @@
 from ._checkpoint import Checkpoints as Checkpoints
 from ._evaluate import EpisodeResults as EpisodeResults
 from ._evaluate import evaluate_episodes as evaluate_episodes
+from ._load import LoadedRun as LoadedRun
+from ._load import load as load
+from ._options import RunOptions as RunOptions
 from ._records import column as column
 from ._records import plot_curve as plot_curve
 from ._records import read_metrics as read_metrics
 from ._records import versions as versions
 from ._records import write_json as write_json
-from ._run import RunOptions as RunOptions
 from ._run import main as main
 from ._run import run as run
 from ._statistics import bootstrap as bootstrap

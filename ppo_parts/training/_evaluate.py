@@ -7,10 +7,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._hyperparameters import count
 from .._policy import evaluate_policy, evaluate_step
 from .._types import Array, Batch, Evaluate, Params
+
+EVALUATION = "evaluation/"
+"""What the names of an evaluation's metrics begin with."""
 
 
 class EpisodeResults(NamedTuple):
@@ -100,3 +104,20 @@ def evaluate_episodes(
     start = (key, env_state, obs, memory, empty, jnp.zeros((), jnp.int32))
     *_, results, _ = jax.lax.while_loop(unfinished, step, start)
     return results
+
+
+def metrics_of(played: EpisodeResults, seed_axes: int = 0) -> dict[str, Any]:
+    """Metrics of an evaluation by name: mean return and length, how many episodes terminated and were truncated.
+
+    The leading `seed_axes` stay; everything after them (episodes, and agents) is one sample.
+    """
+
+    def over(reduction: Callable[..., Any], x: Any, dtype: type) -> Any:
+        return reduction(x, axis=tuple(range(seed_axes, np.ndim(x))), dtype=dtype)
+
+    return {
+        EVALUATION + "episode_return": over(np.mean, played.episode_return, float),
+        EVALUATION + "episode_length": over(np.mean, played.episode_length, float),
+        EVALUATION + "terminated": over(np.sum, played.terminated, int),
+        EVALUATION + "truncated": over(np.sum, played.truncated, int),
+    }

@@ -12,26 +12,27 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ._options import KEPT, RunOptions
 from ._records import plain, versions, write_json
-
-KEPT = ("num_seeds", "eval_episodes", "checkpoint_every", "log_every", "tensorboard")
-"""Options that a resumed run takes over; all but `num_seeds` may be given anew."""
 
 
 @contextlib.contextmanager
-def run_folder(config: Any, options: Any) -> Iterator[Path]:
+def run_folder(config: Any, options: RunOptions, continued_from: Mapping[str, Any] | None = None) -> Iterator[Path]:
     """The folder of a new run, with `config.json` in it, or of the one to resume; nobody else writes there meanwhile.
 
     Raises:
         FileExistsError: there is a run already, or another process at work.
         FileNotFoundError: there is none to resume. ValueError: it is of another configuration.
     """
+    kept = {name: getattr(options, name) for name in KEPT}
     if options.resume is not None:
-        _check_same(options.resume, config, options)
+        stored = stored_run(options.resume)
+        _check_same(stored, config, options)
         with _locked(options.resume):
+            write_json(options.resume / "config.json", {**stored, "run": kept})
             yield options.resume
         return
-    described = {"config": plain(dataclasses.asdict(config)), "run": {name: getattr(options, name) for name in KEPT}}
+    described = {"config": plain(dataclasses.asdict(config)), "run": kept}
     _check_stored(config, described)
     folder = _made(config, options)
     with _locked(folder):
@@ -39,12 +40,13 @@ def run_folder(config: Any, options: Any) -> Iterator[Path]:
             raise FileExistsError(
                 f"{folder} holds a run already: continue it with --resume {folder}, or give another --name"
             )
-        write_json(folder / "config.json", {**described, "versions": versions()})
+        beginning = {} if continued_from is None else {"continued_from": continued_from}
+        write_json(folder / "config.json", {**described, **beginning, "versions": versions()})
         yield folder
 
 
 def stored_run(folder: Path) -> dict[str, Any]:
-    """What `config.json` says of a run: config, run (options) and versions."""
+    """What `config.json` says of a run: config, run (options), versions, and what it was continued from, if it was."""
     try:
         return json.loads((folder / "config.json").read_text())
     except (FileNotFoundError, NotADirectoryError):
@@ -73,24 +75,31 @@ def _check_stored(config: Any, described: Mapping[str, Any]) -> None:
             )
 
 
-def _check_same(folder: Path, config: Any, options: Any) -> None:
-    stored = stored_run(folder)
+def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict[str, tuple[Any, Any]]:
+    """Fields of the configuration (and `num_seeds`) that are not what they were: what they were, and what they are."""
     now = {**json.loads(json.dumps(plain(dataclasses.asdict(config)))), "num_seeds": options.num_seeds}
     then = {**stored["config"], "num_seeds": stored["run"]["num_seeds"]}
-    differences = [
-        f"{name} was {then.get(name, '(absent)')!r}, is {now.get(name, '(absent)')!r}"
+    return {
+        name: (then.get(name, "(absent)"), now.get(name, "(absent)"))
         for name in {**then, **now}
         if name not in then or name not in now or then[name] != now[name]
-    ]
+    }
+
+
+def _check_same(stored: Mapping[str, Any], config: Any, options: RunOptions) -> None:
+    differences = [f"{name} was {was!r}, is {now!r}" for name, (was, now) in changes(stored, config, options).items()]
     if differences:
-        raise ValueError(f"a resumed run keeps its configuration; {'; '.join(differences)}")
+        raise ValueError(
+            f"a resumed run keeps its configuration; {'; '.join(differences)}. To train it further with another one, "
+            "begin a new run with --init-from"
+        )
     before = stored["versions"]
     updated = [f"{name} {before.get(name)} (now {x})" for name, x in versions().items() if before.get(name) != x]
     if updated:
         print(f"begun with {', '.join(updated)}: the last bits may differ", file=sys.stderr)
 
 
-def _made(config: Any, options: Any) -> Path:
+def _made(config: Any, options: RunOptions) -> Path:
     if options.name is not None:
         folder = options.directory / options.name
         folder.mkdir(parents=True, exist_ok=True)

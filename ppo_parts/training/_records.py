@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,8 @@ class MetricsFile:
 
     def __init__(self, path: Path, first_update: int = 0) -> None:
         self.path = path
-        self.rows = [row for row in read_metrics(path) if row["update"] < first_update] if path.exists() else []
-        if len(self.rows) != first_update:
-            raise ValueError(
-                f"{path} holds {len(self.rows)} of the {first_update} updates before the checkpoint: it was changed or "
-                "damaged, so this run cannot go on; start another"
-            )
-        _write(path, "".join(_line(row) for row in self.rows))
+        self.rows = rows_before(first_update, path)
+        write_rows(path, self.rows)
         self._file = path.open("a")
 
     def append(self, rows: list[Row]) -> None:
@@ -53,9 +49,50 @@ def read_metrics(path: str | Path) -> list[Row]:
     return rows
 
 
+def rows_before(update: int, path: Path) -> list[Row]:
+    """The rows of the updates before a checkpoint, all of them."""
+    rows = [row for row in read_metrics(path) if row["update"] < update] if path.exists() else []
+    if len(rows) != update:
+        raise ValueError(
+            f"{path} holds {len(rows)} of the {update} updates before the checkpoint: it was changed or "
+            "damaged, so this run cannot go on; start another"
+        )
+    return rows
+
+
+def write_rows(path: Path, rows: list[Row]) -> None:
+    """Write a metrics file whole or not at all."""
+    _write(path, "".join(_line(row) for row in rows))
+
+
 def column(rows: list[Row], name: str) -> np.ndarray:
     """One metric over all updates, `[updates]` or `[updates, seeds]`, NaN where there was none."""
-    return np.asarray([np.asarray(row[name], float) for row in rows])
+    if rows and not any(name in row for row in rows):
+        raise KeyError(f"no update has {name}; there are {', '.join(sorted(set().union(*rows)))}")
+    missing = next((np.full(np.shape(row[name]), np.nan) for row in rows if name in row), None)
+    return np.asarray([np.asarray(row.get(name, missing), float) for row in rows])
+
+
+def best_update(
+    rows: list[Row], updates: Iterable[int], metric: str, *, mode: str = "max", window: int = 1
+) -> tuple[int, float] | None:
+    """After which of `updates` a metric was best, and its value: the mean over the last `window` rows and the seeds.
+
+    The first of several equal ones; None where it was never measured.
+    """
+
+    def value(update: int) -> float:
+        recent = [row[metric] for row in rows[max(0, update - window) : update] if metric in row]
+        known = np.asarray(recent, float)
+        known = known[np.isfinite(known)]
+        return float(known.mean()) if known.size else np.nan
+
+    values = {update: value(update) for update in sorted(updates)}
+    known = {update: x for update, x in values.items() if np.isfinite(x)}
+    if not known:
+        return None
+    best = (min if mode == "min" else max)(known, key=known.__getitem__)
+    return best, known[best]
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -69,8 +106,18 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
 
 
-def plot_curve(path: Path, env_steps: np.ndarray, returns: np.ndarray, title: str, window: int = 25) -> None:
-    """Draw the learning curve: `returns` `[updates]` or `[updates, seeds]`, with a 95 % interval over the seeds."""
+def plot_curve(
+    path: Path,
+    env_steps: np.ndarray,
+    returns: np.ndarray,
+    title: str,
+    window: int = 25,
+    evaluation: np.ndarray | None = None,
+) -> None:
+    """Draw the learning curve: `returns` `[updates]` or `[updates, seeds]`, with a 95 % interval over the seeds.
+
+    `evaluation` has the same shape, NaN in updates without one; the mean over the seeds is drawn.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -85,10 +132,12 @@ def plot_curve(path: Path, env_steps: np.ndarray, returns: np.ndarray, title: st
         low, high = interval(smooth)
         axes.plot(env_steps, smooth, color="C0", alpha=0.15, linewidth=0.7)
         axes.fill_between(env_steps, low, high, color="C0", alpha=0.3, linewidth=0)
-        known = np.isfinite(smooth)
-        mean = np.sum(np.where(known, smooth, 0), axis=1) / np.maximum(np.sum(known, axis=1), 1)
-        mean = np.where(known.any(axis=1), mean, np.nan)
-        axes.plot(env_steps, mean, color="C0", label=f"mean of {returns.shape[1]} seeds, 95 % CI")
+        axes.plot(env_steps, _known_mean(smooth), color="C0", label=f"mean of {returns.shape[1]} seeds, 95 % CI")
+    if evaluation is not None:
+        played = _known_mean(evaluation.reshape(len(evaluation), -1))
+        at = np.isfinite(played)
+        axes.plot(env_steps[at], played[at], color="C1", marker=".", linewidth=0.8, label="evaluation")
+    if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, loc="best")
     axes.set(xlabel="environment steps", ylabel=f"episode return (mean over {window} updates)", title=title)
     axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
@@ -108,6 +157,13 @@ def smoothed(returns: np.ndarray, window: int) -> np.ndarray:
     total = total - np.concatenate([np.repeat(before, min(window, len(total)), 0), total])[: len(total)]
     number = number - np.concatenate([np.repeat(before, min(window, len(number)), 0), number])[: len(number)]
     return np.where(number > 0, total / np.maximum(number, 1), np.nan)
+
+
+def _known_mean(x: np.ndarray) -> np.ndarray:
+    """Mean over the last axis without what is NaN, NaN where there is nothing else."""
+    known = np.isfinite(x)
+    mean = np.sum(np.where(known, x, 0), axis=-1) / np.maximum(np.sum(known, axis=-1), 1)
+    return np.where(known.any(axis=-1), mean, np.nan)
 
 
 def _write(path: Path, text: str) -> None:

@@ -17,43 +17,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._hyperparameters import count
 from .._learner import nonfinite_report
 from ._checkpoint import Checkpoints
-from ._folder import KEPT, run_folder, stored_config, stored_run
-from ._records import MetricsFile, column, plot_curve, versions, write_json
+from ._evaluate import EVALUATION, metrics_of
+from ._folder import run_folder, stored_config, stored_run
+from ._load import best, continued_from, restored, source
+from ._options import RunOptions, checked, stored_options
+from ._records import MetricsFile, column, plot_curve, versions, write_json, write_rows
 from ._statistics import summary
-from ._train import Train, last_episodes_return
-
-
-@dataclasses.dataclass(frozen=True)
-class RunOptions:
-    """How a run is kept; nothing here changes what is learned."""
-
-    name: str | None = None
-    """folder of the run below --directory; by default made of the environment, the seed and the time"""
-    directory: Path = Path("runs")
-    """where runs are kept"""
-    resume: Path | None = None
-    """folder of a run to continue, with its own configuration"""
-    num_seeds: int = 1
-    """train this many seeds (seed, seed + 1, ...) in one compiled program"""
-    eval_episodes: int = 0
-    """play this many whole episodes with the trained policy at the end"""
-    checkpoint_every: int | None = None
-    """updates between checkpoints; by default a tenth of the run"""
-    log_every: int | None = None
-    """updates between records; by default a two-hundredth of the run"""
-    tensorboard: bool = True
-    """write TensorBoard events"""
-    progress: bool = True
-    """show a progress bar"""
+from ._train import Train, last_episodes_return, over_seeds, seed_keys
+from ._watch import Interrupt, Watch
 
 
 def main(
     make_train: Callable[[Any], Train], presets: Mapping[str, Any], argv: Sequence[str] | None = None, prog: str = ""
 ) -> dict[str, Any]:
-    """The command line of a recipe: fields of its `Config`, `RunOptions`, `--preset` and `--resume`.
+    """The command line of a recipe: fields of its `Config`, `RunOptions`, and `--preset`.
+
+    With `--resume` or `--init-from`, what is not given is as it was in that run.
 
     Args:
         make_train: `make_train(config) -> Train`.
@@ -68,14 +49,13 @@ def main(
 
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", default=next(iter(presets)))
-    first.add_argument("--resume", type=Path)
+    first.add_argument("--resume", "--init-from", "--init_from", type=Path, dest="before")
     known, _ = first.parse_known_args(argv)
     config, options = presets.get(known.preset, next(iter(presets.values()))), RunOptions()
-    if known.resume is not None:
+    if known.before is not None:
         with _said():
-            stored = stored_run(known.resume)
-            config = stored_config(type(config), stored)
-        options = RunOptions(**{name: stored["run"][name] for name in KEPT})
+            stored = stored_run(known.before)
+            config, options = stored_config(type(config), stored), stored_options(stored)
     names = Literal[tuple(presets)]  # type: ignore[valid-type]
     fields = [("config", type(config)), ("run", RunOptions), ("preset", names, dataclasses.field(default=known.preset))]
     arguments = dataclasses.make_dataclass("Arguments", fields)  # type: ignore[arg-type]
@@ -110,7 +90,7 @@ def _said() -> Iterator[None]:
         raise SystemExit(128 + signal.SIGINT) from None
 
 
-def run(train: Train, config: Any, options: RunOptions = RunOptions()) -> dict[str, Any]:
+def run(train: Train, config: Any, options: RunOptions | None = None) -> dict[str, Any]:
     """Train on this host, keeping everything under `<directory>/<name>/`.
 
     That folder gets `config.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/`, `curve.png` and, at the end,
@@ -129,20 +109,25 @@ def run(train: Train, config: Any, options: RunOptions = RunOptions()) -> dict[s
         FileExistsError: the folder holds a run already. ValueError: it is of another configuration.
         FloatingPointError: numbers that are not finite appeared (and the configuration does not skip them).
     """
-    count("run", "num_seeds", options.num_seeds)
-    _pace(options, train.num_updates)
-    if options.eval_episodes:
-        count("run", "eval_episodes", options.eval_episodes)
-        jax.eval_shape(
-            lambda key: train.evaluate_policy(key, train.init(key), 1), jax.random.key(0)
-        )  # fail now, or never
-    with run_folder(config, options) as folder:
-        state, rows, interrupted_by = _updates(train, config, options, folder)
-        result = _result(train, config, options, rows, state)
+    options = checked(options or RunOptions(), train)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(run_folder(config, options, continued_from(train, config, options)))
+        checkpoints = Checkpoints(folder / "checkpoints", keep=options.keep_checkpoints, tidy=True)
+        stack.enter_context(contextlib.closing(checkpoints))
+        evaluate = _evaluation(train, config, options)
+        state, rows, interrupted_by = _updates(train, config, options, folder, checkpoints, evaluate)
+        result = _result(train, config, options, rows)
+        found = best(rows, checkpoints.steps(), options)
+        if found is not None:
+            result["best"] = {"metric": options.best_metric, "update": found[0], "value": found[1]}
+        if options.eval_episodes and len(rows) == train.num_updates:
+            result["evaluation"] = _evaluated(evaluate(state, len(rows)), options)
         returns = column(rows, "episode_return")
         if np.isfinite(returns).any():
-            env_steps = column(rows, "env_steps")
-            plot_curve(folder / "curve.png", env_steps, returns, str(getattr(config, "env_id", "")))
+            played = EVALUATION + "episode_return"
+            evaluation = column(rows, played) if any(played in row for row in rows) else None
+            title = str(getattr(config, "env_id", ""))
+            plot_curve(folder / "curve.png", column(rows, "env_steps"), returns, title, evaluation=evaluation)
             result["curve"] = str(folder / "curve.png")
         if interrupted_by is not None:
             print(f"interrupted after update {len(rows)} of {train.num_updates}; go on with --resume {folder}")
@@ -153,39 +138,37 @@ def run(train: Train, config: Any, options: RunOptions = RunOptions()) -> dict[s
 
 
 def _updates(
-    train: Train, config: Any, options: RunOptions, folder: Path
+    train: Train,
+    config: Any,
+    options: RunOptions,
+    folder: Path,
+    checkpoints: Checkpoints,
+    evaluate: Callable[[Any, int], dict[str, Any]],
 ) -> tuple[Any, list[dict[str, Any]], signal.Signals | None]:
     """All updates that are still to be done, or as many as there were before a signal."""
-    log_every, checkpoint_every = _pace(options, train.num_updates)
-    keys = jnp.stack([jax.random.key(config.seed + i) for i in range(options.num_seeds)])
-    batched = options.num_seeds > 1
-    init, step = (jax.vmap(train.init), jax.vmap(train.step)) if batched else (train.init, train.step)
-
+    log_every, checkpoint_every, eval_every = options.log_every or 1, options.checkpoint_every or 1, options.eval_every
     with contextlib.ExitStack() as stack:
-        interrupt = stack.enter_context(_Interrupt())
-        checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder / "checkpoints", tidy=True)))
-        state = jax.jit(init)(keys if batched else keys[0])
-        done = 0
-        if checkpoints.steps():
-            done, state = checkpoints.restore(state)
-            checkpoints.drop_after(done)
+        interrupt = stack.enter_context(Interrupt())
+        done, state = _begun(train, config, options, folder, checkpoints)
         metrics = stack.enter_context(contextlib.closing(MetricsFile(folder / "metrics.jsonl", done)))
         print(
             f"{folder}: {train.num_updates} updates of {train.steps_per_update} steps = "
             f"{train.num_updates * train.steps_per_update:,} environment steps"
-            + (f", {options.num_seeds} seeds" if batched else "")
+            + (f", {options.num_seeds} seeds" if options.num_seeds > 1 else "")
             + (f", from update {done}" if done else "")
         )
         if done == train.num_updates:
             return state, metrics.rows, None
-        advance = _compiled(step, state, min(log_every, train.num_updates))
-        watch = stack.enter_context(contextlib.closing(_Watch(train, options, done, folder)))
+        (folder / "result.json").unlink(missing_ok=True)  # written when everything is done
+        advance = _compiled(over_seeds(train.step, options.num_seeds), state, min(log_every, train.num_updates))
+        watch = stack.enter_context(contextlib.closing(Watch(train, options, done, folder)))
         while done < train.num_updates and not interrupt.asked:
             began = time.perf_counter()
-            goal = min(train.num_updates, done + log_every, (done // checkpoint_every + 1) * checkpoint_every)
-            number = goal - done
+            goals = [(done // every + 1) * every for every in (checkpoint_every, eval_every) if every]
+            number = min(train.num_updates, done + log_every, *goals) - done
             state, measured = advance(state, number)
             measured = {name: np.asarray(x)[:number] for name, x in jax.device_get(measured).items()}
+            speed = options.num_seeds * train.steps_per_update * number / (time.perf_counter() - began)
             rows = [
                 {"update": done + i, "env_steps": (done + i + 1) * train.steps_per_update}
                 | {name: x[i] for name, x in measured.items()}
@@ -199,22 +182,57 @@ def _updates(
                     f"{max(checkpoints.steps(), default=0)}, is from before."
                     + (" --skip-nonfinite skips such gradients and counts them" * hasattr(config, "skip_nonfinite"))
                 )
+            done += number
+            ended = done == train.num_updates
+            evaluated = eval_every is not None and (done % eval_every == 0 or ended)
+            if evaluated:
+                rows[-1] |= evaluate(state, done)
             metrics.append(rows)
-            watch.show(rows, options.num_seeds * train.steps_per_update * number / (time.perf_counter() - began))
-            done = goal
-            if done % checkpoint_every == 0 or done == train.num_updates or interrupt.asked:
-                checkpoints.save(done, state)
+            watch.show(rows, speed)
+            due = done % checkpoint_every == 0 or ended or interrupt.asked
+            if due or evaluated:
+                found = best(metrics.rows, [*checkpoints.steps(), done], options)
+                better = found is not None and found[0] == done
+                if due or better:
+                    checkpoints.save(done, state, best=found and found[0])
         return state, metrics.rows, None if done == train.num_updates else signal.Signals(interrupt.asked)
 
 
-def _pace(options: RunOptions, num_updates: int) -> tuple[int, int]:
-    """Updates between records, and between checkpoints."""
-    given = {"log_every": options.log_every, "checkpoint_every": options.checkpoint_every}
-    log_every, checkpoint_every = (
-        max(1, num_updates // parts) if every is None else count("run", name, every)
-        for (name, every), parts in zip(given.items(), (200, 10), strict=True)
+def _begun(train: Train, config: Any, options: RunOptions, folder: Path, checkpoints: Checkpoints) -> tuple[int, Any]:
+    """Where the run stands: how many updates are done, and the state. `metrics.jsonl` has their rows."""
+    if checkpoints.steps():
+        done, state = restored(folder, checkpoints, train, config.seed, options, options.checkpoint)
+        checkpoints.drop_after(done)
+        return done, state
+    before = stored_run(folder).get("continued_from")
+    if before is not None:
+        done = before["update"]
+        state, rows = source(Path(before["folder"]), done, train, config.seed, options)
+        write_rows(folder / "metrics.jsonl", rows)
+        checkpoints.save(done, state)
+        return done, state
+    return 0, jax.jit(over_seeds(train.init, options.num_seeds))(seed_keys(config.seed, options.num_seeds))
+
+
+def _evaluation(train: Train, config: Any, options: RunOptions) -> Callable[[Any, int], dict[str, Any]]:
+    """`evaluate(state, update)`: the metrics of an evaluation, by one program whatever the update.
+
+    Its keys are its own, made of the seed and the update, so that it changes nothing and may be repeated.
+    """
+    keys = seed_keys(config.seed, options.num_seeds)
+
+    def play(seed: tuple[jax.Array, Any], update: jax.Array) -> Any:
+        key, state = seed
+        key = jax.random.fold_in(jax.random.fold_in(key, 2**20), update)
+        return train.evaluate_policy(key, state, options.eval_episodes, mode=options.eval_mode)
+
+    @jax.jit
+    def program(state: Any, update: jax.Array) -> Any:
+        return over_seeds(lambda seed: play(seed, update), options.num_seeds)((keys, state))
+
+    return lambda state, update: metrics_of(
+        jax.device_get(program(state, jnp.asarray(update, jnp.int32))), seed_axes=int(options.num_seeds > 1)
     )
-    return log_every, checkpoint_every
 
 
 def _first_nonfinite(measured: Mapping[str, np.ndarray]) -> tuple[int, str] | None:
@@ -257,71 +275,7 @@ def _compiled(step: Callable[[Any], Any], state: Any, size: int) -> Callable[[An
     return lambda state, number: program(state, jnp.asarray(number, jnp.int32))
 
 
-class _Watch:
-    """The progress bar and TensorBoard."""
-
-    def __init__(self, train: Train, options: RunOptions, done: int, folder: Path) -> None:
-        from tqdm import tqdm
-
-        self._seeds, self._each = options.num_seeds, train.steps_per_update
-        total = train.num_updates * self._each * self._seeds
-        self._bar = tqdm(
-            total=total,
-            initial=done * self._each * self._seeds,
-            unit="step",
-            unit_scale=True,
-            disable=not options.progress,
-        )
-        self._writer = None
-        if options.tensorboard:
-            from tensorboardX import SummaryWriter
-
-            self._writer = SummaryWriter(str(folder), purge_step=done * self._each + 1 if done else None)
-
-    def show(self, rows: list[dict[str, Any]], steps_per_second: float) -> None:
-        returns = np.asarray([row["episode_return"] for row in rows], float)
-        if np.isfinite(returns).any():
-            self._bar.set_postfix_str(f"return {np.nanmean(returns):.1f}")
-        self._bar.update(len(rows) * self._each * self._seeds)
-        if self._writer is None:
-            return
-        here = rows[-1]["env_steps"]
-        for name in rows[0].keys() - {"update", "env_steps"}:
-            values = np.asarray([row[name] for row in rows], float)
-            if np.isfinite(values).any():
-                self._writer.add_scalar(name, float(np.nanmean(values)), here)
-        self._writer.add_scalar("steps_per_second", steps_per_second, here)
-
-    def close(self) -> None:
-        self._bar.close()
-        if self._writer is not None:
-            self._writer.close()
-
-
-class _Interrupt:
-    """Turns the first Ctrl-C (or SIGTERM) into a request to save and stop: `asked` is then the signal's number."""
-
-    def __enter__(self) -> _Interrupt:
-        self.asked = 0
-        self._before: dict[int, Any] = {}
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._ask)
-        except ValueError:  # not the main thread: signals are somebody else's
-            pass
-        return self
-
-    def _ask(self, number: int, frame: Any) -> None:
-        self.asked = number
-        for other, handler in self._before.items():
-            signal.signal(other, handler)
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-
-def _result(train: Train, config: Any, options: RunOptions, rows: list[dict[str, Any]], state: Any) -> dict[str, Any]:
+def _result(train: Train, config: Any, options: RunOptions, rows: list[dict[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {
         "config": dataclasses.asdict(config),
         "num_seeds": options.num_seeds,
@@ -332,21 +286,17 @@ def _result(train: Train, config: Any, options: RunOptions, rows: list[dict[str,
         returns, episodes = column(rows, "episode_return"), column(rows, "episodes")
         last = last_episodes_return(returns.T, episodes.T)
         result["last_100_episodes_return"] = summary(np.asarray(last))
-    if options.eval_episodes and len(rows) == train.num_updates:
-        key = jax.random.key(config.seed + 2**20)
-
-        def play(state: Any) -> Any:
-            return train.evaluate_policy(key, state, options.eval_episodes)
-
-        played = jax.jit(jax.vmap(play) if options.num_seeds > 1 else play)(state)
-        result["evaluation"] = {
-            "episodes": options.eval_episodes,
-            "episode_return": summary(np.mean(np.asarray(played.episode_return), axis=-1)),
-            "episode_length": float(np.mean(np.asarray(played.episode_length))),
-            "terminated": int(np.sum(np.asarray(played.terminated))),
-            "truncated": int(np.sum(np.asarray(played.truncated))),
-        }
     return result
+
+
+def _evaluated(played: dict[str, Any], options: RunOptions) -> dict[str, Any]:
+    return {
+        "episodes": options.eval_episodes,
+        "episode_return": summary(played[EVALUATION + "episode_return"]),
+        "episode_length": float(np.mean(played[EVALUATION + "episode_length"])),
+        "terminated": int(np.sum(played[EVALUATION + "terminated"])),
+        "truncated": int(np.sum(played[EVALUATION + "truncated"])),
+    }
 
 
 def _announce(result: dict[str, Any]) -> None:
@@ -364,5 +314,7 @@ def _announce(result: dict[str, Any]) -> None:
     if "evaluation" in result:
         played = result["evaluation"]
         print(sentence(f"evaluation over {played['episodes']} episodes", played["episode_return"]))
+    if "best" in result:
+        print("best {metric}: {value:.4g}, in the checkpoint of update {update}".format(**result["best"]))
     if "curve" in result:
         print(f"learning curve: {result['curve']}")

@@ -87,6 +87,17 @@ class Train:
         return evaluate_episodes(env, self.evaluate, params, key, episodes, mode=mode, initial_carry=carry)
 
 
+def over_seeds(function: Callable[..., Any], num_seeds: int) -> Callable[..., Any]:
+    """`function` with a leading axis for the seeds, if there are several."""
+    return jax.vmap(function) if num_seeds > 1 else function
+
+
+def seed_keys(seed: int, num_seeds: int) -> Array:
+    """The keys that `seed`, `seed + 1`, ... stand for; a single one has no axis."""
+    keys = jnp.stack([jax.random.key(seed + i) for i in range(num_seeds)])
+    return keys if num_seeds > 1 else keys[0]
+
+
 def updates_in(total_timesteps: int, *, num_envs: int, num_steps: int) -> int:
     """How many whole updates of `num_envs * num_steps` environment steps there are in `total_timesteps`.
 
