@@ -165,9 +165,7 @@ def test_with_one_agent_it_is_the_pipeline_without_an_axis_of_agents():
     pipeline = pp.chain(
         pp.gae(gamma=0.9, gae_lambda=0.9),
         pp.phases(
-            actor=pp.chain(
-                pp.shuffled_minibatches(2), pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=0.2)
-            ),
+            actor=pp.chain(pp.shuffled_minibatches(2), pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=0.2)),
             critic=pp.chain(pp.shuffled_minibatches(2), pp.value_loss()),
         ),
     )

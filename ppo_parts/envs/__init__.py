@@ -1,4 +1,4 @@
-"""Environments as pure functions: gymnax by name, wrappers, and Gymnasium vector environments from the host."""
+"""Environments as pure functions: gymnax and JaxMARL by name, wrappers, Gymnasium vector environments from the host."""
 
 from ._env import AgentsObs as AgentsObs
 from ._env import Env as Env
