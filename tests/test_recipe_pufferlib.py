@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
+from recipes import cleanrl_ppo, ippo, pufferlib_ppo
 from recipes.pufferlib_ppo import Config, make_train
 
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
@@ -65,9 +66,17 @@ def test_recurrent_batches_refuse_single_steps(recurrent):
     [
         {"env_id": "MemoryChain-bsuite", "memory": "lstm"},
         {"env_id": "Pendulum-v1", "squash": True, "normalize_env": True, "optimizer": "adam"},
-        {"prioritized": False, "refresh": "epoch", "accumulate_minibatches": 2},
+        {
+            "prioritized": False,
+            "advantage": "gae",
+            "refresh": "epoch",
+            "accumulate_minibatches": 2,
+            "anneal_ent": True,
+            "normalize_env": False,
+            "activation": "gelu",
+        },
     ],
-    ids=lambda changes: "-".join(map(str, changes.values())),
+    ids=["lstm", "squashed", "plain"],
 )
 def test_variants_train(changes):
     train = make_train(dataclasses.replace(SMALL, **changes))
@@ -78,3 +87,20 @@ def test_variants_train(changes):
     assert all(int(np.sum(x)) == 0 for name, x in result.metrics.items() if name.startswith("nonfinite/"))
     played = jax.jit(lambda state: train.evaluate_policy(jax.random.key(1), state, 3))(result.state)
     assert np.all(played.terminated | played.truncated)
+
+
+@pytest.mark.parametrize("recipe", [cleanrl_ppo, pufferlib_ppo, ippo], ids=lambda recipe: recipe.__name__)
+def test_presets_can_be_made(recipe):
+    """`make_train` traces the whole run, so what does not fit together would fail."""
+    if recipe is ippo:
+        pytest.importorskip("jaxmarl")
+    for preset in recipe.PRESETS.values():
+        train = recipe.make_train(preset)
+        assert train.num_updates * train.steps_per_update <= preset.total_timesteps
+
+
+def test_annealed_coefficients_and_betas_reach_their_ends():
+    config = dataclasses.replace(SMALL, total_timesteps=64 * 5, ent_coef=1.0, anneal_ent=True, learning_rate=0.0)
+    metrics = jax.jit(make_train(config))(jax.random.key(0)).metrics
+    bonus = metrics["policy_loss"] + config.vf_coef * metrics["value_loss"] - metrics["loss"]  # what is left is it
+    np.testing.assert_allclose(bonus / metrics["entropy"], [1.0, 0.8, 0.6, 0.4, 0.2], rtol=1e-3)
