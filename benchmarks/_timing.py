@@ -91,9 +91,10 @@ def record(module: str, results: Any) -> dict[str, Any]:
     if info.exists():
         models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
         cpu = models[0] if models else cpu
-    packages = ("jax", "jaxlib", "optax", "distrax", "rlax", "numpy", "ppo_parts")
+    installed = {d.metadata["Name"] for d in importlib.metadata.distributions()}
+    packages = [p for p in ("jax", "jaxlib", "optax", "distrax", "rlax", "numpy", "ppo_parts") if p in installed]
     return {
-        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", *module.split(), *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": git("rev-parse", "HEAD"),
         "uncommitted": git("status", "--porcelain", "--untracked-files=no", "--", "ppo_parts", "benchmarks/*.py"),

@@ -1,6 +1,6 @@
 """What the chain costs: `learner.update` against one hand-written function that does exactly the same work.
 
-`python -m benchmarks.update --json benchmarks/results/update_cpu.json`
+`python -m benchmarks update --json benchmarks/results/update_cpu.json`
 
 The work is CleanRL's PPO update: GAE with truncation, 4 epochs of 4 shuffled minibatches, advantages normalised per
 minibatch, clipped surrogate, clipped value loss, entropy bonus, clipping by global norm, Adam. The rival is in the
@@ -238,8 +238,4 @@ def main() -> None:
             over = "  ".join(f"{r['median']:.3f} ({r['q1']:.3f} - {r['q3']:.3f})" for r in ratios if r)
             print(f"{size:9} {name:17} {at['trace']:7.2f} {at['compile']:10.2f} {run:8.2f}  {over}", flush=True)
         results.append(result)
-    _timing.write(options.json, "benchmarks.update", results)
-
-
-if __name__ == "__main__":
-    main()
+    _timing.write(options.json, "benchmarks update", results)
