@@ -290,11 +290,11 @@ def repeated(method: Method) -> Callable[..., Any]:
     return run
 
 
-def check(methods: Mapping[str, Method], args: tuple[jax.Array, ...], expected: Any) -> None:
+def check(results: Mapping[str, Any]) -> None:
     """All ways give the same numbers, as far as both give any (rlax's policy advantage is another)."""
-    expected = jax.tree.leaves(expected)[:2]
-    for name, method in methods.items():
-        for x, y in zip(jax.tree.leaves(method(*args)), expected, strict=False):
+    expected = jax.tree.leaves(results["ours"])[:2]
+    for name, result in results.items():
+        for x, y in zip(jax.tree.leaves(result), expected, strict=False):
             np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-3, err_msg=name)
 
 
@@ -306,28 +306,28 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int, clocks: tup
         methods |= case.rivals
     if direction == "gradient":
         methods = {name: gradient(method, case.wrt) for name, method in methods.items()}
+    alone, compiling = {}, {}
+    for name, method in methods.items():
+        call, traced, compiled = _timing.compiled(method, *args)
+        alone[name], compiling[name] = functools.partial(call, *args), traced + compiled
+    if arrays["value"].dtype == jnp.float32:
+        host = tuple(map(np.asarray, args))
+        alone |= {name: functools.partial(method, *host) for name, method in case.host.items()}
+        check({name: call() for name, call in alone.items()})
     outputs = jax.eval_shape(methods["ours"], *args)
     traffic = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((args, outputs)))
-    if arrays["value"].dtype == jnp.float32 and arrays["value"].size <= 2**18:
-        check({n: m for n, m in methods.items() if n != "ours"}, args, jax.jit(methods["ours"])(*args))
     methods["floor"] = floor(outputs)
-    seconds, compiling = {}, {}
+    alone["floor"] = functools.partial(_timing.compiled(methods["floor"], *args)[0], *args)
+    seconds = {}
     for clock in clocks:
-        thunks, repeats = {}, {}
-        for name, method in methods.items():
-            if clock == "alone":
-                call, traced, compiled = _timing.compiled(method, *args)
-                compiling[name] = traced + compiled
-                thunks[name], repeats[name] = functools.partial(call, *args), 1
-            else:
+        thunks, repeats = alone, {}
+        if clock == "inside":
+            thunks = {}
+            for name, method in methods.items():
                 call, n = _timing.compiled(repeated(method), 1, *args)[0], 1
-                for _ in range(4):  # as many as take 5 ms
+                for _ in range(3):  # as many as take 5 ms
                     n = max(1, round(0.005 * n / _timing.seconds(functools.partial(call, n, *args))[0]))
                 thunks[name], repeats[name] = functools.partial(call, n, *args), n
-        if clock == "alone" and arrays["value"].dtype == jnp.float32:
-            host = tuple(map(np.asarray, args))
-            check(case.host, host, methods["ours"](*args))
-            thunks |= {name: functools.partial(method, *host) for name, method in case.host.items()}
         slow = sum(_timing.seconds(thunk)[0] for thunk in thunks.values()) > 0.5
         taken = _timing.interleaved(thunks, max(3, rounds // 4) if slow else rounds, 0.005 if clock == "alone" else 0)[
             0
