@@ -161,7 +161,7 @@ def learning(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
         last = result["last_100_episodes_return"]
         lines.append(
             [
-                result["config"]["env_id"],
+                f"{result['config']['env_id']} (`{name.removeprefix('learning_')}`)",
                 f"{result['env_steps']:,}",
                 str(len(result["seeds"])),
                 f"{last['mean']:.1f} ({last['std']:.1f})",
@@ -194,9 +194,9 @@ def report(results: pathlib.Path, docs: pathlib.Path) -> str:
     page = [
         "# Benchmarks",
         "",
-        "Written by `python -m benchmarks report` from [benchmarks/results](../benchmarks/results); `python -m benchmarks`",
-        "lists what can be measured. Times are medians of interleaved rounds, ratios are taken within a round. Nothing here",
-        "has been measured on a GPU unless it says so.",
+        "Written by `python -m benchmarks report` from [benchmarks/results](../benchmarks/results);",
+        "`python -m benchmarks` lists what can be measured. Times are medians of interleaved rounds, ratios are taken",
+        "within a round. Nothing here has been measured on a GPU unless it says so.",
         "",
     ]
     for prefix, (title, section) in SECTIONS.items():

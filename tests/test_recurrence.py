@@ -21,7 +21,11 @@ from . import reference
 from .common import rollout
 
 WAYS = ("scan", "associative", "pallas")
-SHAPES = ((1, 1), (11, 3, 13), (8, 32))  # neither T nor N a multiple of a block; both exactly one block
+SHAPES = (
+    (1, 1),
+    (11, 3, 13),
+    (8, 64),
+)  # neither T nor N a multiple of a block; both are (and rows are wide for the scan)
 CLIPS = {"rho_clip": 1.5, "c_clip": 0.8}
 HYPERPARAMETERS = {"gae": {"gamma": 0.9, "gae_lambda": 0.8}, "vtrace": {"gamma": 0.9, "gae_lambda": 0.8} | CLIPS}
 FLOATS = ("log_ratio", "reward", "value", "next_value")

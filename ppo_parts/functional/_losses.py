@@ -48,8 +48,8 @@ def clipped_surrogate(
     floating("clipped_surrogate", log_ratio=log_ratio, advantage=advantage)
     same_shape("clipped_surrogate", log_ratio=log_ratio, advantage=advantage)
     ratio = jnp.exp(log_ratio)
-    # Where the clipped loss is the larger, the ratio is outside its range and has no gradient; elsewhere both are equal.
-    # Said like this it is several times faster to differentiate than a maximum, which shares gradients out at ties.
+    # The clipped loss is the larger only where the ratio is out of range and has no gradient; inside, both are equal.
+    # Said like this it is faster to differentiate than a maximum of both, which shares gradients out where they tie.
     constant = jax.lax.stop_gradient(ratio)
     clipped = -advantage * jnp.clip(constant, 1 - clip_eps, 1 + (clip_eps if clip_eps_high is None else clip_eps_high))
     loss = -advantage * ratio
