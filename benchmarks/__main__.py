@@ -8,6 +8,7 @@ import sys
 COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what it does
     "parts": "microbenchmarks of every part and function, against rivals and a memory stream",
     "update": "a whole update against the same update written by hand",
+    "growth": "how an update's cost grows with environments, steps, minibatches and seeds",
     "learning": "learning curves of the recipes, over many seeds",
     "report": "tables and pictures of the recorded results: docs/benchmarks.md",
     "compare": "what became slower between two recorded results",

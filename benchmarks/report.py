@@ -112,12 +112,12 @@ def draw_parts(path: pathlib.Path, rows: list[Row]) -> bool:
     return True
 
 
-def canvas(panels: int) -> tuple[Any, Any]:
+def canvas(panels: int, width: float = 5) -> tuple[Any, Any]:
     """A figure and its axes, side by side, without a display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5 * panels, 4), layout="constrained")
+    figure = Figure(figsize=(width * panels, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, panels, squeeze=False)[0]
     for axis in axes:
@@ -153,6 +153,55 @@ def update(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     return page
 
 
+def growth(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
+    """What an update costs against one quantity at a time."""
+    page = [
+        "The update above, one quantity growing at a time. *Power*: the exponent between this value and the one before, 1",
+        "for proportional. Memory as the compiler reports it: what is needed besides inputs and outputs, and those.",
+        "",
+    ]
+    for name, record in records.items():
+        sweeps: dict[str, list[Row]] = {}
+        for row in record["results"]:
+            sweeps.setdefault(row["quantity"], []).append(row)
+        lines = []
+        for quantity, rows in sweeps.items():
+            for before, row in zip([None, *rows], rows, strict=False):
+                power = ""
+                if before:
+                    more = math.log(row["ms"]["median"] / before["ms"]["median"])
+                    power = f"{more / math.log(row[quantity] / before[quantity]):.2f}"
+                size = row["bytes"]
+                memory = (size["temp"], size["argument"] + size["output"]) if size else ()
+                lines.append(
+                    [
+                        f"{row[quantity]} {quantity}",
+                        f"{row['ms']['median']:.1f} ({row['ms']['q1']:.1f} - {row['ms']['q3']:.1f})",
+                        power,
+                        " + ".join(f"{x / 2**20:.2f}" for x in memory),
+                        f"{row['trace_seconds'] + row['compile_seconds']:.1f}",
+                    ]
+                )
+        page += [f"### {name}", "", *provenance(record)]
+        page += table(["", "ms per update (quartiles)", "power", "memory, MiB", "trace and compile, s"], lines)
+        if sweeps:
+            draw_growth(pictures / f"{name}.png", sweeps)
+            page += [f"![milliseconds per update against each quantity](img/{name}.png)", ""]
+    return page
+
+
+def draw_growth(path: pathlib.Path, sweeps: dict[str, list[Row]]) -> None:
+    """Time against each quantity, all logarithmic; dotted: proportional to the last point."""
+    figure, axes = canvas(len(sweeps), width=3.2)
+    for axis, (quantity, rows) in zip(axes, sweeps.items(), strict=True):
+        x, y = [row[quantity] for row in rows], [row["ms"]["median"] for row in rows]
+        axis.plot(x, y, marker=".")
+        axis.plot(x, [y[-1] * value / x[-1] for value in x], color="black", linestyle=":")
+        axis.set(xscale="log", yscale="log", xlabel=quantity)
+    axes[0].set(ylabel="milliseconds per update")
+    save(figure, path)
+
+
 def learning(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     """Learning curves."""
     lines, page = [], []
@@ -185,6 +234,7 @@ SECTIONS: dict[str, tuple[str, Callable[[dict[str, Record], pathlib.Path], list[
     # the first word of a file's name: title, and a function of the records by name and of the folder for pictures
     "parts": ("Parts and functions", parts),
     "update": ("A whole update", update),
+    "growth": ("Growth", growth),
     "learning": ("Learning", learning),
 }
 

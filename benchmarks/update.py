@@ -82,11 +82,11 @@ def rollout(key: jax.Array, params: Any, time: int, envs: int) -> pp.Batch:
     )
 
 
-def chained() -> pp.Learner:
+def chained(minibatches: int = MINIBATCHES) -> pp.Learner:
     """Ours."""
     pipeline = pp.chain(
         pp.gae(gamma=GAMMA, gae_lambda=LAMBDA),
-        pp.shuffled_minibatches(num_minibatches=MINIBATCHES, num_epochs=EPOCHS),
+        pp.shuffled_minibatches(num_minibatches=minibatches, num_epochs=EPOCHS),
         pp.advantage_normalize(),
         pp.clipped_surrogate(clip_eps=CLIP),
         pp.clipped_value_loss(clip_eps=CLIP, coef=VALUE_COEF),

@@ -72,6 +72,20 @@ def test_the_page_follows_from_the_records(recorded, tmp_path, monkeypatch):
     assert "## Learning" not in page  # nothing is recorded there
 
 
+def test_growth_is_recorded_and_drawn(tmp_path, monkeypatch):
+    path = tmp_path / "growth_test.json"
+    run(monkeypatch, "growth", "--quantities", "environments", "--points", 1, "--rounds", 2, "--json", path)
+    record = json.loads(path.read_text())
+    (row,) = record["results"]
+    assert row["environments"] == 8
+    assert row["bytes"]["argument"] > 128 * 8 * 4 * 4  # the observations alone
+    doubled = row | {"environments": 16, "ms": {name: 4 * x for name, x in row["ms"].items()}}
+    path.write_text(json.dumps(record | {"results": [row, doubled]}))
+    lines = report.report(tmp_path, tmp_path).splitlines()
+    assert [line.split(" | ")[2] for line in lines if " environments |" in line] == ["", "2.00"]
+    assert (tmp_path / "img/growth_test.png").exists()
+
+
 def test_the_page_is_up_to_date(tmp_path):
     def text(page):  # the pictures that exist depend on the folder
         return [line for line in page.splitlines() if line and not line.startswith("![")]

@@ -21,11 +21,7 @@ from . import reference
 from .common import rollout
 
 WAYS = ("scan", "associative", "pallas")
-SHAPES = (
-    (1, 1),
-    (11, 3, 13),
-    (8, 64),
-)  # neither T nor N a multiple of a block; both are (and rows are wide for the scan)
+SHAPES = ((1, 1), (11, 3, 13), (8, 64))  # ragged blocks of rows and columns; whole ones, and wide rows
 CLIPS = {"rho_clip": 1.5, "c_clip": 0.8}
 HYPERPARAMETERS = {"gae": {"gamma": 0.9, "gae_lambda": 0.8}, "vtrace": {"gamma": 0.9, "gae_lambda": 0.8} | CLIPS}
 FLOATS = ("log_ratio", "reward", "value", "next_value")
