@@ -156,8 +156,8 @@ def update(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
 def growth(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     """What an update costs against one quantity at a time."""
     page = [
-        "The update above, one quantity growing at a time. *Power*: the exponent between this value and the one before;",
-        "1 is proportional. Memory as the compiler reports it: what is needed besides inputs and outputs, and those.",
+        "The update above, one quantity growing at a time. *Power*: the exponent from the value before to this one, 1",
+        "for proportional. Memory as the compiler reports it: besides inputs and outputs, and those.",
         "",
     ]
     for name, record in records.items():

@@ -159,7 +159,7 @@ def test_auto_follows_the_platform_of_the_program(pretended, dtype):
     assert "triton" not in lowered(gradient, "cuda", named["value"])
 
 
-def test_auto_takes_no_kernel_where_there_is_none(pretended):
+def test_auto_takes_no_kernel_where_there_is_none(pretended, monkeypatch):
     with jax.enable_x64(True):
         named = arrays("gae", (11, 35), jnp.float64)
         assert "triton" not in lowered(estimator("gae", "auto"), "cuda", named)
@@ -168,6 +168,10 @@ def test_auto_takes_no_kernel_where_there_is_none(pretended):
     with pytest.raises(ValueError, match=r"nothing to compute in an array of shape \(3, 0\)"):
         estimator("gae", "pallas")(arrays("gae", (3, 0)))
     assert estimator("gae", "auto")(arrays("gae", (3, 0))).advantage.shape == (3, 0)
+    monkeypatch.delattr("jax.experimental.pallas.triton.load")  # as in older versions of JAX
+    assert "triton" not in lowered(estimator("gae", "auto"), "cuda", arrays("gae", (4, 2)))
+    with pytest.raises(ValueError, match="has no jax.experimental.pallas.triton.load"):
+        estimator("gae", "pallas")(arrays("gae", (4, 2)))
 
 
 def test_auto_without_a_gpu_is_the_scan():

@@ -92,7 +92,9 @@ def unsupported(value: Array) -> str | None:
     if not value.size:
         return f"there is nothing to compute in an array of shape {value.shape}"
     try:
-        importlib.import_module("jax.experimental.pallas.triton")
+        triton = importlib.import_module("jax.experimental.pallas.triton")
     except ImportError:
-        return f"jax {jax.__version__} has no jax.experimental.pallas.triton here"
+        triton = None
+    if not hasattr(triton, "load"):
+        return f"jax {jax.__version__} has no jax.experimental.pallas.triton.load"
     return None
