@@ -388,4 +388,4 @@ def main() -> None:
                 for row in measure(case, arrays, direction, options.rounds, tuple(options.clocks)):
                     rows.append(where | row)
                     print(show(rows[-1]), flush=True)
-    _timing.write(options.json, "benchmarks parts", rows)
+        _timing.write(options.json, "benchmarks parts", rows)  # after each size: a long run can be cut short

@@ -170,7 +170,7 @@ def test_auto_takes_no_kernel_where_there_is_none(pretended, monkeypatch):
     assert estimator("gae", "auto")(arrays("gae", (3, 0))).advantage.shape == (3, 0)
     monkeypatch.delattr("jax.experimental.pallas.triton.load")  # as in older versions of JAX
     assert "triton" not in lowered(estimator("gae", "auto"), "cuda", arrays("gae", (4, 2)))
-    with pytest.raises(ValueError, match="has no jax.experimental.pallas.triton.load"):
+    with pytest.raises(ValueError, match=r"has no jax\.experimental\.pallas\.triton\.load"):
         estimator("gae", "pallas")(arrays("gae", (4, 2)))
 
 
