@@ -34,7 +34,7 @@ try:
 except ImportError:
     rlax = None
 
-SIZES = ((128, 4), (128, 64), (128, 2048), (128, 65536), (1024, 1024), (2048, 8), (8192, 2048))
+SIZES = ((128, 4), (128, 64), (2048, 8), (128, 2048), (1024, 1024), (128, 65536), (8192, 2048))
 DTYPES = ("float32", "bfloat16")
 GAMMA, LAMBDA, CLIP, MINIBATCHES = 0.99, 0.95, 0.2, 4
 Method = Callable[..., Any]
@@ -324,9 +324,11 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int, clocks: tup
         if clock == "inside":
             thunks = {}
             for name, method in methods.items():
+                # As many as take 5 ms, and four where that is fewer: a call also allocates its outputs and fills them.
                 call, n = _timing.compiled(repeated(method), 1, *args)[0], 1
-                for _ in range(3):  # as many as take 5 ms
-                    n = max(1, round(0.005 * n / _timing.seconds(functools.partial(call, n, *args))[0]))
+                for _ in range(3):
+                    once = _timing.seconds(functools.partial(call, n, *args))[0] / n
+                    n = max(round(0.005 / once), 4 if once < 1 else 1)
                 thunks[name], repeats[name] = functools.partial(call, n, *args), n
         slow = sum(_timing.seconds(thunk)[0] for thunk in thunks.values()) > 0.5
         taken = _timing.interleaved(thunks, max(3, rounds // 4) if slow else rounds, 0.005 if clock == "alone" else 0)[
