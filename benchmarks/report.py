@@ -186,7 +186,7 @@ def growth(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
         page += table(["", "ms per update (quartiles)", "power", "memory, MiB", "trace and compile, s"], lines)
         if sweeps:
             draw_growth(pictures / f"{name}.png", sweeps)
-            page += [f"![milliseconds per update against each quantity](img/{name}.png)", ""]
+            page += [f"![milliseconds per update against each quantity; dotted: proportional](img/{name}.png)", ""]
     return page
 
 

@@ -242,12 +242,12 @@ def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementa
     same_shape("reverse_recurrence", delta=delta, trace=trace)
     dtype = accumulator(delta)
 
-    def step(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-        later = now[0].astype(dtype) + now[1].astype(dtype) * later
-        return later, later.astype(delta.dtype)
+    def widened(inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+        return inputs[0].astype(dtype), inputs[1].astype(dtype)
 
-    def in_parallel(inputs: tuple[Array, Array]) -> Array:
-        return associative(*(x.astype(dtype) for x in inputs)).astype(delta.dtype)
+    def step(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        later, _ = _recur(later, widened(now))
+        return later, later.astype(delta.dtype)
 
     def in_kernel(inputs: tuple[Array, Array]) -> Array:
         from . import _kernel  # on demand: Pallas takes a while to import
@@ -259,11 +259,11 @@ def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementa
         "reverse_recurrence",
         implementation,
         delta,
-        scan=lambda inputs: scan(step, zeros, inputs),
-        associative=in_parallel,
+        scan=lambda inputs: scan(_recur, zeros, widened(inputs)).astype(delta.dtype),
+        associative=lambda inputs: associative(*widened(inputs)).astype(delta.dtype),
         pallas=in_kernel,
     )
-    return run((delta, jnp.asarray(trace)))
+    return run((jnp.asarray(delta), jnp.asarray(trace)))
 
 
 class _Steps(NamedTuple):
@@ -301,8 +301,9 @@ def _by_scan(x: _Steps) -> tuple[Array, ...]:
     x = _bounded(x)
     zeros = jnp.zeros(x.value.shape[1:], x.gamma.dtype)
     # Wide rows: in one pass, delta and the trace never go to memory, which on CPUs takes a third off. In narrow ones
-    # there is too little to vectorize, so that whatever can be computed for all steps at once is.
-    if zeros.size < 64:
+    # there is too little to vectorize, so that whatever can be computed for all steps at once is; likewise where a
+    # step would have to convert bfloat16, row by row.
+    if zeros.size < 64 or x.value.dtype != zeros.dtype:
         error = scan(_recur, zeros, _terms(x))
     else:
         error = scan(lambda later, now: _recur(later, _terms(now)), zeros, x)
