@@ -1,1 +1,1 @@
-"""Microbenchmarks of the hot core; run one with `python -m benchmarks.<name>`, from a checkout."""
+"""Benchmarks of the hot core and of whole runs: `python -m benchmarks <name>`, from a checkout."""

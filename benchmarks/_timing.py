@@ -25,6 +25,16 @@ Samples = dict[str, list[float]]
 ROOT = pathlib.Path(__file__).parent.parent
 
 
+def git(*args: str) -> str:
+    """What git says about this checkout; nothing where there is none."""
+    return subprocess.run(("git", "-C", ROOT, *args), capture_output=True, text=True, check=False).stdout.strip()
+
+
+# Asked when a benchmark starts: what is committed while it runs is not what it measures.
+COMMIT = git("rev-parse", "HEAD")
+UNCOMMITTED = git("status", "--porcelain", "--untracked-files=no", "--", "ppo_parts", "benchmarks/*.py")
+
+
 def compiled(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], float, float]:
     """The compiled function, and the seconds that tracing and compiling it took, from cold caches."""
     jax.clear_caches()
@@ -83,20 +93,18 @@ def ratio(samples: Samples, name: str, reference: str) -> dict[str, float]:
 def record(module: str, results: Any) -> dict[str, Any]:
     """`results` with commit, date, hardware, versions and command."""
 
-    def git(*args: str) -> str:
-        return subprocess.run(("git", "-C", ROOT, *args), capture_output=True, text=True, check=False).stdout.strip()
-
     cpu = platform.processor()
     info = pathlib.Path("/proc/cpuinfo")
     if info.exists():
         models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
         cpu = models[0] if models else cpu
-    packages = ("jax", "jaxlib", "optax", "distrax", "rlax", "numpy", "ppo_parts")
+    installed = {d.metadata["Name"] for d in importlib.metadata.distributions()}
+    packages = [p for p in ("jax", "jaxlib", "optax", "distrax", "rlax", "numpy", "ppo_parts") if p in installed]
     return {
-        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", *module.split(), *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": git("rev-parse", "HEAD"),
-        "uncommitted": git("status", "--porcelain", "--untracked-files=no", "--", "ppo_parts", "benchmarks/*.py"),
+        "commit": COMMIT,
+        "uncommitted": UNCOMMITTED,
         "hardware": {
             "cpu": cpu,
             "cores": os.cpu_count(),

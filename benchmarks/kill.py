@@ -1,6 +1,6 @@
 """Kill a run again and again: does it always end as if nothing had happened?
 
-    python -m benchmarks.kill --times 50
+    python -m benchmarks kill --times 50
 
 A tiny run is killed with SIGKILL at random moments, most of them while a checkpoint is being written, and resumed each
 time. In the end its metrics, its result and its checkpoints (the last and the best) have to be those of a run that
@@ -123,9 +123,5 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         results = measure(args.times, Path(directory), args.seed)
-    write(str(ROOT / "benchmarks" / "results" / "kill.json"), "benchmarks.kill", results)
+    write(str(ROOT / "benchmarks" / "results" / "kill.json"), "benchmarks kill", results)
     print(f"{results['kills']} kills, {results['killed_in']}: the same to the last bit")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Do the recipes learn? Many seeds in one program, results kept as a file.
 
-    python -m benchmarks.learning cartpole pufferlib_pendulum --seeds 10
+    python -m benchmarks learning cartpole pufferlib_pendulum --seeds 10
 
 writes benchmarks/results/learning_<task>.json (configuration, versions, hardware, seeds, curve) and
 docs/img/learning_<task>.png for each task.
@@ -84,11 +84,7 @@ def main() -> None:
     for task in args.tasks:
         result = measure(task, args.seeds)
         path = ROOT / f"benchmarks/results/learning_{task}.json"
-        training.write_json(path, record("benchmarks.learning", result))
+        training.write_json(path, record("benchmarks learning", result))
         last, played = result["last_100_episodes_return"], result["evaluation_100_episodes_return"]
         print(f"{task}: {result['env_steps']:,} steps, {args.seeds} seeds; return of the last 100 episodes: {last}")
         print(f"{task}: evaluation: {played}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Does prioritisation help, does V-trace inside PPO, does refreshing? Every combination, several tasks, many seeds.
 
-    python -m benchmarks.study acrobot pendulum breakout
+    python -m benchmarks study acrobot pendulum breakout
 
 The recipe is `pufferlib_ppo`, and an arm changes only the three settings in question. The learning rate is chosen for
 each arm and task, from three, by the mean return over the whole of three seeds' training; ten other seeds are then
@@ -162,9 +162,5 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", choices=TASKS, help="none: only draw what was measured")
     for task in parser.parse_args().tasks:
-        training.write_json(ROOT / f"benchmarks/results/study_{task}.json", record("benchmarks.study", measure(task)))
+        training.write_json(ROOT / f"benchmarks/results/study_{task}.json", record("benchmarks study", measure(task)))
     report()
-
-
-if __name__ == "__main__":
-    main()

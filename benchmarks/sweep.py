@@ -1,6 +1,6 @@
 """A sweep as one program: learning rate x clip range x entropy coefficient, all runs of IPPO side by side.
 
-    python -m benchmarks.sweep
+    python -m benchmarks sweep
 
 Numbers of a `Config` may be traced arrays, so a sweep is `vmap` over `make_train`. Writes benchmarks/results/sweep.json
 and docs/img/sweep.png.
@@ -72,11 +72,7 @@ def main() -> None:
         "compile_seconds": compiled - began,
         "run_seconds": time.perf_counter() - compiled,
     }
-    training.write_json(ROOT / "benchmarks/results/sweep.json", record("benchmarks.sweep", result))
+    training.write_json(ROOT / "benchmarks/results/sweep.json", record("benchmarks sweep", result))
     draw(returns, ROOT / "docs/img/sweep.png")
     best = np.unravel_index(np.argmax(returns), returns.shape)
     print("best:", {name: values[i] for (name, values), i in zip(GRID.items(), best, strict=True)}, returns.max())
-
-
-if __name__ == "__main__":
-    main()

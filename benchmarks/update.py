@@ -1,7 +1,7 @@
 """What the chain costs: `learner.update` against one hand-written function that does exactly the same work.
 
-`python -m benchmarks.update cleanrl --json benchmarks/results/update_cpu.json`
-`python -m benchmarks.update pufferlib --json benchmarks/results/update_pufferlib_cpu.json`
+`python -m benchmarks update cleanrl --json benchmarks/results/update_cpu.json`
+`python -m benchmarks update pufferlib --json benchmarks/results/update_pufferlib_cpu.json`
 
 `cleanrl` is CleanRL's PPO update: GAE with truncation, 4 epochs of 4 shuffled minibatches, advantages normalised per
 minibatch, clipped surrogate, clipped value loss, entropy bonus, clipping by global norm, Adam. `pufferlib` is
@@ -88,11 +88,11 @@ def rollout(key: jax.Array, params: Any, time: int, envs: int) -> pp.Batch:
     )
 
 
-def cleanrl() -> pp.Learner:
+def cleanrl(minibatches: int = MINIBATCHES) -> pp.Learner:
     """Ours."""
     pipeline = pp.chain(
         pp.gae(gamma=GAMMA, gae_lambda=LAMBDA),
-        pp.shuffled_minibatches(num_minibatches=MINIBATCHES, num_epochs=EPOCHS),
+        pp.shuffled_minibatches(num_minibatches=minibatches, num_epochs=EPOCHS),
         pp.advantage_normalize(),
         pp.clipped_surrogate(clip_eps=CLIP),
         pp.clipped_value_loss(clip_eps=CLIP, coef=VALUE_COEF),
@@ -331,8 +331,4 @@ def main() -> None:
             over = "  ".join(f"{r['median']:.3f} ({r['q1']:.3f} - {r['q3']:.3f})" for r in ratios if r)
             print(f"{size:9} {name:17} {at['trace']:7.2f} {at['compile']:10.2f} {run:8.2f}  {over}", flush=True)
         results.append(result)
-    _timing.write(options.json, "benchmarks.update", results)
-
-
-if __name__ == "__main__":
-    main()
+    _timing.write(options.json, "benchmarks update", results)

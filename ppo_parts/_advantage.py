@@ -9,9 +9,10 @@ from . import functional
 from ._hyperparameters import Numeric, at, number
 from ._policy import follow
 from ._types import Array, Batch, Context, EmptyState, Part, no_state, require
+from .functional._recurrence import known
 
 
-def gae(*, gamma: Numeric, gae_lambda: Numeric) -> Part:
+def gae(*, gamma: Numeric, gae_lambda: Numeric, implementation: functional.Implementation = "auto") -> Part:
     """Write `advantage` and `target` by generalized advantage estimation; see `functional.gae` for the equations.
 
     Before the sampler it reads the rollout's values; after a sampler that keeps time, the values of the policy being
@@ -21,6 +22,7 @@ def gae(*, gamma: Numeric, gae_lambda: Numeric) -> Part:
     Args:
         gamma: discount per step, in [0, 1]; a schedule counts learner updates.
         gae_lambda: trace decay, in [0, 1]; a schedule counts learner updates.
+        implementation: "auto", "scan", "associative" or "pallas"; see `functional.gae`.
 
     Place: before the sampler, or after one that keeps time (`segment_minibatches`, `full_batch`).
 
@@ -36,6 +38,7 @@ def gae(*, gamma: Numeric, gae_lambda: Numeric) -> Part:
     """
     number("gae", "gamma", gamma, 0, 1)
     number("gae", "gae_lambda", gae_lambda, 0, 1)
+    known("gae", implementation)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         value, next_value, _ = _seen("gae", batch)
@@ -48,6 +51,7 @@ def gae(*, gamma: Numeric, gae_lambda: Numeric) -> Part:
             gamma=at(gamma, context.step),
             gae_lambda=at(gae_lambda, context.step),
             mask=batch.mask,
+            implementation=implementation,
         )
         return _write(batch, out.advantage, out.target), state
 
@@ -61,6 +65,7 @@ def vtrace(
     rho_clip: Numeric = 1.0,
     c_clip: Numeric = 1.0,
     policy_gradient: bool = False,
+    implementation: functional.Implementation = "auto",
 ) -> Part:
     """Write `advantage` and `target` by V-trace, under the freshest importance ratio there is.
 
@@ -75,6 +80,7 @@ def vtrace(
         c_clip: upper clip of the ratio on the trace, > 0.
         policy_gradient: False: the advantage is the recursion's `error` (PufferLib, JaxDEM). True: it is IMPALA's
             `policy_advantage`.
+        implementation: "auto", "scan", "associative" or "pallas"; see `functional.gae`.
 
     Place: before the sampler, or after one that keeps time (`segment_minibatches`, `prioritized_sampler`).
 
@@ -88,6 +94,7 @@ def vtrace(
     number("vtrace", "gae_lambda", gae_lambda, 0, 1)
     number("vtrace", "rho_clip", rho_clip, 0, open_low=True)
     number("vtrace", "c_clip", c_clip, 0, open_low=True)
+    known("vtrace", implementation)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         value, next_value, log_ratio = _seen("vtrace", batch)
@@ -103,6 +110,7 @@ def vtrace(
             rho_clip=at(rho_clip, context.step),
             c_clip=at(c_clip, context.step),
             mask=batch.mask,
+            implementation=implementation,
         )
         return _write(batch, out.policy_advantage if policy_gradient else out.error, out.target), state
 

@@ -15,6 +15,7 @@ from ._losses import clipped_surrogate as clipped_surrogate
 from ._losses import clipped_value_loss as clipped_value_loss
 from ._losses import value_loss as value_loss
 from ._normalize import advantage_normalize as advantage_normalize
+from ._recurrence import Implementation as Implementation
 from ._sampling import importance_weights as importance_weights
 from ._sampling import segment_priorities as segment_priorities
 from ._statistics import KLEstimator as KLEstimator

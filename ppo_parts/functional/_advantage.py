@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from ._common import Array, ShapeError, accumulator, floating, same_shape
+from ._recurrence import Implementation, associative, choose, scan
 
 
 class Advantages(NamedTuple):
@@ -89,6 +89,7 @@ def gae(
     gamma: float | Array,
     gae_lambda: float | Array,
     mask: Array | None = None,
+    implementation: Implementation = "auto",
 ) -> Advantages:
     r"""Generalized advantage estimation, right at terminations *and* truncations.
 
@@ -113,12 +114,17 @@ def gae(
         gae_lambda: trace decay, in [0, 1].
         mask: `[T, ...]`, 1 where the step counts; None: everywhere. A step before a masked one is treated as
             truncated, so that nothing of a masked step reaches another; masked places return 0.
+        implementation: how the recursion runs, for the same numbers. "scan": one step after another, the best on CPUs.
+            "associative": `lax.associative_scan`. "pallas": one fused kernel on NVIDIA GPUs, for values of 32 or 16
+            bits; its derivatives are the scan's. "auto": the kernel where the program is compiled for a GPU that runs
+            it, the associative scan on other GPUs or for other values there, the scan everywhere else.
 
     Returns:
         `Advantages(advantage, target)`, each `[T, ...]`.
 
     Raises:
-        ShapeError: inputs of different shapes. TypeError: `value` is not floating.
+        ShapeError: inputs of different shapes. TypeError: `value` is not floating. ValueError: `implementation` is
+            none of these, or "pallas" where the kernel cannot run.
 
     Note:
         Narrow floats (bfloat16, float16) are accumulated in float32 and cast back.
@@ -138,21 +144,9 @@ def gae(
     same_shape(
         "gae", reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated, mask=mask
     )
-    dtype = accumulator(value)
-    gamma, gae_lambda = jnp.asarray(gamma, dtype), jnp.asarray(gae_lambda, dtype)
-
-    def step(later: Array, *now: Any) -> Array:
-        reward, value, next_value, terminated, cut, mask, gamma, gae_lambda = now
-        delta = jnp.asarray(reward, dtype) + _unless(terminated, gamma * jnp.asarray(next_value, dtype)) - value
-        trace = _cut(_unless(terminated, gamma * gae_lambda), cut)
-        return _drop(delta, mask) + _drop(trace, mask) * later
-
-    # Everything in one pass: delta and the trace never go to memory, which is a third faster for wide rows on CPUs.
-    per_step = (jnp.broadcast_to(x, value.shape) if x.ndim else x for x in (gamma, gae_lambda))
-    inputs = (reward, value, next_value, terminated, _boundary(truncated, mask), mask, *per_step)
-    advantage = _backwards(step, jnp.zeros(value.shape[1:], dtype), *inputs)
-    target = _drop(advantage + value, mask)
-    return Advantages(advantage.astype(value.dtype), target.astype(value.dtype))
+    gamma, gae_lambda = (_hyperparameter(x, value) for x in (gamma, gae_lambda))
+    steps = _Steps(reward, value, next_value, terminated, truncated, mask, None, gamma, gae_lambda)
+    return Advantages(*_estimate("gae", steps, implementation))
 
 
 def vtrace(
@@ -168,6 +162,7 @@ def vtrace(
     rho_clip: float | Array = 1.0,
     c_clip: float | Array = 1.0,
     mask: Array | None = None,
+    implementation: Implementation = "auto",
 ) -> VTrace:
     r"""V-trace: GAE whose TD errors and traces are weighted by clipped importance ratios.
 
@@ -187,7 +182,7 @@ def vtrace(
 
     Args:
         log_ratio: `[T, ...]`, log pi_current(a_t) - log pi_behaviour(a_t), in nats.
-        reward, value, next_value, terminated, truncated, gamma, mask: as in `gae`.
+        reward, value, next_value, terminated, truncated, gamma, mask, implementation: as in `gae`.
         gae_lambda: trace decay, in [0, 1]; 1 is IMPALA's.
         rho_clip: upper clip of the ratio that weighs the TD error, > 0.
         c_clip: upper clip of the ratio that weighs the trace, > 0.
@@ -196,7 +191,8 @@ def vtrace(
         `VTrace(error, target, policy_advantage)`, each `[T, ...]` in the dtype of `value`.
 
     Raises:
-        ShapeError: inputs of different shapes. TypeError: `value` or `log_ratio` is not floating.
+        ShapeError: inputs of different shapes. TypeError: `value` or `log_ratio` is not floating. ValueError: as in
+            `gae`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -218,77 +214,194 @@ def vtrace(
         truncated=truncated,
         mask=mask,
     )
-    dtype = accumulator(value)
-    ratio = jnp.exp(log_ratio.astype(dtype))
-    rho = jnp.minimum(ratio, rho_clip)
-    c = jnp.minimum(ratio, c_clip)
-    reward, next_value = jnp.asarray(reward, dtype), jnp.asarray(next_value, dtype)
-    gamma, gae_lambda = jnp.asarray(gamma, dtype), jnp.asarray(gae_lambda, dtype)
-    cut = _boundary(truncated, mask)
-    delta = _drop(rho * (reward + _unless(terminated, gamma * next_value) - value), mask)
-    trace = _drop(_cut(_unless(terminated, gamma * gae_lambda * c), cut), mask)
-    error = reverse_recurrence(delta, trace)
-    target = _drop(error + value, mask)
-    follows = jnp.concatenate([target[1:], next_value[-1:]])
-    if cut is not None:
-        follows = jnp.where(cut, next_value, follows)
-    policy_advantage = _drop(rho * (reward + _unless(terminated, gamma * follows) - value), mask)
-    return VTrace(error.astype(value.dtype), target.astype(value.dtype), policy_advantage.astype(value.dtype))
+    hyperparameters = (_hyperparameter(x, value) for x in (gamma, gae_lambda, rho_clip, c_clip))
+    steps = _Steps(reward, value, next_value, terminated, truncated, mask, log_ratio, *hyperparameters)
+    return VTrace(*_estimate("vtrace", steps, implementation))
 
 
-def reverse_recurrence(delta: Array, trace: Array) -> Array:
+def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementation = "auto") -> Array:
     r"""Solve :math:`A_t = \delta_t + c_t A_{t+1}`, :math:`A_T = 0`, backwards along axis 0.
 
     Args:
-        delta: `[T, ...]`.
-        trace: `[T, ...]`, :math:`c_t`; the last row is never read.
+        delta: `[T, ...]`, floating; its dtype is that of the result, narrow ones are accumulated in float32.
+        trace: `[T, ...]`, :math:`c_t`; the last row has no effect.
+        implementation: as in `gae`.
 
     Returns:
         `[T, ...]`, A.
+
+    Raises:
+        ShapeError: `delta` and `trace` differ in shape. TypeError: `delta` is not floating. ValueError: as in `gae`.
 
     Example:
         >>> import jax.numpy as jnp
         >>> reverse_recurrence(jnp.ones(3), jnp.full(3, .5)).tolist()
         [1.75, 1.5, 1.0]
     """
-    return _backwards(lambda later, delta, trace: delta + trace * later, jnp.zeros_like(delta[0]), delta, trace)
+    floating("reverse_recurrence", delta=delta)
+    same_shape("reverse_recurrence", delta=delta, trace=trace)
+    dtype = accumulator(delta)
+
+    def widened(inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+        return inputs[0].astype(dtype), inputs[1].astype(dtype)
+
+    def step(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        later, _ = _recur(later, widened(now))
+        return later, later.astype(delta.dtype)
+
+    def in_kernel(inputs: tuple[Array, Array]) -> Array:
+        from . import _kernel  # on demand: Pallas takes a while to import
+
+        return _kernel.backwards(step, zeros, inputs)
+
+    zeros = jnp.zeros(delta.shape[1:], dtype)
+    run = choose(
+        "reverse_recurrence",
+        implementation,
+        delta,
+        scan=lambda inputs: scan(_recur, zeros, widened(inputs)).astype(delta.dtype),
+        associative=lambda inputs: associative(*widened(inputs)).astype(delta.dtype),
+        pallas=in_kernel,
+    )
+    return run((jnp.asarray(delta), jnp.asarray(trace)))
 
 
-def _backwards(step: Callable[..., Array], last: Array, *inputs: Any) -> Array:
-    """Every result of `later = step(later, *inputs_t)`, from the last row to the first, beginning with `later = last`.
+class _Steps(NamedTuple):
+    """What the estimators read, of all steps `[T, ...]` or of one `[...]`; None where there is none.
 
-    Inputs without axes (numbers, None) are the same at each step. Not unrolled: XLA's CPU compiler turns an unrolled
-    scan into a fusion that is several times slower.
+    gamma and the other hyperparameters, which may be numbers, have the dtype to compute in.
     """
-    varies = [x is not None and jnp.ndim(x) > 0 for x in inputs]
 
-    def body(later: Array, rows: list[Array]) -> tuple[Array, Array]:
-        row = iter(rows)
-        now = (next(row) if varied else x for x, varied in zip(inputs, varies, strict=True))
-        later = step(later, *now).astype(last.dtype)
-        return later, later
-
-    rows = [x for x, varied in zip(inputs, varies, strict=True) if varied]
-    return jax.lax.scan(body, last, rows, reverse=True)[1]
-
-
-def _boundary(truncated: Array | None, mask: Array | None) -> Array | None:
-    """True where the trace is cut for a reason other than termination; None where it never is."""
-    cut = None if truncated is None else jnp.asarray(truncated).astype(bool)
-    if mask is not None:
-        keep = jnp.asarray(mask).astype(bool)
-        before_masked = jnp.concatenate([~keep[1:], jnp.zeros_like(keep[:1])])
-        cut = before_masked if cut is None else cut | before_masked
-    return cut
+    reward: Array
+    value: Array
+    next_value: Array
+    terminated: Array
+    truncated: Array | None
+    mask: Array | None
+    log_ratio: Array | None
+    gamma: Array
+    gae_lambda: Array
+    rho_clip: Array | None = None
+    c_clip: Array | None = None
 
 
-def _cut(trace: Array, cut: Array | None) -> Array:
-    return trace if cut is None else jnp.where(cut, 0, trace)
+def _hyperparameter(x: float | Array, value: Array) -> Array:
+    """In the dtype to compute in, and in the shape of the arrays if it varies."""
+    x = jnp.asarray(x, accumulator(value))
+    return jnp.broadcast_to(x, value.shape) if x.ndim else x
+
+
+def _estimate(where: str, x: _Steps, implementation: Implementation) -> tuple[Array, ...]:
+    """Error and target, and the policy advantage if there are ratios."""
+    ways = {"scan": _by_scan, "associative": _by_associative_scan, "pallas": _by_kernel}
+    return choose(where, implementation, x.value, **ways)(jax.tree.map(jnp.asarray, x))
+
+
+def _by_scan(x: _Steps) -> tuple[Array, ...]:
+    x = _bounded(x)
+    zeros = jnp.zeros(x.value.shape[1:], x.gamma.dtype)
+    # Wide rows: in one pass, delta and the trace never go to memory, which on CPUs takes a third off. In narrow ones
+    # there is too little to vectorize, so that whatever can be computed for all steps at once is; likewise where a
+    # step would have to convert bfloat16, row by row.
+    if zeros.size < 64 or x.value.dtype != zeros.dtype:
+        error = scan(_recur, zeros, _terms(x))
+    else:
+        error = scan(lambda later, now: _recur(later, _terms(now)), zeros, x)
+    return _finish(x, error)
+
+
+def _by_associative_scan(x: _Steps) -> tuple[Array, ...]:
+    x = _bounded(x)
+    return _finish(x, associative(*_terms(x)))
+
+
+def _by_kernel(x: _Steps) -> tuple[Array, ...]:
+    from . import _kernel  # on demand
+
+    zeros = jnp.zeros(x.value.shape[1:], x.gamma.dtype)
+    counts = None if x.mask is None else jnp.ones(zeros.shape, bool)
+    return _kernel.backwards(_step, (zeros, x.next_value[-1].astype(zeros.dtype), counts), x)
+
+
+def _step(later: tuple[Array, Array, Array | None], now: _Steps) -> tuple[Any, tuple[Array, ...]]:
+    """Everything at once: error, target and the mask of the step after this one come in, those of this one go out."""
+    error, follows, counts = later
+    now = now._replace(truncated=_cut_before_masked(now.truncated, counts))
+    error, _ = _recur(error, _terms(now))
+    target = _target(now, error)
+    outputs: tuple[Array, ...] = (error, target)
+    if now.log_ratio is not None:
+        outputs = (error, target, _policy_advantage(now, follows))
+    counts = None if now.mask is None else now.mask.astype(bool)
+    return (error, target, counts), tuple(out.astype(now.value.dtype) for out in outputs)
+
+
+def _recur(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+    delta, trace = now
+    error = delta + trace * later
+    return error, error
+
+
+def _terms(x: _Steps) -> tuple[Array, Array]:
+    """delta (times rho) and the trace."""
+    trace = _unless(x.terminated, x.gamma * x.gae_lambda * _weight(x, x.c_clip))
+    if x.truncated is not None:
+        trace = jnp.where(x.truncated.astype(bool), 0, trace)
+    return _drop(_td_error(x, x.next_value), x.mask), _drop(trace, x.mask)
+
+
+def _finish(x: _Steps, error: Array) -> tuple[Array, ...]:
+    """The outputs, given the solution of the recursion."""
+    target = _target(x, error)
+    outputs: tuple[Array, ...] = (error, target)
+    if x.log_ratio is not None:
+        follows = jnp.concatenate([target[1:], x.next_value[-1:].astype(target.dtype)])
+        outputs = (error, target, _policy_advantage(x, follows))
+    return tuple(out.astype(x.value.dtype) for out in outputs)
+
+
+def _target(x: _Steps, error: Array) -> Array:
+    return _drop(error + x.value, x.mask)
+
+
+def _policy_advantage(x: _Steps, follows: Array) -> Array:
+    if x.truncated is not None:
+        follows = jnp.where(x.truncated.astype(bool), x.next_value.astype(follows.dtype), follows)
+    return _drop(_td_error(x, follows), x.mask)
+
+
+def _td_error(x: _Steps, follows: Array) -> Array:
+    """rho (r + gamma (1 - terminated) v' - v)."""
+    dtype = x.gamma.dtype
+    delta = x.reward.astype(dtype) + _unless(x.terminated, x.gamma * follows.astype(dtype)) - x.value
+    return _weight(x, x.rho_clip) * delta
+
+
+def _weight(x: _Steps, clip: Array | None) -> Array | float:
+    """The clipped ratio; 1 for `gae`, which knows none."""
+    if x.log_ratio is None or clip is None:
+        return 1.0
+    return jnp.minimum(jnp.exp(x.log_ratio.astype(x.gamma.dtype)), clip)
+
+
+def _bounded(x: _Steps) -> _Steps:
+    """With every step before a masked one truncated."""
+    if x.mask is None:
+        return x
+    counts = x.mask.astype(bool)
+    after = jnp.concatenate([counts[1:], jnp.ones_like(counts[:1])])
+    return x._replace(truncated=_cut_before_masked(x.truncated, after))
+
+
+def _cut_before_masked(truncated: Array | None, counts: Array | None) -> Array | None:
+    """Where the trace is cut for a reason other than termination; `counts` is the mask of the step that follows."""
+    if counts is None:
+        return truncated
+    return ~counts if truncated is None else truncated.astype(bool) | ~counts
 
 
 def _unless(terminated: Array, x: Array) -> Array:
     """`(1 - terminated) * x`, by a select: after a termination x may be anything, NaN too."""
-    terminated = jnp.asarray(terminated)
     if terminated.dtype == bool:
         return jnp.where(terminated, 0, x)
     keep = 1 - terminated.astype(x.dtype)
@@ -296,4 +409,4 @@ def _unless(terminated: Array, x: Array) -> Array:
 
 
 def _drop(x: Array, mask: Array | None) -> Array:
-    return x if mask is None else jnp.where(jnp.asarray(mask).astype(bool), x, 0)
+    return x if mask is None else jnp.where(mask.astype(bool), x, 0)

@@ -1,0 +1,33 @@
+"""`python -m benchmarks <name>`: every benchmark, and what becomes of their results."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what it does
+    "parts": "microbenchmarks of every part and function, against rivals and a memory stream",
+    "update": "a whole update against the same update written by hand",
+    "growth": "how an update's cost grows with environments, steps, minibatches and seeds",
+    "learning": "learning curves of the recipes, over many seeds",
+    "study": "what priorities, V-trace and refreshing are worth",
+    "sweep": "a sweep of hyperparameters in one program",
+    "kill": "kills a run at random moments and compares its end with an undisturbed one",
+    "report": "tables and pictures of the recorded results: docs/benchmarks.md",
+    "compare": "what became slower between two recorded results",
+}
+
+
+def main() -> None:
+    """Run the named one with the rest of the command line."""
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name not in COMMANDS:
+        print("usage: python -m benchmarks <name> [--help | options]\n")
+        print("\n".join(f"  {name:10} {what}" for name, what in COMMANDS.items()))
+        sys.exit(0 if name in ("-h", "--help") else f"\nno benchmark is called {name!r}")
+    sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
+    importlib.import_module(f".{name}", __package__).main()
+
+
+if __name__ == "__main__":
+    main()

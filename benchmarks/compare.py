@@ -1,0 +1,60 @@
+"""What became slower between two recorded results of the same benchmark.
+
+`python -m benchmarks compare benchmarks/results/parts_cpu.json new.json`
+
+What is compared are ratios taken within one run, to the memory stream (`parts`, inside one program) or to the update
+written by hand (`update`), since they hold when the machine is busier than last time. A number counts as worse when its
+median grew by more than the threshold and its lower quartile is above the old upper one. The exit status is 1 if
+anything is worse, 2 if the files have nothing in common.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+from typing import Any
+
+Quartiles = dict[str, float]
+
+
+def figures(record: dict[str, Any]) -> dict[str, Quartiles]:
+    """Name and quartiles of every ratio in a record, smaller being better."""
+    found = {}
+    for row in record["results"] if isinstance(record["results"], list) else []:
+        size = "x".join(map(str, row.get("size", ())))
+        if row.get("method") == "ours" and row["clock"] == "inside":
+            found[f"{row['part']} {row['direction']} {size} {row['dtype']}"] = row["over_floor"]
+        for rival, ratio in row.get("ours_over", {}).items():  # of `update`
+            found[f"update {size} against {rival}"] = ratio
+    return found
+
+
+def verdict(old: Quartiles, new: Quartiles, threshold: float) -> str:
+    """ "slower", "faster" or "", for quartiles that do not overlap and medians further apart than the threshold."""
+    if new["median"] > (1 + threshold) * old["median"] and new["q1"] > old["q3"]:
+        return "slower"
+    if old["median"] > (1 + threshold) * new["median"] and old["q1"] > new["q3"]:
+        return "faster"
+    return ""
+
+
+def main() -> None:
+    """Print what changed; exit with the verdict."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", type=pathlib.Path, help="JSON")
+    parser.add_argument("new", type=pathlib.Path, help="JSON")
+    parser.add_argument("--threshold", type=float, default=0.15, help="growth of the median that counts, 0.15 = 15 %%")
+    options = parser.parse_args()
+    old, new = (figures(json.loads(path.read_text())) for path in (options.old, options.new))
+    common = [name for name in old if name in new]
+    changes = {name: verdict(old[name], new[name], options.threshold) for name in common}
+    for word in ("slower", "faster"):
+        for name in (name for name in common if changes[name] == word):
+            before, after = old[name]["median"], new[name]["median"]
+            print(f"{word}: {name}: {before:.2f} -> {after:.2f} ({after / before - 1:+.0%})")
+    slower = sum(change == "slower" for change in changes.values())
+    print(f"{len(common)} compared, {slower} slower; {len(old) - len(common)} only in the old, ", end="")
+    print(f"{len(new) - len(common)} only in the new")
+    sys.exit(1 if slower else 0 if common else 2)

@@ -1,0 +1,88 @@
+"""How the cost of an update grows: with environments, steps, minibatches and seeds.
+
+`python -m benchmarks growth --json benchmarks/results/growth_cpu.json`
+
+The update is that of `python -m benchmarks update`, its epochs and network included. One quantity grows at a time; the
+minibatches share the rollout, the seeds are trained by one vmapped program. Memory is what the compiler reports: what
+the program needs besides its inputs and outputs, and those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from typing import Any
+
+import jax
+
+from . import _timing, update
+
+SWEEPS: dict[str, tuple[int, ...]] = {
+    "environments": (8, 32, 128, 512),
+    "steps": (32, 128, 512, 2048),
+    "minibatches": (1, 4, 16, 64),
+    "seeds": (1, 2, 4, 8, 16),
+}
+BASE = {"environments": 16, "steps": 128, "minibatches": 4, "seeds": 1}
+
+
+def program(environments: int, steps: int, minibatches: int, seeds: int) -> tuple[Any, tuple[Any, ...]]:
+    """The update of all seeds, and what it is called with."""
+    learner = update.cleanrl(minibatches)
+
+    def start(key: jax.Array) -> tuple[Any, Any]:
+        params = update.init_params(key)
+        return learner.init(params), update.rollout(key, params, steps, environments)
+
+    keys = jax.random.split(jax.random.key(0), seeds)
+    if seeds == 1:
+        return learner.update, (keys[0], *start(keys[0]))
+    return jax.vmap(learner.update), (keys, *jax.vmap(start)(keys))
+
+
+def sweep(quantity: str, values: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
+    """One row per value, timed in turn."""
+    thunks, rows = {}, []
+    for value in values:
+        setting = BASE | {quantity: value}
+        function, args = program(**setting)
+        call, traced, compiled = _timing.compiled(function, *args)
+        memory = call.memory_analysis()
+        fields = ("temp", "argument", "output")
+        rows.append(
+            {
+                "quantity": quantity,
+                **setting,
+                "trace_seconds": traced,
+                "compile_seconds": compiled,
+                "bytes": {name: getattr(memory, f"{name}_size_in_bytes") for name in fields} if memory else None,
+            }
+        )
+        thunks[str(value)] = functools.partial(call, *args)
+    walls = _timing.interleaved(thunks, rounds, at_least=0)[0]
+    for row, samples in zip(rows, walls.values(), strict=True):
+        row["ms"] = dict(zip(("median", "q1", "q3"), (1e3 * x for x in _timing.quartiles(samples)), strict=True))
+        row["over_first"] = _timing.ratio(walls, str(row[quantity]), str(values[0]))
+    return rows
+
+
+def main() -> None:
+    """Print the table; write it with `--json`."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quantities", nargs="+", choices=tuple(SWEEPS), default=tuple(SWEEPS))
+    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds")
+    parser.add_argument("--points", type=int, help="only the first so many values of each")
+    parser.add_argument("--json", metavar="PATH", help="write the results here")
+    options = parser.parse_args()
+    results = []
+    for quantity in options.quantities:
+        rows = sweep(quantity, SWEEPS[quantity][: options.points], options.rounds)
+        for row in rows:
+            needed = "" if row["bytes"] is None else f"{row['bytes']['temp'] / 2**20:8.2f} MiB temporary"
+            print(
+                f"{quantity:13} {row[quantity]:6} {row['ms']['median']:10.2f} ms  x{row['over_first']['median']:.2f} "
+                f"compile {row['compile_seconds']:.1f} s {needed}",
+                flush=True,
+            )
+        results += rows
+    _timing.write(options.json, "benchmarks growth", results)

@@ -1,0 +1,393 @@
+"""Every part and function of the hot core, against its rivals and against merely moving the memory.
+
+`python -m benchmarks parts --json benchmarks/results/parts_cpu.json`
+
+Two clocks. *alone*: one compiled call, waited for; below some 50 000 elements that is the time to dispatch it.
+*inside*: the same function repeated in a loop of one compiled program, behind an optimization barrier, which is what it
+costs within a training step. *gradient* is `value_and_grad` of the mean loss. Time first, boolean episode ends, 2 %
+terminations, 1 % truncations.
+
+The *floor* reads arrays of the same size and writes as many, and computes next to nothing. Rivals: a scan unrolled 16
+times, as in PureJaxRL; the associative scan; rlax, vmapped over environments, where it computes the same (it knows no
+truncation: `gae_terminated`, `vtrace_terminated`); a loop in NumPy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ppo_parts as pp
+from ppo_parts import functional
+
+from . import _timing
+
+try:
+    import rlax
+except ImportError:
+    rlax = None
+
+SIZES = ((128, 4), (128, 64), (2048, 8), (128, 2048), (1024, 1024), (128, 65536), (8192, 2048))
+DTYPES = ("float32", "bfloat16")
+GAMMA, LAMBDA, CLIP, MINIBATCHES = 0.99, 0.95, 0.2, 4
+Method = Callable[..., Any]
+Arrays = dict[str, Any]
+
+
+class Case(NamedTuple):
+    """What is measured: `ours(*reads)`, its rivals (of the gradient, for a loss), and programs that are not JAX's."""
+
+    reads: tuple[str, ...]
+    ours: Method
+    rivals: Mapping[str, Method] = {}
+    host: Mapping[str, Method] = {}
+    wrt: int | None = None  # the argument that a loss is differentiated by
+
+
+def workload(time: int, envs: int, dtype: str) -> Arrays:
+    """Random arrays by name: `[T, N]` floats of this dtype, booleans, and what belongs to one step or segment."""
+    keys = iter(jax.random.split(jax.random.key(0), 20))
+    shape = (time, envs)
+
+    def normal(scale: float = 1.0, shape: tuple[int, ...] = shape) -> jax.Array:
+        return (scale * jax.random.normal(next(keys), shape)).astype(dtype)
+
+    arrays = {
+        name: normal()
+        for name in ("reward", "value", "final_value", "target", "advantage", "log_prob", "delta", "current_value")
+    }
+    arrays |= {"log_ratio": normal(0.1), "current_log_prob": arrays["log_prob"] + normal(0.1)}
+    arrays["trace"] = jax.random.uniform(next(keys), shape, dtype)
+    terminated = jax.random.bernoulli(next(keys), 0.02, shape)
+    truncated = jax.random.bernoulli(next(keys), 0.01, shape) & ~terminated
+    last = normal(shape=(envs,))
+    indices = jax.random.randint(next(keys), (envs,), 0, envs)
+    return arrays | {
+        "terminated": terminated,
+        "truncated": truncated,
+        "last_value": last,
+        "next_value": functional.next_values(arrays["value"], last, truncated, arrays["final_value"]),
+        "shifted_value": functional.next_values(arrays["value"], last),
+        "probabilities": functional.segment_priorities(arrays["advantage"], alpha=0.8),
+        "indices": indices,
+        "key": jax.random.key_data(jax.random.key(1)),
+    }
+
+
+# --- rivals ---------------------------------------------------------------------------------------------------------
+
+
+def split(arrays: tuple[jax.Array, ...]) -> tuple[Any, ...]:
+    """log_ratio (0 for gae), reward, value, next_value, terminated, and truncated (0 if not given)."""
+    ratio, arrays = (arrays[0], arrays[1:]) if arrays[3].dtype != bool else (0, arrays)
+    return ratio, *arrays[:4], arrays[4] if len(arrays) > 4 else 0
+
+
+def unrolled(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """A scan whose closure does everything, unrolled 16 times."""
+    given = {i: x for i, x in enumerate(split(arrays)) if jnp.ndim(x)}
+
+    def delta(rho: Any, reward: Any, value: Any, follows: Any, terminated: Any) -> Any:
+        return rho * (reward + GAMMA * (1 - terminated) * follows - value)
+
+    def step(later: jax.Array, row: dict[int, Any]) -> tuple[jax.Array, jax.Array]:
+        rho = jnp.minimum(jnp.exp(row[0]), 1.0) if 0 in row else 1.0
+        trace = GAMMA * LAMBDA * rho * (1 - row[4]) * (1 - row.get(5, 0))
+        later = (delta(rho, *(row[i] for i in (1, 2, 3, 4))) + trace * later).astype(later.dtype)
+        return later, later
+
+    error = jax.lax.scan(step, jnp.zeros_like(given[1][0]), given, reverse=True, unroll=16)[1]
+    target = error + given[2]
+    if 0 not in given:
+        return error, target
+    follows = jnp.where(given[5], given[3], jnp.concatenate([target[1:], given[3][-1:]]))
+    return error, target, delta(jnp.minimum(jnp.exp(given[0]), 1.0), given[1], given[2], follows, given[4])
+
+
+def rlax_gae(reward: jax.Array, value: jax.Array, shifted: jax.Array, terminated: jax.Array) -> tuple[jax.Array, ...]:
+    """`rlax.truncated_generalized_advantage_estimation`."""
+    values = jnp.concatenate([value, shifted[-1:]])
+    discount = (GAMMA * (1 - terminated)).astype(value.dtype)
+    estimate = jax.vmap(rlax.truncated_generalized_advantage_estimation, (1, 1, None, 1), 1)
+    advantage = estimate(reward, discount, LAMBDA, values)
+    return advantage, advantage + value
+
+
+def rlax_vtrace(
+    log_ratio: jax.Array, reward: jax.Array, value: jax.Array, shifted: jax.Array, terminated: jax.Array
+) -> Any:
+    """`rlax.vtrace_td_error_and_advantage`; its policy advantage mixes the target with lambda and is not compared."""
+    discount = (GAMMA * (1 - terminated)).astype(value.dtype)
+    estimate = jax.vmap(rlax.vtrace_td_error_and_advantage, (1, 1, 1, 1, 1, None), 1)
+    out = estimate(value, shifted, reward, discount, jnp.exp(log_ratio), LAMBDA)
+    return out.errors, out.errors + value, out.pg_advantage
+
+
+def rlax_surrogate(log_ratio: jax.Array, advantage: jax.Array) -> jax.Array:
+    """`rlax.clipped_surrogate_pg_loss`, a mean over time, vmapped over environments."""
+    return jax.vmap(functools.partial(rlax.clipped_surrogate_pg_loss, epsilon=CLIP), (1, 1))(
+        jnp.exp(log_ratio), advantage
+    )
+
+
+def numpy_loop(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+    """A loop over time, one row at once."""
+    log_ratio, reward, value, next_value, terminated, truncated = split(arrays)
+    rho = np.minimum(np.exp(log_ratio), 1.0, dtype=value.dtype)
+    delta = rho * (reward + GAMMA * (1 - terminated) * next_value - value)
+    trace = rho * GAMMA * LAMBDA * (1 - terminated) * (1 - truncated)
+    error, later = np.empty_like(value), np.zeros_like(value[0])
+    for t in reversed(range(len(value))):
+        error[t] = later = delta[t] + trace[t] * later
+    return error, error + value
+
+
+# --- what is measured -----------------------------------------------------------------------------------------------
+
+
+def part(made: pp.Part, writes: Callable[[pp.Batch], Any], *reads: str, wrt: int | None = None) -> Case:
+    """A part, on a batch of these fields; `current_value` and `current_log_prob` are those of `batch.current`."""
+
+    def run(*arrays: jax.Array) -> Any:
+        fields = dict(zip(reads, arrays, strict=True))
+        current = pp.Current(None, fields.pop("current_log_prob", None), fields.pop("current_value", None))
+        batch = pp.Batch(**fields, current=current if any(x is not None for x in current) else None)
+        return writes(made.update(batch, made.init(None), pp.Context(key=jax.random.key(0)))[0])
+
+    return Case(reads, run, wrt=wrt)
+
+
+def sampler(made: Any) -> Case:
+    """One epoch: the plan, then every minibatch drawn and copied out."""
+    fields = ("log_prob", "value", "advantage", "target")
+
+    def run(key: jax.Array, *arrays: jax.Array) -> Any:
+        key = jax.random.wrap_key_data(key)
+        batch = pp.Batch(**dict(zip(fields, arrays, strict=True)))
+
+        def minibatch(item: Any) -> list[jax.Array]:
+            indices, weight = made.draw(item, batch, pp.Context(key=key))
+            taken = pp._samplers.take(batch, indices, weight, made.axis)
+            return [getattr(taken, field) for field in fields]
+
+        return jax.lax.map(minibatch, made.plan(key, batch, 0))
+
+    return Case(("key", *fields), run)
+
+
+def cases() -> dict[str, Case]:
+    """Everything by name: functions, then parts (`pp.`)."""
+    gae = functools.partial(functional.gae, gamma=GAMMA, gae_lambda=LAMBDA)
+    vtrace = functools.partial(functional.vtrace, gamma=GAMMA, gae_lambda=LAMBDA)
+    steps = ("reward", "value", "next_value", "terminated", "truncated")
+    uncut = ("reward", "value", "shifted_value", "terminated")
+    recurrence = functional.reverse_recurrence
+    surrogate = functools.partial(functional.clipped_surrogate, clip_eps=CLIP)
+    metrics = ("log_prob", "current_log_prob", "advantage")
+    values = ("current_value", "value", "target", "log_prob")
+    estimate = {"gamma": GAMMA, "gae_lambda": LAMBDA}
+
+    def ways(function: Method) -> dict[str, Method]:
+        return {"unrolled": unrolled, "associative": functools.partial(function, implementation="associative")}
+
+    def written(batch: pp.Batch) -> Any:
+        return batch.advantage, batch.target, dict(batch.metrics)
+
+    def loss(batch: pp.Batch) -> Any:
+        return next(iter(batch.losses.values()))
+
+    def with_rlax(name: str, method: Method) -> dict[str, Method]:
+        return {name: method} if rlax else {}
+
+    return {
+        "gae": Case(steps, gae, ways(gae), {"numpy": numpy_loop}),
+        "gae_terminated": Case(uncut, gae, with_rlax("rlax", rlax_gae)),
+        "vtrace": Case(("log_ratio", *steps), vtrace, ways(vtrace), {"numpy": numpy_loop}),
+        "vtrace_terminated": Case(("log_ratio", *uncut), vtrace, with_rlax("rlax", rlax_vtrace)),
+        "reverse_recurrence": Case(
+            ("delta", "trace"), recurrence, {"associative": functools.partial(recurrence, implementation="associative")}
+        ),
+        "next_values": Case(("value", "last_value", "truncated", "final_value"), functional.next_values),
+        "advantage_normalize": Case(("advantage",), functional.advantage_normalize),
+        "clipped_surrogate": Case(("log_ratio", "advantage"), surrogate, with_rlax("rlax", rlax_surrogate), wrt=0),
+        "value_loss": Case(("value", "target"), functional.value_loss, wrt=0),
+        "clipped_value_loss": Case(
+            ("current_value", "value", "target"), functools.partial(functional.clipped_value_loss, clip_eps=CLIP), wrt=0
+        ),
+        "approx_kl": Case(("log_ratio",), functional.approx_kl, wrt=0),
+        "clip_fraction": Case(("log_ratio",), functools.partial(functional.clip_fraction, clip_eps=CLIP)),
+        "explained_variance": Case(("value", "target"), functional.explained_variance),
+        "segment_priorities": Case(("advantage",), functools.partial(functional.segment_priorities, alpha=0.8)),
+        "importance_weights": Case(
+            ("probabilities", "indices"), functools.partial(functional.importance_weights, beta=0.4)
+        ),
+        "pp.gae": part(pp.gae(**estimate), written, *steps),
+        "pp.vtrace": part(pp.vtrace(**estimate), written, "log_ratio", *steps),
+        "pp.advantage_normalize": part(pp.advantage_normalize(), lambda batch: batch.advantage, "advantage"),
+        "pp.clipped_surrogate": part(pp.clipped_surrogate(clip_eps=CLIP), loss, *metrics, wrt=1),
+        "pp.clipped_value_loss": part(pp.clipped_value_loss(clip_eps=CLIP), loss, *values, wrt=0),
+        "pp.value_loss": part(pp.value_loss(), loss, *values, wrt=0),
+        "pp.shuffled_minibatches": sampler(pp.shuffled_minibatches(MINIBATCHES)),
+        "pp.segment_minibatches": sampler(pp.segment_minibatches(MINIBATCHES)),
+        "pp.prioritized_sampler": sampler(pp.prioritized_sampler(MINIBATCHES, alpha=0.8, beta=0.4)),
+    }
+
+
+def floor(outputs: Any) -> Method:
+    """Reads arrays of the same sizes and writes such outputs: sums and negations, a reduction if all are small."""
+    outputs = jax.tree.leaves(outputs)
+
+    def run(*arrays: jax.Array) -> list[jax.Array]:
+        largest = max(x.size for x in arrays)
+        first = next((i for i, out in enumerate(outputs) if out.size == largest), None)
+
+        def mixed(size: int, dtype: Any) -> jax.Array:
+            alike = [x.reshape(-1) for x in arrays if x.size == size]
+            total = sum(x.astype(dtype) for x in alike if x.dtype != bool)
+            for x in alike:
+                total = jnp.where(x, 0, total) if x.dtype == bool else total
+            return total
+
+        def written(i: int, out: Any) -> jax.Array:
+            alike = [x for x in arrays if x.size == out.size and x.dtype != bool]
+            if i == first or (alike and out.size < largest):
+                return mixed(out.size, out.dtype).reshape(out.shape)
+            if alike:
+                return -alike[i % len(alike)].astype(out.dtype).reshape(out.shape)
+            if first is not None:
+                return jnp.zeros(out.shape, out.dtype)
+            whole = mixed(largest, jnp.float32).reshape(-1, *out.shape)
+            return jnp.sum(whole, axis=0).astype(out.dtype)
+
+        return [written(i, out) for i, out in enumerate(outputs)]
+
+    return run
+
+
+def gradient(method: Method, wrt: int) -> Method:
+    """Loss and gradient of the mean, over time first, as rlax's vmapped losses take it: XLA vectorizes that on CPUs."""
+    return jax.value_and_grad(lambda *args: jnp.mean(jnp.mean(method(*args).astype(jnp.float32), axis=0)), wrt)
+
+
+def repeated(method: Method) -> Callable[..., Any]:
+    """`method` n times in one program; the barrier keeps the repeats from being merged or moved out of the loop."""
+
+    def run(n: int, *args: jax.Array) -> Any:
+        def body(_: Any, carry: Any) -> Any:
+            args, _ = jax.lax.optimization_barrier(carry)
+            return args, jax.tree.leaves(method(*args))
+
+        start = [jnp.zeros(out.shape, out.dtype) for out in jax.tree.leaves(jax.eval_shape(method, *args))]
+        return jax.lax.fori_loop(0, n, body, (args, start))[1]
+
+    return run
+
+
+def check(results: Mapping[str, Any]) -> None:
+    """All ways give the same numbers, as far as both give any (rlax's policy advantage is another)."""
+    expected = jax.tree.leaves(results["ours"])[:2]
+    for name, result in results.items():
+        for x, y in zip(jax.tree.leaves(result), expected, strict=False):
+            np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-3, err_msg=name)
+
+
+def measure(case: Case, arrays: Arrays, direction: str, rounds: int, clocks: tuple[str, ...]) -> list[dict[str, Any]]:
+    """One row per method and clock."""
+    args = tuple(arrays[name] for name in case.reads)
+    methods = {"ours": case.ours}
+    if direction == "gradient" or case.wrt is None:
+        methods |= case.rivals
+    if direction == "gradient":
+        methods = {name: gradient(method, case.wrt) for name, method in methods.items()}
+    alone, compiling = {}, {}
+    for name, method in methods.items():
+        call, traced, compiled = _timing.compiled(method, *args)
+        alone[name], compiling[name] = functools.partial(call, *args), traced + compiled
+    if arrays["value"].dtype == jnp.float32:
+        host = tuple(map(np.asarray, args))
+        alone |= {name: functools.partial(method, *host) for name, method in case.host.items()}
+        check({name: call() for name, call in alone.items()})
+    outputs = jax.eval_shape(methods["ours"], *args)
+    traffic = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((args, outputs)))
+    methods["floor"] = floor(outputs)
+    alone["floor"] = functools.partial(_timing.compiled(methods["floor"], *args)[0], *args)
+    seconds = {}
+    for clock in clocks:
+        thunks, repeats = alone, {}
+        if clock == "inside":
+            thunks = {}
+            for name, method in methods.items():
+                # As many as take 5 ms, and four where that is fewer: a call also allocates its outputs and fills them.
+                call, n = _timing.compiled(repeated(method), 1, *args)[0], 1
+                for _ in range(3):
+                    once = _timing.seconds(functools.partial(call, n, *args))[0] / n
+                    n = max(round(0.005 / once), 4 if once < 1 else 1)
+                thunks[name], repeats[name] = functools.partial(call, n, *args), n
+        slow = sum(_timing.seconds(thunk)[0] for thunk in thunks.values()) > 0.5
+        taken = _timing.interleaved(thunks, max(3, rounds // 4) if slow else rounds, 0.005 if clock == "alone" else 0)[
+            0
+        ]
+        seconds[clock] = {name: [s / repeats.get(name, 1) for s in samples] for name, samples in taken.items()}
+    return [
+        {
+            "method": name,
+            "clock": clock,
+            "us": dict(zip(("median", "q1", "q3"), (1e6 * x for x in _timing.quartiles(samples[name])), strict=True)),
+            "gb_per_s": traffic / _timing.quartiles(samples[name])[0] / 1e9,
+            "over_floor": _timing.ratio(samples, name, "floor"),
+            "over_ours": _timing.ratio(samples, name, "ours"),
+            "rounds": len(samples[name]),
+            **({"compile_seconds": compiling[name]} if clock == "alone" and name in compiling else {}),
+        }
+        for clock, samples in seconds.items()
+        for name in samples
+    ]
+
+
+def show(row: dict[str, Any]) -> str:
+    """A line of the table."""
+    what = f"{row['part']} {row['direction'] if row['direction'] == 'gradient' else ''}"
+    size = "x".join(map(str, row["size"]))
+    ratios = " ".join(
+        f"{row[over]['median']:9.2f} ({row[over]['q1']:.2f} - {row[over]['q3']:.2f})"
+        for over in ("over_floor", "over_ours")
+    )
+    return (
+        f"{what:32} {size:>10} {row['dtype']:9} {row['clock']:7} {row['method']:12} {row['us']['median']:12.1f} us "
+        f"{row['gb_per_s']:7.1f} GB/s {ratios}"
+    )
+
+
+def main() -> None:
+    """Print the table; write it with `--json`."""
+    known = cases()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--parts", nargs="+", choices=tuple(known), default=tuple(known), metavar="PART")
+    parser.add_argument("--sizes", nargs="+", default=["x".join(map(str, size)) for size in SIZES], metavar="TxN")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--clocks", nargs="+", choices=("alone", "inside"), default=("alone", "inside"))
+    parser.add_argument(
+        "--rounds", type=int, default=15, help="interleaved rounds, a quarter where one takes over 0.5 s"
+    )
+    parser.add_argument("--json", metavar="PATH", help="write the results here")
+    options = parser.parse_args()
+    rows = []
+    print(f"{'part':32} {'size':>10} {'dtype':9} {'clock':7} {'method':12}  over the floor, over ours (quartiles)")
+    for size, dtype in itertools.product(options.sizes, options.dtypes):
+        time, envs = map(int, size.split("x"))
+        arrays = workload(time, envs, dtype)
+        for name in options.parts:
+            case = known[name]
+            for direction in ("forward",) if case.wrt is None else ("forward", "gradient"):
+                where = {"part": name, "direction": direction, "size": [time, envs], "dtype": dtype}
+                for row in measure(case, arrays, direction, options.rounds, tuple(options.clocks)):
+                    rows.append(where | row)
+                    print(show(rows[-1]), flush=True)
+        _timing.write(options.json, "benchmarks parts", rows)  # after each size: a long run can be cut short

@@ -1,0 +1,270 @@
+"""Tables and pictures of everything in benchmarks/results: docs/benchmarks.md and docs/img.
+
+`python -m benchmarks report`
+
+The same files give the same page. What has not been recorded yet is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+Record = dict[str, Any]
+Row = dict[str, Any]
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table."""
+    return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)] + [""]
+
+
+def provenance(record: Record) -> list[str]:
+    """Where the numbers come from."""
+    hardware, versions = record["hardware"], record["versions"]
+    load = ", ".join(f"{x:.1f}" for x in hardware["load_average"])
+    changed = " (and uncommitted changes)" if record["uncommitted"] else ""
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return [
+        f"`{record['command']}`, {record['date'][:10]}, commit {record['commit'][:10]}{changed}. "
+        f"{hardware['cpu']}, {hardware['cores']} cores, device: {hardware['device']}; load average at the end {load}. "
+        f"{listed}.",
+        "",
+    ]
+
+
+def short(x: float) -> str:
+    """Three digits or so."""
+    return f"{x:.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}"
+
+
+def by_size(rows: list[Row], cell: Callable[[Row], str], label: Callable[[Row], str], head: str) -> list[str]:
+    """A table with a line per label and a column per size."""
+    sizes = sorted({tuple(row["size"]) for row in rows}, key=lambda size: (math.prod(size), size))
+    cells: dict[str, dict[tuple[int, ...], str]] = {}
+    for row in rows:
+        cells.setdefault(label(row), {})[tuple(row["size"])] = cell(row)
+    lines = [[name, *(found.get(size, "") for size in sizes)] for name, found in cells.items()]
+    return table([head, *("x".join(map(str, size)) for size in sizes)], lines)
+
+
+def parts(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
+    """The microbenchmarks."""
+    page = [
+        "Time first: 128x4 is 128 steps of 4 environments. *Inside* is what a function costs within one compiled",
+        "program, *alone* one compiled call, waited for. The floor reads arrays of the same sizes and writes as many.",
+        "",
+    ]
+    for name, record in records.items():
+        rows = record["results"]
+        page += [f"### {name}", "", *provenance(record)]
+
+        def label(row: Row) -> str:
+            return f"`{row['part']}`" + (", gradient" if row["direction"] == "gradient" else "")
+
+        def times(row: Row) -> str:
+            return f"{short(row['us']['median'])} (x{short(row['over_floor']['median'])})"
+
+        for dtype in sorted({row["dtype"] for row in rows}, reverse=True):
+            ours = [row for row in rows if (row["method"], row["clock"], row["dtype"]) == ("ours", "inside", dtype)]
+            if ours:
+                page += [f"Inside, {dtype}: median microseconds (over the floor's time)", ""]
+                page += by_size(ours, times, label, "")
+        rivals = [row for row in rows if row["method"] not in ("ours", "floor") and row["dtype"] == "float32"]
+        if rivals:
+            page += ["Rivals, float32: their time over ours (median and quartiles)", ""]
+            page += by_size(
+                rivals,
+                lambda row: "{median:.2f} ({q1:.2f} - {q3:.2f})".format(**row["over_ours"]),
+                lambda row: f"{label(row)}: {row['method']}, {row['clock']}",
+                "",
+            )
+        alone = [row for row in rows if (row["method"], row["clock"], row["dtype"]) == ("ours", "alone", "float32")]
+        if alone:
+            page += ["Alone, float32: median microseconds; seconds to trace and compile", ""]
+            page += by_size(alone, lambda row: f"{short(row['us']['median'])}; {row['compile_seconds']:.2f}", label, "")
+        inside = [row for row in rows if row["clock"] == "inside" and row["dtype"] == "float32"]
+        if draw_parts(pictures / f"{name}.png", inside):
+            page += [f"![gae and vtrace inside one program, time against size](img/{name}.png)", ""]
+    return page
+
+
+def draw_parts(path: pathlib.Path, rows: list[Row]) -> bool:
+    """Time against the number of elements, for the two estimators and their rivals."""
+    drawn = [part for part in ("gae", "vtrace") if any(row["part"] == part for row in rows)]
+    if not drawn:
+        return False
+    figure, axes = canvas(len(drawn))
+    for axis, part in zip(axes, drawn, strict=True):
+        chosen = [row for row in rows if row["part"] == part]
+        for method in dict.fromkeys(row["method"] for row in chosen):
+            line = sorted((math.prod(row["size"]), row["us"]["median"]) for row in chosen if row["method"] == method)
+            style = {"color": "black", "linestyle": ":"} if method == "floor" else {"marker": "."}
+            axis.plot(*zip(*line, strict=True), label=method, **style)
+        axis.set(xscale="log", yscale="log", xlabel="steps x environments", ylabel="microseconds", title=part)
+        axis.legend(frameon=False)
+    save(figure, path)
+    return True
+
+
+def canvas(panels: int, width: float = 5) -> tuple[Any, Any]:
+    """A figure and its axes, side by side, without a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * panels, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, panels, squeeze=False)[0]
+    for axis in axes:
+        axis.grid(alpha=0.2)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def save(figure: Any, path: pathlib.Path) -> None:
+    """Without the date and the version of matplotlib, so that the same data are the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def update(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
+    """A whole update against one written by hand."""
+    del pictures
+    page = [
+        "`learner.update` (GAE, 4 epochs of 4 shuffled minibatches) against the same update written out by hand, which",
+        "ends with the same parameters; *with diagnostics* it reports the same metrics, too.",
+        "",
+    ]
+    for name, record in records.items():
+        lines = []
+        for row in record["results"]:
+            ratios = ["{median:.2f} ({q1:.2f} - {q3:.2f})".format(**ratio) for ratio in row["ours_over"].values()]
+            compiled = row["compile_seconds"]["ours"]
+            cost = f"{compiled['trace']:.1f} + {compiled['compile']:.1f}"
+            lines.append(["x".join(map(str, row["size"])), f"{row['run_ms']['ours']:.1f}", *ratios, cost])
+        rivals = [f"over {rival}" for rival in record["results"][0]["ours_over"]] if lines else []
+        page += [f"### {name}", "", *provenance(record)]
+        page += table(["size", "ours, ms", *rivals, "trace + compile, s"], lines)
+    return page
+
+
+def growth(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
+    """What an update costs against one quantity at a time."""
+    page = [
+        "The update above, one quantity growing at a time. *Power*: the exponent from the value before to this one, 1",
+        "for proportional. Memory as the compiler reports it: besides inputs and outputs, and those.",
+        "",
+    ]
+    for name, record in records.items():
+        sweeps: dict[str, list[Row]] = {}
+        for row in record["results"]:
+            sweeps.setdefault(row["quantity"], []).append(row)
+        lines = []
+        for quantity, rows in sweeps.items():
+            for before, row in zip([None, *rows], rows, strict=False):
+                power = ""
+                if before:
+                    more = math.log(row["ms"]["median"] / before["ms"]["median"])
+                    power = f"{more / math.log(row[quantity] / before[quantity]):.2f}"
+                size = row["bytes"]
+                memory = (size["temp"], size["argument"] + size["output"]) if size else ()
+                lines.append(
+                    [
+                        f"{row[quantity]} {quantity}",
+                        f"{row['ms']['median']:.1f} ({row['ms']['q1']:.1f} - {row['ms']['q3']:.1f})",
+                        power,
+                        " + ".join(f"{x / 2**20:.2f}" for x in memory),
+                        f"{row['trace_seconds'] + row['compile_seconds']:.1f}",
+                    ]
+                )
+        page += [f"### {name}", "", *provenance(record)]
+        page += table(["", "ms per update (quartiles)", "power", "memory, MiB", "trace and compile, s"], lines)
+        if sweeps:
+            draw_growth(pictures / f"{name}.png", sweeps)
+            page += [f"![milliseconds per update against each quantity; dotted: proportional](img/{name}.png)", ""]
+    return page
+
+
+def draw_growth(path: pathlib.Path, sweeps: dict[str, list[Row]]) -> None:
+    """Time against each quantity, all logarithmic; dotted: proportional to the last point."""
+    figure, axes = canvas(len(sweeps), width=3.2)
+    for axis, (quantity, rows) in zip(axes, sweeps.items(), strict=True):
+        x, y = [row[quantity] for row in rows], [row["ms"]["median"] for row in rows]
+        axis.plot(x, y, marker=".")
+        axis.plot(x, [y[-1] * value / x[-1] for value in x], color="black", linestyle=":")
+        axis.set(xscale="log", yscale="log", xlabel=quantity)
+    axes[0].set(ylabel="milliseconds per update")
+    save(figure, path)
+
+
+def learning(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
+    """Learning curves."""
+    lines, page = [], []
+    for name, record in records.items():
+        result = record["results"]
+        last = result["last_100_episodes_return"]
+        lines.append(
+            [
+                f"{result['config']['env_id']} (`{name.removeprefix('learning_')}`)",
+                f"{result['env_steps']:,}",
+                str(len(result["seeds"])),
+                f"{last['mean']:.1f} ({last['std']:.1f})",
+                f"{result['env_steps_per_second_all_seeds']:,.0f}",
+            ]
+        )
+        if (pictures / f"{name}.png").exists():
+            page += [f"![{result['config']['env_id']}: return against steps](img/{name}.png)", ""]
+    header = [
+        "task",
+        "steps",
+        "seeds",
+        "return of the last 100 episodes, mean (deviation)",
+        "steps per second, all seeds",
+    ]
+    command = provenance(next(iter(records.values())))
+    return [*table(header, lines), *command, *page]
+
+
+SECTIONS: dict[str, tuple[str, Callable[[dict[str, Record], pathlib.Path], list[str]]]] = {
+    # the first word of a file's name: title, and a function of the records by name and of the folder for pictures
+    "parts": ("Parts and functions", parts),
+    "update": ("A whole update", update),
+    "growth": ("Growth", growth),
+    "learning": ("Learning", learning),
+}
+
+
+def report(results: pathlib.Path, docs: pathlib.Path) -> str:
+    """The page; pictures are written on the way."""
+    page = [
+        "# Benchmarks",
+        "",
+        "Written by `python -m benchmarks report` from [benchmarks/results](../benchmarks/results);",
+        "`python -m benchmarks` lists what can be measured. Times are medians of interleaved rounds, ratios are taken",
+        "within a round. Nothing here has been measured on a GPU unless it says so.",
+        "",
+    ]
+    for prefix, (title, section) in SECTIONS.items():
+        paths = sorted(results.glob(f"{prefix}_*.json"))
+        if paths:
+            records = {path.stem: json.loads(path.read_text()) for path in paths}
+            page += [f"## {title}", "", *section(records, docs / "img")]
+    return "\n".join(page).rstrip() + "\n"
+
+
+def main() -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--results", type=pathlib.Path, default=ROOT / "benchmarks/results", help="folder of JSON files"
+    )
+    parser.add_argument("--docs", type=pathlib.Path, default=ROOT / "docs", help="folder for benchmarks.md and img/")
+    options = parser.parse_args()
+    options.docs.mkdir(parents=True, exist_ok=True)
+    (options.docs / "benchmarks.md").write_text(report(options.results, options.docs))
+    print(f"wrote {options.docs / 'benchmarks.md'}")

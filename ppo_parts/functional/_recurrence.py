@@ -1,0 +1,100 @@
+"""Three ways to run a backward recursion over time, and which of them is taken where."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from ._common import Array
+
+Implementation = Literal["auto", "scan", "associative", "pallas"]
+
+
+def scan(step: Callable[..., Any], last: Any, inputs: Any) -> Any:
+    """The outputs of every `later, outputs = step(later, inputs_t)`, from the last step to the first.
+
+    Inputs without axes are the same at each step. Not unrolled: XLA's CPU compiler turns an unrolled scan into a fusion
+    that is several times slower.
+    """
+    leaves, tree = jax.tree.flatten(inputs)
+
+    def body(later: Any, rows: list[Array]) -> tuple[Any, Any]:
+        row = iter(rows)
+        return step(later, jax.tree.unflatten(tree, [next(row) if jnp.ndim(x) else x for x in leaves]))
+
+    return jax.lax.scan(body, last, [x for x in leaves if jnp.ndim(x)], reverse=True)[1]
+
+
+def associative(delta: Array, trace: Array) -> Array:
+    """Every A_t = delta_t + trace_t A_{t+1} in log2(T) parallel passes."""
+
+    def combine(later: tuple[Array, Array], now: tuple[Array, Array]) -> tuple[Array, Array]:
+        return now[0] + now[1] * later[0], now[1] * later[1]
+
+    return jax.lax.associative_scan(combine, (delta, trace), reverse=True)[0]
+
+
+def choose(
+    where: str,
+    implementation: Implementation,
+    value: Array,
+    *,
+    scan: Callable[[Any], Any],
+    associative: Callable[[Any], Any],
+    pallas: Callable[[Any], Any],
+) -> Callable[[Any], Any]:
+    """The way to take with arrays like `value`: the one that was asked for, or the one that suits the platform.
+
+    "auto" leaves the choice to the platform a program is compiled for, not to the default one: on a machine with a GPU
+    a computation on CPU arrays is compiled for the CPU. Where no GPU is to be seen the kernel is not even traced.
+    """
+    known(where, implementation)
+    if implementation == "scan":
+        return scan
+    if implementation == "associative":
+        return associative
+    if implementation == "pallas":
+        if reason := unsupported(value) or (None if has("cuda") else "no NVIDIA GPU is among JAX's devices"):
+            raise ValueError(
+                f'{where}: implementation="pallas" cannot run, {reason}; leave implementation at "auto", which then '
+                "takes another way to the same numbers"
+            )
+        return pallas
+    if not (has("cuda") or has("rocm")):
+        return scan
+    cuda = associative if unsupported(value) else pallas
+    return lambda inputs: jax.lax.platform_dependent(inputs, cuda=cuda, rocm=associative, default=scan)
+
+
+def known(where: str, implementation: str) -> None:
+    """Raise `ValueError` unless there is such an implementation."""
+    if implementation not in get_args(Implementation):
+        listed = ", ".join(map(repr, get_args(Implementation)))
+        raise ValueError(f"{where}: implementation must be one of {listed}, got {implementation!r}")
+
+
+def has(platform: str) -> bool:
+    """Whether this process sees a device of that platform."""
+    try:
+        return bool(jax.devices(platform))
+    except RuntimeError:
+        return False
+
+
+def unsupported(value: Array) -> str | None:
+    """Why the kernel cannot compute arrays like `value` on any machine; None where it can."""
+    if value.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        return f"the kernel computes in float32 and the values are {value.dtype}"
+    if not value.size:
+        return f"there is nothing to compute in an array of shape {value.shape}"
+    try:
+        triton = importlib.import_module("jax.experimental.pallas.triton")
+    except ImportError:
+        triton = None
+    if not hasattr(triton, "load"):
+        return f"jax {jax.__version__} has no jax.experimental.pallas.triton.load"
+    return None

@@ -1,0 +1,137 @@
+"""The benchmarks run, their page is what the records say, and what became slower is found."""
+
+import json
+import sys
+
+import jax
+import pytest
+
+from benchmarks import __main__ as command_line
+from benchmarks import compare, parts, report
+
+
+def run(monkeypatch, *arguments):
+    """`python -m benchmarks ...`."""
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *map(str, arguments)])
+    command_line.main()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A short run of some parts: a function with rivals, a loss, a reduction and a sampler."""
+    path = tmp_path_factory.mktemp("results") / "parts_test.json"
+    chosen = ("gae", "clipped_surrogate", "segment_priorities", "pp.segment_minibatches")
+    with pytest.MonkeyPatch.context() as patch, jax.numpy_rank_promotion("allow"):  # rlax broadcasts
+        run(patch, "parts", "--parts", *chosen, "--sizes", "4x8", "--dtypes", "float32", "--rounds", 2, "--json", path)
+    return path
+
+
+def test_parts_are_recorded(recorded):
+    record = json.loads(recorded.read_text())
+    assert {"commit", "date", "hardware", "versions", "command"} <= set(record)
+    rows = {(r["part"], r["direction"], r["method"], r["clock"]): r for r in record["results"]}
+    for clock in ("alone", "inside"):
+        assert {m for p, _, m, c in rows if (p, c) == ("gae", clock)} - {"numpy"} == {
+            "ours",
+            "unrolled",
+            "associative",
+            "floor",
+        }
+        assert ("clipped_surrogate", "gradient", "ours", clock) in rows
+    ours = rows["gae", "forward", "ours", "inside"]
+    # 3 float32 and 2 boolean arrays of 32 numbers are read, 2 float32 ones are written
+    assert ours["gb_per_s"] * ours["us"]["median"] * 1e3 == pytest.approx(32 * (3 * 4 + 2 + 2 * 4))
+    assert ours["over_ours"]["median"] == rows["gae", "forward", "floor", "inside"]["over_floor"]["median"] == 1
+    assert rows["gae", "forward", "ours", "alone"]["compile_seconds"] > 0
+
+
+def test_wrong_numbers_are_not_timed():
+    with pytest.raises(AssertionError, match="wrong"):
+        parts.check({"ours": (jax.numpy.ones(3),), "wrong": (1.1 * jax.numpy.ones(3),)})
+
+
+@pytest.mark.parametrize("dtype", parts.DTYPES)
+def test_every_part_has_a_floor_that_writes_as_much(dtype):
+    arrays = parts.workload(4, 8, dtype)
+    for name, case in parts.cases().items():
+        args = [arrays[read] for read in case.reads]
+        outputs = jax.tree.leaves(jax.eval_shape(case.ours, *args))
+        same = jax.eval_shape(parts.floor(outputs), *args)
+        assert [(x.shape, x.dtype) for x in same] == [(x.shape, x.dtype) for x in outputs], name
+
+
+def test_the_page_follows_from_the_records(recorded, tmp_path, monkeypatch):
+    for folder in ("a", "b"):
+        run(monkeypatch, "report", "--results", recorded.parent, "--docs", tmp_path / folder)
+    a, b = ({p.name: p.read_bytes() for p in (tmp_path / folder).rglob("*.*")} for folder in ("a", "b"))
+    assert a == b
+    assert set(a) == {"benchmarks.md", "parts_test.png"}
+    page = a["benchmarks.md"].decode()
+    assert "| `clipped_surrogate`, gradient |" in page
+    assert "| `gae`: unrolled, inside |" in page
+    assert "## Learning" not in page  # nothing is recorded there
+
+
+@pytest.mark.lenient_ranks  # the network's biases
+def test_growth_is_recorded_and_drawn(tmp_path, monkeypatch):
+    path = tmp_path / "growth_test.json"
+    run(monkeypatch, "growth", "--quantities", "environments", "--points", 1, "--rounds", 2, "--json", path)
+    record = json.loads(path.read_text())
+    (row,) = record["results"]
+    assert row["environments"] == 8
+    assert row["bytes"]["argument"] > 128 * 8 * 4 * 4  # the observations alone
+    doubled = row | {"environments": 16, "ms": {name: 4 * x for name, x in row["ms"].items()}}
+    path.write_text(json.dumps(record | {"results": [row, doubled]}))
+    lines = report.report(tmp_path, tmp_path).splitlines()
+    assert [line.split(" | ")[2] for line in lines if " environments |" in line] == ["", "2.00"]
+    assert (tmp_path / "img/growth_test.png").exists()
+
+
+def test_the_page_is_up_to_date(tmp_path):
+    def text(page):  # the pictures that exist depend on the folder
+        return [line for line in page.splitlines() if line and not line.startswith("![")]
+
+    written = (report.ROOT / "docs/benchmarks.md").read_text()
+    assert text(report.report(report.ROOT / "benchmarks/results", tmp_path)) == text(written), (
+        "run `python -m benchmarks report`"
+    )
+
+
+def test_what_became_slower(recorded, tmp_path, monkeypatch, capsys):
+    record = json.loads(recorded.read_text())
+
+    quartiles = {"median": 1.0, "q1": 0.9, "q3": 1.1}
+    worse = {"median": 1.5, "q1": 1.2, "q3": 2.0}
+    assert compare.verdict(quartiles, worse, 0.15) == "slower"
+    assert compare.verdict(worse, quartiles, 0.15) == "faster"
+    assert compare.verdict(quartiles, worse, 0.6) == ""
+    assert compare.verdict(quartiles, worse | {"q1": 1.05}, 0.15) == ""  # their spreads overlap
+
+    old, new = recorded, tmp_path / "new.json"
+
+    def status(*options):
+        with pytest.raises(SystemExit) as stopped:
+            run(monkeypatch, "compare", old, new, *options)
+        return stopped.value.code, capsys.readouterr().out
+
+    for row in record["results"]:
+        if (row["part"], row["method"], row["clock"]) == ("gae", "ours", "inside"):
+            row["over_floor"] = {name: 10 * x for name, x in row["over_floor"].items()}
+        if row["clock"] == "alone":  # mostly dispatch: not compared
+            row["over_floor"] = {name: 100 * x for name, x in row["over_floor"].items()}
+    new.write_text(json.dumps(record | {"results": record["results"][::-1]}))
+    code, printed = status()
+    assert code == 1
+    assert "slower: gae forward 4x8 float32" in printed
+    assert "5 compared, 1 slower" in printed
+    assert status("--threshold", 20)[0] == 0
+    new.write_text(json.dumps(record | {"results": []}))
+    assert status()[0] == 2
+
+
+def test_the_command_line_lists_what_there_is(monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="no benchmark is called 'gae'"):
+        run(monkeypatch, "gae")
+    assert "compare" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "parts", "--parts", "nonsense")
