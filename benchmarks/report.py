@@ -208,13 +208,15 @@ def learning(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     for name, record in records.items():
         result = record["results"]
         last = result["last_100_episodes_return"]
+        digits = 1 if abs(last["mean"]) >= 10 else 3
         lines.append(
             [
                 f"{result['config']['env_id']} (`{name.removeprefix('learning_')}`)",
                 f"{result['env_steps']:,}",
                 str(len(result["seeds"])),
-                f"{last['mean']:.1f} ({last['std']:.1f})",
+                f"{last['mean']:.{digits}f} ({last['std']:.{digits}f})",
                 f"{result['env_steps_per_second_all_seeds']:,.0f}",
+                f"{record['date'][:10]}, {record['commit'][:10]}",
             ]
         )
         if (pictures / f"{name}.png").exists():
@@ -225,9 +227,10 @@ def learning(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
         "seeds",
         "return of the last 100 episodes, mean (deviation)",
         "steps per second, all seeds",
+        "commit",
     ]
-    command = provenance(next(iter(records.values())))
-    return [*table(header, lines), *command, *page]
+    where = ["Configurations, versions, hardware and the curves of all seeds are in the files of these names.", ""]
+    return [*table(header, lines), *where, *page]
 
 
 SECTIONS: dict[str, tuple[str, Callable[[dict[str, Record], pathlib.Path], list[str]]]] = {
