@@ -111,7 +111,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, result in zip(figure.subplots(1, len(results), sharey=True), results.values(), strict=True):
+    panels = figure.subplots(1, len(results), sharey=True, squeeze=False)[0]
+    for axes, result in zip(panels, results.values(), strict=True):
         for row, (name, arm) in enumerate(result["arms"].items()):
             iqm, low, high = _interval(arm, "return_over_training")
             color = "black" if name == "plain" else "C0"
