@@ -114,3 +114,15 @@ def test_unknown_names_are_refused_with_the_nearest():
         envs.make_agents("MPE_simple_spread")
     with pytest.raises(ValueError, match="3m"):
         envs.make_agents("SMAX/3marines")
+
+
+def test_an_environment_can_be_made_while_tracing():
+    """As a sweep does, which makes its run inside a vmapped function."""
+    pytest.importorskip("jaxmarl")
+
+    def length(scale):
+        env = envs.make_agents("MPE_simple_spread_v3")
+        state, _ = env.reset(jax.random.key(0), 1)
+        return scale * env.step(jax.random.key(1), state, jnp.zeros((1, 3), int))[1].episode_length
+
+    assert jax.jit(jax.vmap(length))(jnp.array([2, 3])).ravel().tolist() == [2, 3]

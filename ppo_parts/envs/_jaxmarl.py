@@ -37,6 +37,11 @@ def make_agents(env_id: str, **settings: Any) -> Env:
     Raises:
         ImportError: JaxMARL is not installed. ValueError: unknown name (the nearest are listed).
     """
+    with jax.ensure_compile_time_eval():  # JaxMARL computes with JAX as it is imported, and as an environment is made
+        return from_jaxmarl(_made(env_id, settings))
+
+
+def _made(env_id: str, settings: dict[str, Any]) -> Any:
     try:
         import jaxmarl
         from jaxmarl.environments.smax import map_name_to_scenario
@@ -57,7 +62,7 @@ def make_agents(env_id: str, **settings: Any) -> Env:
 
         near = difflib.get_close_matches(env_id, registered_envs, 3, 0.3) or registered_envs
         raise ValueError(f"{env_id!r} is no JaxMARL environment; did you mean {', '.join(near)}?")
-    return from_jaxmarl(jaxmarl.make(name, **settings))
+    return jaxmarl.make(name, **settings)
 
 
 def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -> Env:
