@@ -32,7 +32,7 @@ def git(*args: str) -> str:
 
 # Asked when a benchmark starts: what is committed while it runs is not what it measures.
 COMMIT = git("rev-parse", "HEAD")
-UNCOMMITTED = git("status", "--porcelain", "--untracked-files=no", "--", "ppo_parts", "benchmarks/*.py")
+UNCOMMITTED = git("status", "--porcelain", "--untracked-files=no", "--", "ppo_parts", "recipes", "benchmarks/*.py")
 
 
 def compiled(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], float, float]:
@@ -99,7 +99,8 @@ def record(module: str, results: Any) -> dict[str, Any]:
         models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
         cpu = models[0] if models else cpu
     installed = {d.metadata["Name"] for d in importlib.metadata.distributions()}
-    packages = [p for p in ("jax", "jaxlib", "optax", "distrax", "rlax", "numpy", "ppo_parts") if p in installed]
+    names = ("jax", "jaxlib", "optax", "flax", "distrax", "gymnax", "jaxmarl", "rlax", "numpy", "ppo_parts")
+    packages = [p for p in names if p in installed]
     return {
         "command": shlex.join(["python", "-m", *module.split(), *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

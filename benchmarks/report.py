@@ -136,9 +136,9 @@ def update(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     """A whole update against one written by hand."""
     del pictures
     page = [
-        "`learner.update`, CleanRL's (GAE, 4 epochs of 4 shuffled minibatches) and PufferLib's (V-trace, priorities and",
-        "written-back values before each of 16 minibatches), against the same update written out by hand, which ends with",
-        "the same parameters; *with diagnostics* it reports the same metrics, too.",
+        "`learner.update`, CleanRL's (GAE, 4 epochs of 4 shuffled minibatches) and PufferLib's (V-trace, priorities",
+        "and written-back values before each of 16 minibatches), against the same update written out by hand, which",
+        "ends with the same parameters; *with diagnostics* it reports the same metrics, too.",
         "",
     ]
     for name, record in records.items():

@@ -1,4 +1,4 @@
-"""Does prioritisation help, does V-trace inside PPO, does refreshing? Every combination, several tasks, many seeds.
+"""Does prioritisation help, does V-trace inside PPO, does refreshing? Seven combinations, several tasks, many seeds.
 
     python -m benchmarks study acrobot pendulum breakout
 
@@ -81,7 +81,7 @@ def measure(task: str) -> dict[str, Any]:
         began = time.perf_counter()
         run = trained(dataclasses.replace(config, **dict(zip(SETTINGS, settings, strict=True))))
         whole = run(*zip(*columns, strict=True)).whole[: len(tuned)].reshape(len(rates), TUNING_SEEDS).mean(axis=1)
-        rate = rates[int(np.argmax(whole))]
+        rate = rates[int(np.nanargmax(whole))]
         outcome = run(range(1, 1 + SEEDS), [rate] * SEEDS)
         arms[name] = {
             **dict(zip(SETTINGS, settings, strict=True)),
@@ -161,7 +161,12 @@ BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", choices=TASKS, help="none: only draw what was measured")
-    for task in parser.parse_args().tasks:
+    parser.add_argument(
+        "tasks", nargs="*", metavar="task", help=f"of {', '.join(TASKS)}; none: only draw what was measured"
+    )
+    tasks = parser.parse_args().tasks
+    if unknown := set(tasks) - set(TASKS):
+        parser.error(f"no such task: {', '.join(unknown)}; there are {', '.join(TASKS)}")
+    for task in tasks:
         training.write_json(ROOT / f"benchmarks/results/study_{task}.json", record("benchmarks study", measure(task)))
     report()

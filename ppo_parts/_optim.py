@@ -60,9 +60,20 @@ def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         >>> import optax, ppo_parts as pp
         >>> optimizer = pp.per_agent(optax.chain(optax.clip_by_global_norm(.5), optax.adam(3e-4)))
     """
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise TypeError(f"per_agent: expected an optax transformation, got {optimizer!r}")
     inner = optax.with_extra_args_support(optimizer)
+
+    def init(params: Any) -> Any:
+        sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(params)}
+        if len(sizes) != 1 or () in sizes:
+            raise ValueError(
+                "per_agent: every parameter needs the axis of agents in front, and the sizes of the first axes are "
+                f"{sorted(sizes)}; shared parameters need no per_agent"
+            )
+        return jax.vmap(inner.init)(params)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         return jax.vmap(lambda u, s, p: inner.update(u, s, p, **extra))(updates, state, params)
 
-    return optax.GradientTransformationExtraArgs(jax.vmap(inner.init), update)
+    return optax.GradientTransformationExtraArgs(init, update)

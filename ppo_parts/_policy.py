@@ -14,7 +14,7 @@ from .functional._common import ShapeError
 
 def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> tuple[Any, Array]:
     """`evaluate(params, batch)` without a recurrent carry, with errors that say what it should have returned."""
-    result = evaluate(params, batch)
+    result = evaluate(params, _own(batch))
     if not isinstance(result, tuple) or len(result) not in (2, 3):
         got = f"{len(result)} items" if isinstance(result, tuple) else kind(result)
         raise TypeError(
@@ -24,10 +24,15 @@ def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> tuple[A
     return result[:2]
 
 
+def _own(batch: Batch) -> Batch:
+    """The batch with containers of its own: a user's function that writes into them changes nothing of ours."""
+    return jax.tree.map(lambda x: x, batch)
+
+
 def evaluate_step(evaluate: Evaluate, params: Params, obs: Any, carry: Any, reset: Any) -> tuple[Any, Array, Any]:
     """One step of a recurrent policy, `(distribution, value, carry)`, the first two with a time axis of size 1."""
     batch = Batch(obs=jax.tree.map(lambda x: x[None], obs), carry=carry, reset=reset[None])
-    result = evaluate(params, batch)
+    result = evaluate(params, _own(batch))
     if not isinstance(result, tuple) or len(result) != 3:
         raise TypeError(
             "evaluate(params, batch) of a recurrent policy must return (distribution, value, carry), the last being "

@@ -11,6 +11,9 @@ from typing import Any
 import distrax
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from .functional._common import ShapeError, accumulator
 
 Array = jax.Array
 
@@ -35,7 +38,8 @@ class TanhNormal:
         loc: `[..., D]`, mean of u.
         scale: `[..., D]`, deviation of u, > 0.
         low, high: `[D]` or numbers, the box; m is its middle and h half its width.
-        eps: relative width of an edge; 1e-6 is 16 units in the last place of float32, and u_max 7.25.
+        eps: relative width of an edge; 1e-6 is 16 units in the last place of float32, and u_max 7.25. Wider where the
+            box is narrow and far from 0.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -47,9 +51,15 @@ class TanhNormal:
     """
 
     def __init__(self, loc: Array, scale: Array, low: Any = -1.0, high: Any = 1.0, eps: float = 1e-6) -> None:
+        known = not any(isinstance(x, jax.core.Tracer) for x in (low, high))
+        if known and not (np.all(np.isfinite(low) & np.isfinite(high)) and np.all(np.less(low, high))):
+            raise ValueError(f"TanhNormal: the box must be finite, with low < high, got low={low}, high={high}")
+        dtype = accumulator(loc, scale)
+        loc, scale, low, high = (jnp.asarray(x, dtype) for x in (loc, scale, low, high))
         self.base = distrax.Normal(loc, scale)
-        self.middle, self.half = (jnp.asarray(high) + low) / 2, (jnp.asarray(high) - low) / 2
-        self.eps = eps
+        self.middle, self.half = (high + low) / 2, (high - low) / 2
+        # An action far from 0 in a narrow box has few digits left within it, and its edge has to be found again.
+        self.eps = jnp.maximum(eps, 4 * jnp.finfo(dtype).eps * (1 + jnp.abs(self.middle) / self.half))
 
     def _squashed(self, u: Array) -> Array:
         x = jnp.tanh(u)
@@ -65,6 +75,11 @@ class TanhNormal:
 
     def log_prob(self, value: Array) -> Array:
         """Log-probability of actions `[..., D]`, summed over D."""
+        shape = self.base.loc.shape
+        if jnp.shape(value)[-len(shape) :] != shape:
+            raise ShapeError(
+                f"TanhNormal: an action has shape {jnp.shape(value)}, its mean {shape}: nothing is broadcast"
+            )
         x = (value - self.middle) / self.half
         edge, limit = jnp.abs(x) > 1 - self.eps / 2, 1 - self.eps
         u = jnp.arctanh(jnp.clip(x, -limit, limit))

@@ -109,9 +109,12 @@ def make_env(config: Config) -> envs.Env:
     return env
 
 
-def make_train(config: Config) -> training.Train:
-    """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers."""
-    env = make_env(config)
+def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
+    """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers.
+
+    `env` is an environment of your own, wrapped as you like; None: the one the configuration names.
+    """
+    env = make_env(config) if env is None else env
     num_updates = training.updates_in(config.total_timesteps, num_envs=config.num_envs, num_steps=config.num_steps)
     discrete, space = envs.is_discrete(env.action_space), env.action_space
     network = ActorCritic(space.n if discrete else envs.size(space), discrete, config.hidden)

@@ -158,16 +158,18 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         return apply(params, x, carry, reset)
 
     def evaluate(params: Any, batch: pp.Batch) -> Any:
-        x, carry = inputs(batch.obs), batch.carry or {"actor": None, "critic": None}
-        out, carry["actor"] = each_agent("actor", params["actor"], x["actor"], carry["actor"], batch.reset)
-        value, carry["critic"] = each_agent("critic", params["critic"], x["critic"], carry["critic"], batch.reset)
+        x, before = inputs(batch.obs), batch.carry or {"actor": None, "critic": None}
+        out, actor = each_agent("actor", params["actor"], x["actor"], before["actor"], batch.reset)
+        value, critic = each_agent("critic", params["critic"], x["critic"], before["critic"], batch.reset)
         if not discrete:
             distribution = distrax.MultivariateNormalDiag(*out)
         elif batch.obs.available is None:
             distribution = distrax.Categorical(out)
         else:
             distribution = distrax.Categorical(distributions.mask_logits(out, batch.obs.available))
-        return (distribution, value[..., 0], carry) if config.memory else (distribution, value[..., 0])
+        if not config.memory:
+            return distribution, value[..., 0]
+        return distribution, value[..., 0], {"actor": actor, "critic": critic}
 
     def initial_carry(num_envs: int) -> Any:
         return {name: jnp.zeros((num_envs, agents, config.hidden)) for name in networks}
@@ -184,6 +186,11 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
 
         return {name: init(name, k) for name, k in zip(networks, jax.random.split(key), strict=True)}
 
+    if config.advantages == "step_and_agent" and config.num_envs // config.num_minibatches < 2:
+        raise ValueError(
+            'advantages="step_and_agent" standardises over the environments of a minibatch, and with '
+            f"num_envs={config.num_envs}, num_minibatches={config.num_minibatches} there is one in each: all would be 0"
+        )
     time_kept = config.memory or config.advantages == "step_and_agent"
     minibatches = pp.segment_minibatches if time_kept else pp.shuffled_minibatches
     axis = {"together": None, "agent": (0, 1) if time_kept else 0, "step_and_agent": 1}[config.advantages]

@@ -157,6 +157,21 @@ def test_permuted_agents_are_permuted_results(mortal):
     )
 
 
+def test_a_recurrent_state_goes_on_from_rollout_to_rollout_as_if_there_were_none():
+    """The state at the end is that of playing the steps again: nothing has been fed to the network twice."""
+    train = ippo.make_train(dataclasses.replace(SMALL, memory=True, agent_id=True), probe())
+    state = jax.jit(train.init)(jax.random.key(0))
+    params = state.learner.params
+    after, batch, _ = jax.jit(train.rollout.collect)(jax.random.key(1), params, state.rollout)
+    *_, replayed = jax.jit(train.evaluate)(params, batch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after.carry, replayed)
+
+
+def test_a_group_of_one_cannot_be_standardised():
+    with pytest.raises(ValueError, match="num_minibatches=8"):
+        ippo.make_train(dataclasses.replace(SMALL, advantages="step_and_agent", num_minibatches=8), probe())
+
+
 def test_with_one_agent_it_is_the_pipeline_without_an_axis_of_agents():
     def evaluate(params, batch):
         x = batch.obs
@@ -191,6 +206,10 @@ def test_clipping_per_agent_is_each_agents_own():
     optimizer = pp.per_agent(clip)
     clipped, _ = optimizer.update(updates, optimizer.init(updates))
     np.testing.assert_allclose(clipped["w"], [[0.6, 0.8], [0.3, 0.4]], rtol=1e-6)
+    with pytest.raises(ValueError, match="shared parameters"):
+        optimizer.init({"w": jnp.ones((2, 3)), "b": jnp.ones(3)})
+    with pytest.raises(TypeError, match="optax transformation"):
+        pp.per_agent(optax.adam)
     step = pp.per_agent(pp.per_update_learning_rate(lambda step: 0.1 * step))
     scaled, _ = step.update(updates, step.init(updates), step=jnp.array(2))
     np.testing.assert_allclose(scaled["w"], -0.2 * updates["w"], rtol=1e-6)
@@ -217,3 +236,7 @@ def test_statistics_of_one_agent_are_refused_for_many():
     for wrap in (envs.normalize_observation, lambda env: envs.normalize_reward(env, gamma=0.9)):
         with pytest.raises(ValueError, match="fold_agents"):
             wrap(probe())
+        folded = wrap(envs.fold_agents(probe(mortal=True)))
+        state, _ = folded.reset(jax.random.key(0), 4)
+        with pytest.raises(ValueError, match="absent"):
+            folded.step(jax.random.key(1), state, jnp.zeros(4, int))

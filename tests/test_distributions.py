@@ -65,6 +65,24 @@ def test_tanh_normal_with_its_mean_far_outside_has_ratios_that_are_moderate(far)
     np.testing.assert_allclose(after.log_prob(sample) - before.log_prob(sample), 0, atol=1e-6)
 
 
+def test_tanh_normal_knows_the_edges_of_narrow_boxes_far_from_0():
+    low = jnp.linspace(-20, 20, 300)
+    for width in (0.1, 0.6, 2.0):
+        policy = distributions.TanhNormal(jnp.full(300, 50.0), jnp.ones(300), low, low + width)
+        np.testing.assert_allclose(policy.log_prob(policy.mode()), 0, atol=1e-5)
+
+
+def test_tanh_normal_says_what_is_wrong():
+    with pytest.raises(ValueError, match="low < high"):
+        distributions.TanhNormal(jnp.zeros(1), jnp.ones(1), 1.0, 1.0)
+    with pytest.raises(ValueError, match="finite"):
+        distributions.TanhNormal(jnp.zeros(1), jnp.ones(1), -jnp.inf, jnp.inf)
+    with pytest.raises(ValueError, match="nothing is broadcast"):
+        distributions.TanhNormal(jnp.zeros((3, 1)), jnp.ones((3, 1))).log_prob(jnp.zeros(3))
+    half = distributions.TanhNormal(jnp.zeros(1, jnp.bfloat16), jnp.ones(1, jnp.bfloat16))
+    assert np.isfinite(half.log_prob(half.sample(seed=jax.random.key(0))))
+
+
 def test_tanh_normal_has_no_closed_form_entropy():
     with pytest.raises(NotImplementedError):
         squashed(jnp.zeros(2), jnp.zeros(2)).entropy()

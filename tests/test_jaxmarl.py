@@ -74,6 +74,27 @@ def test_a_time_limit_is_what_the_caller_says():
     np.testing.assert_array_equal(out.terminated[3, 0], [0, 1])
 
 
+def test_an_agent_that_dies_as_the_time_is_up_is_dead():
+    class Together(Dwindling):
+        def step_env(self, key, state, action):
+            obs, state, reward, _, info = super().step_env(key, state, action)
+            over = state["time"] == 2
+            return obs, state, reward, {"a": jnp.zeros((), bool), "b": over, "__all__": over}, info
+
+    _, out = played(envs.from_jaxmarl(Together(), timed_out=lambda state: state["time"] == 2), 2, [0, 0])
+    np.testing.assert_array_equal(out.truncated[1, 0], [1, 0])
+    np.testing.assert_array_equal(out.terminated[1, 0], [0, 1])
+
+
+def test_boxes_that_differ_are_refused():
+    class Boxes(Dwindling):
+        def action_space(self, agent):
+            return SimpleNamespace(shape=(2,) if agent == "a" else (1,), low=0.0, high=1.0)
+
+    with pytest.raises(ValueError, match=r"b \(1,\)"):
+        envs.from_jaxmarl(Boxes())
+
+
 def test_mixed_kinds_of_actions_are_refused():
     class Mixed(Dwindling):
         def action_space(self, agent):

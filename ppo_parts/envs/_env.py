@@ -178,6 +178,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
 
     def step(key: Array, state: NormalizedState, action: Any) -> tuple[NormalizedState, Transition]:
         inner, out = env.step(key, state.inner, action)
+        _all_present("normalize_observation", out)
         moments = state.moments.updated(out.obs)
         out = out._replace(obs=shown(moments, out.obs), final_obs=shown(moments, out.final_obs))
         return NormalizedState(inner, moments), out
@@ -222,6 +223,7 @@ def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps:
 
     def step(key: Array, state: NormalizedState, action: Any) -> tuple[NormalizedState, Transition]:
         inner, out = env.step(key, state.inner, action)
+        _all_present("normalize_reward", out)
         running = state.running_return * gamma + out.reward
         moments = state.moments.updated(running)
         reward = jnp.clip(out.reward / jnp.sqrt(moments.var + eps), -clip, clip)
@@ -288,6 +290,11 @@ def with_agent_id(obs: Array) -> Array:
     agents = obs.shape[-2]
     ids = jnp.broadcast_to(jnp.eye(agents, dtype=obs.dtype), (*obs.shape[:-1], agents))
     return jnp.concatenate([obs, ids], axis=-1)
+
+
+def _all_present(where: str, out: Transition) -> None:
+    if out.mask is not None:
+        raise ValueError(f"{where}: agents can be absent here, and what they leave behind would enter the statistics")
 
 
 def _one_agent(where: str, env: Env) -> None:

@@ -82,6 +82,9 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
     discrete = is_discrete(spaces[0])
     if any(is_discrete(space) != discrete for space in spaces):
         raise ValueError(f"{env.name}: some agents have discrete actions and some have not; wrap it so that all agree")
+    if not discrete and len({(space.shape, str(space.low), str(space.high)) for space in spaces}) > 1:
+        listed = ", ".join(f"{agent} {space.shape}" for agent, space in zip(agents, spaces, strict=True))
+        raise ValueError(f"{env.name}: agents' boxes of actions differ ({listed}); wrap it so that all agree")
     observed = max(size(env.observation_space(agent)) for agent in agents)
     kinds = {base.__name__ for base in type(env).__mro__}
     smax = bool(kinds & {"SMAX", "EnemySMAX"})
@@ -89,7 +92,8 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
     options = max(space.n for space in spaces) if discrete else 0
     limited = discrete and (smax or any(space.n != options for space in spaces))
     if timed_out is None:
-        timed_out = _both_sides_alive(env) if smax else _always if kinds & {"SimpleMPE", "Overcooked"} else _never
+        endless = bool(kinds & {"SimpleMPE", "Overcooked", "OvercookedV2"})  # but for the time limit
+        timed_out = _both_sides_alive(env) if smax else _always if endless else _never
 
     def observation(obs: dict[str, Array], inner: Any) -> AgentsObs:
         rows = [jnp.ravel(obs[agent]).astype(jnp.float32) for agent in agents]
@@ -134,7 +138,8 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
 
         obs, inner = jax.tree.map(now, (first_obs, fresh), (final_obs, inner))
         collected, length = state.episode_return + reward, state.episode_length + 1
-        truncated = jnp.broadcast_to(cut[:, None], gone.shape) & state.alive
+        died = gone if smax else gone & ~jnp.all(gone, axis=1, keepdims=True)  # at the end all are done
+        truncated = cut[:, None] & state.alive & ~died
         transition = Transition(
             obs=obs,
             reward=reward,

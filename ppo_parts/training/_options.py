@@ -93,12 +93,12 @@ def checked(options: RunOptions, train: Train) -> RunOptions:
     choice("run", "best_mode", options.best_mode, ("max", "min"))
     if options.eval_episodes:
         count("run", "eval_episodes", options.eval_episodes)
-        key = jax.random.key(0)
-        jax.eval_shape(lambda key: train.evaluate_policy(key, train.init(key), 1), key)  # fail now, or never
+        key, episodes = jax.random.key(0), options.eval_episodes
+        jax.eval_shape(lambda key: train.evaluate_policy(key, train.init(key), episodes), key)  # fail now, or never
     if options.best_metric is not None:
         measured = set(jax.eval_shape(lambda key: train.step(train.init(key))[1], jax.random.key(0)))
         if options.eval_every is not None:
-            measured |= {EVALUATION + name for name in EpisodeResults._fields}
+            measured |= {EVALUATION + name for name in EpisodeResults._fields if name != "info"}
         if options.best_metric not in measured:
             hint = "evaluation/... needs eval_every; " if options.best_metric.startswith(EVALUATION) else ""
             raise ValueError(

@@ -51,7 +51,9 @@ def main(
     first.add_argument("--preset", default=next(iter(presets)))
     first.add_argument("--resume", "--init-from", "--init_from", type=Path, dest="before")
     known, _ = first.parse_known_args(argv)
-    config, options = presets.get(known.preset, next(iter(presets.values()))), RunOptions()
+    if known.preset not in presets:
+        first.error(f"--preset {known.preset}: there are {', '.join(presets)}")
+    config, options = presets[known.preset], RunOptions()
     if known.before is not None:
         with _said():
             stored = stored_run(known.before)
