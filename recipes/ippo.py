@@ -131,6 +131,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
 
     `env` is an environment of your own with an axis of agents; None: the one the configuration names.
     """
+    training.check_choices(config)
     env = make_env(config) if env is None else env
     if env.num_agents is None:
         raise ValueError("ippo: this environment has no axis of agents; use cleanrl_ppo, or give it one")

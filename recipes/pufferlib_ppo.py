@@ -163,6 +163,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
 
     `env` is an environment of your own, wrapped as you like; None: the one the configuration names.
     """
+    training.check_choices(config)
     env = make_env(config) if env is None else env
     num_updates = training.updates_in(config.total_timesteps, num_envs=config.num_envs, num_steps=config.num_steps)
     network = Policy(env.action_space, config.hidden, config.activation, config.memory, config.squash)

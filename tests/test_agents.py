@@ -172,6 +172,16 @@ def test_a_group_of_one_cannot_be_standardised():
         ippo.make_train(dataclasses.replace(SMALL, advantages="step_and_agent", num_minibatches=8), probe())
 
 
+def test_words_that_are_no_choice_are_refused():
+    with pytest.raises(ValueError, match="critic must be one of 'local', 'central', got 'centralised'"):
+        ippo.make_train(dataclasses.replace(SMALL, critic="centralised"), probe())
+
+
+def test_an_environment_of_one_agent_is_refused():
+    with pytest.raises(ValueError, match="axis of agents"):
+        ippo.make_train(SMALL, envs.fold_agents(probe()))
+
+
 def test_with_one_agent_it_is_the_pipeline_without_an_axis_of_agents():
     def evaluate(params, batch):
         x = batch.obs

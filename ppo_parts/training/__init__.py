@@ -19,5 +19,6 @@ from ._statistics import summary as summary
 from ._train import Train as Train
 from ._train import TrainResult as TrainResult
 from ._train import TrainState as TrainState
+from ._train import check_choices as check_choices
 from ._train import last_episodes_return as last_episodes_return
 from ._train import updates_in as updates_in
