@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppo_parts import training
-from recipes import cleanrl_ppo, pufferlib_ppo
+from recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
 from ._timing import record
 
@@ -38,6 +38,10 @@ TASKS: dict[str, tuple[Callable[[Any], training.Train], Any]] = {
         dataclasses.replace(PUFFERLIB["memory"], memory="none"),
     ),
     "pufferlib_breakout": (pufferlib_ppo.make_train, PUFFERLIB["minatar"]),
+    "ippo_spread": (ippo.make_train, ippo.PRESETS["spread"]),
+    "ippo_spread_2m": (ippo.make_train, dataclasses.replace(ippo.PRESETS["spread"], total_timesteps=2_000_000)),
+    "ippo_smax_3m": (ippo.make_train, ippo.PRESETS["smax"]),
+    "ippo_riddle": (ippo.make_train, ippo.PRESETS["riddle"]),
 }
 
 
@@ -67,7 +71,9 @@ def measure(task: str, seeds: int) -> dict[str, object]:
         "seeds": [config.seed + i for i in range(seeds)],
         "env_steps": int(env_steps[-1]),
         "last_100_episodes_return": training.summary(np.asarray(training.last_episodes_return(returns, episodes))),
-        "evaluation_100_episodes_return": training.summary(np.mean(np.asarray(played.episode_return), axis=1)),
+        "evaluation_100_episodes_return": training.summary(
+            np.mean(np.asarray(played.episode_return).reshape(seeds, -1), axis=1)
+        ),
         "compile_seconds": compiled - began,
         "run_seconds": finished - compiled,
         "env_steps_per_second_all_seeds": seeds * int(env_steps[-1]) / (finished - compiled),
