@@ -473,3 +473,22 @@ def test_nothing_is_differentiated_through_an_advantage():
     assert np.any(np.asarray(advantage) != 0)
     for leaf in jax.tree.leaves(gradient):
         np.testing.assert_array_equal(leaf, np.zeros(leaf.shape))
+
+
+def test_hyperparameters_that_do_not_fit_are_refused():
+    ones = jnp.ones((5, 3))
+    for gamma in (jnp.ones(5), jnp.ones((2, 5, 3))):
+        with pytest.raises(ValueError, match=r"shape \(.*5.*\) does not fit"):
+            f.gae(ones, ones, ones, ones, gamma=gamma, gae_lambda=0.9)
+    for gamma in (jnp.full(3, 0.9), jnp.full((5, 3), 0.9)):
+        per_agent = f.gae(ones, ones, ones, 0 * ones, gamma=gamma, gae_lambda=0.9)
+        np.testing.assert_allclose(
+            per_agent.advantage, f.gae(ones, ones, ones, 0 * ones, gamma=0.9, gae_lambda=0.9).advantage, rtol=1e-6
+        )
+
+
+def test_lists_and_single_numbers_are_refused():
+    with pytest.raises(TypeError, match="got a list"):
+        f.gae([1.0], [1.0], [1.0], [0.0], gamma=0.9, gae_lambda=0.9)
+    with pytest.raises(ValueError, match="single number"):
+        f.gae(*[jnp.ones(())] * 4, gamma=0.9, gae_lambda=0.9)

@@ -288,7 +288,17 @@ class _Steps(NamedTuple):
 def _hyperparameter(x: float | Array, value: Array) -> Array:
     """In the dtype to compute in, and in the shape of the arrays if it varies."""
     x = jnp.asarray(x, accumulator(value))
-    return jnp.broadcast_to(x, value.shape) if x.ndim else x
+    if not jnp.ndim(value):
+        raise ShapeError("gae and vtrace work along axis 0, time, and the value given is a single number")
+    if not x.ndim:
+        return x
+    pairs = zip(x.shape[::-1], value.shape[::-1], strict=False)
+    if x.ndim > value.ndim or any(a not in (1, b) for a, b in pairs):
+        raise ShapeError(
+            f"a hyperparameter of shape {x.shape} does not fit values of shape {value.shape}: give a number, one per "
+            f"element, or one for each of the trailing axes {value.shape[1:]}"
+        )
+    return jnp.broadcast_to(x, value.shape)
 
 
 def _estimate(where: str, x: _Steps, implementation: Implementation) -> tuple[Array, ...]:

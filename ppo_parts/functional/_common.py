@@ -29,6 +29,8 @@ def same_shape(where: str, **arrays: Array | None) -> None:
 def floating(where: str, **arrays: Array) -> None:
     """Raise `TypeError` unless every array has a floating dtype."""
     for name, x in arrays.items():
+        if isinstance(x, (list, tuple)):
+            raise TypeError(f"{where}: {name} must be an array, got a {type(x).__name__}; convert it with jnp.asarray")
         if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
             raise TypeError(
                 f"{where}: {name} must be floating, got {jnp.result_type(x)}; "
