@@ -12,12 +12,13 @@ import numpy as np
 import optax
 
 from ._chain import Chain, chain, check_batch, divider, fold
+from ._optim import transformation
 from ._phases import Phases
 from ._policy import evaluate_current, follow
 from ._samplers import Sampler, put, take
 from ._types import Array, Batch, Context, Current, Evaluate, Params, Part, require
 from .functional import masked_mean
-from .functional._common import ShapeError, floating, masked_sum, same_shape
+from .functional._common import ShapeError, floating, masked_sum, same_shape, unsqueezed
 
 Metrics = dict[str, Array]
 RECORDED = (
@@ -197,7 +198,7 @@ def _divide(pipeline: Part, optimizer: Any) -> tuple[tuple[Part, ...], list[_Pha
             raise ValueError(
                 "learner: a dict of optimizers goes with phases(); this pipeline has one sampler, give one"
             )
-        return (), [_Phase(None, before, dividing, after, _checked(optimizer))]
+        return (), [_Phase(None, before, dividing, after, transformation("learner", optimizer))]
     assert isinstance(dividing, Phases)
     if after:
         raise ValueError(f"learner: {after[0].name} stands after phases(): move it into one of the phases")
@@ -209,13 +210,6 @@ def _divide(pipeline: Part, optimizer: Any) -> tuple[tuple[Part, ...], list[_Pha
         _, (phase,) = _divide(part, optimizer[name])
         divided.append(dataclasses.replace(phase, name=name))
     return before, divided
-
-
-def _checked(optimizer: Any) -> optax.GradientTransformationExtraArgs:
-    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        called = f": did you forget to call it, {optimizer.__name__}(...)?" if hasattr(optimizer, "__name__") else ""
-        raise TypeError(f"learner: the optimizer must be an optax transformation, got {optimizer!r}{called}")
-    return optax.with_extra_args_support(optimizer)
 
 
 class _Carry(NamedTuple):
@@ -473,7 +467,7 @@ def finite_where_masked(batch: Batch) -> Batch:
     def finite(x: Array) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.floating) or x.shape[: keep.ndim] != keep.shape:
             return x
-        return jnp.where(jnp.isfinite(x) | keep.reshape(keep.shape + (1,) * (x.ndim - keep.ndim)), x, 0)
+        return jnp.where(jnp.isfinite(x) | unsqueezed(keep, x.ndim), x, 0)
 
     return batch.replace(obs=jax.tree.map(finite, batch.obs), action=jax.tree.map(finite, batch.action))
 

@@ -47,6 +47,14 @@ def per_update_learning_rate(learning_rate: Any | Callable[[Any], Any]) -> optax
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def transformation(where: str, optimizer: Any) -> optax.GradientTransformationExtraArgs:
+    """The optimizer, ready for extra arguments; raises `TypeError` if it is none."""
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        called = f": did you forget to call it, {optimizer.__name__}(...)?" if hasattr(optimizer, "__name__") else ""
+        raise TypeError(f"{where}: the optimizer must be an optax transformation, got {optimizer!r}{called}")
+    return optax.with_extra_args_support(optimizer)
+
+
 def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Apply an optimizer to each agent's parameters apart: every leaf has the axis of agents in front.
 
@@ -60,9 +68,7 @@ def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         >>> import optax, ppo_parts as pp
         >>> optimizer = pp.per_agent(optax.chain(optax.clip_by_global_norm(.5), optax.adam(3e-4)))
     """
-    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise TypeError(f"per_agent: expected an optax transformation, got {optimizer!r}")
-    inner = optax.with_extra_args_support(optimizer)
+    inner = transformation("per_agent", optimizer)
 
     def init(params: Any) -> Any:
         sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(params)}

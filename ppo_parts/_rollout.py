@@ -12,7 +12,7 @@ from ._hyperparameters import count
 from ._policy import evaluate_policy, evaluate_step
 from ._types import ABSENT, Array, Batch, Evaluate, Params
 from .functional import next_values
-from .functional._common import ShapeError
+from .functional._common import ShapeError, unsqueezed
 
 
 class RolloutState(NamedTuple):
@@ -122,8 +122,8 @@ def rollout(
             )
             ended, _ = out.episode_ends()
             episodes = (ended, {"return": out.episode_return, "length": out.episode_length, **out.info})
-            begins = jnp.broadcast_to(ended.reshape(num_envs, *(1,) * (len(each) - 1)), each)
-            state = RolloutState(env_state, out.obs, carry, begins if recurrent else None)
+            begins = jnp.broadcast_to(unsqueezed(ended, len(each)), each) if recurrent else None
+            state = RolloutState(env_state, out.obs, carry, begins)
             return strong(state), (recorded, final_value, episodes)
 
         # All keys at once: one call of the generator instead of one a step.

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .._rollout import strong
+from ..functional._common import unsqueezed
 from ._env import AgentsObs, Array, Env, Transition, is_discrete, size
 
 SMAX_SETTINGS = {"see_enemy_actions": True, "walls_cause_death": True, "attack_mode": "closest"}
@@ -88,11 +89,11 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
     observed = max(size(env.observation_space(agent)) for agent in agents)
     kinds = {base.__name__ for base in type(env).__mro__}
     smax = bool(kinds & {"SMAX", "EnemySMAX"})
-    together = bool(kinds & {"SimpleMPE", "Overcooked", "OvercookedV2", "SwitchRiddle"})  # all agents end at once
+    endless = bool(kinds & {"SimpleMPE", "Overcooked", "OvercookedV2"})  # but for the time limit
+    together = endless or "SwitchRiddle" in kinds  # all agents end at once
     options = max(space.n for space in spaces) if discrete else 0
     limited = discrete and (smax or any(space.n != options for space in spaces))
     if timed_out is None:
-        endless = bool(kinds & {"SimpleMPE", "Overcooked", "OvercookedV2"})  # but for the time limit
         timed_out = _both_sides_alive(env) if smax else _always if endless else _never
 
     def observation(obs: dict[str, Array], inner: Any) -> AgentsObs:
@@ -134,7 +135,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         first_obs, fresh = jax.vmap(reset_one)(reset_keys)
 
         def now(new: Array, old: Array) -> Array:
-            return jnp.where(ended.reshape(-1, *(1,) * (old.ndim - 1)), new, old)
+            return jnp.where(unsqueezed(ended, old.ndim), new, old)
 
         obs, inner = jax.tree.map(now, (first_obs, fresh), (final_obs, inner))
         collected, length = state.episode_return + reward, state.episode_length + 1

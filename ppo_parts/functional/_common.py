@@ -43,6 +43,11 @@ def accumulator(*arrays: ArrayLike) -> jnp.dtype:
     return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 
 
+def unsqueezed(x: Array, rank: int) -> Array:
+    """`x` with axes of size 1 appended until it has so many, to stand beside an array that only begins like it."""
+    return x.reshape(x.shape + (1,) * (rank - x.ndim))
+
+
 def masked_sum(x: Array, mask: Array | None = None, axis: Axes = None) -> Array:
     """Sum of `x` where `mask` is 1; what stands in masked places (NaN, too) has no effect."""
     return jnp.sum(x if mask is None else jnp.where(mask.astype(bool), x, 0), axis=axis)

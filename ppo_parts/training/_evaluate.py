@@ -12,6 +12,7 @@ import numpy as np
 from .._hyperparameters import count
 from .._policy import evaluate_policy, evaluate_step
 from .._types import Array, Batch, Evaluate, Params
+from ..functional._common import unsqueezed
 
 EVALUATION = "evaluation/"
 """What the names of an evaluation's metrics begin with."""
@@ -91,7 +92,7 @@ def evaluate_episodes(
         seen = EpisodeResults(out.episode_return, out.episode_length, ended & ~truncated, truncated, out.info)
 
         def kept(new: Array, old: Array) -> Array:
-            return jnp.where(playing.reshape(-1, *(1,) * (old.ndim - 1)), new.astype(old.dtype), old)
+            return jnp.where(unsqueezed(playing, old.ndim), new.astype(old.dtype), old)
 
         results = jax.tree.map(kept, seen, results)
         return key, env_state, out.obs, memory, results, steps + 1
