@@ -296,7 +296,7 @@ def _shuffled(where: str, axis: Axis, num_minibatches: int, num_epochs: int, ref
         del epoch
         size = _size(where, batch, axis)
         _share(where, num_minibatches, size, "steps T*N" if axis == "step" else "segments N")
-        return jax.random.permutation(key, size).reshape(num_minibatches, -1)
+        return functional.permutation(key, size).reshape(num_minibatches, -1)
 
     def draw(item: Array, batch: Batch, context: Context) -> tuple[Array, None]:
         del batch, context

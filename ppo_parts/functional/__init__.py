@@ -17,6 +17,7 @@ from ._losses import value_loss as value_loss
 from ._normalize import advantage_normalize as advantage_normalize
 from ._recurrence import Implementation as Implementation
 from ._sampling import importance_weights as importance_weights
+from ._sampling import permutation as permutation
 from ._sampling import segment_priorities as segment_priorities
 from ._statistics import KLEstimator as KLEstimator
 from ._statistics import approx_kl as approx_kl

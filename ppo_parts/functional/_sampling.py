@@ -1,10 +1,45 @@
-"""Prioritised choice of segments, and the weights that correct for it."""
+"""Choosing what to train on: shuffles, priorities, and the weights that correct for them."""
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
 from ._common import Array, accumulator, floating, masked_sum, same_shape
+
+
+def permutation(key: Array, size: int) -> Array:
+    r"""The integers below `size` in random order: `jax.random.permutation`, several times as fast on a CPU.
+
+    Words of 32 bits are sorted whose low :math:`b = \lceil \log_2 n \rceil` bits are the position and whose others are
+    random, in as many rounds as it takes for all random bits together to be at least :math:`3 b - 1`. The order is uniform
+    unless two elements draw the same bits in all rounds, which happens with probability below :math:`1/n`; these two
+    then stay in order. `jax.random.permutation` does the same with 32 random bits a round, which have to be sorted
+    together with the positions: two arrays, which XLA sorts on CPUs about four times as slowly as one.
+
+    Args:
+        key: of `jax.random`.
+        size: n, at least 1.
+
+    Returns:
+        `[size]` int32.
+
+    Example:
+        >>> import jax
+        >>> sorted(permutation(jax.random.key(0), 4).tolist())
+        [0, 1, 2, 3]
+
+    Reference: sorting by random keys is Knuth, The Art of Computer Programming 2, section 3.4.2.
+    """
+    bits = max(1, (size - 1).bit_length())
+    if bits > 24:  # too few random bits are left in a word
+        return jax.random.permutation(key, size)
+    position, low = jnp.arange(size, dtype=jnp.uint32), jnp.uint32(2**bits - 1)
+    rounds = -(-(3 * bits - 1) // (32 - bits))
+    order = position
+    for words in jax.random.bits(key, (rounds, size), jnp.uint32):
+        order = order[jnp.sort(words & ~low | position) & low]
+    return order.astype(jnp.int32)
 
 
 def segment_priorities(
