@@ -1,4 +1,4 @@
-"""PPO as one hand-written function, in the style of PureJaxRL: what `python -m benchmarks train` compares the recipe with.
+"""PPO as one hand-written function, in the style of PureJaxRL: what `python -m benchmarks train` measures against.
 
 Everything stands inline: the environment is stepped and the policy sampled with fresh keys in every step, the critic is
 asked in every step, each epoch draws a permutation and copies the rollout in its order, the optimizer walks the
@@ -132,9 +132,7 @@ def make_train(config: Any) -> Callable[[jax.Array], Any]:
                 batch = (trajectory, advantages, targets)
                 batch = jax.tree.map(lambda x: x.reshape((batch_size, *x.shape[2:])), batch)
                 shuffled = jax.tree.map(lambda x: jnp.take(x, permutation, axis=0), batch)
-                minibatches = jax.tree.map(
-                    lambda x: x.reshape((config.num_minibatches, -1, *x.shape[1:])), shuffled
-                )
+                minibatches = jax.tree.map(lambda x: x.reshape((config.num_minibatches, -1, *x.shape[1:])), shuffled)
                 (params, opt_state), losses = jax.lax.scan(minibatch_step, (params, opt_state), minibatches)
                 return (params, opt_state, key), losses
 

@@ -12,9 +12,10 @@ import numpy as np
 import optax
 
 from ._chain import Chain, chain, check_batch, divider, fold
+from ._hyperparameters import count
 from ._optim import transformation
 from ._phases import Phases
-from ._policy import evaluate_current, follow
+from ._policy import evaluate_current, follow, in_pieces
 from ._samplers import Sampler, put, take
 from ._types import Array, Batch, Context, Current, Evaluate, Params, Part, require
 from .functional import masked_mean
@@ -63,7 +64,7 @@ class Learner(NamedTuple):
     update: Callable[[Array, LearnerState, Batch], tuple[LearnerState, Metrics]]
 
 
-def learner(evaluate: Evaluate, pipeline: Part, optimizer: Any) -> Learner:
+def learner(evaluate: Evaluate, pipeline: Part, optimizer: Any, *, microbatch: int | None = None) -> Learner:
     r"""Turn a pipeline into an update: rollout in, new parameters and metrics out.
 
     The parts before the sampler run on the rollout. Then, for each minibatch of each epoch, the policy is evaluated on
@@ -85,6 +86,11 @@ def learner(evaluate: Evaluate, pipeline: Part, optimizer: Any) -> Learner:
         pipeline: a part with one sampler (or `phases`) in it, usually a `chain`.
         optimizer: an optax transformation; with `phases` a dict with the names of the phases. It gets the number of
             updates so far as the extra argument `step`, see `per_update_learning_rate`.
+        microbatch: evaluate the network on pieces of at most this many elements of a minibatch, one after the other,
+            and again in the backward pass. The gradient is that of the whole minibatch (up to rounding: losses, means
+            and statistics are taken over all of it) with the memory of one piece; on a CPU, where a piece stays in the
+            cache, small networks on large minibatches are faster, too. Not for networks that mix elements, as batch
+            normalisation does. None: all at once.
 
     Returns:
         `Learner(init, update)`. Both are pure: jit, vmap, scan and shard them.
@@ -117,6 +123,8 @@ def learner(evaluate: Evaluate, pipeline: Part, optimizer: Any) -> Learner:
         raise TypeError(
             f"learner: evaluate must be a function (params, batch) -> (distribution, value), got {evaluate!r}"
         )
+    if microbatch is not None:
+        evaluate = in_pieces(evaluate, count("learner", "microbatch", microbatch))
     shared, phases = _divide(chain(pipeline), optimizer)
     named = phases[0].name is not None
     start = chain(*shared)
@@ -246,6 +254,7 @@ class _Run:
             num_minibatches=sampler.num_minibatches,
         )
         metrics: Metrics = {}
+        measuring, refreshing = _Packer(), _Packer()
         data: Batch | None = None
         seen: Batch | None = None
         if sampler.refresh == "rollout":
@@ -266,14 +275,15 @@ class _Run:
                 refreshed = dict(rollout.metrics)
             plan = sampler.plan(keys[1], self.raw, number)
 
-            def minibatch(carry: _Carry, item: Any) -> tuple[_Carry, Metrics]:
+            def minibatch(carry: _Carry, item: Any) -> tuple[_Carry, Array]:
                 index, planned = item
                 here = context.replace(key=jax.random.fold_in(keys[2], index), epoch=number, minibatch=index)
-                return self._minibatch(carry, planned, rollout, here)
+                carry, measured = self._minibatch(carry, planned, rollout, here)
+                return carry, measuring.pack(measured)
 
             numbered = (jnp.arange(sampler.num_minibatches), plan)
             carry, measured, ran = _scan(minibatch, carry, numbered, can_stop)
-            return carry, (refreshed, measured, ran)
+            return carry, (refreshing.pack(refreshed), measured, ran)
 
         carry, (refreshed, measured, ran), epochs = _scan(epoch, carry, jnp.arange(sampler.num_epochs), can_stop)
         own = {"epochs": jnp.sum(epochs)}
@@ -281,13 +291,13 @@ class _Run:
             own["early_stopped"] = carry.stopped.astype(jnp.float32)
         metrics = _joined(
             metrics,
-            {name: _reduced(name, values, epochs) for name, values in refreshed.items()},
-            {name: _reduced(name, values, ran) for name, values in measured.items()},
+            refreshing.reduce(refreshed, epochs),
+            measuring.reduce(measured, ran),
             own,
         )
         if seen is not None:
-            count = len(self.shared)
-            shared_state, before = tuple(carry.before[:count]), tuple(carry.before[count:])
+            number = len(self.shared)
+            shared_state, before = tuple(carry.before[:number]), tuple(carry.before[number:])
         params = phase.merged(self.params, carry.trained)
         return params, carry.opt_state, shared_state, (before, carry.after), metrics
 
@@ -343,7 +353,7 @@ class _Run:
                     "learner: no part added a loss: put one, such as clipped_surrogate(), after the sampler"
                 )
             means = {name: masked_mean(loss, batch.mask) for name, loss in batch.losses.items()}
-            bad = {f"nonfinite/loss/{name}": ~jnp.isfinite(mean) for name, mean in means.items()}
+            bad = {f"nonfinite/loss/{name}": mean for name, mean in means.items()}
             result = batch.replace(metrics=_joined(batch.metrics, bad), current=None, losses={})
             return sum(means.values(), jnp.zeros(())), (result, after, current._replace(distribution=None))
 
@@ -369,7 +379,7 @@ class _Run:
             )
         norm = optax.tree.norm(grads)
         own = {"loss": loss, "grad_norm": norm, "minibatches": applied.astype(jnp.int32)}
-        own["nonfinite/gradient"] = ~jnp.isfinite(norm)
+        own["nonfinite/gradient"] = norm
         if minibatch.advantage is not None:
             own["nonfinite/advantage"] = masked_sum(~jnp.isfinite(minibatch.advantage), minibatch.mask)
         metrics = _joined(metrics, batch.metrics, own)
@@ -412,16 +422,40 @@ def _joined(*groups: Mapping[str, Array]) -> Metrics:
     return joined
 
 
-def _reduced(name: str, values: Array, ran: Array) -> Array:
-    """One number from what the minibatches that ran measured."""
-    if name.endswith("_max"):
-        return jnp.max(values, where=ran, initial=-jnp.inf)
-    if name.endswith("_min"):
-        return jnp.min(values, where=ran, initial=jnp.inf)
-    total = jnp.sum(jnp.where(ran, values, 0))
-    if name == "minibatches" or name.startswith("nonfinite/"):
-        return total
-    return total / jnp.maximum(jnp.sum(ran), 1)
+class _Packer:
+    """Scalars by name as one vector, so that loops carry one array of metrics instead of dozens.
+
+    What goes by `nonfinite/loss/...` and `nonfinite/gradient` are the numbers themselves, counted in the end.
+    """
+
+    def __init__(self) -> None:
+        self.dtypes: dict[str, Any] = {}
+
+    def pack(self, metrics: Metrics) -> Array:
+        self.dtypes = {name: jnp.result_type(value) for name, value in metrics.items()}
+        dtype = jnp.result_type(jnp.float32, *self.dtypes.values())
+        return jnp.stack([jnp.asarray(value, dtype) for value in metrics.values()] or [jnp.zeros((), dtype)])
+
+    def reduce(self, packed: Array, ran: Array) -> Metrics:
+        """One number for each name from what was packed where `ran`, `[..., names]`."""
+        values, ran = packed.reshape(-1, packed.shape[-1]), ran.reshape(-1, 1)
+        total = jnp.sum(jnp.where(ran, values, 0), axis=0)
+        mean = total / jnp.maximum(jnp.sum(ran), 1)
+        nonfinite = jnp.sum(ran & ~jnp.isfinite(values), axis=0)
+        extremes = {
+            "_max": jnp.max(values, axis=0, where=ran, initial=-jnp.inf),
+            "_min": jnp.min(values, axis=0, where=ran, initial=jnp.inf),
+        }
+        reduced = {}
+        for column, (name, dtype) in enumerate(self.dtypes.items()):
+            if name.startswith(("nonfinite/loss/", "nonfinite/gradient")):
+                reduced[name] = nonfinite[column]
+            elif name == "minibatches" or name.startswith("nonfinite/"):
+                reduced[name] = total[column].astype(jnp.int32)
+            else:
+                kept = dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.float32
+                reduced[name] = extremes.get(name[-4:], mean)[column].astype(kept)
+        return reduced
 
 
 def check_rollout(batch: Batch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
 from . import functional
@@ -54,15 +55,17 @@ def clipped_surrogate(
         loss = functional.clipped_surrogate(
             log_ratio, batch.advantage, clip_eps=low, clip_eps_high=high, dual_clip=bound
         )
-        ratio = jnp.exp(log_ratio)
+        seen = jax.lax.stop_gradient(log_ratio)  # metrics have no gradient, and need not be traced for one
+        ratio = jnp.exp(seen)
         keep = True if batch.mask is None else batch.mask.astype(bool)
-        clipped = functional.clip_fraction(log_ratio, clip_eps=low, clip_eps_high=high)
         prefix = "" if name == "policy" else f"{name}_"
         measured = {
-            f"{name}_loss": masked_mean(loss, batch.mask),
-            f"{prefix}clip_fraction": masked_mean(clipped, batch.mask),
-            f"{prefix}approx_kl": masked_mean(functional.approx_kl(log_ratio), batch.mask),
-            f"{prefix}approx_kl_k1": masked_mean(functional.approx_kl(log_ratio, estimator="k1"), batch.mask),
+            f"{name}_loss": masked_mean(jax.lax.stop_gradient(loss), batch.mask),
+            f"{prefix}clip_fraction": masked_mean(
+                functional.clip_fraction(seen, clip_eps=low, clip_eps_high=high), batch.mask
+            ),
+            f"{prefix}approx_kl": masked_mean(functional.approx_kl(seen), batch.mask),
+            f"{prefix}approx_kl_k1": masked_mean(functional.approx_kl(seen, estimator="k1"), batch.mask),
             f"{prefix}ratio_mean": masked_mean(ratio, batch.mask),
             f"{prefix}ratio_min": jnp.min(ratio, where=keep, initial=jnp.inf),
             f"{prefix}ratio_max": jnp.max(ratio, where=keep, initial=-jnp.inf),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ._types import Array, Batch, Current, Evaluate, Params, kind
+from ._types import PER_STEP, Array, Batch, Current, Evaluate, Params, kind
 from .functional import next_values
 from .functional._common import ShapeError
 
@@ -79,3 +80,76 @@ def follow(batch: Batch, value: Array) -> Array:
         keep = batch.mask.astype(bool)
         elsewhere = elsewhere | jnp.concatenate([~keep[1:], jnp.zeros_like(keep[:1])])
     return next_values(value, recorded[-1], elsewhere, recorded)
+
+
+def in_pieces(evaluate: Evaluate, microbatch: int) -> Evaluate:
+    """`evaluate` on pieces of at most `microbatch` elements, one after the other, and joined again.
+
+    The backward pass evaluates each piece again instead of remembering it. Pieces of a recurrent policy are whole
+    segments, at least one.
+    """
+
+    def leaves_of(params: Params, batch: Batch) -> tuple[list[Array], Any]:
+        leaves, structure = jax.tree.flatten(evaluate_policy(evaluate, params, batch))
+        for leaf in leaves:
+            if not isinstance(leaf, jax.Array):
+                raise TypeError(
+                    "learner: microbatch needs a distribution that is a pytree of arrays, as those of distrax are; "
+                    f"{kind(leaf)} is none: register it with jax.tree_util, or leave microbatch out"
+                )
+        return leaves, structure
+
+    def joined(params: Params, batch: Batch) -> tuple[Any, Array]:
+        shape, axis = jnp.shape(batch.log_prob), len(batch.axes) - 1
+        pieces = _pieces(shape, axis, microbatch)
+        if pieces == 1:
+            return evaluate_policy(evaluate, params, batch)
+        found: list[Any] = []
+
+        def remembering(params: Params, batch: Batch) -> list[Array]:
+            leaves, structure = leaves_of(params, batch)
+            found.append(structure)
+            return leaves
+
+        shapes = jax.eval_shape(remembering, params, batch)
+        structure = found[0]  # of the whole: a piece's may hold the shape of a piece
+
+        def split(x: Array, axis: int = axis) -> Array:
+            return jnp.moveaxis(x.reshape(*x.shape[:axis], pieces, -1, *x.shape[axis + 1 :]), axis, 0)
+
+        extras, extras_structure = jax.tree.flatten(batch.extras)
+        sampled = [jnp.shape(x)[: axis + 1] == shape[: axis + 1] for x in extras]
+        fields = {field: jax.tree.map(split, getattr(batch, field)) for field in PER_STEP}
+        fields["carry"] = jax.tree.map(lambda x: split(x, 0), batch.carry)
+        own = [split(x) for x, cut in zip(extras, sampled, strict=True) if cut]
+
+        @jax.checkpoint
+        def piece(params: Params, fields: Any, own: list[Array]) -> list[Array]:
+            cut = iter(own)
+            here = [next(cut) if is_cut else x for x, is_cut in zip(extras, sampled, strict=True)]
+            part = batch.replace(**fields, weight=None, extras=jax.tree.unflatten(extras_structure, here))
+            return leaves_of(params, part)[0]
+
+        results = jax.lax.map(lambda xs: piece(params, *xs), (fields, own))
+
+        def join(x: Array, whole: Any) -> Array:
+            if x.shape[1:] == whole.shape:  # says nothing of single elements
+                return x[0]
+            return jnp.moveaxis(x, 0, axis).reshape(whole.shape)
+
+        return jax.tree.unflatten(structure, map(join, results, shapes))
+
+    return joined
+
+
+def _pieces(shape: tuple[int, ...], axis: int, microbatch: int) -> int:
+    """How many equal pieces of axis `axis` have at most `microbatch` elements each."""
+    size, needed = shape[axis], min(shape[axis], -(-math.prod(shape) // microbatch))
+    pieces = next(n for n in range(needed, size + 1) if size % n == 0)
+    if pieces > 2 * needed:
+        raise ValueError(
+            f"learner: a minibatch of shape {shape} cannot be evaluated in equal pieces of about microbatch="
+            f"{microbatch} elements: the nearest number of pieces that divides {size} is {pieces}; use another "
+            "microbatch or minibatches of another size"
+        )
+    return pieces

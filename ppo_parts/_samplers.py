@@ -13,25 +13,10 @@ import numpy as np
 from . import functional
 from ._hyperparameters import Numeric, at, choice, count, number
 from ._policy import evaluate_current
-from ._types import Array, Batch, Context, EmptyState, Part, no_state
+from ._types import PER_STEP, Array, Batch, Context, EmptyState, Part, no_state
 
 Refresh = Literal["rollout", "epoch", "minibatch"]
 Axis = Literal["step", "segment"]
-PER_STEP = (
-    "obs",
-    "action",
-    "log_prob",
-    "value",
-    "reward",
-    "terminated",
-    "truncated",
-    "next_value",
-    "mask",
-    "advantage",
-    "target",
-    "log_ratio",
-    "reset",
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -158,6 +158,23 @@ class Context:
         return dataclasses.replace(self, **changes)
 
 
+PER_STEP = (  # fields of a batch that samplers draw from, and cut along
+    "obs",
+    "action",
+    "log_prob",
+    "value",
+    "reward",
+    "terminated",
+    "truncated",
+    "next_value",
+    "mask",
+    "advantage",
+    "target",
+    "log_ratio",
+    "reset",
+)
+
+
 class EmptyState(NamedTuple):
     """State of a part that has none."""
 

@@ -1,6 +1,7 @@
-"""Action distributions that distrax leaves to the user: squashed, multi-discrete, masked.
+"""Action distributions: categorical, multi-discrete and squashed, and masks for unavailable actions.
 
-Any object with `log_prob`, `entropy` and `sample` works with the learner; these are the ones PPO needs most.
+Any object with `log_prob`, `entropy` and `sample` works with the learner, those of distrax among them; these are the
+ones PPO needs most. All are pytrees.
 """
 
 from __future__ import annotations
@@ -18,6 +19,19 @@ from .functional._common import ShapeError, accumulator
 Array = jax.Array
 
 
+def _pytree(cls: Any) -> Any:
+    """Register a class whose attributes are all arrays or trees of them, as distrax does with its own."""
+
+    def unflatten(names: Any, values: Any) -> Any:
+        made = object.__new__(cls)
+        vars(made).update(zip(names, values, strict=True))
+        return made
+
+    jax.tree_util.register_pytree_node(cls, lambda x: (tuple(vars(x).values()), tuple(vars(x))), unflatten)
+    return cls
+
+
+@_pytree
 class TanhNormal:
     r"""Gaussian squashed into a box, :math:`a = m + h \tanh(u),\ u \sim \mathcal N(\mu, \sigma)`, dimensions apart.
 
@@ -94,6 +108,61 @@ class TanhNormal:
         raise NotImplementedError("a squashed Gaussian has no closed-form entropy")
 
 
+@_pytree
+class Categorical:
+    r"""One of n actions, :math:`\pi(a) = e^{z_a} / \sum_k e^{z_k}`.
+
+    As `distrax.Categorical`, but the logits are normalised once, in the beginning, and every gradient is a select
+    instead of a scatter: faster in PPO's loss, where log-probability and entropy are taken of the same logits.
+
+    Args:
+        logits: `[..., n]`, -inf allowed (see also `mask_logits`).
+
+    Attributes:
+        logits: `[..., n]`, normalised: log-probabilities.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> policy = Categorical(jnp.log(jnp.array([1., 3.])))
+        >>> round(float(jnp.exp(policy.log_prob(1))), 4), round(float(policy.entropy()), 4)
+        (0.75, 0.5623)
+    """
+
+    def __init__(self, logits: Array) -> None:
+        self.logits = jax.nn.log_softmax(logits)
+
+    @property
+    def probs(self) -> Array:
+        """Probabilities `[..., n]`."""
+        return jnp.exp(self.logits)
+
+    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
+        """Actions, int32 `[*sample_shape, ...]`."""
+        return jax.random.categorical(seed, self.logits, shape=(*sample_shape, *self.logits.shape[:-1]))
+
+    def mode(self) -> Array:
+        """The most probable action."""
+        return jnp.argmax(self.logits, axis=-1)
+
+    def log_prob(self, value: Array) -> Array:
+        """Log-probability of actions `[...]`, integers; NaN for those that are not in [0, n)."""
+        value, shape = jnp.asarray(value), self.logits.shape
+        if value.shape[value.ndim - len(shape) + 1 :] != shape[:-1]:
+            raise ShapeError(
+                f"Categorical: actions have shape {value.shape}, their logits {shape}: nothing is broadcast"
+            )
+        every = (*value.shape, shape[-1])
+        option = jax.lax.broadcasted_iota(jnp.int32, every, value.ndim)
+        chosen = jnp.sum(jnp.where(value[..., None] == option, jnp.broadcast_to(self.logits, every), 0), axis=-1)
+        return jnp.where((value >= 0) & (value < shape[-1]), chosen, jnp.nan)
+
+    def entropy(self) -> Array:
+        """In nats; impossible actions add nothing."""
+        probs = self.probs
+        return -jnp.sum(probs * jnp.where(probs > 0, self.logits, 0), axis=-1)
+
+
+@_pytree
 class MultiCategorical:
     """Independent categorical actions side by side: action `[..., K]`, one integer for each of K choices.
 
@@ -110,7 +179,7 @@ class MultiCategorical:
     """
 
     def __init__(self, logits: Sequence[Array]) -> None:
-        self.parts = [distrax.Categorical(part) for part in logits]
+        self.parts = [Categorical(part) for part in logits]
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
         """Actions, `[*sample_shape, ..., K]`."""
@@ -143,11 +212,11 @@ def mask_logits(logits: Array, available: Array) -> Array:
         available: `[..., n]`, 1 (or True) where the option may be taken; at least one of each row.
 
     Returns:
-        `[..., n]`; give it to `distrax.Categorical`.
+        `[..., n]`; give it to `Categorical`.
 
     Example:
-        >>> import distrax, jax.numpy as jnp
-        >>> policy = distrax.Categorical(mask_logits(jnp.zeros(4), jnp.array([1, 1, 0, 0])))
+        >>> import jax.numpy as jnp
+        >>> policy = Categorical(mask_logits(jnp.zeros(4), jnp.array([1, 1, 0, 0])))
         >>> policy.probs.tolist(), round(float(policy.entropy()), 4)
         ([0.5, 0.5, 0.0, 0.0], 0.6931)
 

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 import ppo_parts as pp
-from ppo_parts import envs, training
+from ppo_parts import distributions, envs, networks, training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +53,8 @@ class Config:
     normalize_env: bool = False
     """standardise and clip observations and rewards by running statistics"""
     hidden: tuple[int, ...] = (64, 64)
+    microbatch: int | None = None
+    """evaluate the network on so many steps at a time: less memory, and on a CPU faster where minibatches are large"""
     skip_nonfinite: bool = False
     """skip gradients that are not finite, and count them, instead of ending the run"""
     seed: int = 1
@@ -89,11 +91,12 @@ class ActorCritic(nn.Module):
         def mlp(x: jax.Array, out: int, gain: float) -> jax.Array:
             for width in self.hidden:
                 x = nn.tanh(nn.Dense(width, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
-            return nn.Dense(out, kernel_init=nn.initializers.orthogonal(gain))(x)
+            head = nn.Dense(out, kernel_init=nn.initializers.orthogonal(gain), dot_general=networks.narrow_dot_general)
+            return head(x)
 
         head, value = mlp(obs, self.num_actions, 0.01), mlp(obs, 1, 1.0)[..., 0]
         if self.discrete:
-            return distrax.Categorical(head), value
+            return distributions.Categorical(head), value
         log_std = self.param("log_std", nn.initializers.zeros, (self.num_actions,))
         scale = jnp.broadcast_to(jnp.exp(log_std), head.shape)
         return distrax.MultivariateNormalDiag(head, scale), value
@@ -139,10 +142,12 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         pp.identity() if config.target_kl is None else pp.kl_early_stop(config.target_kl, check="epoch"),
     )
     annealed = pp.linear_schedule(config.learning_rate, 0.0, num_updates)
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm),
-        optax.scale_by_adam(eps=1e-5),
-        pp.per_update_learning_rate(annealed if config.anneal_lr else config.learning_rate),
+    optimizer = optax.flatten(  # all parameters as one vector: the same steps in fewer, larger operations
+        optax.chain(
+            optax.clip_by_global_norm(config.max_grad_norm),
+            optax.scale_by_adam(eps=1e-5),
+            pp.per_update_learning_rate(annealed if config.anneal_lr else config.learning_rate),
+        )
     )
     if config.skip_nonfinite:
         optimizer = optax.apply_if_finite(optimizer, max_consecutive_errors=np.iinfo(np.int32).max)
@@ -151,7 +156,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         evaluate=evaluate,
         init_params=init_params,
         rollout=pp.rollout(env, evaluate, num_envs=config.num_envs, num_steps=config.num_steps),
-        learner=pp.learner(evaluate, pipeline, optimizer),
+        learner=pp.learner(evaluate, pipeline, optimizer, microbatch=config.microbatch),
         num_updates=num_updates,
         steps_per_update=config.num_envs * config.num_steps,
     )

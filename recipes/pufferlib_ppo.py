@@ -22,7 +22,7 @@ import numpy as np
 import optax
 
 import ppo_parts as pp
-from ppo_parts import distributions, envs, training
+from ppo_parts import distributions, envs, networks, training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +74,8 @@ class Config:
     """recurrent cell between the encoder and the heads"""
     squash: bool = False
     """continuous actions: tanh-squashed into the box; otherwise Gaussian, clipped on their way to the environment"""
+    microbatch: int | None = None
+    """evaluate the network on so many steps at a time: less memory, and on a CPU faster where minibatches are large"""
     skip_nonfinite: bool = False
     """skip gradients that are not finite, and count them, instead of ending the run"""
     seed: int = 1
@@ -127,11 +129,12 @@ class Policy(nn.Module):
             carry, x = scan(cell, carry, (x, reset))
 
         def head(size: int, gain: float) -> jax.Array:
-            return nn.Dense(size, kernel_init=nn.initializers.orthogonal(gain))(x)
+            init = nn.initializers.orthogonal(gain)
+            return nn.Dense(size, kernel_init=init, dot_general=networks.narrow_dot_general)(x)
 
         value = head(1, 1.0)[..., 0]
         if envs.is_discrete(self.space):
-            distribution = distrax.Categorical(head(self.space.n, 0.01))
+            distribution = distributions.Categorical(head(self.space.n, 0.01))
         else:
             size = envs.size(self.space)
             scale = jnp.exp(self.param("log_std", nn.initializers.zeros, (size,)))
@@ -212,6 +215,8 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         rate = pp.cosine_decay_schedule(config.learning_rate, max(1, gradient_steps))
     descend = optax.contrib.muon(rate) if config.optimizer == "muon" else optax.adam(rate, eps=config.adam_eps)
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), descend)
+    if config.optimizer == "adam":  # Muon needs its matrices
+        optimizer = optax.flatten(optimizer)
     if config.accumulate_minibatches > 1:
         optimizer = optax.MultiSteps(optimizer, config.accumulate_minibatches).gradient_transformation()
     if config.skip_nonfinite:
@@ -223,7 +228,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         rollout=pp.rollout(
             env, evaluate, num_envs=config.num_envs, num_steps=config.num_steps, initial_carry=initial_carry
         ),
-        learner=pp.learner(evaluate, pipeline, optimizer),
+        learner=pp.learner(evaluate, pipeline, optimizer, microbatch=config.microbatch),
         num_updates=num_updates,
         steps_per_update=config.num_envs * config.num_steps,
         initial_carry=initial_carry,

@@ -117,3 +117,46 @@ def test_masked_logits_take_no_part():
         assert np.abs(gradient).max() > 0
     with pytest.raises(ValueError, match="mask_logits"):
         distributions.mask_logits(logits, available[None])
+
+
+def test_categorical_is_that_of_distrax_with_its_gradients():
+    logits = jnp.array([[0.3, -1.0, 2.0], [0.0, 0.0, -jnp.inf]])
+    action, key = jnp.array([2, 0]), jax.random.key(0)
+
+    def measured(kind, logits):
+        policy = kind(logits)
+        return policy.log_prob(action) @ jnp.array([1.0, 3.0]) + policy.entropy() @ jnp.array([2.0, 5.0])
+
+    ours, theirs = distributions.Categorical(logits), distrax.Categorical(logits)
+    np.testing.assert_allclose(ours.log_prob(action), theirs.log_prob(action), rtol=1e-6)
+    np.testing.assert_allclose(ours.entropy(), theirs.entropy(), rtol=1e-6)
+    np.testing.assert_allclose(ours.probs, theirs.probs, rtol=1e-6)
+    np.testing.assert_array_equal(ours.mode(), theirs.mode())
+    gradient = jax.grad(lambda x: measured(distributions.Categorical, x))(logits)
+    np.testing.assert_allclose(gradient[0], jax.grad(lambda x: measured(distrax.Categorical, x))(logits)[0], rtol=1e-5)
+    assert np.isfinite(gradient).all()  # where an action is impossible, too
+    sample = ours.sample(seed=key, sample_shape=(20_000,))
+    assert sample.shape == (20_000, 2)
+    np.testing.assert_allclose(np.mean(sample == 2, axis=0), ours.probs[:, 2], atol=0.015)
+
+
+@pytest.mark.parametrize("action", [-1, 3])
+def test_an_action_that_is_none_has_no_probability(action):
+    assert np.isnan(distributions.Categorical(jnp.zeros(3)).log_prob(action))
+
+
+def test_actions_have_the_shape_of_their_logits():
+    with pytest.raises(ValueError, match=r"actions have shape \(4, 1\), their logits \(4, 3\)"):
+        distributions.Categorical(jnp.zeros((4, 3))).log_prob(jnp.zeros((4, 1), int))
+
+
+@pytest.mark.parametrize("kind", ["Categorical", "MultiCategorical", "TanhNormal"])
+def test_distributions_are_pytrees(kind):
+    made = {
+        "Categorical": lambda: distributions.Categorical(jnp.arange(3.0)),
+        "MultiCategorical": lambda: distributions.MultiCategorical([jnp.arange(3.0), jnp.zeros(2)]),
+        "TanhNormal": lambda: squashed(jnp.zeros(2), jnp.zeros(2)),
+    }[kind]
+    policy = jax.jit(made)()
+    assert type(policy) is getattr(distributions, kind)
+    np.testing.assert_allclose(policy.log_prob(made().mode()), made().log_prob(made().mode()), rtol=1e-6)

@@ -492,3 +492,27 @@ def test_lists_and_single_numbers_are_refused():
         f.gae([1.0], [1.0], [1.0], [0.0], gamma=0.9, gae_lambda=0.9)
     with pytest.raises(ValueError, match="single number"):
         f.gae(*[jnp.ones(())] * 4, gamma=0.9, gae_lambda=0.9)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 1000, 70_000])  # one round, and several
+def test_a_permutation_has_every_integer_once(size):
+    order = f.permutation(jax.random.key(0), size)
+    assert order.dtype == jnp.int32
+    np.testing.assert_array_equal(np.sort(order), np.arange(size))
+
+
+def test_permutations_are_uniform():
+    keys = jax.random.split(jax.random.key(0), 24_000)
+    orders = np.asarray(jax.vmap(lambda key: f.permutation(key, 4))(keys))
+    counts = np.unique(orders @ [64, 16, 4, 1], return_counts=True)[1]
+    assert counts.shape == (24,)
+    assert np.sum((counts - 1000) ** 2 / 1000) < 49.7  # chi-square of 23 degrees of freedom, 0.1 %
+    several = np.asarray(jax.vmap(lambda key: f.permutation(key, 1030))(keys[:2000]))  # two rounds
+    assert abs(np.mean(several[:, 0]) - 514.5) < 3.3 * 297 / 2000**0.5
+    assert abs(np.mean(several[:, 7] < several[:, 900]) - 0.5) < 3.3 * 0.5 / 2000**0.5
+
+
+def test_a_permutation_has_a_size():
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        f.permutation(jax.random.key(0), 0)
+    assert jax.eval_shape(lambda key: f.permutation(key, 2**24 + 1), jax.random.key(0)).shape == (2**24 + 1,)

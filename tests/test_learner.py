@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
+from ppo_parts import distributions
 
 from . import reference
 from .common import (
@@ -792,3 +793,79 @@ def test_phases_run_in_order_and_share_what_stands_before_them():
     # the shared parts ran once for the actor, and once more before each of the critic's two epochs
     assert state.pipeline[0][0] == 3
     assert {"explained_variance", "critic/explained_variance"} <= set(metrics)
+
+
+# --- microbatches ----------------------------------------------------------------------------------------------------
+
+
+def policy_of(kind):
+    """A policy whose distribution is a pytree; `evaluate` of the tests has one that is none."""
+
+    def evaluate_with(params, batch):
+        distribution, value = evaluate(params, batch)
+        # One leaf is of no element, as a deviation that all share would be.
+        return kind(distribution.logits), value + 0 * batch.extras["shared"] + 0 * batch.extras["row"]
+
+    return evaluate_with
+
+
+@pytest.mark.parametrize("sampler", ["step", "segment", "full"])
+@pytest.mark.parametrize("microbatch", [1, 5, 12])
+def test_microbatches_change_rounding_only(sampler, microbatch):
+    samplers = {
+        "step": pp.given_indices(ROWS),
+        "segment": pp.given_indices(COLUMNS[0], "segment"),
+        "full": pp.full_batch(2),
+    }
+    batch = rollout()
+    batch = batch.replace(extras={"shared": jnp.ones(()), "row": jnp.ones((TIME, SEGMENTS))})
+    pipeline = pp.chain(GAE, samplers[sampler], pp.advantage_normalize(), *LOSSES, pp.entropy_bonus(coef=0.1))
+    policy = policy_of(distributions.Categorical)
+    results = [
+        jax.jit(learner.update)(KEY, learner.init(make_params()), batch)
+        for learner in (
+            pp.learner(policy, pipeline, optax.adam(0.1), microbatch=microbatch),
+            pp.learner(policy, pipeline, optax.adam(0.1)),
+        )
+    ]
+    assert_close(*results)
+
+
+def test_microbatches_need_less_memory():
+    def wide(params, batch):
+        return distributions.Categorical(jnp.tanh(batch.obs @ params) @ jnp.ones((256, 2))), jnp.zeros(512)
+
+    shape = (32, 16)
+    batch = pp.Batch(obs=jnp.ones((*shape, 4)), action=jnp.ones(shape, int), log_prob=jnp.zeros(shape))
+    pipeline = pp.chain(
+        pp.shuffled_minibatches(1),
+        pp.stateless(lambda b: b.replace(advantage=b.log_prob)),
+        pp.clipped_surrogate(clip_eps=1),
+    )
+    needed = []
+    for microbatch in (None, 64):
+        learner = pp.learner(wide, pipeline, optax.sgd(1.0), microbatch=microbatch)
+        program = jax.jit(learner.update).lower(KEY, learner.init(jnp.ones((4, 256))), batch).compile()
+        needed.append(program.memory_analysis().temp_size_in_bytes)
+    assert needed[1] < needed[0] / 3
+
+
+def test_microbatches_that_cannot_be_are_refused():
+    batch = rollout().replace(extras={"shared": jnp.ones(()), "row": jnp.ones((TIME, SEGMENTS))})
+    update = functools.partial(pp.learner, optimizer=optax.sgd(1.0))
+
+    def run(policy, indices, microbatch):
+        learner = update(policy, pp.chain(GAE, pp.given_indices(indices), *LOSSES), microbatch=microbatch)
+        jax.eval_shape(learner.update, KEY, learner.init(make_params()), batch)
+
+    with pytest.raises(ValueError, match=r"microbatch=4 .* divides 7 is 7"):
+        run(policy_of(distributions.Categorical), ROWS[0, :1, :7], 4)
+
+    class Opaque:
+        def __init__(self, logits):
+            self.logits = logits
+
+    with pytest.raises(TypeError, match="Opaque is none: register it"):
+        run(policy_of(Opaque), ROWS[0], 4)
+    with pytest.raises(ValueError, match="microbatch must be at least 1, got 0"):
+        run(policy_of(distributions.Categorical), ROWS[0], 0)
