@@ -8,6 +8,7 @@ import sys
 COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what it does
     "parts": "microbenchmarks of every part and function, against rivals and a memory stream",
     "update": "a whole update against the same update written by hand",
+    "train": "whole training runs against others: environment steps per second, compile time",
     "growth": "how an update's cost grows with environments, steps, minibatches and seeds",
     "learning": "learning curves of the recipes, over many seeds",
     "study": "what priorities, V-trace and refreshing are worth",

@@ -1,0 +1,236 @@
+"""Training, end to end: environment steps per second and compile time of the recipes and of others.
+
+`python -m benchmarks train --json benchmarks/results/train_cpu.json`
+
+Everybody trains the same network (two tanh layers of 64 for the actor, two for the critic) with rollouts of 128 steps,
+4 epochs of 4 minibatches and Adam, in one process, in turn. `handwritten` is CleanRL's PPO as one function in the
+style of PureJaxRL (benchmarks/handwritten.py). The recipes for PufferLib's PPO and IPPO are other algorithms: the first
+draws segments, with V-trace and priorities before each minibatch (and has one trunk for both heads), the second trains
+actor and critic one after the other. rejax, sbx and stable-baselines3 take part where they are installed (`pip install
+rejax sbx-rl stable-baselines3`); the last two step gymnasium's environments in Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import gymnax
+import jax
+import jax.numpy as jnp
+
+from ppo_parts import envs
+from recipes import cleanrl_ppo, ippo, pufferlib_ppo
+
+from . import _timing, handwritten
+
+STEPS, EPOCHS, MINIBATCHES, HIDDEN = 128, 4, 4, 64
+CARTPOLE, BREAKOUT = "CartPole-v1", "Breakout-MinAtar"
+SETTINGS = {  # name: environment, how many of it, seeds trained at once, updates
+    "cartpole-4": (CARTPOLE, 4, 1, 100),
+    "cartpole-4-seeds-8": (CARTPOLE, 4, 8, 100),
+    "cartpole-4-seeds-32": (CARTPOLE, 4, 32, 100),
+    "cartpole-64": (CARTPOLE, 64, 1, 10),
+    "cartpole-64-seeds-8": (CARTPOLE, 64, 8, 10),
+    "cartpole-64-seeds-32": (CARTPOLE, 64, 32, 10),
+    "cartpole-2048": (CARTPOLE, 2048, 1, 1),
+    "cartpole-2048-seeds-8": (CARTPOLE, 2048, 8, 1),
+    "cartpole-2048-seeds-32": (CARTPOLE, 2048, 32, 1),
+    "breakout-64": (BREAKOUT, 64, 1, 5),
+    "breakout-1024": (BREAKOUT, 1024, 1, 1),
+}
+HOST_RIVALS = ("sbx", "sb3")  # these step the environments in Python
+IN_PIECES = 1024  # steps, for `cleanrl, microbatch`
+ONE_SEED = "cleanrl, one seed"
+
+
+def cleanrl_config(env_id: str, num_envs: int, updates: int, **changes: Any) -> cleanrl_ppo.Config:
+    """The setting as a configuration of the recipe."""
+    return cleanrl_ppo.Config(
+        env_id=env_id, total_timesteps=updates * num_envs * STEPS, num_envs=num_envs, num_steps=STEPS, **changes
+    )
+
+
+def one_agent(env: envs.Env) -> envs.Env:
+    """An environment with an axis of one agent, for IPPO."""
+
+    def lift(x: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf[:, None], x)
+
+    def seen(obs: jax.Array) -> envs.AgentsObs:
+        return envs.AgentsObs(obs.reshape(obs.shape[0], 1, -1).astype(jnp.float32))
+
+    def reset(key: jax.Array, num_envs: int) -> Any:
+        state, obs = env.reset(key, num_envs)
+        return state, seen(obs)
+
+    def step(key: jax.Array, state: Any, action: Any) -> Any:
+        state, out = env.step(key, state, action[:, 0])
+        lifted = {name: lift(getattr(out, name)) for name in ("reward", "terminated", "truncated", "episode_return")}
+        ended = out.terminated | out.truncated
+        return state, out._replace(obs=seen(out.obs), final_obs=seen(out.final_obs), ended=ended, **lifted)
+
+    size = dataclasses.make_dataclass("Box", ["shape"])((envs.size(env.observation_space),))
+    wrapped = envs.Env(reset, step, size, env.action_space, lambda state: wrapped, num_agents=1)
+    return wrapped
+
+
+def rejax(env_id: str, num_envs: int, updates: int) -> Callable[[jax.Array], Any]:
+    """rejax's PPO, without its evaluations; it expects gymnax's old five-tuple."""
+    from rejax import PPO
+
+    env, env_params = gymnax.make(env_id)
+
+    class FiveTuple:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(env, name)
+
+        def step(self, *args: Any) -> Any:
+            obs, state, reward, terminated, truncated, info = env.step(*args)
+            return obs, state, reward, terminated | truncated, info
+
+    algorithm = PPO.create(
+        env=FiveTuple(),
+        env_params=env_params,
+        num_envs=num_envs,
+        num_steps=STEPS,
+        num_epochs=EPOCHS,
+        num_minibatches=MINIBATCHES,
+        max_grad_norm=0.5,
+        learning_rate=2.5e-4,
+        agent_kwargs={"activation": "tanh", "hidden_layer_sizes": (HIDDEN, HIDDEN)},
+    )
+
+    def train(key: jax.Array) -> Any:
+        state = algorithm.init_state(key)
+        return jax.lax.scan(lambda s, _: (algorithm.train_iteration(s), None), state, None, length=updates)[0]
+
+    return train
+
+
+def on_host(name: str, env_id: str, num_envs: int, updates: int) -> Callable[[], Any]:
+    """sbx or stable-baselines3, with their own vectorised environments in this process."""
+    from stable_baselines3.common.env_util import make_vec_env
+
+    environments = make_vec_env(env_id, num_envs)
+    common = {
+        "n_steps": STEPS,
+        "batch_size": STEPS * num_envs // MINIBATCHES,
+        "n_epochs": EPOCHS,
+        "learning_rate": 2.5e-4,
+        "ent_coef": 0.01,
+    }
+    layers = {"pi": [HIDDEN, HIDDEN], "vf": [HIDDEN, HIDDEN]}
+    if name == "sb3":
+        import torch
+        from stable_baselines3 import PPO
+
+        torch.set_num_threads(1)
+        model = PPO("MlpPolicy", environments, device="cpu", policy_kwargs={"net_arch": layers}, **common)
+    else:
+        from sbx import PPO
+
+        model = PPO("MlpPolicy", environments, policy_kwargs={"net_arch": layers}, **common)
+    return lambda: model.learn(updates * num_envs * STEPS).num_timesteps
+
+
+def installed(name: str) -> bool:
+    """Whether a rival can be asked."""
+    return importlib.util.find_spec({"sb3": "stable_baselines3"}.get(name, name)) is not None
+
+
+def programs(env_id: str, num_envs: int, updates: int, seeds: int) -> dict[str, Callable[[jax.Array], Any]]:
+    """`train(key)` of everybody who can take part in a setting."""
+    config = cleanrl_config(env_id, num_envs, updates)
+    found: dict[str, Callable[[jax.Array], Any]] = {
+        "cleanrl": cleanrl_ppo.make_train(config),
+        "handwritten": handwritten.make_train(config),
+    }
+    if num_envs * STEPS // MINIBATCHES >= 16 * IN_PIECES:
+        found["cleanrl, microbatch"] = cleanrl_ppo.make_train(dataclasses.replace(config, microbatch=IN_PIECES))
+    if seeds > 1:
+        return found
+    common = {"total_timesteps": config.total_timesteps, "num_envs": num_envs, "num_steps": STEPS}
+    found["pufferlib"] = pufferlib_ppo.make_train(
+        pufferlib_ppo.Config(
+            env_id=env_id,
+            update_epochs=EPOCHS,
+            num_minibatches=MINIBATCHES,
+            hidden=HIDDEN,
+            activation="tanh",
+            optimizer="adam",
+            **common,
+        )
+    )
+    found["ippo"] = ippo.make_train(ippo.Config(hidden=HIDDEN, **common), one_agent(envs.make(env_id)))
+    if installed("rejax") and env_id == CARTPOLE:
+        found["rejax"] = rejax(env_id, num_envs, updates)
+    return found
+
+
+def measure(setting: str, rounds: int, host: bool = True) -> list[dict[str, Any]]:
+    """One row for each program of a setting, timed in turn."""
+    env_id, num_envs, seeds, updates = SETTINGS[setting]
+    key, each = jax.random.key(0), num_envs * STEPS
+    chosen = programs(env_id, num_envs, updates, seeds)
+    calls = {name: (train, key) for name, train in chosen.items()}
+    steps = dict.fromkeys(calls, each * updates)
+    if seeds > 1:
+        keys = jax.random.split(key, seeds)
+        calls = {name: (jax.vmap(train), keys) for name, train in chosen.items()} | {ONE_SEED: calls["cleanrl"]}
+        steps = dict.fromkeys(calls, each * updates * seeds) | {ONE_SEED: each * updates}
+    thunks, compiled = {}, {}
+    for name, (train, argument) in calls.items():
+        call, traced, compiling = _timing.compiled(train, argument)
+        memory = call.memory_analysis()
+        compiled[name] = {
+            "compile_seconds": {"trace": traced, "compile": compiling},
+            "temporary_bytes": memory.temp_size_in_bytes if memory else None,
+        }
+        thunks[name] = functools.partial(call, argument)
+    if host and env_id == CARTPOLE and seeds == 1 and num_envs <= 64:
+        for name in filter(installed, HOST_RIVALS):
+            fewer = max(1, updates // 10)
+            thunks[name], steps[name] = on_host(name, env_id, num_envs, fewer), each * fewer
+    walls = _timing.interleaved(thunks, rounds, at_least=0)[0]
+    per_step = {name: [sample / steps[name] for sample in samples] for name, samples in walls.items()}
+    return [
+        {
+            "setting": setting,
+            "env": env_id,
+            "num_envs": num_envs,
+            "seeds": 1 if name == ONE_SEED else seeds,
+            "program": name,
+            "env_steps": steps[name],
+            "steps_per_second": 1 / _timing.quartiles(per_step[name])[0],
+            "over_cleanrl": _timing.ratio(per_step, name, "cleanrl"),
+            **compiled.get(name, {}),
+        }
+        for name in walls
+    ]
+
+
+def main() -> None:
+    """Print the table; write it with `--json`."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=tuple(SETTINGS))
+    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds")
+    parser.add_argument("--no-host", action="store_true", help="without sbx and stable-baselines3")
+    parser.add_argument("--json", metavar="PATH", help="write the results here")
+    options = parser.parse_args()
+    results = []
+    for setting in options.settings:
+        rows = measure(setting, options.rounds, host=not options.no_host)
+        for row in rows:
+            compiling = row.get("compile_seconds")
+            said = "" if compiling is None else f"trace {compiling['trace']:.1f} compile {compiling['compile']:.1f} s"
+            ratio = "x{median:.2f} ({q1:.2f} - {q3:.2f})".format(**row["over_cleanrl"])
+            print(
+                f"{setting:24} {row['program']:20} {row['steps_per_second']:10,.0f} steps/s {ratio} {said}", flush=True
+            )
+        results += rows
+    _timing.write(options.json, "benchmarks train", results)
