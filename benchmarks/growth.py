@@ -1,10 +1,11 @@
-"""How the cost of an update grows: with environments, steps, minibatches and seeds.
+"""How the cost of an update grows: with environments, steps, agents, minibatches and seeds.
 
 `python -m benchmarks growth --json benchmarks/results/growth_cpu.json`
 
 The update is that of `python -m benchmarks update`, its epochs and network included. One quantity grows at a time; the
 minibatches share the rollout, the seeds are trained by one vmapped program. Memory is what the compiler reports: what
-the program needs besides its inputs and outputs, and those.
+the program needs besides its inputs and outputs, and those. `beyond` is what it needs beyond what one gradient step on
+one minibatch does, over the size of the rollout.
 """
 
 from __future__ import annotations
@@ -20,24 +21,37 @@ from . import _timing, update
 SWEEPS: dict[str, tuple[int, ...]] = {
     "environments": (8, 32, 128, 512),
     "steps": (32, 128, 512, 2048),
+    "agents": (1, 4, 16, 64),
     "minibatches": (1, 4, 16, 64),
     "seeds": (1, 2, 4, 8, 16),
 }
-BASE = {"environments": 16, "steps": 128, "minibatches": 4, "seeds": 1}
+BASE = {"environments": 16, "steps": 128, "agents": 1, "minibatches": 4, "seeds": 1}
 
 
-def program(environments: int, steps: int, minibatches: int, seeds: int) -> tuple[Any, tuple[Any, ...]]:
+def program(
+    environments: int, steps: int, agents: int, minibatches: int, seeds: int, epochs: int = update.EPOCHS
+) -> tuple[Any, tuple[Any, ...]]:
     """The update of all seeds, and what it is called with."""
-    learner = update.cleanrl(minibatches)
+    learner = update.cleanrl(minibatches, epochs)
+    shape = (steps, environments) if agents == 1 else (steps, environments, agents)
 
     def start(key: jax.Array) -> tuple[Any, Any]:
         params = update.init_params(key)
-        return learner.init(params), update.rollout(key, params, steps, environments)
+        return learner.init(params), update.rollout(key, params, *shape)
 
     keys = jax.random.split(jax.random.key(0), seeds)
     if seeds == 1:
         return learner.update, (keys[0], *start(keys[0]))
     return jax.vmap(learner.update), (keys, *jax.vmap(start)(keys))
+
+
+def beyond_a_minibatch(setting: dict[str, int], needed: int, batch: Any) -> float:
+    """Bytes that an update needs and one gradient step on one of its minibatches does not, in sizes of the rollout."""
+    pieces = setting["minibatches"]
+    alone = setting | {"steps": setting["steps"] // pieces, "minibatches": 1}
+    function, args = program(**alone, epochs=1)
+    step = _timing.compiled(function, *args)[0].memory_analysis().temp_size_in_bytes
+    return (needed - step) / sum(x.nbytes for x in jax.tree.leaves(batch))
 
 
 def sweep(quantity: str, values: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
@@ -56,6 +70,7 @@ def sweep(quantity: str, values: tuple[int, ...], rounds: int) -> list[dict[str,
                 "trace_seconds": traced,
                 "compile_seconds": compiled,
                 "bytes": {name: getattr(memory, f"{name}_size_in_bytes") for name in fields} if memory else None,
+                "beyond": beyond_a_minibatch(setting, memory.temp_size_in_bytes, args[2]) if memory else None,
             }
         )
         thunks[str(value)] = functools.partial(call, *args)
@@ -81,7 +96,7 @@ def main() -> None:
             needed = "" if row["bytes"] is None else f"{row['bytes']['temp'] / 2**20:8.2f} MiB temporary"
             print(
                 f"{quantity:13} {row[quantity]:6} {row['ms']['median']:10.2f} ms  x{row['over_first']['median']:.2f} "
-                f"compile {row['compile_seconds']:.1f} s {needed}",
+                f"compile {row['compile_seconds']:.1f} s {needed} beyond a minibatch {row['beyond'] or 0:.2f} rollouts",
                 flush=True,
             )
         results += rows

@@ -3,13 +3,15 @@
     python -m benchmarks learning cartpole pufferlib_pendulum --seeds 10
 
 writes benchmarks/results/learning_<task>.json (configuration, versions, hardware, seeds, curve) and
-docs/img/learning_<task>.png for each task.
+docs/img/learning_<task>.png for each task. What the file said before is kept beside it, so that a change of the hot
+path shows in the same table.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +92,11 @@ def main() -> None:
     for task in args.tasks:
         result = measure(task, args.seeds)
         path = ROOT / f"benchmarks/results/learning_{task}.json"
+        if path.exists():
+            last = json.loads(path.read_text())
+            result["before"] = {key: last[key] for key in ("commit", "date")} | {
+                key: last["results"][key] for key in ("env_steps", "last_100_episodes_return")
+            }
         training.write_json(path, record("benchmarks learning", result))
         last, played = result["last_100_episodes_return"], result["evaluation_100_episodes_return"]
         print(f"{task}: {result['env_steps']:,} steps, {args.seeds} seeds; return of the last 100 episodes: {last}")

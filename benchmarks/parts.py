@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import ppo_parts as pp
-from ppo_parts import functional
+from ppo_parts import distributions, functional
 
 from . import _timing
 
@@ -36,7 +36,7 @@ except ImportError:
 
 SIZES = ((128, 4), (128, 64), (2048, 8), (128, 2048), (1024, 1024), (128, 65536), (8192, 2048))
 DTYPES = ("float32", "bfloat16")
-GAMMA, LAMBDA, CLIP, MINIBATCHES = 0.99, 0.95, 0.2, 4
+GAMMA, LAMBDA, CLIP, MINIBATCHES, ACTIONS = 0.99, 0.95, 0.2, 4, 4
 Method = Callable[..., Any]
 Arrays = dict[str, Any]
 
@@ -49,6 +49,7 @@ class Case(NamedTuple):
     rivals: Mapping[str, Method] = {}
     host: Mapping[str, Method] = {}
     wrt: int | None = None  # the argument that a loss is differentiated by
+    alike: bool = True  # the rivals return the same numbers
 
 
 def workload(time: int, envs: int, dtype: str) -> Arrays:
@@ -77,6 +78,8 @@ def workload(time: int, envs: int, dtype: str) -> Arrays:
         "shifted_value": functional.next_values(arrays["value"], last),
         "probabilities": functional.segment_priorities(arrays["advantage"], alpha=0.8),
         "indices": indices,
+        "weight": jnp.ones((envs,), dtype),
+        "logits": jax.random.normal(jax.random.key(2), (*shape, ACTIONS)).astype(dtype),
         "key": jax.random.key_data(jax.random.key(1)),
     }
 
@@ -153,11 +156,12 @@ def numpy_loop(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def part(made: pp.Part, writes: Callable[[pp.Batch], Any], *reads: str, wrt: int | None = None) -> Case:
-    """A part, on a batch of these fields; `current_value` and `current_log_prob` are those of `batch.current`."""
+    """A part, on a batch of these fields; `current_value`, `current_log_prob` and `logits` are of `batch.current`."""
 
     def run(*arrays: jax.Array) -> Any:
         fields = dict(zip(reads, arrays, strict=True))
-        current = pp.Current(None, fields.pop("current_log_prob", None), fields.pop("current_value", None))
+        policy = distributions.Categorical(fields.pop("logits")) if "logits" in fields else None
+        current = pp.Current(policy, fields.pop("current_log_prob", None), fields.pop("current_value", None))
         batch = pp.Batch(**fields, current=current if any(x is not None for x in current) else None)
         return writes(made.update(batch, made.init(None), pp.Context(key=jax.random.key(0)))[0])
 
@@ -203,6 +207,9 @@ def cases() -> dict[str, Case]:
     def loss(batch: pp.Batch) -> Any:
         return next(iter(batch.losses.values()))
 
+    def shuffled(permutation: Callable[..., jax.Array]) -> Method:
+        return lambda key, x: permutation(jax.random.wrap_key_data(key), x.size)
+
     def with_rlax(name: str, method: Method) -> dict[str, Method]:
         return {name: method} if rlax else {}
 
@@ -228,12 +235,22 @@ def cases() -> dict[str, Case]:
         "importance_weights": Case(
             ("probabilities", "indices"), functools.partial(functional.importance_weights, beta=0.4)
         ),
+        "permutation": Case(
+            ("key", "value"), shuffled(functional.permutation), {"jax": shuffled(jax.random.permutation)}, alike=False
+        ),
         "pp.gae": part(pp.gae(**estimate), written, *steps),
         "pp.vtrace": part(pp.vtrace(**estimate), written, "log_ratio", *steps),
         "pp.advantage_normalize": part(pp.advantage_normalize(), lambda batch: batch.advantage, "advantage"),
         "pp.clipped_surrogate": part(pp.clipped_surrogate(clip_eps=CLIP), loss, *metrics, wrt=1),
         "pp.clipped_value_loss": part(pp.clipped_value_loss(clip_eps=CLIP), loss, *values, wrt=0),
         "pp.value_loss": part(pp.value_loss(), loss, *values, wrt=0),
+        "pp.entropy_bonus": part(pp.entropy_bonus(coef=0.01), loss, "logits", "log_prob", wrt=0),
+        "pp.advantage_weight": part(pp.advantage_weight(), lambda batch: batch.advantage, "advantage", "weight"),
+        "pp.loss_weight": part(pp.chain(pp.value_loss(), pp.loss_weight("value")), loss, *values, "weight", wrt=0),
+        "pp.kl_early_stop": part(
+            pp.kl_early_stop(0.02), lambda batch: batch.stop.discard, "log_prob", "current_log_prob"
+        ),
+        "pp.full_batch": sampler(pp.full_batch()),
         "pp.shuffled_minibatches": sampler(pp.shuffled_minibatches(MINIBATCHES)),
         "pp.segment_minibatches": sampler(pp.segment_minibatches(MINIBATCHES)),
         "pp.prioritized_sampler": sampler(pp.prioritized_sampler(MINIBATCHES, alpha=0.8, beta=0.4)),
@@ -313,7 +330,8 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int, clocks: tup
     if arrays["value"].dtype == jnp.float32:
         host = tuple(map(np.asarray, args))
         alone |= {name: functools.partial(method, *host) for name, method in case.host.items()}
-        check({name: call() for name, call in alone.items()})
+        if case.alike:
+            check({name: call() for name, call in alone.items()})
     outputs = jax.eval_shape(methods["ours"], *args)
     traffic = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((args, outputs)))
     methods["floor"] = floor(outputs)

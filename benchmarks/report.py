@@ -158,7 +158,8 @@ def growth(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     """What an update costs against one quantity at a time."""
     page = [
         "The update above, one quantity growing at a time. *Power*: the exponent from the value before to this one, 1",
-        "for proportional. Memory as the compiler reports it: besides inputs and outputs, and those.",
+        "for proportional. Memory as the compiler reports it: besides inputs and outputs, and those. *Beyond a",
+        "minibatch*: what is needed besides by more than one gradient step on one minibatch, in sizes of the rollout.",
         "",
     ]
     for name, record in records.items():
@@ -180,11 +181,13 @@ def growth(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
                         f"{row['ms']['median']:.1f} ({row['ms']['q1']:.1f} - {row['ms']['q3']:.1f})",
                         power,
                         " + ".join(f"{x / 2**20:.2f}" for x in memory),
+                        "" if row.get("beyond") is None else f"{row['beyond']:.2f}",
                         f"{row['trace_seconds'] + row['compile_seconds']:.1f}",
                     ]
                 )
         page += [f"### {name}", "", *provenance(record)]
-        page += table(["", "ms per update (quartiles)", "power", "memory, MiB", "trace and compile, s"], lines)
+        head = ["", "ms per update (quartiles)", "power", "memory, MiB", "beyond a minibatch", "trace and compile, s"]
+        page += table(head, lines)
         if sweeps:
             draw_growth(pictures / f"{name}.png", sweeps)
             page += [f"![milliseconds per update against each quantity; dotted: proportional](img/{name}.png)", ""]
@@ -203,6 +206,45 @@ def draw_growth(path: pathlib.Path, sweeps: dict[str, list[Row]]) -> None:
     save(figure, path)
 
 
+def train(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
+    """Whole runs."""
+    del pictures
+    page = [
+        "Environment steps per second of whole training runs, the same network, batch and epochs for all (what takes",
+        "part is described in [benchmarks/train.py](../benchmarks/train.py)). *Time over cleanrl*: per environment",
+        "step, so above 1 is slower than the recipe. *cleanrl, microbatch* evaluates the network on 1,024 steps at a",
+        "time (`microbatch=1024`); `8 at a time` trains the seeds by `jax.lax.map(train, keys, batch_size=8)`.",
+        "",
+    ]
+    for name, record in records.items():
+        lines = []
+        for row in record["results"]:
+            compiling = row.get("compile_seconds")
+            lines.append(
+                [
+                    f"{row['env']}, {row['num_envs']}" + (f", {row['seeds']} seeds" if row["seeds"] > 1 else ""),
+                    row["program"],
+                    f"{row['steps_per_second']:,.0f}",
+                    "{median:.2f} ({q1:.2f} - {q3:.2f})".format(**row["over_cleanrl"]),
+                    "" if compiling is None else f"{compiling['trace']:.1f} + {compiling['compile']:.1f}",
+                    f"{row['temporary_bytes'] / 2**20:,.0f}" if row.get("temporary_bytes") else "",
+                ]
+            )
+        page += [f"### {name}", "", *provenance(record)]
+        head = ["environments", "program", "steps/s", "time over cleanrl (quartiles)", "trace + compile, s", "MiB"]
+        page += table(head, lines)
+    return page
+
+
+def earlier(result: Row, digits: int) -> str:
+    """What the same task reached before it was recorded again, if it was of the same length."""
+    before = result.get("before")
+    if before is None or before["env_steps"] != result["env_steps"]:
+        return ""
+    last = before["last_100_episodes_return"]
+    return f"{last['mean']:.{digits}f} ({last['std']:.{digits}f}), {before['commit'][:10]}"
+
+
 def learning(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     """Learning curves."""
     lines, page = [], []
@@ -216,6 +258,7 @@ def learning(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
                 f"{result['env_steps']:,}",
                 str(len(result["seeds"])),
                 f"{last['mean']:.{digits}f} ({last['std']:.{digits}f})",
+                earlier(result, digits),
                 f"{result['env_steps_per_second_all_seeds']:,.0f}",
                 f"{record['date'][:10]}, {record['commit'][:10]}",
             ]
@@ -227,6 +270,7 @@ def learning(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
         "steps",
         "seeds",
         "return of the last 100 episodes, mean (deviation)",
+        "before",
         "steps per second, all seeds",
         "commit",
     ]
@@ -238,6 +282,7 @@ SECTIONS: dict[str, tuple[str, Callable[[dict[str, Record], pathlib.Path], list[
     # the first word of a file's name: title, and a function of the records by name and of the folder for pictures
     "parts": ("Parts and functions", parts),
     "update": ("A whole update", update),
+    "train": ("Training, end to end", train),
     "growth": ("Growth", growth),
     "learning": ("Learning", learning),
 }

@@ -46,6 +46,7 @@ SETTINGS = {  # name: environment, how many of it, seeds trained at once, update
 HOST_RIVALS = ("sbx", "sb3")  # these step the environments in Python
 IN_PIECES = 1024  # steps, for `cleanrl, microbatch`
 ONE_SEED = "cleanrl, one seed"
+AT_A_TIME = 8  # seeds, where they are trained in groups
 
 
 def cleanrl_config(env_id: str, num_envs: int, updates: int, **changes: Any) -> cleanrl_ppo.Config:
@@ -181,7 +182,11 @@ def measure(setting: str, rounds: int, host: bool = True) -> list[dict[str, Any]
     steps = dict.fromkeys(calls, each * updates)
     if seeds > 1:
         keys = jax.random.split(key, seeds)
-        calls = {name: (jax.vmap(train), keys) for name, train in chosen.items()} | {ONE_SEED: calls["cleanrl"]}
+        one, calls = calls["cleanrl"], {name: (jax.vmap(train), keys) for name, train in chosen.items()}
+        if seeds > AT_A_TIME:
+            grouped = functools.partial(jax.lax.map, chosen["cleanrl"], batch_size=AT_A_TIME)
+            calls[f"cleanrl, {AT_A_TIME} at a time"] = (grouped, keys)
+        calls[ONE_SEED] = one
         steps = dict.fromkeys(calls, each * updates * seeds) | {ONE_SEED: each * updates}
     thunks, compiled = {}, {}
     for name, (train, argument) in calls.items():

@@ -9,9 +9,9 @@ PufferLib's: before each of 4 times 4 minibatches V-trace over the whole rollout
 by them, weighted advantages, the same losses, fresh values and ratios written back.
 
 The rival is in the style of PureJaxRL, one hand-written function with everything inlined (and no unrolled scan, which
-is slower on CPUs). It uses the same network, optimizer and random numbers, so both end with the same parameters, which
-is asserted before anything is timed. There are two of it: `handwritten` reports the loss alone, `with_diagnostics`
-every metric that the learner reports (asserted as well).
+is slower on CPUs). It uses the same network, optimizer, shuffle and random numbers, so both end with the same
+parameters, which is asserted before anything is timed. There are two of it: `handwritten` reports the loss alone,
+`with_diagnostics` every metric that the learner reports (asserted as well).
 """
 
 from __future__ import annotations
@@ -67,10 +67,9 @@ def network(params: Any, obs: jax.Array) -> tuple[distrax.Categorical, jax.Array
     return distrax.Categorical(mlp(params["actor"], obs)), mlp(params["critic"], obs)[..., 0]
 
 
-def rollout(key: jax.Array, params: Any, time: int, envs: int) -> pp.Batch:
-    """A made-up rollout, with terminations, truncations and log-probabilities a little off the policy's."""
+def rollout(key: jax.Array, params: Any, *shape: int) -> pp.Batch:
+    """A made-up rollout `[T, N]` or `[T, N, A]`: ends of both kinds, log-probabilities a little off the policy's."""
     keys = jax.random.split(key, 7)
-    shape = (time, envs)
     obs = jax.random.normal(keys[0], (*shape, OBS))
     distribution, value = network(params, obs)
     action, log_prob = distribution.sample_and_log_prob(seed=keys[1])
@@ -88,17 +87,17 @@ def rollout(key: jax.Array, params: Any, time: int, envs: int) -> pp.Batch:
     )
 
 
-def cleanrl(minibatches: int = MINIBATCHES) -> pp.Learner:
+def cleanrl(minibatches: int = MINIBATCHES, epochs: int = EPOCHS, microbatch: int | None = None) -> pp.Learner:
     """Ours."""
     pipeline = pp.chain(
         pp.gae(gamma=GAMMA, gae_lambda=LAMBDA),
-        pp.shuffled_minibatches(num_minibatches=minibatches, num_epochs=EPOCHS),
+        pp.shuffled_minibatches(num_minibatches=minibatches, num_epochs=epochs),
         pp.advantage_normalize(),
         pp.clipped_surrogate(clip_eps=CLIP),
         pp.clipped_value_loss(clip_eps=CLIP, coef=VALUE_COEF),
         pp.entropy_bonus(coef=ENTROPY_COEF),
     )
-    return pp.learner(lambda params, batch: network(params, batch.obs), pipeline, OPTIMIZER)
+    return pp.learner(lambda params, batch: network(params, batch.obs), pipeline, OPTIMIZER, microbatch=microbatch)
 
 
 def pufferlib() -> pp.Learner:
@@ -202,7 +201,7 @@ def handwritten_cleanrl(
         return state, metrics
 
     def epoch_step(state, epoch):
-        permutation = jax.random.permutation(epoch_keys(key, epoch), batch.value.size)
+        permutation = pp.functional.permutation(epoch_keys(key, epoch), batch.value.size)
         whole = (batch.obs, batch.action, batch.log_prob, batch.value, advantages, targets)
         flat = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), whole)
         shuffled = jax.tree.map(lambda x: jnp.take(x, permutation, axis=0), flat)

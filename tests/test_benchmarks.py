@@ -7,7 +7,9 @@ import jax
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import compare, parts, report
+from benchmarks import compare, parts, report, train
+
+programs, chosen = train.programs, {"cleanrl", "handwritten"}
 
 
 def run(monkeypatch, *arguments):
@@ -85,6 +87,20 @@ def test_growth_is_recorded_and_drawn(tmp_path, monkeypatch):
     lines = report.report(tmp_path, tmp_path).splitlines()
     assert [line.split(" | ")[2] for line in lines if " environments |" in line] == ["", "2.00"]
     assert (tmp_path / "img/growth_test.png").exists()
+
+
+@pytest.mark.lenient_ranks  # the network's biases
+def test_training_runs_are_recorded(tmp_path, monkeypatch):
+    monkeypatch.setitem(train.SETTINGS, "tiny", ("CartPole-v1", 4, 1, 1))
+    monkeypatch.setattr(train, "installed", lambda name: False)
+    path = tmp_path / "train_test.json"
+    monkeypatch.setattr(train, "programs", lambda *args: {n: f for n, f in programs(*args).items() if n in chosen})
+    run(monkeypatch, "train", "--settings", "tiny", "--rounds", 2, "--json", path)
+    rows = {row["program"]: row for row in json.loads(path.read_text())["results"]}
+    assert set(rows) == chosen
+    assert all(row["env_steps"] == 4 * 128 for row in rows.values())
+    assert rows["cleanrl"]["over_cleanrl"]["median"] == 1
+    assert "| CartPole-v1, 4 | handwritten |" in report.report(tmp_path, tmp_path)
 
 
 def test_the_page_is_up_to_date(tmp_path):
