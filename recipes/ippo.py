@@ -22,7 +22,7 @@ import numpy as np
 import optax
 
 import ppo_parts as pp
-from ppo_parts import distributions, envs, training
+from ppo_parts import distributions, envs, networks, training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +66,8 @@ class Config:
     activation: Literal["tanh", "relu"] = "tanh"
     memory: bool = False
     """a GRU in actor and critic"""
+    microbatch: int | None = None
+    """evaluate the networks on so many steps of agents at a time: less memory, on a CPU faster for large minibatches"""
     skip_nonfinite: bool = False
     """skip gradients that are not finite, and count them, instead of ending the run"""
     seed: int = 1
@@ -113,7 +115,8 @@ class Network(nn.Module):
 
             scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
             carry, x = scan(nn.GRUCell(self.hidden), carry, (x, reset))
-        out = nn.Dense(self.size, kernel_init=nn.initializers.orthogonal(self.gain))(x)
+        init = nn.initializers.orthogonal(self.gain)
+        out = nn.Dense(self.size, kernel_init=init, dot_general=networks.narrow_dot_general)(x)
         if self.deviation:
             scale = jnp.exp(self.param("log_std", nn.initializers.zeros, (self.size,)))
             return (out, jnp.broadcast_to(scale, out.shape)), carry
@@ -165,9 +168,9 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         if not discrete:
             distribution = distrax.MultivariateNormalDiag(*out)
         elif batch.obs.available is None:
-            distribution = distrax.Categorical(out)
+            distribution = distributions.Categorical(out)
         else:
-            distribution = distrax.Categorical(distributions.mask_logits(out, batch.obs.available))
+            distribution = distributions.Categorical(distributions.mask_logits(out, batch.obs.available))
         if not config.memory:
             return distribution, value[..., 0]
         return distribution, value[..., 0], {"actor": actor, "critic": critic}
@@ -216,10 +219,12 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
 
     def optimizer(learning_rate: Any) -> optax.GradientTransformation:
         annealed = pp.linear_schedule(learning_rate, 0.0, num_updates)
-        steps = optax.chain(
-            optax.clip_by_global_norm(config.max_grad_norm),
-            optax.scale_by_adam(eps=config.adam_eps),
-            pp.per_update_learning_rate(annealed if config.anneal_lr else learning_rate),
+        steps = optax.flatten(  # all parameters as one vector: the same steps in fewer, larger operations
+            optax.chain(
+                optax.clip_by_global_norm(config.max_grad_norm),
+                optax.scale_by_adam(eps=config.adam_eps),
+                pp.per_update_learning_rate(annealed if config.anneal_lr else learning_rate),
+            )
         )
         if config.parameters == "independent":
             steps = pp.per_agent(steps)
@@ -234,7 +239,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         evaluate=evaluate,
         init_params=init_params,
         rollout=pp.rollout(env, evaluate, num_envs=config.num_envs, num_steps=config.num_steps, initial_carry=carry),
-        learner=pp.learner(evaluate, pipeline, optimizers),
+        learner=pp.learner(evaluate, pipeline, optimizers, microbatch=config.microbatch),
         num_updates=num_updates,
         steps_per_update=config.num_envs * config.num_steps,
         initial_carry=carry,
