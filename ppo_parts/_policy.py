@@ -100,6 +100,8 @@ def in_pieces(evaluate: Evaluate, microbatch: int) -> Evaluate:
         return leaves, structure
 
     def joined(params: Params, batch: Batch) -> tuple[Any, Array]:
+        if batch.log_prob is None:  # no minibatch: observations that a part looks at by itself
+            return evaluate_policy(evaluate, params, batch)
         shape, axis = jnp.shape(batch.log_prob), len(batch.axes) - 1
         pieces = _pieces(shape, axis, microbatch)
         if pieces == 1:
