@@ -17,23 +17,12 @@ from ._optim import transformation
 from ._phases import Phases
 from ._policy import evaluate_current, follow, in_pieces
 from ._samplers import Sampler, put, take
-from ._types import Array, Batch, Context, Current, Evaluate, Params, Part, require
+from ._types import PER_STEP, Array, Batch, Context, Current, Evaluate, Params, Part, require
 from .functional import masked_mean
 from .functional._common import ShapeError, floating, masked_sum, same_shape, unsqueezed
 
 Metrics = dict[str, Array]
-RECORDED = (
-    "value",
-    "reward",
-    "terminated",
-    "truncated",
-    "next_value",
-    "mask",
-    "advantage",
-    "target",
-    "log_ratio",
-    "reset",
-)
+RECORDED = tuple(field for field in PER_STEP if field not in ("obs", "action", "log_prob"))
 
 
 class LearnerState(NamedTuple):

@@ -141,7 +141,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
     agents, space, discrete = env.num_agents, env.action_space, envs.is_discrete(env.action_space)
     num_updates = training.updates_in(config.total_timesteps, num_envs=config.num_envs, num_steps=config.num_steps)
     common = {"hidden": config.hidden, "activation": config.activation, "memory": config.memory}
-    networks = {
+    models = {
         "actor": Network(space.n if discrete else envs.size(space), 0.01, deviation=not discrete, **common),
         "critic": Network(1, 1.0, **common),
     }
@@ -156,9 +156,10 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
 
     def each_agent(name: str, params: Any, x: jax.Array, carry: Any, reset: Any) -> tuple[Any, Any]:
         """The network over the axis of agents, which stands behind the others: `[..., A, D]`."""
-        ours = 0 if config.parameters == "independent" else None
+        if config.parameters == "shared":
+            return models[name].apply(params, x, carry, reset)
         memory = (-2, -1) if config.memory else (None, None)
-        apply = jax.vmap(networks[name].apply, in_axes=(ours, -2, *memory), out_axes=(-2, memory[0]))
+        apply = jax.vmap(models[name].apply, in_axes=(0, -2, *memory), out_axes=(-2, memory[0]))
         return apply(params, x, carry, reset)
 
     def evaluate(params: Any, batch: pp.Batch) -> Any:
@@ -176,7 +177,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         return distribution, value[..., 0], {"actor": actor, "critic": critic}
 
     def initial_carry(num_envs: int) -> Any:
-        return {name: jnp.zeros((num_envs, agents, config.hidden)) for name in networks}
+        return {name: jnp.zeros((num_envs, agents, config.hidden)) for name in models}
 
     def init_params(key: jax.Array) -> Any:
         obs = envs.AgentsObs(jnp.zeros((1, 1, agents, envs.size(env.observation_space))))
@@ -185,10 +186,10 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         def init(name: str, key: jax.Array) -> Any:
             x = inputs(obs)[name][..., 0, :]
             if config.parameters == "shared":
-                return networks[name].init(key, x, carry, reset)
-            return jax.vmap(lambda key: networks[name].init(key, x, carry, reset))(jax.random.split(key, agents))
+                return models[name].init(key, x, carry, reset)
+            return jax.vmap(lambda key: models[name].init(key, x, carry, reset))(jax.random.split(key, agents))
 
-        return {name: init(name, k) for name, k in zip(networks, jax.random.split(key), strict=True)}
+        return {name: init(name, k) for name, k in zip(models, jax.random.split(key), strict=True)}
 
     if config.advantages == "step_and_agent" and config.num_envs // config.num_minibatches < 2:
         raise ValueError(
