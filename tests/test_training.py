@@ -877,6 +877,26 @@ def test_metrics_of_agents_are_means_over_them():
     assert metrics_of(played)["evaluation/episode_return"] == 11.5
 
 
+def test_what_an_environment_says_of_its_episodes_is_evaluated_and_can_be_the_best(tmp_path):
+    base = cleanrl_ppo.make_env(tiny())
+
+    def step(key, state, action):
+        state, out = base.step(key, state, action)
+        return state, out._replace(info={"long": out.episode_length > 20})
+
+    env = base._replace(step=step, evaluation=lambda state: env)
+    options = EVALUATED | {"best_metric": "evaluation/long"}
+    folder, result = go(cleanrl_ppo.make_train(tiny(UPDATES), env), tmp_path, "run", **options)
+    found = {update: metrics["evaluation/long"] for update, metrics in evaluations(folder).items()}
+    assert all(5 * share == round(5 * share) for share in found.values())  # of 5 episodes
+    assert result["best"] == {
+        "metric": "evaluation/long",
+        "update": max(found, key=found.get),
+        "value": max(found.values()),
+    }
+    assert result["evaluation"]["long"] == found[UPDATES]
+
+
 # --- which checkpoints are kept, and what can be done with them ----------------------------------------------------
 
 

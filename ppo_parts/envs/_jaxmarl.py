@@ -36,11 +36,26 @@ def make_agents(env_id: str, **settings: Any) -> Env:
         **settings: handed to `jaxmarl.make`, e.g. `num_agents=3`.
 
     Raises:
-        ImportError: JaxMARL is not installed. ValueError: unknown name (the nearest are listed), or spaces that cannot
-            be arrays with an axis of agents.
+        ImportError: JaxMARL is not installed. ValueError: unknown name (the nearest are listed), or an environment
+            that does not fit into arrays with an axis of agents.
     """
     with jax.ensure_compile_time_eval():  # JaxMARL computes with JAX as it is imported, and as an environment is made
-        return from_jaxmarl(_made(env_id, settings))
+        env = from_jaxmarl(_made(env_id, settings))
+    try:
+        jax.eval_shape(lambda: _one_step(env))
+    except Exception as error:  # whatever it raises that has another interface than this adapter's
+        raise ValueError(
+            f"{env_id} cannot be stepped like JaxMARL's other environments ({type(error).__name__}: {error}). "
+            "Wrap it so that reset and step_env give dicts by the agent's name, and hand that to envs.from_jaxmarl"
+        ) from error
+    return env
+
+
+def _one_step(env: Env) -> Transition:
+    space = env.action_space
+    state, _ = env.reset(jax.random.key(0), 1)
+    action = jnp.zeros((1, env.num_agents or 1, *space.shape), jnp.int32 if is_discrete(space) else jnp.float32)
+    return env.step(jax.random.key(0), state, action)[1]
 
 
 def _made(env_id: str, settings: dict[str, Any]) -> Any:
@@ -182,8 +197,8 @@ def _spaces(env: Any) -> tuple[list[Any], int]:
         return spaces, max(size(env.observation_space(agent)) for agent in env.agents)
     except Exception as error:  # whatever JaxMARL's spaces raise that are not asked for as this does
         raise ValueError(
-            f"{env.name}: actions have to be discrete or arrays, and observations arrays, asked for by the agent's name, "
-            f"and they are not ({type(error).__name__}: {error}). Wrap it so that they are, and hand that to "
+            f"{env.name}: actions have to be discrete or arrays, and observations arrays, asked for by the agent's "
+            f"name, and they are not ({type(error).__name__}: {error}). Wrap it so that they are, and hand that to "
             "envs.from_jaxmarl"
         ) from error
 

@@ -107,7 +107,7 @@ def evaluate_episodes(
     return results
 
 
-_REDUCTIONS = {
+_REDUCTIONS: dict[str, tuple[Callable[..., Any], type]] = {
     "episode_return": (np.mean, float),
     "episode_length": (np.mean, float),
     "terminated": (np.sum, int),

@@ -41,7 +41,7 @@ class RunOptions:
     keep_checkpoints: int | None = 2
     """keep this many of the latest checkpoints; None: all"""
     best_metric: str | None = None
-    """keep the checkpoint at which this metric was best, too: episode_return, evaluation/episode_return, evaluation/won"""
+    """keep the checkpoint at which this metric was best, too, e.g. episode_return or evaluation/won"""
     best_mode: Literal["max", "min"] = "max"
     """whether the best is the highest or the lowest"""
     log_every: int | None = None
