@@ -74,7 +74,17 @@ class Config:
 PRESETS = {
     "spread": Config(),  # JaxMARL's ippo_ff_mpe
     "smax": Config(
-        env_id="SMAX/3m", num_envs=64, actor_learning_rate=1e-3, critic_learning_rate=1e-3, activation="relu"
+        env_id="SMAX/3m",
+        total_timesteps=2_000_000,
+        num_envs=128,
+        num_steps=32,
+        critic="central",
+        actor_learning_rate=6e-3,
+        critic_learning_rate=6e-3,
+        gamma=0.97,
+        gae_lambda=0.9,
+        ent_coef=0.003,
+        activation="relu",
     ),
     # A short horizon: announcements pay before the last night even to those nobody signals to, and so signals pay.
     "riddle": Config(
