@@ -50,8 +50,6 @@ class Config:
     max_grad_norm: float = 0.5
     """of actor and critic each; with independent parameters, of each agent"""
     gamma: float = 0.99
-    gamma_start: float | None = None
-    """begin with this discount and go linearly to gamma over the updates of the run"""
     gae_lambda: float = 0.95
     num_minibatches: int = 4
     actor_epochs: int = 4
@@ -88,17 +86,17 @@ PRESETS = {
         ent_coef=0.003,
         activation="relu",
     ),
-    # With a short horizon it pays to announce early, and so to signal; with a longer one, to wait until all is sure.
+    # With a short horizon it pays to announce before the last night, and so to signal.
     "riddle": Config(
         env_id="switch_riddle",
-        total_timesteps=1_500_000,
+        total_timesteps=2_000_000,
         num_envs=64,
         num_steps=24,
         critic="central",
         actor_learning_rate=3e-3,
         critic_learning_rate=3e-3,
-        gamma=0.95,
-        gamma_start=0.7,
+        anneal_lr=False,
+        gamma=0.7,
         num_minibatches=2,
         ent_coef=0.005,
         hidden=32,
@@ -213,10 +211,8 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
     time_kept = config.memory or config.advantages == "step_and_agent"
     minibatches = pp.segment_minibatches if time_kept else pp.shuffled_minibatches
     axis = {"together": None, "agent": (0, 1) if time_kept else 0, "step_and_agent": 1}[config.advantages]
-    start = config.gamma_start
-    gamma = config.gamma if start is None else pp.linear_schedule(start, config.gamma, num_updates)
     pipeline = pp.chain(
-        pp.gae(gamma=gamma, gae_lambda=config.gae_lambda),
+        pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
         pp.phases(
             actor=pp.chain(
                 minibatches(config.num_minibatches, config.actor_epochs),
