@@ -166,7 +166,7 @@ def test_spaces_that_are_no_arrays_are_refused_with_the_remedy():
 @pytest.mark.parametrize("env_id", ["hanabi", "storm", "storm_np", "LearnedPolicyEnemySMAX"])
 def test_environments_that_the_adapter_cannot_play_are_refused(env_id):
     pytest.importorskip("jaxmarl")
-    with pytest.raises(ValueError, match=r"Hanabi|storm|InTheGrid|LearnedPolicyEnemySMAX"):
+    with pytest.raises(ValueError, match=env_id):
         envs.make_agents(env_id)
 
 

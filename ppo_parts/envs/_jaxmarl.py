@@ -40,7 +40,11 @@ def make_agents(env_id: str, **settings: Any) -> Env:
             that does not fit into arrays with an axis of agents.
     """
     with jax.ensure_compile_time_eval():  # JaxMARL computes with JAX as it is imported, and as an environment is made
-        env = from_jaxmarl(_made(env_id, settings))
+        made = _made(env_id, settings)
+        try:
+            env = from_jaxmarl(made)
+        except ValueError as error:
+            raise ValueError(f"{env_id} cannot be played. {error}") from error
     try:
         jax.eval_shape(lambda: _one_step(env))
     except Exception as error:  # whatever it raises that has another interface than this adapter's
