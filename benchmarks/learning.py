@@ -59,8 +59,13 @@ def measure(task: str, seeds: int) -> dict[str, object]:
     finished = time.perf_counter()
     returns, episodes = np.asarray(metrics["episode_return"]), np.asarray(metrics["episodes"])
 
-    play = jax.jit(jax.vmap(lambda state: train.evaluate_policy(jax.random.key(2**20), state, 100)))
-    played = play(state)
+    evaluations = {}
+    for name, mode in {"evaluation": False, "evaluation_mode": True}.items():
+        play = jax.jit(jax.vmap(lambda state, m=mode: train.evaluate_policy(jax.random.key(2**20), state, 100, mode=m)))
+        played = play(state)
+        for what, x in {"return": played.episode_return, **played.info}.items():
+            each_seed = np.mean(np.asarray(x).reshape(seeds, -1), axis=1)
+            evaluations[f"{name}_100_episodes_{what}"] = training.summary(each_seed)
     env_steps = (1 + np.arange(train.num_updates)) * train.steps_per_update
     training.plot_curve(ROOT / f"docs/img/learning_{task}.png", env_steps, returns.T, config.env_id)
     each = max(1, train.num_updates // 200)
@@ -73,9 +78,7 @@ def measure(task: str, seeds: int) -> dict[str, object]:
         "seeds": [config.seed + i for i in range(seeds)],
         "env_steps": int(env_steps[-1]),
         "last_100_episodes_return": training.summary(np.asarray(training.last_episodes_return(returns, episodes))),
-        "evaluation_100_episodes_return": training.summary(
-            np.mean(np.asarray(played.episode_return).reshape(seeds, -1), axis=1)
-        ),
+        **evaluations,
         "compile_seconds": compiled - began,
         "run_seconds": finished - compiled,
         "env_steps_per_second_all_seeds": seeds * int(env_steps[-1]) / (finished - compiled),

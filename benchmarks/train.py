@@ -239,4 +239,4 @@ def main() -> None:
                 f"{setting:24} {row['program']:20} {row['steps_per_second']:10,.0f} steps/s {ratio} {said}", flush=True
             )
         results += rows
-    _timing.write(options.json, "benchmarks train", results)
+        _timing.write(options.json, "benchmarks train", results)  # after each: a long run can be cut short

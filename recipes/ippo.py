@@ -76,17 +76,33 @@ class Config:
 PRESETS = {
     "spread": Config(),  # JaxMARL's ippo_ff_mpe
     "smax": Config(
-        env_id="SMAX/3m", num_envs=64, actor_learning_rate=1e-3, critic_learning_rate=1e-3, activation="relu"
+        env_id="SMAX/3m",
+        total_timesteps=2_000_000,
+        num_envs=128,
+        num_steps=32,
+        critic="central",
+        actor_learning_rate=6e-3,
+        critic_learning_rate=6e-3,
+        gamma=0.97,
+        gae_lambda=0.9,
+        ent_coef=0.003,
+        activation="relu",
     ),
+    # With a short horizon it pays to announce before the last night, and so to signal.
     "riddle": Config(
         env_id="switch_riddle",
-        total_timesteps=1_000_000,
+        total_timesteps=2_000_000,
         num_envs=64,
-        num_steps=32,
-        actor_learning_rate=1e-3,
-        critic_learning_rate=1e-3,
+        num_steps=24,
+        critic="central",
+        actor_learning_rate=3e-3,
+        critic_learning_rate=3e-3,
+        anneal_lr=False,
+        gamma=0.7,
+        num_minibatches=2,
+        ent_coef=0.005,
+        hidden=32,
         memory=True,
-        agent_id=True,
     ),
 }
 

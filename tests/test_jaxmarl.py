@@ -107,7 +107,7 @@ def test_mixed_kinds_of_actions_are_refused():
 REAL = {
     "MPE_simple_spread_v3": ((3, 18), None, {"truncated"}),
     "MPE_simple_speaker_listener_v4": ((2, 11), (2, 5), {"truncated"}),
-    "switch_riddle": ((3, 2), None, {"terminated"}),
+    "switch_riddle": ((3, 2), (3, 3), {"terminated"}),
     "SMAX/3m": ((3, 75), (3, 8), {"terminated", "truncated"}),
 }
 
@@ -127,6 +127,47 @@ def test_real_environments_by_name(env_id):
             assert not np.asarray(getattr(out, name))[ended].any()
     assert np.all(np.asarray(out.terminated | out.truncated)[ended])
     assert set(out.info) == ({"won"} if "SMAX" in env_id else set())
+
+
+def test_the_dead_of_smax_are_paid_until_the_episode_ends():
+    """The first to die is credited with what its team does later, as in JaxMARL's own baselines."""
+    pytest.importorskip("jaxmarl")
+    env = envs.make_agents("SMAX/3m")
+    _, out = jax.jit(lambda: played(env, 40, [0] * 3))()  # all walk into the wall
+    moving = np.asarray(out.obs.available[..., 0])
+    ended = np.asarray(out.ended)[..., None]
+    assert np.any(~moving & ~ended & np.any(moving, axis=-1, keepdims=True))  # some were dead while others were not
+    assert out.mask is None
+    np.testing.assert_array_equal(out.terminated | out.truncated, np.broadcast_to(ended, moving.shape))
+
+
+def test_outside_the_room_of_the_riddle_nothing_can_be_done():
+    pytest.importorskip("jaxmarl")
+    _, out = played(envs.make_agents("switch_riddle"), 5, [0, 0, 0])
+    inside = np.asarray(out.obs.obs[..., 0]).astype(bool)
+    assert np.all(inside.sum(-1) == 1)
+    np.testing.assert_array_equal(out.obs.available, np.stack([inside | True, inside, inside], -1))
+
+
+def test_spaces_that_are_no_arrays_are_refused_with_the_remedy():
+    class Described(Dwindling):
+        def observation_space(self, agent):
+            return {"image": SimpleNamespace(shape=(2,))}
+
+    class Numbered(Dwindling):
+        def action_space(self, agent):
+            return {0: SimpleNamespace(n=2, shape=())}[agent]
+
+    for kind in (Described, Numbered):
+        with pytest.raises(ValueError, match=r"Dwindling: actions have to be .*Wrap it so that they are"):
+            envs.from_jaxmarl(kind())
+
+
+@pytest.mark.parametrize("env_id", ["hanabi", "storm", "storm_np", "LearnedPolicyEnemySMAX"])
+def test_environments_that_the_adapter_cannot_play_are_refused(env_id):
+    pytest.importorskip("jaxmarl")
+    with pytest.raises(ValueError, match=env_id):
+        envs.make_agents(env_id)
 
 
 def test_unknown_names_are_refused_with_the_nearest():

@@ -508,7 +508,7 @@ def test_another_configuration_is_refused_and_the_field_named(train, broken):
     stored = json.loads(path.read_text())
     del stored["config"]["gamma"]
     path.write_text(json.dumps(stored))
-    with pytest.raises(SystemExit, match="other fields than this recipe's: gamma"):
+    with pytest.raises(SystemExit, match=r"of another recipe, or of another version of it: fields differ \(gamma\)"):
         training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, argv=["--resume", str(broken)])
 
 
@@ -877,6 +877,26 @@ def test_metrics_of_agents_are_means_over_them():
     assert metrics_of(played)["evaluation/episode_return"] == 11.5
 
 
+def test_what_an_environment_says_of_its_episodes_is_evaluated_and_can_be_the_best(tmp_path):
+    base = cleanrl_ppo.make_env(tiny())
+
+    def step(key, state, action):
+        state, out = base.step(key, state, action)
+        return state, out._replace(info={"long": out.episode_length > 20})
+
+    env = base._replace(step=step, evaluation=lambda state: env)
+    options = EVALUATED | {"best_metric": "evaluation/long"}
+    folder, result = go(cleanrl_ppo.make_train(tiny(UPDATES), env), tmp_path, "run", **options)
+    found = {update: metrics["evaluation/long"] for update, metrics in evaluations(folder).items()}
+    assert all(5 * share == round(5 * share) for share in found.values())  # of 5 episodes
+    assert result["best"] == {
+        "metric": "evaluation/long",
+        "update": max(found, key=found.get),
+        "value": max(found.values()),
+    }
+    assert result["evaluation"]["long"] == found[UPDATES]
+
+
 # --- which checkpoints are kept, and what can be done with them ----------------------------------------------------
 
 
@@ -972,7 +992,7 @@ def test_what_cannot_be_loaded_says_why(train, make_train, whole, place, tmp_pat
         training.load(place / "nowhere", make_train)
     with pytest.raises(TypeError, match=r"write def make_train\(config: Config\)"):
         training.load(whole[0], lambda config: train)
-    with pytest.raises(ValueError, match="other fields than this recipe's"):
+    with pytest.raises(ValueError, match=r"of another recipe, .* \(.*, .*, .* and \d+ more\)"):
         training.load(whole[0], pufferlib_ppo.make_train)
     (tmp_path / "config.json").write_text((whole[0] / "config.json").read_text())
     with pytest.raises(FileNotFoundError, match="has no checkpoints"):

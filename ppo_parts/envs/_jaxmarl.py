@@ -36,10 +36,30 @@ def make_agents(env_id: str, **settings: Any) -> Env:
         **settings: handed to `jaxmarl.make`, e.g. `num_agents=3`.
 
     Raises:
-        ImportError: JaxMARL is not installed. ValueError: unknown name (the nearest are listed).
+        ImportError: JaxMARL is not installed. ValueError: unknown name (the nearest are listed), or an environment
+            that does not fit into arrays with an axis of agents.
     """
     with jax.ensure_compile_time_eval():  # JaxMARL computes with JAX as it is imported, and as an environment is made
-        return from_jaxmarl(_made(env_id, settings))
+        made = _made(env_id, settings)
+        try:
+            env = from_jaxmarl(made)
+        except ValueError as error:
+            raise ValueError(f"{env_id} cannot be played. {error}") from error
+    try:
+        jax.eval_shape(lambda: _one_step(env))
+    except Exception as error:  # whatever it raises that has another interface than this adapter's
+        raise ValueError(
+            f"{env_id} cannot be stepped like JaxMARL's other environments ({type(error).__name__}: {error}). "
+            "Wrap it so that reset and step_env give dicts by the agent's name, and hand that to envs.from_jaxmarl"
+        ) from error
+    return env
+
+
+def _one_step(env: Env) -> Transition:
+    space = env.action_space
+    state, _ = env.reset(jax.random.key(0), 1)
+    action = jnp.zeros((1, env.num_agents or 1, *space.shape), jnp.int32 if is_discrete(space) else jnp.float32)
+    return env.step(jax.random.key(0), state, action)[1]
 
 
 def _made(env_id: str, settings: dict[str, Any]) -> Any:
@@ -63,36 +83,42 @@ def _made(env_id: str, settings: dict[str, Any]) -> Any:
 
         near = difflib.get_close_matches(env_id, registered_envs, 3, 0.3) or registered_envs
         raise ValueError(f"{env_id!r} is no JaxMARL environment; did you mean {', '.join(near)}?")
-    return jaxmarl.make(name, **settings)
+    try:
+        return jaxmarl.make(name, **settings)
+    except TypeError as error:
+        raise ValueError(f"JaxMARL makes no {env_id} of the settings {settings}: {error}") from error
 
 
 def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -> Env:
     """Wrap an environment with JaxMARL's interface: dicts by agent become arrays `[N, A, ...]`.
 
     Observations of agents that differ in size are padded with zeros, their actions with ones that are not available.
-    An agent whose own `done` comes before the episode's is absent from then on: `Transition.mask` is 0.
+    An agent whose own `done` comes before the episode's is absent from then on: `Transition.mask` is 0. Not so in SMAX,
+    where the dead are paid what their team is: they end with the episode, as in JaxMARL's baselines.
 
     JaxMARL does not tell time limits from other ends. Here all ends are time limits in the MPE and overcooked
-    environments, those with both sides alive in SMAX, and none elsewhere.
+    environments, those with both sides alive in SMAX, and none elsewhere. In `switch_riddle` an agent outside the room
+    has one available action, as nothing it does counts.
 
     Args:
         env: the environment.
         timed_out: says that of the state in which an episode ended, instead.
     """
-    agents, spaces = list(env.agents), [env.action_space(agent) for agent in env.agents]
+    agents = list(env.agents)
+    spaces, observed = _spaces(env)
     discrete = is_discrete(spaces[0])
     if any(is_discrete(space) != discrete for space in spaces):
         raise ValueError(f"{env.name}: some agents have discrete actions and some have not; wrap it so that all agree")
     if not discrete and len({(space.shape, str(space.low), str(space.high)) for space in spaces}) > 1:
         listed = ", ".join(f"{agent} {space.shape}" for agent, space in zip(agents, spaces, strict=True))
         raise ValueError(f"{env.name}: agents' boxes of actions differ ({listed}); wrap it so that all agree")
-    observed = max(size(env.observation_space(agent)) for agent in agents)
     kinds = {base.__name__ for base in type(env).__mro__}
     smax = bool(kinds & {"SMAX", "EnemySMAX"})
     endless = bool(kinds & {"SimpleMPE", "Overcooked", "OvercookedV2"})  # but for the time limit
-    together = endless or "SwitchRiddle" in kinds  # all agents end at once
+    riddle = "SwitchRiddle" in kinds
+    together = endless or smax or riddle  # all agents end at once; in SMAX the dead, too, are paid what their team is
     options = max(space.n for space in spaces) if discrete else 0
-    limited = discrete and (smax or any(space.n != options for space in spaces))
+    limited = discrete and (smax or riddle or any(space.n != options for space in spaces))
     if timed_out is None:
         timed_out = _both_sides_alive(env) if smax else _always if endless else _never
 
@@ -105,6 +131,8 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         if smax:
             given = env.get_avail_actions(inner)
             rows = [jnp.asarray(given[agent]).astype(bool) for agent in agents]
+        elif riddle:  # outside the room nothing can be done
+            rows = [(jnp.arange(options) == 0) | (inner.agent_in_room == i) for i in range(len(agents))]
         else:
             rows = [jnp.ones(space.n, bool) for space in spaces]
         return jnp.stack([jnp.pad(row, (0, options - row.size)) for row in rows])
@@ -139,7 +167,9 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
 
         obs, inner = jax.tree.map(now, (first_obs, fresh), (final_obs, inner))
         collected, length = state.episode_return + reward, state.episode_length + 1
-        died = gone if smax else gone & ~jnp.all(gone, axis=1, keepdims=True)  # at the end all are done
+        if together:
+            gone = jnp.broadcast_to(ended[:, None], gone.shape)
+        died = gone & ~jnp.all(gone, axis=1, keepdims=True)  # at the end all are done
         truncated = cut[:, None] & state.alive & ~died
         transition = Transition(
             obs=obs,
@@ -160,6 +190,21 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
     action_space = SimpleNamespace(n=options, shape=()) if discrete else spaces[0]
     wrapped = Env(reset, step, observation_space, action_space, lambda state: wrapped, num_agents=len(agents))
     return wrapped
+
+
+def _spaces(env: Any) -> tuple[list[Any], int]:
+    """Of actions, by agent, and the size of the largest observation."""
+    try:
+        spaces = [env.action_space(agent) for agent in env.agents]
+        for space in spaces:
+            is_discrete(space) or size(space)
+        return spaces, max(size(env.observation_space(agent)) for agent in env.agents)
+    except Exception as error:  # whatever JaxMARL's spaces raise that are not asked for as this does
+        raise ValueError(
+            f"{env.name}: actions have to be discrete or arrays, and observations arrays, asked for by the agent's "
+            f"name, and they are not ({type(error).__name__}: {error}). Wrap it so that they are, and hand that to "
+            "envs.from_jaxmarl"
+        ) from error
 
 
 def _always(inner: Any) -> Array:

@@ -107,18 +107,29 @@ def evaluate_episodes(
     return results
 
 
+_REDUCTIONS: dict[str, tuple[Callable[..., Any], type]] = {
+    "episode_return": (np.mean, float),
+    "episode_length": (np.mean, float),
+    "terminated": (np.sum, int),
+    "truncated": (np.sum, int),
+}
+
+
 def metrics_of(played: EpisodeResults, seed_axes: int = 0) -> dict[str, Any]:
-    """Metrics of an evaluation by name: mean return and length, how many episodes terminated and were truncated.
+    """Metrics of an evaluation by name: mean return and length, how many episodes terminated and were truncated, and
+    the mean of whatever else the environment says of an episode.
 
     The leading `seed_axes` stay; everything after them (episodes, and agents) is one sample.
     """
+    values = {**played.info, **{name: getattr(played, name) for name in _REDUCTIONS}}
 
-    def over(reduction: Callable[..., Any], x: Any, dtype: type) -> Any:
+    def over(name: str, x: Any) -> Any:
+        reduction, dtype = _REDUCTIONS.get(name, (np.mean, float))
         return reduction(x, axis=tuple(range(seed_axes, np.ndim(x))), dtype=dtype)
 
-    return {
-        EVALUATION + "episode_return": over(np.mean, played.episode_return, float),
-        EVALUATION + "episode_length": over(np.mean, played.episode_length, float),
-        EVALUATION + "terminated": over(np.sum, played.terminated, int),
-        EVALUATION + "truncated": over(np.sum, played.truncated, int),
-    }
+    return {EVALUATION + name: over(name, values[name]) for name in metric_names(played)}
+
+
+def metric_names(played: EpisodeResults) -> list[str]:
+    """Names, without what they begin with, of the metrics that `metrics_of` gives; shapes are enough."""
+    return list(dict.fromkeys([*_REDUCTIONS, *played.info]))

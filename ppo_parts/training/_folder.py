@@ -59,8 +59,9 @@ def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
     """The configuration of a run as the dataclass it was made from."""
     fields = {field.name for field in dataclasses.fields(kind)}
     if set(stored["config"]) != fields:
-        unknown = ", ".join(sorted(set(stored["config"]) ^ fields))
-        raise ValueError(f"the run's configuration has other fields than this recipe's: {unknown}")
+        differing = sorted(set(stored["config"]) ^ fields)
+        named = ", ".join(differing[:3]) + f" and {len(differing) - 3} more" * (len(differing) > 3)
+        raise ValueError(f"the run is of another recipe, or of another version of it: fields differ ({named})")
     return kind(**{name: tuple(x) if isinstance(x, list) else x for name, x in stored["config"].items()})
 
 

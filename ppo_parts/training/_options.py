@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 
 from .._hyperparameters import choice, count
-from ._evaluate import EVALUATION, EpisodeResults
+from ._evaluate import EVALUATION, metric_names
 from ._train import Train
 
 
@@ -41,7 +41,7 @@ class RunOptions:
     keep_checkpoints: int | None = 2
     """keep this many of the latest checkpoints; None: all"""
     best_metric: str | None = None
-    """keep the checkpoint at which this metric was best, too, e.g. episode_return or evaluation/episode_return"""
+    """keep the checkpoint at which this metric was best, too, e.g. episode_return or evaluation/won"""
     best_mode: Literal["max", "min"] = "max"
     """whether the best is the highest or the lowest"""
     log_every: int | None = None
@@ -94,11 +94,11 @@ def checked(options: RunOptions, train: Train) -> RunOptions:
     if options.eval_episodes:
         count("run", "eval_episodes", options.eval_episodes)
         key, episodes = jax.random.key(0), options.eval_episodes
-        jax.eval_shape(lambda key: train.evaluate_policy(key, train.init(key), episodes), key)  # fail now, or never
+        played = jax.eval_shape(lambda key: train.evaluate_policy(key, train.init(key), episodes), key)  # fail now
     if options.best_metric is not None:
         measured = set(jax.eval_shape(lambda key: train.step(train.init(key))[1], jax.random.key(0)))
         if options.eval_every is not None:
-            measured |= {EVALUATION + name for name in EpisodeResults._fields if name != "info"}
+            measured |= {EVALUATION + name for name in metric_names(played)}
         if options.best_metric not in measured:
             hint = "evaluation/... needs eval_every; " if options.best_metric.startswith(EVALUATION) else ""
             raise ValueError(

@@ -292,10 +292,11 @@ def _result(train: Train, config: Any, options: RunOptions, rows: list[dict[str,
 
 
 def _evaluated(played: dict[str, Any], options: RunOptions) -> dict[str, Any]:
+    means = {name.removeprefix(EVALUATION): float(np.mean(x)) for name, x in played.items()}
     return {
+        **means,
         "episodes": options.eval_episodes,
         "episode_return": summary(played[EVALUATION + "episode_return"]),
-        "episode_length": float(np.mean(played[EVALUATION + "episode_length"])),
         "terminated": int(np.sum(played[EVALUATION + "terminated"])),
         "truncated": int(np.sum(played[EVALUATION + "truncated"])),
     }
