@@ -211,9 +211,9 @@ def train(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     del pictures
     page = [
         "Environment steps per second of whole training runs, the same network, batch and epochs for all (but",
-        "*pufferlib* has one trunk for both heads; [benchmarks/train.py](../benchmarks/train.py) describes them). *Time",
-        "over cleanrl*: per environment step, so above 1 is slower than the recipe. *cleanrl, microbatch* evaluates the",
-        "network on 1,024 steps at a time (`microbatch=1024`); `8 at a time` trains the seeds by",
+        "*pufferlib* has one trunk for both heads; [benchmarks/train.py](../benchmarks/train.py) says who they are).",
+        "*Time over cleanrl*: per environment step, so above 1 is slower than the recipe. *cleanrl, microbatch*",
+        "evaluates the network on 1,024 steps at a time (`microbatch=1024`); `8 at a time` trains the seeds by",
         "`jax.lax.map(train, keys, batch_size=8)`.",
         "",
     ]
