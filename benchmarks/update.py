@@ -87,7 +87,7 @@ def rollout(key: jax.Array, params: Any, *shape: int) -> pp.Batch:
     )
 
 
-def cleanrl(minibatches: int = MINIBATCHES, epochs: int = EPOCHS, microbatch: int | None = None) -> pp.Learner:
+def cleanrl(minibatches: int = MINIBATCHES, epochs: int = EPOCHS) -> pp.Learner:
     """Ours."""
     pipeline = pp.chain(
         pp.gae(gamma=GAMMA, gae_lambda=LAMBDA),
@@ -97,7 +97,7 @@ def cleanrl(minibatches: int = MINIBATCHES, epochs: int = EPOCHS, microbatch: in
         pp.clipped_value_loss(clip_eps=CLIP, coef=VALUE_COEF),
         pp.entropy_bonus(coef=ENTROPY_COEF),
     )
-    return pp.learner(lambda params, batch: network(params, batch.obs), pipeline, OPTIMIZER, microbatch=microbatch)
+    return pp.learner(lambda params, batch: network(params, batch.obs), pipeline, OPTIMIZER)
 
 
 def pufferlib() -> pp.Learner:
