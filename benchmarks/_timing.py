@@ -99,7 +99,20 @@ def record(module: str, results: Any) -> dict[str, Any]:
         models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
         cpu = models[0] if models else cpu
     installed = {d.metadata["Name"] for d in importlib.metadata.distributions()}
-    names = ("jax", "jaxlib", "optax", "flax", "distrax", "gymnax", "jaxmarl", "rlax", "numpy", "ppo_parts")
+    names = (
+        "jax",
+        "jaxlib",
+        "optax",
+        "flax",
+        "distrax",
+        "gymnax",
+        "jaxmarl",
+        "rlax",
+        "numpy",
+        "torch",
+        "torchrl",
+        "ppo_parts",
+    )
     packages = [p for p in names if p in installed]
     return {
         "command": shlex.join(["python", "-m", *module.split(), *sys.argv[1:]]),

@@ -9,13 +9,15 @@ terminations, 1 % truncations.
 
 The *floor* reads arrays of the same size and writes as many, and computes next to nothing. Rivals: a scan unrolled 16
 times, as in PureJaxRL; the associative scan; rlax, vmapped over environments, where it computes the same (it knows no
-truncation: `gae_terminated`, `vtrace_terminated`); a loop in NumPy.
+truncation: `gae_terminated`, `vtrace_terminated`); a loop in NumPy; TorchRL's loop and its vectorized form, on one
+thread, where torchrl is installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import importlib.util
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -152,6 +154,30 @@ def numpy_loop(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
     return error, error + value
 
 
+def torchrl_ways() -> dict[str, Method]:
+    """TorchRL's generalized advantage estimation, step by step and as a convolution."""
+    if importlib.util.find_spec("torchrl") is None:
+        return {}
+    import torch
+    from torchrl.objectives.value import functional as torchrl
+
+    torch.set_num_threads(1)
+
+    def way(estimate: Method) -> Method:
+        def run(*arrays: np.ndarray) -> Any:
+            reward, value, next_value, terminated, truncated = (torch.from_numpy(x)[..., None] for x in arrays)
+            ended = terminated | truncated
+            out = estimate(GAMMA, LAMBDA, value, next_value, reward, ended, terminated, time_dim=0)
+            return tuple(x[..., 0] for x in out)
+
+        return run
+
+    return {
+        "torchrl": way(torchrl.generalized_advantage_estimate),
+        "torchrl_vec": way(torchrl.vec_generalized_advantage_estimate),
+    }
+
+
 # --- what is measured -----------------------------------------------------------------------------------------------
 
 
@@ -214,7 +240,7 @@ def cases() -> dict[str, Case]:
         return {name: method} if rlax else {}
 
     return {
-        "gae": Case(steps, gae, ways(gae), {"numpy": numpy_loop}),
+        "gae": Case(steps, gae, ways(gae), {"numpy": numpy_loop, **torchrl_ways()}),
         "gae_terminated": Case(uncut, gae, with_rlax("rlax", rlax_gae)),
         "vtrace": Case(("log_ratio", *steps), vtrace, ways(vtrace), {"numpy": numpy_loop}),
         "vtrace_terminated": Case(("log_ratio", *uncut), vtrace, with_rlax("rlax", rlax_vtrace)),
@@ -328,7 +354,7 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int, clocks: tup
         call, traced, compiled = _timing.compiled(method, *args)
         alone[name], compiling[name] = functools.partial(call, *args), traced + compiled
     if arrays["value"].dtype == jnp.float32:
-        host = tuple(map(np.asarray, args))
+        host = tuple(map(np.array, args))
         alone |= {name: functools.partial(method, *host) for name, method in case.host.items()}
         if case.alike:
             check({name: call() for name, call in alone.items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,9 @@ class Learner(NamedTuple):
     update: Callable[[Array, LearnerState, Batch], tuple[LearnerState, Metrics]]
 
 
-def learner(evaluate: Evaluate, pipeline: Part, optimizer: Any, *, microbatch: int | None = None) -> Learner:
+def learner(
+    evaluate: Evaluate, pipeline: Part, optimizer: Any, *, microbatch: int | Literal["auto"] | None = None
+) -> Learner:
     r"""Turn a pipeline into an update: rollout in, new parameters and metrics out.
 
     The parts before the sampler run on the rollout. Then, for each minibatch of each epoch, the policy is evaluated on
@@ -78,8 +80,9 @@ def learner(evaluate: Evaluate, pipeline: Part, optimizer: Any, *, microbatch: i
         microbatch: evaluate the network on pieces of at most this many elements of a minibatch, one after the other,
             and again in the backward pass. The gradient is that of the whole minibatch (up to rounding: losses, means
             and statistics are taken over all of it) with the memory of one piece; on a CPU, where a piece stays in the
-            cache, small networks on large minibatches are faster, too. Not for networks that mix elements, as batch
-            normalisation does. None: all at once.
+            cache, large minibatches are faster, too. Not for networks that mix elements, as batch normalisation does.
+            None: all at once. "auto": 1024 where that is faster, which is on a CPU, for minibatches of 16,384 elements
+            or more, and without recurrence; otherwise all at once.
 
     Returns:
         `Learner(init, update)`. Both are pure: jit, vmap, scan and shard them.
@@ -113,7 +116,9 @@ def learner(evaluate: Evaluate, pipeline: Part, optimizer: Any, *, microbatch: i
             f"learner: evaluate must be a function (params, batch) -> (distribution, value), got {evaluate!r}"
         )
     if microbatch is not None:
-        evaluate = in_pieces(evaluate, count("learner", "microbatch", microbatch))
+        if microbatch != "auto":
+            count("learner", "microbatch", microbatch)
+        evaluate = in_pieces(evaluate, microbatch)
     shared, phases = _divide(chain(pipeline), optimizer)
     named = phases[0].name is not None
     start = chain(*shared)

@@ -10,7 +10,8 @@ is bootstrapped from its final observation.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
+from typing import Any, Literal
 
 import distrax
 import flax.linen as nn
@@ -53,8 +54,8 @@ class Config:
     normalize_env: bool = False
     """standardise and clip observations and rewards by running statistics"""
     hidden: tuple[int, ...] = (64, 64)
-    microbatch: int | None = None
-    """evaluate the network on so many steps at a time: less memory, and on a CPU faster where minibatches are large"""
+    microbatch: int | Literal["auto"] | None = "auto"
+    """evaluate the network on so many steps at a time, for less memory; "auto": 1024 where that is faster"""
     skip_nonfinite: bool = False
     """skip gradients that are not finite, and count them, instead of ending the run"""
     seed: int = 1
@@ -87,12 +88,12 @@ class ActorCritic(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[Any, jax.Array]:
         """The policy's distribution and the value, for any leading axes."""
+        dense = functools.partial(nn.Dense, dot_general=networks.dense_dot_general)
 
         def mlp(x: jax.Array, out: int, gain: float) -> jax.Array:
             for width in self.hidden:
-                x = nn.tanh(nn.Dense(width, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
-            head = nn.Dense(out, kernel_init=nn.initializers.orthogonal(gain), dot_general=networks.narrow_dot_general)
-            return head(x)
+                x = nn.tanh(dense(width, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
+            return dense(out, kernel_init=nn.initializers.orthogonal(gain))(x)
 
         head, value = mlp(obs, self.num_actions, 0.01), mlp(obs, 1, 1.0)[..., 0]
         if self.discrete:

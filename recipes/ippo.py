@@ -12,6 +12,7 @@ originals (jaxagents, JaxMARL) is in docs/fidelity.md.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Literal
 
 import distrax
@@ -66,8 +67,8 @@ class Config:
     activation: Literal["tanh", "relu"] = "tanh"
     memory: bool = False
     """a GRU in actor and critic"""
-    microbatch: int | None = None
-    """evaluate the networks on so many steps of agents at a time: less memory, on a CPU faster for large minibatches"""
+    microbatch: int | Literal["auto"] | None = "auto"
+    """evaluate the networks on so many steps of agents at a time, for less memory; "auto": 1024 where that is faster"""
     skip_nonfinite: bool = False
     """skip gradients that are not finite, and count them, instead of ending the run"""
     seed: int = 1
@@ -121,8 +122,9 @@ class Network(nn.Module):
     def __call__(self, x: jax.Array, carry: Any, reset: Any) -> tuple[Any, ...]:
         """Output `[..., size]` (and a deviation, if asked for) and the carry; with memory of `[T, N, D]`."""
         activation = {"tanh": nn.tanh, "relu": nn.relu}[self.activation]
+        dense = functools.partial(nn.Dense, dot_general=networks.dense_dot_general)
         for _ in range(2):
-            x = activation(nn.Dense(self.hidden, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
+            x = activation(dense(self.hidden, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
         if self.memory:
 
             def step(cell: nn.Module, carry: Any, now: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
@@ -131,8 +133,7 @@ class Network(nn.Module):
 
             scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
             carry, x = scan(nn.GRUCell(self.hidden), carry, (x, reset))
-        init = nn.initializers.orthogonal(self.gain)
-        out = nn.Dense(self.size, kernel_init=init, dot_general=networks.narrow_dot_general)(x)
+        out = dense(self.size, kernel_init=nn.initializers.orthogonal(self.gain))(x)
         if self.deviation:
             scale = jnp.exp(self.param("log_std", nn.initializers.zeros, (self.size,)))
             return (out, jnp.broadcast_to(scale, out.shape)), carry

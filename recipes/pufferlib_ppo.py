@@ -12,6 +12,7 @@ their time axis, so recurrent policies need nothing else. Where it differs from 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Literal
 
 import distrax
@@ -74,8 +75,8 @@ class Config:
     """recurrent cell between the encoder and the heads"""
     squash: bool = False
     """continuous actions: tanh-squashed into the box; otherwise Gaussian, clipped on their way to the environment"""
-    microbatch: int | None = None
-    """evaluate the network on so many steps at a time: less memory, and on a CPU faster where minibatches are large"""
+    microbatch: int | Literal["auto"] | None = "auto"
+    """evaluate the network on so many steps at a time, for less memory; "auto": 1024 where that is faster"""
     skip_nonfinite: bool = False
     """skip gradients that are not finite, and count them, instead of ending the run"""
     seed: int = 1
@@ -115,9 +116,10 @@ class Policy(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array, carry: Any, reset: Any) -> tuple[Any, ...]:
         """Distribution and value of observations `[..., D]`; with memory, of `[T, N, D]`, and the carry after them."""
+        dense = functools.partial(nn.Dense, dot_general=networks.dense_dot_general)
         x, activation = obs, {"gelu": nn.gelu, "relu": nn.relu, "tanh": nn.tanh}[self.activation]
         for _ in range(2):
-            x = activation(nn.Dense(self.hidden, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
+            x = activation(dense(self.hidden, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
         if self.memory != "none":
             cell = make_cell(self.memory, self.hidden)
 
@@ -129,8 +131,7 @@ class Policy(nn.Module):
             carry, x = scan(cell, carry, (x, reset))
 
         def head(size: int, gain: float) -> jax.Array:
-            init = nn.initializers.orthogonal(gain)
-            return nn.Dense(size, kernel_init=init, dot_general=networks.narrow_dot_general)(x)
+            return dense(size, kernel_init=nn.initializers.orthogonal(gain))(x)
 
         value = head(1, 1.0)[..., 0]
         if envs.is_discrete(self.space):

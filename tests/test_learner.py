@@ -849,6 +849,31 @@ def test_microbatches_need_less_memory():
     assert needed[1] < needed[0] / 3
 
 
+@pytest.mark.parametrize(
+    ("segments", "backend", "pieces"), [(128, "cpu", 16), (124, "cpu", 1), (128, "gpu", 1), (131, "cpu", 1)]
+)
+def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, backend, pieces):
+    """From 16,384 elements on, on a CPU, where the minibatch can be cut (131 is a prime)."""
+    seen = []
+
+    def recording(params, batch):
+        seen.append(jnp.shape(batch.log_prob))
+        return distributions.Categorical(batch.obs * params), batch.obs[..., 0]
+
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    shape = (128, segments)
+    batch = pp.Batch(obs=jnp.ones((*shape, 2)), action=jnp.ones(shape, int), log_prob=jnp.zeros(shape))
+    pipeline = pp.chain(
+        pp.segment_minibatches(1),
+        pp.stateless(lambda b: b.replace(advantage=b.log_prob)),
+        pp.clipped_surrogate(clip_eps=1),
+    )
+    learner = pp.learner(recording, pipeline, optax.sgd(1.0), microbatch="auto")
+    jax.eval_shape(learner.update, KEY, learner.init(jnp.ones(())), batch)
+    assert (128, segments // pieces) in seen
+    assert {np.prod(x) for x in seen} <= {128 * segments, 128 * segments // pieces}
+
+
 def test_microbatches_that_cannot_be_are_refused():
     batch = rollout().replace(extras={"shared": jnp.ones(()), "row": jnp.ones((TIME, SEGMENTS))})
     update = functools.partial(pp.learner, optimizer=optax.sgd(1.0))
