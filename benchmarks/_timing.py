@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
 import platform
@@ -53,18 +54,21 @@ def seconds(thunk: Thunk, calls: int = 1) -> tuple[float, float]:
 
 
 def interleaved(
-    thunks: dict[str, Thunk], rounds: int, at_least: float = 0.02, seed: int = 0
+    thunks: dict[str, Thunk], rounds: int, at_least: float = 0.02, long: float = math.inf, seed: int = 0
 ) -> tuple[Samples, Samples]:
     """Wall-clock and CPU seconds per call, one sample of each method per round, in a new random order each round.
 
-    A sample repeats the call until about `at_least` seconds have passed. Numbers of one round were taken under the same
+    A sample repeats the call until about `at_least` seconds have passed. Where one call of each takes more than `long`
+    seconds, a third of the rounds have to do, and at least three. Numbers of one round were taken under the same
     load, so that ratios within a round mean something on a machine that others use, too; CPU time suffers less from
     that, but leaves out waiting.
     """
-    calls = {}
+    calls, once = {}, {name: seconds(thunk)[0] for name, thunk in thunks.items()}
     for name, thunk in thunks.items():
-        seconds(thunk)
-        calls[name] = max(1, round(at_least / seconds(thunk)[0]))
+        took = once[name] if once[name] > at_least else seconds(thunk)[0]  # the first call of a fast one says little
+        calls[name] = max(1, round(at_least / took))
+    if sum(once.values()) > long:
+        rounds = max(3, rounds // 3)
     walls: Samples = {name: [] for name in thunks}
     cpus: Samples = {name: [] for name in thunks}
     names, shuffle = list(thunks), random.Random(seed).shuffle

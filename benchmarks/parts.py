@@ -374,10 +374,7 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int, clocks: tup
                     once = _timing.seconds(functools.partial(call, n, *args))[0] / n
                     n = max(round(0.005 / once), 4 if once < 1 else 1)
                 thunks[name], repeats[name] = functools.partial(call, n, *args), n
-        slow = sum(_timing.seconds(thunk)[0] for thunk in thunks.values()) > 0.5
-        taken = _timing.interleaved(thunks, max(3, rounds // 4) if slow else rounds, 0.005 if clock == "alone" else 0)[
-            0
-        ]
+        taken = _timing.interleaved(thunks, rounds, 0.005 if clock == "alone" else 0, long=0.5)[0]
         seconds[clock] = {name: [s / repeats.get(name, 1) for s in samples] for name, samples in taken.items()}
     return [
         {
@@ -417,9 +414,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["x".join(map(str, size)) for size in SIZES], metavar="TxN")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument("--clocks", nargs="+", choices=("alone", "inside"), default=("alone", "inside"))
-    parser.add_argument(
-        "--rounds", type=int, default=15, help="interleaved rounds, a quarter where one takes over 0.5 s"
-    )
+    parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds, a third where one takes over 0.5 s")
     parser.add_argument("--json", metavar="PATH", help="write the results here")
     options = parser.parse_args()
     rows = []

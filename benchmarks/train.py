@@ -201,8 +201,7 @@ def measure(setting: str, rounds: int, host: bool = True) -> list[dict[str, Any]
         for name in filter(installed, HOST_RIVALS):
             fewer = max(1, updates // 10)
             thunks[name], steps[name] = on_host(name, env_id, num_envs, fewer), each * fewer
-    slow = sum(_timing.seconds(thunk)[0] for thunk in thunks.values()) > 20
-    walls = _timing.interleaved(thunks, max(3, rounds // 3) if slow else rounds, at_least=0)[0]
+    walls = _timing.interleaved(thunks, rounds, at_least=0, long=20)[0]
     per_step = {name: [sample / steps[name] for sample in samples] for name, samples in walls.items()}
     return [
         {
