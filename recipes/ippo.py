@@ -78,7 +78,7 @@ PRESETS = {
     "spread": Config(),  # JaxMARL's ippo_ff_mpe
     "smax": Config(
         env_id="SMAX/3m",
-        total_timesteps=2_000_000,
+        total_timesteps=3_000_000,
         num_envs=128,
         num_steps=32,
         critic="central",
