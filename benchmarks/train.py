@@ -4,10 +4,11 @@
 
 Everybody trains the same network (two tanh layers of 64 for the actor, two for the critic) with rollouts of 128 steps,
 4 epochs of 4 minibatches and Adam, in one process, in turn. `handwritten` is CleanRL's PPO as one function in the
-style of PureJaxRL (benchmarks/handwritten.py). The recipes for PufferLib's PPO and IPPO are other algorithms: the first
-draws segments, with V-trace and priorities before each minibatch (and has one trunk for both heads), the second trains
-actor and critic one after the other. rejax, sbx and stable-baselines3 take part where they are installed (`pip install
-rejax sbx-rl stable-baselines3`); the last two step gymnasium's environments in Python.
+style of PureJaxRL (benchmarks/handwritten). The recipes for PufferLib's PPO and IPPO are other algorithms, and have
+hand-written rivals of their own: the first draws segments, with V-trace and priorities before each minibatch (and has
+one trunk for both heads), the second trains actor and critic one after the other. rejax, sbx and stable-baselines3 take
+part where they are installed (`pip install rejax sbx-rl stable-baselines3`); the last two step gymnasium's environments
+in Python.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ SETTINGS = {  # name: environment, how many of it, seeds trained at once, update
 HOST_RIVALS = ("sbx", "sb3")  # these step the environments in Python
 IN_PIECES = 1024  # steps, for `cleanrl, microbatch`
 ONE_SEED = "cleanrl, one seed"
+RECIPES = {  # what was written by hand: the recipe it is a rival of
+    "handwritten": "cleanrl",
+    "pufferlib, handwritten": "pufferlib",
+    "ippo, handwritten": "ippo",
+}
 AT_A_TIME = 8  # seeds, where they are trained in groups
 
 
@@ -149,25 +155,29 @@ def programs(env_id: str, num_envs: int, updates: int, seeds: int) -> dict[str, 
     config = cleanrl_config(env_id, num_envs, updates)
     found: dict[str, Callable[[jax.Array], Any]] = {
         "cleanrl": cleanrl_ppo.make_train(config),
-        "handwritten": handwritten.make_train(config),
+        "handwritten": handwritten.cleanrl.make_train(config),
     }
     if num_envs * STEPS // MINIBATCHES >= 16 * IN_PIECES:
         found["cleanrl, microbatch"] = cleanrl_ppo.make_train(dataclasses.replace(config, microbatch=IN_PIECES))
     if seeds > 1:
         return found
     common = {"total_timesteps": config.total_timesteps, "num_envs": num_envs, "num_steps": STEPS}
-    found["pufferlib"] = pufferlib_ppo.make_train(
-        pufferlib_ppo.Config(
-            env_id=env_id,
-            update_epochs=EPOCHS,
-            num_minibatches=MINIBATCHES,
-            hidden=HIDDEN,
-            activation="tanh",
-            optimizer="adam",
-            **common,
-        )
+    puffer = pufferlib_ppo.Config(
+        env_id=env_id,
+        update_epochs=EPOCHS,
+        num_minibatches=MINIBATCHES,
+        hidden=HIDDEN,
+        activation="tanh",
+        optimizer="adam",
+        **common,
     )
-    found["ippo"] = ippo.make_train(ippo.Config(hidden=HIDDEN, **common), one_agent(envs.make(env_id)))
+    agents = ippo.Config(env_id=env_id, hidden=HIDDEN, **common)
+    found |= {
+        "pufferlib": pufferlib_ppo.make_train(puffer),
+        "pufferlib, handwritten": handwritten.pufferlib.make_train(puffer),
+        "ippo": ippo.make_train(agents, one_agent(envs.make(env_id))),
+        "ippo, handwritten": handwritten.ippo.make_train(agents),
+    }
     if installed("rejax") and env_id == CARTPOLE:
         found["rejax"] = rejax(env_id, num_envs, updates)
     return found
@@ -203,6 +213,11 @@ def measure(setting: str, rounds: int, host: bool = True) -> list[dict[str, Any]
             thunks[name], steps[name] = on_host(name, env_id, num_envs, fewer), each * fewer
     walls = _timing.interleaved(thunks, rounds, at_least=0, long=20)[0]
     per_step = {name: [sample / steps[name] for sample in samples] for name, samples in walls.items()}
+
+    def over(name: str) -> dict[str, Any]:
+        recipe = RECIPES.get(name)
+        return {} if recipe is None else {"over_recipe": _timing.ratio(per_step, name, recipe)}
+
     return [
         {
             "setting": setting,
@@ -213,6 +228,7 @@ def measure(setting: str, rounds: int, host: bool = True) -> list[dict[str, Any]
             "env_steps": steps[name],
             "steps_per_second": 1 / _timing.quartiles(per_step[name])[0],
             "over_cleanrl": _timing.ratio(per_step, name, "cleanrl"),
+            **over(name),
             **compiled.get(name, {}),
         }
         for name in walls
@@ -233,9 +249,12 @@ def main() -> None:
         for row in rows:
             compiling = row.get("compile_seconds")
             said = "" if compiling is None else f"trace {compiling['trace']:.1f} compile {compiling['compile']:.1f} s"
-            ratio = "x{median:.2f} ({q1:.2f} - {q3:.2f})".format(**row["over_cleanrl"])
+            ratio = "x{median:.2f} ({q1:.2f} - {q3:.2f})"
+            shown = ratio.format(**row["over_cleanrl"])
+            if "over_recipe" in row:
+                shown += f", over {RECIPES[row['program']]} " + ratio.format(**row["over_recipe"])
             print(
-                f"{setting:24} {row['program']:20} {row['steps_per_second']:10,.0f} steps/s {ratio} {said}", flush=True
+                f"{setting:24} {row['program']:24} {row['steps_per_second']:10,.0f} steps/s {shown} {said}", flush=True
             )
         results += rows
         _timing.write(options.json, "benchmarks train", results)  # after each: a long run can be cut short

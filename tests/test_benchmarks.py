@@ -94,13 +94,30 @@ def test_training_runs_are_recorded(tmp_path, monkeypatch):
     monkeypatch.setitem(train.SETTINGS, "tiny", ("CartPole-v1", 4, 1, 1))
     monkeypatch.setattr(train, "installed", lambda name: False)
     path = tmp_path / "train_test.json"
-    monkeypatch.setattr(train, "programs", lambda *args: {n: f for n, f in programs(*args).items() if n in chosen})
+    others = {"ippo": jax.numpy.sin, "ippo, handwritten": jax.numpy.cos}  # stand-ins, quickly compiled
+
+    def some(*args):
+        found = {name: train for name, train in programs(*args).items() if name in chosen}
+        return found | {name: lambda key, f=f: f(jax.random.normal(key)) for name, f in others.items()}
+
+    monkeypatch.setattr(train, "programs", some)
     run(monkeypatch, "train", "--settings", "tiny", "--rounds", 2, "--json", path)
     rows = {row["program"]: row for row in json.loads(path.read_text())["results"]}
-    assert set(rows) == chosen
+    assert set(rows) == chosen | set(others)
     assert all(row["env_steps"] == 4 * 128 for row in rows.values())
     assert rows["cleanrl"]["over_cleanrl"]["median"] == 1
-    assert "| CartPole-v1, 4 | handwritten |" in report.report(tmp_path, tmp_path)
+    assert rows["handwritten"]["over_recipe"] == rows["handwritten"]["over_cleanrl"]
+    assert {name for name, row in rows.items() if "over_recipe" in row} == {"handwritten", "ippo, handwritten"}
+    assert rows["ippo, handwritten"]["over_recipe"]["median"] > 10 * rows["ippo, handwritten"]["over_cleanrl"]["median"]
+    page = report.report(tmp_path, tmp_path)
+    assert "| CartPole-v1, 4 | handwritten |" in page
+    assert page.count("its recipe: ") == 1
+
+
+def test_what_was_written_by_hand_takes_part_with_its_recipe():
+    found = programs(train.CARTPOLE, 4, 1, 1)
+    assert set(train.RECIPES) == {name for name in found if "handwritten" in name}
+    assert set(train.RECIPES.values()) <= set(found)
 
 
 def test_the_page_is_up_to_date(tmp_path):
