@@ -50,10 +50,11 @@ def rollout(
     num_envs: int,
     num_steps: int,
     initial_carry: Callable[[int], Any] | None = None,
+    value_each_step: bool = False,
 ) -> Rollout:
     """Step N environments T times with the current policy; with A agents in each, `[T, N]` below is `[T, N, A]`.
 
-    The value is evaluated once for all steps, after the last (a recurrent policy's with each step). V of the final
+    The value is evaluated once for all steps, after the last, or with each (as a recurrent policy's is). V of the final
     observation, from which a truncated episode is bootstrapped, is only computed in steps where some environment was
     truncated (also under `vmap`).
 
@@ -65,6 +66,8 @@ def rollout(
         initial_carry: recurrent policies: `initial_carry(num_envs) -> carry`, zeros with leaves `[N, ...]`. Then
             `evaluate(params, batch)` gets `batch.carry`, the state before step 0, and `batch.reset` `[T, N]`, zeroes
             the state before each step where it is 1, and returns (distribution, value, carry after the last step).
+        value_each_step: keep the value that is found on the way to each step's action. The same numbers; faster where
+            policy and value share layers, slower where they do not.
 
     Returns:
         `Rollout(init, collect)`; the batch has the fields obs, action, log_prob, value, reward, terminated, truncated
@@ -84,6 +87,7 @@ def rollout(
     count("rollout", "num_envs", num_envs)
     count("rollout", "num_steps", num_steps)
     recurrent = initial_carry is not None
+    keeps_value = recurrent or value_each_step
     agents = getattr(env, "num_agents", None)
     each = (num_envs,) if agents is None else (num_envs, agents)
 
@@ -113,7 +117,7 @@ def rollout(
                 obs=state.obs,
                 action=action,
                 log_prob=log_prob,
-                value=now(value) if recurrent else ABSENT,
+                value=now(value) if keeps_value else ABSENT,
                 reward=out.reward,
                 terminated=out.terminated,
                 truncated=out.truncated,
@@ -134,7 +138,7 @@ def rollout(
                 f"rollout: the log-probability of {each} actions has shape {jnp.shape(batch.log_prob)[1:]}, one number "
                 "for each is needed; sum over the action's dimensions"
             )
-        value = batch.value if recurrent else evaluate_policy(evaluate, params, batch)[1]
+        value = batch.value if keeps_value else evaluate_policy(evaluate, params, batch)[1]
         if jnp.shape(value) != (num_steps, *each):
             raise ShapeError(
                 f"rollout: evaluate returned a value of shape {jnp.shape(value)}, expected {(num_steps, *each)}: "

@@ -227,7 +227,12 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         evaluate=evaluate,
         init_params=init_params,
         rollout=pp.rollout(
-            env, evaluate, num_envs=config.num_envs, num_steps=config.num_steps, initial_carry=initial_carry
+            env,
+            evaluate,
+            num_envs=config.num_envs,
+            num_steps=config.num_steps,
+            initial_carry=initial_carry,
+            value_each_step=True,  # from the same layers as the action
         ),
         learner=pp.learner(evaluate, pipeline, optimizer, microbatch=config.microbatch),
         num_updates=num_updates,

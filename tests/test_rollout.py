@@ -113,6 +113,22 @@ def test_fields_are_what_the_learner_takes(cartpole):
     assert batch.axes == ("time", "segment")
 
 
+def test_values_are_the_same_with_each_step_and_after_the_last(cartpole):
+    shapes = []
+
+    def watched(params, batch):
+        shapes.append(batch.obs.shape[:-1])
+        return linear(params, batch)
+
+    env = envs.make("CartPole-v1", max_steps_in_episode=LIMIT)
+    rollout = pp.rollout(env, watched, num_envs=N, num_steps=T, value_each_step=True)
+    init, collect = cartpole
+    state = init(jax.random.key(0))
+    found, expected = (f(jax.random.key(1), WEIGHTS, state) for f in (jax.jit(rollout.collect), collect))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), found, expected)
+    assert set(shapes) == {(N,)}
+
+
 def test_under_vmap_equals_a_loop_over_seeds(cartpole):
     init, collect = cartpole
 
