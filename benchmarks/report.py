@@ -212,8 +212,8 @@ def train(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     page = [
         "Environment steps per second of whole training runs, the same network, batch and epochs for all (but",
         "*pufferlib* has one trunk for both heads; [benchmarks/train.py](../benchmarks/train.py) says who they are).",
-        "*Time over cleanrl*: per environment step, so above 1 is slower than the recipe. *cleanrl, microbatch*",
-        "evaluates the network on 1,024 steps at a time (`microbatch=1024`); `8 at a time` trains the seeds by",
+        "*Time over cleanrl*: per environment step, so above 1 is slower than the recipe. *All at once*:",
+        "large minibatches not in pieces (`microbatch=None`); `8 at a time` trains the seeds by",
         "`jax.lax.map(train, keys, batch_size=8)`. What was written by hand for another recipe has its time over that",
         "one's, too.",
         "",
@@ -226,13 +226,16 @@ def train(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
             ratios = [quartiles.format(**row["over_cleanrl"])]
             if "over_recipe" in row and row["over_recipe"] != row["over_cleanrl"]:
                 ratios.append(f"its recipe: {quartiles.format(**row['over_recipe'])}")
+            built = "" if compiling is None else f"{compiling['trace']:.1f} + {compiling['compile']:.1f}"
+            if "compile_of_recipe_over_this" in row:
+                built += " (its recipe: {median:.2f} times that)".format(**row["compile_of_recipe_over_this"])
             lines.append(
                 [
                     f"{row['env']}, {row['num_envs']}" + (f", {row['seeds']} seeds" if row["seeds"] > 1 else ""),
                     row["program"],
                     f"{row['steps_per_second']:,.0f}",
                     ", ".join(ratios),
-                    "" if compiling is None else f"{compiling['trace']:.1f} + {compiling['compile']:.1f}",
+                    built,
                     f"{row['temporary_bytes'] / 2**20:,.0f}" if row.get("temporary_bytes") else "",
                 ]
             )

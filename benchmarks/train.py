@@ -17,6 +17,7 @@ import argparse
 import dataclasses
 import functools
 import importlib.util
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,7 @@ SETTINGS = {  # name: environment, how many of it, seeds trained at once, update
     "breakout-1024": (BREAKOUT, 1024, 1, 1),
 }
 HOST_RIVALS = ("sbx", "sb3")  # these step the environments in Python
-IN_PIECES = 1024  # steps, for `cleanrl, microbatch`
+LARGE = 1024  # environments, from which on it makes a difference whether minibatches are evaluated in pieces
 ONE_SEED = "cleanrl, one seed"
 RECIPES = {  # what was written by hand: the recipe it is a rival of
     "handwritten": "cleanrl",
@@ -157,10 +158,10 @@ def programs(env_id: str, num_envs: int, updates: int, seeds: int) -> dict[str, 
         "cleanrl": cleanrl_ppo.make_train(config),
         "handwritten": handwritten.cleanrl.make_train(config),
     }
-    if num_envs * STEPS // MINIBATCHES >= 16 * IN_PIECES:
-        found["cleanrl, microbatch"] = cleanrl_ppo.make_train(dataclasses.replace(config, microbatch=IN_PIECES))
     if seeds > 1:
         return found
+    if num_envs >= LARGE:
+        found["cleanrl, all at once"] = cleanrl_ppo.make_train(dataclasses.replace(config, microbatch=None))
     common = {"total_timesteps": config.total_timesteps, "num_envs": num_envs, "num_steps": STEPS}
     puffer = pufferlib_ppo.Config(
         env_id=env_id,
@@ -183,8 +184,8 @@ def programs(env_id: str, num_envs: int, updates: int, seeds: int) -> dict[str, 
     return found
 
 
-def measure(setting: str, rounds: int, host: bool = True) -> list[dict[str, Any]]:
-    """One row for each program of a setting, timed in turn."""
+def measure(setting: str, rounds: int, host: bool = True, compilations: int = 1) -> list[dict[str, Any]]:
+    """One row for each program of a setting, timed in turn; compiled in turn, too, if more than once."""
     env_id, num_envs, seeds, updates = SETTINGS[setting]
     key, each = jax.random.key(0), num_envs * STEPS
     chosen = programs(env_id, num_envs, updates, seeds)
@@ -198,15 +199,20 @@ def measure(setting: str, rounds: int, host: bool = True) -> list[dict[str, Any]
             calls[f"cleanrl, {AT_A_TIME} at a time"] = (grouped, keys)
         calls[ONE_SEED] = one
         steps = dict.fromkeys(calls, each * updates * seeds) | {ONE_SEED: each * updates}
-    thunks, compiled = {}, {}
-    for name, (train, argument) in calls.items():
-        call, traced, compiling = _timing.compiled(train, argument)
-        memory = call.memory_analysis()
-        compiled[name] = {
-            "compile_seconds": {"trace": traced, "compile": compiling},
-            "temporary_bytes": memory.temp_size_in_bytes if memory else None,
-        }
-        thunks[name] = functools.partial(call, argument)
+    thunks: dict[str, Callable[[], Any]] = {}
+    compiled: dict[str, dict[str, Any]] = {}
+    compiling: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    for _ in range(compilations):
+        for name, (train, argument) in calls.items():
+            call, *took = _timing.compiled(train, argument)
+            compiling[name].append(tuple(took))
+            memory = call.memory_analysis()
+            compiled[name] = {"temporary_bytes": memory.temp_size_in_bytes if memory else None}
+            thunks[name] = functools.partial(call, argument)
+    for name, took in compiling.items():
+        traced, built = map(statistics.median, zip(*took, strict=True))
+        compiled[name]["compile_seconds"] = {"trace": traced, "compile": built}
+    whole = {name: [sum(each) for each in took] for name, took in compiling.items()}
     if host and env_id == CARTPOLE and seeds == 1 and num_envs <= 64:
         for name in filter(installed, HOST_RIVALS):
             fewer = max(1, updates // 10)
@@ -216,7 +222,12 @@ def measure(setting: str, rounds: int, host: bool = True) -> list[dict[str, Any]
 
     def over(name: str) -> dict[str, Any]:
         recipe = RECIPES.get(name)
-        return {} if recipe is None else {"over_recipe": _timing.ratio(per_step, name, recipe)}
+        if recipe is None:
+            return {}
+        return {
+            "over_recipe": _timing.ratio(per_step, name, recipe),
+            "compile_of_recipe_over_this": _timing.ratio(whole, recipe, name),
+        }
 
     return [
         {
@@ -240,12 +251,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=tuple(SETTINGS))
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds, a third where one takes over 20 s")
+    parser.add_argument("--compilations", type=int, default=1, help="of each program; the median counts")
     parser.add_argument("--no-host", action="store_true", help="without sbx and stable-baselines3")
     parser.add_argument("--json", metavar="PATH", help="write the results here")
     options = parser.parse_args()
     results = []
     for setting in options.settings:
-        rows = measure(setting, options.rounds, host=not options.no_host)
+        rows = measure(setting, options.rounds, host=not options.no_host, compilations=options.compilations)
         for row in rows:
             compiling = row.get("compile_seconds")
             said = "" if compiling is None else f"trace {compiling['trace']:.1f} compile {compiling['compile']:.1f} s"

@@ -82,7 +82,7 @@ def learner(
             and statistics are taken over all of it) with the memory of one piece; on a CPU, where a piece stays in the
             cache, large minibatches are faster, too. Not for networks that mix elements, as batch normalisation does.
             None: all at once. "auto": 1024 where that is faster, which is on a CPU, for minibatches of 16,384 elements
-            or more, and without recurrence; otherwise all at once.
+            or more with observations of at most 128 numbers, and without recurrence; otherwise all at once.
 
     Returns:
         `Learner(init, update)`. Both are pure: jit, vmap, scan and shard them.

@@ -63,6 +63,8 @@ class Config:
     ent_coef: float = 0.01
     target_kl: float | None = None
     """end the actor's phase after the epoch whose last minibatch has a larger divergence; the critic's goes on"""
+    actor_gain: float = 0.01
+    """orthogonal gain of the policy's last layer; from 1, what is done depends on what is seen from the start"""
     hidden: int = 64
     activation: Literal["tanh", "relu"] = "tanh"
     memory: bool = False
@@ -159,7 +161,9 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
     num_updates = training.updates_in(config.total_timesteps, num_envs=config.num_envs, num_steps=config.num_steps)
     common = {"hidden": config.hidden, "activation": config.activation, "memory": config.memory}
     models = {
-        "actor": Network(space.n if discrete else envs.size(space), 0.01, deviation=not discrete, **common),
+        "actor": Network(
+            space.n if discrete else envs.size(space), config.actor_gain, deviation=not discrete, **common
+        ),
         "critic": Network(1, 1.0, **common),
     }
 

@@ -850,9 +850,10 @@ def test_microbatches_need_less_memory():
 
 
 @pytest.mark.parametrize(
-    ("segments", "backend", "pieces"), [(128, "cpu", 16), (124, "cpu", 1), (128, "gpu", 1), (131, "cpu", 1)]
+    ("segments", "backend", "size", "pieces"),
+    [(128, "cpu", 2, 16), (124, "cpu", 2, 1), (128, "gpu", 2, 1), (131, "cpu", 2, 1), (128, "cpu", 200, 1)],
 )
-def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, backend, pieces):
+def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, backend, size, pieces):
     """From 16,384 elements on, on a CPU, where the minibatch can be cut (131 is a prime)."""
     seen = []
 
@@ -862,7 +863,7 @@ def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, ba
 
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     shape = (128, segments)
-    batch = pp.Batch(obs=jnp.ones((*shape, 2)), action=jnp.ones(shape, int), log_prob=jnp.zeros(shape))
+    batch = pp.Batch(obs=jnp.ones((*shape, size)), action=jnp.ones(shape, int), log_prob=jnp.zeros(shape))
     pipeline = pp.chain(
         pp.segment_minibatches(1),
         pp.stateless(lambda b: b.replace(advantage=b.log_prob)),
