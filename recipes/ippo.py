@@ -91,7 +91,8 @@ PRESETS = {
         ent_coef=0.003,
         activation="relu",
     ),
-    # With a short horizon it pays to announce before the last night, and so to signal.
+    # With a short horizon it pays to announce before the last night, and so to signal; a policy that acts on what it
+    # sees from the start has signals to begin with.
     "riddle": Config(
         env_id="switch_riddle",
         total_timesteps=2_000_000,
@@ -100,10 +101,10 @@ PRESETS = {
         critic="central",
         actor_learning_rate=3e-3,
         critic_learning_rate=3e-3,
-        anneal_lr=False,
-        gamma=0.7,
+        gamma=0.87,
         num_minibatches=2,
-        ent_coef=0.005,
+        ent_coef=0.01,
+        actor_gain=2.0,
         hidden=32,
         memory=True,
     ),
