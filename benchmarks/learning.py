@@ -41,7 +41,6 @@ TASKS: dict[str, tuple[Callable[[Any], training.Train], Any]] = {
     ),
     "pufferlib_breakout": (pufferlib_ppo.make_train, PUFFERLIB["minatar"]),
     "ippo_spread": (ippo.make_train, ippo.PRESETS["spread"]),
-    "ippo_spread_2m": (ippo.make_train, dataclasses.replace(ippo.PRESETS["spread"], total_timesteps=2_000_000)),
     "ippo_smax_3m": (ippo.make_train, ippo.PRESETS["smax"]),
     "ippo_riddle": (ippo.make_train, ippo.PRESETS["riddle"]),
 }

@@ -80,14 +80,12 @@ PRESETS = {
     "spread": Config(),  # JaxMARL's ippo_ff_mpe
     "smax": Config(
         env_id="SMAX/3m",
-        total_timesteps=3_000_000,
+        total_timesteps=4_000_000,
         num_envs=128,
         num_steps=32,
         critic="central",
         actor_learning_rate=6e-3,
         critic_learning_rate=6e-3,
-        gamma=0.97,
-        gae_lambda=0.9,
         ent_coef=0.003,
         activation="relu",
     ),
