@@ -354,8 +354,9 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int, clocks: tup
         call, traced, compiled = _timing.compiled(method, *args)
         alone[name], compiling[name] = functools.partial(call, *args), traced + compiled
     if arrays["value"].dtype == jnp.float32:
-        host = tuple(map(np.array, args))
-        alone |= {name: functools.partial(method, *host) for name, method in case.host.items()}
+        if "alone" in clocks:
+            host = tuple(map(np.array, args))
+            alone |= {name: functools.partial(method, *host) for name, method in case.host.items()}
         if case.alike:
             check({name: call() for name, call in alone.items()})
     outputs = jax.eval_shape(methods["ours"], *args)
