@@ -46,7 +46,7 @@ SETTINGS = {  # name: environment, how many of it, seeds trained at once, update
     "breakout-1024": (BREAKOUT, 1024, 1, 1),
 }
 HOST_RIVALS = ("sbx", "sb3")  # these step the environments in Python
-LARGE = 1024  # environments, from which on it makes a difference whether minibatches are evaluated in pieces
+LARGE = 1024  # environments of CartPole, from which on minibatches are evaluated in pieces
 ONE_SEED = "cleanrl, one seed"
 RECIPES = {  # what was written by hand: the recipe it is a rival of
     "handwritten": "cleanrl",
@@ -160,7 +160,7 @@ def programs(env_id: str, num_envs: int, updates: int, seeds: int) -> dict[str, 
     }
     if seeds > 1:
         return found
-    if num_envs >= LARGE:
+    if num_envs >= LARGE and env_id == CARTPOLE:
         found["cleanrl, all at once"] = cleanrl_ppo.make_train(dataclasses.replace(config, microbatch=None))
     common = {"total_timesteps": config.total_timesteps, "num_envs": num_envs, "num_steps": STEPS}
     puffer = pufferlib_ppo.Config(
