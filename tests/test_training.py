@@ -22,7 +22,7 @@ import pytest
 import scipy.stats
 
 from ppo_parts import training
-from ppo_parts.training import RunOptions, _records, _run
+from ppo_parts.training import RunOptions, _records, _run, _train
 from ppo_parts.training._checkpoint import Checkpoints
 from ppo_parts.training._evaluate import metrics_of
 from ppo_parts.training._records import best_update
@@ -169,6 +169,24 @@ def test_train_is_a_pure_function_of_its_key_and_of_numbers_in_the_configuration
     alone = jax.eval_shape(jax.jit(train), jax.random.key(0))
     assert jax.tree.structure(alone) == jax.tree.structure(result)
     assert {x.shape for x in alone.metrics.values()} == {(UPDATES,)}
+
+
+@pytest.mark.parametrize(("backend", "shape"), [("cpu", (3,)), ("gpu", (2, 3))])
+def test_updates_of_many_seeds_take_turns_on_a_cpu(monkeypatch, backend, shape):
+    """So they do where the function holds something that the vmap is over."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+
+    def scaled(x, factor):
+        def update(x):
+            return {"scaled": factor * jnp.sin(x)}, x
+
+        return _train.one_after_another(update)(x)
+
+    x, factor = jnp.arange(6.0).reshape(2, 3), jnp.array([2.0, 3.0])
+    found = jax.jit(jax.vmap(scaled))(x, factor)
+    np.testing.assert_allclose(found[0]["scaled"], factor[:, None] * jnp.sin(x), rtol=1e-6)
+    np.testing.assert_array_equal(found[1], x)
+    assert f"f32[{','.join(map(str, shape))}] = sin" in str(jax.make_jaxpr(jax.vmap(scaled))(x, factor))
 
 
 def test_what_cannot_work_fails_when_it_is_made():

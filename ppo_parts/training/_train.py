@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
 
 from .._hyperparameters import choice, count
 from .._learner import Learner, LearnerState
@@ -69,7 +70,7 @@ class Train:
         """One rollout and one update."""
         key, rollout_key, update_key = jax.random.split(state.key, 3)
         rollout_state, batch, episodes = self.rollout.collect(rollout_key, state.learner.params, state.rollout)
-        learner_state, metrics = self.learner.update(update_key, state.learner, batch)
+        learner_state, metrics = one_after_another(self.learner.update)(update_key, state.learner, batch)
         return TrainState(key, learner_state, rollout_state), {**episodes, **metrics}
 
     def __call__(self, key: Array) -> TrainResult:
@@ -85,6 +86,28 @@ class Train:
         env = self.env.evaluation(state.rollout.env_state)
         params, carry = state.learner.params, self.initial_carry
         return evaluate_episodes(env, self.evaluate, params, key, episodes, mode=mode, initial_carry=carry)
+
+
+def one_after_another(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose calls under `jax.vmap` take turns on a CPU.
+
+    There one update keeps a core busy: many at once take longer, as their activations fill the cache, and none can stop
+    early. Rollouts stay vmapped, for their operations are small.
+    """
+
+    def run(*args: Any) -> Any:
+        if jax.default_backend() != "cpu":
+            return function(*args)
+        # custom_vmap cannot see what a closure holds of the vmap around it, such as a swept learning rate.
+        traced, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+        given, structure = jax.tree.leaves(args), jax.tree.structure(shapes)
+
+        def call(held: list[Array], given: list[Array]) -> list[Array]:
+            return jaxpr_as_fun(traced.replace(consts=held))(*given)
+
+        return jax.tree.unflatten(structure, jax.custom_batching.sequential_vmap(call)(list(traced.consts), given))
+
+    return run
 
 
 def over_seeds(function: Callable[..., Any], num_seeds: int) -> Callable[..., Any]:
