@@ -104,20 +104,9 @@ def record(module: str, results: Any) -> dict[str, Any]:
         cpu = models[0] if models else cpu
     installed = {d.metadata["Name"] for d in importlib.metadata.distributions()}
     names = (
-        "jax",
-        "jaxlib",
-        "optax",
-        "flax",
-        "distrax",
-        "gymnax",
-        "jaxmarl",
-        "rlax",
-        "numpy",
-        "torch",
-        "torchrl",
-        "ppo_parts",
+        "jax jaxlib optax flax distrax gymnax jaxmarl rejax rlax numpy sbx-rl stable_baselines3 torch torchrl ppo_parts"
     )
-    packages = [p for p in names if p in installed]
+    packages = [p for p in names.split() if p in installed]
     return {
         "command": shlex.join(["python", "-m", *module.split(), *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
