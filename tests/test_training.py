@@ -376,8 +376,12 @@ def test_a_second_ctrl_c_does_not_wait(monkeypatch, train, whole, tmp_path):
         for _ in range(2):  # to this thread, and taken at once: os.kill may wake another one, and come too late
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(monkeypatch, train, tmp_path, "run", after=6, action=twice)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have their background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(monkeypatch, train, tmp_path, "run", after=6, action=twice)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert int(checkpoint(tmp_path / "run")["step"]) == 4
     folder, _ = go(train, tmp_path, "", resume=tmp_path / "run")
     assert_same_run(folder, whole[0])
