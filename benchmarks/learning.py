@@ -52,8 +52,7 @@ def measure(task: str, seeds: int) -> dict[str, object]:
     train = make_train(config)
     keys = jnp.stack([jax.random.key(config.seed + i) for i in range(seeds)])
     began = time.perf_counter()
-    at_once = seeds if config.num_envs <= 8 else 1  # larger programs keep a core busy by themselves
-    program = jax.jit(lambda keys: jax.lax.map(train, keys, batch_size=at_once)).lower(keys).compile()
+    program = jax.jit(jax.vmap(train)).lower(keys).compile()
     compiled = time.perf_counter()
     state, metrics = jax.block_until_ready(program(keys))
     finished = time.perf_counter()

@@ -154,28 +154,34 @@ def numpy_loop(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
     return error, error + value
 
 
-def torchrl_ways() -> dict[str, Method]:
-    """TorchRL's generalized advantage estimation, step by step and as a convolution."""
-    if importlib.util.find_spec("torchrl") is None:
-        return {}
+@functools.cache
+def torchrl() -> tuple[Any, Any]:
+    """torch, on one thread, and TorchRL's estimators: imported when they are first asked for, which takes seconds."""
     import torch
-    from torchrl.objectives.value import functional as torchrl
+    from torchrl.objectives.value import functional as estimators
 
     torch.set_num_threads(1)
+    return torch, estimators
 
-    def way(estimate: Method) -> Method:
-        def run(*arrays: np.ndarray) -> Any:
-            reward, value, next_value, terminated, truncated = (torch.from_numpy(x)[..., None] for x in arrays)
-            ended = terminated | truncated
-            out = estimate(GAMMA, LAMBDA, value, next_value, reward, ended, terminated, time_dim=0)
-            return tuple(x[..., 0] for x in out)
 
-        return run
+def torchrl_way(name: str) -> Method:
+    """TorchRL's generalized advantage estimation: step by step, or as a convolution (`vec_`)."""
 
-    return {
-        "torchrl": way(torchrl.generalized_advantage_estimate),
-        "torchrl_vec": way(torchrl.vec_generalized_advantage_estimate),
-    }
+    def run(*arrays: np.ndarray) -> Any:
+        torch, estimators = torchrl()
+        reward, value, next_value, terminated, truncated = (torch.from_numpy(x)[..., None] for x in arrays)
+        ended = terminated | truncated
+        estimate = getattr(estimators, name)
+        out = estimate(GAMMA, LAMBDA, value, next_value, reward, ended, terminated, time_dim=0)
+        return tuple(x[..., 0] for x in out)
+
+    return run
+
+
+TORCHRL: dict[str, Method] = {}
+if importlib.util.find_spec("torchrl"):
+    TORCHRL["torchrl"] = torchrl_way("generalized_advantage_estimate")
+    TORCHRL["torchrl_vec"] = torchrl_way("vec_generalized_advantage_estimate")
 
 
 # --- what is measured -----------------------------------------------------------------------------------------------
@@ -240,7 +246,7 @@ def cases() -> dict[str, Case]:
         return {name: method} if rlax else {}
 
     return {
-        "gae": Case(steps, gae, ways(gae), {"numpy": numpy_loop, **torchrl_ways()}),
+        "gae": Case(steps, gae, ways(gae), {"numpy": numpy_loop, **TORCHRL}),
         "gae_terminated": Case(uncut, gae, with_rlax("rlax", rlax_gae)),
         "vtrace": Case(("log_ratio", *steps), vtrace, ways(vtrace), {"numpy": numpy_loop}),
         "vtrace_terminated": Case(("log_ratio", *uncut), vtrace, with_rlax("rlax", rlax_vtrace)),
