@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
-FEW = 32  # inputs, below which it is they that are cheaper to transpose
+FEW, MANY = 32, 128  # inputs: fewer are cheaper to transpose than the gradient; more are left to the compiler
 
 
 @jax.custom_vjp
@@ -22,6 +22,8 @@ def _forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
 
 def _transposed_first(x: Array, g: Array) -> Array:
     """`x.T @ g` of `[rows, n]` and `[rows, m]`, as the product of a transposed copy with the other one."""
+    if x.shape[1] > MANY:
+        return jnp.matmul(x.T, g)
     copy = jax.lax.optimization_barrier  # without it the compiler folds the transposition into the product again
     if x.shape[1] < min(FEW, g.shape[1]):
         return jnp.matmul(copy(x.T), g)
@@ -46,8 +48,8 @@ def dense_dot_general(
     The gradient of a layer's kernel, :math:`x^\top g`, sums over the rows of both operands. XLA's fast matrix products
     on a CPU sum over the columns of the left one, so that one operand is transposed first, by copying it: g, which also
     makes few outputs cheap, or x if it has few columns. For 2048 rows on one core, in microseconds, with what
-    `lax.dot_general` takes in brackets: 64 inputs and outputs 199 (351); 64 and 2, 39 (214); 4 and 64, 16 (20). On
-    other devices nothing is changed.
+    `lax.dot_general` takes in brackets: 64 inputs and outputs 199 (351); 64 and 2, 39 (214); 4 and 64, 16 (20). With
+    more than 128 inputs and on other devices nothing is changed.
 
     Args:
         lhs: `[..., n]`, the layer's input.

@@ -9,7 +9,7 @@ import pytest
 from ppo_parts import networks
 
 
-@pytest.mark.parametrize(("shape", "outputs"), [((5,), 2), ((7, 5), 6), ((3, 7, 40), 2), ((7, 40), 50)])
+@pytest.mark.parametrize(("shape", "outputs"), [((5,), 2), ((7, 5), 6), ((3, 7, 40), 2), ((7, 40), 50), ((7, 130), 3)])
 def test_it_is_a_dense_layer(shape, outputs):
     x = jax.random.normal(jax.random.key(0), shape)
     plain, ours = nn.Dense(outputs), nn.Dense(outputs, dot_general=networks.dense_dot_general)

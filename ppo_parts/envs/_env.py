@@ -128,7 +128,7 @@ class Moments(NamedTuple):
     def updated(self, x: Array) -> Moments:
         """Moments of the stream with the rows of `x`, `[N, ...]`, appended (Chan et al. 1979).
 
-        Rows that are not finite would stay in the moments for ever; with one in it, `x` is left out.
+        Numbers that are not finite would stay in the moments for ever; where they arise, `x` is left out.
         """
         x = x.astype(jnp.float32)
         mean, var = jnp.mean(x, axis=0), jnp.var(x, axis=0)
@@ -138,7 +138,7 @@ class Moments(NamedTuple):
         # As a step from the old variance: past 2**24 elements float32 counts no further, and sums would run away.
         var = old + (var - old + jnp.square(delta) * (1 - share)) * share
         after = Moments(self.mean + delta * share, var, total)
-        finite = jnp.all(jnp.isfinite(x))
+        finite = jnp.all(jnp.isfinite(mean) & jnp.isfinite(var))  # either is not, if an element of x is not
         return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, self)
 
 
