@@ -19,7 +19,7 @@ from ._policy import evaluate_current, follow, in_pieces
 from ._samplers import Sampler, put, take
 from ._types import PER_STEP, Array, Batch, Context, Current, Evaluate, Params, Part, require
 from .functional import masked_mean
-from .functional._common import ShapeError, floating, masked_sum, same_shape, unsqueezed
+from .functional._common import ShapeError, floating, masked_sum, same_shape, stacked, unsqueezed
 
 Metrics = dict[str, Array]
 RECORDED = tuple(field for field in PER_STEP if field not in ("obs", "action", "log_prob"))
@@ -428,7 +428,7 @@ class _Packer:
     def pack(self, metrics: Metrics) -> Array:
         self.dtypes = {name: jnp.result_type(value) for name, value in metrics.items()}
         dtype = jnp.result_type(jnp.float32, *self.dtypes.values())
-        return jnp.stack([jnp.asarray(value, dtype) for value in metrics.values()] or [jnp.zeros((), dtype)])
+        return stacked(list(metrics.values()) or [jnp.zeros(())], dtype)
 
     def reduce(self, packed: Array, ran: Array) -> Metrics:
         """One number for each name from what was packed where `ran`, `[..., names]`."""
@@ -502,16 +502,18 @@ def finite_where_masked(batch: Batch) -> Batch:
 
 def count_nonfinite(batch: Batch) -> Metrics:
     """How many unmasked elements of the rollout are not finite, by field."""
-    counts = {}
+    bad = {}
     for name in ("reward", "log_prob", "value", "next_value"):
         x = getattr(batch, name)
         if x is None or not jnp.issubdtype(x.dtype, jnp.floating):
             continue
-        bad = ~jnp.isfinite(x)
+        bad[f"nonfinite/{name}"] = ~jnp.isfinite(x)
         if name == "next_value" and batch.terminated is not None:
-            bad = bad & ~(batch.terminated == 1)  # anything may stand there
-        counts[f"nonfinite/{name}"] = masked_sum(bad, batch.mask)
-    return counts
+            bad[f"nonfinite/{name}"] &= ~(batch.terminated == 1)  # anything may stand there
+    # As one array, for one sum: each is three kernels.
+    whole = jnp.stack(list(bad.values()))
+    counts = masked_sum(whole, batch.mask, axis=tuple(range(1, whole.ndim)))
+    return dict(zip(bad, counts, strict=True))
 
 
 def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:

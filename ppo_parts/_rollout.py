@@ -99,6 +99,7 @@ def rollout(
     def now(x: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf[0], x) if recurrent else x
 
+    @jax.jit  # looked at thrice, traced once
     def value_after(params: Params, seen: tuple[Any, Any]) -> Array:
         obs, carry = seen
         return now(look(params, obs, carry, jnp.zeros(each, bool))[1])

@@ -23,6 +23,7 @@ from ._evaluate import EVALUATION, metrics_of
 from ._folder import run_folder, stored_config, stored_run
 from ._load import best, continued_from, restored, source
 from ._options import RunOptions, checked, stored_options
+from ._packed import groups, pack
 from ._records import MetricsFile, column, plot_curve, versions, write_json, write_rows
 from ._statistics import summary
 from ._train import Train, last_episodes_return, over_seeds, seed_keys
@@ -169,7 +170,6 @@ def _updates(
             goals = [(done // every + 1) * every for every in (checkpoint_every, eval_every) if every]
             number = min(train.num_updates, done + log_every, *goals) - done
             state, measured = advance(state, number)
-            measured = {name: np.asarray(x)[:number] for name, x in jax.device_get(measured).items()}
             speed = options.num_seeds * train.steps_per_update * number / (time.perf_counter() - began)
             rows = [
                 {"update": done + i, "env_steps": (done + i + 1) * train.steps_per_update}
@@ -259,14 +259,17 @@ def _compiled(step: Callable[[Any], Any], state: Any, size: int) -> Callable[[An
     checkpoint, an interruption) cannot change a single bit.
     """
 
+    step = jax.jit(step)  # traced once, though looked at twice
+    shapes = jax.eval_shape(step, state)[1]
+    names = groups(shapes)
+
     def advance(state: Any, number: jax.Array) -> tuple[Any, Any]:
-        shapes = jax.eval_shape(step, state)[1]
-        buffers = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), shapes)
+        buffers = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), jax.eval_shape(pack, shapes))
 
         def body(i: jax.Array, carry: Any) -> Any:
             state, buffers = carry
             state, measured = step(state)
-            return state, jax.tree.map(lambda buffer, x: buffer.at[i].set(x), buffers, measured)
+            return state, jax.tree.map(lambda buffer, x: buffer.at[i].set(x), buffers, pack(measured))
 
         return jax.lax.fori_loop(0, number, body, (state, buffers))
 
@@ -274,7 +277,14 @@ def _compiled(step: Callable[[Any], Any], state: Any, size: int) -> Callable[[An
     began = time.perf_counter()
     program = jax.jit(advance, donate_argnums=0).lower(state, jnp.zeros((), jnp.int32)).compile()
     print(f"{time.perf_counter() - began:.1f} s", flush=True)
-    return lambda state, number: program(state, jnp.asarray(number, jnp.int32))
+
+    def run(state: Any, number: int) -> tuple[Any, dict[str, np.ndarray]]:
+        state, packed = program(state, jnp.asarray(number, jnp.int32))
+        whole = {group: np.asarray(x)[:number] for group, x in packed.items()}
+        measured = {name: x[..., i] for group, x in whole.items() for i, name in enumerate(names[group])}
+        return state, {name: measured[name] for name in sorted(shapes)}
+
+    return run
 
 
 def _result(train: Train, config: Any, options: RunOptions, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from .._learner import Learner, LearnerState
 from .._rollout import Rollout, RolloutState, strong
 from .._types import Array, Evaluate, Params
 from ._evaluate import EpisodeResults, evaluate_episodes
+from ._packed import groups, pack, unpack
 
 
 class TrainState(NamedTuple):
@@ -76,10 +77,15 @@ class Train:
     def __call__(self, key: Array) -> TrainResult:
         """The whole run inside one program."""
 
-        def step(state: TrainState, _: None) -> tuple[TrainState, dict[str, Array]]:
-            return self.step(state)
+        names: dict[str, list[str]] = {}
 
-        return TrainResult(*jax.lax.scan(step, self.init(key), None, length=self.num_updates))
+        def step(state: TrainState, _: None) -> tuple[TrainState, dict[str, Array]]:
+            state, metrics = self.step(state)
+            names.update(groups(metrics))
+            return state, pack(metrics)
+
+        state, packed = jax.lax.scan(step, self.init(key), None, length=self.num_updates)
+        return TrainResult(state, unpack(packed, names))
 
     def evaluate_policy(self, key: Array, state: TrainState, episodes: int, *, mode: bool = False) -> EpisodeResults:
         """Run whole episodes with the policy of `state`, as `evaluate_episodes` does."""
