@@ -213,9 +213,8 @@ def train(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
         "Environment steps per second of whole training runs, the same network, batch and epochs for all (but",
         "*pufferlib* has one trunk for both heads; [benchmarks/train.py](../benchmarks/train.py) says who they are).",
         "*Time over cleanrl*: per environment step, so above 1 is slower than the recipe. *All at once*:",
-        "large minibatches not in pieces (`microbatch=None`); `8 at a time` trains the seeds by",
-        "`jax.lax.map(train, keys, batch_size=8)`. What was written by hand for another recipe has its time over that",
-        "one's, too.",
+        "large minibatches not in pieces (`microbatch=None`). What was written by hand for another recipe has its time",
+        "over that one's, too.",
         "",
     ]
     for name, record in records.items():

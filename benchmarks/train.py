@@ -53,7 +53,6 @@ RECIPES = {  # what was written by hand: the recipe it is a rival of
     "pufferlib, handwritten": "pufferlib",
     "ippo, handwritten": "ippo",
 }
-AT_A_TIME = 8  # seeds, where they are trained in groups
 
 
 def cleanrl_config(env_id: str, num_envs: int, updates: int, **changes: Any) -> cleanrl_ppo.Config:
@@ -179,7 +178,7 @@ def programs(env_id: str, num_envs: int, updates: int, seeds: int) -> dict[str, 
         "ippo": ippo.make_train(agents, one_agent(envs.make(env_id))),
         "ippo, handwritten": handwritten.ippo.make_train(agents),
     }
-    if installed("rejax") and env_id == CARTPOLE:
+    if installed("rejax"):
         found["rejax"] = rejax(env_id, num_envs, updates)
     return found
 
@@ -194,9 +193,6 @@ def measure(setting: str, rounds: int, host: bool = True, compilations: int = 1)
     if seeds > 1:
         keys = jax.random.split(key, seeds)
         one, calls = calls["cleanrl"], {name: (jax.vmap(train), keys) for name, train in chosen.items()}
-        if seeds > AT_A_TIME:
-            grouped = functools.partial(jax.lax.map, chosen["cleanrl"], batch_size=AT_A_TIME)
-            calls[f"cleanrl, {AT_A_TIME} at a time"] = (grouped, keys)
         calls[ONE_SEED] = one
         steps = dict.fromkeys(calls, each * updates * seeds) | {ONE_SEED: each * updates}
     thunks: dict[str, Callable[[], Any]] = {}

@@ -97,7 +97,7 @@ def cleanrl(minibatches: int = MINIBATCHES, epochs: int = EPOCHS) -> pp.Learner:
         pp.clipped_value_loss(clip_eps=CLIP, coef=VALUE_COEF),
         pp.entropy_bonus(coef=ENTROPY_COEF),
     )
-    return pp.learner(lambda params, batch: network(params, batch.obs), pipeline, OPTIMIZER)
+    return pp.learner(lambda params, batch: network(params, batch.obs), pipeline, OPTIMIZER, microbatch="auto")
 
 
 def pufferlib() -> pp.Learner:
@@ -111,7 +111,7 @@ def pufferlib() -> pp.Learner:
         pp.clipped_value_loss(clip_eps=CLIP, coef=VALUE_COEF),
         pp.entropy_bonus(coef=ENTROPY_COEF),
     )
-    return pp.learner(lambda params, batch: network(params, batch.obs), pipeline, OPTIMIZER)
+    return pp.learner(lambda params, batch: network(params, batch.obs), pipeline, OPTIMIZER, microbatch="auto")
 
 
 class TrainState(NamedTuple):
