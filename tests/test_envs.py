@@ -200,7 +200,8 @@ def test_numbers_that_are_not_finite_do_not_stay_in_the_statistics():
     assert np.isnan(out.reward[4, 1])
     assert float(state.moments.seen) == 2 * (steps - 1)
     moments = envs.Moments.of(jnp.zeros(2)).updated(jnp.array([[1.0, 2.0], [3.0, 4.0]]))
-    assert_same(moments.updated(jnp.array([[1.0, jnp.inf]])), moments)
+    for bad in (jnp.inf, jnp.nan, 3e38):  # the last one's square
+        assert_same(moments.updated(jnp.array([[1.0, bad], [2.0, -bad]])), moments)
 
 
 def test_moments_hold_after_float32_has_ended_counting():

@@ -22,7 +22,7 @@ import pytest
 import scipy.stats
 
 from ppo_parts import training
-from ppo_parts.training import RunOptions, _records, _run, _train
+from ppo_parts.training import RunOptions, _packed, _records, _run, _train
 from ppo_parts.training._checkpoint import Checkpoints
 from ppo_parts.training._evaluate import metrics_of
 from ppo_parts.training._records import best_update
@@ -169,6 +169,22 @@ def test_train_is_a_pure_function_of_its_key_and_of_numbers_in_the_configuration
     alone = jax.eval_shape(jax.jit(train), jax.random.key(0))
     assert jax.tree.structure(alone) == jax.tree.structure(result)
     assert {x.shape for x in alone.metrics.values()} == {(UPDATES,)}
+
+
+def test_packed_metrics_are_found_again():
+    """Counts stay whole, and what is not finite stays where it was."""
+    rng = np.random.default_rng(0)
+    metrics = {
+        "b": rng.normal(size=(5, 2)).astype(np.float32),
+        "count": np.full((5, 2), 2**24 + 1, np.int32),
+        "a": np.full((5, 2), np.nan, np.float32),
+        "c": np.ones((5, 2), np.float32),
+        "other": np.arange(5, dtype=np.int32),
+    }
+    packed = _packed.pack(metrics)
+    assert {x.shape for x in packed.values()} == {(5, 2, 3), (5, 2, 1), (5, 1)}
+    names = _packed.groups(metrics)
+    assert_same(jax.jit(lambda packed: _packed.unpack(packed, names))(packed), metrics)
 
 
 @pytest.mark.parametrize(("backend", "shape"), [("cpu", (3,)), ("gpu", (2, 3))])
