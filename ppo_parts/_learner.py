@@ -371,7 +371,8 @@ class _Run:
                 put(seen.value, indices, sampler.axis, current.value),
                 put(seen.log_ratio, indices, sampler.axis, current.log_prob - minibatch.log_prob),
             )
-        norm = optax.tree.norm(grads)
+        # Of one vector, as optax.flatten makes it, so that clipping by the norm and this are computed once.
+        norm = optax.tree.norm(jnp.concatenate([jnp.reshape(x, -1) for x in jax.tree.leaves(grads)]))
         own = {"loss": loss, "grad_norm": norm, "minibatches": applied.astype(jnp.int32)}
         own["nonfinite/gradient"] = norm
         if minibatch.advantage is not None:
