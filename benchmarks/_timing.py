@@ -36,6 +36,20 @@ COMMIT = git("rev-parse", "HEAD")
 UNCOMMITTED = git("status", "--porcelain", "--untracked-files=no", "--", "ppo_parts", "recipes", "benchmarks/*.py")
 
 
+def positive(text: str) -> int:
+    """A number of rounds from the command line."""
+    number = int(text)
+    if number < 1:
+        raise ValueError  # argparse says which option, and of what
+    return number
+
+
+def size(text: str) -> tuple[int, int]:
+    """Steps and environments from the command line, "128x64"."""
+    steps, environments = map(positive, text.split("x"))
+    return steps, environments
+
+
 def compiled(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], float, float]:
     """The compiled function, and the seconds that tracing and compiling it took, from cold caches."""
     jax.clear_caches()
@@ -115,6 +129,7 @@ def record(module: str, results: Any) -> dict[str, Any]:
         "hardware": {
             "cpu": cpu,
             "cores": os.cpu_count(),
+            "cores_used": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "device": jax.devices()[0].device_kind,
             "load_average": os.getloadavg(),
         },

@@ -2,8 +2,9 @@
 
 `python -m benchmarks compare benchmarks/results/parts_cpu.json new.json`
 
-What is compared are ratios taken within one run, to the memory stream (`parts`, inside one program) or to the update
-written by hand (`update`), since they hold when the machine is busier than last time. A number counts as worse when its
+What is compared are ratios taken within one run, to the memory stream (`parts`, inside one program), to the update
+written by hand (`update`) or of recipes to what was written by hand (`train`, compilation included), since they hold
+when the machine is busier than last time. A number counts as worse when its
 median grew by more than the threshold and its lower quartile is above the old upper one. The exit status is 1 if
 anything is worse, 2 if the files have nothing in common.
 """
@@ -28,6 +29,24 @@ def figures(record: dict[str, Any]) -> dict[str, Quartiles]:
             found[f"{row['part']} {row['direction']} {size} {row['dtype']}"] = row["over_floor"]
         for rival, ratio in row.get("ours_over", {}).items():  # of `update`
             found[f"update {size} against {rival}"] = ratio
+        if "over_recipe" in row:  # of `train`
+            over = row["over_recipe"]
+            inverse = {"median": 1 / over["median"], "q1": 1 / over["q3"], "q3": 1 / over["q1"]}
+            found[f"{row['setting']}: recipe against {row['program']}"] = inverse
+            found[f"{row['setting']}: compiling it against {row['program']}"] = row["compile_of_recipe_over_this"]
+    return found
+
+
+def read(path: pathlib.Path) -> dict[str, Quartiles]:
+    """The ratios of a record; exits with 2 where there are none."""
+    try:
+        found = figures(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        print(f"{path} cannot be read: {error}", file=sys.stderr)
+        sys.exit(2)
+    if not found:
+        print(f"{path} has no ratios to compare: only records of parts, update and train have", file=sys.stderr)
+        sys.exit(2)
     return found
 
 
@@ -47,7 +66,7 @@ def main() -> None:
     parser.add_argument("new", type=pathlib.Path, help="JSON")
     parser.add_argument("--threshold", type=float, default=0.15, help="growth of the median that counts, 0.15 = 15 %%")
     options = parser.parse_args()
-    old, new = (figures(json.loads(path.read_text())) for path in (options.old, options.new))
+    old, new = read(options.old), read(options.new)
     common = [name for name in old if name in new]
     changes = {name: verdict(old[name], new[name], options.threshold) for name in common}
     for word in ("slower", "faster"):

@@ -85,7 +85,7 @@ def main() -> None:
     """Print the table; write it with `--json`."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quantities", nargs="+", choices=tuple(SWEEPS), default=tuple(SWEEPS))
-    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds")
+    parser.add_argument("--rounds", type=_timing.positive, default=9, help="interleaved rounds")
     parser.add_argument("--points", type=int, help="only the first so many values of each")
     parser.add_argument("--json", metavar="PATH", help="write the results here")
     options = parser.parse_args()

@@ -418,16 +418,17 @@ def main() -> None:
     known = cases()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--parts", nargs="+", choices=tuple(known), default=tuple(known), metavar="PART")
-    parser.add_argument("--sizes", nargs="+", default=["x".join(map(str, size)) for size in SIZES], metavar="TxN")
+    parser.add_argument("--sizes", nargs="+", type=_timing.size, default=SIZES, metavar="TxN")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument("--clocks", nargs="+", choices=("alone", "inside"), default=("alone", "inside"))
-    parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds, a third where one takes over 0.5 s")
+    parser.add_argument(
+        "--rounds", type=_timing.positive, default=15, help="interleaved; a third where one takes over 0.5 s"
+    )
     parser.add_argument("--json", metavar="PATH", help="write the results here")
     options = parser.parse_args()
     rows = []
     print(f"{'part':32} {'size':>10} {'dtype':9} {'clock':7} {'method':12}  over the floor, over ours (quartiles)")
-    for size, dtype in itertools.product(options.sizes, options.dtypes):
-        time, envs = map(int, size.split("x"))
+    for (time, envs), dtype in itertools.product(options.sizes, options.dtypes):
         arrays = workload(time, envs, dtype)
         for name in options.parts:
             case = known[name]

@@ -14,6 +14,8 @@ import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from .train import ONE_SEED, RECIPES
+
 Record = dict[str, Any]
 Row = dict[str, Any]
 ROOT = pathlib.Path(__file__).parent.parent
@@ -30,9 +32,10 @@ def provenance(record: Record) -> list[str]:
     load = ", ".join(f"{x:.1f}" for x in hardware["load_average"])
     changed = " (and uncommitted changes)" if record["uncommitted"] else ""
     listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+    cores = f"{hardware['cores']} cores" + (f", {hardware['cores_used']} used" if "cores_used" in hardware else "")
     return [
         f"`{record['command']}`, {record['date'][:10]}, commit {record['commit'][:10]}{changed}. "
-        f"{hardware['cpu']}, {hardware['cores']} cores, device: {hardware['device']}; load average at the end {load}. "
+        f"{hardware['cpu']}, {cores}, device: {hardware['device']}; load average at the end {load}. "
         f"{listed}.",
         "",
     ]
@@ -244,6 +247,29 @@ def train(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     return page
 
 
+def overview(results: pathlib.Path) -> list[str]:
+    """How many times faster the recipes are, from all records of whole runs of one seed: the top of the page."""
+    rows = [row for path in sorted(results.glob("train_*.json")) for row in json.loads(path.read_text())["results"]]
+    rows = [row for row in rows if row["seeds"] == 1 and row["program"] != ONE_SEED]
+    rivals = [*RECIPES, "rejax", "sbx", "sb3"]
+    lines = []
+    for env, number in dict.fromkeys((row["env"], row["num_envs"]) for row in rows):
+        ratios = {
+            row["program"]: f"{row.get('over_recipe', row['over_cleanrl'])['median']:.2f}"
+            for row in rows
+            if (row["env"], row["num_envs"]) == (env, number)
+        }
+        lines.append([f"{env}, {number}", *(ratios.get(rival, "") for rival in rivals)])
+    if not lines:
+        return []
+    head = [f"`{recipe}` against the same written by hand" for recipe in RECIPES.values()]
+    return [
+        "How many times faster the recipes are ([why](training.md#speed)), `cleanrl` where no other is named:",
+        "",
+        *table(["environments", *head, "rejax", "sbx", "stable-baselines3"], lines),
+    ]
+
+
 def earlier(result: Row, digits: int) -> str:
     """What the same task reached before it was recorded again, if it was of the same length."""
     before = result.get("before")
@@ -306,6 +332,7 @@ def report(results: pathlib.Path, docs: pathlib.Path) -> str:
         "within a round. Nothing here has been measured on a GPU unless it says so.",
         "",
     ]
+    page += overview(results)
     for prefix, (title, section) in SECTIONS.items():
         paths = sorted(results.glob(f"{prefix}_*.json"))
         if paths:

@@ -246,11 +246,16 @@ def main() -> None:
     """Print the table; write it with `--json`."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=tuple(SETTINGS))
-    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds, a third where one takes over 20 s")
+    parser.add_argument(
+        "--rounds", type=_timing.positive, default=7, help="interleaved; a third where one takes over 20 s"
+    )
     parser.add_argument("--compilations", type=int, default=1, help="of each program; the median counts")
     parser.add_argument("--no-host", action="store_true", help="without sbx and stable-baselines3")
     parser.add_argument("--json", metavar="PATH", help="write the results here")
     options = parser.parse_args()
+    for name in sorted({"rejax", *HOST_RIVALS}):
+        if not installed(name):
+            print(f"{name}: left out, it is not installed")
     results = []
     for setting in options.settings:
         rows = measure(setting, options.rounds, host=not options.no_host, compilations=options.compilations)

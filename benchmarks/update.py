@@ -313,21 +313,23 @@ def main() -> None:
     """Print the table; write it with `--json`."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("recipe", choices=RECIPES)
-    parser.add_argument("--rounds", type=int, default=41, help="interleaved rounds, a third at the largest size")
-    parser.add_argument("--sizes", nargs="+", default=["x".join(map(str, size)) for size in SIZES], metavar="TxN")
+    parser.add_argument("--rounds", type=_timing.positive, default=41, help="interleaved; a third at the largest size")
+    parser.add_argument("--sizes", nargs="+", type=_timing.size, default=SIZES, metavar="TxN")
     parser.add_argument("--json", metavar="PATH", help="write the results here")
     options = parser.parse_args()
     results = []
     print("size      program           trace s  compile s   run ms  ours / it, wall: median (quartiles)  CPU time")
     jax.jit(lambda x: x + 1)(0.0)  # the first compilation of a process starts up much
-    for size in options.sizes:
-        time, envs = map(int, size.split("x"))
+    for time, envs in options.sizes:
         rounds = options.rounds if time * envs < 100_000 else max(1, options.rounds // 3)
         result = measure(options.recipe, time, envs, rounds)
         for name, run in result["run_ms"].items():
             at = result["compile_seconds"][name]
             ratios = [result[clock].get(name) for clock in ("ours_over", "ours_over_cpu_time")]
             over = "  ".join(f"{r['median']:.3f} ({r['q1']:.3f} - {r['q3']:.3f})" for r in ratios if r)
-            print(f"{size:9} {name:17} {at['trace']:7.2f} {at['compile']:10.2f} {run:8.2f}  {over}", flush=True)
+            print(
+                f"{f'{time}x{envs}':9} {name:17} {at['trace']:7.2f} {at['compile']:10.2f} {run:8.2f}  {over}",
+                flush=True,
+            )
         results.append(result)
     _timing.write(options.json, "benchmarks update", results)

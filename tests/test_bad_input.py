@@ -712,6 +712,24 @@ bad(
 )
 bad("indices that are floats", lambda: f.importance_weights(FIVE, FIVE, beta=1.0), TypeError, "integers ... float32")
 bad("functional estimator", lambda: f.approx_kl(FIVE, estimator="k4"), ValueError, "\"k3\" ... 'k4'")
+bad(
+    "vtrace with the arguments of gae",
+    lambda: f.vtrace(FIVE, FIVE, FIVE, FIVE > 0, FIVE > 0, gamma=0.9),
+    TypeError,
+    "vtrace: next_value must be floating, got bool",
+)
+bad(
+    "a list for rewards",
+    lambda: f.gae([1.0] * 5, FIVE, FIVE, FIVE, gamma=0.9, gae_lambda=0.9),
+    TypeError,
+    "gae: reward must be an array, got a list",
+)
+bad(
+    "no rewards",
+    lambda: f.gae(None, FIVE, FIVE, FIVE, gamma=0.9, gae_lambda=0.9),
+    TypeError,
+    "gae: reward must be an array, got None",
+)
 bad("functional without gamma", lambda: f.gae(FIVE, FIVE, FIVE, FIVE, gae_lambda=0.9), TypeError, "gamma")
 bad(
     "functional with a positional gamma", lambda: f.gae(FIVE, FIVE, FIVE, FIVE, FIVE, 0.9, 0.9), TypeError, "positional"

@@ -90,7 +90,7 @@ def test_growth_is_recorded_and_drawn(tmp_path, monkeypatch):
 
 
 @pytest.mark.lenient_ranks  # the network's biases
-def test_training_runs_are_recorded(tmp_path, monkeypatch):
+def test_training_runs_are_recorded(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(train.SETTINGS, "tiny", ("CartPole-v1", 4, 1, 1))
     monkeypatch.setattr(train, "installed", lambda name: False)
     path = tmp_path / "train_test.json"
@@ -111,6 +111,20 @@ def test_training_runs_are_recorded(tmp_path, monkeypatch):
     assert rows["ippo, handwritten"]["over_recipe"]["median"] > 10 * rows["ippo, handwritten"]["over_cleanrl"]["median"]
     page = report.report(tmp_path, tmp_path)
     assert "| CartPole-v1, 4 | handwritten |" in page
+    top = {"handwritten": "over_recipe", "ippo, handwritten": "over_recipe"}
+    top = {name: f"{rows[name][ratio]['median']:.2f}" for name, ratio in top.items()}
+    assert f"| CartPole-v1, 4 | {top['handwritten']} |  | {top['ippo, handwritten']} |  |  |  |" in page
+    slower = json.loads(path.read_text())
+    for row in slower["results"]:
+        if row["program"] == "handwritten":
+            row["over_recipe"] = {name: x / 100 for name, x in row["over_recipe"].items()}
+    (tmp_path / "slower.json").write_text(json.dumps(slower))
+    with pytest.raises(SystemExit, match="1"):
+        run(monkeypatch, "compare", path, tmp_path / "slower.json")
+    printed = capsys.readouterr().out
+    assert "left out" in printed
+    assert "slower: tiny: recipe against handwritten" in printed
+    assert "4 compared, 1 slower" in printed
     assert page.count("times that") == 2
     assert page.count(", its recipe: ") == 1
 
@@ -159,7 +173,10 @@ def test_what_became_slower(recorded, tmp_path, monkeypatch, capsys):
     assert "slower: gae forward 4x8 float32" in printed
     assert "5 compared, 1 slower" in printed
     assert status("--threshold", 20)[0] == 0
-    new.write_text(json.dumps(record | {"results": []}))
+    for unusable in (json.dumps(record | {"results": []}), "{"):
+        new.write_text(unusable)
+        assert status()[0] == 2
+    new.unlink()
     assert status()[0] == 2
 
 
@@ -169,3 +186,7 @@ def test_the_command_line_lists_what_there_is(monkeypatch, capsys):
     assert "compare" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         run(monkeypatch, "parts", "--parts", "nonsense")
+    for option, value in {"--sizes": "128", "--rounds": "0"}.items():
+        with pytest.raises(SystemExit, match="2"):
+            run(monkeypatch, "parts", option, value)
+        assert f"argument {option}: invalid" in capsys.readouterr().err

@@ -398,6 +398,8 @@ def test_host_rollout_clips_continuous_actions_and_shifts_discrete_ones():
 
 
 def test_host_rollout_refuses_environments_it_would_get_wrong():
+    with pytest.raises(TypeError, match=r"no vector environment.*make_vec"):
+        envs.HostRollout(Scripted(3), valued, num_steps=3)
     with pytest.raises(ValueError, match=r"autoreset mode is DISABLED.*SAME_STEP"):
         envs.HostRollout(vector(AutoresetMode.DISABLED), valued, num_steps=3)
 

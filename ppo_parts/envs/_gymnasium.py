@@ -33,7 +33,7 @@ class HostRollout:
         seed: for the environment's first reset.
 
     Raises:
-        ValueError: the environment does not reset itself, or does not say how.
+        TypeError: a single environment. ValueError: the environment does not reset itself, or does not say how.
 
     Example:
         >>> import distrax, gymnasium, jax, jax.numpy as jnp, ppo_parts as pp
@@ -49,6 +49,11 @@ class HostRollout:
 
     def __init__(self, env: Any, evaluate: Evaluate, *, num_steps: int, seed: int = 0) -> None:
         count("HostRollout", "num_steps", num_steps)
+        if not hasattr(env, "num_envs"):
+            raise TypeError(
+                f"HostRollout: {env} is no vector environment: make it with gymnasium.make_vec(..., num_envs=...), or "
+                "put it into gymnasium.vector.SyncVectorEnv"
+            )
         mode = getattr(env.metadata.get("autoreset_mode"), "name", None)
         if mode not in ("NEXT_STEP", "SAME_STEP"):
             raise ValueError(

@@ -68,7 +68,7 @@ def _made(env_id: str, settings: dict[str, Any]) -> Any:
         from jaxmarl.environments.smax import map_name_to_scenario
         from jaxmarl.registration import registered_envs
     except ImportError as error:
-        raise ImportError(f'{env_id} needs JaxMARL: pip install "ppo_parts[marl]"') from error
+        raise ImportError(f'{env_id} needs JaxMARL: pip install "jaxmarl>=0.2"') from error
     name, _, scenario = env_id.partition("/")
     if name == "SMAX" and scenario:
         name, settings = "HeuristicEnemySMAX", {**SMAX_SETTINGS, **settings}

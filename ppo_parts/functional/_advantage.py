@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._common import Array, ShapeError, accumulator, floating, same_shape
+from ._common import Array, ShapeError, accumulator, floating, present, same_shape
 from ._recurrence import Implementation, associative, choose, scan
 
 
@@ -123,8 +123,8 @@ def gae(
         `Advantages(advantage, target)`, each `[T, ...]`.
 
     Raises:
-        ShapeError: inputs of different shapes. TypeError: `value` is not floating. ValueError: `implementation` is
-            none of these, or "pallas" where the kernel cannot run.
+        ShapeError: inputs of different shapes. TypeError: `value` or `next_value` is not floating. ValueError:
+            `implementation` is none of these, or "pallas" where the kernel cannot run.
 
     Note:
         Narrow floats (bfloat16, float16) are accumulated in float32 and cast back.
@@ -140,7 +140,8 @@ def gae(
 
     Reference: Schulman et al. 2016, arXiv:1506.02438, eq. 16. Truncation: Pardo et al. 2018, arXiv:1712.00378.
     """
-    floating("gae", value=value)
+    present("gae", reward=reward, terminated=terminated)
+    floating("gae", value=value, next_value=next_value)
     same_shape(
         "gae", reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated, mask=mask
     )
@@ -203,7 +204,8 @@ def vtrace(
 
     Reference: Espeholt et al. 2018, IMPALA, arXiv:1802.01561, eq. 1 and section 4.2.
     """
-    floating("vtrace", value=value, log_ratio=log_ratio)
+    present("vtrace", reward=reward, terminated=terminated)
+    floating("vtrace", value=value, next_value=next_value, log_ratio=log_ratio)
     same_shape(
         "vtrace",
         log_ratio=log_ratio,

@@ -18,8 +18,17 @@ class ShapeError(ValueError, AssertionError):
     """Array shapes do not fit together; nothing is ever broadcast to make them fit."""
 
 
+def present(where: str, **arrays: Array) -> None:
+    """Raise `TypeError` unless each is an array, or a number that stands for one."""
+    for name, x in arrays.items():
+        if x is None or isinstance(x, (list, tuple)):
+            got = "None" if x is None else f"a {type(x).__name__}; convert it with jnp.asarray"
+            raise TypeError(f"{where}: {name} must be an array, got {got}")
+
+
 def same_shape(where: str, **arrays: Array | None) -> None:
     """Raise `ShapeError` unless all arrays (None is skipped) have exactly one shape."""
+    present(where, **{name: x for name, x in arrays.items() if x is not None})
     shapes = {name: jnp.shape(x) for name, x in arrays.items() if x is not None}
     if len(set(shapes.values())) > 1:
         listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
@@ -32,9 +41,8 @@ def same_shape(where: str, **arrays: Array | None) -> None:
 
 def floating(where: str, **arrays: Array) -> None:
     """Raise `TypeError` unless every array has a floating dtype."""
+    present(where, **arrays)
     for name, x in arrays.items():
-        if isinstance(x, (list, tuple)):
-            raise TypeError(f"{where}: {name} must be an array, got a {type(x).__name__}; convert it with jnp.asarray")
         if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
             raise TypeError(
                 f"{where}: {name} must be floating, got {jnp.result_type(x)}; "

@@ -26,7 +26,7 @@ class Watch:
             initial=done * self._each * self._seeds,
             unit="step",
             unit_scale=True,
-            disable=not options.progress,
+            disable=None if options.progress else True,  # None: shown on terminals alone
         )
         self._writer = None
         if options.tensorboard:
