@@ -713,6 +713,12 @@ bad(
 bad("indices that are floats", lambda: f.importance_weights(FIVE, FIVE, beta=1.0), TypeError, "integers ... float32")
 bad("functional estimator", lambda: f.approx_kl(FIVE, estimator="k4"), ValueError, "\"k3\" ... 'k4'")
 bad(
+    "a segment that is not there",
+    lambda: f.importance_weights(FIVE / 5, jnp.array([0, 5]), beta=1.0),
+    ValueError,
+    "importance_weights: there are segments 0 to 4, and 5 was drawn",
+)
+bad(
     "vtrace with the arguments of gae",
     lambda: f.vtrace(FIVE, FIVE, FIVE, FIVE > 0, FIVE > 0, gamma=0.9),
     TypeError,

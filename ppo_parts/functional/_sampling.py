@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ._common import Array, accumulator, floating, masked_sum, same_shape
 
@@ -105,7 +106,8 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: float | Ar
         `[M]` weights, in the dtype of `probabilities`.
 
     Raises:
-        TypeError: `indices` are not integers, or `probabilities` not floating.
+        TypeError: `indices` are not integers, or `probabilities` not floating. ValueError: an index out of range,
+            where it can be known (traced ones are taken as they are).
 
     Example:
         >>> import jax.numpy as jnp
@@ -117,6 +119,11 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: float | Ar
     floating("importance_weights", probabilities=probabilities)
     if not jnp.issubdtype(jnp.result_type(indices), jnp.integer):
         raise TypeError(f"importance_weights: indices must be integers, got {jnp.result_type(indices)}")
+    if not isinstance(indices, jax.core.Tracer):  # JAX would clamp or wrap them
+        drawn, number = np.asarray(indices), probabilities.shape[0]
+        outside = drawn[(drawn < 0) | (drawn >= number)]
+        if outside.size:
+            raise ValueError(f"importance_weights: there are segments 0 to {number - 1}, and {outside[0]} was drawn")
     drawable = probabilities > 0
     scaled = jnp.sum(drawable) * probabilities
     weight = jnp.where(drawable, jnp.where(drawable, scaled, 1) ** -beta, 0)

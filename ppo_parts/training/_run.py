@@ -48,9 +48,9 @@ def main(
     """
     import tyro
 
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False)
     first.add_argument("--preset", default=next(iter(presets)))
-    first.add_argument("--resume", "--init-from", "--init_from", type=Path, dest="before")
+    first.add_argument("--resume", "--init-from", "--init_from", type=Path, dest="before", metavar="FOLDER")
     known, _ = first.parse_known_args(argv)
     if known.preset not in presets:
         first.error(f"--preset {known.preset}: there are {', '.join(presets)}")
