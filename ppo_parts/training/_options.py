@@ -49,7 +49,7 @@ class RunOptions:
     tensorboard: bool = True
     """write TensorBoard events"""
     progress: bool = True
-    """show a progress bar"""
+    """show a progress bar, on terminals"""
 
 
 KEPT = tuple(
