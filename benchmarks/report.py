@@ -98,9 +98,9 @@ def parts(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
 
 
 def draw_parts(path: pathlib.Path, rows: list[Row]) -> bool:
-    """Time against the number of elements, for the two estimators and their rivals."""
+    """Time against the number of elements, for the two estimators and their rivals; nothing of a single size."""
     drawn = [part for part in ("gae", "vtrace") if any(row["part"] == part for row in rows)]
-    if not drawn:
+    if not drawn or len({tuple(row["size"]) for row in rows}) < 2:
         return False
     figure, axes = canvas(len(drawn))
     for axis, part in zip(axes, drawn, strict=True):

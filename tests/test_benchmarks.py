@@ -63,8 +63,12 @@ def test_every_part_has_a_floor_that_writes_as_much(dtype):
 
 
 def test_the_page_follows_from_the_records(recorded, tmp_path, monkeypatch):
+    record = json.loads(recorded.read_text())
+    (tmp_path / "parts_one_size.json").write_text(json.dumps(record))
+    record["results"] += [row | {"size": [8, 8]} for row in record["results"]]
+    (tmp_path / "parts_test.json").write_text(json.dumps(record))
     for folder in ("a", "b"):
-        run(monkeypatch, "report", "--results", recorded.parent, "--docs", tmp_path / folder)
+        run(monkeypatch, "report", "--results", tmp_path, "--docs", tmp_path / folder)
     a, b = ({p.name: p.read_bytes() for p in (tmp_path / folder).rglob("*.*")} for folder in ("a", "b"))
     assert a == b
     assert set(a) == {"benchmarks.md", "parts_test.png"}
