@@ -4,9 +4,9 @@
 
 What is compared are ratios taken within one run, to the memory stream (`parts`, inside one program), to the update
 written by hand (`update`) or of recipes to what was written by hand (`train`, compilation included), since they hold
-when the machine is busier than last time. A number counts as worse when its
-median grew by more than the threshold and its lower quartile is above the old upper one. The exit status is 1 if
-anything is worse, 2 if the files have nothing in common.
+when the machine is busier than last time. A number counts as worse when its median grew by more than the threshold and
+its lower quartile is above the old upper one. The exit status is 1 if anything is worse, 2 if a file cannot be compared
+or the two have nothing in common.
 """
 
 from __future__ import annotations
