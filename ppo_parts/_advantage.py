@@ -6,10 +6,23 @@ import jax
 import jax.numpy as jnp
 
 from . import functional
+from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, number
 from ._policy import follow
 from ._types import Array, Batch, Context, EmptyState, Part, no_state, require
 from .functional._recurrence import known
+
+ESTIMATOR_READS = (
+    "reward",
+    "value",
+    "next_value",
+    "terminated",
+    "truncated",
+    "mask",
+    "log_ratio",
+    "log_prob",
+    "current",
+)
 
 
 def gae(*, gamma: Numeric, gae_lambda: Numeric, implementation: functional.Implementation = "auto") -> Part:
@@ -32,7 +45,7 @@ def gae(*, gamma: Numeric, gae_lambda: Numeric, implementation: functional.Imple
         >>> pp.gae(gamma=1.5, gae_lambda=.95)
         Traceback (most recent call last):
         ...
-        ValueError: gae: gamma must lie in [0, 1], got 1.5
+        ppo_parts.UserValueError: gae: gamma must lie in [0, 1], got 1.5
 
     Reference: Schulman et al. 2016, arXiv:1506.02438, eq. 16.
     """
@@ -55,7 +68,7 @@ def gae(*, gamma: Numeric, gae_lambda: Numeric, implementation: functional.Imple
         )
         return _write(batch, out.advantage, out.target), state
 
-    return Part(no_state, update, "gae", provides=("advantage", "target"), needs_time=True)
+    return Part(no_state, update, "gae", provides=("advantage", "target"), reads=ESTIMATOR_READS, needs_time=True)
 
 
 def vtrace(
@@ -67,7 +80,7 @@ def vtrace(
     policy_gradient: bool = False,
     implementation: functional.Implementation = "auto",
 ) -> Part:
-    """Write `advantage` and `target` by V-trace, under the freshest importance ratio there is.
+    """Write `advantage` and `target` by V-trace, under the latest importance ratio.
 
     Before the sampler the ratio is `exp(log_ratio)` (1 until a `refresh` writes it); after a sampler that keeps time it
     is that of the policy being trained, and so are the values. See `functional.vtrace` for the equations. Nothing is
@@ -114,7 +127,7 @@ def vtrace(
         )
         return _write(batch, out.policy_advantage if policy_gradient else out.error, out.target), state
 
-    return Part(no_state, update, "vtrace", provides=("advantage", "target"), needs_time=True)
+    return Part(no_state, update, "vtrace", provides=("advantage", "target"), reads=ESTIMATOR_READS, needs_time=True)
 
 
 def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int = 0, eps: Numeric = 1e-8) -> Part:
@@ -126,7 +139,7 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
         ddof: 0 (population) or 1 (sample).
         eps: added to the standard deviation, >= 0; a schedule counts learner updates.
 
-    Place: after `gae` or `vtrace`. Behind the sampler the statistics are those of the minibatch, before it those of the
+    Place: after `gae` or `vtrace`. After the sampler the statistics are those of the minibatch, before it those of the
     whole rollout.
 
     Example:
@@ -139,15 +152,15 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
     """
     number("advantage_normalize", "eps", eps, 0)
     if ddof not in (0, 1) or isinstance(ddof, bool):
-        raise ValueError(f"advantage_normalize: ddof must be 0 or 1, got {ddof!r}")
+        raise UserValueError(f"advantage_normalize: ddof must be 0 or 1, got {ddof!r}")
     axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
     if not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
-        raise TypeError(f"advantage_normalize: axis must be None, a whole number or a tuple of them, got {axis!r}")
+        raise UserTypeError(f"advantage_normalize: axis must be None, a whole number or a tuple of them, got {axis!r}")
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         rank = jnp.ndim(batch.advantage)
         if any(not -rank <= a < rank for a in axes):
-            raise ValueError(
+            raise UserValueError(
                 f"advantage_normalize: axis={axis} does not exist, the advantage has axes {batch.axes} and shape "
                 f"{jnp.shape(batch.advantage)}"
             )
@@ -156,13 +169,15 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
         )
         return batch.replace(advantage=normalized), state
 
-    return Part(no_state, update, "advantage_normalize", requires=("advantage",))
+    return Part(
+        no_state, update, "advantage_normalize", requires=("advantage",), provides=("advantage",), reads=("mask",)
+    )
 
 
 def advantage_weight() -> Part:
     """Multiply `advantage` by the sampler's importance weight: A_i <- w_i A_i.
 
-    Place: after a sampler that weighs what it draws (`prioritized_sampler`, `given_indices(weights=...)`); behind
+    Place: after a sampler that weighs what it draws (`prioritized_sampler`, `given_indices(weights=...)`); after
     `advantage_normalize`, as in PufferLib, or the statistics would see the weights.
 
     Example:
@@ -178,11 +193,19 @@ def advantage_weight() -> Part:
         weight = per_element(batch, batch.weight, batch.advantage)
         return batch.replace(advantage=batch.advantage * weight), state
 
-    return Part(no_state, update, "advantage_weight", requires=("advantage", "weight"), place="after_sampler")
+    return Part(
+        no_state,
+        update,
+        "advantage_weight",
+        requires=("advantage", "weight"),
+        provides=("advantage",),
+        reads=(),
+        place="after_sampler",
+    )
 
 
 def per_element(batch: Batch, weight: Array, like: Array) -> Array:
-    """The weight `[M]` of each sampled element, with the axes of `like`: time before it, agents behind it."""
+    """The weight `[M]` of each sampled element, with the axes of `like`: time before it, agents after it."""
     sampled = len(batch.axes) - 1
     return weight.reshape((1,) * sampled + weight.shape + (1,) * (like.ndim - sampled - 1)).astype(like.dtype)
 
@@ -195,18 +218,23 @@ def _seen(where: str, batch: Batch) -> tuple[Array, Array, Array]:
         reward="an advantage needs the reward of every step",
         terminated="it is 1 where the transition out of step t ended the episode",
         next_value="it is V of the observation that followed step t; functional.next_values(...) builds it",
-        value="it is V(obs) when the step was taken",
+        value="it is V(obs) when the step was taken, from a policy with a critic",
     )
     if batch.current is None:
         log_ratio = jnp.zeros_like(batch.value) if batch.log_ratio is None else batch.log_ratio
         return batch.value, batch.next_value, log_ratio
+    if batch.current.value is None:
+        raise UserValueError(
+            f"{where}: the policy has no value, and an advantage along time needs one: give the policy "
+            "a critic, or use an estimator without one"
+        )
     value = jax.lax.stop_gradient(batch.current.value)
     return value, follow(batch, value), jax.lax.stop_gradient(batch.current_log_ratio())
 
 
 def _write(batch: Batch, advantage: Array, target: Array) -> Batch:
     advantage, target = jax.lax.stop_gradient((advantage, target))
-    if batch.current is None and "explained_variance" not in batch.metrics:
+    if batch.current is None:  # of several estimators, the last one's target is what the critic learns
         variance = functional.explained_variance(batch.value, target, batch.mask)
-        batch = batch.add_metrics(explained_variance=variance)
+        batch = batch.replace(metrics={**batch.metrics, "explained_variance": variance})
     return batch.replace(advantage=advantage, target=target)

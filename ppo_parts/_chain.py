@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 
-from ._types import Batch, Context, Part, kind
+from ._errors import UserTypeError, UserValueError
+from ._types import Array, Batch, Context, Divider, Params, Part, field_of, kind
 
 REMEDY = {
     "advantage": "put gae() or vtrace() before it (or give the batch an advantage of your own)",
@@ -15,6 +17,7 @@ REMEDY = {
     "weight": "use a sampler that weighs what it draws, such as prioritized_sampler()",
     "losses": "put a loss such as clipped_surrogate() before it",
 }
+BY_THE_LEARNER = {"losses", "metrics", "stop"}  # fields that the learner itself reads at the end of a chain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,13 +26,17 @@ class Chain(Part):
 
     parts: tuple[Part, ...] = ()
 
+    def __str__(self) -> str:
+        return describe(self.parts)
+
 
 def chain(*parts: Part) -> Part:
     """Apply parts one after another; the result is a part again, so chains nest.
 
-    Position is granularity: what stands before a sampler sees the rollout, what stands after it sees minibatches, under
-    the policy being trained. Calling `update` on a chain is always the plain fold over its parts (where a sampler
-    stands, its first minibatch goes on); `learner` runs the same chain over all minibatches and epochs.
+    Position is granularity: parts before a sampler see the rollout, parts after it see minibatches, under the policy
+    being trained. Calling `update` on a chain is always the plain fold over its parts (a sampler among them draws its
+    first minibatch); `learner` runs the same chain over all minibatches and epochs. `print(chain(...))` shows the
+    stages, and what each part reads and writes.
 
     Args:
         *parts: parts, in order; chains among them are flattened. No part at all is the identity.
@@ -47,20 +54,20 @@ def chain(*parts: Part) -> Part:
         >>> pp.chain(pp.shuffled_minibatches(4), pp.vtrace(gamma=.99))
         Traceback (most recent call last):
         ...
-        ValueError: chain: vtrace works along time, but shuffled_minibatches before it cuts the time axis: move vtrace \
-before it, or use segment_minibatches()
+        ppo_parts._errors.UserValueError: chain: vtrace works along time, but shuffled_minibatches before it cuts the \
+time axis: move vtrace before it, or use segment_minibatches()
     """
     for part in parts:
         if not isinstance(part, Part):
             if isinstance(part, (list, tuple)):
-                raise TypeError(f"chain: expected parts, got a {type(part).__name__} of them: chain(*parts)")
+                raise UserTypeError(f"chain: expected parts, got a {type(part).__name__} of them: chain(*parts)")
             called = f": did you forget to call it, {part.__name__}(...)?" if hasattr(part, "__name__") else ""
-            raise TypeError(f"chain: expected parts, got {part!r}{called}")
+            raise UserTypeError(f"chain: expected parts, got {part!r}{called}")
     flat = tuple(inner for part in parts for inner in (part.parts if isinstance(part, Chain) else (part,)))
-    _check(flat)
+    _check_order(flat)
 
-    def init(params: Any) -> tuple[Any, ...]:
-        return tuple(part.init(params) for part in flat)
+    def init(params: Params, key: Array | None = None) -> tuple[Any, ...]:
+        return tuple(part.init(params, part_key(key, index)) for index, part in enumerate(flat))
 
     def update(batch: Batch, state: tuple[Any, ...], context: Context) -> tuple[Batch, tuple[Any, ...]]:
         return fold(flat, batch, state, context)
@@ -68,78 +75,155 @@ before it, or use segment_minibatches()
     return Chain(init, update, "chain", _open_requirements(flat), _all_provided(flat), parts=flat)
 
 
+def identity() -> Part:
+    """The empty chain, which changes nothing: `chain(identity(), p)`, `chain(p, identity())` and `p` agree."""
+    return chain()
+
+
+def part_key(key: Any, index: int) -> Any:
+    """The key of part `index` of a chain. The first part has the chain's own key, so that `chain(p)` draws what p does.
+
+    The others fold in numbers that no part reaches by splitting or folding in small ones. No key makes no key.
+    """
+    return key if index == 0 or key is None else jax.random.fold_in(key, 2**31 + index)
+
+
 def fold(
-    parts: tuple[Part, ...], batch: Batch, states: tuple[Any, ...], context: Context
+    parts: Sequence[Part], batch: Batch, states: tuple[Any, ...], context: Context
 ) -> tuple[Batch, tuple[Any, ...]]:
     """Run `parts` in order, each with its own state and its own key."""
     if len(parts) != len(states):
-        raise ValueError(
+        raise UserValueError(
             f"chain: {len(parts)} parts but {len(states)} states: was the state made by the init of this very chain?"
         )
     after = []
     for index, (part, state) in enumerate(zip(parts, states, strict=True)):
         check_batch(part, batch)
-        result = part.update(batch, state, context.replace(key=jax.random.fold_in(context.key, index)))
+        earlier = batch.stop
+        result = part.update(batch, state, context.replace(key=part_key(context.key, index)))
         if not isinstance(result, tuple) or len(result) != 2:
-            raise TypeError(f"{part.name}: update must return (batch, state), got {kind(result)}")
+            raise UserTypeError(f"{part.name}: update must return (batch, state), got {kind(result)}")
         batch, state = result
         if not isinstance(batch, Batch):
-            raise TypeError(f"{part.name}: update must return (batch, state), its first item is {kind(batch)}")
+            raise UserTypeError(f"{part.name}: update must return (batch, state), its first item is {kind(batch)}")
+        if earlier is not None and batch.stop is not earlier:  # a part adds to a stop and never takes one back
+            batch = batch.replace(stop=earlier.merge(batch.stop))
         after.append(state)
     return batch, tuple(after)
 
 
 def check_batch(part: Part, batch: Batch) -> None:
     """What can only be known from the batch: fields that are missing, time that is gone, a policy not evaluated."""
-    for field in part.requires:
-        if getattr(batch, field) is None:
-            raise ValueError(f"{part.name} needs batch.{field}, and nothing produced it: {REMEDY.get(field, '')}")
+    for path in part.requires:
+        if field_of(batch, path) is None:
+            raise UserValueError(f"{part.name} needs batch.{path}, and nothing produced it: {_remedy(path)}")
     if part.needs_time and batch.axes[0] != "time":
-        raise ValueError(
+        raise UserValueError(
             f"{part.name} works along time, but this batch has no time axis (axes: {batch.axes}): put it before the "
             "sampler, or use segment_minibatches()"
         )
     if part.place == "after_sampler" and batch.current is None:
-        raise ValueError(
+        raise UserValueError(
             f"{part.name} needs the policy being trained, and batch.current is not set: put it after a sampler, "
             "such as shuffled_minibatches(), and run the chain with learner()"
         )
 
 
-def divider(parts: tuple[Part, ...]) -> int | None:
+def divider(parts: Sequence[Part]) -> int | None:
     """Index of the part that divides the chain (a sampler or `phases`), None where there is none."""
-    found = [index for index, part in enumerate(parts) if "current" in part.provides]
+    found = [index for index, part in enumerate(parts) if isinstance(part, Divider)]
     if len(found) > 1:
         names = " and ".join(parts[index].name for index in found)
-        raise ValueError(f"chain: one sampler is the limit, got {names}: nest each in its own chain with phases()")
+        raise UserValueError(f"chain: one sampler is the limit, got {names}: nest each in its own chain with phases()")
     return found[0] if found else None
 
 
-def _check(parts: tuple[Part, ...]) -> None:
+def check_every_write_is_read(head: Sequence[Part], tails: Iterable[Sequence[Part]]) -> None:
+    """Raise where a part writes fields that no later part reads: it would change nothing, without a word.
+
+    Args:
+        head: the parts that all phases share.
+        tails: the parts of each phase.
+    """
+    tails = [tuple(tail) for tail in tails]
+    for index, part in enumerate(head):
+        _check_read(part, [reader for tail in (head[index + 1 :], *tails) for reader in tail])
+    for tail in tails:
+        for index, part in enumerate(tail):
+            _check_read(part, tail[index + 1 :])
+
+
+def describe(parts: Sequence[Part]) -> str:
+    """The stages of a chain, one part a line, with what each reads and writes."""
+    if not parts:
+        return "chain()"
+    width = max(len(part.name) for part in parts) + 2
+    where, lines = divider(parts), []
+    for index, part in enumerate(parts):
+        stage = "" if where is None else "rollout" if index < where else "minibatch" if index > where else "sampler"
+        reads = ", ".join(dict.fromkeys((*part.requires, *(part.reads or ()))))
+        writes = ", ".join(part.provides)
+        text = f"{stage:<11}{part.name:<{width}}"
+        text += f"reads {reads or ('nothing' if part.reads is not None else 'what its update reads')}"
+        lines.append(text + (f"; writes {writes}" if writes else ""))
+        for name, inner in getattr(part, "chains", {}).items():
+            lines += [f"  {name}:", *("    " + line for line in describe(inner.parts).splitlines())]
+    return "\n".join(lines)
+
+
+def _check_read(part: Part, later: Sequence[Part]) -> None:
+    written = [field for field in part.provides if field.partition(".")[0] not in BY_THE_LEARNER]
+    if not written or any(reader.reads is None for reader in later):
+        return
+    read = {field for reader in later for field in (*reader.requires, *(reader.reads or ()))}
+    read |= {field.partition(".")[0] for field in read}
+    if not read.intersection(written):
+        raise UserValueError(
+            f"learner: {part.name} writes {' and '.join(written)}, and no part after it reads "
+            f"{'it' if len(written) == 1 else 'them'}, so that it would change nothing: "
+            + ("put it before the losses that should use it" if later else "move it forward, or leave it out")
+        )
+
+
+def _check_order(parts: tuple[Part, ...]) -> None:
     where = divider(parts)
     for index, part in enumerate(parts):
         if where is not None:
             sampler = parts[where]
             if index < where and part.place == "after_sampler":
-                raise ValueError(
+                raise UserValueError(
                     f"chain: {part.name} needs the policy being trained, which is evaluated after the sampler: move it "
-                    f"behind {sampler.name}"
+                    f"after {sampler.name}"
                 )
             if index > where and part.place == "before_sampler":
-                raise ValueError(f"chain: {part.name} works on the whole rollout: move it before {sampler.name}")
+                raise UserValueError(f"chain: {part.name} works on the whole rollout: move it before {sampler.name}")
             if index > where and part.needs_time and getattr(sampler, "axis", None) == "step":
-                raise ValueError(
+                raise UserValueError(
                     f"chain: {part.name} works along time, but {sampler.name} before it cuts the time axis: move "
                     f"{part.name} before it, or use segment_minibatches()"
                 )
         written = {field for earlier in parts[:index] for field in earlier.provides}
         for field in part.requires:
-            later = [other.name for other in parts[index + 1 :] if field in other.provides]
-            if field not in written and later:
-                raise ValueError(
+            if field in written:
+                continue
+            later = [other.name for other in parts[index + 1 :] if field in other.provides and _makes(other, field)]
+            if later:
+                raise UserValueError(
                     f"chain: {part.name} needs {field}, which only {later[0]} after it produces: put {later[0]} before "
                     f"{part.name}"
                 )
+
+
+def _makes(part: Part, field: str) -> bool:
+    """Whether the part writes the field anew, rather than changing what it finds."""
+    return field not in part.requires
+
+
+def _remedy(path: str) -> str:
+    field, _, entry = path.partition(".")
+    if entry:
+        return f"give the batch {field}[{entry!r}], or put the part that writes it before this one"
+    return REMEDY.get(field, "")
 
 
 def _open_requirements(parts: tuple[Part, ...]) -> tuple[str, ...]:

@@ -17,3 +17,7 @@ class UserValueError(UserError, ValueError):
 
 class UserTypeError(UserError, TypeError):
     """A value of a type that cannot work."""
+
+
+for _error in (UserError, UserValueError, UserTypeError):
+    _error.__module__ = "ppo_parts"  # where users import it from, and what tracebacks should say

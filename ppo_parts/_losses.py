@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from . import functional
 from ._advantage import per_element
+from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, count, number
 from ._types import Array, Batch, Context, EmptyState, Part, no_state, require
 from .functional import masked_mean
@@ -21,8 +24,8 @@ def clipped_surrogate(
 ) -> Part:
     """Add PPO's clipped objective as the loss `name`; see `functional.clipped_surrogate` for the equation.
 
-    Metrics (means over the minibatch): `policy_loss`, `clip_fraction`, `approx_kl` (k3), `approx_kl_k1`, `ratio_mean`,
-    `ratio_min`, `ratio_max`; with another `name`, `<name>_` stands before each but the first, which is `<name>_loss`.
+    Metrics (means over the minibatch): `policy_loss` and `clip_fraction`; with another `name`, `<name>_loss` and
+    `<name>_clip_fraction`. `policy_diagnostics` measures divergences and ratios.
 
     Args:
         clip_eps: clip range, > 0; a schedule counts learner updates (so do the others).
@@ -37,7 +40,7 @@ def clipped_surrogate(
         >>> pp.clipped_surrogate(clip_eps=-.2)
         Traceback (most recent call last):
         ...
-        ValueError: clipped_surrogate: clip_eps must lie in (0, inf), got -0.2
+        ppo_parts.UserValueError: clipped_surrogate: clip_eps must lie in (0, inf), got -0.2
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
     """
@@ -55,20 +58,12 @@ def clipped_surrogate(
         loss = functional.clipped_surrogate(
             log_ratio, batch.advantage, clip_eps=low, clip_eps_high=high, dual_clip=bound
         )
-        seen = jax.lax.stop_gradient(log_ratio)  # metrics have no gradient, and need not be traced for one
-        ratio = jnp.exp(seen)
-        keep = True if batch.mask is None else batch.mask.astype(bool)
+        seen = jax.lax.stop_gradient(log_ratio)  # a metric has no gradient, and need not be traced for one
+        clipped = functional.clip_fraction(seen, clip_eps=low, clip_eps_high=high)
         prefix = "" if name == "policy" else f"{name}_"
         measured = {
             f"{name}_loss": masked_mean(jax.lax.stop_gradient(loss), batch.mask),
-            f"{prefix}clip_fraction": masked_mean(
-                functional.clip_fraction(seen, clip_eps=low, clip_eps_high=high), batch.mask
-            ),
-            f"{prefix}approx_kl": masked_mean(functional.approx_kl(seen), batch.mask),
-            f"{prefix}approx_kl_k1": masked_mean(functional.approx_kl(seen, estimator="k1"), batch.mask),
-            f"{prefix}ratio_mean": masked_mean(ratio, batch.mask),
-            f"{prefix}ratio_min": jnp.min(ratio, where=keep, initial=jnp.inf),
-            f"{prefix}ratio_max": jnp.max(ratio, where=keep, initial=-jnp.inf),
+            f"{prefix}clip_fraction": masked_mean(clipped, batch.mask),
         }
         return batch.add_loss(name, loss).add_metrics(**measured), state
 
@@ -78,8 +73,41 @@ def clipped_surrogate(
         "clipped_surrogate",
         requires=("advantage",),
         provides=("losses",),
+        reads=("current", "log_prob", "mask"),
         place="after_sampler",
     )
+
+
+def policy_diagnostics() -> Part:
+    """Measure how far the policy has moved from the one that acted, whatever its loss.
+
+    Metrics (over the elements of each minibatch that count): `approx_kl` (k3), `approx_kl_k1`, and the importance
+    ratio's `ratio_mean`, `ratio_min` and `ratio_max`; over the minibatches of an update the mean of each, the least
+    `ratio_min` and the greatest `ratio_max`.
+
+    Place: after the sampler.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> part = pp.policy_diagnostics()
+
+    Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 12.
+    """
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        del context
+        log_ratio = jax.lax.stop_gradient(batch.current_log_ratio())
+        ratio = jnp.exp(log_ratio)
+        keep = True if batch.mask is None else batch.mask.astype(bool)
+        batch = batch.add_metrics(
+            approx_kl=masked_mean(functional.approx_kl(log_ratio), batch.mask),
+            approx_kl_k1=masked_mean(functional.approx_kl(log_ratio, estimator="k1"), batch.mask),
+            ratio_mean=masked_mean(ratio, batch.mask),
+        )
+        batch = batch.add_metrics("min", ratio_min=jnp.min(ratio, where=keep, initial=jnp.inf))
+        return batch.add_metrics("max", ratio_max=jnp.max(ratio, where=keep, initial=-jnp.inf)), state
+
+    return Part(no_state, update, "policy_diagnostics", reads=("current", "log_prob", "mask"), place="after_sampler")
 
 
 def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "value") -> Part:
@@ -106,6 +134,7 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
     number("clipped_value_loss", "coef", coef, 0)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        _require_critic("clipped_value_loss", batch)
         require(batch, "clipped_value_loss", value="it is the prediction to clip around; or use value_loss()")
         loss = functional.clipped_value_loss(
             batch.current.value, batch.value, batch.target, clip_eps=at(clip_eps, context.step)
@@ -113,7 +142,13 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
         return _add_scaled(batch, name, loss, at(coef, context.step)), state
 
     return Part(
-        no_state, update, "clipped_value_loss", requires=("target",), provides=("losses",), place="after_sampler"
+        no_state,
+        update,
+        "clipped_value_loss",
+        requires=("target",),
+        provides=("losses",),
+        reads=("current", "value", "mask"),
+        place="after_sampler",
     )
 
 
@@ -138,10 +173,19 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
     number("value_loss", "coef", coef, 0)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        _require_critic("value_loss", batch)
         loss = functional.value_loss(batch.current.value, batch.target)
         return _add_scaled(batch, name, loss, at(coef, context.step)), state
 
-    return Part(no_state, update, "value_loss", requires=("target",), provides=("losses",), place="after_sampler")
+    return Part(
+        no_state,
+        update,
+        "value_loss",
+        requires=("target",),
+        provides=("losses",),
+        reads=("current", "mask"),
+        place="after_sampler",
+    )
 
 
 def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy") -> Part:
@@ -169,15 +213,16 @@ def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy")
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         distribution = batch.current.distribution
-        try:
-            entropy = distribution.entropy()
-        except (NotImplementedError, AttributeError):
+        entropy = _closed_form_entropy(distribution)
+        if entropy is None:
             sample = distribution.sample(seed=context.key, sample_shape=(num_samples,))
             entropy = -jnp.mean(distribution.log_prob(sample), axis=0)
         batch = batch.add_loss(name, (-at(coef, context.step) * entropy).astype(entropy.dtype))
         return batch.add_metrics(**{name: masked_mean(entropy, batch.mask)}), state
 
-    return Part(no_state, update, "entropy_bonus", provides=("losses",), place="after_sampler")
+    return Part(
+        no_state, update, "entropy_bonus", provides=("losses",), reads=("current", "mask"), place="after_sampler"
+    )
 
 
 def loss_weight(*names: str) -> Part:
@@ -186,7 +231,7 @@ def loss_weight(*names: str) -> Part:
     Args:
         *names: keys of `losses`, e.g. "policy", "value".
 
-    Place: after those losses, behind a sampler that weighs what it draws.
+    Place: after those losses and a sampler that weighs what it draws.
 
     Example:
         >>> import ppo_parts as pp
@@ -195,18 +240,41 @@ def loss_weight(*names: str) -> Part:
     Reference: Schaul et al. 2016, arXiv:1511.05952, section 3.4.
     """
     if not names or not all(isinstance(name, str) for name in names):
-        raise TypeError(f'loss_weight: name the losses to weigh, e.g. loss_weight("policy"), got {names!r}')
+        raise UserTypeError(f'loss_weight: name the losses to weigh, e.g. loss_weight("policy"), got {names!r}')
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         del context
         missing = [name for name in names if name not in batch.losses]
         if missing:
             there = ", ".join(batch.losses) or "none yet (put it after the losses)"
-            raise ValueError(f"loss_weight: no loss is named {missing[0]!r}, there are: {there}")
+            raise UserValueError(f"loss_weight: no loss is named {missing[0]!r}, there are: {there}")
         weighed = {name: batch.losses[name] * per_element(batch, batch.weight, batch.losses[name]) for name in names}
         return batch.replace(losses={**batch.losses, **weighed}), state
 
-    return Part(no_state, update, "loss_weight", requires=("losses", "weight"), place="after_sampler")
+    return Part(
+        no_state,
+        update,
+        "loss_weight",
+        requires=("losses", "weight"),
+        provides=("losses",),
+        reads=(),
+        place="after_sampler",
+    )
+
+
+def _closed_form_entropy(distribution: Any) -> Array | None:
+    """The entropy, None where the distribution does not define it. An error inside `entropy()` is raised as it is."""
+    if not hasattr(distribution, "entropy"):
+        return None
+    try:
+        return distribution.entropy()
+    except NotImplementedError:
+        return None
+
+
+def _require_critic(where: str, batch: Batch) -> None:
+    if batch.current.value is None:
+        raise UserValueError(f"{where}: the policy has no value to learn: give it a critic, or leave {where} out")
 
 
 def _add_scaled(batch: Batch, name: str, loss: Array, coef: Array | float) -> Batch:

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ._errors import UserTypeError, UserValueError
 
-def per_update_learning_rate(learning_rate: Any | Callable[[Any], Any]) -> optax.GradientTransformationExtraArgs:
+
+def scale_by_update_schedule(learning_rate: Any | Callable[[Any], Any]) -> optax.GradientTransformationExtraArgs:
     r"""Scale updates by :math:`-\alpha(k)`, where k counts *learner updates*: constant within each.
 
     optax's own schedules count gradient steps, of which an update has num_minibatches * num_epochs, or fewer where it
@@ -27,7 +29,7 @@ def per_update_learning_rate(learning_rate: Any | Callable[[Any], Any]) -> optax
         >>> import optax, ppo_parts as pp
         >>> annealed = pp.linear_schedule(2.5e-4, 0., 976)  # over 976 updates
         >>> optimizer = optax.chain(
-        ...     optax.clip_by_global_norm(.5), optax.scale_by_adam(eps=1e-5), pp.per_update_learning_rate(annealed)
+        ...     optax.clip_by_global_norm(.5), optax.scale_by_adam(eps=1e-5), pp.scale_by_update_schedule(annealed)
         ... )
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 4.
@@ -40,7 +42,7 @@ def per_update_learning_rate(learning_rate: Any | Callable[[Any], Any]) -> optax
     def update(updates: Any, state: Any, params: Any = None, *, step: Any = None, **extra: Any) -> tuple[Any, Any]:
         del params, extra
         if step is None:
-            raise ValueError("per_update_learning_rate: needs the extra argument step=..., which learner() passes")
+            raise UserValueError("scale_by_update_schedule: needs the extra argument step=..., which learner() passes")
         scale = learning_rate(step) if callable(learning_rate) else learning_rate
         return jax.tree.map(lambda u: -jnp.asarray(scale, u.dtype) * u, updates), state
 
@@ -48,15 +50,15 @@ def per_update_learning_rate(learning_rate: Any | Callable[[Any], Any]) -> optax
 
 
 def transformation(where: str, optimizer: Any) -> optax.GradientTransformationExtraArgs:
-    """The optimizer, ready for extra arguments; raises `TypeError` if it is none."""
+    """The optimizer, ready for extra arguments; raises `TypeError` if it is not one."""
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         called = f": did you forget to call it, {optimizer.__name__}(...)?" if hasattr(optimizer, "__name__") else ""
-        raise TypeError(f"{where}: the optimizer must be an optax transformation, got {optimizer!r}{called}")
+        raise UserTypeError(f"{where}: the optimizer must be an optax transformation, got {optimizer!r}{called}")
     return optax.with_extra_args_support(optimizer)
 
 
 def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Apply an optimizer to each agent's parameters apart: every leaf has the axis of agents in front.
+    """Apply an optimizer to each agent's parameters separately; every leaf has the axis of agents in front.
 
     What works elementwise (Adam) is the same with and without it; global norms, as in `optax.clip_by_global_norm`, are
     then those of one agent, so that one agent's gradient does not shrink another's.
@@ -73,7 +75,7 @@ def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
     def init(params: Any) -> Any:
         sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(params)}
         if len(sizes) != 1 or () in sizes:
-            raise ValueError(
+            raise UserValueError(
                 "per_agent: every parameter needs the axis of agents in front, and the sizes of the first axes are "
                 f"{sorted(sizes)}; shared parameters need no per_agent"
             )
@@ -83,3 +85,20 @@ def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         return jax.vmap(lambda u, s, p: inner.update(u, s, p, **extra))(updates, state, params)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def may_skip(opt_state: Any) -> bool:
+    """Whether the optimizer skips gradients that are not finite, as `optax.apply_if_finite` does."""
+    return bool(_skippers(opt_state))
+
+
+def skipped(opt_state: Any) -> Any:
+    """Whether it skipped the last one, a boolean scalar."""
+    return ~jnp.all(jnp.stack([jnp.all(state.last_finite) for state in _skippers(opt_state)]))
+
+
+def _skippers(opt_state: Any) -> list[optax.ApplyIfFiniteState]:
+    def is_skipper(x: Any) -> bool:
+        return isinstance(x, optax.ApplyIfFiniteState)
+
+    return [x for x in jax.tree.leaves(opt_state, is_leaf=is_skipper) if is_skipper(x)]

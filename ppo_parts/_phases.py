@@ -3,28 +3,73 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from ._chain import Chain, chain, divider
+from ._errors import UserTypeError, UserValueError
+from ._hyperparameters import count
 from ._samplers import Sampler
-from ._types import Batch, Context, Part
+from ._types import Array, Batch, Context, Divider, Params, Part
+
+Trains = str | Callable[[Params], Any] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Phases(Part):
-    """What `phases` returns: named chains, each with a sampler of its own."""
+class Phase(Part):
+    """What `phase` returns: a chain with a sampler, what it trains, and how often it runs."""
+
+    chain: Chain
+    trains: Any
+    every: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Phases(Divider):
+    """What `phases` returns: named phases."""
 
     chains: dict[str, Chain]
+    phases: dict[str, Phase]
+
+
+def phase(part: Part, *, trains: Any = "own", every: int = 1) -> Part:
+    """A chain as a phase of `phases`, with what it trains and how often it runs.
+
+    Args:
+        part: a chain with a sampler.
+        trains: which parameters its gradient reaches. "own": the entry of the parameter tree with the phase's name.
+            None: all of them. A string or a tuple of strings: the entries with these names. A function
+            `mask(params) -> tree of bools`: the leaves where it is True.
+        every: it runs in updates 0, every, 2 * every, ... and is skipped in the others.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> auxiliary = pp.phase(pp.chain(pp.full_batch(6), pp.value_loss()), trains=None, every=32)
+
+    Reference: Cobbe et al. 2021, Phasic Policy Gradient, arXiv:2009.04416, algorithm 1.
+    """
+    if not isinstance(part, Part):
+        raise UserTypeError(f"phase: expected a chain with a sampler in it, got {part!r}")
+    count("phase", "every", every)
+    names = (trains,) if isinstance(trains, str) else trains
+    if not (names is None or callable(names) or (isinstance(names, tuple) and all(isinstance(x, str) for x in names))):
+        raise UserTypeError(f"phase: trains must be a name, a tuple of names, None or a function, got {trains!r}")
+    whole = chain(part)
+    assert isinstance(whole, Chain)
+    return Phase(
+        whole.init, whole.update, "phase", whole.requires, whole.provides, chain=whole, trains=trains, every=every
+    )
 
 
 def phases(**chains: Part) -> Part:
     """Run named chains in order on the same rollout, each with its own sampler, epochs, optimizer and early stop.
 
-    Phase `name` trains the entry `name` of the parameter tree (`{"actor": ..., "critic": ...}`) and nothing else; the
-    learner takes a dict of optimizers with the same names, and its metrics are named `name/metric`.
+    Phase `name` trains the entry `name` of the parameter tree (`{"actor": ..., "critic": ...}`) and nothing else,
+    unless `phase(..., trains=...)` says otherwise. The learner takes a dict of optimizers with the same names, and its
+    metrics are named `name/metric`.
 
     Args:
-        **chains: a chain with a sampler for each phase.
+        **chains: a chain with a sampler for each phase, or a `phase`.
 
     Place: where a sampler would stand; nothing follows it.
 
@@ -44,26 +89,32 @@ def phases(**chains: Part) -> Part:
     Reference: Spinning Up's PPO and jaxagents' IPPO train actor and critic so.
     """
     if not chains:
-        raise ValueError("phases: name at least one, e.g. phases(actor=chain(...), critic=chain(...))")
-    whole: dict[str, Chain] = {}
+        raise UserValueError("phases: name at least one, e.g. phases(actor=chain(...), critic=chain(...))")
+    whole: dict[str, Phase] = {}
     for name, part in chains.items():
         if not isinstance(part, Part):
-            raise TypeError(f"phases: {name} must be a chain with a sampler in it, got {part!r}")
-        inner = chain(part)
-        assert isinstance(inner, Chain)
-        index = divider(inner.parts)
-        if index is not None and isinstance(inner.parts[index], Phases):
-            raise ValueError(f"phases: {name} has phases inside, and they do not nest: list them all in one phases()")
-        if index is None or not isinstance(inner.parts[index], Sampler):
-            raise ValueError(
+            raise UserTypeError(f"phases: {name} must be a chain with a sampler in it, got {part!r}")
+        one = part if isinstance(part, Phase) else phase(part)
+        assert isinstance(one, Phase)
+        index = divider(one.chain.parts)
+        if index is not None and isinstance(one.chain.parts[index], Phases):
+            raise UserValueError(
+                f"phases: {name} has phases inside, and they do not nest: list them all in one phases()"
+            )
+        if index is None or not isinstance(one.chain.parts[index], Sampler):
+            raise UserValueError(
                 f"phases: {name} has no sampler of its own: put one, such as shuffled_minibatches(), into its chain"
             )
-        whole[name] = inner
+        whole[name] = one
 
-    def init(params: Any) -> dict[str, Any]:
-        return {name: part.init(params) for name, part in whole.items()}
+    def init(params: Params, key: Array | None = None) -> dict[str, Any]:
+        return {name: part.init(params, key) for name, part in whole.items()}
 
     def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
-        raise ValueError("phases have no single minibatch: run the chain with learner(), or one phase's chain alone")
+        raise UserValueError(
+            "phases have no single minibatch: run the chain with learner(), or one phase's chain alone"
+        )
 
-    return Phases(init, update, "phases", provides=("current",), place="before_sampler", chains=whole)
+    requires = tuple(dict.fromkeys(field for part in whole.values() for field in part.requires))
+    inner = {name: part.chain for name, part in whole.items()}
+    return Phases(init, update, "phases", requires, place="before_sampler", chains=inner, phases=whole)

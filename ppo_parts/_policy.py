@@ -2,74 +2,85 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ._types import PER_STEP, Array, Batch, Current, Evaluate, Params, kind
+from ._errors import UserTypeError
+from ._types import ABSENT, Array, Batch, Current, Evaluate, Output, Params, Policy, kind
 from .functional import next_values
 from .functional._common import ShapeError
 
-# From how many elements of a minibatch on so many at a time are faster on a CPU, and up to which size of observation.
-LARGE, CACHED, WIDE = 16_384, 1024, 128
+RETURNS = "evaluate(params, batch) must return Output(...), (distribution, value) or (distribution, value, carry)"
 
 
-def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> tuple[Any, Array]:
-    """`evaluate(params, batch)` without a recurrent carry, with errors that say what it should have returned."""
-    result = evaluate(params, _own(batch))
+def as_output(result: Any) -> Output:
+    """What a network returned, as an `Output`."""
+    if isinstance(result, Output):
+        return result
     if not isinstance(result, tuple) or len(result) not in (2, 3):
         got = f"{len(result)} items" if isinstance(result, tuple) else kind(result)
-        raise TypeError(
-            "evaluate(params, batch) must return the pair (distribution, value), and a recurrent policy (distribution, "
-            f"value, carry); got {got}"
-        )
-    return result[:2]
+        raise UserTypeError(f"{RETURNS}; got {got}")
+    return Output(*result)
 
 
-def _own(batch: Batch) -> Batch:
-    """The batch with containers of its own: a user's function that writes into them changes nothing of ours."""
-    return jax.tree.map(lambda x: x, batch)
+def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
+    """`evaluate(params, batch)` as an `Output`."""
+    # A copy of the containers: a user's function that writes into them changes nothing of ours.
+    return as_output(evaluate(params, jax.tree.map(lambda x: x, batch)))
 
 
-def evaluate_step(evaluate: Evaluate, params: Params, obs: Any, carry: Any, reset: Any) -> tuple[Any, Array, Any]:
-    """One step of a recurrent policy, `(distribution, value, carry)`, the first two with a time axis of size 1."""
+def apply_policy(policy: Evaluate, params: Params, obs: Any, carry: Any = None, reset: Any = None) -> Output:
+    """One step of a policy for observations `[N, ...]`; a recurrent one sees a time axis of size 1, removed again."""
+    if carry is None:
+        return evaluate_policy(policy, params, Batch(obs=obs, axes=("segment",)))
     batch = Batch(obs=jax.tree.map(lambda x: x[None], obs), carry=carry, reset=reset[None])
-    result = evaluate(params, _own(batch))
-    if not isinstance(result, tuple) or len(result) != 3:
-        raise TypeError(
-            "evaluate(params, batch) of a recurrent policy must return (distribution, value, carry), the last being "
-            f"its state after the batch's last step; got {type(result).__name__}"
+    output = evaluate_policy(policy, params, batch)
+    if output.carry is None:
+        raise UserTypeError(
+            "evaluate(params, batch) of a recurrent policy must return its state after the batch's last step, as "
+            "(distribution, value, carry) or Output(..., carry=...); got none"
         )
-    return result
+    output, carry = output._replace(carry=None), output.carry
+    return jax.tree.map(lambda x: x[0], output)._replace(carry=carry)
+
+
+def initial_carry_of(policy: Any) -> Any:
+    """`initial_carry` of a recurrent `Policy`, None of everything else."""
+    return policy.initial_carry if isinstance(policy, Policy) else None
+
+
+def check_value(output: Output, expected: tuple[int, ...]) -> None:
+    """Raise `ShapeError` unless the value, where there is one, has one number per element."""
+    if output.value is not None and jnp.shape(output.value) != expected:
+        raise ShapeError(
+            f"evaluate returned a value of shape {jnp.shape(output.value)}, expected {expected}: one number per "
+            "element is needed; index the trailing axis of a Dense(1) away, value[..., 0]"
+        )
 
 
 def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Current:
-    """Distribution, log-probability of the batch's actions and value under `params`."""
-    distribution, value = evaluate_policy(evaluate, params, batch)
-    if not hasattr(distribution, "log_prob"):
-        raise TypeError(
-            f"evaluate(params, batch) must return (distribution, value); the first, {kind(distribution)}, "
-            "has no log_prob"
-        )
-    log_prob = distribution.log_prob(batch.action)
-    expected = jnp.shape(batch.log_prob)
+    """Distribution, log-probability of the batch's actions, value and aux under `params`."""
+    output, expected = evaluate_policy(evaluate, params, batch), jnp.shape(batch.log_prob)
+    if not hasattr(output.distribution, "log_prob"):
+        raise UserTypeError(f"{RETURNS}; its distribution, {kind(output.distribution)}, has no log_prob")
+    log_prob, value = output.distribution.log_prob(batch.action), output.value
     if jnp.shape(log_prob) != expected:
         raise ShapeError(
             f"the distribution's log_prob has shape {jnp.shape(log_prob)}, batch.log_prob {expected}: one number per "
-            "element is needed; sum over the action's dimensions (distrax.Independent or MultivariateNormalDiag)"
+            "element is needed; sum over the action's dimensions (distributions.Normal does)"
         )
-    if jnp.shape(value) != expected:
-        raise ShapeError(
-            f"evaluate returned a value of shape {jnp.shape(value)}, batch.log_prob has {expected}: one number per "
-            "element is needed; index the trailing axis of a Dense(1) away, value[..., 0]"
-        )
+    check_value(output, expected)
+    for leaf in jax.tree.leaves(output.aux):
+        if jnp.shape(leaf)[: len(expected)] != expected:
+            raise ShapeError(f"a leaf of aux has shape {jnp.shape(leaf)}: its leading axes must be {expected}")
     if batch.mask is not None:  # masked places keep what was recorded: their ratio is 1, and no gradient leaves them
         keep = batch.mask.astype(bool)
         log_prob = jnp.where(keep, log_prob, batch.log_prob.astype(log_prob.dtype))
-        value = value if batch.value is None else jnp.where(keep, value, batch.value.astype(value.dtype))
-    return Current(distribution, log_prob, value)
+        if value is not None and batch.value is not None:
+            value = jnp.where(keep, value, batch.value.astype(value.dtype))
+    return Current(output.distribution, log_prob, ABSENT if value is None else value, output.aux)
 
 
 def follow(batch: Batch, value: Array) -> Array:
@@ -83,93 +94,3 @@ def follow(batch: Batch, value: Array) -> Array:
         keep = batch.mask.astype(bool)
         elsewhere = elsewhere | jnp.concatenate([~keep[1:], jnp.zeros_like(keep[:1])])
     return next_values(value, recorded[-1], elsewhere, recorded)
-
-
-def in_pieces(evaluate: Evaluate, microbatch: int | Literal["auto"]) -> Evaluate:
-    """`evaluate` on pieces of at most `microbatch` elements, one after the other, and joined again.
-
-    The backward pass evaluates each piece again instead of remembering it. Pieces of a recurrent policy are whole
-    segments, at least one. "auto": of `CACHED` elements, on a CPU, where there are `LARGE` or more of them.
-    """
-
-    def leaves_of(params: Params, batch: Batch) -> tuple[list[Array], Any]:
-        leaves, structure = jax.tree.flatten(evaluate_policy(evaluate, params, batch))
-        for leaf in leaves:
-            if not isinstance(leaf, jax.Array):
-                raise TypeError(
-                    "learner: microbatch needs a distribution that is a pytree of arrays, as those of distrax are; "
-                    f"{kind(leaf)} is none: register it with jax.tree_util, or leave microbatch out"
-                )
-        return leaves, structure
-
-    def joined(params: Params, batch: Batch) -> tuple[Any, Array]:
-        if batch.log_prob is None:  # no minibatch: observations that a part looks at by itself
-            return evaluate_policy(evaluate, params, batch)
-        shape, axis = jnp.shape(batch.log_prob), len(batch.axes) - 1
-        pieces = _chosen(batch, shape, axis) if microbatch == "auto" else _pieces(shape, axis, microbatch)
-        if pieces == 1:
-            return evaluate_policy(evaluate, params, batch)
-        found: list[Any] = []
-
-        def remembering(params: Params, batch: Batch) -> list[Array]:
-            leaves, structure = leaves_of(params, batch)
-            found.append(structure)
-            return leaves
-
-        shapes = jax.eval_shape(remembering, params, batch)
-        structure = found[0]  # of the whole: a piece's may hold the shape of a piece
-
-        def split(x: Array, axis: int = axis) -> Array:
-            return jnp.moveaxis(x.reshape(*x.shape[:axis], pieces, -1, *x.shape[axis + 1 :]), axis, 0)
-
-        extras, extras_structure = jax.tree.flatten(batch.extras)
-        sampled = [jnp.shape(x)[: axis + 1] == shape[: axis + 1] for x in extras]
-        fields = {field: jax.tree.map(split, getattr(batch, field)) for field in PER_STEP}
-        fields["carry"] = jax.tree.map(lambda x: split(x, 0), batch.carry)
-        own = [split(x) for x, cut in zip(extras, sampled, strict=True) if cut]
-
-        @jax.checkpoint
-        def piece(params: Params, fields: Any, own: list[Array]) -> list[Array]:
-            cut = iter(own)
-            here = [next(cut) if is_cut else x for x, is_cut in zip(extras, sampled, strict=True)]
-            part = batch.replace(**fields, weight=None, extras=jax.tree.unflatten(extras_structure, here))
-            return leaves_of(params, part)[0]
-
-        results = jax.lax.map(lambda xs: piece(params, *xs), (fields, own))
-
-        def join(x: Array, whole: Any) -> Array:
-            if x.shape[1:] == whole.shape:  # says nothing of single elements
-                return x[0]
-            return jnp.moveaxis(x, 0, axis).reshape(whole.shape)
-
-        return jax.tree.unflatten(structure, map(join, results, shapes))
-
-    return joined
-
-
-def _chosen(batch: Batch, shape: tuple[int, ...], axis: int) -> int:
-    """How many pieces are fastest, as measured with networks of 64 to 256 units and 4 to 400 inputs."""
-    wide = sum(math.prod(jnp.shape(x)[len(shape) :]) for x in jax.tree.leaves(batch.obs)) > WIDE
-    recurrent = bool(jax.tree.leaves(batch.carry))
-    if wide or recurrent or math.prod(shape) < LARGE or jax.default_backend() != "cpu":
-        return 1
-    pieces, needed = _equal_pieces(shape, axis, CACHED)
-    return pieces if pieces <= 2 * needed else 1
-
-
-def _equal_pieces(shape: tuple[int, ...], axis: int, microbatch: int) -> tuple[int, int]:
-    """The least number of equal pieces of axis `axis` with at most `microbatch` elements each; and of any pieces."""
-    size, needed = shape[axis], min(shape[axis], -(-math.prod(shape) // microbatch))
-    return next(n for n in range(needed, size + 1) if size % n == 0), needed
-
-
-def _pieces(shape: tuple[int, ...], axis: int, microbatch: int) -> int:
-    """How many pieces were asked for."""
-    pieces, needed = _equal_pieces(shape, axis, microbatch)
-    if pieces > 2 * needed:
-        raise ValueError(
-            f"learner: a minibatch of shape {shape} cannot be evaluated in equal pieces of about microbatch="
-            f"{microbatch} elements: the nearest number of pieces that divides {shape[axis]} is {pieces}; use another "
-            "microbatch or minibatches of another size"
-        )
-    return pieces

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import count
-from ._policy import evaluate_policy, evaluate_step
-from ._types import ABSENT, Array, Batch, Evaluate, Params
+from ._metrics import Metrics
+from ._policy import apply_policy, check_value, evaluate_policy, initial_carry_of
+from ._trees import without_weak_types
+from ._types import ABSENT, Array, Batch, Evaluate, Output, Params, kind
 from .functional import next_values
 from .functional._common import ShapeError, unsqueezed
 
@@ -40,17 +43,19 @@ class Rollout(NamedTuple):
     """
 
     init: Callable[[Array], RolloutState]
-    collect: Callable[[Array, Params, RolloutState], tuple[RolloutState, Batch, dict[str, Array]]]
+    collect: Callable[[Array, Params, RolloutState], tuple[RolloutState, Batch, Metrics]]
 
 
 def rollout(
     env: Any,
-    evaluate: Evaluate,
+    policy: Evaluate,
     *,
     num_envs: int,
     num_steps: int,
-    initial_carry: Callable[[int], Any] | None = None,
     value_each_step: bool = False,
+    record: tuple[str, ...] = (),
+    keep_next_obs: bool = False,
+    keep_distribution: bool = False,
 ) -> Rollout:
     """Step N environments T times with the current policy; with A agents in each, `[T, N]` below is `[T, N, A]`.
 
@@ -60,24 +65,28 @@ def rollout(
 
     Args:
         env: `ppo_parts.envs.Env`.
-        evaluate: as in `learner`; here the observations have the leading axes `[N]` or `[T, N]`.
+        policy: a `Policy`, or `evaluate` as in `learner`; here the observations have the leading axes `[N]` or
+            `[T, N]`. With an `initial_carry`, `evaluate(params, batch)` gets `batch.carry`, the state before step 0,
+            and `batch.reset` `[T, N]`, zeroes the state before each step where it is 1, and returns
+            `(distribution, value, carry after the last step)`. A policy without a value makes a batch without one.
         num_envs: N.
         num_steps: T.
-        initial_carry: recurrent policies: `initial_carry(num_envs) -> carry`, zeros with leaves `[N, ...]`. Then
-            `evaluate(params, batch)` gets `batch.carry`, the state before step 0, and `batch.reset` `[T, N]`, zeroes
-            the state before each step where it is 1, and returns (distribution, value, carry after the last step).
         value_each_step: keep the value that is found on the way to each step's action. The same numbers; faster where
             policy and value share layers, slower where they do not.
+        record: names of entries of the policy's `aux`, one number per element, to keep for each step: `extras[name]`,
+            and `extras["next_" + name]` of the observation that followed, as `next_value` is of `value`.
+        keep_next_obs: keep the observation that followed each step as `next_obs`, final observations included.
+        keep_distribution: keep the distribution that acted as `behaviour`, for exact divergences.
 
     Returns:
         `Rollout(init, collect)`; the batch has the fields obs, action, log_prob, value, reward, terminated, truncated
-        and next_value, and with `initial_carry` carry and reset.
+        and next_value, with `initial_carry` carry and reset, and what was asked for.
 
     Example:
-        >>> import jax, jax.numpy as jnp, distrax, ppo_parts as pp
+        >>> import jax, jax.numpy as jnp, ppo_parts as pp
         >>> from ppo_parts import envs
         >>> def evaluate(params, batch):
-        ...     return distrax.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
+        ...     return pp.distributions.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
         >>> rollout = pp.rollout(envs.make("CartPole-v1"), evaluate, num_envs=2, num_steps=8)
         >>> params = {"policy": jnp.zeros((4, 2)), "value": jnp.zeros(4)}
         >>> state, batch, metrics = rollout.collect(jax.random.key(1), params, rollout.init(jax.random.key(0)))
@@ -86,70 +95,112 @@ def rollout(
     """
     count("rollout", "num_envs", num_envs)
     count("rollout", "num_steps", num_steps)
-    recurrent = initial_carry is not None
-    keeps_value = recurrent or value_each_step
+    if isinstance(record, str):
+        raise UserTypeError(f"rollout: record is a tuple of names, got {record!r}: record=({record!r},)")
     agents = getattr(env, "num_agents", None)
     each = (num_envs,) if agents is None else (num_envs, agents)
+    initial_carry = initial_carry_of(policy)
+    at_each_step = initial_carry is not None or value_each_step or bool(record)
 
-    def look(params: Params, obs: Any, carry: Any, reset: Any) -> tuple[Any, Array, Any]:
-        if recurrent:
-            return evaluate_step(evaluate, params, obs, carry, reset)
-        return *evaluate_policy(evaluate, params, Batch(obs=obs, axes=("segment",))), None
+    def estimates(output: Output) -> dict[str, Array]:
+        """The value and the recorded entries of aux, by name."""
+        check_recorded(output, record)
+        found = {} if output.value is None else {"value": output.value}
+        return found | {name: output.aux[name] for name in record}
 
-    def now(x: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf[0], x) if recurrent else x
-
-    @jax.jit  # looked at thrice, traced once
-    def value_after(params: Params, seen: tuple[Any, Any]) -> Array:
+    @jax.jit  # called in three places, traced once
+    def estimates_after(params: Params, seen: tuple[Any, Any]) -> dict[str, Array]:
         obs, carry = seen
-        return now(look(params, obs, carry, jnp.zeros(each, bool))[1])
+        return estimates(apply_policy(policy, params, obs, carry, jnp.zeros(each, bool)))
 
     def init(key: Array) -> RolloutState:
         memory = (initial_carry(num_envs), jnp.ones(each, bool)) if initial_carry is not None else (None, None)
-        return strong(RolloutState(*env.reset(key, num_envs), *memory))
+        return without_weak_types(RolloutState(*env.reset(key, num_envs), *memory))
 
-    def collect(key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, dict[str, Array]]:
-        def step(state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
-            distribution, value, carry = look(params, state.obs, state.carry, state.reset)
-            action, log_prob = now(sample_action(distribution, keys[0]))
-            env_state, out = env.step(keys[1], state.env_state, action)
-            final_value = _where_any(value_after, out.truncated, params, (out.final_obs, carry))
-            recorded = Batch(
-                obs=state.obs,
-                action=action,
-                log_prob=log_prob,
-                value=now(value) if keeps_value else ABSENT,
-                reward=out.reward,
-                terminated=out.terminated,
-                truncated=out.truncated,
-                mask=out.mask,
-                reset=state.reset,
-            )
-            ended, _ = out.episode_ends()
-            episodes = (ended, {"return": out.episode_return, "length": out.episode_length, **out.info})
-            begins = jnp.broadcast_to(unsqueezed(ended, len(each)), each) if recurrent else None
-            state = RolloutState(env_state, out.obs, carry, begins)
-            return strong(state), (recorded, final_value, episodes)
+    def step(params: Params, state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
+        output = apply_policy(policy, params, state.obs, state.carry, state.reset)
+        action, log_prob = sample_action(output.distribution, keys[0])
+        env_state, out = env.step(keys[1], state.env_state, action)
+        final = where_any(estimates_after, out.truncated, params, (out.final_obs, output.carry))
+        recorded = Batch(
+            obs=state.obs,
+            action=action,
+            log_prob=log_prob,
+            reward=out.reward,
+            terminated=out.terminated,
+            truncated=out.truncated,
+            mask=out.mask,
+            reset=state.reset,
+            next_obs=next_observation(out) if keep_next_obs else ABSENT,
+            behaviour=output.distribution if keep_distribution else ABSENT,
+        )
+        ended, _ = out.episode_ends()
+        episodes = (ended, {"return": out.episode_return, "length": out.episode_length, **out.info})
+        begins = None if initial_carry is None else jnp.broadcast_to(unsqueezed(ended, len(each)), each)
+        state = RolloutState(env_state, out.obs, output.carry, begins)
+        found = estimates(output) if at_each_step else None
+        return without_weak_types(state), (recorded, found, final, episodes)
 
+    def collect(key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, Metrics]:
         # All keys at once: one call of the generator instead of one a step.
         keys, carry = jax.random.split(key, (num_steps, 2)), state.carry
-        state, (batch, final_value, episodes) = jax.lax.scan(step, state, keys)
-        if jnp.shape(batch.log_prob) != (num_steps, *each):
-            raise ShapeError(
-                f"rollout: the log-probability of {each} actions has shape {jnp.shape(batch.log_prob)[1:]}, one number "
-                "for each is needed; sum over the action's dimensions"
-            )
-        value = batch.value if keeps_value else evaluate_policy(evaluate, params, batch)[1]
-        if jnp.shape(value) != (num_steps, *each):
-            raise ShapeError(
-                f"rollout: evaluate returned a value of shape {jnp.shape(value)}, expected {(num_steps, *each)}: "
-                "index the trailing axis of a Dense(1) away, value[..., 0]"
-            )
-        last_value = value_after(params, (state.obs, state.carry))
-        next_value = next_values(value, last_value, batch.truncated, final_value)
-        return state, batch.replace(value=value, next_value=next_value, carry=carry), episode_metrics(*episodes)
+        steps = jax.lax.scan(lambda state, keys: step(params, state, keys), state, keys)
+        state, (batch, found, final, episodes) = steps
+        check_shapes(batch, (num_steps, *each))
+        if found is None:
+            output = evaluate_policy(policy, params, batch)
+            check_value(output, (num_steps, *each))
+            found = estimates(output)
+        for name, x in found.items():
+            if jnp.shape(x) != (num_steps, *each):
+                raise ShapeError(
+                    f"rollout: the policy returned {name} of shape {jnp.shape(x)[1:]} for {each} observations: one "
+                    "number per element is needed; index a trailing axis of size 1 away, x[..., 0]"
+                )
+        last = estimates_after(params, (state.obs, state.carry)) if found else {}
+        following = {name: next_values(x, last[name], batch.truncated, final[name]) for name, x in found.items()}
+        if "value" in found:
+            batch = batch.replace(value=found.pop("value"), next_value=following.pop("value"))
+        extras = found | {f"next_{name}": x for name, x in following.items()}
+        return state, batch.replace(carry=carry, extras=extras), episode_metrics(*episodes)
 
     return Rollout(init, collect)
+
+
+def next_observation(out: Any) -> Any:
+    """The observation that followed a step: the final one where an episode ended."""
+    ended, _ = out.episode_ends()
+
+    def chosen(final: Array, after: Array) -> Array:
+        return jnp.where(unsqueezed(ended, after.ndim), final, after)
+
+    return jax.tree.map(chosen, out.final_obs, out.obs)
+
+
+def check_recorded(output: Output, record: tuple[str, ...]) -> None:
+    """Raise unless the policy's `aux` has the entries to record."""
+    for name in record:
+        if not isinstance(output.aux, Mapping) or name not in output.aux:
+            there = f"the entries {sorted(output.aux)}" if isinstance(output.aux, Mapping) else kind(output.aux)
+            raise UserValueError(
+                f"rollout: record={name!r} is an entry of the policy's aux, and aux is {there}: return "
+                f"Output(..., aux={{{name!r}: ...}})"
+            )
+
+
+def check_shapes(batch: Batch, expected: tuple[int, ...]) -> None:
+    """Raise unless the log-probability, and each leaf of a distribution that is kept, has one entry per element."""
+    if jnp.shape(batch.log_prob) != expected:
+        raise ShapeError(
+            f"rollout: the log-probability of {expected[1:]} actions has shape {jnp.shape(batch.log_prob)[1:]}, one "
+            "number for each is needed; sum over the action's dimensions"
+        )
+    for leaf in jax.tree.leaves(batch.behaviour):
+        if jnp.shape(leaf)[:2] != expected[:2]:
+            raise ShapeError(
+                f"rollout: keep_distribution needs a distribution whose arrays begin with [N] = {expected[1:2]}, got "
+                f"{jnp.shape(leaf)[1:]}: broadcast what all elements share"
+            )
 
 
 def sample_action(distribution: Any, key: Array) -> tuple[Any, Array]:
@@ -160,17 +211,7 @@ def sample_action(distribution: Any, key: Array) -> tuple[Any, Array]:
     return action, distribution.log_prob(action)
 
 
-def strong(tree: Any) -> Any:
-    """The tree without weak types (a Python number in a state has one), which would change from call to call."""
-
-    def strengthened(x: Any) -> Any:
-        dtype = jnp.result_type(x)
-        return x if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jax.lax.convert_element_type(x, dtype)
-
-    return jax.tree.map(strengthened, tree)
-
-
-def episode_metrics(ended: Array, measured: dict[str, Array]) -> dict[str, Array]:
+def episode_metrics(ended: Array, measured: dict[str, Array]) -> Metrics:
     """Means over the episodes that ended (NaN where none did) and over the agents, and how many did."""
     number = jnp.sum(ended)
     some = jnp.maximum(number, 1)
@@ -179,25 +220,28 @@ def episode_metrics(ended: Array, measured: dict[str, Array]) -> dict[str, Array
         x = jnp.mean(x.reshape(*ended.shape, -1), axis=-1, dtype=jnp.float32)
         return jnp.where(number > 0, jnp.sum(jnp.where(ended, x, 0)) / some, jnp.nan)
 
-    return {f"episode_{name}": mean(x) for name, x in measured.items()} | {"episodes": number}
+    named = {f"episode_{name}": mean(x) for name, x in measured.items()} | {"episodes": number}
+    return Metrics.of(named, {"episodes": "sum"})
 
 
-def _where_any(f: Callable[..., Array], wanted: Array, params: Any, x: Any) -> Array:
+def where_any(f: Callable[..., Any], wanted: Array, params: Any, x: Any) -> Any:
     """`f(params, x)` if any element of `wanted` is True, else zeros; under `vmap`, too, one branch is run.
 
     `vmap` turns a `cond` with a batched predicate into a select that runs both branches. Here the predicate is reduced
-    over the batch first, so that it stays one.
+    over the batch first, so that it remains one.
     """
 
     @jax.custom_batching.custom_vmap
-    def call(wanted: Array, params: Any, x: Any) -> Array:
-        shape = jax.eval_shape(f, params, x)
-        return jax.lax.cond(jnp.any(wanted), f, lambda *_: jnp.zeros(shape.shape, shape.dtype), params, x)
+    def call(wanted: Array, params: Any, x: Any) -> Any:
+        shapes = jax.eval_shape(f, params, x)
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        return jax.lax.cond(jnp.any(wanted), f, lambda *_: zeros, params, x)
 
     @call.def_vmap
-    def rule(axis_size: int, in_batched: Any, wanted: Array, params: Any, x: Any) -> tuple[Array, bool]:
+    def rule(axis_size: int, in_batched: Any, wanted: Array, params: Any, x: Any) -> tuple[Any, Any]:
         axes = jax.tree.map(lambda batched: 0 if batched else None, tuple(in_batched[1:]))
         batched = jax.vmap(f, in_axes=axes, axis_size=axis_size)
-        return _where_any(batched, wanted, params, x), True
+        result = where_any(batched, wanted, params, x)
+        return result, jax.tree.map(lambda _: True, result)
 
     return call(wanted, params, x)

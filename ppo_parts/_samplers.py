@@ -4,44 +4,179 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from . import functional
+from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, choice, count, number
 from ._policy import evaluate_current
-from ._types import PER_STEP, Array, Batch, Context, EmptyState, Part, no_state
+from ._refresh import Refresh, RefreshName, refresh_of
+from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, EmptyState, Part, no_state
+from .functional._common import unsqueezed
 
-Refresh = Literal["rollout", "epoch", "minibatch"]
-Axis = Literal["step", "segment"]
+Axis = Literal["step", "segment", "window"]
+Plan = Callable[[Array, Batch, Array | int], Any]
+Draw = Callable[[Any, Batch, Context], tuple[Any, Array | None]]
+
+
+class Windows(NamedTuple):
+    """What `draw` returns as indices with `axis="window"`: M pieces of L steps.
+
+    Attributes:
+        start, segment: `[M]` integers: window m has the steps start[m], ..., start[m] + L - 1 of a segment.
+        counts: `[L, M]` booleans: the steps that are trained on; the others warm up a recurrent state. False of a step
+            masks it.
+    """
+
+    start: Array
+    segment: Array
+    counts: Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampler(Part):
+class Sampler(Divider):
     """A part that divides: parts before it see the rollout, parts after it see minibatches.
 
     Attributes:
         num_epochs: passes.
         num_minibatches: minibatches per epoch.
-        axis: what an index means: "step", a row of the flattened time-major rollout (t*N + n), or "segment", a column.
+        axis: what an index means: "step", a row of the flattened time-major rollout (t*N + n); "segment", a column;
+            "window", see `Windows`.
         refresh: how often the parts before the sampler run again.
-        plan: `plan(key, batch, epoch) -> tree` with leading axis `[num_minibatches]`, made at the start of an epoch.
-        draw: `draw(item, batch, context) -> (indices [M] | None, weight [M] | None)`, `item` being one row of the plan
-            and `batch` the rollout as the parts before the sampler left it. Indices None: everything, as it is.
+        plan: `plan(key, batch, epoch) -> tree` with leading axis `[num_minibatches]`, made at the start of an epoch
+            from the batch that the parts before the sampler left.
+        draw: `draw(item, batch, context) -> (indices [M] | Windows | None, weight [M] | None)`, `item` being one row of
+            the plan. Indices None: everything, as it is.
     """
 
     num_epochs: int
     num_minibatches: int
     axis: Axis
     refresh: Refresh
-    plan: Callable[[Array, Batch, Array | int], Any]
-    draw: Callable[[Any, Batch, Context], tuple[Array | None, Array | None]]
+    plan: Plan
+    draw: Draw
+
+    def take(self, batch: Batch, indices: Any, weight: Array | None) -> Batch:
+        """The minibatch that `indices` name; metrics and losses start empty."""
+        batch = batch.replace(metrics={}, reductions=(), losses={}, weight=weight)
+        if indices is None:
+            return batch
+        time, segments = batch.log_prob.shape[:2]
+
+        def pick(x: Array, rows: Array, along: int) -> Array:
+            # Samplers draw from what is there: "clip" spares the default's handling of negative and outlying indices.
+            return jnp.take(x, rows, axis=along, mode="clip")
+
+        def per_step(x: Array) -> Array:
+            if self.axis == "segment":
+                return pick(x, indices, 1)
+            flat = x.reshape((time * segments, *x.shape[2:]))
+            return pick(flat, self._rows(indices, segments), 0)
+
+        def per_segment(x: Array) -> Array:
+            chosen = {"segment": lambda: indices, "window": lambda: indices.segment, "step": lambda: indices % segments}
+            return pick(x, chosen[self.axis](), 0)
+
+        picked = {field: jax.tree.map(per_step, getattr(batch, field)) for field in PER_STEP}
+        picked |= {field: jax.tree.map(per_segment, getattr(batch, field)) for field in PER_SEGMENT}
+        minibatch = batch.replace(**picked, axes=("step",) if self.axis == "step" else batch.axes)
+        return _from_windows(minibatch, indices) if self.axis == "window" else minibatch
+
+    def put(self, buffer: Array, indices: Any, rows: Array) -> Array:
+        """`buffer` `[T, N]` with the rows of a minibatch written back."""
+        if indices is None:
+            return rows.astype(buffer.dtype)
+        if self.axis == "segment":
+            return buffer.at[:, indices].set(rows)
+        flat, places = buffer.reshape((-1, *buffer.shape[2:])), self._rows(indices, buffer.shape[1])
+        if self.axis == "window":  # what only warms up is not written: two windows may overlap there
+            counts = unsqueezed(indices.counts, rows.ndim)
+            places, rows = jnp.where(indices.counts, places, len(flat)), jnp.where(counts, rows, 0)
+        return flat.at[places].set(rows, mode="drop").reshape(buffer.shape)
+
+    def _rows(self, indices: Any, segments: int) -> Array:
+        """Rows of the flattened rollout, `[M]` or `[L, M]`."""
+        if self.axis == "step":
+            return indices
+        steps = indices.start + jnp.arange(indices.counts.shape[0])[:, None]
+        return steps * segments + indices.segment
 
 
-def shuffled_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
+def sampler(
+    name: str,
+    plan: Plan,
+    draw: Draw,
+    *,
+    num_epochs: int = 1,
+    num_minibatches: int,
+    axis: Axis,
+    refresh: RefreshName | Refresh = "rollout",
+    weighs: bool = False,
+    requires: tuple[str, ...] = (),
+) -> Part:
+    """A sampler of your own: which elements of the rollout make each minibatch.
+
+    Args:
+        name: how error messages call it.
+        plan: `plan(key, batch, epoch) -> tree`, every leaf with leading axis `[num_minibatches]`; called once per epoch
+            with the batch that the parts before the sampler left.
+        draw: `draw(item, batch, context) -> (indices, weight)`: `item` is one row of the plan, the indices are integers
+            `[M]` (or `Windows`, or None for the whole batch), the weight is `[M]` or None.
+        num_epochs: passes.
+        num_minibatches: minibatches per epoch.
+        axis: what an index means: "step": a row t*N + n of the flattened rollout; "segment": a column; "window": a
+            piece of a segment.
+        refresh: as in `shuffled_minibatches`.
+        weighs: whether `draw` returns a weight, which goes to `batch.weight`.
+        requires: fields of the batch that `plan` or `draw` read.
+
+    Example:
+        The newest half of every rollout, in order:
+
+        >>> import jax.numpy as jnp, ppo_parts as pp
+        >>> def plan(key, batch, epoch):
+        ...     steps = batch.log_prob.size
+        ...     return jnp.arange(steps // 2, steps).reshape(2, -1)
+        >>> def draw(item, batch, context):
+        ...     return item, None
+        >>> newest = pp.sampler("newest", plan, draw, num_minibatches=2, axis="step")
+    """
+    count(name, "num_minibatches", num_minibatches)
+    count(name, "num_epochs", num_epochs)
+    choice(name, "axis", axis, ("step", "segment", "window"))
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        # As a plain part: the first minibatch of the first epoch, under the context's parameters.
+        item = jax.tree.map(lambda x: x[0], plan(context.key, batch, 0))
+        indices, weight = draw(item, batch, context)
+        minibatch = whole.take(batch, indices, weight)
+        return minibatch.replace(current=evaluate_current(context.evaluate, context.params, minibatch)), state
+
+    whole = Sampler(
+        no_state,
+        update,
+        name,
+        requires=requires,
+        provides=("weight",) if weighs else (),
+        reads=(),
+        place="before_sampler",
+        num_epochs=num_epochs,
+        num_minibatches=num_minibatches,
+        axis=axis,
+        refresh=refresh_of(name, refresh),
+        plan=plan,
+        draw=draw,
+    )
+    return whole
+
+
+def shuffled_minibatches(
+    num_minibatches: int, num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout"
+) -> Part:
     """Every step exactly once per epoch, in a fresh random order: minibatches of T*N/num_minibatches steps, `[M]`.
 
     This cuts the time axis, so parts that work along time and recurrent policies need `segment_minibatches`.
@@ -66,7 +201,9 @@ def shuffled_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: 
     return _shuffled("shuffled_minibatches", "step", num_minibatches, num_epochs, refresh)
 
 
-def segment_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
+def segment_minibatches(
+    num_minibatches: int, num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout"
+) -> Part:
     """Every segment (environment, or environment and agent) once per epoch, in a fresh order, time kept: `[T, M]`.
 
     For recurrent policies, and for parts along time (`vtrace`) under the policy being trained.
@@ -88,7 +225,7 @@ def segment_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: R
     return _shuffled("segment_minibatches", "segment", num_minibatches, num_epochs, refresh)
 
 
-def full_batch(num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
+def full_batch(num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout") -> Part:
     """The whole rollout as one minibatch `[T, N]`, `num_epochs` times; nothing is copied or shuffled.
 
     Args:
@@ -111,10 +248,12 @@ def full_batch(num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
         del item, batch, context
         return None, None
 
-    return _sampler("full_batch", num_epochs, 1, "segment", refresh, plan, draw)
+    return sampler("full_batch", plan, draw, num_epochs=num_epochs, num_minibatches=1, axis="segment", refresh=refresh)
 
 
-def given_indices(indices: Any, axis: Axis = "step", weights: Any = None, *, refresh: Refresh = "rollout") -> Part:
+def given_indices(
+    indices: Any, axis: Axis = "step", weights: Any = None, *, refresh: RefreshName | Refresh = "rollout"
+) -> Part:
     """Exactly these minibatches, in this order: for parity tests and debugging.
 
     Args:
@@ -136,18 +275,20 @@ def given_indices(indices: Any, axis: Axis = "step", weights: Any = None, *, ref
     traced = isinstance(indices, jax.core.Tracer)
     table = indices if traced else np.asarray(indices)
     if not jnp.issubdtype(table.dtype, np.integer):
-        raise TypeError(f"given_indices: indices must be integers, got {table.dtype}")
+        raise UserTypeError(f"given_indices: indices must be integers, got {table.dtype}")
     if table.ndim not in (2, 3) or table.size == 0:
-        raise ValueError(f"given_indices: indices must be [K, M] or [E, K, M], got shape {table.shape}")
+        raise UserValueError(f"given_indices: indices must be [K, M] or [E, K, M], got shape {table.shape}")
     if weights is not None and np.shape(weights) != table.shape:
-        raise ValueError(f"given_indices: weights have shape {np.shape(weights)}, indices {table.shape}")
+        raise UserValueError(f"given_indices: weights have shape {np.shape(weights)}, indices {table.shape}")
+    if not traced and (table.min() < 0 or table.max() > np.iinfo(np.int32).max):
+        raise UserValueError(f"given_indices: indices must lie in [0, 2**31), got {table.min()} to {table.max()}")
     table = table.reshape((-1, *table.shape[-2:])).astype(np.int32)
 
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Any:
         del key
         size = _size("given_indices", batch, axis)
         if not traced and (table.min() < 0 or table.max() >= size):
-            raise ValueError(
+            raise UserValueError(
                 f"given_indices: indices must lie in [0, {size}) for {axis}s of this batch, got "
                 f"{table.min()} to {table.max()}"
             )
@@ -160,7 +301,17 @@ def given_indices(indices: Any, axis: Axis = "step", weights: Any = None, *, ref
         del batch, context
         return item
 
-    return _sampler("given_indices", table.shape[0], table.shape[1], axis, refresh, plan, draw, weights is not None)
+    epochs, minibatches = table.shape[:2]
+    return sampler(
+        "given_indices",
+        plan,
+        draw,
+        num_epochs=epochs,
+        num_minibatches=minibatches,
+        axis=axis,
+        refresh=refresh,
+        weighs=weights is not None,
+    )
 
 
 def prioritized_sampler(
@@ -173,7 +324,7 @@ def prioritized_sampler(
     normalize_weights: bool = False,
     segments_per_minibatch: int | None = None,
     eps: Numeric = 1e-6,
-    refresh: Refresh = "rollout",
+    refresh: RefreshName | Refresh = "rollout",
 ) -> Part:
     r"""Segments drawn in proportion to a power of their summed absolute advantage, time kept: `[T, M]`.
 
@@ -194,7 +345,7 @@ def prioritized_sampler(
         eps: added to every priority, >= 0, so that none has probability 0; a schedule counts learner updates.
         refresh: as in `shuffled_minibatches`; with "minibatch" each draw sees fresh priorities, as in PufferLib.
 
-    Place: behind `gae` or `vtrace`, whose advantage it reads.
+    Place: after `gae` or `vtrace`, whose advantage it reads.
 
     Raises:
         ValueError: sizes that do not divide; more segments asked for than there are.
@@ -222,7 +373,7 @@ def prioritized_sampler(
         segments = _size(where, batch, "segment")
         size = segments_per_minibatch or _share(where, num_minibatches, segments, "segments N")
         if size > segments and not replacement:
-            raise ValueError(f"{where}: {size} of {segments} segments cannot be drawn without replacement")
+            raise UserValueError(f"{where}: {size} of {segments} segments cannot be drawn without replacement")
         advantage, mask = batch.advantage, batch.mask
         probabilities = functional.segment_priorities(
             advantage.reshape((*advantage.shape[:2], -1)).swapaxes(1, 2).reshape(-1, segments),
@@ -236,44 +387,95 @@ def prioritized_sampler(
         )
         return indices, weight
 
-    return _sampler(where, num_epochs, num_minibatches, "segment", refresh, plan, draw, True, ("advantage",))
+    return sampler(
+        where,
+        plan,
+        draw,
+        num_epochs=num_epochs,
+        num_minibatches=num_minibatches,
+        axis="segment",
+        refresh=refresh,
+        weighs=not _is_zero(beta),
+        requires=("advantage",),
+    )
 
 
-def take(batch: Batch, indices: Array | None, weight: Array | None, axis: Axis) -> Batch:
-    """The minibatch that `indices` name; metrics and losses start empty."""
-    batch = batch.replace(metrics={}, losses={}, weight=weight)
-    if indices is None:
-        return batch
-    time, segments = batch.log_prob.shape[:2]
+def time_chunks(
+    length: int,
+    num_minibatches: int,
+    num_epochs: int = 1,
+    *,
+    burn_in: int = 0,
+    refresh: RefreshName | Refresh = "rollout",
+) -> Part:
+    """Pieces of `length` steps, every step once per epoch, time kept: minibatches `[burn_in + length, M]`.
 
-    def pick(x: Array, along: int) -> Array:
-        # Samplers draw from what is there: "clip" spares the default's handling of negative and outlying indices.
-        return jnp.take(x, indices, axis=along, mode="clip")
+    A recurrent policy begins a piece with the recorded state where the piece begins the rollout, and with zeros
+    elsewhere, and runs through up to `burn_in` steps before the piece, which are masked: they have no loss and enter no
+    statistic.
 
-    def rows(x: Array) -> Array:
-        return pick(x, 1) if axis == "segment" else pick(x.reshape((time * segments, *x.shape[2:])), 0)
+    Args:
+        length: steps per piece; has to divide T.
+        num_minibatches: minibatches per epoch; has to divide the number of pieces, N * T / length.
+        num_epochs: passes over the rollout.
+        burn_in: steps that warm up the recurrent state; burn_in + length is at most T.
+        refresh: as in `shuffled_minibatches`.
 
-    def sampled_extra(x: Array) -> Array:
-        return rows(x) if jnp.shape(x)[:2] == (time, segments) else x
+    Raises:
+        ValueError: sizes that do not divide, naming them.
 
-    picked = {field: jax.tree.map(rows, getattr(batch, field)) for field in PER_STEP}
-    carry = jax.tree.map(lambda x: pick(x, 0), batch.carry)
-    extras = jax.tree.map(sampled_extra, batch.extras)
-    axes = ("step",) if axis == "step" else batch.axes
-    return batch.replace(**picked, carry=carry, extras=extras, axes=axes)
+    Example:
+        >>> import ppo_parts as pp
+        >>> sampler = pp.time_chunks(length=16, num_minibatches=4, burn_in=8)
+
+    Reference: Kapturowski et al. 2019, Recurrent Experience Replay (R2D2), section 2.3.
+    """
+    where = "time_chunks"
+    count(where, "length", length)
+    if isinstance(burn_in, bool) or not isinstance(burn_in, int) or burn_in < 0:
+        raise UserValueError(f"{where}: burn_in must be a whole number, 0 or more, got {burn_in!r}")
+
+    def plan(key: Array, batch: Batch, epoch: Array | int) -> Array:
+        del epoch
+        time, segments = batch.log_prob.shape[:2]
+        if time % length or burn_in + length > time:
+            raise UserValueError(
+                f"{where}: length={length} has to divide the {time} steps of this batch, and burn_in + length = "
+                f"{burn_in + length} must not exceed them"
+            )
+        pieces = segments * (time // length)
+        _share(where, num_minibatches, pieces, "pieces, N * T / length,")
+        return functional.permutation(key, pieces).reshape(num_minibatches, -1)
+
+    def draw(item: Array, batch: Batch, context: Context) -> tuple[Windows, None]:
+        del context
+        segments = batch.log_prob.shape[1]
+        first, segment = item // segments * length, item % segments
+        start = jnp.maximum(first - burn_in, 0)
+        step = start + jnp.arange(burn_in + length)[:, None]
+        return Windows(start, segment, (step >= first) & (step < first + length)), None
+
+    return sampler(
+        where, plan, draw, num_epochs=num_epochs, num_minibatches=num_minibatches, axis="window", refresh=refresh
+    )
 
 
-def put(buffer: Array, indices: Array | None, axis: Axis, rows: Array) -> Array:
-    """`buffer` with the rows of a minibatch written back."""
-    if indices is None:
-        return rows.astype(buffer.dtype)
-    if axis == "segment":
-        return buffer.at[:, indices].set(rows)
-    flat = buffer.reshape((-1, *buffer.shape[2:]))
-    return flat.at[indices].set(rows).reshape(buffer.shape)
+def _from_windows(minibatch: Batch, windows: Windows) -> Batch:
+    """The batch of windows with what only warms up masked, and the state zeroed where a window begins later."""
+    counts = jnp.broadcast_to(unsqueezed(windows.counts, minibatch.log_prob.ndim), minibatch.log_prob.shape)
+    mask = counts if minibatch.mask is None else jnp.where(counts, minibatch.mask, 0)
+    reset = minibatch.reset
+    if reset is not None:
+        begins_later = unsqueezed(windows.start > 0, reset.ndim - 1)
+        reset = reset.at[0].set(jnp.where(begins_later, 1, reset[0]).astype(reset.dtype))
+    return minibatch.replace(mask=mask, reset=reset)
 
 
-def _shuffled(where: str, axis: Axis, num_minibatches: int, num_epochs: int, refresh: Refresh) -> Part:
+def _is_zero(value: Any) -> bool:
+    return not callable(value) and not isinstance(value, jax.core.Tracer) and not np.any(np.asarray(value))
+
+
+def _shuffled(where: str, axis: Axis, num_minibatches: int, num_epochs: int, refresh: RefreshName | Refresh) -> Part:
     count(where, "num_minibatches", num_minibatches)
     count(where, "num_epochs", num_epochs)
 
@@ -287,48 +489,16 @@ def _shuffled(where: str, axis: Axis, num_minibatches: int, num_epochs: int, ref
         del batch, context
         return item, None
 
-    return _sampler(where, num_epochs, num_minibatches, axis, refresh, plan, draw)
-
-
-def _sampler(
-    where: str,
-    num_epochs: int,
-    num_minibatches: int,
-    axis: Axis,
-    refresh: Refresh,
-    plan: Callable[..., Any],
-    draw: Callable[..., Any],
-    weighs: bool = False,
-    requires: tuple[str, ...] = (),
-) -> Sampler:
-    choice(where, "refresh", refresh, ("rollout", "epoch", "minibatch"))
-
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        # As a plain part: the first minibatch of the first epoch, under the context's parameters.
-        item = jax.tree.map(lambda x: x[0], plan(context.key, batch, 0))
-        indices, weight = draw(item, batch, context)
-        minibatch = take(batch, indices, weight, axis)
-        return minibatch.replace(current=evaluate_current(context.evaluate, context.params, minibatch)), state
-
-    return Sampler(
-        no_state,
-        update,
-        where,
-        requires=requires,
-        provides=("current", "weight") if weighs else ("current",),
-        place="before_sampler",
-        num_epochs=num_epochs,
-        num_minibatches=num_minibatches,
-        axis=axis,
-        refresh=refresh,
-        plan=plan,
-        draw=draw,
+    return sampler(
+        where, plan, draw, num_epochs=num_epochs, num_minibatches=num_minibatches, axis=axis, refresh=refresh
     )
 
 
 def _size(where: str, batch: Batch, axis: Axis) -> int:
     if axis == "step" and batch.carry is not None:
-        raise ValueError(f"{where} takes single steps, but the batch has a recurrent carry: use segment_minibatches()")
+        raise UserValueError(
+            f"{where} takes single steps, but the batch has a recurrent carry: use segment_minibatches()"
+        )
     time, segments = batch.log_prob.shape[:2]
     return time * segments if axis == "step" else segments
 
@@ -337,7 +507,7 @@ def _share(where: str, num_minibatches: int, size: int, what: str) -> int:
     if size % num_minibatches:
         divisors = [d for d in range(1, size + 1) if size % d == 0]
         near = sorted(divisors, key=lambda d: abs(d - num_minibatches))[:3]
-        raise ValueError(
+        raise UserValueError(
             f"{where}: num_minibatches={num_minibatches} does not divide the {size} {what} of this batch; "
             f"nearest that do: {', '.join(map(str, sorted(near)))}"
         )

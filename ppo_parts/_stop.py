@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 
 from . import functional
+from ._errors import UserValueError
 from ._hyperparameters import Numeric, at, choice, number
-from ._types import Array, Batch, Context, EmptyState, Params, Part, Stop
+from ._types import Array, Batch, Context, EmptyState, Params, Part
 from .functional import KLEstimator, masked_mean
 from .functional._common import masked_sum
 
@@ -66,10 +67,10 @@ def kl_early_stop(
     choice("kl_early_stop", "over", over, ("last", "mean"))
     averaged = check == "epoch" and over == "mean"
     if check == "minibatch" and over == "mean":
-        raise ValueError('kl_early_stop: over="mean" is the mean over an epoch, it needs check="epoch"')
+        raise UserValueError('kl_early_stop: over="mean" is the mean over an epoch, it needs check="epoch"')
 
-    def init(params: Params) -> EmptyState | KLEarlyStopState:
-        del params
+    def init(params: Params, key: Array | None = None) -> EmptyState | KLEarlyStopState:
+        del params, key
         return KLEarlyStopState(jnp.zeros((), jnp.float32)) if averaged else EmptyState()
 
     def update(batch: Batch, state: KLEarlyStopState, context: Context) -> tuple[Batch, KLEarlyStopState]:
@@ -82,13 +83,8 @@ def kl_early_stop(
             state = KLEarlyStopState(total)
             judged = total / context.num_minibatches
         exceeds = ~(judged <= at(target_kl, context.step))  # NaN exceeds, too
-        none = jnp.zeros((), bool)
         if check == "minibatch":
-            stop = Stop(discard=exceeds, after=none)
-        else:
-            stop = Stop(discard=none, after=exceeds & jnp.equal(context.minibatch, context.num_minibatches - 1))
-        if batch.stop is not None:
-            stop = Stop(stop.discard | batch.stop.discard, stop.after | batch.stop.after)
-        return batch.replace(stop=stop), state
+            return batch.add_stop(discard=exceeds), state
+        return batch.add_stop(after=exceeds & jnp.equal(context.minibatch, context.num_minibatches - 1)), state
 
-    return Part(init, update, "kl_early_stop", provides=("stop",), place="after_sampler")
+    return Part(init, update, "kl_early_stop", provides=("stop",), reads=("current", "mask"), place="after_sampler")

@@ -3,23 +3,66 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 
+from ._errors import UserTypeError, UserValueError
+from ._hyperparameters import choice
 from .functional._common import ShapeError
 
 Array = jax.Array
 Params = Any
 PartState = Any
-Evaluate = Callable[[Params, "Batch"], tuple[Any, Array]]
-"""`evaluate(params, batch) -> (distribution, value)`; value has one number per element, no trailing axis of size 1."""
-
+Evaluate = Callable[[Params, "Batch"], Any]
+"""`evaluate(params, batch) -> Output`, or `(distribution, value)`, or `(distribution, value, carry)`; see `Output`."""
 
 ABSENT: Any = None
 """Default of the fields of a `Batch`; typed so that a part need not prove what its `requires` have checked."""
+
+Reduction = Literal["mean", "sum", "max", "min"]
+"""How one number is made of a metric's values in all minibatches of an update."""
+
+
+class Output(NamedTuple):
+    """What a policy network returns for a batch of observations.
+
+    The tuples `(distribution, value)` and, for recurrent policies, `(distribution, value, carry)` mean the same.
+
+    Attributes:
+        distribution: any object with `log_prob`, and `sample` and `entropy` where they are asked for.
+        value: one number per element, without a trailing axis of size 1; None: the policy has no critic.
+        carry: recurrent policies: their state after the batch's last step, leaves `[N, ...]`.
+        aux: any pytree of arrays whose leading axes are those of the batch: further heads, such as a second value or a
+            prediction. It is differentiable as `batch.current.aux`.
+    """
+
+    distribution: Any
+    value: Array | None = None
+    carry: Any = None
+    aux: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """A policy network as one value, which rollout, learner, training and evaluation share; call it like `evaluate`.
+
+    Attributes:
+        init: `init(key) -> params`.
+        evaluate: `evaluate(params, batch) -> Output`, or `(distribution, value[, carry])`.
+        initial_carry: recurrent policies: `initial_carry(num_envs) -> carry`, leaves `[N, ...]`; None: no memory.
+    """
+
+    init: Callable[[Array], Params]
+    evaluate: Evaluate
+    initial_carry: Callable[[int], Any] | None = None
+
+    def __call__(self, params: Params, batch: Batch) -> Any:
+        """`evaluate(params, batch)`."""
+        return self.evaluate(params, batch)
 
 
 class Current(NamedTuple):
@@ -27,11 +70,12 @@ class Current(NamedTuple):
 
     distribution: Any
     log_prob: Array
-    value: Array
+    value: Array = ABSENT
+    aux: Any = None
 
 
 class Stop(NamedTuple):
-    """What an early-stop part asks of the learner, two traced booleans.
+    """What early-stop parts ask of the learner, two traced booleans; `Batch.add_stop` writes it.
 
     discard: do not apply this minibatch, and run no more of this phase in this update.
     after: apply this minibatch, then run no more of this phase in this update.
@@ -39,6 +83,10 @@ class Stop(NamedTuple):
 
     discard: Array
     after: Array
+
+    def merge(self, other: Stop | None) -> Stop:
+        """Both requests."""
+        return self if other is None else Stop(self.discard | other.discard, self.after | other.after)
 
 
 @jax.tree_util.register_dataclass
@@ -66,12 +114,19 @@ class Batch:
         log_ratio: `[T, N]`, log pi_current - log pi_behaviour as last evaluated before the sampler; None: 0.
         carry: recurrent policies: state before step 0 of each segment, leaves `[N, ...]`.
         reset: recurrent policies: `[T, N]`, 1 where the state is zeroed before step t.
+        next_obs: any pytree, leaves `[T, N, ...]`: the observation that followed step t, the final one where the
+            episode ended; `rollout(..., keep_next_obs=True)` writes it.
+        behaviour: the distribution that acted, leaves `[T, N, ...]`; `rollout(..., keep_distribution=True)` writes it.
         current: the policy being trained on this minibatch (`Current`); None before the sampler.
-        losses: named losses per element, each of the shape of `log_prob`.
+        losses: named losses, each of the shape of `log_prob`, `[M]` of segments, or a scalar; see `add_loss`.
         metrics: named scalars.
-        extras: whatever your own parts need; leaves that begin with the leading axes are sampled along.
-        stop: what an early-stop part decided (`Stop`); None: nothing.
+        extras: what your own parts need of each step: leaves `[T, N, ...]`, sampled like `obs`.
+        per_segment: what your own parts need of each segment: leaves `[N, ...]`; `[M, ...]` after a segment sampler. A
+            step sampler gives each step that of its segment.
+        shared: what your own parts need besides: any pytree, never sampled.
+        stop: what early-stop parts ask for (`Stop`); None: nothing.
         axes: names of the leading axes, ("time", "segment") or ("step",).
+        reductions: names and `Reduction`s of the metrics that are not averaged over minibatches; see `add_metrics`.
     """
 
     obs: Any = ABSENT
@@ -89,42 +144,79 @@ class Batch:
     log_ratio: Array = ABSENT
     carry: Any = ABSENT
     reset: Array = ABSENT
+    next_obs: Any = ABSENT
+    behaviour: Any = ABSENT
     current: Any = ABSENT
     losses: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     metrics: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    per_segment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    shared: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     stop: Stop = ABSENT
     axes: tuple[str, ...] = dataclasses.field(default=("time", "segment"), metadata={"static": True})
+    reductions: tuple[tuple[str, Reduction], ...] = dataclasses.field(default=(), metadata={"static": True})
 
     def replace(self, **changes: Any) -> Batch:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
-    def add_loss(self, name: str, loss: Array) -> Batch:
-        """A copy with one more named loss per element. Raises if the name is taken or the shape is wrong."""
+    def add_loss(self, name: str, loss: Array, *, reduce: Literal["element", "segment", "scalar"] = "element") -> Batch:
+        """A copy with one more named loss.
+
+        Args:
+            name: a name that no other loss has.
+            loss: what `reduce` says.
+            reduce: "element": one number per element, of the shape of `log_prob`; the learner takes the masked mean.
+                "segment": one number for each of the M sampled segments, `[M]`; the learner takes the mean over the
+                segments with a step that counts. "scalar": a number, taken as it is.
+
+        Raises:
+            ValueError: the name is taken. ShapeError: another shape.
+        """
+        choice("add_loss", "reduce", reduce, ("element", "segment", "scalar"))
         if name in self.losses:
-            raise ValueError(
+            raise UserValueError(
                 f"a loss named {name!r} is already in this chain ({', '.join(self.losses)}): give one of the two "
                 'another name with name="..."'
             )
-        expected = jnp.shape(self.log_prob) if self.log_prob is not None else jnp.shape(loss)
+        element = jnp.shape(self.log_prob) if self.log_prob is not None else jnp.shape(loss)
+        expected = {"element": element, "segment": element[1:2], "scalar": ()}[reduce]
+        if reduce == "segment" and self.axes[0] != "time":
+            raise UserValueError(
+                f"loss {name!r} is one number per segment, and the sampler cut the segments: use a "
+                "sampler that keeps time, such as segment_minibatches()"
+            )
         if jnp.shape(loss) != expected:
             raise ShapeError(
-                f"loss {name!r} has shape {jnp.shape(loss)}, expected one number per element {expected}: losses are "
-                "reduced by the learner, with the mask"
+                f"loss {name!r} has shape {jnp.shape(loss)}, expected {expected} for reduce={reduce!r}: the learner "
+                "reduces losses, with the mask"
             )
         return self.replace(losses={**self.losses, name: loss})
 
-    def add_metrics(self, **metrics: Array) -> Batch:
-        """A copy with more named scalars. Raises if a name is taken or a value is not a scalar."""
+    def add_metrics(self, reduce: Reduction = "mean", /, **metrics: Array) -> Batch:
+        """A copy with more named scalars.
+
+        Args:
+            reduce: how the learner reduces them over the minibatches of an update: "mean", "sum", "max" or "min".
+            **metrics: scalars by name.
+
+        Raises:
+            ValueError: a name is taken. ShapeError: not a scalar.
+        """
+        choice("add_metrics", "reduce", reduce, get_args(Reduction))
         for name, value in metrics.items():
             if name in self.metrics:
-                raise ValueError(
+                raise UserValueError(
                     f"a metric named {name!r} is already in this chain: give one of its two parts another name"
                 )
             if jnp.shape(value) != ():
                 raise ShapeError(f"metric {name!r} must be a scalar, got shape {jnp.shape(value)}: reduce it first")
-        return self.replace(metrics={**self.metrics, **metrics})
+        kept = self.reductions if reduce == "mean" else (*self.reductions, *((name, reduce) for name in metrics))
+        return self.replace(metrics={**self.metrics, **metrics}, reductions=kept)
+
+    def add_stop(self, *, discard: Array | bool = False, after: Array | bool = False) -> Batch:
+        """A copy that asks the learner to stop this phase, as well as what earlier parts asked for; see `Stop`."""
+        return self.replace(stop=Stop(jnp.asarray(discard, bool), jnp.asarray(after, bool)).merge(self.stop))
 
     def current_log_ratio(self) -> Array:
         """log pi_current - log pi_behaviour of this minibatch's actions (differentiable), after the sampler."""
@@ -140,7 +232,7 @@ class Context:
         key: PRNG key, different for every part and every call.
         step: int32 scalar, learner updates so far: 0 in the first. Schedules of parts count this.
         params: the parameters: those being trained after the sampler, the update's latest before it.
-        evaluate: `evaluate(params, batch) -> (distribution, value)`.
+        evaluate: `evaluate(params, batch) -> Output`, whatever form the policy returns.
         epoch, minibatch: int32 scalars, position within the phase (0 before the sampler).
         num_minibatches: minibatches per epoch.
     """
@@ -172,7 +264,11 @@ PER_STEP = (  # fields of a batch that samplers draw from, and cut along
     "target",
     "log_ratio",
     "reset",
+    "next_obs",
+    "behaviour",
+    "extras",
 )
+PER_SEGMENT = ("carry", "per_segment")  # fields of a batch without a time axis, `[N, ...]`
 
 
 class EmptyState(NamedTuple):
@@ -187,27 +283,58 @@ class Part:
     """A pair of pure functions over a `Batch`, the unit everything is composed of.
 
     Attributes:
-        init: `init(params) -> state`. The state keeps its tree structure, shapes and dtypes for ever.
+        init: `init(params, key) -> state`. The state keeps its tree structure, shapes and dtypes.
         update: `update(batch, state, context) -> (batch, state)`.
         name: how error messages call the part.
-        requires: fields of `Batch` it reads that another part has to write.
+        requires: fields of `Batch` it reads that another part has to write; "extras.x" or "metrics.x" is one entry.
         provides: fields of `Batch` it writes.
+        reads: fields it reads besides `requires`, where they are present; None: not said, so that no check assumes that
+            it leaves any field unread.
         place: on which side of the sampler it may stand.
         needs_time: True if it works along the time axis.
+        amend: `amend(params, old_state, new_state) -> params`, called outside the gradient after the part has run and
+            the optimizer has stepped: for exact PopArt, projections, resets.
+        finish: `finish(batch, state, context) -> state`, called once per update, on the rollout with `batch.current`
+            under the updated policy: for the true divergence, or a buffer of rollouts.
     """
 
-    init: Callable[[Params], PartState]
+    init: Callable[..., PartState]
     update: Callable[[Batch, PartState, Context], tuple[Batch, PartState]]
     name: str = "part"
     requires: tuple[str, ...] = ()
     provides: tuple[str, ...] = ()
+    reads: tuple[str, ...] | None = None
     place: Place = "anywhere"
     needs_time: bool = False
+    amend: Callable[[Params, PartState, PartState], Params] | None = None
+    finish: Callable[[Batch, PartState, Context], PartState] | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            inspect.signature(self.init).bind(None, None)
+        except TypeError:
+            raise UserTypeError(
+                f"{self.name}: init takes (params, key), so that a part may draw its first state; this one takes "
+                f"{inspect.signature(self.init)}"
+            ) from None
+        except ValueError:  # a callable without a signature
+            pass
+        known = {field.name for field in dataclasses.fields(Batch)}
+        for field in (*self.requires, *self.provides, *(self.reads or ())):
+            if field.partition(".")[0] not in known:
+                raise UserValueError(
+                    f"{self.name}: a Batch has no field {field!r}; there are {', '.join(sorted(known))}"
+                )
 
 
-def no_state(params: Params) -> EmptyState:
+@dataclasses.dataclass(frozen=True)
+class Divider(Part):
+    """Base class of the parts that divide a chain: parts before it see the rollout, parts after it see minibatches."""
+
+
+def no_state(params: Params, key: Array | None = None) -> EmptyState:
     """The `init` of a part without state."""
-    del params
+    del params, key
     return EmptyState()
 
 
@@ -217,6 +344,7 @@ def stateless(
     name: str | None = None,
     requires: tuple[str, ...] = (),
     provides: tuple[str, ...] = (),
+    reads: tuple[str, ...] | None = None,
     place: Place = "anywhere",
     needs_time: bool = False,
 ) -> Part:
@@ -225,8 +353,8 @@ def stateless(
     Args:
         f: pure function of a `Batch`.
         name: how error messages call it; by default the function's own name.
-        requires, provides, place, needs_time: as in `Part`; with them `chain` checks this part like any other. A loss
-            has `provides=("losses",), place="after_sampler"`.
+        requires, provides, reads, place, needs_time: as in `Part`; with them `chain` checks this part like any other. A
+            loss has `provides=("losses",), place="after_sampler"`.
 
     Example:
         >>> import ppo_parts as pp
@@ -234,19 +362,14 @@ def stateless(
         >>> pipeline = pp.chain(halve, pp.gae(gamma=.99, gae_lambda=.95))
     """
     if not callable(f):
-        raise TypeError(f"stateless: give a function batch -> batch, got {f!r}")
+        raise UserTypeError(f"stateless: give a function batch -> batch, got {f!r}")
     called = name or str(getattr(f, "__name__", "stateless"))
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         del context
         return f(batch), state
 
-    return Part(no_state, update, called, requires, provides, place, needs_time)
-
-
-def identity() -> Part:
-    """The part that changes nothing: `chain(identity(), p)`, `chain(p, identity())` and `p` do the same."""
-    return stateless(lambda batch: batch, name="identity")
+    return Part(no_state, update, called, requires, provides, reads, place, needs_time)
 
 
 def kind(x: Any) -> str:
@@ -254,8 +377,15 @@ def kind(x: Any) -> str:
     return f"an array of shape {x.shape}" if isinstance(x, jax.Array) else type(x).__name__
 
 
+def field_of(batch: Batch, path: str) -> Any:
+    """A field of the batch, or one entry of it ("extras.x"); None where it is absent."""
+    field, _, entry = path.partition(".")
+    value = getattr(batch, field)
+    return value.get(entry) if entry and value is not None else value
+
+
 def require(batch: Batch, where: str, **remedies: str) -> None:
     """Raise a `ValueError` with its remedy for the first of these fields that is None."""
     for field, remedy in remedies.items():
         if getattr(batch, field) is None:
-            raise ValueError(f"{where}: batch.{field} is missing: {remedy}")
+            raise UserValueError(f"{where}: batch.{field} is missing: {remedy}")

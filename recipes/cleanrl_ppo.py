@@ -136,6 +136,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         pp.shuffled_minibatches(config.num_minibatches, config.update_epochs),
         pp.advantage_normalize(ddof=1) if config.norm_adv else pp.identity(),
         pp.clipped_surrogate(clip_eps=config.clip_coef),
+        pp.policy_diagnostics(),
         pp.clipped_value_loss(clip_eps=config.clip_coef, coef=config.vf_coef)
         if config.clip_vloss
         else pp.value_loss(coef=config.vf_coef),
@@ -147,17 +148,19 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         optax.chain(
             optax.clip_by_global_norm(config.max_grad_norm),
             optax.scale_by_adam(eps=1e-5),
-            pp.per_update_learning_rate(annealed if config.anneal_lr else config.learning_rate),
+            pp.scale_by_update_schedule(annealed if config.anneal_lr else config.learning_rate),
         )
     )
     if config.skip_nonfinite:
         optimizer = optax.apply_if_finite(optimizer, max_consecutive_errors=np.iinfo(np.int32).max)
+    policy = pp.Policy(init_params, evaluate)
     return training.Train(
         env=env,
-        evaluate=evaluate,
-        init_params=init_params,
-        rollout=pp.rollout(env, evaluate, num_envs=config.num_envs, num_steps=config.num_steps),
-        learner=pp.learner(evaluate, pipeline, optimizer, microbatch=config.microbatch),
+        policy=policy,
+        rollout=pp.rollout(env, policy, num_envs=config.num_envs, num_steps=config.num_steps),
+        learner=pp.learner(
+            evaluate if config.microbatch is None else pp.microbatched(evaluate, config.microbatch), pipeline, optimizer
+        ),
         num_updates=num_updates,
         steps_per_update=config.num_envs * config.num_steps,
     )

@@ -226,6 +226,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
                 minibatches(config.num_minibatches, config.actor_epochs),
                 pp.advantage_normalize(axis=axis),
                 pp.clipped_surrogate(clip_eps=config.clip_coef),
+                pp.policy_diagnostics(),
                 pp.entropy_bonus(coef=config.ent_coef),
                 pp.identity() if config.target_kl is None else pp.kl_early_stop(config.target_kl, check="epoch"),
             ),
@@ -244,7 +245,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
             optax.chain(
                 optax.clip_by_global_norm(config.max_grad_norm),
                 optax.scale_by_adam(eps=config.adam_eps),
-                pp.per_update_learning_rate(annealed if config.anneal_lr else learning_rate),
+                pp.scale_by_update_schedule(annealed if config.anneal_lr else learning_rate),
             )
         )
         if config.parameters == "independent":
@@ -254,16 +255,18 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         return steps
 
     optimizers = {"actor": optimizer(config.actor_learning_rate), "critic": optimizer(config.critic_learning_rate)}
-    carry = initial_carry if config.memory else None
+    policy = pp.Policy(init_params, evaluate, initial_carry if config.memory else None)
     return training.Train(
         env=env,
-        evaluate=evaluate,
-        init_params=init_params,
-        rollout=pp.rollout(env, evaluate, num_envs=config.num_envs, num_steps=config.num_steps, initial_carry=carry),
-        learner=pp.learner(evaluate, pipeline, optimizers, microbatch=config.microbatch),
+        policy=policy,
+        rollout=pp.rollout(env, policy, num_envs=config.num_envs, num_steps=config.num_steps),
+        learner=pp.learner(
+            evaluate if config.microbatch is None else pp.microbatched(evaluate, config.microbatch),
+            pipeline,
+            optimizers,
+        ),
         num_updates=num_updates,
         steps_per_update=config.num_envs * config.num_steps,
-        initial_carry=carry,
     )
 
 

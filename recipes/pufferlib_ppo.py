@@ -207,6 +207,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         pp.advantage_normalize(ddof=1),
         pp.advantage_weight() if config.prioritized else pp.identity(),
         pp.clipped_surrogate(clip_eps=config.clip_coef),
+        pp.policy_diagnostics(),
         pp.clipped_value_loss(clip_eps=config.vf_clip_coef, coef=config.vf_coef),
         pp.entropy_bonus(coef=ent_coef),
     )
@@ -222,22 +223,22 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         optimizer = optax.MultiSteps(optimizer, config.accumulate_minibatches).gradient_transformation()
     if config.skip_nonfinite:
         optimizer = optax.apply_if_finite(optimizer, max_consecutive_errors=np.iinfo(np.int32).max)
+    policy = pp.Policy(init_params, evaluate, initial_carry)
     return training.Train(
         env=env,
-        evaluate=evaluate,
-        init_params=init_params,
+        policy=policy,
         rollout=pp.rollout(
             env,
-            evaluate,
+            policy,
             num_envs=config.num_envs,
             num_steps=config.num_steps,
-            initial_carry=initial_carry,
             value_each_step=True,  # from the same layers as the action
         ),
-        learner=pp.learner(evaluate, pipeline, optimizer, microbatch=config.microbatch),
+        learner=pp.learner(
+            evaluate if config.microbatch is None else pp.microbatched(evaluate, config.microbatch), pipeline, optimizer
+        ),
         num_updates=num_updates,
         steps_per_update=config.num_envs * config.num_steps,
-        initial_carry=initial_carry,
     )
 
 

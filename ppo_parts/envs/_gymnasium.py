@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._hyperparameters import count
-from .._policy import evaluate_policy
+from .._metrics import Metrics
+from .._policy import apply_policy, evaluate_policy
 from .._rollout import episode_metrics, sample_action
 from .._types import Array, Batch, Evaluate, Params
 from ..functional import next_values
@@ -67,17 +68,17 @@ class HostRollout:
         self._bounds = None if hasattr(space, "n") or not hasattr(space, "low") else (space.low, space.high)
 
         def act(key: Array, params: Params, obs: Any) -> tuple[Any, Array]:
-            return sample_action(evaluate_policy(evaluate, params, Batch(obs=obs, axes=("segment",)))[0], key)
+            return sample_action(apply_policy(evaluate, params, obs).distribution, key)
 
-        def value_of(params: Params, obs: Any) -> Array:
-            return evaluate_policy(evaluate, params, Batch(obs=obs))[1]
+        def value_of(params: Params, obs: Any) -> Any:
+            return evaluate_policy(evaluate, params, Batch(obs=obs)).value
 
         self._act, self._value = jax.jit(act), jax.jit(value_of)
         self._obs = np.array(env.reset(seed=seed)[0])
         self._over = np.zeros(env.num_envs, bool)  # the last step ended an episode
         self._return, self._length = np.zeros(env.num_envs, np.float32), np.zeros(env.num_envs, np.int32)
 
-    def collect(self, key: Array, params: Params) -> tuple[Batch, dict[str, Array]]:
+    def collect(self, key: Array, params: Params) -> tuple[Batch, Metrics]:
         """Play T steps; returns the batch and the episode metrics of `ppo_parts.rollout`."""
         steps = [self._step(step_key, params) for step_key in jax.random.split(key, self._num_steps)]
         batch, final_value, episodes = jax.tree.map(lambda *x: jnp.stack([jnp.asarray(y) for y in x]), *steps)

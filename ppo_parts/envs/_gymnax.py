@@ -8,7 +8,7 @@ import gymnax
 import jax
 import jax.numpy as jnp
 
-from .._rollout import strong
+from .._trees import without_weak_types
 from ._env import Array, Env, Transition
 
 
@@ -54,7 +54,7 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
 
     def reset(key: Array, num_envs: int) -> tuple[GymnaxState, Any]:
         obs, inner = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(key, num_envs), env_params)
-        return GymnaxState(strong(inner), jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32)), obs
+        return GymnaxState(without_weak_types(inner), jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32)), obs
 
     def step(key: Array, state: GymnaxState, action: Any) -> tuple[GymnaxState, Transition]:
         num_envs = state.episode_length.shape[0]
@@ -63,7 +63,7 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
         reward = reward.astype(jnp.float32)
         collected, length = state.episode_return + reward, state.episode_length + 1
         done = terminated | truncated
-        state = GymnaxState(strong(inner), jnp.where(done, 0, collected), jnp.where(done, 0, length))
+        state = GymnaxState(without_weak_types(inner), jnp.where(done, 0, collected), jnp.where(done, 0, length))
         final_obs = info["final_observation"]
         return state, Transition(obs, reward, terminated, truncated, final_obs, collected, length)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._rollout import strong
+from .._trees import without_weak_types
 from ..functional._common import unsqueezed
 from ._env import AgentsObs, Array, Env, Transition, is_discrete, size
 
@@ -139,7 +139,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
 
     def reset_one(key: Array) -> tuple[AgentsObs, Any]:
         obs, inner = env.reset(key)
-        return observation(obs, inner), strong(inner)
+        return observation(obs, inner), without_weak_types(inner)
 
     def step_one(key: Array, inner: Any, action: Array) -> Any:
         by_agent = {agent: action[i] for i, agent in enumerate(agents)}
@@ -147,7 +147,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         rewards = jnp.stack([jnp.asarray(reward[agent], jnp.float32).reshape(()) for agent in agents])
         gone = jnp.stack([jnp.asarray(done[agent], bool).reshape(()) for agent in agents])
         ended = jnp.asarray(done["__all__"], bool).reshape(())
-        return observation(obs, inner), strong(inner), rewards, gone, ended
+        return observation(obs, inner), without_weak_types(inner), rewards, gone, ended
 
     def reset(key: Array, num_envs: int) -> tuple[AgentsState, AgentsObs]:
         obs, inner = jax.vmap(reset_one)(jax.random.split(key, num_envs))

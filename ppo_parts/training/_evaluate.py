@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._hyperparameters import count
-from .._policy import evaluate_policy, evaluate_step
-from .._types import Array, Batch, Evaluate, Params
+from .._policy import apply_policy, initial_carry_of
+from .._types import Array, Evaluate, Params
 from ..functional._common import unsqueezed
 
 EVALUATION = "evaluation/"
@@ -33,14 +33,13 @@ class EpisodeResults(NamedTuple):
 
 def evaluate_episodes(
     env: Any,
-    evaluate: Evaluate,
+    policy: Evaluate,
     params: Params,
     key: Array,
     episodes: int,
     *,
     mode: bool = False,
     max_steps: int = 100_000,
-    initial_carry: Callable[[int], Any] | None = None,
 ) -> EpisodeResults:
     """Play `episodes` episodes side by side, each from its own reset to its own end.
 
@@ -48,13 +47,12 @@ def evaluate_episodes(
 
     Args:
         env: `ppo_parts.envs.Env`; for one with running statistics, what its `evaluation` returned.
-        evaluate: as in `ppo_parts.learner`.
+        policy: as in `ppo_parts.rollout`.
         params: parameters to play with.
         key: PRNG key.
         episodes: how many.
         mode: play the distribution's mode instead of a sample.
         max_steps: bound for environments without a time limit.
-        initial_carry: for recurrent policies, as in `ppo_parts.rollout`.
 
     Returns:
         `EpisodeResults`. Pure: jits and vmaps.
@@ -74,13 +72,8 @@ def evaluate_episodes(
 
     def play(key: Array, env_state: Any, obs: Any, memory: Any) -> Any:
         action_key, env_key = jax.random.split(key)
-        if initial_carry is None:
-            distribution, _ = evaluate_policy(evaluate, params, Batch(obs=obs, axes=("segment",)))
-        else:
-            distribution, _, memory = evaluate_step(evaluate, params, obs, memory, no_reset)
+        distribution, _, memory, _ = apply_policy(policy, params, obs, memory, no_reset)
         action = distribution.mode() if mode else distribution.sample(seed=action_key)
-        if initial_carry is not None:
-            action = jax.tree.map(lambda x: x[0], action)
         return *env.step(env_key, env_state, action), memory
 
     def step(carry: Any) -> Any:
@@ -97,6 +90,7 @@ def evaluate_episodes(
         results = jax.tree.map(kept, seen, results)
         return key, env_state, out.obs, memory, results, steps + 1
 
+    initial_carry = initial_carry_of(policy)
     memory = None if initial_carry is None else initial_carry(episodes)
     info = jax.tree.map(
         lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(play, key, env_state, obs, memory)[1].info

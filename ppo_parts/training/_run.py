@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._learner import nonfinite_report
+from .._checks import nonfinite_report
+from .._metrics import Metrics
 from ._checkpoint import Checkpoints
 from ._evaluate import EVALUATION, metrics_of
 from ._folder import run_folder, stored_config, stored_run
 from ._load import best, continued_from, restored, source
 from ._options import RunOptions, checked, stored_options
-from ._packed import groups, pack
 from ._records import MetricsFile, column, plot_curve, versions, write_json, write_rows
 from ._statistics import summary
 from ._train import Train, last_episodes_return, over_seeds, seed_keys
@@ -259,19 +259,16 @@ def _compiled(step: Callable[[Any], Any], state: Any, size: int) -> Callable[[An
     checkpoint, an interruption) cannot change a single bit.
     """
 
-    step = jax.jit(step)  # traced once, though looked at twice
     shapes = jax.eval_shape(step, state)[1]
-    names = groups(shapes)
 
-    def advance(state: Any, number: jax.Array) -> tuple[Any, Any]:
-        buffers = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), jax.eval_shape(pack, shapes))
-
+    def advance(state: Any, number: jax.Array) -> tuple[Any, Metrics]:
         def body(i: jax.Array, carry: Any) -> Any:
-            state, buffers = carry
+            state, buffer = carry
             state, measured = step(state)
-            return state, jax.tree.map(lambda buffer, x: buffer.at[i].set(x), buffers, pack(measured))
+            return state, jax.tree.map(lambda buffer, x: buffer.at[i].set(x), buffer, measured)
 
-        return jax.lax.fori_loop(0, number, body, (state, buffers))
+        buffer = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), shapes)
+        return jax.lax.fori_loop(0, number, body, (state, buffer))
 
     print("compiling ... ", end="", flush=True)
     began = time.perf_counter()
@@ -279,10 +276,9 @@ def _compiled(step: Callable[[Any], Any], state: Any, size: int) -> Callable[[An
     print(f"{time.perf_counter() - began:.1f} s", flush=True)
 
     def run(state: Any, number: int) -> tuple[Any, dict[str, np.ndarray]]:
-        state, packed = program(state, jnp.asarray(number, jnp.int32))
-        whole = {group: np.asarray(x)[:number] for group, x in packed.items()}
-        measured = {name: x[..., i] for group, x in whole.items() for i, name in enumerate(names[group])}
-        return state, {name: measured[name] for name in sorted(shapes)}
+        state, measured = program(state, jnp.asarray(number, jnp.int32))
+        values = np.asarray(measured.array)[:number]
+        return state, {name: values[..., measured.names.index(name)] for name in sorted(measured)}
 
     return run
 

@@ -12,10 +12,11 @@ from jax.extend.core import jaxpr_as_fun
 
 from .._hyperparameters import choice, count
 from .._learner import Learner, LearnerState
-from .._rollout import Rollout, RolloutState, strong
-from .._types import Array, Evaluate, Params
+from .._metrics import Metrics, join_metrics
+from .._rollout import Rollout, RolloutState
+from .._trees import without_weak_types
+from .._types import Array, Policy
 from ._evaluate import EpisodeResults, evaluate_episodes
-from ._packed import groups, pack, unpack
 
 
 class TrainState(NamedTuple):
@@ -30,7 +31,7 @@ class TrainResult(NamedTuple):
     """What `train(key)` returns: the last state, and every metric with shape `[updates]`."""
 
     state: TrainState
-    metrics: dict[str, Array]
+    metrics: Metrics
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # compared, and hashed, by identity: jax.jit(train) asks for a hash
@@ -39,22 +40,18 @@ class Train:
 
     Attributes:
         env: the environment.
-        evaluate: the policy, as in `ppo_parts.learner`.
-        init_params: `init_params(key) -> params`.
+        policy: the `ppo_parts.Policy`.
         rollout, learner: as made by `ppo_parts.rollout` and `ppo_parts.learner`.
         num_updates: rollouts and updates in the whole run.
         steps_per_update: environment steps in each.
-        initial_carry: for recurrent policies, as in `ppo_parts.rollout`.
     """
 
     env: Any
-    evaluate: Evaluate
-    init_params: Callable[[Array], Params]
+    policy: Policy
     rollout: Rollout
     learner: Learner
     num_updates: int
     steps_per_update: int
-    initial_carry: Callable[[int], Any] | None = None
 
     def __post_init__(self) -> None:
         count("train", "num_updates", self.num_updates)
@@ -63,35 +60,26 @@ class Train:
 
     def init(self, key: Array) -> TrainState:
         """Fresh parameters and environments."""
-        key, params_key, env_key = jax.random.split(key, 3)
-        params = self.init_params(params_key)
-        return TrainState(key, strong(self.learner.init(params)), self.rollout.init(env_key))
+        key, params_key, env_key, parts_key = jax.random.split(key, 4)
+        params = self.policy.init(params_key)
+        return TrainState(key, without_weak_types(self.learner.init(params, parts_key)), self.rollout.init(env_key))
 
-    def step(self, state: TrainState) -> tuple[TrainState, dict[str, Array]]:
+    def step(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """One rollout and one update."""
         key, rollout_key, update_key = jax.random.split(state.key, 3)
         rollout_state, batch, episodes = self.rollout.collect(rollout_key, state.learner.params, state.rollout)
         learner_state, metrics = one_after_another(self.learner.update)(update_key, state.learner, batch)
-        return TrainState(key, learner_state, rollout_state), {**episodes, **metrics}
+        return TrainState(key, learner_state, rollout_state), join_metrics(episodes, metrics)
 
     def __call__(self, key: Array) -> TrainResult:
         """The whole run inside one program."""
-
-        names: dict[str, list[str]] = {}
-
-        def step(state: TrainState, _: None) -> tuple[TrainState, dict[str, Array]]:
-            state, metrics = self.step(state)
-            names.update(groups(metrics))
-            return state, pack(metrics)
-
-        state, packed = jax.lax.scan(step, self.init(key), None, length=self.num_updates)
-        return TrainResult(state, unpack(packed, names))
+        state, metrics = jax.lax.scan(lambda state, _: self.step(state), self.init(key), None, length=self.num_updates)
+        return TrainResult(state, metrics)
 
     def evaluate_policy(self, key: Array, state: TrainState, episodes: int, *, mode: bool = False) -> EpisodeResults:
         """Run whole episodes with the policy of `state`, as `evaluate_episodes` does."""
         env = self.env.evaluation(state.rollout.env_state)
-        params, carry = state.learner.params, self.initial_carry
-        return evaluate_episodes(env, self.evaluate, params, key, episodes, mode=mode, initial_carry=carry)
+        return evaluate_episodes(env, self.policy, state.learner.params, key, episodes, mode=mode)
 
 
 def one_after_another(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,128 @@
+"""What a learner asks of a rollout, and what it says of numbers that are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._errors import UserTypeError, UserValueError
+from ._metrics import Metrics
+from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Params, require
+from .functional._common import ShapeError, floating, masked_sum, same_shape, unsqueezed
+
+TREES = ("obs", "action", "next_obs", "behaviour", "extras")  # fields with leaves [T, N, ...]; the others are [T, N]
+RECORDED = tuple(field for field in PER_STEP if field not in (*TREES, "log_prob"))
+
+
+def check_params(params: Params) -> None:
+    """Raise unless every leaf of the parameters is an array."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not isinstance(leaf, (jax.Array, np.ndarray, float, int, np.generic)):
+            raise UserTypeError(
+                f"learner.init: the parameters hold {leaf!r} at {jax.tree_util.keystr(path)}, which is not an array: "
+                "partition a network module first, as equinox.partition(model, equinox.is_array) or flax.nnx.split do, "
+                "and put it together again in evaluate"
+            )
+    if not jax.tree.leaves(params):
+        raise UserValueError("learner.init: the parameter tree is empty, so there is nothing to train")
+
+
+def check_rollout(batch: Batch) -> None:
+    """Raise unless `batch` is a rollout a learner can work on: fields there, shapes equal, `[T, N]` in front."""
+    where = "learner.update"
+    if not isinstance(batch, Batch):
+        raise UserTypeError(f"{where}: expected a ppo_parts.Batch, got {type(batch).__name__}")
+    require(
+        batch,
+        where,
+        obs="it is what the policy saw",
+        action="it is what the policy did",
+        log_prob="it is the log-probability of the action when it was taken",
+    )
+    if jnp.ndim(batch.log_prob) < 2:
+        raise ShapeError(
+            f"{where}: log_prob must have the axes [T, N] (time, segment), got shape {jnp.shape(batch.log_prob)}; for "
+            "a single environment add an axis of size 1"
+        )
+    same_shape(where, log_prob=batch.log_prob, **{name: getattr(batch, name) for name in RECORDED})
+    floating(where, log_prob=batch.log_prob)
+    leading = batch.log_prob.shape[:2]
+    for name in TREES:
+        remedy = "; what belongs to segments goes into per_segment, anything else into shared" * (name == "extras")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(batch, name)):
+            if jnp.shape(leaf)[:2] != leading:
+                raise ShapeError(
+                    f"{where}: {name}{jax.tree_util.keystr(path)} must begin with the axes [T, N] = {leading} of "
+                    f"log_prob, got shape {jnp.shape(leaf)}{remedy}"
+                )
+    for name in PER_SEGMENT:
+        meaning = " (it is the state before step 0 of each segment)" * (name == "carry")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(batch, name)):
+            if jnp.shape(leaf)[:1] != leading[1:]:
+                raise ShapeError(
+                    f"{where}: {name}{jax.tree_util.keystr(path)} must begin with the axis [N] = {leading[1:]} of "
+                    f"log_prob{meaning}, got shape {jnp.shape(leaf)}"
+                )
+
+
+def finite_where_masked(batch: Batch) -> Batch:
+    """The batch with 0 for what is not finite in masked trees: 0 * NaN would be a NaN gradient of a network."""
+    if batch.mask is None:
+        return batch
+    keep = batch.mask.astype(bool)
+
+    def finite(x: Array) -> Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating) or x.shape[: keep.ndim] != keep.shape:
+            return x
+        return jnp.where(jnp.isfinite(x) | unsqueezed(keep, x.ndim), x, 0)
+
+    return batch.replace(**{name: jax.tree.map(finite, getattr(batch, name)) for name in TREES})
+
+
+def count_nonfinite(batch: Batch) -> Metrics:
+    """How many unmasked elements of the rollout are not finite, by field."""
+    bad = {}
+    for name in ("reward", "log_prob", "value", "next_value"):
+        x = getattr(batch, name)
+        if x is None or not jnp.issubdtype(x.dtype, jnp.floating):
+            continue
+        bad[f"nonfinite/{name}"] = ~jnp.isfinite(x)
+        if name == "next_value" and batch.terminated is not None:
+            bad[f"nonfinite/{name}"] &= ~(batch.terminated == 1)  # anything may stand there
+    # As one array, for one sum: each is three kernels.
+    whole = jnp.stack(list(bad.values()))
+    counts = masked_sum(whole, batch.mask, axis=tuple(range(1, whole.ndim)))
+    return Metrics(counts.astype(jnp.float32), tuple(bad), tuple("sum" for _ in bad))
+
+
+def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:
+    """Say in one sentence where numbers that are not finite arose in an update; None where all are finite.
+
+    Args:
+        metrics: of one `Learner.update` (or of several: arrays are summed).
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> pp.nonfinite_report({"nonfinite/reward": 2, "nonfinite/gradient": 1, "loss": 0.})
+        'non-finite numbers arose first in reward (2 elements), then in gradient (1 minibatch)'
+        >>> pp.nonfinite_report({"nonfinite/reward": 0}) is None
+        True
+    """
+    order = ("reward", "log_prob", "value", "next_value", "advantage", "loss/", "gradient")
+    found: dict[str, tuple[int, str]] = {}
+    for name, value in metrics.items():
+        phase, marker, what = name.partition("nonfinite/")
+        total = int(np.sum(value)) if marker else 0
+        if total:
+            unit = "minibatch" if what.startswith(("loss/", "gradient")) else "element"
+            plural = ("es" if unit == "minibatch" else "s") if total != 1 else ""
+            rank = next((i for i, start in enumerate(order) if what.startswith(start)), len(order))
+            found[phase + what] = (rank, f"{phase}{what.replace('/', ' ')} ({total} {unit}{plural})")
+    if not found:
+        return None
+    listed = [text for _, text in sorted(found.values())]
+    return "non-finite numbers arose first in " + ", then in ".join(listed)

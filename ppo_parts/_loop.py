@@ -1,0 +1,244 @@
+"""One phase of an update: epochs of minibatches, each drawn, evaluated, differentiated and applied."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ._chain import check_batch, fold
+from ._errors import UserValueError
+from ._metrics import Metrics, join_metrics
+from ._optim import may_skip, skipped
+from ._policy import evaluate_current
+from ._refresh import Carried, Head, amend
+from ._samplers import Sampler
+from ._types import Array, Batch, Context, Params, Part
+from .functional import masked_mean
+from .functional._common import masked_sum
+
+GradientMetrics = Callable[[Any], Mapping[str, Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class PhasePlan:
+    """What one phase does: a sampler with the parts on both sides of it, an optimizer, and what it trains.
+
+    Attributes:
+        name: of the phase; None where the pipeline has no phases.
+        before, sampler, after: the parts of its chain.
+        optimizer: an optax transformation that takes extra arguments.
+        trains: None: all parameters; names of entries of the parameter tree; or a function `params -> mask`.
+        every: it runs in every so many updates.
+    """
+
+    name: str | None
+    before: tuple[Part, ...]
+    sampler: Sampler
+    after: tuple[Part, ...]
+    optimizer: Any = None
+    trains: tuple[str, ...] | Callable[[Params], Any] | None = None
+    every: int = 1
+
+    def trained(self, params: Params) -> Params:
+        """The parameters that the optimizer steps."""
+        if self.trains is None or callable(self.trains):
+            return params
+        for name in self.trains:
+            if not isinstance(params, Mapping) or name not in params:
+                got = f"entries {sorted(params)}" if isinstance(params, Mapping) else type(params).__name__
+                raise UserValueError(
+                    f"learner: phase {self.name!r} trains params[{name!r}], but the parameters have {got}; "
+                    "phase(..., trains=...) says what else it should train"
+                )
+        return params[self.trains[0]] if len(self.trains) == 1 else {name: params[name] for name in self.trains}
+
+    def merged(self, params: Params, trained: Params) -> Params:
+        """The whole parameters, with those that the optimizer stepped put in."""
+        if self.trains is None or callable(self.trains):
+            return trained
+        return {**params, **({self.trains[0]: trained} if len(self.trains) == 1 else trained)}
+
+    def masked(self, gradient: Params, params: Params) -> Params:
+        """The gradient, 0 where this phase does not train."""
+        if not callable(self.trains):
+            return gradient
+        return jax.tree.map(lambda keep, g: jnp.where(keep, g, 0).astype(g.dtype), self.trains(params), gradient)
+
+
+class PhaseState(NamedTuple):
+    """What changes from minibatch to minibatch."""
+
+    carried: Carried
+    opt_state: Any
+    after: tuple[Any, ...]  # states of the parts after the sampler
+    stopped: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """One phase at work on one rollout.
+
+    Attributes:
+        plan: what it does.
+        head: the rollout, and the parts before the sampler.
+        context: the update's step, the policy and this phase's key.
+        gradient_metrics: metrics of the gradient.
+    """
+
+    plan: PhasePlan
+    head: Head
+    context: Context
+    gradient_metrics: GradientMetrics
+
+    def run(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
+        """All epochs; returns the rollout that minibatches were drawn from as well."""
+        declared = any("stop" in part.provides for part in self.plan.after)
+        for can_stop in (True,) if declared else (False, True):
+            asked: list[bool] = []  # filled while tracing: whether a part asked to stop without declaring it
+            result = self._run(state, can_stop, asked)
+            if can_stop or not any(asked):
+                break
+        return result
+
+    def _run(self, state: PhaseState, can_stop: bool, asked: list[bool]) -> tuple[PhaseState, Metrics, Batch]:
+        sampler, refresh, key = self.plan.sampler, self.plan.sampler.refresh, self.context.key
+        rollout, carried = refresh.init(self.head, state.carried, self.context.replace(key=jax.random.fold_in(key, 0)))
+        first = _metrics_of(rollout)
+        rollout = _without_metrics(rollout)
+
+        def epoch(state: PhaseState, number: Array) -> tuple[PhaseState, tuple[Metrics, Metrics, Array]]:
+            keys = jax.random.split(jax.random.fold_in(key, number + 1), 3)
+            context = self.context.replace(key=keys[0], epoch=number)
+            drawn_from, carried = refresh.before_epoch(self.head, rollout, state.carried, context)
+            refreshed, drawn_from = _metrics_of(drawn_from), _without_metrics(drawn_from)
+            items = sampler.plan(keys[1], drawn_from, number)
+
+            def minibatch(state: PhaseState, numbered: Any) -> tuple[PhaseState, Metrics]:
+                index, item = numbered
+                here = context.replace(key=jax.random.fold_in(keys[2], index), minibatch=index)
+                return self._minibatch(state, drawn_from, item, here, asked)
+
+            numbered = (jnp.arange(sampler.num_minibatches), items)
+            state, measured, ran = scan_until(minibatch, state._replace(carried=carried), numbered, can_stop)
+            return state, (refreshed, measured, ran)
+
+        state = state._replace(carried=carried)
+        epochs = jnp.arange(sampler.num_epochs)
+        state, (refreshed, measured, ran), begun = scan_until(epoch, state, epochs, can_stop)
+        own = {"epochs": jnp.sum(begun)} | ({"early_stopped": state.stopped} if can_stop else {})
+        metrics = join_metrics(first, refreshed.reduce(begun), measured.reduce(ran), Metrics.of(own))
+        return state._replace(carried=state.carried._replace(estimates=None)), metrics, rollout
+
+    def _minibatch(
+        self, state: PhaseState, rollout: Batch, item: Any, context: Context, asked: list[bool]
+    ) -> tuple[PhaseState, Metrics]:
+        """Draw, evaluate, differentiate, step."""
+        plan, sampler = self.plan, self.plan.sampler
+        head_key, own_key = jax.random.fold_in(context.key, 0), jax.random.fold_in(context.key, 1)
+        before = sampler.refresh.before_minibatch(self.head, rollout, state.carried, context.replace(key=head_key))
+        rollout, carried = before
+        refreshed, params = _metrics_of(rollout), carried.params
+        context = context.replace(params=params)
+        check_batch(sampler, rollout)
+        indices, weight = sampler.draw(item, rollout, context)
+        minibatch = sampler.take(rollout, indices, weight)
+
+        (loss, (batch, after, current)), gradient = jax.value_and_grad(self._loss, has_aux=True)(
+            plan.trained(params), params, minibatch, state.after, context.replace(key=own_key)
+        )
+        gradient = plan.masked(gradient, params)
+        updates, opt_state = plan.optimizer.update(
+            gradient, state.opt_state, plan.trained(params), step=context.step, value=loss, metrics=batch.metrics
+        )
+        stepped = plan.merged(params, optax.apply_updates(plan.trained(params), updates))
+        if may_skip(state.opt_state):
+            after = jax.tree.map(lambda new, old: jnp.where(skipped(opt_state), old, new), after, state.after)
+        stepped = amend(plan.after, stepped, state.after, after)
+        applied, stopped = jnp.ones((), bool), state.stopped
+        asked.append(batch.stop is not None)
+        if batch.stop is not None:
+            applied, stopped = ~batch.stop.discard, batch.stop.discard | batch.stop.after
+            stepped, opt_state, after = jax.tree.map(
+                lambda new, old: jnp.where(applied, new, old),
+                (stepped, opt_state, after),
+                (params, state.opt_state, state.after),
+            )
+        carried = sampler.refresh.after_minibatch(
+            self.head, carried._replace(params=stepped), sampler, minibatch.replace(current=current), indices
+        )
+        measured = join_metrics(refreshed, _metrics_of(batch), self._own_metrics(loss, gradient, applied, minibatch))
+        return PhaseState(carried, opt_state, after, stopped), measured
+
+    def _loss(
+        self, trained: Params, params: Params, minibatch: Batch, states: tuple[Any, ...], context: Context
+    ) -> tuple[Array, tuple[Batch, tuple[Any, ...], Any]]:
+        """The sum of the reduced losses that the parts after the sampler add."""
+        params = self.plan.merged(params, trained)
+        current = evaluate_current(self.context.evaluate, params, minibatch)
+        batch = minibatch.replace(current=current)
+        batch, after = fold(self.plan.after, batch, states, context.replace(params=params))
+        if not batch.losses:
+            raise UserValueError(
+                "learner: no part added a loss: put one, such as clipped_surrogate(), after the sampler"
+            )
+        means = {name: reduce_loss(loss, batch) for name, loss in batch.losses.items()}
+        batch = batch.add_metrics("sum", **{f"nonfinite/loss/{name}": ~jnp.isfinite(x) for name, x in means.items()})
+        current = current._replace(distribution=None, aux=None)
+        return sum(means.values(), jnp.zeros(())), (batch.replace(current=None, losses={}), after, current)
+
+    def _own_metrics(self, loss: Array, gradient: Params, applied: Array, minibatch: Batch) -> Metrics:
+        """The learner's own measurements of a minibatch."""
+        # Of one vector, as optax.flatten makes it, so that clipping by the norm and this are computed once.
+        norm = optax.tree.norm(jnp.concatenate([jnp.reshape(x, -1) for x in jax.tree.leaves(gradient)]))
+        counts = {"minibatches": applied, "nonfinite/gradient": ~jnp.isfinite(norm)}
+        if minibatch.advantage is not None:
+            counts["nonfinite/advantage"] = masked_sum(~jnp.isfinite(minibatch.advantage), minibatch.mask)
+        named = {"loss": loss, "grad_norm": norm, **self.gradient_metrics(gradient), **counts}
+        return Metrics.of(named, dict.fromkeys(counts, "sum"))
+
+
+def reduce_loss(loss: Array, batch: Batch) -> Array:
+    """The mean of a loss over what counts: elements, segments, or the scalar itself."""
+    if loss.ndim == 0:
+        return loss
+    if loss.shape == batch.log_prob.shape:
+        return masked_mean(loss, batch.mask)
+    if batch.mask is None:
+        return jnp.mean(loss)
+    counts = batch.mask.astype(bool).reshape(*batch.mask.shape[:2], -1)
+    return masked_mean(loss, jnp.any(counts, axis=(0, 2)))
+
+
+def scan_until(
+    step: Callable[[PhaseState, Any], tuple[PhaseState, Any]], state: PhaseState, xs: Any, can_stop: bool
+) -> tuple[PhaseState, Any, Array]:
+    """`lax.scan` that skips the steps after `state.stopped`; also returns which steps ran."""
+    if not can_stop:
+        state, ys = jax.lax.scan(step, state, xs)
+        return state, ys, jnp.ones(jax.tree.leaves(xs)[0].shape[0], bool)
+    shapes = jax.eval_shape(step, state, jax.tree.map(lambda x: x[0], xs))[1]
+
+    def skip(state: PhaseState, x: Any) -> tuple[PhaseState, Any]:
+        del x
+        return state, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def guarded(state: PhaseState, x: Any) -> tuple[PhaseState, Any]:
+        ran = ~state.stopped
+        state, ys = jax.lax.cond(ran, step, skip, state, x)
+        return state, (ys, ran)
+
+    state, (ys, ran) = jax.lax.scan(guarded, state, xs)
+    return state, ys, ran
+
+
+def _metrics_of(batch: Batch) -> Metrics:
+    return Metrics.of(batch.metrics, dict(batch.reductions))
+
+
+def _without_metrics(batch: Batch) -> Batch:
+    return batch.replace(metrics={}, reductions=())
