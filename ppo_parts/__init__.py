@@ -24,6 +24,8 @@ from ._learner import Learner as Learner
 from ._learner import LearnerState as LearnerState
 from ._learner import learner as learner
 from ._learner import part_state as part_state
+from ._lens import combine_advantages as combine_advantages
+from ._lens import within as within
 from ._losses import clipped_surrogate as clipped_surrogate
 from ._losses import clipped_value_loss as clipped_value_loss
 from ._losses import entropy_bonus as entropy_bonus
@@ -32,11 +34,13 @@ from ._losses import policy_diagnostics as policy_diagnostics
 from ._losses import value_loss as value_loss
 from ._metrics import Metrics as Metrics
 from ._microbatch import microbatched as microbatched
+from ._optim import clipped_adam as clipped_adam
 from ._optim import per_agent as per_agent
 from ._optim import scale_by_update_schedule as scale_by_update_schedule
 from ._phases import phase as phase
 from ._phases import phases as phases
 from ._refresh import Refresh as Refresh
+from ._replay import replay as replay
 from ._rollout import Rollout as Rollout
 from ._rollout import RolloutState as RolloutState
 from ._rollout import rollout as rollout
@@ -48,6 +52,7 @@ from ._samplers import sampler as sampler
 from ._samplers import segment_minibatches as segment_minibatches
 from ._samplers import shuffled_minibatches as shuffled_minibatches
 from ._samplers import time_chunks as time_chunks
+from ._stop import early_stop as early_stop
 from ._stop import kl_early_stop as kl_early_stop
 from ._types import Batch as Batch
 from ._types import Context as Context

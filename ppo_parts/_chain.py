@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from ._errors import UserTypeError, UserValueError
-from ._types import Array, Batch, Context, Divider, Params, Part, field_of, kind
+from ._types import Array, Batch, Context, Divider, Params, Part, field_at, kind
 
 REMEDY = {
     "advantage": "put gae() or vtrace() before it (or give the batch an advantage of your own)",
@@ -115,7 +115,7 @@ def fold(
 def check_batch(part: Part, batch: Batch) -> None:
     """What can only be known from the batch: fields that are missing, time that is gone, a policy not evaluated."""
     for path in part.requires:
-        if field_of(batch, path) is None:
+        if field_at(batch, path) is None:
             raise UserValueError(f"{part.name} needs batch.{path}, and nothing produced it: {_remedy(path)}")
     if part.needs_time and batch.axes[0] != "time":
         raise UserValueError(

@@ -175,11 +175,9 @@ def learner(
         context = context.replace(key=jax.random.fold_in(key, len(plans) + 1), params=params)
         shared_states = finish(shared, shared_states, ready, context)
         for plan in plans:
-            rollout = rollouts[plan.name]
-            states[plan.name] = tuple(
-                finish(parts, own, rollout, context)
-                for parts, own in zip((plan.before, plan.after), states[plan.name], strict=True)
-            )
+            before, after = states[plan.name]
+            before = finish(plan.before, before, ready, context)
+            states[plan.name] = before, finish(plan.after, after, rollouts[plan.name], context)
         result = LearnerState(params, unnamed(opt_states), (shared_states, unnamed(states)), state.step + 1)
         metrics = join_metrics(*groups)
         return (result, metrics, rollouts[plans[0].name]) if return_batch else (result, metrics)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from ._errors import UserTypeError, UserValueError
+from ._hyperparameters import number
 
 
 def scale_by_update_schedule(learning_rate: Any | Callable[[Any], Any]) -> optax.GradientTransformationExtraArgs:
@@ -47,6 +48,32 @@ def scale_by_update_schedule(learning_rate: Any | Callable[[Any], Any]) -> optax
         return jax.tree.map(lambda u: -jnp.asarray(scale, u.dtype) * u, updates), state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def clipped_adam(
+    learning_rate: Any | Callable[[Any], Any], max_grad_norm: float, *, eps: float = 1e-5
+) -> optax.GradientTransformationExtraArgs:
+    """Adam on the gradient clipped by its global norm, with a learning rate that is constant within an update.
+
+    An alias of `optax.flatten(optax.chain(clip_by_global_norm(c), scale_by_adam(eps=e), scale_by_update_schedule(r)))`:
+    all parameters are one vector, so that the same steps take fewer, larger operations.
+
+    Args:
+        learning_rate: a number, or a schedule of the number of updates so far.
+        max_grad_norm: largest global norm of the gradient, > 0.
+        eps: added to the root of the second moment, >= 0.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> optimizer = pp.clipped_adam(pp.linear_schedule(2.5e-4, 0., 976), max_grad_norm=.5)
+
+    Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 3, 4 and 11.
+    """
+    number("clipped_adam", "learning_rate", learning_rate, 0)
+    number("clipped_adam", "max_grad_norm", max_grad_norm, 0, open_low=True)
+    number("clipped_adam", "eps", eps, 0)
+    clip = optax.clip_by_global_norm(max_grad_norm)
+    return optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=eps), scale_by_update_schedule(learning_rate)))
 
 
 def transformation(where: str, optimizer: Any) -> optax.GradientTransformationExtraArgs:

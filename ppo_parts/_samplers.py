@@ -102,8 +102,8 @@ class Sampler(Divider):
         """Rows of the flattened rollout, `[M]` or `[L, M]`."""
         if self.axis == "step":
             return indices
-        steps = indices.start + jnp.arange(indices.counts.shape[0])[:, None]
-        return steps * segments + indices.segment
+        steps = indices.start[None] + jnp.arange(indices.counts.shape[0])[:, None]
+        return steps * segments + indices.segment[None]
 
 
 def sampler(
@@ -452,8 +452,8 @@ def time_chunks(
         segments = batch.log_prob.shape[1]
         first, segment = item // segments * length, item % segments
         start = jnp.maximum(first - burn_in, 0)
-        step = start + jnp.arange(burn_in + length)[:, None]
-        return Windows(start, segment, (step >= first) & (step < first + length)), None
+        step = start[None] + jnp.arange(burn_in + length)[:, None]
+        return Windows(start, segment, (step >= first[None]) & (step < first[None] + length)), None
 
     return sampler(
         where, plan, draw, num_epochs=num_epochs, num_minibatches=num_minibatches, axis="window", refresh=refresh

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from . import functional
 from ._errors import UserValueError
 from ._hyperparameters import Numeric, at, choice, number
-from ._types import Array, Batch, Context, EmptyState, Params, Part
+from ._types import Array, Batch, Context, EmptyState, Params, Part, no_state
 from .functional import KLEstimator, masked_mean
 from .functional._common import masked_sum
 
@@ -88,3 +88,40 @@ def kl_early_stop(
         return batch.add_stop(after=exceeds & jnp.equal(context.minibatch, context.num_minibatches - 1)), state
 
     return Part(init, update, "kl_early_stop", provides=("stop",), reads=("current", "mask"), place="after_sampler")
+
+
+def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoch"] = "minibatch") -> Part:
+    """Stop this phase's gradient steps, for this update, when a metric of the minibatch exceeds a limit, or is NaN.
+
+    Args:
+        metric: name of a metric that a part before this one adds, such as "clip_fraction".
+        limit: a schedule counts learner updates.
+        check: "minibatch": the minibatch that exceeds is not applied, and nothing after it is. "epoch": judged on the
+            last minibatch of each epoch, all of whose steps stay applied.
+
+    Place: after the sampler and the part that adds the metric.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> pipeline = pp.chain(
+        ...     pp.full_batch(10), pp.clipped_surrogate(clip_eps=.2), pp.early_stop("clip_fraction", .3)
+        ... )
+    """
+    number("early_stop", "limit", limit, -jnp.inf)
+    choice("early_stop", "check", check, ("minibatch", "epoch"))
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        exceeds = ~(batch.metrics[metric] <= at(limit, context.step))  # NaN exceeds, too
+        if check == "minibatch":
+            return batch.add_stop(discard=exceeds), state
+        return batch.add_stop(after=exceeds & jnp.equal(context.minibatch, context.num_minibatches - 1)), state
+
+    return Part(
+        no_state,
+        update,
+        "early_stop",
+        requires=(f"metrics.{metric}",),
+        provides=("stop",),
+        reads=(),
+        place="after_sampler",
+    )

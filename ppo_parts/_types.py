@@ -295,7 +295,8 @@ class Part:
         amend: `amend(params, old_state, new_state) -> params`, called outside the gradient after the part has run and
             the optimizer has stepped: for exact PopArt, projections, resets.
         finish: `finish(batch, state, context) -> state`, called once per update, on the rollout with `batch.current`
-            under the updated policy: for the true divergence, or a buffer of rollouts.
+            under the updated policy: for the true divergence, or a buffer of rollouts. A part after the sampler gets
+            the rollout that its minibatches were drawn from, one before it the rollout that all phases share.
     """
 
     init: Callable[..., PartState]
@@ -377,11 +378,24 @@ def kind(x: Any) -> str:
     return f"an array of shape {x.shape}" if isinstance(x, jax.Array) else type(x).__name__
 
 
-def field_of(batch: Batch, path: str) -> Any:
-    """A field of the batch, or one entry of it ("extras.x"); None where it is absent."""
-    field, _, entry = path.partition(".")
-    value = getattr(batch, field)
-    return value.get(entry) if entry and value is not None else value
+def field_at(batch: Batch, path: str) -> Any:
+    """A field of the batch, an entry of one ("extras.x") or a field of a record ("current.aux.x"); None if absent."""
+    value: Any = batch
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+        if value is None:
+            return None
+    return value
+
+
+def with_field_at(batch: Batch, path: str, value: Any) -> Batch:
+    """The batch with another value at a path: a field, an entry ("extras.x"), or a field of `current`."""
+    field, _, rest = path.partition(".")
+    if not rest:
+        return batch.replace(**{field: value})
+    if field == "current":
+        return batch.replace(current=batch.current._replace(**{rest: value}))
+    return batch.replace(**{field: {**getattr(batch, field), rest: value}})
 
 
 def require(batch: Batch, where: str, **remedies: str) -> None:

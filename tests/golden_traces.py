@@ -49,7 +49,7 @@ def record(length: int, read: Callable[[pp.Batch], Any], **shapes: tuple[int, ..
     """A part that changes nothing and writes down what `read` sees: arrays of these names and shapes, float32."""
     row = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     return pp.Part(
-        init=lambda params: blank(length, row),
+        init=lambda params, key: blank(length, row),
         update=lambda batch, tape, context: (batch, tape.write(read(batch))),
         name="record",
     )
@@ -58,7 +58,7 @@ def record(length: int, read: Callable[[pp.Batch], Any], **shapes: tuple[int, ..
 def record_gradients(length: int) -> optax.GradientTransformation:
     """An optimizer that changes nothing and writes down gradients, and the parameters they were taken at."""
     return optax.GradientTransformation(
-        init=lambda params: blank(length, {"grad": params, "params": params}),
+        init=lambda params, key: blank(length, {"grad": params, "params": params}),
         update=lambda grads, tape, params: (grads, tape.write({"grad": grads, "params": params})),
     )
 

@@ -48,12 +48,21 @@ def _double(batch: pp.Batch) -> pp.Batch:
     return batch.replace(reward=2 * batch.reward)
 
 
+def _halves(key, batch, epoch):
+    return jnp.arange(batch.log_prob.size).reshape(2, -1)
+
+
+def _whole_item(item, batch, context):
+    return item, None
+
+
 _ROWS = np.arange(TIME * SEGMENTS).reshape(2, -1)
 _ESTIMATE = {"gamma": 0.9, "gae_lambda": 0.8}
 _CLIPS = {"rho_clip": 1.2, "c_clip": 0.9}
 
 CASES = (
     Case(pp.identity),
+    Case(pp.policy_diagnostics, after=True),
     Case(pp.stateless, (_double,)),
     Case(pp.chain, note="empty"),
     Case(pp.chain, (pp.gae(**_ESTIMATE), pp.advantage_normalize()), note="of two"),
@@ -85,10 +94,12 @@ CASES = (
     Case(pp.prioritized_sampler, (2,), numeric={"alpha": 0.8, "beta": 0.4}),
     Case(pp.prioritized_sampler, (2,), {"alpha": 0.8, "beta": 0.4}, {"replacement": True}, note="replacement"),
     Case(pp.full_batch),
+    Case(pp.time_chunks, (2, 3), options={"burn_in": 1}),
+    Case(pp.sampler, ("sampler", _halves, _whole_item), options={"num_minibatches": 2, "axis": "step"}),
     Case(pp.given_indices, (_ROWS,)),
     Case(pp.given_indices, ([[0, 2], [1, 0]], "segment", [[1.0, 0.5], [2.0, 1.0]]), note="weighted segments"),
 )
-LEARNER_ONLY = {"phases"}  # its update says that only learner can run it: see test_learner.py
+LEARNER_ONLY = {"phase", "phases"}  # only learner can run them: see test_learner.py
 
 
 def given_batch(case: Case, seed: int = 0, dtype: Any = jnp.float32) -> pp.Batch:

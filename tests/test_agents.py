@@ -220,7 +220,7 @@ def test_clipping_per_agent_is_each_agents_own():
         optimizer.init({"w": jnp.ones((2, 3)), "b": jnp.ones(3)})
     with pytest.raises(TypeError, match="optax transformation"):
         pp.per_agent(optax.adam)
-    step = pp.per_agent(pp.per_update_learning_rate(lambda step: 0.1 * step))
+    step = pp.per_agent(pp.scale_by_update_schedule(lambda step: 0.1 * step))
     scaled, _ = step.update(updates, step.init(updates), step=jnp.array(2))
     np.testing.assert_allclose(scaled["w"], -0.2 * updates["w"], rtol=1e-6)
 

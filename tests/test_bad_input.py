@@ -126,7 +126,7 @@ bad(
     TypeError,
     "mine ... must return (batch, state)",
 )
-RETURNS_BATCH = pp.Part(lambda params: (), lambda batch, state, context: batch, "mine")
+RETURNS_BATCH = pp.Part(lambda params, key: (), lambda batch, state, context: batch, "mine")
 bad(
     "a part without its state",
     lambda: update(RETURNS_BATCH, FULL, VALUE),
@@ -246,7 +246,7 @@ bad(
 )
 bad(
     "the optimizer's step missing",
-    lambda: pp.per_update_learning_rate(0.1).update({}, optax.EmptyState()),
+    lambda: pp.scale_by_update_schedule(0.1).update({}, optax.EmptyState()),
     ValueError,
     "step= ... learner()",
 )

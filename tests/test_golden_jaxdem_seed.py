@@ -177,7 +177,7 @@ def seed_chain(config: dict[str, Any], drawn: Any, weights: Any, noise: Any, sha
         pp.stateless(advantages, provides=("advantage", "target"), place="after_sampler", needs_time=True),
         pp.advantage_normalize(ddof=0),
         pp.advantage_weight(),
-        pp.Part(init=lambda params: (), update=with_noise, name="with_noise", place="after_sampler"),
+        pp.Part(init=lambda params, key: (), update=with_noise, name="with_noise", place="after_sampler"),
         losses(config["clip_eps"], config["value_coeff"], config["entropy_coeff"], num_samples=2),
         record(len(drawn), read, **dict.fromkeys(SCALARS, ()), **dict.fromkeys(ELEMENTS, shape)),
     )

@@ -127,7 +127,7 @@ def play(z: Arrays, meta: dict[str, Any]) -> tuple[Arrays, Arrays, Arrays, Array
         record_gradients(len(indices)),
         optax.clip_by_global_norm(config["max_grad_norm"]),
         optax.scale_by_adam(config["adam_beta1"], config["adam_beta2"], config["adam_eps"]),
-        pp.per_update_learning_rate(learning_rate(meta)),
+        pp.scale_by_update_schedule(learning_rate(meta)),
     )
     pipeline = puffer_chain(config, indices, weights, z["values"].T.shape)
     learner = pp.learner(lambda flat, batch: evaluate(unravel(flat), batch), pipeline, optimizer)

@@ -43,7 +43,7 @@ def growing_reward() -> pp.Part:
     def update(batch, count, context):
         return batch.replace(reward=batch.reward * (1 + 0.1 * count)), count + 1
 
-    return pp.Part(lambda params: jnp.zeros(()), update, "growing_reward")
+    return pp.Part(lambda params, key: jnp.zeros(()), update, "growing_reward")
 
 
 def growing_loss() -> pp.Part:
@@ -52,7 +52,9 @@ def growing_loss() -> pp.Part:
     def update(batch, count, context):
         return batch.add_loss("own", 0.1 * count * batch.current.value), count + 1
 
-    return pp.Part(lambda params: jnp.zeros(()), update, "growing_loss", provides=("losses",), place="after_sampler")
+    return pp.Part(
+        lambda params, key: jnp.zeros(()), update, "growing_loss", provides=("losses",), place="after_sampler"
+    )
 
 
 def recorder(*shape: int) -> pp.Part:
@@ -68,7 +70,7 @@ def recorder(*shape: int) -> pp.Part:
         return batch, Seen(seen.rows.at[seen.count].set(batch.extras["row"]), weights, seen.count + 1)
 
     return pp.Part(
-        lambda params: Seen(jnp.full(shape, -1), jnp.zeros((shape[0], shape[-1])), jnp.int32(0)),
+        lambda params, key: Seen(jnp.full(shape, -1), jnp.zeros((shape[0], shape[-1])), jnp.int32(0)),
         update,
         "recorder",
         place="after_sampler",
@@ -81,7 +83,7 @@ def probe(name: str, look) -> pp.Part:
     def update(batch, state, context):
         return batch.add_metrics(**{name: look(batch, context)}), state
 
-    return pp.Part(lambda params: (), update, "probe")
+    return pp.Part(lambda params, key: (), update, "probe")
 
 
 # --- the learner, written out ----------------------------------------------------------------------------------------
@@ -435,14 +437,17 @@ def test_carries_and_extras_go_with_their_segment():
     batch = rollout().replace(
         carry={"memory": jnp.tile(jnp.arange(SEGMENTS)[:, None], (1, 3))},
         reset=jnp.zeros((TIME, SEGMENTS)).at[0].set(jnp.arange(SEGMENTS)),
-        extras={"segment": jnp.tile(jnp.arange(SEGMENTS), (TIME, 1)), "table": jnp.arange(7)},
+        extras={"segment": jnp.tile(jnp.arange(SEGMENTS), (TIME, 1))},
+        per_segment={"segment": jnp.arange(SEGMENTS)},
+        shared={"table": jnp.arange(7)},
     )
     context = pp.Context(key=KEY, step=0, params=make_params(), evaluate=evaluate)
     out, _ = pp.segment_minibatches(2).update(batch, pp.EmptyState(), context)
     columns = np.asarray(out.extras["segment"])[0]
     np.testing.assert_array_equal(out.carry["memory"], np.broadcast_to(columns[:, None], (2, 3)))
     np.testing.assert_array_equal(out.reset[0], columns)
-    np.testing.assert_array_equal(out.extras["table"], np.arange(7))
+    np.testing.assert_array_equal(out.per_segment["segment"], columns)
+    np.testing.assert_array_equal(out.shared["table"], np.arange(7))
     counts = np.asarray(out.mask, bool)
     np.testing.assert_array_equal(out.current.value, np.where(counts, evaluate(make_params(), out)[1], out.value))
 
@@ -483,7 +488,7 @@ def unstopped():
     """The run that nothing stops: parameters and divergence before each of the six minibatches."""
     state = stopping_update()[1]
     after, batch = (*LOSSES, growing_loss()), rollout(behaviour=make_params())
-    states = (GAE.init(None),), tuple(part.init(None) for part in after)
+    states = (GAE.init(None),), tuple(part.init(None, None) for part in after)
     trace = Manual((GAE,), after, optax.adam(0.1), ROWS).update(state.params, state.opt_state, states, batch)
     assert all(kl > 0 for kl in trace.kl[1:])
     return batch, trace
@@ -604,7 +609,7 @@ def test_vmapped_updates_equal_a_loop_over_seeds():
 
 def test_schedules_count_updates():
     count = lambda step: 0.25 * step  # noqa: E731
-    optimizer = optax.chain(optax.scale(1.0), pp.per_update_learning_rate(count))
+    optimizer = optax.chain(optax.scale(1.0), pp.scale_by_update_schedule(count))
     look = probe("step", lambda batch, context: context.step), probe("step_after", lambda batch, context: context.step)
     pipeline = pp.chain(look[0], GAE, pp.given_indices(ROWS), look[1], pp.value_loss(coef=count))
     learner = pp.learner(evaluate, pipeline, optax.apply_if_finite(optimizer, 1))
@@ -622,7 +627,7 @@ def test_schedules_count_updates():
 def test_the_learning_rate_is_constant_within_an_update():
     rates, batch = (0.1, 0.05), rollout()
     pipeline = pp.chain(GAE, pp.given_indices(ROWS), *LOSSES)
-    ours = pp.learner(evaluate, pipeline, pp.per_update_learning_rate(lambda step: jnp.array(rates)[step]))
+    ours = pp.learner(evaluate, pipeline, pp.scale_by_update_schedule(lambda step: jnp.array(rates)[step]))
 
     @jax.jit
     def theirs(rate, params):
@@ -804,7 +809,7 @@ def policy_of(kind):
     def evaluate_with(params, batch):
         distribution, value = evaluate(params, batch)
         # One leaf is of no element, as a deviation that all share would be.
-        return kind(distribution.logits), value + 0 * batch.extras["shared"] + 0 * batch.extras["row"]
+        return kind(distribution.logits), value + 0 * batch.shared["one"] + 0 * batch.extras["row"]
 
     return evaluate_with
 
@@ -817,13 +822,13 @@ def test_microbatches_change_rounding_only(sampler, microbatch):
         "full": pp.full_batch(2),
     }
     batch = rollout()
-    batch = batch.replace(extras={"shared": jnp.ones(()), "row": jnp.ones((TIME, SEGMENTS))})
+    batch = batch.replace(shared={"one": jnp.ones(())}, extras={"row": jnp.ones((TIME, SEGMENTS))})
     pipeline = pp.chain(GAE, samplers[sampler], pp.advantage_normalize(), *LOSSES, pp.entropy_bonus(coef=0.1))
     policy = policy_of(distributions.Categorical)
     results = [
         jax.jit(learner.update)(KEY, learner.init(make_params()), batch)
         for learner in (
-            pp.learner(policy, pipeline, optax.adam(0.1), microbatch=microbatch),
+            pp.learner(pp.microbatched(policy, microbatch), pipeline, optax.adam(0.1)),
             pp.learner(policy, pipeline, optax.adam(0.1)),
         )
     ]
@@ -843,7 +848,8 @@ def test_microbatches_need_less_memory():
     )
     needed = []
     for microbatch in (None, 64):
-        learner = pp.learner(wide, pipeline, optax.sgd(1.0), microbatch=microbatch)
+        policy = wide if microbatch is None else pp.microbatched(wide, microbatch)
+        learner = pp.learner(policy, pipeline, optax.sgd(1.0))
         program = jax.jit(learner.update).lower(KEY, learner.init(jnp.ones((4, 256))), batch).compile()
         needed.append(program.memory_analysis().temp_size_in_bytes)
     assert needed[1] < needed[0] / 3
@@ -869,28 +875,28 @@ def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, ba
         pp.stateless(lambda b: b.replace(advantage=b.log_prob)),
         pp.clipped_surrogate(clip_eps=1),
     )
-    learner = pp.learner(recording, pipeline, optax.sgd(1.0), microbatch="auto")
+    learner = pp.learner(pp.microbatched(recording, "auto"), pipeline, optax.sgd(1.0))
     jax.eval_shape(learner.update, KEY, learner.init(jnp.ones(())), batch)
     assert (128, segments // pieces) in seen
     assert {np.prod(x) for x in seen} <= {128 * segments, 128 * segments // pieces}
 
 
 def test_microbatches_that_cannot_be_are_refused():
-    batch = rollout().replace(extras={"shared": jnp.ones(()), "row": jnp.ones((TIME, SEGMENTS))})
+    batch = rollout().replace(shared={"one": jnp.ones(())}, extras={"row": jnp.ones((TIME, SEGMENTS))})
     update = functools.partial(pp.learner, optimizer=optax.sgd(1.0))
 
     def run(policy, indices, microbatch):
-        learner = update(policy, pp.chain(GAE, pp.given_indices(indices), *LOSSES), microbatch=microbatch)
+        learner = update(pp.microbatched(policy, microbatch), pp.chain(GAE, pp.given_indices(indices), *LOSSES))
         jax.eval_shape(learner.update, KEY, learner.init(make_params()), batch)
 
-    with pytest.raises(ValueError, match=r"microbatch=4 .* divides 7 is 7"):
+    with pytest.raises(ValueError, match=r"about 4 elements: .* divides 7 is 7"):
         run(policy_of(distributions.Categorical), ROWS[0, :1, :7], 4)
 
     class Opaque:
         def __init__(self, logits):
             self.logits = logits
 
-    with pytest.raises(TypeError, match="Opaque is none: register it"):
+    with pytest.raises(TypeError, match="Opaque is not: use one of"):
         run(policy_of(Opaque), ROWS[0], 4)
-    with pytest.raises(ValueError, match="microbatch must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
         run(policy_of(distributions.Categorical), ROWS[0], 0)

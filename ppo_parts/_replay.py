@@ -1,0 +1,98 @@
+"""Old rollouts, kept and trained on again."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ._errors import UserTypeError, UserValueError
+from ._hyperparameters import count
+from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Params, Part
+
+
+class ReplayState(NamedTuple):
+    """The latest rollouts, fields by name with leaves `[k, T, N, ...]`, and how many there have been."""
+
+    fields: dict[str, Any]
+    stored: Array
+
+
+def replay(num_rollouts: int, like: Batch) -> Part:
+    """Replace the rollout by the latest k, side by side: `[T, k*N]`. Slots that are not filled yet are masked.
+
+    Each update stores its rollout in the end, also where the phase that this part stands in does not run, as the parts
+    that all phases share left it.
+
+    Args:
+        num_rollouts: k.
+        like: a batch with the shapes of the rollout, arrays or `jax.ShapeDtypeStruct`s; the fields that it has are the
+            fields that are kept. `jax.eval_shape(rollout.collect, key, params, state)[1]` makes one.
+
+    Place: first in a phase of its own; a sampler with `refresh="minibatch"` cannot follow it.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, ppo_parts as pp
+        >>> flat = jax.ShapeDtypeStruct((8, 2), jnp.float32)
+        >>> like = pp.Batch(obs=jax.ShapeDtypeStruct((8, 2, 4), jnp.float32), action=flat, log_prob=flat, target=flat)
+        >>> auxiliary = pp.phase(
+        ...     pp.chain(pp.replay(16, like), pp.segment_minibatches(4, num_epochs=6), pp.value_loss()),
+        ...     trains=None, every=16,
+        ... )
+
+    Reference: Cobbe et al. 2021, Phasic Policy Gradient, arXiv:2009.04416, algorithm 1.
+    """
+    count("replay", "num_rollouts", num_rollouts)
+    if not isinstance(like, Batch):
+        raise UserTypeError(f"replay: like must be a Batch with the shapes of the rollout, got {type(like).__name__}")
+    kept = [name for name in (*PER_STEP, *PER_SEGMENT) if jax.tree.leaves(getattr(like, name))]
+    if "log_prob" not in kept:
+        raise UserValueError("replay: like has no log_prob, by which the shape of a rollout is known")
+
+    def init(params: Params, key: Array | None = None) -> ReplayState:
+        del params, key
+        fields = {
+            name: jax.tree.map(lambda x: jnp.zeros((num_rollouts, *x.shape), x.dtype), getattr(like, name))
+            for name in kept
+        }
+        return ReplayState(fields, jnp.zeros((), jnp.int32))
+
+    def update(batch: Batch, state: ReplayState, context: Context) -> tuple[Batch, ReplayState]:
+        del context
+
+        def beside(x: Array, axis: int) -> Array:
+            """`[k, ..., N, ...]` with k merged into the axis of segments."""
+            x = jnp.moveaxis(x, 0, axis)
+            return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+        fields = {
+            name: jax.tree.map(lambda x, axis=axis: beside(x, axis), state.fields[name])
+            for axis, names in ((1, PER_STEP), (0, PER_SEGMENT))
+            for name in names
+            if name in kept
+        }
+        filled = jnp.arange(num_rollouts) < state.stored
+        slots = jnp.broadcast_to(filled[:, None], (num_rollouts, like.log_prob.shape[1])).reshape(-1)
+        shape = fields["log_prob"].shape
+        counts = jnp.broadcast_to(slots.reshape(1, -1, *(1,) * (len(shape) - 2)), shape)
+        mask = fields["mask"] * counts if "mask" in fields else counts.astype(fields["log_prob"].dtype)
+        absent = dict.fromkeys((*PER_STEP, *PER_SEGMENT)) | {"extras": {}, "per_segment": {}}
+        return batch.replace(**(absent | fields | {"mask": mask})), state
+
+    def finish(batch: Batch, state: ReplayState, context: Context) -> ReplayState:
+        del context
+        slot = state.stored % num_rollouts
+
+        def put(buffer: Array, x: Array) -> Array:
+            if x.shape != buffer.shape[1:]:
+                raise UserValueError(f"replay: a field of shape {x.shape} does not fit like, {buffer.shape[1:]}")
+            return buffer.at[slot].set(x.astype(buffer.dtype))
+
+        missing = [name for name in kept if not jax.tree.leaves(getattr(batch, name))]
+        if missing:
+            raise UserValueError(f"replay: like has {', '.join(missing)}, and the rollout does not")
+        fields = {name: jax.tree.map(put, state.fields[name], getattr(batch, name)) for name in kept}
+        return ReplayState(fields, state.stored + 1)
+
+    return Part(init, update, "replay", provides=tuple(kept), place="before_sampler", finish=finish)

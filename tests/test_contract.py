@@ -1,0 +1,615 @@
+"""What the contract carries beyond losses per element: outputs, optimizers that listen, amended parameters, lenses."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ppo_parts as pp
+from ppo_parts import distributions
+
+from .common import SEGMENTS, TIME, Softmax, assert_close, assert_same, evaluate, make_params, rollout
+
+KEY = jax.random.key(0)
+GAE = pp.gae(gamma=0.9, gae_lambda=0.8)
+SURROGATE = pp.clipped_surrogate(clip_eps=0.2)
+
+
+def run(pipeline, batch=None, *, optimizer=None, params=None, policy=evaluate, key=KEY, updates=1, **options):
+    """Updates of a fresh learner on one rollout; the last result."""
+    learner = pp.learner(policy, pipeline, optimizer or optax.sgd(0.1), **options)
+    state, update = learner.init(make_params() if params is None else params, key), jax.jit(learner.update)
+    for _ in range(updates):
+        state, *rest = update(key, state, rollout() if batch is None else batch)
+    return (state, *rest)
+
+
+def part(update, name="part", init=lambda params, key: (), **attributes):
+    return pp.Part(init, update, name, **attributes)
+
+
+# --- outputs and policies --------------------------------------------------------------------------------------------
+
+
+def with_aux(params, batch):
+    distribution, value = evaluate(params, batch)
+    return pp.Output(distribution, value, aux={"second": batch.obs @ params["second"]})
+
+
+def test_output_and_tuples_mean_the_same():
+    pipeline = pp.chain(GAE, pp.full_batch(2), SURROGATE, pp.value_loss())
+    assert_same(run(pipeline, policy=lambda p, b: pp.Output(*evaluate(p, b))), run(pipeline))
+
+
+@pytest.mark.parametrize("size", [None, 4])
+def test_aux_is_differentiable_and_survives_microbatches(size):
+    def loss(batch, state, context):
+        return batch.add_loss("second", jnp.square(batch.current.aux["second"] - batch.reward)), state
+
+    params = make_params() | {"second": jnp.ones(3)}
+    pipeline = pp.chain(pp.full_batch(), part(loss, place="after_sampler"))
+
+    def policy(params, batch):  # with a distribution that microbatches can carry
+        output = with_aux(params, batch)
+        return output._replace(distribution=distributions.Categorical(output.distribution.logits))
+
+    batch = rollout(masked=False)
+    state, _ = run(pipeline, batch, params=params, policy=pp.microbatched(policy, size) if size else policy)
+    gradient = jax.grad(lambda w: jnp.mean(jnp.square(batch.obs @ w - batch.reward)))(params["second"])
+    np.testing.assert_allclose(state.params["second"], params["second"] - 0.1 * gradient, rtol=1e-5)
+
+
+def test_chains_without_a_critic_run_and_parts_that_need_one_refuse():
+    def actor(params, batch):
+        return pp.Output(evaluate(params, batch)[0])
+
+    batch = rollout().replace(value=None, next_value=None)
+    reinforce = pp.stateless(lambda b: b.replace(advantage=b.reward), name="reinforce", provides=("advantage",))
+    state, metrics = run(pp.chain(reinforce, pp.full_batch(2, refresh="epoch"), SURROGATE), batch, policy=actor)
+    assert float(jnp.sum(jnp.abs(state.params["policy"] - make_params()["policy"]))) > 0
+    assert "nonfinite/value" not in metrics
+    with pytest.raises(ValueError, match=r"gae: batch\.next_value is missing"):
+        run(pp.chain(GAE, pp.full_batch(), SURROGATE), batch, policy=actor)
+    with pytest.raises(ValueError, match="value_loss: the policy has no value to learn"):
+        run(pp.chain(GAE, pp.full_batch(), pp.value_loss()), rollout(), policy=actor)
+    with pytest.raises(ValueError, match="gae: the policy has no value"):
+        run(pp.chain(pp.full_batch(), GAE, SURROGATE), rollout(), policy=actor)
+
+
+@pytest.mark.parametrize("size", [None, 1])
+def test_context_evaluate_always_returns_an_output(size):
+    seen = []
+
+    def recurrent(params, batch):
+        distribution, value = evaluate(params, batch)
+        carry = jnp.zeros((SEGMENTS, 2)) if batch.carry is None else batch.carry + 1
+        return distributions.Categorical(distribution.logits), value, carry
+
+    def look(batch, state, context):
+        output = context.evaluate(context.params, batch)
+        seen.append((type(output), output.carry.shape))
+        return batch, state
+
+    batch = rollout().replace(carry=jnp.zeros((SEGMENTS, 2)), reset=jnp.zeros((TIME, SEGMENTS)))
+    policy = pp.microbatched(recurrent, size) if size else recurrent
+    pipeline = pp.chain(part(look), GAE, pp.segment_minibatches(2), part(look), SURROGATE)
+    run(pipeline, batch, policy=policy)
+    assert {kind for kind, _ in seen} == {pp.Output}
+    assert {shape for _, shape in seen} == {(SEGMENTS, 2), (SEGMENTS // 2, 2)}
+
+
+def test_a_policy_is_called_like_evaluate():
+    policy = pp.Policy(lambda key: make_params(), evaluate)
+    pipeline = pp.chain(GAE, pp.full_batch(), SURROGATE)
+    assert_same(run(pipeline, policy=policy), run(pipeline))
+
+
+# --- the optimizer hears the parts -----------------------------------------------------------------------------------
+
+
+def test_the_optimizer_hears_step_loss_and_metrics():
+    heard = []
+
+    def update(updates, state, params=None, *, step, value, metrics, **extra):
+        heard.append(sorted(metrics))
+        return jax.tree.map(lambda u: -metrics["approx_kl"] * u * value * step, updates), state
+
+    adaptive = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    batch = rollout(masked=False)
+    pipeline = pp.chain(GAE, pp.full_batch(), SURROGATE, pp.policy_diagnostics())
+    learner = pp.learner(evaluate, pipeline, adaptive)
+    state = learner.init(make_params())._replace(step=jnp.int32(3))
+    after, metrics = jax.jit(learner.update)(KEY, state, batch)
+    plain, _ = run(pipeline, batch, optimizer=optax.sgd(1.0))
+    scale = metrics["approx_kl"] * metrics["loss"] * 3
+    expected = jax.tree.map(lambda new, old: old + scale * (new - old), plain.params, state.params)
+    assert_close(after.params, expected)
+    assert {"approx_kl", "clip_fraction", "policy_loss"} <= set(heard[0])
+
+
+def test_reduce_on_plateau_works():
+    optimizer = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(factor=0.5, patience=1, rtol=1.0))
+    pipeline = pp.chain(GAE, pp.full_batch(3), SURROGATE)
+    state, _ = run(pipeline, optimizer=optimizer, updates=2)
+    assert float(state.opt_state[1].scale) < 1
+
+
+def test_gradient_metrics_are_reported():
+    def norms(gradient):
+        return {f"grad_norm_{name}": optax.tree.norm(g) for name, g in gradient.items()}
+
+    _, metrics = run(pp.chain(GAE, pp.full_batch(), SURROGATE, pp.value_loss()), gradient_metrics=norms)
+    whole = jnp.hypot(metrics["grad_norm_policy"], metrics["grad_norm_value"])
+    np.testing.assert_allclose(metrics["grad_norm"], whole, rtol=1e-5)
+
+
+# --- parts that amend, finish and draw -------------------------------------------------------------------------------
+
+
+def test_amend_changes_parameters_outside_the_gradient():
+    def count(batch, state, context):
+        return batch, state + 1
+
+    def halve(params, old, new):
+        return {**params, "value": params["value"] * 0.5 ** (new - old)}
+
+    amending = part(count, "amending", lambda params, key: jnp.zeros(()), amend=halve)
+    _, without = jax.tree.leaves(make_params())
+    for before, times in ((True, 1), (False, 3)):
+        parts = (amending, GAE, pp.full_batch(3), SURROGATE) if before else (GAE, pp.full_batch(3), SURROGATE, amending)
+        state, _ = run(pp.chain(*parts))
+        np.testing.assert_allclose(state.params["value"], without * 0.5**times, rtol=1e-6)
+
+
+def test_a_minibatch_that_is_discarded_is_not_amended():
+    amending = part(
+        lambda b, s, c: (b, s), "amending", amend=lambda params, old, new: jax.tree.map(jnp.zeros_like, params)
+    )
+    state, _ = run(pp.chain(GAE, pp.full_batch(3), SURROGATE, amending, pp.kl_early_stop(0.0)))
+    assert_same(state.params, make_params())
+
+
+def test_finish_sees_the_rollout_under_the_updated_policy():
+    def finish(batch, state, context):
+        assert batch.log_prob.shape == (TIME, SEGMENTS)
+        return jnp.mean(batch.current.value)
+
+    measuring = part(lambda b, s, c: (b, s), "measuring", lambda params, key: jnp.zeros(()), finish=finish)
+    batch = rollout(masked=False)
+    pipeline = pp.chain(GAE, pp.shuffled_minibatches(2), pp.value_loss(), measuring)
+    state, _ = run(pipeline, batch)
+    expected = jnp.mean(evaluate(state.params, batch)[1])
+    np.testing.assert_allclose(pp.part_state(state, pipeline, "measuring"), expected, rtol=1e-5)
+    with pytest.raises(KeyError, match="the parts are gae, value_loss, measuring"):
+        pp.part_state(state, pipeline, "nothing")
+
+
+def test_parts_draw_their_first_state():
+    drawing = part(lambda b, s, c: (b, s), "drawing", lambda params, key: jax.random.normal(key, (3,)))
+    pipeline = pp.chain(GAE, drawing, pp.full_batch(), SURROGATE, dataclasses.replace(drawing, name="another"))
+    learner = pp.learner(evaluate, pipeline, optax.sgd(1.0))
+    drawn = [
+        pp.part_state(learner.init(make_params(), jax.random.key(seed)), pipeline, name)
+        for seed in range(2)
+        for name in ("drawing", "another")
+    ]
+    assert len({float(x[0]) for x in drawn}) == 4
+    with pytest.raises(TypeError, match=r"init takes \(params, key\)"):
+        pp.Part(lambda params: (), lambda b, s, c: (b, s), "old")
+
+
+def test_a_state_that_is_the_parameters_can_be_donated():
+    mirror = part(lambda b, s, c: (b, c.params), "mirror", lambda params, key: params)
+    learner = pp.learner(evaluate, pp.chain(mirror, GAE, pp.full_batch(), SURROGATE), optax.sgd(0.1))
+    update = jax.jit(learner.update, donate_argnums=1)
+    state = learner.init(jax.tree.map(jnp.copy, make_params()))
+    state, _ = update(KEY, state, rollout())
+    state, _ = update(KEY, state, rollout())
+    assert int(state.step) == 2
+
+
+# --- losses, metrics, stops ------------------------------------------------------------------------------------------
+
+
+def test_losses_are_reduced_as_they_say():
+    def losses(batch, state, context):
+        batch = batch.add_loss("segment", jnp.arange(1.0, SEGMENTS + 1) + 0 * batch.current.value[0], reduce="segment")
+        return batch.add_loss("scalar", jnp.float32(7) + 0 * jnp.sum(batch.current.value), reduce="scalar"), state
+
+    _, metrics = run(pp.chain(pp.full_batch(), part(losses, place="after_sampler")))
+    assert float(metrics["loss"]) == 7 + (1 + 2 + 3) / 3  # the last segment is masked throughout
+
+
+def test_metrics_are_reduced_as_they_say():
+    def measure(batch, state, context):
+        x = 1.0 + context.minibatch
+        for way in ("mean", "sum", "max", "min"):
+            batch = batch.add_metrics(way, **{f"a_{way}": x})
+        return batch, state
+
+    pipeline = pp.chain(GAE, pp.shuffled_minibatches(4), part(measure), SURROGATE)
+    _, metrics = run(pipeline)
+    assert {way: float(metrics[f"a_{way}"]) for way in ("mean", "sum", "max", "min")} == {
+        "mean": 2.5, "sum": 10, "max": 4, "min": 1,
+    }  # fmt: skip
+    assert isinstance(metrics, pp.Metrics)
+    assert len(jax.tree.leaves(metrics)) == 1
+    with pytest.raises(KeyError, match="no metric is named 'nothing'; there are nonfinite/reward"):
+        metrics["nothing"]
+
+
+def test_early_stop_follows_any_metric():
+    pipeline = pp.chain(GAE, pp.full_batch(4), SURROGATE, pp.early_stop("clip_fraction", -1.0))
+    _, metrics = run(pipeline)
+    assert (metrics["minibatches"], metrics["early_stopped"]) == (0, 1)
+    with pytest.raises(ValueError, match=r"early_stop needs batch\.metrics\.nothing"):
+        run(pp.chain(GAE, pp.full_batch(), SURROGATE, pp.early_stop("nothing", 1.0)))
+
+
+def test_the_batch_after_the_head_can_be_returned():
+    _, _, batch = run(pp.chain(GAE, pp.shuffled_minibatches(2), SURROGATE), return_batch=True)
+    expected, _ = GAE.update(rollout(), pp.EmptyState(), pp.Context(key=KEY))
+    np.testing.assert_allclose(batch.advantage, expected.advantage, rtol=1e-6)
+
+
+# --- lenses ----------------------------------------------------------------------------------------------------------
+
+
+def test_within_runs_a_part_on_other_fields():
+    batch = rollout()
+    other = rollout(1)
+    batch = batch.replace(extras={"reward": other.reward, "value": batch.value * 2, "next_value": batch.next_value * 2})
+    read = {"reward": "extras.reward", "value": "extras.value", "next_value": "extras.next_value"}
+    lens = pp.within(GAE, read=read, write={"advantage": "extras.advantage"}, name="second")
+    both = pp.chain(GAE, lens, pp.combine_advantages({"advantage": 1.0, "extras.advantage": 0.5}))
+    context = pp.Context(key=KEY)
+    out, _ = both.update(batch, both.init(None), context)
+    swapped = batch.replace(reward=other.reward, value=batch.value * 2, next_value=batch.next_value * 2)
+    first, second = (GAE.update(b, pp.EmptyState(), context)[0] for b in (batch, swapped))
+    np.testing.assert_allclose(out.advantage, first.advantage + 0.5 * second.advantage, rtol=1e-5)
+    np.testing.assert_allclose(out.target, first.target)
+    np.testing.assert_allclose(out.metrics["second/explained_variance"], second.metrics["explained_variance"])
+    with pytest.raises(ValueError, match="gae does not write 'weight'"):
+        pp.within(GAE, read={}, write={"weight": "extras.x"}, name="x")
+    with pytest.raises(ValueError, match=r"within 'second': gae reads extras\.reward, and the batch has none"):
+        lens.update(rollout(), pp.EmptyState(), context)
+
+
+def test_within_reads_the_policy_being_trained():
+    params = make_params() | {"second": jnp.ones(3)}
+    batch = rollout(masked=False)
+    batch = batch.replace(extras={"target": batch.reward})
+    loss = pp.within(
+        pp.value_loss(name="second"),
+        read={"value": "current.aux.second", "target": "extras.target"},
+        write={},
+        name="second",
+    )
+    state, metrics = run(pp.chain(pp.full_batch(), loss), batch, params=params, policy=with_aux)
+    gradient = jax.grad(lambda w: 0.5 * jnp.mean(jnp.square(batch.obs @ w - batch.reward)))(params["second"])
+    np.testing.assert_allclose(state.params["second"], params["second"] - 0.1 * gradient, rtol=1e-5)
+    assert_same(state.params["value"], params["value"])
+    assert "second/second_loss" in metrics
+
+
+# --- samplers --------------------------------------------------------------------------------------------------------
+
+
+def recording_rows(shape):
+    """Keeps `extras["row"]`, -1 where it is masked."""
+
+    def update(batch, state, context):
+        rows, count = state
+        return batch, (rows.at[count].set(jnp.where(batch.mask.astype(bool), batch.extras["row"], -1)), count + 1)
+
+    return part(update, "recorder", lambda params, key: (jnp.full(shape, -1), jnp.int32(0)), place="after_sampler")
+
+
+@pytest.mark.parametrize("burn_in", [0, 1])
+def test_time_chunks_count_every_step_once(burn_in):
+    rows = jnp.arange(TIME * SEGMENTS).reshape(TIME, SEGMENTS)
+    batch = rollout(masked=False).replace(
+        extras={"row": rows}, carry=jnp.ones((SEGMENTS, 1)), reset=jnp.zeros((TIME, SEGMENTS))
+    )
+    recorder = recording_rows((6, 2 + burn_in, 2))
+    sampler = pp.time_chunks(2, 6, burn_in=burn_in)
+    pipeline = pp.chain(GAE, sampler, recorder, pp.value_loss())
+    state, _ = run(pipeline, batch)
+    seen, count = pp.part_state(state, pipeline, "recorder")
+    assert count == 6
+    assert sorted(int(x) for x in np.asarray(seen).ravel() if x >= 0) == list(range(TIME * SEGMENTS))
+    context = pp.Context(key=KEY, params=make_params(), evaluate=evaluate)
+    minibatch, _ = sampler.update(GAE.update(batch, pp.EmptyState(), context)[0], pp.EmptyState(), context)
+    steps, starts = np.asarray(minibatch.extras["row"]) // SEGMENTS, np.asarray(minibatch.extras["row"])[0] // SEGMENTS
+    np.testing.assert_array_equal(steps, starts + np.arange(2 + burn_in)[:, None])
+    np.testing.assert_array_equal(minibatch.reset[0], starts > 0)
+    with pytest.raises(ValueError, match="length=4 has to divide the 6 steps"):
+        run(pp.chain(GAE, pp.time_chunks(4, 2), pp.value_loss()), batch)
+
+
+def test_a_sampler_of_ones_own_draws_what_it_plans():
+    def plan(key, batch, epoch):
+        return jnp.argsort(batch.reward.ravel())[-4:].reshape(2, 2)
+
+    sampler = pp.sampler("best", plan, lambda item, batch, context: (item, None), num_minibatches=2, axis="step")
+    rows = jnp.arange(TIME * SEGMENTS).reshape(TIME, SEGMENTS)
+    recorder = recording_rows((2, 2))
+    pipeline = pp.chain(GAE, sampler, recorder, pp.value_loss())
+    batch = rollout(masked=False)
+    batch = batch.replace(extras={"row": rows}, mask=jnp.ones_like(batch.reward))
+    state, _ = run(pipeline, batch)
+    seen, _ = pp.part_state(state, pipeline, "recorder")
+    np.testing.assert_array_equal(seen.ravel(), np.argsort(np.asarray(batch.reward).ravel())[-4:])
+
+
+def test_samplers_plan_on_what_the_head_left():
+    rows = jnp.arange(TIME * SEGMENTS).reshape(TIME, SEGMENTS)
+    batch = rollout(masked=False).replace(extras={"row": rows}, mask=jnp.ones((TIME, SEGMENTS)))
+
+    def double(batch):
+        fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+        twice = {
+            name: jnp.concatenate([x, x + (100 if name == "row" else 0)], axis=1)
+            for name, x in fields.items()
+            if isinstance(x, jax.Array)
+        }
+        return batch.replace(**twice, extras={"row": jnp.concatenate([rows, rows + 100], axis=1)})
+
+    recorder = recording_rows((2, TIME * SEGMENTS))
+    for refresh in ("rollout", "epoch"):
+        sampler = pp.shuffled_minibatches(2, refresh=refresh)
+        pipeline = pp.chain(pp.stateless(double), GAE, sampler, recorder, pp.value_loss())
+        state, _ = run(pipeline, batch)
+        seen, _ = pp.part_state(state, pipeline, "recorder")
+        assert sorted(np.asarray(seen).ravel()) == sorted([*range(24), *range(100, 124)])
+    with pytest.raises(ValueError, match=r'refresh="minibatch" writes values back into the rollout of shape \(6, 4\)'):
+        run(
+            pp.chain(pp.stateless(double), GAE, pp.shuffled_minibatches(2, refresh="minibatch"), pp.value_loss()), batch
+        )
+
+
+# --- phases ----------------------------------------------------------------------------------------------------------
+
+
+def both(params, batch):
+    return Softmax(batch.obs @ params["actor"]["policy"]), batch.obs @ params["critic"]["value"]
+
+
+def two_entries():
+    params = make_params()
+    return {"actor": {"policy": params["policy"]}, "critic": {"value": params["value"]}}
+
+
+def test_a_later_phase_sees_the_policy_that_an_earlier_one_trained():
+    def look(batch, state, context):
+        return batch.add_metrics(moved=jnp.max(jnp.abs(batch.log_ratio))), state
+
+    for refresh in ("epoch", "minibatch"):
+        actor = pp.chain(pp.full_batch(), SURROGATE)
+        critic = pp.chain(part(look), pp.full_batch(refresh=refresh), pp.value_loss())
+        batch = rollout(masked=False, behaviour=make_params())
+        state, metrics = run(
+            pp.chain(GAE, pp.phases(actor=actor, critic=critic)),
+            batch,
+            optimizer={"actor": optax.sgd(1.0), "critic": optax.sgd(0.1)},
+            params=two_entries(),
+            policy=both,
+        )
+        log_prob = both(state.params, batch)[0].log_prob(batch.action)
+        np.testing.assert_allclose(metrics["critic/moved"], jnp.max(jnp.abs(log_prob - batch.log_prob)), rtol=1e-4)
+
+
+def test_phases_require_what_their_chains_do():
+    actor = pp.chain(pp.full_batch(), SURROGATE)
+    with pytest.raises(ValueError, match="phases needs advantage, which only gae after it produces"):
+        pp.chain(pp.phases(actor=actor), GAE)
+
+
+@pytest.mark.parametrize(
+    ("trains", "moved"),
+    [
+        (None, {"actor", "critic"}),
+        ("critic", {"critic"}),
+        (("actor", "critic"), {"actor", "critic"}),
+        (lambda params: {"actor": {"policy": False}, "critic": {"value": True}}, {"critic"}),
+    ],
+)
+def test_a_phase_trains_what_it_says(trains, moved):
+    auxiliary = pp.phase(pp.chain(pp.full_batch(2), SURROGATE, pp.value_loss()), trains=trains)
+    state, _ = run(
+        pp.chain(GAE, pp.phases(auxiliary=auxiliary)),
+        optimizer={"auxiliary": optax.sgd(0.1)},
+        params=two_entries(),
+        policy=both,
+    )
+    changed = {
+        name for name, tree in two_entries().items() if not np.array_equal(*map(_only, (tree, state.params[name])))
+    }
+    assert changed == moved
+
+
+def _only(tree: Any) -> np.ndarray:
+    [leaf] = jax.tree.leaves(tree)
+    return np.asarray(leaf)
+
+
+def test_a_phase_runs_every_so_many_updates_and_replays():
+    batch = rollout(masked=False)
+    like = jax.eval_shape(lambda: batch.replace(target=batch.value, truncated=None))
+    seen = []
+
+    def look(batch, state, context):
+        seen.append(batch.log_prob.shape)
+        return batch.add_metrics("sum", counted=jnp.sum(batch.mask)), state
+
+    auxiliary = pp.chain(pp.replay(3, like), pp.full_batch(), part(look), pp.value_loss())
+    pipeline = pp.chain(
+        GAE,
+        pp.phases(policy=pp.phase(pp.chain(pp.full_batch(), SURROGATE), trains="actor"),
+                  auxiliary=pp.phase(auxiliary, trains=None, every=2)),
+    )  # fmt: skip
+    learner = pp.learner(both, pipeline, {"policy": optax.sgd(0.1), "auxiliary": optax.sgd(0.1)})
+    state, update = learner.init(two_entries()), jax.jit(learner.update)
+    ran, counted = [], []
+    for _ in range(5):
+        state, metrics = update(KEY, state, batch)
+        ran.append(int(metrics["auxiliary/minibatches"]))
+        counted.append(float(metrics["auxiliary/counted"]))
+    assert ran == [1, 0, 1, 0, 1]
+    # what is stored before updates 0, 2 and 4: none, two and three rollouts
+    assert counted == [0, 0, 2 * TIME * SEGMENTS, 0, 3 * TIME * SEGMENTS]
+    assert (TIME, 3 * SEGMENTS) in seen
+
+
+# --- chains ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_identity_changes_no_key():
+    noisy = part(lambda b, s, c: (b.replace(reward=jax.random.normal(c.key, b.reward.shape)), s), "noisy")
+    context, batch = pp.Context(key=KEY), rollout()
+    expected = noisy.update(batch, (), context)[0].reward
+    for chained in (pp.chain(noisy), pp.chain(pp.identity(), noisy), pp.chain(noisy, pp.identity(), pp.identity())):
+        assert_same(chained.update(batch, chained.init(None), context)[0].reward, expected)
+
+
+def test_a_stop_is_honoured_whoever_asks():
+    def stop(discard):
+        def update(batch, state, context):
+            return batch.replace(stop=pp.Stop(jnp.asarray(discard), jnp.asarray(False))), state
+
+        return part(update, "undeclared")
+
+    parts = (GAE, pp.full_batch(3), SURROGATE)
+    _, metrics = run(pp.chain(*parts, stop(True)))
+    assert (metrics["minibatches"], metrics["early_stopped"]) == (0, 1)
+    _, metrics = run(pp.chain(*parts, pp.kl_early_stop(0.0), stop(False)))  # it cannot take the first one back
+    assert (metrics["minibatches"], metrics["early_stopped"]) == (0, 1)
+    with pytest.raises(ValueError, match="asked to stop, and only a minibatch can be stopped"):
+        run(pp.chain(stop(True), GAE, pp.full_batch(), SURROGATE))
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            (GAE, pp.full_batch(), SURROGATE, pp.advantage_normalize()),
+            "advantage_normalize writes advantage, and no part",
+        ),
+        ((GAE, pp.full_batch(), pp.entropy_bonus(coef=0.1)), "gae writes advantage and target, and no part after it"),
+        ((GAE, pp.prioritized_sampler(2, alpha=1.0, beta=0.5), SURROGATE), "prioritized_sampler writes weight, and no"),
+        ((GAE, pp.full_batch(), SURROGATE, GAE), "gae writes advantage and target, and no part after it reads them"),
+    ],
+)
+def test_what_nothing_reads_is_refused(parts, message):
+    with pytest.raises(ValueError, match=message):
+        pp.learner(evaluate, pp.chain(*parts), optax.sgd(1.0))
+
+
+def test_a_loss_before_the_sampler_is_refused():
+    early = pp.stateless(lambda b: b.add_loss("early", b.reward), name="early")
+    with pytest.raises(ValueError, match="the loss 'early' was added before the sampler"):
+        run(pp.chain(early, GAE, pp.full_batch(), SURROGATE))
+
+
+def test_of_two_estimators_the_last_explains_variance():
+    second = pp.gae(gamma=0.0, gae_lambda=0.0)
+    _, metrics = run(pp.chain(GAE, pp.advantage_normalize(), second, pp.full_batch(), SURROGATE, pp.value_loss()))
+    _, alone = run(pp.chain(second, pp.full_batch(), SURROGATE, pp.value_loss()))
+    np.testing.assert_allclose(metrics["explained_variance"], alone["explained_variance"])
+
+
+def test_an_error_inside_entropy_is_not_hidden():
+    class Broken(Softmax):
+        def entropy(self):
+            return self.nothing
+
+    def policy(params, batch):
+        distribution, value = evaluate(params, batch)
+        return Broken(distribution.logits), value
+
+    with pytest.raises(AttributeError, match="nothing"):
+        run(pp.chain(pp.full_batch(), pp.entropy_bonus(coef=0.1)), policy=policy)
+
+
+def test_a_part_may_write_current_without_being_a_sampler():
+    odd = pp.stateless(lambda batch: batch, name="odd", provides=("current",))
+    assert int(run(pp.chain(odd, GAE, pp.full_batch(), SURROGATE))[1]["minibatches"]) == 1
+    with pytest.raises(ValueError, match="the pipeline has no sampler"):
+        pp.learner(evaluate, pp.chain(odd, SURROGATE), optax.sgd(1.0))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({}, "the parameter tree is empty"),
+        ({"w": jnp.ones(2), "act": jnp.tanh}, r"at \['act'\], which is not an array"),
+    ],
+)
+def test_parameters_that_cannot_be_trained_are_refused(params, message):
+    learner = pp.learner(evaluate, pp.chain(GAE, pp.full_batch(), SURROGATE), optax.sgd(1.0))
+    with pytest.raises((ValueError, TypeError), match=message):
+        learner.init(params)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"extras": {"x": jnp.zeros(SEGMENTS)}}, r"extras\['x'\] must begin with the axes \[T, N\].*per_segment"),
+        ({"per_segment": {"x": jnp.zeros((TIME, SEGMENTS))}}, r"per_segment\['x'\] must begin with the axis \[N\]"),
+        ({"next_obs": jnp.zeros((TIME, 3))}, "next_obs must begin"),
+    ],
+)
+def test_what_is_sampled_is_said_and_not_guessed(fields, message):
+    with pytest.raises(ValueError, match=message):
+        run(pp.chain(GAE, pp.full_batch(), SURROGATE), rollout().replace(**fields))
+
+
+def test_print_shows_stages_and_fields():
+    actor = pp.chain(pp.full_batch(), SURROGATE)
+    text = str(pp.chain(pp.stateless(lambda b: b, name="mine"), GAE, pp.phases(actor=actor)))
+    lines = text.splitlines()
+    assert lines[0].split() == ["rollout", "mine", "reads", "what", "its", "update", "reads"]
+    assert "writes advantage, target" in lines[1]
+    assert any(line.strip().startswith("minibatch") and "clipped_surrogate" in line for line in lines)
+
+
+# --- steps that are skipped ------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _skipping():
+    def scale(batch, state, context):
+        state = 0.9 * state + 0.1 * jnp.mean(batch.reward)
+        return batch.replace(reward=batch.reward / (1 + jnp.abs(state))), state
+
+    def count(batch, state, context):
+        return batch, state + 1
+
+    pipeline = pp.chain(
+        part(scale, "scale", lambda params, key: jnp.ones(())),
+        GAE,
+        pp.full_batch(2),
+        SURROGATE,
+        part(count, "count", lambda params, key: jnp.zeros(())),
+    )
+    learner = pp.learner(evaluate, pipeline, optax.apply_if_finite(optax.sgd(0.1), max_consecutive_errors=100))
+    return pipeline, learner, jax.jit(learner.update)
+
+
+def test_a_skipped_step_keeps_the_states_of_parts():
+    pipeline, learner, update = _skipping()
+    state, batch = learner.init(make_params()), rollout(masked=False)
+    state, _ = update(KEY, state, batch)
+    spoiled, metrics = update(KEY, state, batch.replace(reward=batch.reward.at[0, 0].set(jnp.nan)))
+    assert metrics["nonfinite/gradient"] == 2
+    assert_same(spoiled.params, state.params)
+    for name in ("scale", "count"):
+        assert_same(*(pp.part_state(s, pipeline, name) for s in (spoiled, state)))
+    recovered, metrics = update(KEY, spoiled, batch)
+    assert pp.nonfinite_report(metrics) is None
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(recovered))
