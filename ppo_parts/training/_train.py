@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxpr_as_fun
 
+from .._cpu import sequential_vmap_on_cpu
 from .._hyperparameters import choice, count
 from .._learner import Learner, LearnerState
 from .._rollout import Rollout, RolloutState, strong
@@ -64,14 +64,18 @@ class Train:
     def init(self, key: Array) -> TrainState:
         """Fresh parameters and environments."""
         key, params_key, env_key = jax.random.split(key, 3)
-        params = self.init_params(params_key)
-        return TrainState(key, strong(self.learner.init(params)), self.rollout.init(env_key))
+
+        def init(key: Array) -> LearnerState:
+            return self.learner.init(self.init_params(key))
+
+        learner = sequential_vmap_on_cpu(init)(params_key)  # orthogonal initialisers factorise matrices
+        return TrainState(key, strong(learner), self.rollout.init(env_key))
 
     def step(self, state: TrainState) -> tuple[TrainState, dict[str, Array]]:
         """One rollout and one update."""
         key, rollout_key, update_key = jax.random.split(state.key, 3)
         rollout_state, batch, episodes = self.rollout.collect(rollout_key, state.learner.params, state.rollout)
-        learner_state, metrics = one_after_another(self.learner.update)(update_key, state.learner, batch)
+        learner_state, metrics = sequential_vmap_on_cpu(self.learner.update)(update_key, state.learner, batch)
         return TrainState(key, learner_state, rollout_state), {**episodes, **metrics}
 
     def __call__(self, key: Array) -> TrainResult:
@@ -92,28 +96,6 @@ class Train:
         env = self.env.evaluation(state.rollout.env_state)
         params, carry = state.learner.params, self.initial_carry
         return evaluate_episodes(env, self.evaluate, params, key, episodes, mode=mode, initial_carry=carry)
-
-
-def one_after_another(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose calls under `jax.vmap` take turns on a CPU.
-
-    There one update keeps a core busy: many at once take longer, as their activations fill the cache, and none can stop
-    early. Rollouts stay vmapped, for their operations are small.
-    """
-
-    def run(*args: Any) -> Any:
-        if jax.default_backend() != "cpu":
-            return function(*args)
-        # custom_vmap cannot see what a closure holds of the vmap around it, such as a swept learning rate.
-        traced, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-        given, structure = jax.tree.leaves(args), jax.tree.structure(shapes)
-
-        def call(held: list[Array], given: list[Array]) -> list[Array]:
-            return jaxpr_as_fun(traced.replace(consts=held))(*given)
-
-        return jax.tree.unflatten(structure, jax.custom_batching.sequential_vmap(call)(list(traced.consts), given))
-
-    return run
 
 
 def over_seeds(function: Callable[..., Any], num_seeds: int) -> Callable[..., Any]:
