@@ -14,6 +14,7 @@ COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what 
     "study": "what priorities, V-trace and refreshing are worth",
     "sweep": "a sweep of hyperparameters in one program",
     "kill": "kills a run at random moments and compares its end with an undisturbed one",
+    "vmapped_init": "trains ten vmapped seeds again and again on a busy CPU: does it ever stand still?",
     "report": "tables and pictures of the recorded results: docs/benchmarks.md",
     "compare": "what became slower between two recorded results",
 }
@@ -24,7 +25,7 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name not in COMMANDS:
         print("usage: python -m benchmarks <name> [--help | options]\n")
-        print("\n".join(f"  {name:10} {what}" for name, what in COMMANDS.items()))
+        print("\n".join(f"  {name:12} {what}" for name, what in COMMANDS.items()))
         sys.exit(0 if name in ("-h", "--help") else f"\nno benchmark is called {name!r}")
     sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
     importlib.import_module(f".{name}", __package__).main()

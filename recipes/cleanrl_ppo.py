@@ -92,8 +92,8 @@ class ActorCritic(nn.Module):
 
         def mlp(x: jax.Array, out: int, gain: float) -> jax.Array:
             for width in self.hidden:
-                x = nn.tanh(dense(width, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
-            return dense(out, kernel_init=nn.initializers.orthogonal(gain))(x)
+                x = nn.tanh(dense(width, kernel_init=networks.orthogonal(np.sqrt(2)))(x))
+            return dense(out, kernel_init=networks.orthogonal(gain))(x)
 
         head, value = mlp(obs, self.num_actions, 0.01), mlp(obs, 1, 1.0)[..., 0]
         if self.discrete:

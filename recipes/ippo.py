@@ -125,16 +125,17 @@ class Network(nn.Module):
         activation = {"tanh": nn.tanh, "relu": nn.relu}[self.activation]
         dense = functools.partial(nn.Dense, dot_general=networks.dense_dot_general)
         for _ in range(2):
-            x = activation(dense(self.hidden, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
+            x = activation(dense(self.hidden, kernel_init=networks.orthogonal(np.sqrt(2)))(x))
         if self.memory:
+            cell = nn.GRUCell(self.hidden, recurrent_kernel_init=networks.orthogonal())
 
             def step(cell: nn.Module, carry: Any, now: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
                 x, reset = now
                 return cell(jnp.where(reset[..., None], 0, carry), x)
 
             scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
-            carry, x = scan(nn.GRUCell(self.hidden), carry, (x, reset))
-        out = dense(self.size, kernel_init=nn.initializers.orthogonal(self.gain))(x)
+            carry, x = scan(cell, carry, (x, reset))
+        out = dense(self.size, kernel_init=networks.orthogonal(self.gain))(x)
         if self.deviation:
             scale = jnp.exp(self.param("log_std", nn.initializers.zeros, (self.size,)))
             return (out, jnp.broadcast_to(scale, out.shape)), carry

@@ -119,7 +119,7 @@ class Policy(nn.Module):
         dense = functools.partial(nn.Dense, dot_general=networks.dense_dot_general)
         x, activation = obs, {"gelu": nn.gelu, "relu": nn.relu, "tanh": nn.tanh}[self.activation]
         for _ in range(2):
-            x = activation(dense(self.hidden, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x))
+            x = activation(dense(self.hidden, kernel_init=networks.orthogonal(np.sqrt(2)))(x))
         if self.memory != "none":
             cell = make_cell(self.memory, self.hidden)
 
@@ -131,7 +131,7 @@ class Policy(nn.Module):
             carry, x = scan(cell, carry, (x, reset))
 
         def head(size: int, gain: float) -> jax.Array:
-            return dense(size, kernel_init=nn.initializers.orthogonal(gain))(x)
+            return dense(size, kernel_init=networks.orthogonal(gain))(x)
 
         value = head(1, 1.0)[..., 0]
         if envs.is_discrete(self.space):
@@ -149,7 +149,8 @@ class Policy(nn.Module):
 
 def make_cell(memory: str, hidden: int) -> nn.RNNCellBase:
     """The recurrent cell by its name."""
-    return {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}[memory](hidden)
+    cell = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}[memory]
+    return cell(hidden, recurrent_kernel_init=networks.orthogonal())
 
 
 def make_env(config: Config) -> envs.Env:

@@ -1,9 +1,5 @@
 """What holds for every test: nothing broadcasts silently, our own code warns about nothing, compiling is quick."""
 
-import os
-
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # the reason is in recipes/__init__.py
-
 import jax
 import pytest
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks import handwritten, train
-from ppo_parts import distributions, envs, functional
+from ppo_parts import distributions, envs, functional, networks
 from recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
 COMMON = {"total_timesteps": 96, "num_envs": 4, "num_steps": 8, "num_minibatches": 2}
@@ -79,7 +79,8 @@ def nothing_random(monkeypatch):
         return jnp.argsort(-p)[: shape[0]]
 
     monkeypatch.setattr(gymnax, "make", lambda env_id: (Fixed(), None))
-    monkeypatch.setattr(nn.initializers, "orthogonal", orthogonal)
+    for module in (nn.initializers, networks):
+        monkeypatch.setattr(module, "orthogonal", orthogonal)
     monkeypatch.setattr(jax.random, "permutation", shuffle)
     monkeypatch.setattr(functional, "permutation", shuffle)
     monkeypatch.setattr(jax.random, "choice", choice)

@@ -1,5 +1,7 @@
 """What the package adds to network libraries."""
 
+import re
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,16 @@ import numpy as np
 import pytest
 
 from ppo_parts import networks
+from recipes import cleanrl_ppo, ippo, pufferlib_ppo
+from tests.running import tiny
+
+KEYS = jax.random.split(jax.random.key(0), 3)
+
+
+def ranks_of_factorised(function):
+    """The rank of what each LAPACK call of the vmapped function works on: 2 is a matrix, 3 a batch of them."""
+    text = jax.jit(jax.vmap(function)).lower(KEYS).as_text()
+    return {len(shape.split("x")) - 1 for shape in re.findall(r"@lapack_\w+\(.* : \(tensor<((?:\d+x)*)", text)}
 
 
 @pytest.mark.parametrize(("shape", "outputs"), [((5,), 2), ((7, 5), 6), ((3, 7, 40), 2), ((7, 40), 50), ((7, 130), 3)])
@@ -40,3 +52,52 @@ def test_what_it_cannot_do_is_refused():
         networks.dense_dot_general(x.T, kernel, (((0,), (0,)), ((), ())))
     with pytest.raises(ValueError, match="precision"):
         networks.dense_dot_general(x, kernel, (((1,), (0,)), ((), ())), precision="highest")
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((6, 6), -1), ((3, 5), -1), ((5, 3), 0), ((2, 2, 3, 4), -1)])
+def test_orthogonal_has_the_numbers_of_jax(shape, axis):
+    ours, theirs = (f(2**0.5, axis) for f in (networks.orthogonal, jax.nn.initializers.orthogonal))
+    np.testing.assert_array_equal(ours(KEYS[0], shape, jnp.float32), theirs(KEYS[0], shape, jnp.float32))
+    made = jax.jit(jax.vmap(lambda key: ours(key, shape)))(KEYS)
+    np.testing.assert_allclose(made, jnp.stack([theirs(key, shape) for key in KEYS]), atol=1e-6)
+
+
+def test_orthogonal_takes_a_gain_for_each_vmapped_network():
+    def make(gain, key):
+        return networks.orthogonal(gain)(key, (4, 2))
+
+    gains = jnp.array([0.01, 2.0])
+    weights = jax.jit(jax.vmap(jax.vmap(make, (None, 0)), (0, None)))(gains, KEYS)
+    expected = jnp.stack([jnp.stack([make(gain, key) for key in KEYS]) for gain in gains])
+    np.testing.assert_allclose(weights, expected, atol=1e-6)
+
+
+def test_orthogonal_computes_narrow_types_in_float32():
+    narrow = networks.orthogonal(dtype=jnp.bfloat16)
+    np.testing.assert_array_equal(
+        narrow(KEYS[0], (4, 4)), networks.orthogonal()(KEYS[0], (4, 4)).astype(jnp.bfloat16), strict=True
+    )
+    assert jax.eval_shape(lambda key: narrow(key, (4, 2), jnp.float16), KEYS[0]).dtype == jnp.float16
+
+
+def recipe(name):
+    sizes = {"total_timesteps": 16, "num_envs": 2, "num_steps": 8, "num_minibatches": 2}
+    if name == "cleanrl_ppo":
+        return cleanrl_ppo.make_train(tiny(1))
+    if name == "pufferlib_ppo":
+        return pufferlib_ppo.make_train(pufferlib_ppo.Config(**sizes, update_epochs=1, hidden=8, memory="lstm"))
+    independent = {"parameters": "independent", "memory": True, "hidden": 8}
+    return ippo.make_train(ippo.Config(**sizes, **independent, env_id="switch_riddle"))
+
+
+@pytest.mark.parametrize("name", ["cleanrl_ppo", "pufferlib_ppo", "ippo"])
+def test_recipes_factorise_one_matrix_at_a_time(name):
+    """A batch of them can block every thread of a CPU; see docs/decisions/0004-batched-lapack.md."""
+    assert ranks_of_factorised(recipe(name).init_params) == {2}
+
+
+def test_training_factorises_one_matrix_at_a_time_with_any_initialiser(monkeypatch):
+    monkeypatch.setattr(networks, "orthogonal", jax.nn.initializers.orthogonal)
+    train = recipe("pufferlib_ppo")
+    assert ranks_of_factorised(train.init_params) == {3}
+    assert ranks_of_factorised(train) == {2}

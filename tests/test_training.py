@@ -22,7 +22,8 @@ import pytest
 import scipy.stats
 
 from ppo_parts import training
-from ppo_parts.training import RunOptions, _packed, _records, _run, _train
+from ppo_parts._cpu import sequential_vmap_on_cpu
+from ppo_parts.training import RunOptions, _packed, _records, _run
 from ppo_parts.training._checkpoint import Checkpoints
 from ppo_parts.training._evaluate import metrics_of
 from ppo_parts.training._records import best_update
@@ -196,7 +197,7 @@ def test_updates_of_many_seeds_take_turns_on_a_cpu(monkeypatch, backend, shape):
         def update(x):
             return {"scaled": factor * jnp.sin(x)}, x
 
-        return _train.one_after_another(update)(x)
+        return sequential_vmap_on_cpu(update)(x)
 
     x, factor = jnp.arange(6.0).reshape(2, 3), jnp.array([2.0, 3.0])
     found = jax.jit(jax.vmap(scaled))(x, factor)

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxpr_as_fun
 
+from .._cpu import sequential_vmap_on_cpu
 from .._hyperparameters import choice, count
 from .._learner import Learner, LearnerState
 from .._metrics import Metrics, join_metrics
@@ -61,14 +61,19 @@ class Train:
     def init(self, key: Array) -> TrainState:
         """Fresh parameters and environments."""
         key, params_key, env_key, parts_key = jax.random.split(key, 4)
-        params = self.policy.init(params_key)
-        return TrainState(key, without_weak_types(self.learner.init(params, parts_key)), self.rollout.init(env_key))
+
+        def init(params_key: Array, parts_key: Array) -> LearnerState:
+            return without_weak_types(self.learner.init(self.policy.init(params_key), parts_key))
+
+        # One seed after another, because orthogonal initialisers factorise matrices.
+        learner = sequential_vmap_on_cpu(init)(params_key, parts_key)
+        return TrainState(key, learner, self.rollout.init(env_key))
 
     def step(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """One rollout and one update."""
         key, rollout_key, update_key = jax.random.split(state.key, 3)
         rollout_state, batch, episodes = self.rollout.collect(rollout_key, state.learner.params, state.rollout)
-        learner_state, metrics = one_after_another(self.learner.update)(update_key, state.learner, batch)
+        learner_state, metrics = sequential_vmap_on_cpu(self.learner.update)(update_key, state.learner, batch)
         return TrainState(key, learner_state, rollout_state), join_metrics(episodes, metrics)
 
     def __call__(self, key: Array) -> TrainResult:
@@ -80,28 +85,6 @@ class Train:
         """Run whole episodes with the policy of `state`, as `evaluate_episodes` does."""
         env = self.env.evaluation(state.rollout.env_state)
         return evaluate_episodes(env, self.policy, state.learner.params, key, episodes, mode=mode)
-
-
-def one_after_another(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose calls under `jax.vmap` take turns on a CPU.
-
-    There one update keeps a core busy: many at once take longer, as their activations fill the cache, and none can stop
-    early. Rollouts stay vmapped, for their operations are small.
-    """
-
-    def run(*args: Any) -> Any:
-        if jax.default_backend() != "cpu":
-            return function(*args)
-        # custom_vmap cannot see what a closure holds of the vmap around it, such as a swept learning rate.
-        traced, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-        given, structure = jax.tree.leaves(args), jax.tree.structure(shapes)
-
-        def call(held: list[Array], given: list[Array]) -> list[Array]:
-            return jaxpr_as_fun(traced.replace(consts=held))(*given)
-
-        return jax.tree.unflatten(structure, jax.custom_batching.sequential_vmap(call)(list(traced.consts), given))
-
-    return run
 
 
 def over_seeds(function: Callable[..., Any], num_seeds: int) -> Callable[..., Any]:
