@@ -55,18 +55,38 @@ def clipped_surrogate(
     floating(where, log_ratio=log_ratio, advantage=advantage)
     same_shape(where, log_ratio=log_ratio, advantage=advantage, mask=mask)
     logs, gains = kept(where, mask, log_ratio, jax.lax.stop_gradient(advantage))
-    least, most = ratio_range(where, clip_eps, clip_eps_high, logs)
-    # An element is flat where a bound on the ratio decides its loss. Its log-ratio is replaced before the exponential:
-    # were it replaced afterwards, the gradient would be 0 times an exponential that may have overflowed, NaN.
-    rises = gains >= 0
-    flat = jnp.where(rises, logs > log_bound(most, -jnp.inf), logs < log_bound(least, jnp.inf))
-    bound = jnp.where(rises, most, least)
+    low, high = clip_range(where, clip_eps, clip_eps_high, logs)
+    limit = jnp.inf
     if dual_clip is not None:
         limit = fitting(where, "dual_clip", dual_clip, logs.shape, 1, open_low=True, dtype=logs.dtype)
-        beyond = ~rises & (logs > log_bound(limit, -jnp.inf))
-        flat, bound = flat | beyond, jnp.where(beyond, limit, bound)
-    ratio = jnp.where(flat, bound, jnp.exp(jnp.where(flat, 0, logs)))
-    return (-gains * ratio).astype(jnp.result_type(log_ratio))
+    # Without an upper end the range ends with the numbers there are, so that an advantage of 0 has a loss of 0.
+    most = jnp.minimum(1 + high, jnp.finfo(logs.dtype).max)
+    return _surrogate(logs, gains, 1 - low, most, limit).astype(jnp.result_type(log_ratio))
+
+
+@jax.custom_jvp
+def _surrogate(log_ratio: Array, advantage: Array, low: Array, high: Array, limit: Array | float) -> Array:
+    return -advantage * _bounded_ratio(jnp.exp(log_ratio), advantage, low, high, limit)
+
+
+@_surrogate.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    """The slope is the loss itself, and 0 where a bound decides: JAX's own rule multiplies that 0 by e^l, which may be
+    infinite."""
+    log_ratio, advantage, *bounds = primals
+    ratio = jnp.exp(jax.lax.stop_gradient(log_ratio))
+    bounded = _bounded_ratio(ratio, advantage, *bounds)
+    loss = _surrogate(*primals)
+    slope = jnp.where((bounded < ratio) | (bounded > ratio), 0, loss)
+    return loss, slope * tangents[0]
+
+
+def _bounded_ratio(ratio: Array, advantage: Array, low: Array, high: Array, limit: Array | float) -> Array:
+    """The ratio that counts: where the advantage is negative at most `limit`, and not below the range; else not above.
+
+    That is the minimum in the equation, said so that an advantage of 0 never meets an infinite ratio.
+    """
+    return jnp.where(advantage < 0, jnp.minimum(jnp.maximum(ratio, low), limit), jnp.minimum(ratio, high))
 
 
 def value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Array:
@@ -95,7 +115,7 @@ def value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Arr
     floating("value_loss", value=value, target=target)
     same_shape("value_loss", value=value, target=target, mask=mask)
     v, aim = kept("value_loss", mask, value, jax.lax.stop_gradient(target))
-    return half_square(v - aim).astype(jnp.result_type(value))
+    return _half_square(v - aim).astype(jnp.result_type(value))
 
 
 def clipped_value_loss(
@@ -135,29 +155,33 @@ def clipped_value_loss(
     same_shape(where, value=value, old_value=old_value, target=target, mask=mask)
     v, old, aim = kept(where, mask, value, *jax.lax.stop_gradient((old_value, target)))
     eps = fitting(where, "clip_eps", clip_eps, v.shape, 0, open_low=True, dtype=v.dtype)
-    moved = jax.lax.stop_gradient(v) - old
-    error, clipped = v - aim, old + jnp.clip(moved, -eps, eps) - aim
-    # Within the range both errors are the same but for rounding, and only the first one has a gradient.
-    flat = ~(jnp.abs(moved) <= eps) & ~(jnp.abs(clipped) <= jnp.abs(error))
-    return half_square(jnp.where(flat, clipped, error)).astype(jnp.result_type(value))
+    return _larger_error(v, old, aim, eps).astype(jnp.result_type(value))
 
 
-def ratio_range(where: str, clip_eps: Any, clip_eps_high: Any, like: Array) -> tuple[Array, Array]:
-    """The smallest and the largest ratio inside the clip range."""
-    shape, dtype = like.shape, like.dtype
-    low = fitting(where, "clip_eps", clip_eps, shape, 0, open_low=True, dtype=dtype)
-    high = low
-    if clip_eps_high is not None:
-        high = fitting(where, "clip_eps_high", clip_eps_high, shape, 0, open_low=True, dtype=dtype)
-    # A range without an upper end ends with the numbers there are, so that an advantage of 0 has a loss of 0.
-    return jnp.maximum(1 - low, 0), jnp.minimum(1 + high, jnp.finfo(dtype).max)
+@jax.custom_jvp
+def _larger_error(value: Array, old_value: Array, target: Array, eps: Array) -> Array:
+    clipped = old_value + jnp.clip(value - old_value, -eps, eps)
+    return jnp.maximum(_half_square(value - target), _half_square(clipped - target))
 
 
-def log_bound(ratio: Array, of_nan: float) -> Array:
-    """The bound's logarithm; `of_nan`, beyond which everything lies, so that a bound of NaN shows in the loss."""
-    return jnp.where(jnp.isnan(ratio), of_nan, jnp.log(ratio))
+@_larger_error.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    """The slope is the error, and 0 where the clipped prediction has the larger one; see `_surrogate`."""
+    value, old_value, target, eps = primals
+    moved, error = jax.lax.stop_gradient(value) - old_value, value - target
+    outside = jnp.abs(moved) > eps  # inside, both errors are the same but for rounding
+    clipped = old_value + jnp.clip(moved, -eps, eps) - target
+    slope = jnp.where(outside & (jnp.abs(clipped) > jnp.abs(error)), 0, error)
+    return _larger_error(*primals), slope * tangents[0]
 
 
-def half_square(x: Array) -> Array:
-    """x^2 / 2 without squaring x itself, which overflows earlier; halving and doubling are exact."""
-    return 2 * jnp.square(0.5 * x)
+def clip_range(where: str, clip_eps: Any, clip_eps_high: Any, like: Array) -> tuple[Array, Array]:
+    """How far below 1 and above it the ratio may be."""
+    low = fitting(where, "clip_eps", clip_eps, like.shape, 0, open_low=True, dtype=like.dtype)
+    if clip_eps_high is None:
+        return low, low
+    return low, fitting(where, "clip_eps_high", clip_eps_high, like.shape, 0, open_low=True, dtype=like.dtype)
+
+
+def _half_square(x: Array) -> Array:
+    return 0.5 * jnp.square(x)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ._common import Array, floating, kept, masked_mean, same_shape
-from ._losses import half_square, log_bound, ratio_range
+from ._losses import clip_range
 
 KLEstimator = Literal["k1", "k2", "k3"]
 
@@ -48,7 +48,7 @@ def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | 
     if estimator == "k1":
         kl = -logs
     elif estimator == "k2":
-        kl = half_square(logs)
+        kl = 0.5 * jnp.square(logs)
     elif estimator == "k3":
         kl = jnp.expm1(logs) - logs
     else:
@@ -88,8 +88,9 @@ def clip_fraction(
     floating("clip_fraction", log_ratio=log_ratio)
     same_shape("clip_fraction", log_ratio=log_ratio, mask=mask)
     (logs,) = kept("clip_fraction", mask, jax.lax.stop_gradient(log_ratio))
-    least, most = ratio_range("clip_fraction", clip_eps, clip_eps_high, logs)
-    outside = (logs > log_bound(most, -jnp.inf)) | (logs < log_bound(least, jnp.inf))
+    low, high = clip_range("clip_fraction", clip_eps, clip_eps_high, logs)
+    moved = jnp.exp(logs) - 1
+    outside = (moved > high) | (moved < -low)
     return outside.astype(jnp.result_type(log_ratio))
 
 
