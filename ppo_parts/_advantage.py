@@ -205,7 +205,6 @@ def _seen(where: str, batch: Batch) -> tuple[Array, Array, Array]:
 
 
 def _write(batch: Batch, advantage: Array, target: Array) -> Batch:
-    advantage, target = jax.lax.stop_gradient((advantage, target))
     if batch.current is None and "explained_variance" not in batch.metrics:
         variance = functional.explained_variance(batch.value, target, batch.mask)
         batch = batch.add_metrics(explained_variance=variance)

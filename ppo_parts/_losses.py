@@ -53,7 +53,7 @@ def clipped_surrogate(
         high = None if clip_eps_high is None else at(clip_eps_high, context.step)
         bound = None if dual_clip is None else at(dual_clip, context.step)
         loss = functional.clipped_surrogate(
-            log_ratio, batch.advantage, clip_eps=low, clip_eps_high=high, dual_clip=bound
+            log_ratio, batch.advantage, clip_eps=low, clip_eps_high=high, dual_clip=bound, mask=batch.mask
         )
         seen = jax.lax.stop_gradient(log_ratio)  # metrics have no gradient, and need not be traced for one
         ratio = jnp.exp(seen)
@@ -108,7 +108,7 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         require(batch, "clipped_value_loss", value="it is the prediction to clip around; or use value_loss()")
         loss = functional.clipped_value_loss(
-            batch.current.value, batch.value, batch.target, clip_eps=at(clip_eps, context.step)
+            batch.current.value, batch.value, batch.target, clip_eps=at(clip_eps, context.step), mask=batch.mask
         )
         return _add_scaled(batch, name, loss, at(coef, context.step)), state
 
@@ -138,7 +138,7 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
     number("value_loss", "coef", coef, 0)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        loss = functional.value_loss(batch.current.value, batch.target)
+        loss = functional.value_loss(batch.current.value, batch.target, mask=batch.mask)
         return _add_scaled(batch, name, loss, at(coef, context.step)), state
 
     return Part(no_state, update, "value_loss", requires=("target",), provides=("losses",), place="after_sampler")

@@ -74,7 +74,7 @@ def _(primals: Any, tangents: Any) -> Any:
     """The slope is the loss itself, and 0 where a bound decides: JAX's own rule multiplies that 0 by e^l, which may be
     infinite."""
     log_ratio, advantage, *bounds = primals
-    ratio = jnp.exp(jax.lax.stop_gradient(log_ratio))
+    ratio = jnp.exp(log_ratio)
     bounded = _bounded_ratio(ratio, advantage, *bounds)
     loss = _surrogate(*primals)
     slope = jnp.where((bounded < ratio) | (bounded > ratio), 0, loss)
@@ -168,11 +168,10 @@ def _larger_error(value: Array, old_value: Array, target: Array, eps: Array) -> 
 def _(primals: Any, tangents: Any) -> Any:
     """The slope is the error, and 0 where the clipped prediction has the larger one; see `_surrogate`."""
     value, old_value, target, eps = primals
-    moved, error = jax.lax.stop_gradient(value) - old_value, value - target
-    outside = jnp.abs(moved) > eps  # inside, both errors are the same but for rounding
-    clipped = old_value + jnp.clip(moved, -eps, eps) - target
-    slope = jnp.where(outside & (jnp.abs(clipped) > jnp.abs(error)), 0, error)
-    return _larger_error(*primals), slope * tangents[0]
+    loss, error = _larger_error(*primals), value - target
+    outside = jnp.abs(value - old_value) > eps  # inside, both errors are one but for rounding
+    slope = jnp.where(outside & (loss > _half_square(error)), 0, error)
+    return loss, slope * tangents[0]
 
 
 def clip_range(where: str, clip_eps: Any, clip_eps_high: Any, like: Array) -> tuple[Array, Array]:
