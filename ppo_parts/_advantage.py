@@ -233,7 +233,6 @@ def _seen(where: str, batch: Batch) -> tuple[Array, Array, Array]:
 
 
 def _write(batch: Batch, advantage: Array, target: Array) -> Batch:
-    advantage, target = jax.lax.stop_gradient((advantage, target))
     if batch.current is None:  # of several estimators, the last one's target is what the critic learns
         variance = functional.explained_variance(batch.value, target, batch.mask)
         batch = batch.replace(metrics={**batch.metrics, "explained_variance": variance})

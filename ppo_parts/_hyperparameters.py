@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .functional._common import within
+
 Array = jax.Array
 Numeric = float | Array | Callable[[Any], Any]
 """A float, an array (a traced one too, so that sweeps vmap) or a schedule of the learner's update count."""
@@ -18,26 +20,12 @@ def number(where: str, name: str, value: Any, low: float, high: float = np.inf, 
     """Return `value` if it can be what it should; concrete numbers are checked against [low, high] at once."""
     if callable(value):
         return value
-    if isinstance(value, (bool, str)) or value is None:
-        raise TypeError(f"{where}: {name} must be a number, an array or a schedule step -> value, got {value!r}")
-    traced = isinstance(value, jax.core.Tracer)
-    try:
-        concrete = value if traced else np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"{where}: {name} must be a number, an array or a schedule step -> value, got {value!r}"
-        ) from None
-    if concrete.shape != ():
+    within(where, name, value, low, high, open_low=open_low, what="a number, an array or a schedule step -> value")
+    if np.shape(value) != ():
         raise ValueError(
-            f"{where}: {name} must be one number, got an array of shape {concrete.shape}; to sweep it, build the chain "
-            "inside a function and vmap that"
+            f"{where}: {name} must be one number, got an array of shape {np.shape(value)}; to sweep it, build the "
+            "chain inside a function and vmap that"
         )
-    if traced:
-        return value
-    inside = (concrete > low if open_low else concrete >= low) & (concrete <= high)
-    if not np.all(inside):
-        bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if np.isinf(high) else ']'}"
-        raise ValueError(f"{where}: {name} must lie in {bounds}, got {value!r}")
     return value
 
 

@@ -56,7 +56,7 @@ def clipped_surrogate(
         high = None if clip_eps_high is None else at(clip_eps_high, context.step)
         bound = None if dual_clip is None else at(dual_clip, context.step)
         loss = functional.clipped_surrogate(
-            log_ratio, batch.advantage, clip_eps=low, clip_eps_high=high, dual_clip=bound
+            log_ratio, batch.advantage, clip_eps=low, clip_eps_high=high, dual_clip=bound, mask=batch.mask
         )
         seen = jax.lax.stop_gradient(log_ratio)  # a metric has no gradient, and need not be traced for one
         clipped = functional.clip_fraction(seen, clip_eps=low, clip_eps_high=high)
@@ -100,8 +100,8 @@ def policy_diagnostics() -> Part:
         ratio = jnp.exp(log_ratio)
         keep = True if batch.mask is None else batch.mask.astype(bool)
         batch = batch.add_metrics(
-            approx_kl=masked_mean(functional.approx_kl(log_ratio), batch.mask),
-            approx_kl_k1=masked_mean(functional.approx_kl(log_ratio, estimator="k1"), batch.mask),
+            approx_kl=masked_mean(functional.approx_kl(log_ratio, mask=batch.mask), batch.mask),
+            approx_kl_k1=masked_mean(functional.approx_kl(log_ratio, estimator="k1", mask=batch.mask), batch.mask),
             ratio_mean=masked_mean(ratio, batch.mask),
         )
         batch = batch.add_metrics("min", ratio_min=jnp.min(ratio, where=keep, initial=jnp.inf))
@@ -137,7 +137,7 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
         _require_critic("clipped_value_loss", batch)
         require(batch, "clipped_value_loss", value="it is the prediction to clip around; or use value_loss()")
         loss = functional.clipped_value_loss(
-            batch.current.value, batch.value, batch.target, clip_eps=at(clip_eps, context.step)
+            batch.current.value, batch.value, batch.target, clip_eps=at(clip_eps, context.step), mask=batch.mask
         )
         return _add_scaled(batch, name, loss, at(coef, context.step)), state
 
@@ -174,7 +174,7 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         _require_critic("value_loss", batch)
-        loss = functional.value_loss(batch.current.value, batch.target)
+        loss = functional.value_loss(batch.current.value, batch.target, mask=batch.mask)
         return _add_scaled(batch, name, loss, at(coef, context.step)), state
 
     return Part(

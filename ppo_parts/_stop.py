@@ -74,7 +74,7 @@ def kl_early_stop(
         return KLEarlyStopState(jnp.zeros((), jnp.float32)) if averaged else EmptyState()
 
     def update(batch: Batch, state: KLEarlyStopState, context: Context) -> tuple[Batch, KLEarlyStopState]:
-        divergence = functional.approx_kl(batch.current_log_ratio(), estimator=estimator)
+        divergence = functional.approx_kl(batch.current_log_ratio(), estimator=estimator, mask=batch.mask)
         reduce = masked_mean if reduction == "mean" else masked_sum
         judged = reduce(divergence, batch.mask)
         batch = batch.add_metrics(**{name: judged})

@@ -1,6 +1,7 @@
 """The array layer: worked numbers, float64 references, gradients, and what each function becomes at its limits."""
 
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,8 @@ from . import reference
 from .common import make_params, rollout
 
 LOG2 = float(np.log(2))
-gae, vtrace = jax.jit(f.gae), jax.jit(f.vtrace)  # hyperparameters are traced: one compilation per shape
+# hyperparameters are traced: one compilation per shape
+gae, vtrace = (jax.jit(function, static_argnames="stop_gradient") for function in (f.gae, f.vtrace))
 SHAPES = ((5, 3), (4, 3, 2))
 
 
@@ -266,8 +268,9 @@ def test_kl_gradient(estimator):
 def test_estimators_differentiate_as_their_equation():
     given = arrays(4, 2)
     settings = {"gamma": 0.9, "gae_lambda": 0.5}
+    flowing = settings | {"stop_gradient": False}
     gradient = jax.grad(
-        lambda reward: jnp.sum(gae(**without(given, "log_ratio", "reward"), reward=reward, **settings).advantage)
+        lambda reward: jnp.sum(gae(**without(given, "log_ratio", "reward"), reward=reward, **flowing).advantage)
     )(given["reward"])
     shift = 1e-3
     for index in np.ndindex(4, 2):
@@ -406,6 +409,293 @@ def test_ends_may_be_booleans_or_integers():
         cast = given | {name: given[name].astype(kind) for name in ("terminated", "truncated", "mask")}
         for x, y in zip(gae(**cast, gamma=0.9, gae_lambda=0.9), expected, strict=True):
             np.testing.assert_array_equal(x, y)
+
+
+# --- masks, and finite gradients -------------------------------------------------------------------------------------
+
+ESTIMATE = {"gamma": 0.9, "gae_lambda": 0.8, "stop_gradient": False}
+STEPS = ("reward", "value", "next_value", "terminated", "truncated")
+MASKED = {  # every function that takes a mask: the arrays it reads, and the rest of its arguments
+    "gae": (f.gae, STEPS, ESTIMATE),
+    "gae, associative": (f.gae, STEPS, ESTIMATE | {"implementation": "associative"}),
+    "vtrace": (f.vtrace, ("log_ratio", *STEPS), ESTIMATE | {"rho_clip": 1.5}),
+    "clipped_surrogate": (f.clipped_surrogate, ("log_ratio", "advantage"), {"clip_eps": 0.2, "dual_clip": 3.0}),
+    "value_loss": (f.value_loss, ("value", "target"), {}),
+    "clipped_value_loss": (f.clipped_value_loss, ("value", "old_value", "target"), {"clip_eps": 0.2}),
+    "k1": (f.approx_kl, ("log_ratio",), {"estimator": "k1"}),
+    "k2": (f.approx_kl, ("log_ratio",), {"estimator": "k2"}),
+    "k3": (f.approx_kl, ("log_ratio",), {"estimator": "k3"}),
+    "clip_fraction": (f.clip_fraction, ("log_ratio",), {"clip_eps": 0.2}),
+    "explained_variance": (f.explained_variance, ("value", "target"), {}),
+    "advantage_normalize": (f.advantage_normalize, ("advantage",), {}),
+    "segment_priorities": (f.segment_priorities, ("advantage",), {"alpha": 0.6}),
+    "masked_mean": (f.masked_mean, ("x",), {}),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_masked_places_give_0_and_have_no_gradient(name):
+    function, reads, rest = MASKED[name]
+    rng = np.random.default_rng(0)
+    mask = (rng.random((6, 5)) < 0.6).astype(np.float32)
+    mask[:, 1] = 0
+    clean = {field: rng.normal(size=(6, 5)).astype(np.float32) * mask for field in reads}
+    for field in {"terminated", "truncated"} & clean.keys():
+        clean[field] = (clean[field] > 1).astype(np.float32)
+
+    @jax.jit
+    def results(given):
+        outputs, pull = jax.vjp(lambda given: function(**given, **rest, mask=jnp.asarray(mask)), given)
+        return outputs, pull(jax.tree.map(jnp.ones_like, outputs))[0]
+
+    expected, gradients = jax.device_get(results(clean))
+    for x in jax.tree.leaves(gradients):
+        assert np.all(np.isfinite(x))
+    for garbage in (np.nan, np.inf, -np.inf, 1e38, -1e38):
+        spoilt = {field: np.where(mask, x, np.float32(garbage)) for field, x in clean.items()}
+        outputs, found = jax.device_get(results(spoilt))
+        jax.tree.map(np.testing.assert_array_equal, (outputs, found), (expected, gradients))
+        for x in jax.tree.leaves((outputs, found)):
+            if x.shape == mask.shape:
+                np.testing.assert_array_equal(x[mask == 0], 0)
+
+
+LOGS = np.array([-3e38, -200, -20, -0.1, 0, 0.1, 12, 88.5, 89, 200, 3e38])
+SIZES = np.array([-1e4, -1.0, -1e-3, -1e-30, 0, 1e-30, 1e-3, 1.0, 1e4])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_surrogate_is_finite_wherever_it_is_bounded(dtype):
+    top = float(jnp.finfo(dtype).max)
+    log_ratio, advantage = (
+        jnp.asarray(x.ravel(), dtype) for x in np.meshgrid(np.clip(LOGS, -0.9 * top, 0.9 * top), SIZES)
+    )
+    flat, exact = np.asarray(log_ratio, np.float64), np.asarray(advantage, np.float64)
+    for dual_clip, clip_eps in ((3.0, 0.2), (None, 0.2), (3.0, np.inf)):
+        settings = {"clip_eps": clip_eps, "dual_clip": dual_clip}
+        loss, pull = jax.vjp(lambda x, settings=settings: f.clipped_surrogate(x, advantage, **settings), log_ratio)
+        slope = np.asarray(pull(jnp.ones_like(loss))[0], np.float64)
+        loss = np.asarray(loss, np.float64)
+        assert not np.any(np.isnan(loss) | np.isnan(slope))
+        with np.errstate(over="ignore", invalid="ignore"):
+            ratio = np.exp(flat)
+            bounded = np.where(exact < 0, np.clip(ratio, 1 - clip_eps, dual_clip), np.minimum(ratio, 1 + clip_eps))
+            expected = np.where(exact == 0, 0, -exact * bounded)
+        fits = np.abs(expected) < 0.9 * top
+        assert np.all(fits) or dual_clip is None or clip_eps == np.inf
+        representable = fits & (ratio < 1e38)  # what decides, the ratio, is itself a float32
+        np.testing.assert_allclose(loss[representable], expected[representable], rtol=0.02, atol=1e-6)
+        np.testing.assert_allclose(
+            slope[representable], np.where(bounded == ratio, loss, 0)[representable], rtol=0.02, atol=1e-6
+        )
+        assert np.all(np.isfinite(loss[fits & ((exact >= 0) | (bounded != ratio))]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_value_losses_and_divergences_are_finite_wherever_they_are_bounded(dtype):
+    top = float(jnp.finfo(dtype).max)
+    grid = np.array([-0.9 * top, -(top**0.45), -1.0, 0.0, 1.1, top**0.45, 0.9 * top])
+    value, old, target = (jnp.asarray(x.ravel(), dtype) for x in np.meshgrid(grid, grid, grid))
+    exact = [np.asarray(x, np.float64) for x in (value, old, target)]
+    near = exact[1] + np.clip(exact[0] - exact[1], -0.2, 0.2)
+    errors = {"plain": exact[0] - exact[2], "clipped": near - exact[2]}
+    losses = {
+        "plain": lambda v: f.value_loss(v, target),
+        "clipped": lambda v: f.clipped_value_loss(v, old, target, clip_eps=0.2),
+        "k1": lambda v: f.approx_kl(v, estimator="k1"),
+        "k2": lambda v: f.approx_kl(v, estimator="k2"),
+        "k3": f.approx_kl,
+    }
+    for name, of in losses.items():
+        loss, pull = jax.vjp(of, value)
+        slope = np.asarray(pull(jnp.ones_like(loss))[0], np.float64)
+        assert not np.any(np.isnan(np.asarray(loss, np.float64)) | np.isnan(slope)), name
+        if name in errors:
+            largest = np.maximum(np.abs(errors["plain"]), np.abs(errors[name]))
+            assert np.all(np.isfinite(np.asarray(loss, np.float64)[0.5 * largest**2 < 0.9 * top])), name
+            assert np.all(np.isfinite(slope[np.abs(errors["plain"]) < 0.9 * top])), name
+
+
+def test_estimators_have_finite_gradients_at_extreme_ratios():
+    given = arrays(4, 2) | {"log_ratio": jnp.array([[-200.0, 100.0]] * 4)}
+    for clips in ({}, {"rho_clip": 2.0, "c_clip": 0.5}):
+        gradient = jax.grad(lambda given, clips=clips: jnp.sum(vtrace(**given, **ESTIMATE, **clips).error))(given)
+        assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(gradient))
+    equal = jnp.full((4, 2), 3.0)
+    for function in (f.advantage_normalize, lambda x: f.advantage_normalize(x, eps=0.0)):
+        value, pull = jax.vjp(function, equal)
+        np.testing.assert_array_equal(value, np.zeros((4, 2)))
+        assert np.all(np.isfinite(pull(value)[0]))
+
+
+def test_nan_is_never_hidden():
+    one, nan = jnp.ones((1, 1)), jnp.full((1, 1), jnp.nan)
+    of_nan = jax.jit(lambda x, eps: f.clipped_surrogate(0.5 * one, x, clip_eps=eps))
+    for advantage, eps in ((nan, 0.2), (one, jnp.nan), (-one, jnp.nan)):
+        assert np.isnan(of_nan(advantage, eps))
+    value = jax.jit(lambda x, eps: f.clipped_value_loss(x, 0 * one, 2 * one, clip_eps=eps))
+    for prediction, eps in ((nan, 0.2), (one, jnp.nan)):
+        assert np.isnan(value(prediction, eps))
+    slope = jax.grad(lambda x: jnp.sum(f.clipped_surrogate(x, one, clip_eps=0.2)))(nan)
+    assert np.isnan(slope)
+    assert np.isnan(gae(one, one, one, nan, gamma=0.9, gae_lambda=0.9).advantage)  # traced: it cannot be refused
+
+
+# --- what is differentiated ------------------------------------------------------------------------------------------
+
+CONTRACT = {  # every function: the arrays it reads, those that gradients flow to, and the rest of its arguments
+    "gae": (f.gae, STEPS, (), {"gamma": 0.9, "gae_lambda": 0.8}),
+    "gae, flowing": (f.gae, STEPS, ("reward", "value", "next_value"), ESTIMATE),
+    "vtrace": (f.vtrace, ("log_ratio", *STEPS), (), {"gamma": 0.9}),
+    "vtrace, flowing": (f.vtrace, ("log_ratio", *STEPS), ("log_ratio", "reward", "value", "next_value"), ESTIMATE),
+    "reverse_recurrence": (f.reverse_recurrence, ("delta", "trace"), ("delta", "trace"), {}),
+    "next_values": (f.next_values, ("value", "last_value"), ("value", "last_value"), {}),
+    "clipped_surrogate": (f.clipped_surrogate, ("log_ratio", "advantage"), ("log_ratio",), {"clip_eps": 0.2}),
+    "value_loss": (f.value_loss, ("value", "target"), ("value",), {}),
+    "clipped_value_loss": (f.clipped_value_loss, ("value", "old_value", "target"), ("value",), {"clip_eps": 0.2}),
+    "approx_kl": (f.approx_kl, ("log_ratio",), ("log_ratio",), {}),
+    "clip_fraction": (f.clip_fraction, ("log_ratio",), (), {"clip_eps": 0.2}),
+    "explained_variance": (f.explained_variance, ("value", "target"), (), {}),
+    "advantage_normalize": (f.advantage_normalize, ("advantage",), ("advantage",), {}),
+    "segment_priorities": (f.segment_priorities, ("advantage",), (), {"alpha": 0.6}),
+    "importance_weights": (f.importance_weights, ("probabilities",), (), {"indices": jnp.array([0, 2]), "beta": 0.5}),
+    "masked_mean": (f.masked_mean, ("x",), ("x",), {}),
+}
+
+
+@pytest.mark.parametrize("name", CONTRACT)
+def test_gradients_flow_where_the_docstring_says(name):
+    function, reads, flows, rest = CONTRACT[name]
+    rng = np.random.default_rng(1)
+    shapes = {"last_value": (3,), "probabilities": (3,)}
+    given = {field: rng.uniform(-1, 1, shapes.get(field, (4, 3))).astype(np.float32) for field in reads}
+    given |= {field: np.zeros((4, 3), np.float32) for field in ("terminated", "truncated") if field in reads}
+    weights = rng.normal(size=100).astype(np.float32)
+
+    def weighed(given):
+        outputs = [x.ravel() for x in jax.tree.leaves(function(**given, **rest))]
+        return sum(jnp.vdot(x, weights[: x.size]) for x in outputs)
+
+    gradient = jax.grad(weighed)(given)
+    moved = {field for field in reads if np.any(gradient[field]) and field not in ("terminated", "truncated")}
+    assert moved == set(flows)
+    text = " ".join(function.__doc__.partition("Args:")[0].split())
+    assert "radient" in text
+
+
+def test_an_advantage_computed_inside_the_loss_is_a_constant():
+    given = without(arrays(6, 3), "log_ratio", "mask")
+
+    def loss(scale, stop_gradient, stop_target):
+        value = scale * given["value"]
+        named = given | {"value": value, "next_value": f.next_values(value, value[-1])}
+        out = f.gae(**named, gamma=0.9, gae_lambda=0.8, stop_gradient=stop_gradient)
+        target = jax.lax.stop_gradient(out.target) if stop_target else out.target
+        return jnp.mean(0.5 * jnp.square(value - target))
+
+    stopped, by_hand = jax.grad(loss)(1.0, True, False), jax.grad(loss)(1.0, False, True)
+    close(stopped, by_hand)
+    assert abs(stopped - jax.grad(loss)(1.0, False, False)) > 1e-2
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+ONES = np.ones((5, 3), np.float32)
+HYPER = {"gamma": 0.9, "gae_lambda": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: f.gae(ONES, ONES, ONES, 0 * ONES, gamma=1.5, gae_lambda=0.9),
+            "gamma must lie in [0, 1], got 1.5",
+        ),
+        (lambda: f.gae(ONES, ONES, ONES, 0 * ONES, gamma=0.9, gae_lambda=-1), "gae: gae_lambda must lie in [0, 1]"),
+        (lambda: f.vtrace(ONES, ONES, ONES, ONES, 0 * ONES, gamma=0.9, rho_clip=0), "rho_clip must lie in (0, inf)"),
+        (lambda: f.vtrace(ONES, ONES, ONES, ONES, 0 * ONES, gamma=0.9, c_clip=np.nan), "c_clip must lie in (0, inf)"),
+        (lambda: f.gae(ONES, ONES, ONES, np.nan * ONES, **HYPER), "terminated must hold 0 and 1, or .* got nan"),
+        (lambda: f.gae(ONES, ONES, ONES, -ONES, **HYPER), "terminated must hold 0 and 1, or .* got -1.0"),
+        (lambda: f.gae(ONES, ONES, ONES, ONES, 0.5 * ONES, **HYPER), "truncated must hold 0 and 1, got 0.5"),
+        (lambda: f.value_loss(ONES, ONES, mask=2 * ONES), "value_loss: mask must hold 0 and 1, got 2.0"),
+        (lambda: f.masked_mean(ONES, np.nan * ONES), "masked_mean: mask must hold 0 and 1, got nan"),
+        (lambda: f.next_values(ONES, ONES[0], -ONES, ONES), "next_values: truncated must hold 0 and 1, got -1.0"),
+        (lambda: f.clipped_surrogate(ONES, ONES, clip_eps=0), "clip_eps must lie in (0, inf), got 0"),
+        (lambda: f.clipped_surrogate(ONES, ONES, clip_eps=0.2, clip_eps_high=-1), "clip_eps_high must lie in (0, inf)"),
+        (lambda: f.clipped_surrogate(ONES, ONES, clip_eps=0.2, dual_clip=1), "dual_clip must lie in (1, inf), got 1"),
+        (lambda: f.clipped_surrogate(ONES[0], ONES[0], clip_eps=np.ones((5, 1))), "clip_eps of shape (5, 1) does not"),
+        (lambda: f.clipped_value_loss(ONES, ONES, ONES, clip_eps=np.ones(5)), "clip_eps of shape (5,) does not fit"),
+        (lambda: f.clipped_value_loss(ONES, ONES, ONES, clip_eps=-1), "clip_eps must lie in (0, inf), got -1"),
+        (lambda: f.clip_fraction(ONES, clip_eps=np.nan), "clip_fraction: clip_eps must lie in (0, inf), got nan"),
+        (lambda: f.segment_priorities(ONES, alpha=-1), "alpha must lie in [0, inf), got -1"),
+        (lambda: f.segment_priorities(ONES, alpha=np.ones(3)), "alpha must be one number, got an array of shape (3,)"),
+        (lambda: f.segment_priorities(ONES, alpha=1, eps=-1), "eps must lie in [0, inf), got -1"),
+        (lambda: f.importance_weights(ONES[0], np.array([0]), beta=2), "beta must lie in [0, 1], got 2"),
+        (lambda: f.advantage_normalize(ONES, eps=-1e-8), "eps must lie in [0, inf), got -1e-08"),
+    ],
+)
+def test_values_out_of_range_are_refused(call, words):
+    with pytest.raises(ValueError, match=re.escape(words).replace(r"\.\*", ".*")):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "remedy"),
+    [
+        (
+            lambda: f.gae(ONES, np.ones((6, 3)), ONES, ONES, **HYPER),
+            "value=value[:-1] and next_value=next_values(value[:-1], value[-1])",
+        ),
+        (lambda: f.gae(ONES, ONES, ONES, np.ones((6, 3)), **HYPER), "drop the one that belongs to no step, e.g. term"),
+        (lambda: f.clipped_surrogate(ONES, ONES[0], clip_eps=0.2), "jnp.broadcast_to(advantage, log_ratio.shape)"),
+        (
+            lambda: f.clipped_surrogate(ONES, ONES[:, 0], clip_eps=0.2),
+            "sum log_ratio over the action's dimensions, or, with one advantage for each row of it, say "
+            "jnp.broadcast_to(advantage[..., None], log_ratio.shape)",
+        ),
+        (lambda: f.value_loss(ONES[..., None], ONES), "index the trailing axis of size 1 away, value[..., 0]."),
+        (lambda: f.value_loss(ONES, ONES, mask=ONES[0]), "jnp.broadcast_to(mask, value.shape)."),
+        (lambda: f.value_loss(ONES, np.ones((4, 2))), "Nothing is broadcast."),
+    ],
+)
+def test_shape_errors_offer_what_helps(call, remedy):
+    with pytest.raises(f.ShapeError, match=re.escape(remedy)):
+        call()
+
+
+def test_arrays_of_other_libraries_are_told_how_to_come_in():
+    tensor = type("Tensor", (), {"__module__": "torch", "__dlpack__": None})()
+    with pytest.raises(TypeError, match=r"value must be an array, got a torch.Tensor; .*jnp.from_dlpack\(value.detach"):
+        f.value_loss(tensor, ONES)
+    frame = type("Series", (), {"__module__": "pandas.core.series"})()
+    with pytest.raises(TypeError, match=r"got a pandas.Series; convert it with jnp.asarray\(target\)"):
+        f.value_loss(ONES, frame)
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_numpy_arrays_are_arrays(name):
+    function, reads, rest = MASKED[name]
+    wide = {field: np.zeros((4, 3)) for field in reads}  # NumPy's own dtype, float64
+    with_mask, without_mask = function(**wide, **rest, mask=np.ones((4, 3), bool)), function(**wide, **rest)
+    for x, y in zip(jax.tree.leaves(with_mask), jax.tree.leaves(without_mask), strict=True):
+        assert x.dtype == jnp.float32
+        np.testing.assert_array_equal(x, y)
+
+
+def test_means_of_integers_are_not_truncated():
+    close(f.masked_mean(jnp.array([1, 2, 9]), jnp.array([1, 1, 0])), np.array(1.5))
+    close(f.masked_mean(jnp.array([True, False, True]), jnp.array([1, 1, 0])), np.array(0.5))
+
+
+def test_a_constant_target_has_no_variance_to_explain():
+    value = jnp.linspace(-1, 1, 3001)
+    assert np.all(np.isnan([f.explained_variance(value, jnp.full(3001, c)) for c in (0.1, 1e-30, 12345.678, 0.0)]))
+    nearly = 0.1 + 1e-8 * (jnp.arange(3001) % 2)
+    assert np.isnan(f.explained_variance(value, nearly))
+    far = 1e4 + value  # small beside its size, and not constant
+    np.testing.assert_allclose(f.explained_variance(far, far), 1.0)
+    mask = jnp.arange(3001) % 2
+    assert np.isnan(f.explained_variance(value, jnp.where(mask, 0.1, value), mask))
 
 
 # --- rlax ------------------------------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ def test_derivatives_of_the_kernel_are_the_scans(emulated, name):
     weights = jax.random.normal(jax.random.key(0), (3, 9, 5))
 
     def loss(way, floats, gamma):
-        out = getattr(f, name)(**floats, **named, gamma=gamma, gae_lambda=0.8, implementation=way)
+        out = getattr(f, name)(**floats, **named, gamma=gamma, gae_lambda=0.8, stop_gradient=False, implementation=way)
         return sum(jnp.vdot(jnp.square(x), w) for x, w in zip(out, weights, strict=False))
 
     def derivatives(way):

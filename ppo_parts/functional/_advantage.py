@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from ._common import Array, ShapeError, accumulator, floating, present, same_shape
+from ._common import Array, ShapeError, accumulator, binary, concrete, fitting, floating, present, same_shape
 from ._recurrence import Implementation, associative, choose, scan
 
 
@@ -32,7 +34,7 @@ def next_values(
     truncated: Array | None = None,
     final_value: Array | None = None,
 ) -> Array:
-    r"""V of the observation that followed each step, by shifting `value` one step back.
+    r"""V of the observation that followed each step, by shifting `value` one step back. Gradients flow.
 
     .. math:: v'_t = \begin{cases} \text{final\_value}_t & \text{if truncated}_t \\
               \text{last\_value} & \text{if } t = T-1 \\ v_{t+1} & \text{else} \end{cases}
@@ -44,7 +46,7 @@ def next_values(
     Args:
         value: `[T, ...]`, V(obs[t]).
         last_value: `[...]`, V of the observation after the last step.
-        truncated: `[T, ...]`, 1 where the episode was cut by a time limit at step t; None: nowhere.
+        truncated: `[T, ...]`, 0 or 1: 1 where the episode was cut by a time limit at step t; None: nowhere.
         final_value: `[T, ...]`, V(final observation); read only where `truncated` is 1.
 
     Returns:
@@ -52,7 +54,7 @@ def next_values(
 
     Raises:
         ShapeError: shapes do not fit.
-        ValueError: `truncated` without `final_value`, or the reverse.
+        ValueError: `truncated` without `final_value`, or the reverse; a known `truncated` that is not 0 or 1.
 
     Example:
         >>> import jax.numpy as jnp
@@ -68,6 +70,11 @@ def next_values(
             "observation of each truncated episode), or neither"
         )
     same_shape("next_values", value=value, truncated=truncated, final_value=final_value)
+    present("next_values", last_value=last_value)
+    binary("next_values", truncated=truncated)
+    value = jnp.asarray(value)
+    if not value.ndim:
+        raise ShapeError("next_values works along axis 0, time, and the value given is a single number")
     if jnp.shape(last_value) != value.shape[1:]:
         raise ShapeError(
             f"next_values: last_value must have shape {value.shape[1:]}, value's without its time axis, "
@@ -89,9 +96,13 @@ def gae(
     gamma: float | Array,
     gae_lambda: float | Array,
     mask: Array | None = None,
+    stop_gradient: bool = True,
     implementation: Implementation = "auto",
 ) -> Advantages:
-    r"""Generalized advantage estimation, right at terminations *and* truncations.
+    r"""Generalized advantage estimation, right at terminations *and* truncations. Gradients are stopped.
+
+    The result is a constant to whatever differentiates the loss, so that it may be computed inside the loss; with
+    `stop_gradient=False` gradients flow to all floating inputs.
 
     .. math::
         \delta_t &= r_t + \gamma (1 - \text{terminated}_t)\, v'_t - v_t \\
@@ -108,12 +119,15 @@ def gae(
         value: `[T, ...]`, V(obs[t]), floating; its dtype is that of the result.
         next_value: `[T, ...]`, V of the observation that followed step t.
         terminated: `[T, ...]`, 1 (or True) where the transition out of step t ended the episode. Numbers
-            between 0 and 1 are read as probabilities.
-        truncated: `[T, ...]`, 1 where a time limit cut the episode there; None: nowhere.
+            between 0 and 1 are read as probabilities, others are refused where they are known; while JAX traces they
+            are not, and NaN gives NaN.
+        truncated: `[T, ...]`, 1 (or True) where a time limit cut the episode there, else 0; None: nowhere.
         gamma: discount per step, in [0, 1].
         gae_lambda: trace decay, in [0, 1].
         mask: `[T, ...]`, 1 where the step counts; None: everywhere. A step before a masked one is treated as
-            truncated, so that nothing of a masked step reaches another; masked places return 0.
+            truncated, so that nothing of a masked step reaches another; masked places return 0 and have no gradient,
+            whatever stands there.
+        stop_gradient: whether the result is a constant.
         implementation: how the recursion runs, for the same numbers. "scan": one step after another, the best on CPUs.
             "associative": `lax.associative_scan`. "pallas": one fused kernel on NVIDIA GPUs, for values of 32 or 16
             bits; its derivatives are the scan's. "auto": the kernel where the program is compiled for a GPU that runs
@@ -123,8 +137,9 @@ def gae(
         `Advantages(advantage, target)`, each `[T, ...]`.
 
     Raises:
-        ShapeError: inputs of different shapes. TypeError: `value` or `next_value` is not floating. ValueError:
-            `implementation` is none of these, or "pallas" where the kernel cannot run.
+        ShapeError: inputs of different shapes. TypeError: `value` or `next_value` is not floating. ValueError: a number
+            out of its range, as far as it is known; `implementation` is none of these, or "pallas" where the kernel
+            cannot run.
 
     Note:
         Narrow floats (bfloat16, float16) are accumulated in float32 and cast back.
@@ -140,14 +155,8 @@ def gae(
 
     Reference: Schulman et al. 2016, arXiv:1506.02438, eq. 16. Truncation: Pardo et al. 2018, arXiv:1712.00378.
     """
-    present("gae", reward=reward, terminated=terminated)
-    floating("gae", value=value, next_value=next_value)
-    same_shape(
-        "gae", reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated, mask=mask
-    )
-    gamma, gae_lambda = (_hyperparameter(x, value) for x in (gamma, gae_lambda))
     steps = _Steps(reward, value, next_value, terminated, truncated, mask, None, gamma, gae_lambda)
-    return Advantages(*_estimate("gae", steps, implementation))
+    return Advantages(*_estimate("gae", steps, stop_gradient, implementation))
 
 
 def vtrace(
@@ -163,9 +172,13 @@ def vtrace(
     rho_clip: float | Array = 1.0,
     c_clip: float | Array = 1.0,
     mask: Array | None = None,
+    stop_gradient: bool = True,
     implementation: Implementation = "auto",
 ) -> VTrace:
-    r"""V-trace: GAE whose TD errors and traces are weighted by clipped importance ratios.
+    r"""V-trace: GAE whose TD errors and traces are weighted by clipped importance ratios. Gradients are stopped.
+
+    The result is a constant to whatever differentiates the loss, so that it may be computed inside the loss; with
+    `stop_gradient=False` gradients flow to all floating inputs.
 
     .. math::
         \rho_t &= \min(e^{\ell_t}, \bar\rho), \qquad c_t = \min(e^{\ell_t}, \bar c) \\
@@ -183,7 +196,7 @@ def vtrace(
 
     Args:
         log_ratio: `[T, ...]`, log pi_current(a_t) - log pi_behaviour(a_t), in nats.
-        reward, value, next_value, terminated, truncated, gamma, mask, implementation: as in `gae`.
+        reward, value, next_value, terminated, truncated, gamma, mask, stop_gradient, implementation: as in `gae`.
         gae_lambda: trace decay, in [0, 1]; 1 is IMPALA's.
         rho_clip: upper clip of the ratio that weighs the TD error, > 0.
         c_clip: upper clip of the ratio that weighs the trace, > 0.
@@ -204,25 +217,14 @@ def vtrace(
 
     Reference: Espeholt et al. 2018, IMPALA, arXiv:1802.01561, eq. 1 and section 4.2.
     """
-    present("vtrace", reward=reward, terminated=terminated)
-    floating("vtrace", value=value, next_value=next_value, log_ratio=log_ratio)
-    same_shape(
-        "vtrace",
-        log_ratio=log_ratio,
-        reward=reward,
-        value=value,
-        next_value=next_value,
-        terminated=terminated,
-        truncated=truncated,
-        mask=mask,
+    steps = _Steps(
+        reward, value, next_value, terminated, truncated, mask, log_ratio, gamma, gae_lambda, rho_clip, c_clip
     )
-    hyperparameters = (_hyperparameter(x, value) for x in (gamma, gae_lambda, rho_clip, c_clip))
-    steps = _Steps(reward, value, next_value, terminated, truncated, mask, log_ratio, *hyperparameters)
-    return VTrace(*_estimate("vtrace", steps, implementation))
+    return VTrace(*_estimate("vtrace", steps, stop_gradient, implementation))
 
 
 def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementation = "auto") -> Array:
-    r"""Solve :math:`A_t = \delta_t + c_t A_{t+1}`, :math:`A_T = 0`, backwards along axis 0.
+    r"""Solve :math:`A_t = \delta_t + c_t A_{t+1}`, :math:`A_T = 0`, backwards along axis 0. Gradients flow.
 
     Args:
         delta: `[T, ...]`, floating; its dtype is that of the result, narrow ones are accumulated in float32.
@@ -242,7 +244,9 @@ def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementa
     """
     floating("reverse_recurrence", delta=delta)
     same_shape("reverse_recurrence", delta=delta, trace=trace)
-    dtype = accumulator(delta)
+    delta, trace, dtype = jnp.asarray(delta), jnp.asarray(trace), accumulator(delta)
+    if not delta.ndim:
+        raise ShapeError("reverse_recurrence works along axis 0, time, and the delta given is a single number")
 
     def widened(inputs: tuple[Array, Array]) -> tuple[Array, Array]:
         return inputs[0].astype(dtype), inputs[1].astype(dtype)
@@ -256,7 +260,7 @@ def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementa
 
         return _kernel.backwards(step, zeros, inputs)
 
-    zeros = jnp.zeros(delta.shape[1:], dtype)
+    zeros = _zeros(*widened((delta, trace)))
     run = choose(
         "reverse_recurrence",
         implementation,
@@ -265,13 +269,13 @@ def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementa
         associative=lambda inputs: associative(*widened(inputs)).astype(delta.dtype),
         pallas=in_kernel,
     )
-    return run((jnp.asarray(delta), jnp.asarray(trace)))
+    return run((delta, trace))
 
 
 class _Steps(NamedTuple):
     """What the estimators read, of all steps `[T, ...]` or of one `[...]`; None where there is none.
 
-    gamma and the other hyperparameters, which may be numbers, have the dtype to compute in.
+    gamma and the other hyperparameters, which may be numbers, have the dtype to compute in once they are checked.
     """
 
     reward: Array
@@ -281,44 +285,58 @@ class _Steps(NamedTuple):
     truncated: Array | None
     mask: Array | None
     log_ratio: Array | None
-    gamma: Array
-    gae_lambda: Array
-    rho_clip: Array | None = None
-    c_clip: Array | None = None
+    gamma: Any
+    gae_lambda: Any
+    rho_clip: Any = None
+    c_clip: Any = None
 
 
-def _hyperparameter(x: float | Array, value: Array) -> Array:
-    """In the dtype to compute in, and in the shape of the arrays if it varies."""
-    x = jnp.asarray(x, accumulator(value))
-    if not jnp.ndim(value):
-        raise ShapeError("gae and vtrace work along axis 0, time, and the value given is a single number")
-    if not x.ndim:
-        return x
-    pairs = zip(x.shape[::-1], value.shape[::-1], strict=False)
-    if x.ndim > value.ndim or any(a not in (1, b) for a, b in pairs):
-        raise ShapeError(
-            f"a hyperparameter of shape {x.shape} does not fit values of shape {value.shape}: give a number, one per "
-            f"element, or one for each of the trailing axes {value.shape[1:]}"
-        )
-    return jnp.broadcast_to(x, value.shape)
-
-
-def _estimate(where: str, x: _Steps, implementation: Implementation) -> tuple[Array, ...]:
+def _estimate(where: str, x: _Steps, stop_gradient: bool, implementation: Implementation) -> tuple[Array, ...]:
     """Error and target, and the policy advantage if there are ratios."""
+    x = _checked(where, x)
+    if stop_gradient:  # of the inputs, so that nothing below is traced for a derivative
+        x = jax.lax.stop_gradient(x)
     ways = {"scan": _by_scan, "associative": _by_associative_scan, "pallas": _by_kernel}
-    return choose(where, implementation, x.value, **ways)(jax.tree.map(jnp.asarray, x))
+    return choose(where, implementation, x.value, **ways)(x)
+
+
+def _checked(where: str, x: _Steps) -> _Steps:
+    """JAX arrays that fit together, with nothing out of its range as far as that is known."""
+    ratios = {} if x.rho_clip is None else {"log_ratio": x.log_ratio}
+    present(where, reward=x.reward, terminated=x.terminated)
+    floating(where, value=x.value, next_value=x.next_value, **ratios)
+    ends = {"terminated": x.terminated, "truncated": x.truncated, "mask": x.mask}
+    same_shape(where, reward=x.reward, value=x.value, next_value=x.next_value, **ratios, **ends)
+    shape, dtype = jnp.shape(x.value), accumulator(x.value)
+    if not shape:
+        raise ShapeError(f"{where} works along axis 0, time, and the value given is a single number")
+    binary(where, truncated=x.truncated, mask=x.mask)
+    terminated, counts = concrete(x.terminated), concrete(True if x.mask is None else x.mask)
+    if terminated is not None and counts is not None:
+        odd = ~((terminated >= 0) & (terminated <= 1)) & counts.astype(bool)
+        if odd.any():
+            raise ValueError(
+                f"{where}: terminated must hold 0 and 1, or probabilities between them, got {terminated[odd].flat[0]}"
+            )
+    numbers = {"gamma": (0, 1), "gae_lambda": (0, 1)}
+    clips = {} if x.rho_clip is None else {"rho_clip": (0, np.inf), "c_clip": (0, np.inf)}
+    fit = {
+        name: fitting(where, name, getattr(x, name), shape, *bounds, open_low=name in clips, dtype=dtype)
+        for name, bounds in (numbers | clips).items()
+    }
+    return jax.tree.map(jnp.asarray, x._replace(**fit))
 
 
 def _by_scan(x: _Steps) -> tuple[Array, ...]:
     x = _bounded(x)
-    zeros = jnp.zeros(x.value.shape[1:], x.gamma.dtype)
     # Wide rows: in one pass, delta and the trace never go to memory, which on CPUs takes a third off. In narrow ones
     # there is too little to vectorize, so that whatever can be computed for all steps at once is; likewise where a
     # step would have to convert bfloat16, row by row.
-    if zeros.size < 64 or x.value.dtype != zeros.dtype:
-        error = scan(_recur, zeros, _terms(x))
+    if math.prod(x.value.shape[1:]) < 64 or x.value.dtype != x.gamma.dtype:
+        terms = _terms(x)
+        error = scan(_recur, _zeros(*terms), terms)
     else:
-        error = scan(lambda later, now: _recur(later, _terms(now)), zeros, x)
+        error = scan(lambda later, now: _recur(later, _terms(now)), _first(x), x)
     return _finish(x, error)
 
 
@@ -330,9 +348,27 @@ def _by_associative_scan(x: _Steps) -> tuple[Array, ...]:
 def _by_kernel(x: _Steps) -> tuple[Array, ...]:
     from . import _kernel  # on demand
 
-    zeros = jnp.zeros(x.value.shape[1:], x.gamma.dtype)
-    counts = None if x.mask is None else jnp.ones(zeros.shape, bool)
-    return _kernel.backwards(_step, (zeros, x.next_value[-1].astype(zeros.dtype), counts), x)
+    zeros = _first(x)
+    follows = zeros + _kept(_rows(x, slice(-1, None))).next_value[0]
+    counts = None if x.mask is None else jnp.ones_like(zeros, bool)
+    return _kernel.backwards(_step, (zeros, follows, counts), x)
+
+
+def _zeros(delta: Array, trace: Array) -> Array:
+    """What the recursion starts from: zeros made like the data, of its sharding and, in `shard_map`, of its type.
+
+    The sum of no rows is such zeros.
+    """
+    return jnp.sum(delta[:0] + trace[:0], axis=0)
+
+
+def _first(x: _Steps) -> Array:
+    return _zeros(*_terms(_rows(x, slice(0))))
+
+
+def _rows(x: _Steps, rows: slice) -> _Steps:
+    """Some of the steps; a hyperparameter that is one number is the same at each."""
+    return jax.tree.map(lambda field: field[rows] if field.ndim else field, x)
 
 
 def _step(later: tuple[Array, Array, Array | None], now: _Steps) -> tuple[Any, tuple[Array, ...]]:
@@ -340,7 +376,8 @@ def _step(later: tuple[Array, Array, Array | None], now: _Steps) -> tuple[Any, t
     error, follows, counts = later
     now = now._replace(truncated=_cut_before_masked(now.truncated, counts))
     error, _ = _recur(error, _terms(now))
-    target = _target(now, error)
+    now = _kept(now)
+    target = error + now.value
     outputs: tuple[Array, ...] = (error, target)
     if now.log_ratio is not None:
         outputs = (error, target, _policy_advantage(now, follows))
@@ -356,24 +393,22 @@ def _recur(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
 
 def _terms(x: _Steps) -> tuple[Array, Array]:
     """delta (times rho) and the trace."""
+    x = _kept(x)
     trace = _unless(x.terminated, x.gamma * x.gae_lambda * _weight(x, x.c_clip))
     if x.truncated is not None:
         trace = jnp.where(x.truncated.astype(bool), 0, trace)
-    return _drop(_td_error(x, x.next_value), x.mask), _drop(trace, x.mask)
+    return _td_error(x, x.next_value), _drop(trace, x.mask)
 
 
 def _finish(x: _Steps, error: Array) -> tuple[Array, ...]:
     """The outputs, given the solution of the recursion."""
-    target = _target(x, error)
+    x = _kept(x)
+    target = error + x.value
     outputs: tuple[Array, ...] = (error, target)
     if x.log_ratio is not None:
         follows = jnp.concatenate([target[1:], x.next_value[-1:].astype(target.dtype)])
         outputs = (error, target, _policy_advantage(x, follows))
     return tuple(out.astype(x.value.dtype) for out in outputs)
-
-
-def _target(x: _Steps, error: Array) -> Array:
-    return _drop(error + x.value, x.mask)
 
 
 def _policy_advantage(x: _Steps, follows: Array) -> Array:
@@ -385,7 +420,7 @@ def _policy_advantage(x: _Steps, follows: Array) -> Array:
 def _td_error(x: _Steps, follows: Array) -> Array:
     """rho (r + gamma (1 - terminated) v' - v)."""
     dtype = x.gamma.dtype
-    delta = x.reward.astype(dtype) + _unless(x.terminated, x.gamma * follows.astype(dtype)) - x.value
+    delta = x.reward.astype(dtype) + x.gamma * _unless(x.terminated, follows.astype(dtype)) - x.value
     return _weight(x, x.rho_clip) * delta
 
 
@@ -393,7 +428,10 @@ def _weight(x: _Steps, clip: Array | None) -> Array | float:
     """The clipped ratio; 1 for `gae`, which knows none."""
     if x.log_ratio is None or clip is None:
         return 1.0
-    return jnp.minimum(jnp.exp(x.log_ratio.astype(x.gamma.dtype)), clip)
+    # Both clips read one exponential, of a log-ratio bounded before: it does not overflow, nor does its gradient.
+    log_ratio, bound = x.log_ratio.astype(x.gamma.dtype), jnp.maximum(x.rho_clip, x.c_clip)
+    beyond = log_ratio > jnp.log(bound)
+    return jnp.minimum(jnp.where(beyond, bound, jnp.exp(jnp.where(beyond, 0, log_ratio))), clip)
 
 
 def _bounded(x: _Steps) -> _Steps:
@@ -417,7 +455,16 @@ def _unless(terminated: Array, x: Array) -> Array:
     if terminated.dtype == bool:
         return jnp.where(terminated, 0, x)
     keep = 1 - terminated.astype(x.dtype)
-    return jnp.where(keep > 0, keep * x, 0)
+    return keep * jnp.where(keep <= 0, 0, x)
+
+
+def _kept(x: _Steps) -> _Steps:
+    """With 0 for everything a masked step holds, so that its gradient is 0, too, and not 0 * NaN."""
+    if x.mask is None:
+        return x
+    held = ("reward", "value", "next_value", "terminated", "log_ratio")
+    fields = {name: getattr(x, name) for name in held}
+    return x._replace(**{name: _drop(field, x.mask) for name, field in fields.items() if field is not None})
 
 
 def _drop(x: Array, mask: Array | None) -> Array:

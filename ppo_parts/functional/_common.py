@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,28 +19,56 @@ class ShapeError(ValueError, AssertionError):
     """Array shapes do not fit together; nothing is ever broadcast to make them fit."""
 
 
-def present(where: str, **arrays: Array) -> None:
-    """Raise `TypeError` unless each is an array, or a number that stands for one."""
+def present(where: str, **arrays: Any) -> None:
+    """Raise `TypeError` unless each is an array of JAX or NumPy, or a number that stands for one."""
     for name, x in arrays.items():
-        if x is None or isinstance(x, (list, tuple)):
-            got = "None" if x is None else f"a {type(x).__name__}; convert it with jnp.asarray"
-            raise TypeError(f"{where}: {name} must be an array, got {got}")
+        if isinstance(x, (jax.Array, np.ndarray, np.generic, bool, int, float)) or hasattr(x, "__jax_array__"):
+            continue
+        if x is None:
+            raise TypeError(f"{where}: {name} must be an array, got None")
+        library, remedy = type(x).__module__.partition(".")[0], f"jnp.asarray({name})"
+        if hasattr(x, "__dlpack__"):  # shares memory, where `asarray` would copy it or fail
+            remedy = f"jnp.from_dlpack({name}{'.detach()' if library == 'torch' else ''})"
+        kind = type(x).__name__ if library == "builtins" else f"{library}.{type(x).__name__}"
+        raise TypeError(f"{where}: {name} must be an array, got a {kind}; convert it with {remedy}")
 
 
-def same_shape(where: str, **arrays: Array | None) -> None:
+def same_shape(where: str, **arrays: Any) -> None:
     """Raise `ShapeError` unless all arrays (None is skipped) have exactly one shape."""
-    present(where, **{name: x for name, x in arrays.items() if x is not None})
-    shapes = {name: jnp.shape(x) for name, x in arrays.items() if x is not None}
+    arrays = {name: x for name, x in arrays.items() if x is not None}
+    present(where, **arrays)
+    shapes = {name: jnp.shape(x) for name, x in arrays.items()}
     if len(set(shapes.values())) > 1:
         listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ShapeError(
-            f"{where}: these must have one shape, got {listed}. "
-            "Nothing is broadcast: index a trailing axis of size 1 away (value[..., 0]), "
-            "or sum log-probabilities over the action's dimensions."
-        )
+        raise ShapeError(f"{where}: these must have one shape, got {listed}. Nothing is broadcast{_remedy(shapes)}.")
 
 
-def floating(where: str, **arrays: Array) -> None:
+def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
+    """What to do about the first two shapes that differ in a way that is known."""
+    for (name, shape), (other, longer) in itertools.permutations(shapes.items(), 2):
+        rank = len(shape)
+        if shape and longer == (shape[0] + 1, *shape[1:]):
+            if "value" in other:
+                return (
+                    f": {other} has a row more than {name}, V of the observation after the last step. Pass "
+                    f"value=value[:-1] and next_value=next_values(value[:-1], value[-1])"
+                )
+            return f": {other} has a row more than {name}; drop the one that belongs to no step, e.g. {other}[:-1]"
+        if rank < len(longer) and shape == longer[:rank]:
+            if set(longer[rank:]) == {1}:
+                zeros = ", 0" * (len(longer) - rank)
+                return f": index the trailing axis of size 1 away, {other}[...{zeros}]"
+            added = ", None" * (len(longer) - rank)
+            meant = f"say jnp.broadcast_to({name}[...{added}], {other}.shape)"
+            if "log_" in other:
+                return f": sum {other} over the action's dimensions, or, with one {name} for each row of it, {meant}"
+            return f": if that is meant, {meant}"
+        if 0 < rank < len(longer) and shape == longer[-rank:]:
+            return f": if that is meant, say jnp.broadcast_to({name}, {other}.shape)"
+    return ""
+
+
+def floating(where: str, **arrays: Any) -> None:
     """Raise `TypeError` unless every array has a floating dtype."""
     present(where, **arrays)
     for name, x in arrays.items():
@@ -48,6 +77,96 @@ def floating(where: str, **arrays: Array) -> None:
                 f"{where}: {name} must be floating, got {jnp.result_type(x)}; "
                 f"convert it first, e.g. {name}.astype(jnp.float32)"
             )
+
+
+def concrete(x: Any) -> np.ndarray | None:
+    """The numbers in `x` where this process knows them: None while JAX traces."""
+    if isinstance(x, jax.core.Tracer) or not getattr(x, "is_fully_addressable", True):
+        return None
+    return np.asarray(x)
+
+
+def within(
+    where: str,
+    name: str,
+    value: Any,
+    low: float,
+    high: float = np.inf,
+    *,
+    open_low: bool = False,
+    what: str = "a number or an array",
+) -> None:
+    """Raise unless `value` holds numbers, all of them in [low, high] as far as they are known (traced ones are not)."""
+    refused = TypeError(f"{where}: {name} must be {what}, got {value!r}")
+    if isinstance(value, (bool, str)) or value is None:
+        raise refused
+    try:
+        if (known := concrete(value)) is None:
+            return
+        numbers = known.astype(np.float64)
+    except (TypeError, ValueError):
+        raise refused from None
+    inside = (numbers > low if open_low else numbers >= low) & (numbers <= high)
+    if not np.all(inside):
+        bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if np.isinf(high) else ']'}"
+        raise ValueError(f"{where}: {name} must lie in {bounds}, got {value!r}")
+
+
+def scalar(where: str, name: str, value: Any, low: float, high: float = np.inf) -> Any:
+    """`value`, one number in [low, high]."""
+    within(where, name, value, low, high)
+    if np.shape(value):
+        raise ShapeError(f"{where}: {name} must be one number, got an array of shape {np.shape(value)}")
+    return value
+
+
+def fitting(
+    where: str,
+    name: str,
+    value: Any,
+    shape: tuple[int, ...],
+    low: float,
+    high: float = np.inf,
+    *,
+    open_low: bool = False,
+    dtype: Any,
+) -> Array:
+    """The hyperparameter in [low, high] as one number, or as an array of exactly this shape if it varies."""
+    within(where, name, value, low, high, open_low=open_low)
+    x = jnp.asarray(value, dtype)
+    if not x.ndim:
+        return x
+    if x.ndim > len(shape) or any(a not in (1, b) for a, b in zip(x.shape[::-1], shape[::-1], strict=False)):
+        raise ShapeError(
+            f"{where}: {name} of shape {x.shape} does not fit arrays of shape {shape}: give a number, one per element, "
+            f"or one for each of the trailing axes {shape[1:]}"
+        )
+    return jnp.broadcast_to(x, shape)
+
+
+def binary(where: str, **arrays: Any) -> None:
+    """Raise `ValueError` where an array that says yes or no is known to hold anything but 0 and 1; None is skipped."""
+    for name, x in arrays.items():
+        if x is None or (numbers := concrete(x)) is None:
+            continue
+        odd = (numbers != 0) & (numbers != 1)
+        if odd.any():
+            raise ValueError(f"{where}: {name} must hold 0 and 1, got {numbers[odd].flat[0]}")
+
+
+def kept(where: str, mask: Any, *arrays: Any) -> tuple[Array, ...]:
+    """The arrays in the dtype to compute in, with 0 in masked places.
+
+    Selecting before computing is what makes a masked place's gradient exactly 0: selecting among results would leave
+    0 * NaN behind whatever stands there.
+    """
+    dtype = accumulator(*arrays)
+    wide = tuple(jnp.asarray(x).astype(dtype) for x in arrays)
+    if mask is None:
+        return wide
+    binary(where, mask=mask)
+    keep = jnp.asarray(mask).astype(bool)
+    return tuple(jnp.where(keep, x, 0) for x in wide)
 
 
 def accumulator(*arrays: ArrayLike) -> jnp.dtype:
@@ -74,11 +193,13 @@ def stacked(scalars: Sequence[Array], dtype: Any) -> Array:
 
 def masked_sum(x: Array, mask: Array | None = None, axis: Axes = None) -> Array:
     """Sum of `x` where `mask` is 1; what stands in masked places (NaN, too) has no effect."""
-    return jnp.sum(x if mask is None else jnp.where(mask.astype(bool), x, 0), axis=axis)
+    return jnp.sum(x if mask is None else jnp.where(jnp.asarray(mask).astype(bool), x, 0), axis=axis)
 
 
 def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None, keepdims: bool = False) -> Array:
-    r"""Mean over the places where `mask` is 1, :math:`\sum_i m_i x_i / \max(1, \sum_i m_i)`.
+    r"""Mean over the places where `mask` is 1. Gradients flow to `x`; a masked place has none.
+
+    .. math:: \bar x = \frac{\sum_i m_i x_i}{\max(1, \sum_i m_i)}
 
     Args:
         x: any shape.
@@ -87,18 +208,25 @@ def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None, keepdims
         keepdims: keep reduced axes with size 1.
 
     Returns:
-        The mean, in the dtype of `x`; 0 where the mask is all zero.
+        The mean, in the dtype of `x` (float32 for integers and booleans); 0 where the mask is all zero.
+
+    Raises:
+        ShapeError: `mask` of another shape. ValueError: a known mask holds anything but 0 and 1.
 
     Example:
         >>> import jax.numpy as jnp
         >>> float(masked_mean(jnp.array([1., 3., jnp.nan]), jnp.array([1, 1, 0])))
         2.0
+        >>> float(masked_mean(jnp.array([1, 2]), jnp.array([1, 1])))
+        1.5
     """
     if mask is None:
         return jnp.mean(x, axis=axis, keepdims=keepdims)
     same_shape("masked_mean", x=x, mask=mask)
-    keep = mask.astype(bool)
+    binary("masked_mean", mask=mask)
+    x, keep = jnp.asarray(x), jnp.asarray(mask).astype(bool)
     dtype = accumulator(x)
     total = jnp.sum(jnp.where(keep, x, 0), axis=axis, keepdims=keepdims, dtype=dtype)
     count = jnp.sum(keep, axis=axis, keepdims=keepdims, dtype=dtype)
-    return (total / jnp.maximum(count, 1)).astype(x.dtype)
+    mean = total / jnp.maximum(count, 1)
+    return mean.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else mean

@@ -1,11 +1,13 @@
-"""Losses, per element: nothing here reduces, so masks and weights stay the caller's."""
+"""Losses, per element: nothing here reduces, so weights and the way to average stay the caller's."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ._common import Array, floating, same_shape
+from ._common import Array, fitting, floating, kept, same_shape
 
 
 def clipped_surrogate(
@@ -15,27 +17,31 @@ def clipped_surrogate(
     clip_eps: float | Array,
     clip_eps_high: float | Array | None = None,
     dual_clip: float | Array | None = None,
+    mask: Array | None = None,
 ) -> Array:
-    r"""PPO's clipped objective, as a loss per element.
+    r"""PPO's clipped objective, as a loss per element. Gradients flow to `log_ratio`; `advantage` is a constant.
 
     .. math:: L_i = -\min\left(r_i A_i,\ \mathrm{clip}(r_i, 1-\epsilon, 1+\epsilon_{high}) A_i\right),
               \qquad r_i = e^{\ell_i}
 
     With `dual_clip` c, elements with A < 0 are bounded as well: :math:`L_i \le -c A_i`, so that a ratio which ran
-    away cannot dominate the batch.
+    away cannot dominate the batch. Without it the loss of such an element is :math:`-A_i e^{\ell_i}`, and infinite (as
+    is its gradient) where that overflows: in float32 from a log-ratio of 88. Everywhere else finite inputs give finite
+    losses and gradients.
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behaviour(a), any shape, in nats. This is what is differentiated.
-        advantage: same shape; treat it as a constant.
+        log_ratio: log pi_current(a) - log pi_behaviour(a), any shape, in nats.
+        advantage: same shape.
         clip_eps: clip range below 1 (and above, unless `clip_eps_high` is given), > 0.
         clip_eps_high: clip range above 1; None: `clip_eps`. (DAPO's clip-higher.)
         dual_clip: None, or c > 1.
+        mask: None, or 0/1 of the same shape: loss and gradient are 0 in masked places, whatever stands there.
 
     Returns:
-        The loss per element (to be minimised), same shape.
+        The loss per element (to be minimised), same shape, in the dtype of `log_ratio`.
 
     Raises:
-        ShapeError: shapes differ. TypeError: not floating.
+        ShapeError: shapes differ. TypeError: not floating. ValueError: a hyperparameter out of its range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -45,29 +51,56 @@ def clipped_surrogate(
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7. Dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """
-    floating("clipped_surrogate", log_ratio=log_ratio, advantage=advantage)
-    same_shape("clipped_surrogate", log_ratio=log_ratio, advantage=advantage)
-    ratio = jnp.exp(log_ratio)
-    # The clipped loss is the larger only where the ratio is out of range and has no gradient; inside, both are equal.
-    # Said like this it is faster to differentiate than a maximum of both, which shares gradients out where they tie.
-    constant = jax.lax.stop_gradient(ratio)
-    clipped = -advantage * jnp.clip(constant, 1 - clip_eps, 1 + (clip_eps if clip_eps_high is None else clip_eps_high))
-    loss = -advantage * ratio
-    loss = jnp.where(loss < clipped, clipped, loss)
+    where = "clipped_surrogate"
+    floating(where, log_ratio=log_ratio, advantage=advantage)
+    same_shape(where, log_ratio=log_ratio, advantage=advantage, mask=mask)
+    logs, gains = kept(where, mask, log_ratio, jax.lax.stop_gradient(advantage))
+    low, high = clip_range(where, clip_eps, clip_eps_high, logs)
+    limit = jnp.inf
     if dual_clip is not None:
-        loss = jnp.where(advantage < 0, jnp.minimum(loss, -dual_clip * advantage), loss)
-    return loss.astype(log_ratio.dtype)
+        limit = fitting(where, "dual_clip", dual_clip, logs.shape, 1, open_low=True, dtype=logs.dtype)
+    # Without an upper end the range ends with the numbers there are, so that an advantage of 0 has a loss of 0.
+    most = jnp.minimum(1 + high, jnp.finfo(logs.dtype).max)
+    return _surrogate(logs, gains, 1 - low, most, limit).astype(jnp.result_type(log_ratio))
 
 
-def value_loss(value: Array, target: Array) -> Array:
-    r"""Squared error per element, with the half: :math:`L_i = \frac{1}{2}(v_i - \text{target}_i)^2`.
+@jax.custom_jvp
+def _surrogate(log_ratio: Array, advantage: Array, low: Array, high: Array, limit: Array | float) -> Array:
+    return -advantage * _bounded_ratio(jnp.exp(log_ratio), advantage, low, high, limit)
+
+
+@_surrogate.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    """The slope is the loss itself, and 0 where a bound decides: JAX's own rule multiplies that 0 by e^l, which may be
+    infinite."""
+    log_ratio, advantage, *bounds = primals
+    ratio = jnp.exp(log_ratio)
+    bounded = _bounded_ratio(ratio, advantage, *bounds)
+    loss = _surrogate(*primals)
+    slope = jnp.where((bounded < ratio) | (bounded > ratio), 0, loss)
+    return loss, slope * tangents[0]
+
+
+def _bounded_ratio(ratio: Array, advantage: Array, low: Array, high: Array, limit: Array | float) -> Array:
+    """The ratio that counts: where the advantage is negative at most `limit`, and not below the range; else not above.
+
+    That is the minimum in the equation, said so that an advantage of 0 never meets an infinite ratio.
+    """
+    return jnp.where(advantage < 0, jnp.minimum(jnp.maximum(ratio, low), limit), jnp.minimum(ratio, high))
+
+
+def value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Array:
+    r"""Half the squared error, per element. Gradients flow to `value`; `target` is a constant.
+
+    .. math:: L_i = \frac{1}{2}(v_i - \text{target}_i)^2
 
     Args:
-        value: predicted value, any shape; this is what is differentiated.
-        target: value target, same shape; treat it as a constant.
+        value: predicted value, any shape.
+        target: value target, same shape.
+        mask: None, or 0/1 of the same shape: loss and gradient are 0 in masked places, whatever stands there.
 
     Returns:
-        The loss per element, same shape, in squared reward units.
+        The loss per element, same shape, in squared reward units and in the dtype of `value`.
 
     Raises:
         ShapeError: shapes differ (a `[N]` against a `[N, 1]` never broadcasts). TypeError: not floating.
@@ -80,30 +113,34 @@ def value_loss(value: Array, target: Array) -> Array:
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9 (there without the half: double the coefficient).
     """
     floating("value_loss", value=value, target=target)
-    same_shape("value_loss", value=value, target=target)
-    return (0.5 * jnp.square(value - target)).astype(value.dtype)
+    same_shape("value_loss", value=value, target=target, mask=mask)
+    v, aim = kept("value_loss", mask, value, jax.lax.stop_gradient(target))
+    return _half_square(v - aim).astype(jnp.result_type(value))
 
 
-def clipped_value_loss(value: Array, old_value: Array, target: Array, *, clip_eps: float | Array) -> Array:
-    r"""Value loss that gives no gradient for moving further than `clip_eps` from the old prediction.
+def clipped_value_loss(
+    value: Array, old_value: Array, target: Array, *, clip_eps: float | Array, mask: Array | None = None
+) -> Array:
+    r"""Value loss without reward for moving far from the old prediction. Gradients flow to `value` alone.
 
     .. math:: L_i = \frac{1}{2}\max\left((v_i - \text{target}_i)^2,\ (v^{clip}_i - \text{target}_i)^2\right),
               \qquad v^{clip}_i = v^{old}_i + \mathrm{clip}(v_i - v^{old}_i, -\epsilon, \epsilon)
 
-    The clip range is in reward units, unlike the surrogate's. This is PPO2's form (the larger of both errors), not
-    Stable-Baselines3's (the clipped prediction alone).
+    `old_value` and `target` are constants. The clip range is in reward units, unlike the surrogate's. This is PPO2's
+    form (the larger of both errors), not Stable-Baselines3's (the clipped prediction alone).
 
     Args:
-        value: predicted value, any shape; this is what is differentiated.
+        value: predicted value, any shape.
         old_value: the prediction to stay close to, same shape: the rollout's, or the latest one written back.
         target: value target, same shape.
         clip_eps: clip range, > 0, in reward units.
+        mask: None, or 0/1 of the same shape: loss and gradient are 0 in masked places, whatever stands there.
 
     Returns:
-        The loss per element, same shape, in squared reward units.
+        The loss per element, same shape, in squared reward units and in the dtype of `value`.
 
     Raises:
-        ShapeError: shapes differ. TypeError: not floating.
+        ShapeError: shapes differ. TypeError: not floating. ValueError: `clip_eps` out of its range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -113,7 +150,37 @@ def clipped_value_loss(value: Array, old_value: Array, target: Array, *, clip_ep
 
     Reference: OpenAI baselines' PPO2; Engstrom et al. 2020, arXiv:2005.12729, section 3.
     """
-    floating("clipped_value_loss", value=value, old_value=old_value, target=target)
-    same_shape("clipped_value_loss", value=value, old_value=old_value, target=target)
-    clipped = (old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)).astype(value.dtype)
-    return jnp.maximum(value_loss(value, target), value_loss(clipped, target))
+    where = "clipped_value_loss"
+    floating(where, value=value, old_value=old_value, target=target)
+    same_shape(where, value=value, old_value=old_value, target=target, mask=mask)
+    v, old, aim = kept(where, mask, value, *jax.lax.stop_gradient((old_value, target)))
+    eps = fitting(where, "clip_eps", clip_eps, v.shape, 0, open_low=True, dtype=v.dtype)
+    return _larger_error(v, old, aim, eps).astype(jnp.result_type(value))
+
+
+@jax.custom_jvp
+def _larger_error(value: Array, old_value: Array, target: Array, eps: Array) -> Array:
+    clipped = old_value + jnp.clip(value - old_value, -eps, eps)
+    return jnp.maximum(_half_square(value - target), _half_square(clipped - target))
+
+
+@_larger_error.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    """The slope is the error, and 0 where the clipped prediction has the larger one; see `_surrogate`."""
+    value, old_value, target, eps = primals
+    loss, error = _larger_error(*primals), value - target
+    outside = jnp.abs(value - old_value) > eps  # inside, both errors are one but for rounding
+    slope = jnp.where(outside & (loss > _half_square(error)), 0, error)
+    return loss, slope * tangents[0]
+
+
+def clip_range(where: str, clip_eps: Any, clip_eps_high: Any, like: Array) -> tuple[Array, Array]:
+    """How far below 1 and above it the ratio may be."""
+    low = fitting(where, "clip_eps", clip_eps, like.shape, 0, open_low=True, dtype=like.dtype)
+    if clip_eps_high is None:
+        return low, low
+    return low, fitting(where, "clip_eps_high", clip_eps_high, like.shape, 0, open_low=True, dtype=like.dtype)
+
+
+def _half_square(x: Array) -> Array:
+    return 0.5 * jnp.square(x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from ._common import Array, accumulator, floating, same_shape
+from ._common import Array, floating, kept, same_shape, scalar
 
 
 def advantage_normalize(
@@ -15,14 +15,14 @@ def advantage_normalize(
     ddof: int = 0,
     eps: float | Array = 1e-8,
 ) -> Array:
-    r"""Subtract the mean and divide by the standard deviation.
+    r"""Subtract the mean and divide by the standard deviation. Gradients flow, through both statistics, too.
 
     .. math:: \hat A = \frac{A - \mu}{\sigma + \epsilon}, \qquad
               \sigma^2 = \frac{1}{\max(1,\, n - \text{ddof})} \sum_i m_i (A_i - \mu)^2, \quad n = \sum_i m_i
 
     Codebases differ here. PyTorch ones (CleanRL, PufferLib, Stable-Baselines3) have `ddof=1`, JAX ones 0;
-    jaxagents standardises over the trajectories of the minibatch (axis 1 in the layout `[T, M, ...]` used here), apart
-    for each time step and agent.
+    jaxagents standardises over the trajectories of the minibatch (axis 1 in the layout `[T, M, ...]` used here),
+    separately for each time step and agent.
 
     Args:
         advantage: any shape, floating.
@@ -32,10 +32,10 @@ def advantage_normalize(
         eps: added to the standard deviation, in the unit of the advantage.
 
     Returns:
-        The standardised advantage, same shape and dtype. A group of one element gives 0, not NaN.
+        The standardised advantage, same shape and dtype. A group of equal elements, or of one, gives 0, not NaN.
 
     Raises:
-        ShapeError: `mask` of another shape. TypeError: not floating.
+        ShapeError: `mask` of another shape, or `eps` not one number. TypeError: not floating. ValueError: `eps` < 0.
 
     Example:
         >>> import jax.numpy as jnp
@@ -46,13 +46,16 @@ def advantage_normalize(
 
     Reference: Andrychowicz et al. 2021, arXiv:2006.05990, section 3.5 (choice C67).
     """
-    floating("advantage_normalize", advantage=advantage)
-    same_shape("advantage_normalize", advantage=advantage, mask=mask)
-    x = advantage.astype(accumulator(advantage))
+    where = "advantage_normalize"
+    floating(where, advantage=advantage)
+    same_shape(where, advantage=advantage, mask=mask)
+    eps = scalar(where, "eps", eps, 0)
+    (x,) = kept(where, mask, advantage)
     keep = jnp.ones_like(x) if mask is None else jnp.asarray(mask).astype(bool).astype(x.dtype)
-    x = jnp.where(keep > 0, x, 0)
     count = jnp.sum(keep, axis=axis, keepdims=True)
     mean = jnp.sum(x, axis=axis, keepdims=True) / jnp.maximum(count, 1)
     centred = (x - mean) * keep
     variance = jnp.sum(jnp.square(centred), axis=axis, keepdims=True) / jnp.maximum(count - ddof, 1)
-    return (centred / (jnp.sqrt(variance) + eps)).astype(advantage.dtype)
+    equal = variance == 0  # the square root's derivative there is infinite
+    scale = jnp.where(equal, 0, jnp.sqrt(jnp.where(equal, 1, variance))) + eps
+    return (centred / jnp.where(scale == 0, 1, scale)).astype(jnp.result_type(advantage))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from ._common import Array, accumulator, floating, masked_sum, same_shape
+from ._common import Array, concrete, floating, kept, same_shape, scalar
 
 
 def permutation(key: Array, size: int) -> Array:
@@ -51,25 +50,26 @@ def permutation(key: Array, size: int) -> Array:
 def segment_priorities(
     advantage: Array, mask: Array | None = None, *, alpha: float | Array, eps: float | Array = 1e-6
 ) -> Array:
-    r"""Probability of drawing each segment: a power of its summed absolute advantage.
+    r"""Probability of drawing each segment: a power of its summed absolute advantage. Gradients are stopped.
 
     .. math:: w_n = \Big(\sum_t m_{tn} |A_{tn}|\Big)^{\alpha}, \qquad
               P_n = \frac{w_n + \epsilon}{\sum_k (w_k + \epsilon)}
 
     `alpha=0` is uniform. A segment whose steps are all masked has probability exactly 0 and takes no share; one whose
-    sum is not finite is treated as 0 (the learner reports non-finite advantages apart).
+    sum is not finite is treated as 0 (the learner reports non-finite advantages separately).
 
     Args:
         advantage: `[T, N]`; axis 0 is summed over.
-        mask: None, or 0/1 of the same shape.
+        mask: None, or 0/1 of the same shape; what stands in masked places has no effect.
         alpha: exponent, >= 0.
-        eps: added to every priority, so that none has probability 0.
+        eps: added to every priority, so that none has probability 0, >= 0.
 
     Returns:
         `[N]` probabilities that sum to 1 (all 0 if everything is masked).
 
     Raises:
-        ShapeError: `mask` of another shape. TypeError: not floating.
+        ShapeError: `mask` of another shape, or `alpha` or `eps` not one number. TypeError: not floating. ValueError:
+            `alpha` or `eps` out of its range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -79,18 +79,21 @@ def segment_priorities(
 
     Reference: PufferLib 3.0; the exponent is that of Schaul et al. 2016, arXiv:1511.05952, eq. 1.
     """
-    floating("segment_priorities", advantage=advantage)
-    same_shape("segment_priorities", advantage=advantage, mask=mask)
-    total = masked_sum(jnp.abs(advantage).astype(accumulator(advantage)), mask, axis=0)
+    where = "segment_priorities"
+    floating(where, advantage=advantage)
+    same_shape(where, advantage=advantage, mask=mask)
+    alpha, eps = scalar(where, "alpha", alpha, 0), scalar(where, "eps", eps, 0)
+    (kept_advantage,) = kept(where, mask, jax.lax.stop_gradient(advantage))
+    total = jnp.sum(jnp.abs(kept_advantage), axis=0)
     priority = jnp.where(jnp.isfinite(total), total, 0) ** alpha + eps
     if mask is not None:
         priority = jnp.where(jnp.any(jnp.asarray(mask).astype(bool), axis=0), priority, 0)
     whole = jnp.sum(priority)
-    return (priority / jnp.where(whole > 0, whole, 1)).astype(advantage.dtype)
+    return (priority / jnp.where(whole > 0, whole, 1)).astype(jnp.result_type(advantage))
 
 
 def importance_weights(probabilities: Array, indices: Array, *, beta: float | Array, normalize: bool = False) -> Array:
-    r"""Weights that undo prioritised sampling.
+    r"""Weights that undo prioritised sampling. Gradients are stopped.
 
     .. math:: w_i = (N \cdot P_i)^{-\beta}, \qquad N = \#\{n : P_n > 0\}
 
@@ -107,7 +110,7 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: float | Ar
 
     Raises:
         TypeError: `indices` are not integers, or `probabilities` not floating. ValueError: an index out of range,
-            where it can be known (traced ones are taken as they are).
+            where it can be known (traced ones are taken as they are), or `beta` out of its range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -119,8 +122,10 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: float | Ar
     floating("importance_weights", probabilities=probabilities)
     if not jnp.issubdtype(jnp.result_type(indices), jnp.integer):
         raise TypeError(f"importance_weights: indices must be integers, got {jnp.result_type(indices)}")
-    if not isinstance(indices, jax.core.Tracer):  # JAX would clamp or wrap them
-        drawn, number = np.asarray(indices), probabilities.shape[0]
+    beta = scalar("importance_weights", "beta", beta, 0, 1)
+    probabilities = jax.lax.stop_gradient(jnp.asarray(probabilities))
+    if (drawn := concrete(indices)) is not None:  # JAX would clamp or wrap them
+        number = probabilities.shape[0]
         outside = drawn[(drawn < 0) | (drawn >= number)]
         if outside.size:
             raise ValueError(f"importance_weights: there are segments 0 to {number - 1}, and {outside[0]} was drawn")
@@ -128,5 +133,6 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: float | Ar
     scaled = jnp.sum(drawable) * probabilities
     weight = jnp.where(drawable, jnp.where(drawable, scaled, 1) ** -beta, 0)
     if normalize:
-        weight = weight / jnp.max(weight)
-    return weight[indices].astype(probabilities.dtype)
+        largest = jnp.max(weight)
+        weight = weight / jnp.where(largest > 0, largest, 1)
+    return weight[jnp.asarray(indices)].astype(probabilities.dtype)

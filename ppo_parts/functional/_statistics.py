@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 
-from ._common import Array, accumulator, floating, masked_mean, same_shape
+from ._common import Array, floating, kept, masked_mean, same_shape
+from ._losses import clip_range
 
 KLEstimator = Literal["k1", "k2", "k3"]
 
 
-def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3") -> Array:
-    r"""Estimate of KL(behaviour ‖ current) per element, from actions of the behaviour policy.
+def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | None = None) -> Array:
+    r"""Estimate of KL(behaviour ‖ current) per element, from the behaviour policy's actions. Gradients flow.
 
     .. math:: k_1 = -\ell, \qquad k_2 = \tfrac{1}{2}\ell^2, \qquad k_3 = (e^{\ell} - 1) - \ell
 
     k1 is unbiased and noisy (its mean can be negative), k2 is biased and never negative, k3 is unbiased and never
-    negative. CleanRL logs k3 as `approx_kl` and k1 as `old_approx_kl`; JaxDEM logs k2; jaxagents sums k1.
+    negative. CleanRL logs k3 as `approx_kl` and k1 as `old_approx_kl`; JaxDEM logs k2; jaxagents sums k1. k3 and its
+    gradient are infinite where :math:`e^{\ell}` overflows, in float32 from a log-ratio of 88; otherwise finite inputs
+    give finite results.
 
     Args:
         log_ratio: log pi_current(a) - log pi_behaviour(a), any shape, in nats.
         estimator: "k1", "k2" or "k3".
+        mask: None, or 0/1 of the same shape: estimate and gradient are 0 in masked places, whatever stands there.
 
     Returns:
         The estimate per element, same shape, in nats. Its mean estimates the divergence.
@@ -38,24 +43,40 @@ def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3") -> Array:
     Reference: Schulman 2020, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html.
     """
     floating("approx_kl", log_ratio=log_ratio)
+    same_shape("approx_kl", log_ratio=log_ratio, mask=mask)
+    (logs,) = kept("approx_kl", mask, log_ratio)
     if estimator == "k1":
-        return -log_ratio
-    if estimator == "k2":
-        return 0.5 * jnp.square(log_ratio)
-    if estimator == "k3":
-        return jnp.expm1(log_ratio) - log_ratio
-    raise ValueError(f'approx_kl: estimator must be "k1", "k2" or "k3", got {estimator!r}')
+        kl = -logs
+    elif estimator == "k2":
+        kl = 0.5 * jnp.square(logs)
+    elif estimator == "k3":
+        kl = jnp.expm1(logs) - logs
+    else:
+        raise ValueError(f'approx_kl: estimator must be "k1", "k2" or "k3", got {estimator!r}')
+    return kl.astype(jnp.result_type(log_ratio))
 
 
-def clip_fraction(log_ratio: Array, *, clip_eps: float | Array, clip_eps_high: float | Array | None = None) -> Array:
-    r"""1.0 where the ratio left the clip range, per element: :math:`r < 1-\epsilon` or :math:`r > 1+\epsilon_{high}`.
+def clip_fraction(
+    log_ratio: Array,
+    *,
+    clip_eps: float | Array,
+    clip_eps_high: float | Array | None = None,
+    mask: Array | None = None,
+) -> Array:
+    r"""1.0 where the ratio has left the clip range, per element, else 0.0. There is no gradient.
+
+    .. math:: [\, r_i < 1-\epsilon \ \text{or}\ r_i > 1+\epsilon_{high} \,], \qquad r_i = e^{\ell_i}
 
     Args:
         log_ratio: log pi_current(a) - log pi_behaviour(a), any shape, in nats.
         clip_eps, clip_eps_high: as in `clipped_surrogate`.
+        mask: None, or 0/1 of the same shape: 0.0 in masked places, whatever stands there.
 
     Returns:
         0.0 or 1.0 per element; the mean is what is usually logged.
+
+    Raises:
+        ShapeError: `mask` of another shape. TypeError: not floating. ValueError: a hyperparameter out of its range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -65,13 +86,16 @@ def clip_fraction(log_ratio: Array, *, clip_eps: float | Array, clip_eps_high: f
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 12.
     """
     floating("clip_fraction", log_ratio=log_ratio)
-    moved = jnp.exp(log_ratio) - 1
-    high = clip_eps if clip_eps_high is None else clip_eps_high
-    return ((moved > high) | (moved < -clip_eps)).astype(log_ratio.dtype)
+    same_shape("clip_fraction", log_ratio=log_ratio, mask=mask)
+    (logs,) = kept("clip_fraction", mask, jax.lax.stop_gradient(log_ratio))
+    low, high = clip_range("clip_fraction", clip_eps, clip_eps_high, logs)
+    moved = jnp.exp(logs) - 1
+    outside = (moved > high) | (moved < -low)
+    return outside.astype(jnp.result_type(log_ratio))
 
 
 def explained_variance(value: Array, target: Array, mask: Array | None = None) -> Array:
-    r"""Share of the target's variance that the value explains.
+    r"""Share of the target's variance that the value explains. Gradients are stopped: this is a diagnostic.
 
     .. math:: 1 - \frac{\mathrm{Var}(\text{target} - v)}{\mathrm{Var}(\text{target})}
 
@@ -80,10 +104,11 @@ def explained_variance(value: Array, target: Array, mask: Array | None = None) -
     Args:
         value: predictions, any shape.
         target: value targets, same shape.
-        mask: None, or 0/1 of the same shape.
+        mask: None, or 0/1 of the same shape; what stands in masked places has no effect.
 
     Returns:
-        A scalar; NaN where the target is constant (nothing to explain).
+        A scalar; NaN where the target is constant but for rounding (a standard deviation of at most four units in the
+        last place): there is nothing to explain.
 
     Raises:
         ShapeError: shapes differ. TypeError: not floating.
@@ -98,11 +123,14 @@ def explained_variance(value: Array, target: Array, mask: Array | None = None) -
     """
     floating("explained_variance", value=value, target=target)
     same_shape("explained_variance", value=value, target=target, mask=mask)
+    v, aim = kept("explained_variance", mask, *jax.lax.stop_gradient((value, target)))
+    some = jnp.max(aim, where=True if mask is None else jnp.asarray(mask).astype(bool), initial=-jnp.inf)
 
     def variance(x: Array) -> Array:
-        x = x.astype(accumulator(x))
         return masked_mean(jnp.square(x - masked_mean(x, mask)), mask)
 
-    total = variance(target)
-    explained = 1 - variance(target - value) / jnp.where(total > 0, total, 1)
-    return jnp.where(total > 0, explained, jnp.nan).astype(value.dtype)
+    # From one of the targets and not from 0: the mean of many equal numbers is rounded, their differences are not.
+    total = variance(aim - some)
+    varies = jnp.sqrt(total) > 4 * jnp.finfo(aim.dtype).eps * jnp.abs(some)
+    explained = 1 - variance(aim - v) / jnp.where(varies, total, 1)
+    return jnp.where(varies, explained, jnp.nan).astype(jnp.result_type(value))
