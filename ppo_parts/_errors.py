@@ -17,3 +17,7 @@ class UserValueError(UserError, ValueError):
 
 class UserTypeError(UserError, TypeError):
     """A value of a type that cannot work."""
+
+
+class MissingPackage(UserError, ImportError):
+    """An optional package is used and not installed; the message names the extra that installs it."""

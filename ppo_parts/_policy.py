@@ -8,6 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from ._errors import UserTypeError
 from ._types import PER_STEP, Array, Batch, Current, Evaluate, Params, kind
 from .functional import next_values
 from .functional._common import ShapeError
@@ -58,7 +59,7 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
     if jnp.shape(log_prob) != expected:
         raise ShapeError(
             f"the distribution's log_prob has shape {jnp.shape(log_prob)}, batch.log_prob {expected}: one number per "
-            "element is needed; sum over the action's dimensions (distrax.Independent or MultivariateNormalDiag)"
+            "element is needed; sum over the action's dimensions, as distributions.Normal does"
         )
     if jnp.shape(value) != expected:
         raise ShapeError(
@@ -118,6 +119,14 @@ def in_pieces(evaluate: Evaluate, microbatch: int | Literal["auto"]) -> Evaluate
 
         shapes = jax.eval_shape(remembering, params, batch)
         structure = found[0]  # of the whole: a piece's may hold the shape of a piece
+        if (stuck := _stuck_in_a_trace(structure, shapes, batch.action)) is not None:
+            if microbatch == "auto":
+                return evaluate_policy(evaluate, params, batch)
+            raise UserTypeError(
+                f"learner: microbatch={microbatch} needs a distribution whose arrays are all leaves of its pytree; "
+                f"{kind(stuck)} keeps some elsewhere (in bound methods, say), and its pieces cannot be joined: use "
+                "ppo_parts.distributions.Normal or another of ours, or leave microbatch out"
+            )
 
         def split(x: Array, axis: int = axis) -> Array:
             return jnp.moveaxis(x.reshape(*x.shape[:axis], pieces, -1, *x.shape[axis + 1 :]), axis, 0)
@@ -145,6 +154,18 @@ def in_pieces(evaluate: Evaluate, microbatch: int | Literal["auto"]) -> Evaluate
         return jax.tree.unflatten(structure, map(join, results, shapes))
 
     return joined
+
+
+def _stuck_in_a_trace(structure: Any, shapes: list[Any], action: Any) -> Any:
+    """The distribution, if it computes with arrays of the trace it was made in, besides its leaves; else None."""
+    distribution = jax.tree.unflatten(structure, shapes)[0]
+    if not hasattr(distribution, "log_prob"):
+        return None
+    try:
+        traced = jax.make_jaxpr(lambda x, action: jax.tree.unflatten(structure, x)[0].log_prob(action))(shapes, action)
+    except jax.errors.UnexpectedTracerError:
+        return distribution
+    return distribution if any(isinstance(x, jax.core.Tracer) for x in traced.consts) else None
 
 
 def _chosen(batch: Batch, shape: tuple[int, ...], axis: int) -> int:

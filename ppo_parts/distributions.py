@@ -82,16 +82,11 @@ class Normal(_Distribution):
 
     def __init__(self, loc: Array, scale: Any) -> None:
         floating("Normal", loc=loc)
-        shape, given = jnp.shape(loc), jnp.shape(scale)
-        if not shape:
+        if not jnp.ndim(loc):
             raise ShapeError("Normal: loc is a single number; its last axis must be that of the action, [..., D]")
-        if given not in (shape, shape[-1:], ()):
-            raise ShapeError(
-                f"Normal: loc has shape {shape} and scale {given}; scale must have the same shape, {shape[-1:]} or ()"
-            )
         dtype = jnp.result_type(loc, scale)
         self.loc = jnp.asarray(loc, dtype)
-        self.scale = jnp.broadcast_to(jnp.asarray(scale, dtype), shape)
+        self.scale = _each("Normal", "scale", scale, self.loc, dtype)
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
         """Actions, `[*sample_shape, ..., D]`; differentiable with respect to `loc` and `scale`."""
@@ -173,21 +168,18 @@ class TanhNormal(_Distribution):
 
     def __init__(self, loc: Array, scale: Any, low: Any = -1.0, high: Any = 1.0, eps: float = 1e-6) -> None:
         self.base = Normal(loc, scale)
-        shape, dtype = self.base.loc.shape, self.base.loc.dtype
-        for name, bound in (("low", low), ("high", high)):
-            if jnp.shape(bound) not in (shape, shape[-1:], ()):
-                raise ShapeError(
-                    f"TanhNormal: loc has shape {shape} and {name} {jnp.shape(bound)}; it must have the same shape, "
-                    f"{shape[-1:]} or ()"
-                )
-        known = not any(isinstance(x, jax.core.Tracer) for x in (low, high))
-        if known and not (np.all(np.isfinite(low) & np.isfinite(high)) and np.all(np.less(low, high))):
-            raise UserValueError(f"TanhNormal: the box must be finite, with low < high, got low={low}, high={high}")
-        wide = accumulator(self.base.loc)
-        low, high = (jnp.broadcast_to(jnp.asarray(x, wide), shape) for x in (low, high))
+        dtype, wide = self.base.loc.dtype, accumulator(self.base.loc)
+        resolution = 4 * float(jnp.finfo(dtype).eps)
+        if not any(isinstance(x, jax.core.Tracer) for x in (low, high)):
+            least, most = np.asarray(low, float), np.asarray(high, float)
+            if not (np.all(np.isfinite(least) & np.isfinite(most)) and np.all(least < most)):
+                raise UserValueError(f"TanhNormal: the box must be finite, with low < high, got low={low}, high={high}")
+            if np.any(resolution * np.maximum(np.abs(least), np.abs(most)) > (most - least) / 4):
+                raise UserValueError(f"TanhNormal: {dtype} cannot resolve the box low={low}, high={high}: use float32")
+        low, high = (_each("TanhNormal", name, x, self.base.loc, wide) for name, x in (("low", low), ("high", high)))
         self.middle, self.half = (high + low) / 2, (high - low) / 2
         # An action far from 0 in a narrow box has few digits left within it, and its edge has to be found again.
-        self.eps = jnp.maximum(eps, 4 * jnp.finfo(dtype).eps * (1 + jnp.abs(self.middle) / self.half))
+        self.eps = jnp.maximum(eps, resolution * (1 + jnp.abs(self.middle) / self.half))
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
         """Actions, `[*sample_shape, ..., D]`; inside the box differentiable with respect to `loc` and `scale`."""
@@ -238,14 +230,11 @@ class TanhNormal(_Distribution):
         """
         self._same_kind(other)
         _equal_shapes("TanhNormal", self.base.loc, other.base.loc)
-        boxes = [(x.middle, x.half, x.eps) for x in (self, other)]
-        if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(boxes)):
-            if not all(np.array_equal(x, y) for x, y in zip(*boxes, strict=True)):
-                (low, high), (other_low, other_high) = ((m - h, m + h) for m, h, _ in boxes)
-                raise UserValueError(
-                    "TanhNormal.kl_divergence: the two must have one box and one eps, got "
-                    f"low={low}, high={high} and low={other_low}, high={other_high}"
-                )
+        boxes = [jnp.stack([x.middle, x.half, x.eps]) for x in (self, other)]
+        same = jnp.all(boxes[0] == boxes[1], axis=0)
+        if not isinstance(same, jax.core.Tracer) and not np.all(same):
+            described = " and ".join(f"low={m - h}, high={m + h}, eps={eps}" for m, h, eps in boxes)
+            raise UserValueError(f"TanhNormal.kl_divergence: the two must have one box and one eps, got {described}")
         shape = self.base.loc.shape
         (loc, scale), (other_loc, other_scale) = self.base._wide(shape), other.base._wide(shape)
         log_ratio, shift = _relation((loc, scale), (other_loc, other_scale))
@@ -256,7 +245,7 @@ class TanhNormal(_Distribution):
         inside = jax.scipy.special.ndtr(far) - jax.scipy.special.ndtr(near)
         density_below, density_above = (jnp.exp(_log_density(z, 0.0, 1.0)) for z in (below, above))
         first = density_below - density_above
-        excess = _finite_product(below, density_below) - _finite_product(above, density_above)  # second, less `inside`
+        excess = below * density_below - above * density_above  # the second moment, less `inside`
         growth = jnp.expm1(2 * log_ratio)
         within = inside * 0.5 * (growth - 2 * log_ratio + jnp.square(shift))
         within += 0.5 * growth * excess + jnp.exp(log_ratio) * shift * first
@@ -266,7 +255,6 @@ class TanhNormal(_Distribution):
             log_q = jax.scipy.special.log_ndtr((sign * other_loc - u_max) / other_scale)
             return jnp.exp(log_p) * (log_p - log_q)
 
-        same = jnp.stack([x == y for x, y in zip(*boxes, strict=True)]).all(axis=0)
         divergence = jnp.where(same, within + edge(-1.0) + edge(1.0), jnp.inf)
         return jnp.sum(divergence, axis=-1).astype(jnp.result_type(self.base.loc, other.base.loc))
 
@@ -441,14 +429,19 @@ def _relation(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[
     return jnp.log(scale / other_scale), (loc - other_loc) / other_scale
 
 
-def _finite_product(z: Array, density: Array) -> Array:
-    """`z * density`, 0 where the density is, so that an infinite z leaves no NaN."""
-    return jnp.where(density > 0, z, 0) * density
-
-
 def _total(summands: Any) -> Array:
     first, *rest = summands
     return sum(rest, first)
+
+
+def _each(where: str, name: str, x: Any, loc: Array, dtype: Any) -> Array:
+    """`x` for each element of `loc`: of its shape, of that of its last axis, or a single number."""
+    if jnp.shape(x) not in (loc.shape, loc.shape[-1:], ()):
+        raise ShapeError(
+            f"{where}: loc has shape {loc.shape} and {name} {jnp.shape(x)}; {name} must have the same shape, "
+            f"{loc.shape[-1:]} or ()"
+        )
+    return jnp.broadcast_to(jnp.asarray(x, dtype), loc.shape)
 
 
 def _trailing(where: str, whose: str, shape: tuple[int, ...], value: Any) -> None:
