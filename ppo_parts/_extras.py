@@ -30,6 +30,7 @@ def require_package(name: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        package, missing = name.partition(".")[0], error.name
-        what = f"{package} is not installed" if missing == package else f"{package} needs {missing}, which is not there"
+        package, missing = name.partition(".")[0], error.name or name
+        absent = missing.partition(".")[0] == package
+        what = f"{package} is not installed" if absent else f"{package} needs {missing}, which is not installed"
         raise MissingPackage(f'{what}: install it with pip install "ppo_parts[{extra}]"') from error

@@ -91,9 +91,10 @@ def learner(
         ValueError: no sampler; optimizers that do not match the phases; at the first trace, what parts find missing.
 
     Example:
-        >>> import jax, jax.numpy as jnp, optax, distrax, ppo_parts as pp
+        >>> import jax, jax.numpy as jnp, optax, ppo_parts as pp
+        >>> from ppo_parts import distributions
         >>> def evaluate(params, batch):
-        ...     return distrax.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
+        ...     return distributions.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
         >>> pipeline = pp.chain(
         ...     pp.gae(gamma=.99, gae_lambda=.95), pp.shuffled_minibatches(2, num_epochs=2),
         ...     pp.clipped_surrogate(clip_eps=.2), pp.value_loss(coef=.5),

@@ -98,8 +98,9 @@ def in_pieces(evaluate: Evaluate, microbatch: int | Literal["auto"]) -> Evaluate
         for leaf in leaves:
             if not isinstance(leaf, jax.Array):
                 raise TypeError(
-                    "learner: microbatch needs a distribution that is a pytree of arrays, as those of distrax are; "
-                    f"{kind(leaf)} is none: register it with jax.tree_util, or leave microbatch out"
+                    "learner: microbatch needs a distribution that is a pytree of arrays, as those of "
+                    f"ppo_parts.distributions are; {kind(leaf)} is none: register it with jax.tree_util, or leave "
+                    "microbatch out"
                 )
         return leaves, structure
 

@@ -74,10 +74,10 @@ def rollout(
         and next_value, and with `initial_carry` carry and reset.
 
     Example:
-        >>> import jax, jax.numpy as jnp, distrax, ppo_parts as pp
-        >>> from ppo_parts import envs
+        >>> import jax, jax.numpy as jnp, ppo_parts as pp
+        >>> from ppo_parts import distributions, envs
         >>> def evaluate(params, batch):
-        ...     return distrax.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
+        ...     return distributions.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
         >>> rollout = pp.rollout(envs.make("CartPole-v1"), evaluate, num_envs=2, num_steps=8)
         >>> params = {"policy": jnp.zeros((4, 2)), "value": jnp.zeros(4)}
         >>> state, batch, metrics = rollout.collect(jax.random.key(1), params, rollout.init(jax.random.key(0)))
