@@ -3,8 +3,6 @@
 Small pure parts chain into an update; `learner` runs it. See `docs/concepts.md`.
 """
 
-from importlib.metadata import version as _version
-
 from optax import cosine_decay_schedule as cosine_decay_schedule
 from optax import linear_schedule as linear_schedule
 
@@ -65,4 +63,4 @@ from ._types import Stop as Stop
 from ._types import stateless as stateless
 from .functional import ShapeError as ShapeError
 
-__version__ = _version("ppo_parts")
+__version__ = "0.1.0"

@@ -19,5 +19,9 @@ class UserTypeError(UserError, TypeError):
     """A value of a type that cannot work."""
 
 
-for _error in (UserError, UserValueError, UserTypeError):
+class MissingPackage(UserError, ImportError):
+    """An optional package is used and not installed; the message names the extra that installs it."""
+
+
+for _error in (UserError, UserValueError, UserTypeError, MissingPackage):
     _error.__module__ = "ppo_parts"  # where users import it from, and what tracebacks should say

@@ -56,12 +56,12 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
         pieces = _pieces_where_faster(batch, shape, axis) if size == "auto" else _pieces(shape, axis, size)
         if pieces == 1:
             return evaluate_policy(evaluate, params, batch)
-        return _in_pieces(evaluate, params, batch, pieces)
+        return _in_pieces(evaluate, params, batch, pieces, optional=size == "auto")
 
     return joined
 
 
-def _in_pieces(evaluate: Evaluate, params: Params, batch: Batch, pieces: int) -> Output:
+def _in_pieces(evaluate: Evaluate, params: Params, batch: Batch, pieces: int, optional: bool) -> Output:
     axis = len(batch.axes) - 1  # pieces are cut along the last of the leading axes
     segments = 0  # the axis of segments in fields without time
     structures: list[Any] = []
@@ -82,6 +82,14 @@ def _in_pieces(evaluate: Evaluate, params: Params, batch: Batch, pieces: int) ->
     # The structure of the whole comes first, because that of a piece may hold the shape of a piece.
     shapes = jax.eval_shape(evaluate_leaves, params, batch)
     structure = structures[0]
+    stuck = _stuck_in_a_trace(structure, shapes.distribution, batch.action)
+    if stuck is not None:
+        if optional:
+            return evaluate_policy(evaluate, params, batch)
+        raise UserTypeError(
+            f"microbatched: {kind(stuck)} keeps arrays outside the leaves of its pytree (in bound methods, say), so that "
+            "its pieces cannot be joined: use one of ppo_parts.distributions, or leave microbatches out"
+        )
 
     def split(along: int) -> Callable[[Array], Array]:
         return lambda x: jnp.moveaxis(x.reshape(*x.shape[:along], pieces, -1, *x.shape[along + 1 :]), along, 0)
@@ -106,6 +114,18 @@ def _in_pieces(evaluate: Evaluate, params: Params, batch: Batch, pieces: int) ->
     output = jax.tree.map(join(axis), results._replace(carry=None), shapes._replace(carry=None))
     carry = jax.tree.map(join(segments), results.carry, shapes.carry)
     return output._replace(distribution=jax.tree.unflatten(structure, output.distribution), carry=carry)
+
+
+def _stuck_in_a_trace(structure: Any, leaves: Any, action: Any) -> Any:
+    """The distribution, if it computes with arrays of the trace it was made in, besides its leaves; else None."""
+    distribution = jax.tree.unflatten(structure, leaves)
+    if not hasattr(distribution, "log_prob"):
+        return None
+    try:
+        traced = jax.make_jaxpr(lambda x, a: jax.tree.unflatten(structure, x).log_prob(a))(leaves, action)
+    except jax.errors.UnexpectedTracerError:
+        return distribution
+    return distribution if any(isinstance(x, jax.core.Tracer) for x in traced.consts) else None
 
 
 def _pieces_where_faster(batch: Batch, shape: tuple[int, ...], axis: int) -> int:

@@ -1,38 +1,133 @@
-"""Action distributions: categorical, multi-discrete and squashed, and masks for unavailable actions.
+"""Action distributions: Gaussian, squashed Gaussian, categorical and multi-discrete, and masks for unavailable actions.
 
-Any object with `log_prob`, `entropy` and `sample` works with the learner, those of distrax among them; these are the
-ones PPO needs most. All are pytrees.
+Any object with `log_prob`, `entropy` and `sample` works with the learner, those of distrax among them. These are the
+ones PPO needs most. All have the same methods and are pytrees of arrays that begin with the same batch axes, so that
+`jax.tree.map`, `vmap`, `scan` and checkpoints treat them as any other data. They compute in float32 at least, and what
+they return has the dtype of their parameters: give them float32 where a bfloat16 log-probability is too coarse.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-import distrax
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .functional._common import ShapeError, accumulator
+from ._errors import UserTypeError, UserValueError
+from .functional._common import ShapeError, accumulator, floating
 
 Array = jax.Array
 
 
-def _pytree(cls: Any) -> Any:
-    """Register a class whose attributes are all arrays or trees of them, as distrax does with its own."""
+class _Distribution:
+    """A pytree whose attributes are arrays or trees of them, and the methods that follow from the others."""
 
-    def unflatten(names: Any, values: Any) -> Any:
-        made = object.__new__(cls)
-        vars(made).update(zip(names, values, strict=True))
-        return made
+    def __init_subclass__(cls) -> None:
+        def flatten(x: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+            return tuple(vars(x).values()), tuple(vars(x))
 
-    jax.tree_util.register_pytree_node(cls, lambda x: (tuple(vars(x).values()), tuple(vars(x))), unflatten)
-    return cls
+        def unflatten(names: tuple[str, ...], values: Any) -> Any:
+            made = object.__new__(cls)
+            vars(made).update(zip(names, values, strict=True))
+            return made
+
+        jax.tree_util.register_pytree_node(cls, flatten, unflatten)
+
+    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
+        raise NotImplementedError
+
+    def log_prob(self, value: Array) -> Array:
+        raise NotImplementedError
+
+    def sample_and_log_prob(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> tuple[Array, Array]:
+        """Actions as `sample` draws them, and exactly the log-probability that `log_prob` has for them."""
+        value = self.sample(seed=seed, sample_shape=sample_shape)
+        return value, self.log_prob(value)
+
+    def _same_kind(self, other: Any) -> None:
+        if type(other) is not type(self):
+            raise UserTypeError(
+                f"{type(self).__name__}.kl_divergence: the other distribution must be a {type(self).__name__}, too, "
+                f"got {type(other).__name__}"
+            )
 
 
-@_pytree
-class TanhNormal:
+class Normal(_Distribution):
+    r"""Diagonal Gaussian, :math:`a \sim \mathcal N(\mu, \mathrm{diag}(\sigma^2))`, independent over the last axis.
+
+    .. math:: \log\pi(a) = \sum_d -\tfrac12 \left(\frac{a_d - \mu_d}{\sigma_d}\right)^2 - \log\sigma_d
+              - \tfrac12 \log 2\pi
+
+    The last axis is the action, so log-probability and entropy are summed over it.
+
+    Args:
+        loc: `[..., D]`, mean.
+        scale: `[..., D]`, standard deviation, > 0; or `[D]` or a number, the same for all means.
+
+    Attributes:
+        loc, scale: `[..., D]`, of one dtype.
+
+    Raises:
+        TypeError: `loc` is not floating. ValueError: shapes do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> policy = Normal(jnp.zeros((5, 2)), jnp.array([1., 2.]))
+        >>> policy.log_prob(jnp.zeros((5, 2))).shape, round(float(policy.entropy()[0]), 4)
+        ((5,), 3.531)
+    """
+
+    def __init__(self, loc: Array, scale: Any) -> None:
+        floating("Normal", loc=loc)
+        if not jnp.ndim(loc):
+            raise ShapeError("Normal: loc is a single number; its last axis must be that of the action, [..., D]")
+        dtype = jnp.result_type(loc, scale)
+        self.loc = jnp.asarray(loc, dtype)
+        self.scale = _each("Normal", "scale", scale, self.loc, dtype)
+
+    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
+        """Actions, `[*sample_shape, ..., D]`; differentiable with respect to `loc` and `scale`."""
+        loc, scale = self._wide((*sample_shape, *self.loc.shape))
+        return (loc + scale * jax.random.normal(seed, loc.shape, loc.dtype)).astype(self.loc.dtype)
+
+    def mode(self) -> Array:
+        """The mean."""
+        return self.loc
+
+    def log_prob(self, value: Array) -> Array:
+        """Log-density of actions `[..., D]`, summed over D; further axes may lead."""
+        _trailing("Normal", "its mean", self.loc.shape, value)
+        loc, scale = self._wide(jnp.shape(value))
+        return jnp.sum(_log_density(value, loc, scale), axis=-1).astype(self.loc.dtype)
+
+    def entropy(self) -> Array:
+        r"""In nats, :math:`\sum_d \log\sigma_d + \tfrac12 \log 2\pi e`."""
+        _, scale = self._wide(self.loc.shape)
+        return jnp.sum(jnp.log(scale) + 0.5 * (1 + math.log(2 * math.pi)), axis=-1).astype(self.loc.dtype)
+
+    def kl_divergence(self, other: Normal) -> Array:
+        r"""KL(self || other) in nats.
+
+        .. math:: \sum_d \log\frac{\sigma_{2d}}{\sigma_{1d}} + \frac{\sigma_{1d}^2 + (\mu_{1d} - \mu_{2d})^2}
+                  {2 \sigma_{2d}^2} - \frac12
+        """
+        self._same_kind(other)
+        _equal_shapes("Normal", self.loc, other.loc)
+        log_ratio, shift = _relation(self._wide(self.loc.shape), other._wide(self.loc.shape))
+        divergence = 0.5 * (jnp.expm1(2 * log_ratio) - 2 * log_ratio + jnp.square(shift))
+        return jnp.sum(divergence, axis=-1).astype(jnp.result_type(self.loc, other.loc))
+
+    def _wide(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
+        """Mean and standard deviation for arrays of that shape, in the dtype to compute in."""
+        dtype = accumulator(self.loc)
+        loc, scale = (jnp.broadcast_to(x.astype(dtype), shape) for x in (self.loc, self.scale))
+        return loc, scale
+
+
+class TanhNormal(_Distribution):
     r"""Gaussian squashed into a box, :math:`a = m + h \tanh(u),\ u \sim \mathcal N(\mu, \sigma)`, dimensions apart.
 
     .. math:: \log\pi(a) = \sum_d \log\mathcal N(u_d; \mu_d, \sigma_d) - \log h_d - \log(1 - \tanh^2 u_d),
@@ -50,66 +145,126 @@ class TanhNormal:
 
     Args:
         loc: `[..., D]`, mean of u.
-        scale: `[..., D]`, deviation of u, > 0.
-        low, high: `[D]` or numbers, the box; m is its middle and h half its width.
+        scale: `[..., D]`, `[D]` or a number, standard deviation of u, > 0.
+        low, high: `[..., D]`, `[D]` or numbers, the box; m is its middle and h half its width.
         eps: relative width of an edge; 1e-6 is 16 units in the last place of float32, and u_max 7.25. Wider where the
-            box is narrow and far from 0.
+            box is narrow and far from 0, and in bfloat16.
+
+    Attributes:
+        base: `Normal` of u.
+        middle, half, eps: `[..., D]`, m, h and the width of an edge.
+
+    Raises:
+        TypeError: `loc` is not floating. ValueError: shapes do not fit; the box is empty or infinite.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> policy = TanhNormal(jnp.array([0., 50.]), jnp.ones(2), -2., 2.)
-        >>> [round(float(x), 4) for x in jax.vmap(policy.log_prob)(jnp.array([[0., 2.], [1., 2.]]))]
+        >>> [round(float(x), 4) for x in policy.log_prob(jnp.array([[0., 2.], [1., 2.]]))]
         [-1.6121, -1.4753]
 
     Reference: Haarnoja et al. 2018, arXiv:1801.01290, appendix C; the edge is Tobin's 1958 censored likelihood.
     """
 
-    def __init__(self, loc: Array, scale: Array, low: Any = -1.0, high: Any = 1.0, eps: float = 1e-6) -> None:
-        known = not any(isinstance(x, jax.core.Tracer) for x in (low, high))
-        if known and not (np.all(np.isfinite(low) & np.isfinite(high)) and np.all(np.less(low, high))):
-            raise ValueError(f"TanhNormal: the box must be finite, with low < high, got low={low}, high={high}")
-        dtype = accumulator(loc, scale)
-        loc, scale, low, high = (jnp.asarray(x, dtype) for x in (loc, scale, low, high))
-        self.base = distrax.Normal(loc, scale)
+    def __init__(self, loc: Array, scale: Any, low: Any = -1.0, high: Any = 1.0, eps: float = 1e-6) -> None:
+        self.base = Normal(loc, scale)
+        dtype, wide = self.base.loc.dtype, accumulator(self.base.loc)
+        resolution = 4 * float(jnp.finfo(dtype).eps)
+        if not any(isinstance(x, jax.core.Tracer) for x in (low, high)):
+            least, most = np.asarray(low, float), np.asarray(high, float)
+            if not (np.all(np.isfinite(least) & np.isfinite(most)) and np.all(least < most)):
+                raise UserValueError(f"TanhNormal: the box must be finite, with low < high, got low={low}, high={high}")
+            if np.any(resolution * np.maximum(np.abs(least), np.abs(most)) > (most - least) / 4):
+                raise UserValueError(f"TanhNormal: {dtype} cannot resolve the box low={low}, high={high}: use float32")
+        low, high = (_each("TanhNormal", name, x, self.base.loc, wide) for name, x in (("low", low), ("high", high)))
         self.middle, self.half = (high + low) / 2, (high - low) / 2
         # An action far from 0 in a narrow box has few digits left within it, and its edge has to be found again.
-        self.eps = jnp.maximum(eps, 4 * jnp.finfo(dtype).eps * (1 + jnp.abs(self.middle) / self.half))
-
-    def _squashed(self, u: Array) -> Array:
-        x = jnp.tanh(u)
-        return self.middle + self.half * jnp.where(jnp.abs(x) > 1 - self.eps, jnp.sign(x), x)
+        self.eps = jnp.maximum(eps, resolution * (1 + jnp.abs(self.middle) / self.half))
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
         """Actions, `[*sample_shape, ..., D]`; inside the box differentiable with respect to `loc` and `scale`."""
-        return self._squashed(self.base.sample(seed=seed, sample_shape=tuple(sample_shape)))
+        loc, scale = self.base._wide((*sample_shape, *self.base.loc.shape))
+        return self._squashed(loc + scale * jax.random.normal(seed, loc.shape, loc.dtype))
 
     def mode(self) -> Array:
         """The squashed mean (the median, strictly: squashing moves the mode)."""
-        return self._squashed(self.base.mode())
+        return self._squashed(self.base._wide(self.base.loc.shape)[0])
 
     def log_prob(self, value: Array) -> Array:
-        """Log-probability of actions `[..., D]`, summed over D."""
-        shape = self.base.loc.shape
-        if jnp.shape(value)[-len(shape) :] != shape:
-            raise ShapeError(
-                f"TanhNormal: an action has shape {jnp.shape(value)}, its mean {shape}: nothing is broadcast"
-            )
-        x = (value - self.middle) / self.half
-        edge, limit = jnp.abs(x) > 1 - self.eps / 2, 1 - self.eps
+        """Log-probability of actions `[..., D]`, summed over D; further axes may lead."""
+        _trailing("TanhNormal", "its mean", self.base.loc.shape, value)
+        shape = jnp.shape(value)
+        loc, scale = self.base._wide(shape)
+        middle, half, eps = (jnp.broadcast_to(x, shape) for x in (self.middle, self.half, self.eps))
+        x = (value - middle) / half
+        edge, limit = jnp.abs(x) > 1 - eps / 2, 1 - eps
         u = jnp.arctanh(jnp.clip(x, -limit, limit))
-        slope = 2 * (jnp.log(2.0) - u - jax.nn.softplus(-2 * u))  # log(1 - tanh(u)^2), without cancellation
-        density = self.base.log_prob(jnp.where(edge, jax.lax.stop_gradient(self.base.loc), u)) - slope
-        beyond = (jnp.sign(x) * self.base.loc - jnp.arctanh(limit)) / self.base.scale
+        slope = 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))  # log(1 - tanh(u)^2), without cancellation
+        density = _log_density(jnp.where(edge, jax.lax.stop_gradient(loc), u), loc, scale) - slope
+        beyond = (jnp.sign(x) * loc - jnp.arctanh(limit)) / scale
         mass = jax.scipy.special.log_ndtr(jnp.where(edge, beyond, 0))
-        return jnp.sum(jnp.where(edge, mass, density - jnp.log(self.half)), axis=-1)
+        total = jnp.sum(jnp.where(edge, mass, density - jnp.log(half)), axis=-1)
+        return total.astype(self.base.loc.dtype)
 
     def entropy(self) -> Array:
         """Not defined in closed form; `ppo_parts.entropy_bonus` estimates it from samples."""
         raise NotImplementedError("a squashed Gaussian has no closed-form entropy")
 
+    def kl_divergence(self, other: TanhNormal) -> Array:
+        r"""KL(self || other) in nats, of two distributions in one box.
 
-@_pytree
-class Categorical:
+        It is that of what is sampled, the density inside and the mass of the two edges. Squashing cancels, and so it is
+        the divergence of two Gaussians censored at :math:`\pm u_{max}`, summed over the dimensions:
+
+        .. math:: \int_{-u_{max}}^{u_{max}} p(u) \log\frac{p(u)}{q(u)} du
+                  + P_- \log\frac{P_-}{Q_-} + P_+ \log\frac{P_+}{Q_+},
+                  \qquad P_\pm = \Phi\left(\frac{\pm\mu_1 - u_{max}}{\sigma_1}\right)
+
+        with Q the same of the other. The integral is a sum of moments of a truncated Gaussian. Where hardly any of self
+        is in the edges this is the divergence of the two Gaussians; it never is more, and goes to 0 where both are in
+        the same edge.
+
+        Raises:
+            ValueError: the boxes differ, so that each has edges the other has not. Where they are traced, and cannot
+                be compared yet, the divergence is infinite.
+        """
+        self._same_kind(other)
+        _equal_shapes("TanhNormal", self.base.loc, other.base.loc)
+        boxes = [jnp.stack([x.middle, x.half, x.eps]) for x in (self, other)]
+        same = jnp.all(boxes[0] == boxes[1], axis=0)
+        if not isinstance(same, jax.core.Tracer) and not np.all(same):
+            described = " and ".join(f"low={m - h}, high={m + h}, eps={eps}" for m, h, eps in boxes)
+            raise UserValueError(f"TanhNormal.kl_divergence: the two must have one box and one eps, got {described}")
+        shape = self.base.loc.shape
+        (loc, scale), (other_loc, other_scale) = self.base._wide(shape), other.base._wide(shape)
+        log_ratio, shift = _relation((loc, scale), (other_loc, other_scale))
+        u_max = jnp.arctanh(1 - self.eps)
+        below, above = (-u_max - loc) / scale, (u_max - loc) / scale
+        # Moments of a standard Gaussian between the edges; probabilities from the nearer tail, which has more digits.
+        near, far = jnp.where(below > 0, -above, below), jnp.where(below > 0, -below, above)
+        inside = jax.scipy.special.ndtr(far) - jax.scipy.special.ndtr(near)
+        density_below, density_above = (jnp.exp(_log_density(z, 0.0, 1.0)) for z in (below, above))
+        first = density_below - density_above
+        excess = below * density_below - above * density_above  # the second moment, less `inside`
+        growth = jnp.expm1(2 * log_ratio)
+        within = inside * 0.5 * (growth - 2 * log_ratio + jnp.square(shift))
+        within += 0.5 * growth * excess + jnp.exp(log_ratio) * shift * first
+
+        def edge(sign: float) -> Array:
+            log_p = jax.scipy.special.log_ndtr((sign * loc - u_max) / scale)
+            log_q = jax.scipy.special.log_ndtr((sign * other_loc - u_max) / other_scale)
+            return jnp.exp(log_p) * (log_p - log_q)
+
+        divergence = jnp.where(same, within + edge(-1.0) + edge(1.0), jnp.inf)
+        return jnp.sum(divergence, axis=-1).astype(jnp.result_type(self.base.loc, other.base.loc))
+
+    def _squashed(self, u: Array) -> Array:
+        middle, half, eps = (jnp.broadcast_to(x, u.shape) for x in (self.middle, self.half, self.eps))
+        x = jnp.tanh(u)
+        return (middle + half * jnp.where(jnp.abs(x) > 1 - eps, jnp.sign(x), x)).astype(self.base.loc.dtype)
+
+
+class Categorical(_Distribution):
     r"""One of n actions, :math:`\pi(a) = e^{z_a} / \sum_k e^{z_k}`.
 
     As `distrax.Categorical`, but the logits are normalised once, in the beginning, and every gradient is a select
@@ -121,6 +276,9 @@ class Categorical:
     Attributes:
         logits: `[..., n]`, normalised: log-probabilities.
 
+    Raises:
+        TypeError: `logits` are not floating. ValueError: they have no axis.
+
     Example:
         >>> import jax.numpy as jnp
         >>> policy = Categorical(jnp.log(jnp.array([1., 3.])))
@@ -129,6 +287,9 @@ class Categorical:
     """
 
     def __init__(self, logits: Array) -> None:
+        floating("Categorical", logits=logits)
+        if not jnp.ndim(logits):
+            raise ShapeError("Categorical: logits are a single number; their last axis must be that of the actions")
         self.logits = jax.nn.log_softmax(logits)
 
     @property
@@ -145,7 +306,7 @@ class Categorical:
         return jnp.argmax(self.logits, axis=-1)
 
     def log_prob(self, value: Array) -> Array:
-        """Log-probability of actions `[...]`, integers; NaN for those that are not in [0, n)."""
+        """Log-probability of actions `[...]`, integers; further axes may lead; NaN for those that are not in [0, n)."""
         value, shape = jnp.asarray(value), self.logits.shape
         if value.shape[value.ndim - len(shape) + 1 :] != shape[:-1]:
             raise ShapeError(
@@ -161,13 +322,30 @@ class Categorical:
         probs = self.probs
         return -jnp.sum(probs * jnp.where(probs > 0, self.logits, 0), axis=-1)
 
+    def kl_divergence(self, other: Categorical) -> Array:
+        r"""KL(self || other) in nats, :math:`\sum_a \pi_1(a) (\log\pi_1(a) - \log\pi_2(a))`.
 
-@_pytree
-class MultiCategorical:
+        What self never does adds nothing. It is infinite (with `mask_logits`, as large as a float can be) where self
+        does what the other never does.
+        """
+        self._same_kind(other)
+        _equal_shapes("Categorical", self.logits, other.logits)
+        probs = self.probs
+        ours, theirs = (jnp.where(probs > 0, x.logits, 0) for x in (self, other))
+        return jnp.sum(probs * (ours - theirs), axis=-1)
+
+
+class MultiCategorical(_Distribution):
     """Independent categorical actions side by side: action `[..., K]`, one integer for each of K choices.
 
     Args:
         logits: K arrays `[..., n_k]`; the numbers of options may differ.
+
+    Attributes:
+        parts: K `Categorical`s.
+
+    Raises:
+        TypeError: an array is not floating. ValueError: there is none, or their leading axes differ.
 
     Example:
         >>> import jax.numpy as jnp
@@ -180,9 +358,12 @@ class MultiCategorical:
 
     def __init__(self, logits: Sequence[Array]) -> None:
         self.parts = [Categorical(part) for part in logits]
+        if len({part.logits.shape[:-1] for part in self.parts}) != 1:
+            shapes = ", ".join(str(part.logits.shape) for part in self.parts) or "no arrays"
+            raise ShapeError(f"MultiCategorical: logits must agree in all axes but the last, got {shapes}")
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
-        """Actions, `[*sample_shape, ..., K]`."""
+        """Actions, int32 `[*sample_shape, ..., K]`."""
         keys = jax.random.split(seed, len(self.parts))
         drawn = [
             part.sample(seed=key, sample_shape=tuple(sample_shape)) for part, key in zip(self.parts, keys, strict=True)
@@ -194,14 +375,21 @@ class MultiCategorical:
         return jnp.stack([part.mode() for part in self.parts], axis=-1)
 
     def log_prob(self, value: Array) -> Array:
-        """Log-probability of actions `[..., K]`, summed over K."""
-        return sum(
-            (p.log_prob(value[..., k]) for k, p in enumerate(self.parts[1:], 1)), self.parts[0].log_prob(value[..., 0])
-        )
+        """Log-probability of actions `[..., K]`, summed over K; further axes may lead."""
+        batch = self.parts[0].logits.shape[:-1]
+        _trailing("MultiCategorical", "its choices", (*batch, len(self.parts)), value)
+        return _total(part.log_prob(value[..., k]) for k, part in enumerate(self.parts))
 
     def entropy(self) -> Array:
-        """Sum of the entropies."""
-        return sum((part.entropy() for part in self.parts[1:]), self.parts[0].entropy())
+        """Sum of the entropies, in nats."""
+        return _total(part.entropy() for part in self.parts)
+
+    def kl_divergence(self, other: MultiCategorical) -> Array:
+        """KL(self || other) in nats, the sum of the choices'."""
+        self._same_kind(other)
+        if len(self.parts) != len(other.parts):
+            raise ShapeError(f"MultiCategorical.kl_divergence: {len(self.parts)} choices against {len(other.parts)}")
+        return _total(ours.kl_divergence(theirs) for ours, theirs in zip(self.parts, other.parts, strict=True))
 
 
 def mask_logits(logits: Array, available: Array) -> Array:
@@ -214,6 +402,9 @@ def mask_logits(logits: Array, available: Array) -> Array:
     Returns:
         `[..., n]`; give it to `Categorical`.
 
+    Raises:
+        ValueError: the shapes differ.
+
     Example:
         >>> import jax.numpy as jnp
         >>> policy = Categorical(mask_logits(jnp.zeros(4), jnp.array([1, 1, 0, 0])))
@@ -223,5 +414,43 @@ def mask_logits(logits: Array, available: Array) -> Array:
     Reference: Huang and Ontanon 2022, arXiv:2006.14171.
     """
     if jnp.shape(available) != jnp.shape(logits):
-        raise ValueError(f"mask_logits: logits have shape {jnp.shape(logits)}, available {jnp.shape(available)}")
+        raise ShapeError(f"mask_logits: logits have shape {jnp.shape(logits)}, available {jnp.shape(available)}")
     return jnp.where(jnp.asarray(available).astype(bool), logits, jnp.finfo(logits.dtype).min)
+
+
+def _log_density(value: Any, loc: Any, scale: Any) -> Array:
+    """Of a Gaussian, per dimension."""
+    return -0.5 * jnp.square((value - loc) / scale) - jnp.log(scale) - 0.5 * math.log(2 * math.pi)
+
+
+def _relation(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Of two Gaussians: log of the ratio of standard deviations, and the difference of means in those of the second."""
+    (loc, scale), (other_loc, other_scale) = first, second
+    return jnp.log(scale / other_scale), (loc - other_loc) / other_scale
+
+
+def _total(summands: Any) -> Array:
+    first, *rest = summands
+    return sum(rest, first)
+
+
+def _each(where: str, name: str, x: Any, loc: Array, dtype: Any) -> Array:
+    """`x` for each element of `loc`: of its shape, of that of its last axis, or a single number."""
+    if jnp.shape(x) not in (loc.shape, loc.shape[-1:], ()):
+        raise ShapeError(
+            f"{where}: loc has shape {loc.shape} and {name} {jnp.shape(x)}; {name} must have the same shape, "
+            f"{loc.shape[-1:]} or ()"
+        )
+    return jnp.broadcast_to(jnp.asarray(x, dtype), loc.shape)
+
+
+def _trailing(where: str, whose: str, shape: tuple[int, ...], value: Any) -> None:
+    """Raise `ShapeError` unless the last axes of actions are those of the distribution."""
+    given = jnp.shape(value)
+    if len(given) < len(shape) or given[len(given) - len(shape) :] != shape:
+        raise ShapeError(f"{where}: an action has shape {given}, {whose} {shape}: nothing is broadcast")
+
+
+def _equal_shapes(where: str, ours: Array, theirs: Array) -> None:
+    if ours.shape != theirs.shape:
+        raise ShapeError(f"{where}.kl_divergence: {ours.shape} against {theirs.shape}: nothing is broadcast")

@@ -13,7 +13,6 @@ import dataclasses
 import functools
 from typing import Any, Literal
 
-import distrax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -99,8 +98,7 @@ class ActorCritic(nn.Module):
         if self.discrete:
             return distributions.Categorical(head), value
         log_std = self.param("log_std", nn.initializers.zeros, (self.num_actions,))
-        scale = jnp.broadcast_to(jnp.exp(log_std), head.shape)
-        return distrax.MultivariateNormalDiag(head, scale), value
+        return distributions.Normal(head, jnp.exp(log_std)), value
 
 
 def make_env(config: Config) -> envs.Env:

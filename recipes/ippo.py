@@ -15,7 +15,6 @@ import dataclasses
 import functools
 from typing import Any, Literal
 
-import distrax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -188,7 +187,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         out, actor = each_agent("actor", params["actor"], x["actor"], before["actor"], batch.reset)
         value, critic = each_agent("critic", params["critic"], x["critic"], before["critic"], batch.reset)
         if not discrete:
-            distribution = distrax.MultivariateNormalDiag(*out)
+            distribution = distributions.Normal(*out)
         elif batch.obs.available is None:
             distribution = distributions.Categorical(out)
         else:

@@ -15,7 +15,6 @@ import dataclasses
 import functools
 from typing import Any, Literal
 
-import distrax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -140,10 +139,10 @@ class Policy(nn.Module):
             size = envs.size(self.space)
             scale = jnp.exp(self.param("log_std", nn.initializers.zeros, (size,)))
             loc = head(size, 0.01)
-            scale = jnp.broadcast_to(scale, loc.shape)
-            low, high = (jnp.broadcast_to(bound, (size,)) for bound in (self.space.low, self.space.high))
-            squashed = distributions.TanhNormal(loc, scale, low, high) if self.squash else None
-            distribution = squashed or distrax.MultivariateNormalDiag(loc, scale)
+            if self.squash:
+                distribution = distributions.TanhNormal(loc, scale, self.space.low, self.space.high)
+            else:
+                distribution = distributions.Normal(loc, scale)
         return (distribution, value) if self.memory == "none" else (distribution, value, carry)
 
 

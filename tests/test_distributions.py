@@ -1,31 +1,220 @@
-"""The distributions that distrax leaves to the user."""
+"""Distributions against scipy, distrax and their own samples; what all of them have in common."""
 
-import distrax
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import scipy.stats
 
+import ppo_parts as pp
 from ppo_parts import distributions
 
-pytestmark = pytest.mark.lenient_ranks  # bounds [D] against actions [..., D], as in distrax
+from . import common
+
 LOW, HIGH = jnp.array([-2.0, 0.0]), jnp.array([2.0, 1.0])
+BATCH = 3
 
 
 def squashed(loc, log_std):
     return distributions.TanhNormal(loc, jnp.exp(log_std), LOW, HIGH)
 
 
+def made(kind, seed=0, dtype=jnp.float32):
+    """A batch of `BATCH` distributions that differ."""
+    rng = np.random.default_rng(seed)
+    loc, log_std = (jnp.asarray(rng.normal(size=(BATCH, 2)), dtype) for _ in range(2))
+    logits = [jnp.asarray(rng.normal(size=(BATCH, n)), dtype) for n in (3, 2)]
+    return {
+        "Normal": lambda: distributions.Normal(loc, jnp.exp(log_std)),
+        "TanhNormal": lambda: squashed(3 * loc, log_std),
+        "Categorical": lambda: distributions.Categorical(logits[0]),
+        "MultiCategorical": lambda: distributions.MultiCategorical(logits),
+    }[kind]()
+
+
+every_kind = pytest.mark.parametrize("kind", ["Normal", "TanhNormal", "Categorical", "MultiCategorical"])
+
+
+@jax.jit
+def told(policy, other, action, key):
+    """What every method says, compiled once."""
+    drawn = {shape: policy.sample_and_log_prob(seed=key, sample_shape=shape) for shape in ((), (4, 5))}
+    samples = {shape: policy.sample(seed=key, sample_shape=shape) for shape in drawn}
+    log_probs = {shape: policy.log_prob(sample) for shape, sample in samples.items()}
+    entropy = None if isinstance(policy, distributions.TanhNormal) else policy.entropy()
+    return drawn, samples, log_probs, policy.log_prob(action), policy.mode(), entropy, policy.kl_divergence(other)
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_distributions_keep_dtype_and_shape(kind, dtype):
+    policy, other = made(kind, dtype=dtype), made(kind, 1, dtype)
+    action = made(kind).mode()
+    drawn, samples, log_probs, log_prob, mode, entropy, divergence = told(policy, other, action, jax.random.key(0))
+    event = () if kind == "Categorical" else (2,)
+    for shape, (sample, its_log_prob) in drawn.items():
+        assert sample.shape == (*shape, BATCH, *event)
+        assert sample.dtype == (jnp.int32 if "Categorical" in kind else dtype)
+        assert its_log_prob.shape == (*shape, BATCH)
+        np.testing.assert_array_equal(sample, samples[shape])
+        np.testing.assert_array_equal(its_log_prob, log_probs[shape])
+    assert mode.shape == (BATCH, *event)
+    assert mode.dtype == sample.dtype
+    for number in (its_log_prob, log_prob, divergence, *([] if entropy is None else [entropy])):
+        assert number.dtype == dtype
+        assert number.shape[-1:] == (BATCH,)
+    if dtype == jnp.bfloat16:  # computed in float32, from the same parameters, and rounded
+        exact, exact_other = jax.tree.map(lambda x: x.astype(jnp.float32), (policy, other))
+        *_, log_prob_32, _, _, divergence_32 = told(exact, exact_other, action, jax.random.key(0))
+        np.testing.assert_allclose(log_prob.astype(jnp.float32), log_prob_32, rtol=0.02, atol=0.02)
+        np.testing.assert_allclose(divergence.astype(jnp.float32), divergence_32, rtol=0.02, atol=0.02)
+
+
+@every_kind
+def test_distributions_are_pytrees_of_arrays_with_their_batch_axes(kind):
+    policy, other = made(kind), made(kind, 1)
+    leaves, structure = jax.tree.flatten(policy)
+    assert all(isinstance(leaf, jax.Array) and leaf.shape[0] == BATCH for leaf in leaves)
+    action, expected = policy.mode(), policy.log_prob(policy.mode())
+    assert type(policy) is getattr(distributions, kind)
+    again = jax.jit(lambda x: jax.tree.unflatten(structure, jax.tree.leaves(x)))(policy)
+    np.testing.assert_allclose(again.log_prob(action), expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(lambda x, a: x.log_prob(a))(policy, action), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.vmap(lambda x, y: x.kl_divergence(y))(policy, other), policy.kl_divergence(other), rtol=1e-5, atol=1e-6
+    )
+
+    def step(carry, row):  # as a carry and as what is scanned over
+        return carry, (jax.checkpoint(lambda x, a: x.log_prob(a))(row[0], row[1]), carry.mode())
+
+    same, (log_prob, modes) = jax.lax.scan(step, policy, (policy, action))
+    np.testing.assert_allclose(log_prob, expected, rtol=1e-6)
+    np.testing.assert_allclose(modes[-1], action)
+    assert jax.tree.structure(same) == structure
+
+
+@every_kind
+def test_kl_divergence_is_the_mean_log_ratio_of_samples(kind):
+    first, second = made(kind), made(kind, 1)
+    action, ours = first.sample_and_log_prob(seed=jax.random.key(0), sample_shape=(100_000,))
+    ratio = np.asarray(ours - second.log_prob(action), np.float64)
+    error = ratio.std(axis=0) / np.sqrt(len(ratio))
+    divergence = np.asarray(first.kl_divergence(second))
+    assert np.all(np.abs(divergence - ratio.mean(axis=0)) < 5 * error + 1e-5)
+    assert np.all(divergence > 0.01)
+    np.testing.assert_allclose(first.kl_divergence(first), 0, atol=1e-6)
+
+
+@every_kind
+def test_kl_divergence_wants_two_of_a_kind(kind):
+    other = next(x for x in ("Normal", "Categorical") if x != kind)
+    with pytest.raises(TypeError, match=rf"{kind}.kl_divergence: the other distribution must be a {kind}, .* {other}"):
+        made(kind).kl_divergence(made(other))
+    with pytest.raises(pp.ShapeError, match="nothing is broadcast"):
+        made(kind).kl_divergence(jax.tree.map(lambda x: x[:1], made(kind)))
+
+
+@every_kind
+def test_distributions_broadcast_no_actions(kind):
+    policy = made(kind)
+    good = policy.mode()
+    with pytest.raises(pp.ShapeError, match=f"{kind}: .*nothing is broadcast"):
+        policy.log_prob(good[:1])
+    with pytest.raises(pp.ShapeError, match=f"{kind}: .*nothing is broadcast"):
+        policy.log_prob(good[..., None] if good.ndim == 1 else good[..., :1])
+
+
+def test_normal_is_scipys_and_distraxs():
+    loc, scale = jnp.array([[0.3, -2.0, 1e3], [0.0, 5.0, 1.0]]), jnp.array([0.5, 3.0, 20.0])
+    policy = distributions.Normal(loc, scale)
+    action = policy.sample(seed=jax.random.key(0), sample_shape=(50_000,))
+    oracle = scipy.stats.norm(np.asarray(loc, np.float64), np.asarray(scale, np.float64)[None])
+    np.testing.assert_allclose(
+        policy.log_prob(action), oracle.logpdf(np.asarray(action, np.float64)).sum(-1), rtol=1e-5
+    )
+    np.testing.assert_allclose(policy.entropy(), oracle.entropy().sum(-1), rtol=1e-6)
+    np.testing.assert_array_equal(policy.mode(), loc)
+    np.testing.assert_allclose((np.mean(action, axis=0) - loc) / scale[None], 0, atol=0.02)
+    np.testing.assert_allclose(np.std(action, axis=0) / scale[None], 1, atol=0.02)
+
+    distrax = pytest.importorskip("distrax")
+    theirs = distrax.MultivariateNormalDiag(loc, jnp.broadcast_to(scale, loc.shape))
+    np.testing.assert_array_equal(action[:1], theirs.sample(seed=jax.random.key(0), sample_shape=(50_000,))[:1])
+    other = distrax.MultivariateNormalDiag(loc + 0.1, jnp.broadcast_to(1.2 * scale, loc.shape))
+    ours = policy.kl_divergence(distributions.Normal(loc + 0.1, 1.2 * scale))
+    np.testing.assert_allclose(ours, theirs.kl_divergence(other), rtol=1e-5)
+
+
+def test_kl_divergence_of_neighbours_keeps_its_digits():
+    """After one gradient step it is 1e-8, and the difference of two float32 numbers near 1 has no digits left."""
+    first, second = np.float32(1.0), np.float32(1.0001)
+    ours = distributions.Normal(jnp.zeros(1), first).kl_divergence(distributions.Normal(jnp.zeros(1), second))
+    r = np.float64(first) / np.float64(second)
+    assert float(ours) == pytest.approx(0.5 * (r**2 - 1) - np.log(r), rel=0.01)
+
+
 def test_tanh_normal_is_the_transformed_gaussian():
     loc, log_std = jnp.array([0.3, -0.2]), jnp.array([-0.5, 0.1])
     policy = squashed(loc, log_std)
     action = policy.sample(seed=jax.random.key(0), sample_shape=(7,))
-    half, middle = (HIGH - LOW) / 2, (HIGH + LOW) / 2
-    box = distrax.Chain([distrax.ScalarAffine(middle, half), distrax.Tanh()])
-    reference = distrax.Transformed(distrax.MultivariateNormalDiag(loc, jnp.exp(log_std)), distrax.Block(box, ndims=1))
+    half, middle = np.asarray(HIGH - LOW, np.float64) / 2, np.asarray(HIGH + LOW, np.float64) / 2
+    x = (np.asarray(action, np.float64) - middle) / half
+    density = scipy.stats.norm(loc, np.exp(log_std)).logpdf(np.arctanh(x)) - np.log(half * (1 - x**2))
     assert policy.log_prob(action).shape == (7,)
-    np.testing.assert_allclose(policy.log_prob(action), reference.log_prob(action), rtol=1e-4)
+    np.testing.assert_allclose(policy.log_prob(action), density.sum(-1), rtol=1e-4)
     np.testing.assert_allclose(policy.mode(), middle + half * np.tanh(loc), rtol=1e-6)
+
+
+def test_tanh_normal_has_the_divergence_of_its_gaussians_away_from_the_edges_and_none_within_one():
+    loc, other = jnp.array([[0.3, -1.0]]), jnp.array([[0.5, -1.2]])
+    pair = [distributions.TanhNormal(x, scale) for x, scale in ((loc, 0.5), (other, 0.8))]
+    gaussians = pair[0].base.kl_divergence(pair[1].base)
+    np.testing.assert_allclose(pair[0].kl_divergence(pair[1]), gaussians, rtol=1e-5)
+    # The mean of the second moves over the edge, at u = 7.25: what is beyond it can no longer be told apart.
+    at = jnp.linspace(4.0, 20.0, 9)[:, None]
+    censored = distributions.TanhNormal(at, 1.0).kl_divergence(distributions.TanhNormal(at + 1, 1.0))
+    assert np.all(np.diff(censored) < 1e-6)
+    np.testing.assert_allclose(np.asarray(censored)[[0, -1]], [0.5, 0], atol=0.01)
+
+
+def test_tanh_normal_has_no_finite_divergence_from_another_box():
+    one, other = distributions.TanhNormal(jnp.zeros(2), 1.0), distributions.TanhNormal(jnp.zeros(2), 1.0, high=2.0)
+    with pytest.raises(ValueError, match=r"must have one box and one eps, got low=.*high=.*2"):
+        one.kl_divergence(other)
+    assert jax.jit(lambda x, y: x.kl_divergence(y))(one, other) == jnp.inf
+
+
+EXTREME = {
+    "Normal": (distributions.Normal, (jnp.array([1e6, -1e6, 0.0]), jnp.array([1e-6, 1e6, 1.0]))),
+    "TanhNormal": (distributions.TanhNormal, (jnp.array([1e4, -1e4, 6.0]), jnp.array([0.05, 20.0, 1e-3]))),
+    "Categorical": (distributions.Categorical, (jnp.array([1e30, -1e30, 0.0, -jnp.inf, np.finfo(np.float32).min]),)),
+    "MultiCategorical": (
+        lambda *logits: distributions.MultiCategorical(logits),
+        (jnp.array([1e30, -1e30]), jnp.array([0.0, 1e9])),
+    ),
+}
+
+
+@every_kind
+def test_gradients_at_extreme_parameters_are_finite(kind):
+    make, params = EXTREME[kind]
+
+    @jax.jit
+    def measured(params):
+        action, policy, here = (
+            make(*params).sample(seed=jax.random.key(0)),
+            make(*params),
+            jax.lax.stop_gradient(params),
+        )
+        numbers = [policy.log_prob(action), policy.kl_divergence(make(*here)), make(*here).kl_divergence(policy)]
+        return jnp.stack(numbers if kind == "TanhNormal" else [*numbers, policy.entropy()])
+
+    assert np.isfinite(measured(params)).all()
+    for gradient in jax.tree.leaves(jax.jacrev(measured)(params)):
+        assert np.isfinite(gradient).all()
 
 
 def test_tanh_normal_integrates_to_one():
@@ -61,7 +250,7 @@ def test_tanh_normal_is_finite_at_the_edge_and_its_gradient_too():
 def test_tanh_normal_with_its_mean_far_outside_has_ratios_that_are_moderate(far):
     before, after = squashed(jnp.full(2, far), jnp.full(2, -3.0)), squashed(jnp.full(2, 1.1 * far), jnp.full(2, -3.2))
     sample = before.sample(seed=jax.random.key(0), sample_shape=(100,))
-    assert np.all(sample == HIGH)
+    assert np.all(sample == HIGH[None])
     np.testing.assert_allclose(after.log_prob(sample) - before.log_prob(sample), 0, atol=1e-6)
 
 
@@ -88,7 +277,9 @@ def test_tanh_normal_has_no_closed_form_entropy():
         squashed(jnp.zeros(2), jnp.zeros(2)).entropy()
 
 
+@pytest.mark.lenient_ranks  # distrax
 def test_multi_categorical_is_a_product():
+    distrax = pytest.importorskip("distrax")
     logits = [jnp.array([[0.0, 1.0]] * 5), jnp.array([[0.5, -1.0, 2.0]] * 5)]
     policy = distributions.MultiCategorical(logits)
     action = policy.sample(seed=jax.random.key(1))
@@ -106,10 +297,10 @@ def test_masked_logits_take_no_part():
     logits = jnp.array([0.5, 9.0, -0.5, 3.0])
 
     def policy(logits):
-        return distrax.Categorical(distributions.mask_logits(logits, available))
+        return distributions.Categorical(distributions.mask_logits(logits, available))
 
     np.testing.assert_array_equal(policy(logits).probs * (1 - available), 0)
-    rest = distrax.Categorical(logits[::2])
+    rest = distributions.Categorical(logits[::2])
     np.testing.assert_allclose(policy(logits).entropy(), rest.entropy(), rtol=1e-6)
     for f in (lambda x: policy(x).entropy(), lambda x: policy(x).log_prob(2)):
         gradient = jax.grad(f)(logits)
@@ -119,7 +310,9 @@ def test_masked_logits_take_no_part():
         distributions.mask_logits(logits, available[None])
 
 
+@pytest.mark.lenient_ranks  # distrax
 def test_categorical_is_that_of_distrax_with_its_gradients():
+    distrax = pytest.importorskip("distrax")
     logits = jnp.array([[0.3, -1.0, 2.0], [0.0, 0.0, -jnp.inf]])
     action, key = jnp.array([2, 0]), jax.random.key(0)
 
@@ -150,13 +343,60 @@ def test_actions_have_the_shape_of_their_logits():
         distributions.Categorical(jnp.zeros((4, 3))).log_prob(jnp.zeros((4, 1), int))
 
 
-@pytest.mark.parametrize("kind", ["Categorical", "MultiCategorical", "TanhNormal"])
-def test_distributions_are_pytrees(kind):
-    made = {
-        "Categorical": lambda: distributions.Categorical(jnp.arange(3.0)),
-        "MultiCategorical": lambda: distributions.MultiCategorical([jnp.arange(3.0), jnp.zeros(2)]),
-        "TanhNormal": lambda: squashed(jnp.zeros(2), jnp.zeros(2)),
-    }[kind]
-    policy = jax.jit(made)()
-    assert type(policy) is getattr(distributions, kind)
-    np.testing.assert_allclose(policy.log_prob(made().mode()), made().log_prob(made().mode()), rtol=1e-6)
+def test_normal_says_what_is_wrong():
+    with pytest.raises(TypeError, match="loc must be floating"):
+        distributions.Normal(jnp.zeros(3, int), 1.0)
+    with pytest.raises(pp.ShapeError, match="single number"):
+        distributions.Normal(jnp.zeros(()), 1.0)
+    for scale in (jnp.ones(4), jnp.ones((4, 1)), jnp.ones((1, 3))):
+        with pytest.raises(pp.ShapeError, match=r"scale must have the same shape, \(3,\) or \(\)"):
+            distributions.Normal(jnp.zeros((4, 3)), scale)
+
+
+def test_multi_categorical_says_what_is_wrong():
+    with pytest.raises(pp.ShapeError, match="no arrays"):
+        distributions.MultiCategorical([])
+    with pytest.raises(pp.ShapeError, match=r"all axes but the last, got \(4, 2\), \(5, 2\)"):
+        distributions.MultiCategorical([jnp.zeros((4, 2)), jnp.zeros((5, 2))])
+    with pytest.raises(pp.ShapeError, match="nothing is broadcast"):  # the third choice was dropped
+        distributions.MultiCategorical([jnp.zeros(2), jnp.zeros(2)]).log_prob(jnp.zeros(3, int))
+
+
+def gaussian(make, params, batch):
+    head = batch.obs @ params["policy"]
+    return make(head, jnp.broadcast_to(jnp.exp(params["log_std"]), head.shape)), batch.obs @ params["value"]
+
+
+@functools.cache
+def updated(make, microbatch, shape=(common.TIME, common.SEGMENTS)):
+    params = {**common.make_params(), "log_std": jnp.zeros(2)}
+    batch = common.rollout(masked=False, shape=shape)
+    batch = batch.replace(action=jnp.tanh(batch.obs[..., :2]), log_prob=jnp.zeros(shape))
+    pipeline = pp.chain(
+        pp.gae(gamma=0.9, gae_lambda=0.9),
+        pp.full_batch(),
+        pp.clipped_surrogate(clip_eps=0.2),
+        pp.value_loss(),
+        pp.entropy_bonus(coef=0.1) if make is not distributions.TanhNormal else pp.identity(),
+    )
+    learner = pp.learner(functools.partial(gaussian, make), pipeline, optax.sgd(0.1), microbatch=microbatch)
+    state, _ = jax.jit(learner.update)(jax.random.key(0), learner.init(params), batch)
+    return state.params
+
+
+@pytest.mark.parametrize("make", [distributions.Normal, distributions.TanhNormal])
+def test_microbatches_of_our_gaussians_change_nothing(make):
+    common.assert_close(updated(make, 6), updated(make, None))
+
+
+@pytest.mark.lenient_ranks  # distrax
+def test_microbatch_refuses_a_distribution_that_hides_arrays_and_auto_leaves_it_whole():
+    distrax = pytest.importorskip("distrax")
+    with pytest.raises(
+        TypeError, match=r"MultivariateNormalDiag keeps some elsewhere.*use ppo_parts.distributions.Normal"
+    ):
+        updated(distrax.MultivariateNormalDiag, 6)
+    large = (128, 128)  # from which on "auto" takes pieces
+    common.assert_close(
+        updated(distrax.MultivariateNormalDiag, "auto", large), updated(distributions.Normal, None, large)
+    )

@@ -309,3 +309,12 @@ def test_a_run_of_the_command_line_is_reproducible(trained, tmp_path):
     folder, _ = trained
     main(*arguments(tiny(4)), "--directory", str(tmp_path), "--name", "again", "--no-progress", "--no-tensorboard")
     assert_same_run(tmp_path / "again", folder)
+
+
+def test_a_continuous_minibatch_large_enough_to_be_evaluated_in_pieces_trains():
+    """It ended with "compiled for 81 inputs but called with 33": the distribution kept arrays outside its leaves."""
+    sizes = {"num_envs": 256, "num_steps": 64, "num_minibatches": 1, "update_epochs": 1, "total_timesteps": 256 * 64}
+    config = dataclasses.replace(PRESETS["continuous"], **sizes)
+    assert config.microbatch == "auto"
+    result = jax.jit(make_train(config))(jax.random.key(0))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.state.learner.params))

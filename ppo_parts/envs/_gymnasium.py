@@ -37,10 +37,10 @@ class HostRollout:
         TypeError: a single environment. ValueError: the environment does not reset itself, or does not say how.
 
     Example:
-        >>> import distrax, gymnasium, jax, jax.numpy as jnp, ppo_parts as pp
-        >>> from ppo_parts import envs
+        >>> import gymnasium, jax, jax.numpy as jnp, ppo_parts as pp
+        >>> from ppo_parts import distributions, envs
         >>> def evaluate(params, batch):
-        ...     return distrax.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
+        ...     return distributions.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
         >>> rollout = envs.HostRollout(gymnasium.make_vec("CartPole-v1", num_envs=2), evaluate, num_steps=8)
         >>> params = {"policy": jnp.zeros((4, 2)), "value": jnp.zeros(4)}
         >>> batch, metrics = rollout.collect(jax.random.key(0), params)

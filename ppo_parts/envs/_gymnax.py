@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import gymnax
 import jax
 import jax.numpy as jnp
 
+from .._extras import require_package
 from .._trees import without_weak_types
 from ._env import Array, Env, Transition
 
@@ -28,8 +28,9 @@ def make(env_id: str, **params: Any) -> Env:
         **params: fields of the environment's `EnvParams` to change, e.g. `max_steps_in_episode=200`.
 
     Raises:
-        ValueError: unknown name (the nearest are listed) or parameter.
+        ValueError: unknown name (the nearest are listed) or parameter. MissingPackage: gymnax is not installed.
     """
+    gymnax = require_package("gymnax", "envs")
     if env_id not in gymnax.registered_envs:
         import difflib
 

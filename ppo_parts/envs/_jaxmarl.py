@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._extras import require_package
 from .._trees import without_weak_types
 from ..functional._common import unsqueezed
 from ._env import AgentsObs, Array, Env, Transition, is_discrete, size
@@ -36,7 +37,7 @@ def make_agents(env_id: str, **settings: Any) -> Env:
         **settings: handed to `jaxmarl.make`, e.g. `num_agents=3`.
 
     Raises:
-        ImportError: JaxMARL is not installed. ValueError: unknown name (the nearest are listed), or an environment
+        MissingPackage: JaxMARL is not installed. ValueError: unknown name (the nearest are listed), or an environment
             that does not fit into arrays with an axis of agents.
     """
     with jax.ensure_compile_time_eval():  # JaxMARL computes with JAX as it is imported, and as an environment is made
@@ -63,17 +64,14 @@ def _one_step(env: Env) -> Transition:
 
 
 def _made(env_id: str, settings: dict[str, Any]) -> Any:
-    try:
-        import jaxmarl
-        from jaxmarl.environments.smax import map_name_to_scenario
-        from jaxmarl.registration import registered_envs
-    except ImportError as error:
-        raise ImportError(f'{env_id} needs JaxMARL: pip install "jaxmarl>=0.2"') from error
+    jaxmarl = require_package("jaxmarl", "marl")
+    registered_envs = require_package("jaxmarl.registration", "marl").registered_envs
     name, _, scenario = env_id.partition("/")
     if name == "SMAX" and scenario:
         name, settings = "HeuristicEnemySMAX", {**SMAX_SETTINGS, **settings}
         try:
-            settings["scenario"] = map_name_to_scenario(scenario)
+            smax = require_package("jaxmarl.environments.smax", "marl")
+            settings["scenario"] = smax.map_name_to_scenario(scenario)
         except KeyError:
             raise ValueError(
                 f"SMAX has no map {scenario!r}; there are 3m, 2s3z, 25m, 3s5z, ... (see JaxMARL)"

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._extras import require_package
+
 
 class Checkpoints:
     """Numbered checkpoints of one run in one folder. A checkpoint is complete or absent, whenever the process dies.
@@ -28,8 +30,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | Path, *, keep: int | None = 2, tidy: bool = False) -> None:
-        import orbax.checkpoint as ocp
-
+        ocp = require_package("orbax.checkpoint", "train")
         logging.getLogger("absl").setLevel(logging.ERROR)
         self._ocp = ocp
         options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, cleanup_tmp_directories=tidy)

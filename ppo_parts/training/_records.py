@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from .. import __version__
+from .._extras import require_package
 from ._statistics import interval
 
 Row = dict[str, Any]
@@ -101,9 +104,12 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what numbers depend on."""
-    names = ("ppo_parts", "jax", "jaxlib", "optax", "flax", "distrax", "gymnax", "numpy")
-    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
+    """Versions of what numbers depend on, of those that are installed."""
+    found = {"python": platform.python_version(), "ppo_parts": __version__}
+    for name in ("jax", "jaxlib", "optax", "flax", "gymnax", "numpy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def plot_curve(
@@ -118,11 +124,8 @@ def plot_curve(
 
     `evaluation` has the same shape, NaN in updates without one; the mean over the seeds is drawn.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = require_package("matplotlib.figure", "train").Figure(figsize=(7, 4.2), layout="constrained")
+    require_package("matplotlib.backends.backend_agg", "train").FigureCanvasAgg(figure)
     axes = figure.subplots()
     smooth = smoothed(returns, window)
     if returns.ndim == 1:

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checks import nonfinite_report
+from .._errors import UserError
+from .._extras import require_package
 from .._metrics import Metrics
 from ._checkpoint import Checkpoints
 from ._evaluate import EVALUATION, metrics_of
@@ -46,8 +48,8 @@ def main(
     Returns:
         The result that is also written to `result.json`.
     """
-    import tyro
-
+    with _said():
+        tyro = require_package("tyro", "train")
     first = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False)
     first.add_argument("--preset", default=next(iter(presets)))
     first.add_argument("--resume", "--init-from", "--init_from", type=Path, dest="before", metavar="FOLDER")
@@ -83,7 +85,7 @@ def _said() -> Iterator[None]:
     """Our own errors say what to do: they end the process with that sentence. Others keep their traceback."""
     try:
         yield
-    except (ValueError, TypeError, FloatingPointError, OSError) as error:
+    except (UserError, ValueError, TypeError, FloatingPointError, OSError) as error:
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         raised_in = str(frame.f_globals.get("__name__", ""))
         if isinstance(error, OSError) or raised_in.startswith(f"{Train.__module__.partition('.')[0]}."):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .._extras import require_package
 from ._options import RunOptions
 from ._records import column
 from ._train import Train
@@ -17,11 +18,9 @@ class Watch:
     """The progress bar and TensorBoard."""
 
     def __init__(self, train: Train, options: RunOptions, done: int, folder: Path) -> None:
-        from tqdm import tqdm
-
         self._seeds, self._each = options.num_seeds, train.steps_per_update
         total = train.num_updates * self._each * self._seeds
-        self._bar = tqdm(
+        self._bar = require_package("tqdm", "train").tqdm(
             total=total,
             initial=done * self._each * self._seeds,
             unit="step",
@@ -30,9 +29,8 @@ class Watch:
         )
         self._writer = None
         if options.tensorboard:
-            from tensorboardX import SummaryWriter
-
-            self._writer = SummaryWriter(str(folder), purge_step=done * self._each + 1 if done else None)
+            after = done * self._each + 1 if done else None
+            self._writer = require_package("tensorboardX", "train").SummaryWriter(str(folder), purge_step=after)
 
     def show(self, rows: list[dict[str, Any]], steps_per_second: float) -> None:
         returns = np.asarray([row["episode_return"] for row in rows], float)

@@ -1,0 +1,146 @@
+"""What is imported when, what is said where a package is missing, and copies of the package inside another one."""
+
+import ast
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ppo_parts as pp
+from ppo_parts import envs, training
+from ppo_parts._errors import MissingPackage
+from ppo_parts._extras import require_package
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = Path(pp.__file__).parent
+OPTIONAL = (
+    "chex",
+    "distrax",
+    "flax",
+    "gymnax",
+    "gymnasium",
+    "jaxmarl",
+    "matplotlib",
+    "orbax",
+    "tensorboardX",
+    "tqdm",
+    "tyro",
+)
+
+
+def python(source: str, folder: Path, *, without: str = "") -> str:
+    """What a fresh interpreter prints that runs `source` in `folder`, where the package `without` is not installed."""
+    hide = f"""
+import importlib.metadata as metadata
+found = metadata.Distribution.from_name
+def from_name(name):
+    if name == {without!r}:
+        raise metadata.PackageNotFoundError(name)
+    return found(name)
+metadata.Distribution.from_name = from_name
+"""
+    command = [sys.executable, "-c", (hide if without else "") + source]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_takes_no_optional_package_and_starts_no_backend():
+    source = f"""
+import sys, jax, optax
+from jax._src import xla_bridge
+before = [name for name in {OPTIONAL} if name in sys.modules]  # optax itself imported chex once
+import ppo_parts.distributions, ppo_parts.envs, ppo_parts.networks, ppo_parts.training
+print([name for name in {OPTIONAL} if name in sys.modules and name not in before], list(xla_bridge._backends))
+"""
+    assert python(source, ROOT) == "[] []"
+
+
+def test_the_core_depends_on_jax_and_optax():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert [requirement.partition(">=")[0] for requirement in project["dependencies"]] == ["jax", "optax"]
+    assert set(project["optional-dependencies"]) == {"envs", "train", "marl", "cuda", "test", "all"}
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "use"),
+    [
+        ("gymnax", "envs", lambda folder: envs.make("CartPole-v1")),
+        ("jaxmarl", "marl", lambda folder: envs.make_agents("MPE_simple_spread_v3")),
+        ("orbax", "train", lambda folder: training.Checkpoints(folder)),
+        ("matplotlib", "train", lambda folder: training.plot_curve(folder / "a.png", np.zeros(1), np.zeros(1), "")),
+    ],
+)
+def test_a_missing_package_is_named_with_the_extra_that_installs_it(package, extra, use, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingPackage, match=rf'{package} is not installed: .* pip install "ppo_parts\[{extra}\]"'):
+        use(tmp_path)
+
+
+def test_a_command_line_without_its_packages_ends_with_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    with pytest.raises(
+        SystemExit, match=r'^error: tyro is not installed: install it with pip install "ppo_parts\[train\]"'
+    ):
+        training.main(lambda config: None, {"default": None}, [])
+
+
+def test_a_package_that_lacks_one_of_its_own_names_it(tmp_path, monkeypatch):
+    (tmp_path / "half_installed.py").write_text("import no_such_dependency\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        ImportError, match=r"half_installed needs no_such_dependency, which is not installed: .*\[envs\]"
+    ):
+        require_package("half_installed", "envs")
+
+
+USE = """
+import jax, jax.numpy as jnp, optax, sys
+def evaluate(params, batch):
+    return distributions.Normal(batch.obs @ params["policy"], 1.0), batch.obs @ params["value"]
+pipeline = pp.chain(pp.gae(gamma=.9, gae_lambda=.9), pp.full_batch(), pp.clipped_surrogate(clip_eps=.2),
+                    pp.value_loss())
+learner = pp.learner(evaluate, pipeline, optax.sgd(.1))
+zeros = jnp.zeros((2, 3))
+batch = pp.Batch(obs=jnp.ones((2, 3, 4)), action=jnp.ones((2, 3, 1)), reward=zeros + 1, terminated=zeros,
+                 log_prob=zeros, value=zeros, next_value=zeros)
+state = learner.init({"policy": jnp.zeros((4, 1)), "value": jnp.zeros(4)})
+state, _ = jax.jit(learner.update)(jax.random.key(0), state, batch)
+print(bool(jnp.any(state.params["value"] != 0)), "ppo_parts" in sys.modules, pp.__version__)
+"""
+
+
+def test_a_copy_of_the_package_works_inside_another_one(tmp_path):
+    shutil.copytree(PACKAGE, tmp_path / "mylib" / "ppo_parts", ignore=shutil.ignore_patterns("__pycache__"))
+    imports = (
+        "import mylib.ppo_parts as pp, mylib.ppo_parts.envs, mylib.ppo_parts.networks, mylib.ppo_parts.training\n"
+        "from mylib.ppo_parts import distributions\n"
+    )
+    record = "print(mylib.ppo_parts.training.versions()['ppo_parts'])"
+    printed = python(imports + USE + record, tmp_path, without="ppo_parts").split()
+    assert printed == ["True", "False", pp.__version__, pp.__version__]
+
+
+def test_a_copy_of_the_functions_works_by_itself(tmp_path):
+    shutil.copytree(PACKAGE / "functional", tmp_path / "functional", ignore=shutil.ignore_patterns("__pycache__"))
+    source = (
+        "import sys, jax.numpy as jnp, functional\n"
+        "x = jnp.ones((3, 2))\n"
+        "print(functional.gae(x, x, x, x, gamma=.9, gae_lambda=.9).advantage.sum(), 'ppo_parts' in sys.modules)"
+    )
+    assert python(source, tmp_path).split() == ["0.0", "False"]
+
+
+def test_every_import_inside_the_package_is_relative():
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module]
+            assert not [name for name in names if name.partition(".")[0] == "ppo_parts"], path
