@@ -87,8 +87,8 @@ def _in_pieces(evaluate: Evaluate, params: Params, batch: Batch, pieces: int, op
         if optional:
             return evaluate_policy(evaluate, params, batch)
         raise UserTypeError(
-            f"microbatched: {kind(stuck)} keeps arrays outside the leaves of its pytree (in bound methods, say), so that "
-            "its pieces cannot be joined: use one of ppo_parts.distributions, or leave microbatches out"
+            f"microbatched: {kind(stuck)} keeps arrays outside the leaves of its pytree (in bound methods, say), so "
+            "that its pieces cannot be joined: use one of ppo_parts.distributions, or leave microbatches out"
         )
 
     def split(along: int) -> Callable[[Array], Array]:
