@@ -58,7 +58,7 @@ def record(length: int, read: Callable[[pp.Batch], Any], **shapes: tuple[int, ..
 def record_gradients(length: int) -> optax.GradientTransformation:
     """An optimizer that changes nothing and writes down gradients, and the parameters they were taken at."""
     return optax.GradientTransformation(
-        init=lambda params, key: blank(length, {"grad": params, "params": params}),
+        init=lambda params: blank(length, {"grad": params, "params": params}),
         update=lambda grads, tape, params: (grads, tape.write({"grad": grads, "params": params})),
     )
 

@@ -163,7 +163,7 @@ def test_a_recurrent_state_goes_on_from_rollout_to_rollout_as_if_there_were_none
     state = jax.jit(train.init)(jax.random.key(0))
     params = state.learner.params
     after, batch, _ = jax.jit(train.rollout.collect)(jax.random.key(1), params, state.rollout)
-    *_, replayed = jax.jit(train.evaluate)(params, batch)
+    *_, replayed = jax.jit(train.policy.evaluate)(params, batch)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after.carry, replayed)
 
 

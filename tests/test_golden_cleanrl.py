@@ -96,6 +96,7 @@ def cleanrl_chain(args: dict[str, Any], indices: np.ndarray) -> pp.Part:
         pp.given_indices(indices),
         pp.advantage_normalize(ddof=1) if args["norm_adv"] else pp.identity(),
         pp.clipped_surrogate(clip_eps=clip_eps),
+        pp.policy_diagnostics(),
         pp.clipped_value_loss(clip_eps=clip_eps, coef=args["vf_coef"])
         if args["clip_vloss"]
         else pp.value_loss(coef=args["vf_coef"]),

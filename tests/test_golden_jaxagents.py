@@ -83,6 +83,7 @@ def actor_losses(config: Any) -> pp.Part:
     return pp.chain(
         pp.advantage_normalize(axis=1),
         pp.clipped_surrogate(clip_eps=config["eps_clip"]),
+        pp.policy_diagnostics(),
         pp.entropy_bonus(coef=config["ent_coeff"]),
     )
 

@@ -162,6 +162,7 @@ def evaluate(params: Params, batch: pp.Batch, box: dict[str, jax.Array] | None =
 def losses(clip_eps: Any, value_coef: Any, entropy_coef: Any, num_samples: int = 1) -> pp.Part:
     return pp.chain(
         pp.clipped_surrogate(clip_eps=clip_eps),
+        pp.policy_diagnostics(),
         pp.clipped_value_loss(clip_eps=clip_eps, coef=value_coef),
         pp.entropy_bonus(coef=entropy_coef, num_samples=num_samples),
     )

@@ -108,6 +108,7 @@ def puffer_chain(config: dict[str, Any], indices: np.ndarray, weights: np.ndarra
         pp.advantage_normalize(ddof=1),
         pp.advantage_weight(),
         pp.clipped_surrogate(clip_eps=config["clip_coef"]),
+        pp.policy_diagnostics(),
         pp.clipped_value_loss(clip_eps=config["vf_clip_coef"], coef=config["vf_coef"]),
         pp.entropy_bonus(coef=config["ent_coef"]),
         record_minibatches(len(indices), (shape[0], indices.shape[1])),

@@ -183,7 +183,7 @@ def test_an_episode_is_carried_over_rollouts():
     state, seen = rollout.init(jax.random.key(0)), []
     for number in range(5):
         state, batch, metrics = collect(jax.random.key(number), 1.0, state)
-        seen.append((np.asarray(batch.obs[:, 0, 0]).tolist(), jax.tree.map(float, metrics)))
+        seen.append((np.asarray(batch.obs[:, 0, 0]).tolist(), {name: float(x) for name, x in metrics.items()}))
     times = [time for rollout_times, _ in seen for time in rollout_times]
     assert times == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5, 6, 0]
     for number, (_, metrics) in enumerate(seen):
@@ -353,7 +353,7 @@ def test_a_recurrent_policy_is_reset_with_its_episodes():
         memory, counts = jax.lax.scan(forward, batch.carry, batch.reset)
         return Softmax(jnp.zeros((*counts.shape, 2))), params * counts, memory
 
-    rollout = pp.rollout(clock(5), counting, num_envs=2, num_steps=4, initial_carry=jnp.zeros)
+    rollout = pp.rollout(clock(5), pp.Policy(None, counting, jnp.zeros), num_envs=2, num_steps=4)
     state = rollout.init(jax.random.key(0))
     for number in range(3):
         state, batch, _ = jax.jit(rollout.collect)(jax.random.key(number), 1.0, state)
