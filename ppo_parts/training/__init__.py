@@ -1,6 +1,8 @@
 """Whole runs: a pure `train(key)`, and the host loop around it that logs, checkpoints, resumes and plots."""
 
 from ._checkpoint import Checkpoints as Checkpoints
+from ._cli import main as main
+from ._config import check_choices as check_choices
 from ._evaluate import EpisodeResults as EpisodeResults
 from ._evaluate import evaluate_episodes as evaluate_episodes
 from ._load import LoadedRun as LoadedRun
@@ -11,7 +13,6 @@ from ._records import plot_curve as plot_curve
 from ._records import read_metrics as read_metrics
 from ._records import versions as versions
 from ._records import write_json as write_json
-from ._run import main as main
 from ._run import run as run
 from ._statistics import bootstrap as bootstrap
 from ._statistics import iqm as iqm
@@ -19,6 +20,5 @@ from ._statistics import summary as summary
 from ._train import Train as Train
 from ._train import TrainResult as TrainResult
 from ._train import TrainState as TrainState
-from ._train import check_choices as check_choices
 from ._train import last_episodes_return as last_episodes_return
 from ._train import updates_in as updates_in

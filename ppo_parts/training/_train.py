@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 
-from .._hyperparameters import choice, count
+from .._hyperparameters import count
 from .._learner import Learner, LearnerState
 from .._rollout import Rollout, RolloutState, strong
 from .._types import Array, Evaluate, Params
@@ -125,16 +125,6 @@ def seed_keys(seed: int, num_seeds: int) -> Array:
     """The keys that `seed`, `seed + 1`, ... stand for; a single one has no axis."""
     keys = jnp.stack([jax.random.key(seed + i) for i in range(num_seeds)])
     return keys if num_seeds > 1 else keys[0]
-
-
-def check_choices(config: Any) -> None:
-    """Raise `ValueError` where a field of a dataclass is typed as a `Literal` and holds none of its words.
-
-    The command line checks that by itself; this is for configurations made in Python.
-    """
-    for name, hint in get_type_hints(type(config)).items():
-        if get_origin(hint) is Literal:
-            choice(type(config).__name__, name, getattr(config, name), get_args(hint))
 
 
 def updates_in(total_timesteps: int, *, num_envs: int, num_steps: int) -> int:
