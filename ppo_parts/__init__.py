@@ -14,6 +14,9 @@ from ._advantage import advantage_weight as advantage_weight
 from ._advantage import gae as gae
 from ._advantage import vtrace as vtrace
 from ._chain import chain as chain
+from ._errors import UserError as UserError
+from ._errors import UserTypeError as UserTypeError
+from ._errors import UserValueError as UserValueError
 from ._learner import Learner as Learner
 from ._learner import LearnerState as LearnerState
 from ._learner import learner as learner

@@ -10,10 +10,16 @@ class UserError(Exception):
     this class, as you prefer.
     """
 
+    __module__ = "ppo_parts"  # where it is public, and so what a traceback calls it
+
 
 class UserValueError(UserError, ValueError):
     """A value that cannot work."""
 
+    __module__ = "ppo_parts"
+
 
 class UserTypeError(UserError, TypeError):
     """A value of a type that cannot work."""
+
+    __module__ = "ppo_parts"

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from . import functional
 from ._advantage import per_element
-from ._hyperparameters import Numeric, at, count, number
+from ._hyperparameters import Numeric, at, count, number, spread_nan
 from ._types import Array, Batch, Context, EmptyState, Part, no_state, require
 from .functional import masked_mean
 
@@ -37,15 +37,15 @@ def clipped_surrogate(
         >>> pp.clipped_surrogate(clip_eps=-.2)
         Traceback (most recent call last):
         ...
-        ValueError: clipped_surrogate: clip_eps must lie in (0, inf), got -0.2
+        ppo_parts.UserValueError: clipped_surrogate: clip_eps must lie in (0, inf), got -0.2
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
     """
-    number("clipped_surrogate", "clip_eps", clip_eps, 0, open_low=True)
+    clip_eps = number("clipped_surrogate", "clip_eps", clip_eps, 0, open_low=True)
     if clip_eps_high is not None:
-        number("clipped_surrogate", "clip_eps_high", clip_eps_high, 0, open_low=True)
+        clip_eps_high = number("clipped_surrogate", "clip_eps_high", clip_eps_high, 0, open_low=True)
     if dual_clip is not None:
-        number("clipped_surrogate", "dual_clip", dual_clip, 1, open_low=True)
+        dual_clip = number("clipped_surrogate", "dual_clip", dual_clip, 1, open_low=True)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         log_ratio = batch.current_log_ratio()
@@ -55,6 +55,7 @@ def clipped_surrogate(
         loss = functional.clipped_surrogate(
             log_ratio, batch.advantage, clip_eps=low, clip_eps_high=high, dual_clip=bound
         )
+        loss = spread_nan(loss, low, high, bound)
         seen = jax.lax.stop_gradient(log_ratio)  # metrics have no gradient, and need not be traced for one
         ratio = jnp.exp(seen)
         keep = True if batch.mask is None else batch.mask.astype(bool)
@@ -102,15 +103,14 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
 
     Reference: OpenAI baselines' PPO2; Engstrom et al. 2020, arXiv:2005.12729, section 3.
     """
-    number("clipped_value_loss", "clip_eps", clip_eps, 0, open_low=True)
-    number("clipped_value_loss", "coef", coef, 0)
+    clip_eps = number("clipped_value_loss", "clip_eps", clip_eps, 0, open_low=True)
+    coef = number("clipped_value_loss", "coef", coef, 0)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         require(batch, "clipped_value_loss", value="it is the prediction to clip around; or use value_loss()")
-        loss = functional.clipped_value_loss(
-            batch.current.value, batch.value, batch.target, clip_eps=at(clip_eps, context.step)
-        )
-        return _add_scaled(batch, name, loss, at(coef, context.step)), state
+        bound = at(clip_eps, context.step)
+        loss = functional.clipped_value_loss(batch.current.value, batch.value, batch.target, clip_eps=bound)
+        return _add_scaled(batch, name, spread_nan(loss, bound), at(coef, context.step)), state
 
     return Part(
         no_state, update, "clipped_value_loss", requires=("target",), provides=("losses",), place="after_sampler"
@@ -135,7 +135,7 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9.
     """
-    number("value_loss", "coef", coef, 0)
+    coef = number("value_loss", "coef", coef, 0)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         loss = functional.value_loss(batch.current.value, batch.target)
@@ -164,7 +164,7 @@ def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy")
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9; Williams and Peng 1991.
     """
-    number("entropy_bonus", "coef", coef, 0)
+    coef = number("entropy_bonus", "coef", coef, 0)
     count("entropy_bonus", "num_samples", num_samples)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ._hyperparameters import at, number
+
 
 def per_update_learning_rate(learning_rate: Any | Callable[[Any], Any]) -> optax.GradientTransformationExtraArgs:
     r"""Scale updates by :math:`-\alpha(k)`, where k counts *learner updates*: constant within each.
@@ -17,7 +19,7 @@ def per_update_learning_rate(learning_rate: Any | Callable[[Any], Any]) -> optax
     stopped early; mistaking one unit for the other makes a learning rate decay that many times too fast.
 
     Args:
-        learning_rate: a number, or a schedule of the number of updates so far (0 during the first).
+        learning_rate: a number, >= 0, or a schedule of the number of updates so far (0 during the first).
 
     Returns:
         An optax transformation for the end of an `optax.chain`, in place of `optax.scale_by_learning_rate`. `learner`
@@ -33,6 +35,8 @@ def per_update_learning_rate(learning_rate: Any | Callable[[Any], Any]) -> optax
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 4.
     """
 
+    learning_rate = number("per_update_learning_rate", "learning_rate", learning_rate, 0)
+
     def init(params: Any) -> optax.EmptyState:
         del params
         return optax.EmptyState()
@@ -41,7 +45,7 @@ def per_update_learning_rate(learning_rate: Any | Callable[[Any], Any]) -> optax
         del params, extra
         if step is None:
             raise ValueError("per_update_learning_rate: needs the extra argument step=..., which learner() passes")
-        scale = learning_rate(step) if callable(learning_rate) else learning_rate
+        scale = at(learning_rate, step)
         return jax.tree.map(lambda u: -jnp.asarray(scale, u.dtype) * u, updates), state
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from . import functional
@@ -59,7 +60,7 @@ def kl_early_stop(
 
     Reference: Dossa et al. 2021, An Empirical Investigation of Early Stopping Optimizations in PPO, IEEE Access.
     """
-    number("kl_early_stop", "target_kl", target_kl, 0)
+    target_kl = number("kl_early_stop", "target_kl", target_kl, 0)
     choice("kl_early_stop", "estimator", estimator, ("k1", "k2", "k3"))
     choice("kl_early_stop", "reduction", reduction, ("mean", "sum"))
     choice("kl_early_stop", "check", check, ("minibatch", "epoch"))
@@ -81,7 +82,11 @@ def kl_early_stop(
             total = jnp.where(jnp.equal(context.minibatch, 0), 0, state.total) + judged.astype(jnp.float32)
             state = KLEarlyStopState(total)
             judged = total / context.num_minibatches
-        exceeds = ~(judged <= at(target_kl, context.step))  # NaN exceeds, too
+        threshold = at(target_kl, context.step)
+        if isinstance(threshold, jax.Array):
+            # A threshold that left its range is NaN and stops everything: said here, for no loss would show it.
+            batch = batch.add_metrics(**{f"nonfinite/{name}/target_kl": jnp.isnan(threshold).astype(jnp.int32)})
+        exceeds = ~(judged <= threshold)  # NaN exceeds, too
         none = jnp.zeros((), bool)
         if check == "minibatch":
             stop = Stop(discard=exceeds, after=none)
