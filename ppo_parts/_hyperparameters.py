@@ -103,14 +103,14 @@ def spread_nan(x: Array, *hyperparameters: Any) -> Array:
     return x
 
 
-def count(where: str, name: str, value: Any, low: int = 1) -> int:
-    """Return `value` if it is a whole number, `low` or more."""
+def count(where: str, name: str, value: Any, low: int | None = 1) -> int:
+    """Return `value` if it is a whole number, `low` or more (None: whatever it is)."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         whole = isinstance(value, float) and value.is_integer()
         raise UserTypeError(
             f"{where}: {name} must be a whole number, got {value!r}" + (f": write {int(value)}" if whole else "")
         )
-    if value < low:
+    if low is not None and value < low:
         raise UserValueError(f"{where}: {name} must be at least {low}, got {value!r}")
     return int(value)
 

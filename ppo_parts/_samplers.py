@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import functional
+from ._errors import UserValueError
 from ._hyperparameters import Numeric, at, choice, count, number, spread_nan
 from ._policy import evaluate_current
 from ._types import PER_STEP, Array, Batch, Context, EmptyState, Part, no_state
@@ -336,7 +337,7 @@ def _share(where: str, num_minibatches: int, size: int, what: str) -> int:
     if size % num_minibatches:
         divisors = [d for d in range(1, size + 1) if size % d == 0]
         near = sorted(divisors, key=lambda d: abs(d - num_minibatches))[:3]
-        raise ValueError(
+        raise UserValueError(
             f"{where}: num_minibatches={num_minibatches} does not divide the {size} {what} of this batch; "
             f"nearest that do: {', '.join(map(str, sorted(near)))}"
         )

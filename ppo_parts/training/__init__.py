@@ -1,8 +1,13 @@
 """Whole runs: a pure `train(key)`, and the host loop around it that logs, checkpoints, resumes and plots."""
 
 from ._checkpoint import Checkpoints as Checkpoints
+from ._cli import exit_on_user_error as exit_on_user_error
 from ._cli import main as main
-from ._config import check_choices as check_choices
+from ._config import Range as Range
+from ._config import at_least as at_least
+from ._config import between as between
+from ._config import check_config as check_config
+from ._config import more_than as more_than
 from ._evaluate import EpisodeResults as EpisodeResults
 from ._evaluate import evaluate_episodes as evaluate_episodes
 from ._load import LoadedRun as LoadedRun
