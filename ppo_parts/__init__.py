@@ -15,6 +15,7 @@ from ._advantage import gae as gae
 from ._advantage import vtrace as vtrace
 from ._chain import chain as chain
 from ._errors import UserError as UserError
+from ._errors import UserTimeoutError as UserTimeoutError
 from ._errors import UserTypeError as UserTypeError
 from ._errors import UserValueError as UserValueError
 from ._learner import Learner as Learner

@@ -23,3 +23,9 @@ class UserTypeError(UserError, TypeError):
     """A value of a type that cannot work."""
 
     __module__ = "ppo_parts"
+
+
+class UserTimeoutError(UserError, TimeoutError):
+    """Something of the caller's did not return in time."""
+
+    __module__ = "ppo_parts"

@@ -113,6 +113,7 @@ def rollout(
             distribution, value, carry = look(params, state.obs, state.carry, state.reset)
             action, log_prob = now(sample_action(distribution, keys[0]))
             env_state, out = env.step(keys[1], state.env_state, action)
+            out.check(state.obs, each)
             final_value = _where_any(value_after, out.truncated, params, (out.final_obs, carry))
             recorded = Batch(
                 obs=state.obs,

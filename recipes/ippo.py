@@ -174,7 +174,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
     training.check_config(config)
     env = make_env(config) if env is None else env
     if env.num_agents is None:
-        raise ValueError("ippo: this environment has no axis of agents; use cleanrl_ppo, or give it one")
+        raise pp.UserValueError("ippo: this environment has no axis of agents; use cleanrl_ppo, or give it one")
     agents, space, discrete = env.num_agents, env.action_space, envs.is_discrete(env.action_space)
     num_updates = training.updates_in(config.total_timesteps, num_envs=config.num_envs, num_steps=config.num_steps)
     common = {"hidden": config.hidden, "activation": config.activation, "memory": config.memory}
@@ -231,7 +231,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         return {name: init(name, k) for name, k in zip(models, jax.random.split(key), strict=True)}
 
     if config.advantages == "step_and_agent" and config.num_envs // config.num_minibatches < 2:
-        raise ValueError(
+        raise pp.UserValueError(
             'advantages="step_and_agent" standardises over the environments of a minibatch, and with '
             f"num_envs={config.num_envs}, num_minibatches={config.num_minibatches} there is one in each: all would be 0"
         )
