@@ -111,7 +111,7 @@ def test_an_observation_without_a_shape_is_refused(monkeypatch):
     cartpole = envs.make("CartPole-v1")
     for changes in ({"observation_space": parts}, {"action_space": parts}):
         monkeypatch.setattr(envs, "make", lambda env_id, changes=changes: cartpole._replace(**changes))
-        with pytest.raises(ValueError, match=r"Dict\(.*\) is no array, and this network needs one: flatten it"):
+        with pytest.raises(ValueError, match=r"Dict\(.*\) is not a space of arrays, and this network needs one: flatten it"):
             make_train(tiny())
 
 
@@ -228,8 +228,8 @@ def test_the_continuous_preset_trains(tmp_path):
     [
         (["--num-minibatches", "3"], "error: shuffled_minibatches: num_minibatches=3 does not divide the 16 steps"),
         (["--total-timesteps", "9"], "error: total_timesteps=9 is less than one update"),
-        (["--env-id", "Cartpole-v1"], "error: 'Cartpole-v1' is no gymnax environment; did you mean CartPole-v1"),
-        (["--clip-coef", "-1"], "error: clipped_surrogate: clip_eps must"),
+        (["--env-id", "Cartpole-v1"], "error: 'Cartpole-v1' is not a gymnax environment; did you mean CartPole-v1"),
+        (["--clip-coef", "-1"], "error: --clip-coef must lie in"),
         (["--num-seeds", "0"], "error: run: num_seeds must be at least 1"),
         (["--resume", "/nowhere"], "error: /nowhere holds no run: it has no config.json"),
     ],
