@@ -16,6 +16,7 @@ from ._chain import chain as chain
 from ._chain import identity as identity
 from ._checks import nonfinite_report as nonfinite_report
 from ._errors import UserError as UserError
+from ._errors import UserTimeoutError as UserTimeoutError
 from ._errors import UserTypeError as UserTypeError
 from ._errors import UserValueError as UserValueError
 from ._learner import Learner as Learner

@@ -49,8 +49,8 @@ def gae(*, gamma: Numeric, gae_lambda: Numeric, implementation: functional.Imple
 
     Reference: Schulman et al. 2016, arXiv:1506.02438, eq. 16.
     """
-    number("gae", "gamma", gamma, 0, 1)
-    number("gae", "gae_lambda", gae_lambda, 0, 1)
+    gamma = number("gae", "gamma", gamma, 0, 1)
+    gae_lambda = number("gae", "gae_lambda", gae_lambda, 0, 1)
     known("gae", implementation)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
@@ -103,10 +103,10 @@ def vtrace(
 
     Reference: Espeholt et al. 2018, arXiv:1802.01561, eq. 1.
     """
-    number("vtrace", "gamma", gamma, 0, 1)
-    number("vtrace", "gae_lambda", gae_lambda, 0, 1)
-    number("vtrace", "rho_clip", rho_clip, 0, open_low=True)
-    number("vtrace", "c_clip", c_clip, 0, open_low=True)
+    gamma = number("vtrace", "gamma", gamma, 0, 1)
+    gae_lambda = number("vtrace", "gae_lambda", gae_lambda, 0, 1)
+    rho_clip = number("vtrace", "rho_clip", rho_clip, 0, open_low=True)
+    c_clip = number("vtrace", "c_clip", c_clip, 0, open_low=True)
     known("vtrace", implementation)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
@@ -150,7 +150,7 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
 
     Reference: Andrychowicz et al. 2021, arXiv:2006.05990, choice C67.
     """
-    number("advantage_normalize", "eps", eps, 0)
+    eps = number("advantage_normalize", "eps", eps, 0)
     if ddof not in (0, 1) or isinstance(ddof, bool):
         raise UserValueError(f"advantage_normalize: ddof must be 0 or 1, got {ddof!r}")
     axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)

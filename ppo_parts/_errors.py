@@ -10,18 +10,28 @@ class UserError(Exception):
     this class, as you prefer.
     """
 
+    __module__ = "ppo_parts"  # where it is public, and so what a traceback calls it
+
 
 class UserValueError(UserError, ValueError):
     """A value that cannot work."""
+
+    __module__ = "ppo_parts"
 
 
 class UserTypeError(UserError, TypeError):
     """A value of a type that cannot work."""
 
+    __module__ = "ppo_parts"
+
+
+class UserTimeoutError(UserError, TimeoutError):
+    """Something of the caller's did not return in time."""
+
+    __module__ = "ppo_parts"
+
 
 class MissingPackage(UserError, ImportError):
     """An optional package is used and not installed; the message names the extra that installs it."""
 
-
-for _error in (UserError, UserValueError, UserTypeError, MissingPackage):
-    _error.__module__ = "ppo_parts"  # where users import it from, and what tracebacks should say
+    __module__ = "ppo_parts"

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._errors import UserTypeError, UserValueError
 from .functional._common import within
 
 Array = jax.Array
@@ -17,31 +18,103 @@ Numeric = float | Array | Callable[[Any], Any]
 
 
 def number(where: str, name: str, value: Any, low: float, high: float = np.inf, *, open_low: bool = False) -> Any:
-    """Return `value` if it can be what it should; concrete numbers are checked against [low, high] at once."""
+    """Return `value` if it can be what it should: a number in [low, high], or what will be one.
+
+    A concrete number is checked at once, a schedule at its ends: at step 0, and at the value on which it settles, if it
+    does. What can only be known at run time (a schedule in between, a traced number) is returned so that it is NaN
+    wherever it leaves the range. A part makes sure that such a NaN reaches its loss, where the learner counts it: see
+    `spread_nan`.
+    """
     if callable(value):
-        return value
-    within(where, name, value, low, high, open_low=open_low, what="a number, an array or a schedule step -> value")
+        return _schedule(where, name, value, low, high, open_low)
+    try:
+        within(where, name, value, low, high, open_low=open_low, what="a number, an array or a schedule step -> value")
+    except TypeError as error:
+        raise UserTypeError(str(error)) from None
+    except ValueError as error:
+        raise UserValueError(str(error)) from None
     if np.shape(value) != ():
-        raise ValueError(
+        raise UserValueError(
             f"{where}: {name} must be one number, got an array of shape {np.shape(value)}; to sweep it, build the "
             "chain inside a function and vmap that"
         )
+    if isinstance(value, jax.core.Tracer):
+        return _nan_outside(value, low, high, open_low)
     return value
 
 
-def count(where: str, name: str, value: Any) -> int:
-    """Return `value` if it is a positive whole number."""
+def bounds(low: float, high: float = np.inf, open_low: bool = False) -> str:
+    """How a range is written: "[0, 1]", "(0, inf)"."""
+    low_end, high_end = "(" if open_low or np.isinf(low) else "[", ")" if np.isinf(high) else "]"
+    return f"{low_end}{low:g}, {high:g}{high_end}"
+
+
+def _inside(x: Any, low: float, high: float, open_low: bool) -> Any:
+    return (x > low if open_low else x >= low) & (x <= high)
+
+
+def _nan_outside(x: Any, low: float, high: float, open_low: bool) -> Array:
+    return jnp.where(_inside(x, *_rounded(low, high), open_low), x, jnp.nan)
+
+
+def _rounded(low: float, high: float) -> tuple[float, float]:
+    """The range with room for what float32 makes of its ends: a schedule from 1 may begin at 1.0000001."""
+    return low - 1e-6 * abs(low), high + 1e-6 * abs(high)
+
+
+LATE = (np.int32(2**29), np.int32(2**30))
+"""Steps that no run reaches: a schedule that has one value at both has settled."""
+
+
+def _schedule(
+    where: str, name: str, value: Callable[[Any], Any], low: float, high: float, open_low: bool
+) -> Callable[[Any], Array]:
+    # Where a schedule closes over a traced number (a sweep), nothing is known of it yet.
+    with jax.ensure_compile_time_eval(), np.errstate(all="ignore"):
+        first, *late = (value(step) for step in (np.int32(0), *LATE))
+    ends = {"at step 0": first}
+    if not any(isinstance(x, jax.core.Tracer) for x in late) and np.array_equal(*late):
+        ends["in the end"] = late[0]
+    for when, end in ends.items():
+        if jnp.shape(end) != ():
+            raise UserValueError(
+                f"{where}: {name} must be one number at every step, and its schedule returns shape {jnp.shape(end)}"
+            )
+        opened = open_low and when == "at step 0"  # what may not be 0 may still be annealed to it
+        if not isinstance(end, jax.core.Tracer) and not _inside(np.float64(end), *_rounded(low, high), opened):
+            raise UserValueError(
+                f"{where}: {name} must lie in {bounds(low, high, open_low)}, and its schedule is {float(end):g} {when}"
+            )
+    return lambda step: _nan_outside(jnp.asarray(value(step)), low, high, open_low)
+
+
+def spread_nan(x: Array, *hyperparameters: Any) -> Array:
+    """`x`, all NaN where one of the hyperparameters it was computed with is NaN, having left its range.
+
+    Comparisons and minima may lose a NaN. A loss must not: it is what the learner counts.
+    """
+    for value in hyperparameters:
+        if isinstance(value, jax.Array):  # others were checked when the part was built
+            x = jnp.where(jnp.isnan(value), jnp.asarray(jnp.nan, x.dtype), x)
+    return x
+
+
+def count(where: str, name: str, value: Any, low: int | None = 1) -> int:
+    """Return `value` if it is a whole number, `low` or more (None: whatever it is)."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{where}: {name} must be a whole number, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{where}: {name} must be at least 1, got {value!r}")
+        whole = isinstance(value, float) and value.is_integer()
+        raise UserTypeError(
+            f"{where}: {name} must be a whole number, got {value!r}" + (f": write {int(value)}" if whole else "")
+        )
+    if low is not None and value < low:
+        raise UserValueError(f"{where}: {name} must be at least {low}, got {value!r}")
     return int(value)
 
 
 def choice(where: str, name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """Return `value` if it is one of the allowed words."""
     if value not in allowed:
-        raise ValueError(f"{where}: {name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        raise UserValueError(f"{where}: {name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return value
 
 

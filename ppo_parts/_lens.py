@@ -107,8 +107,10 @@ def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
     """
     if not coefficients:
         raise UserValueError("combine_advantages: name at least one advantage")
-    for path, coefficient in coefficients.items():
-        number("combine_advantages", f"coefficient of {path}", coefficient, -jnp.inf)
+    coefficients = {
+        path: number("combine_advantages", f"coefficient of {path}", coefficient, -jnp.inf)
+        for path, coefficient in coefficients.items()
+    }
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         terms: list[Array] = [at(c, context.step) * field_at(batch, path) for path, c in coefficients.items()]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from . import functional
 from ._advantage import per_element
 from ._errors import UserTypeError, UserValueError
-from ._hyperparameters import Numeric, at, count, number
+from ._hyperparameters import Numeric, at, count, number, spread_nan
 from ._types import Array, Batch, Context, EmptyState, Part, no_state, require
 from .functional import masked_mean
 
@@ -44,11 +44,11 @@ def clipped_surrogate(
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
     """
-    number("clipped_surrogate", "clip_eps", clip_eps, 0, open_low=True)
+    clip_eps = number("clipped_surrogate", "clip_eps", clip_eps, 0, open_low=True)
     if clip_eps_high is not None:
-        number("clipped_surrogate", "clip_eps_high", clip_eps_high, 0, open_low=True)
+        clip_eps_high = number("clipped_surrogate", "clip_eps_high", clip_eps_high, 0, open_low=True)
     if dual_clip is not None:
-        number("clipped_surrogate", "dual_clip", dual_clip, 1, open_low=True)
+        dual_clip = number("clipped_surrogate", "dual_clip", dual_clip, 1, open_low=True)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         log_ratio = batch.current_log_ratio()
@@ -58,6 +58,7 @@ def clipped_surrogate(
         loss = functional.clipped_surrogate(
             log_ratio, batch.advantage, clip_eps=low, clip_eps_high=high, dual_clip=bound, mask=batch.mask
         )
+        loss = spread_nan(loss, low, high, bound)
         seen = jax.lax.stop_gradient(log_ratio)  # a metric has no gradient, and need not be traced for one
         clipped = functional.clip_fraction(seen, clip_eps=low, clip_eps_high=high)
         prefix = "" if name == "policy" else f"{name}_"
@@ -130,16 +131,17 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
 
     Reference: OpenAI baselines' PPO2; Engstrom et al. 2020, arXiv:2005.12729, section 3.
     """
-    number("clipped_value_loss", "clip_eps", clip_eps, 0, open_low=True)
-    number("clipped_value_loss", "coef", coef, 0)
+    clip_eps = number("clipped_value_loss", "clip_eps", clip_eps, 0, open_low=True)
+    coef = number("clipped_value_loss", "coef", coef, 0)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         _require_critic("clipped_value_loss", batch)
         require(batch, "clipped_value_loss", value="it is the prediction to clip around; or use value_loss()")
+        bound = at(clip_eps, context.step)
         loss = functional.clipped_value_loss(
-            batch.current.value, batch.value, batch.target, clip_eps=at(clip_eps, context.step), mask=batch.mask
+            batch.current.value, batch.value, batch.target, clip_eps=bound, mask=batch.mask
         )
-        return _add_scaled(batch, name, loss, at(coef, context.step)), state
+        return _add_scaled(batch, name, spread_nan(loss, bound), at(coef, context.step)), state
 
     return Part(
         no_state,
@@ -170,7 +172,7 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9.
     """
-    number("value_loss", "coef", coef, 0)
+    coef = number("value_loss", "coef", coef, 0)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         _require_critic("value_loss", batch)
@@ -208,7 +210,7 @@ def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy")
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9; Williams and Peng 1991.
     """
-    number("entropy_bonus", "coef", coef, 0)
+    coef = number("entropy_bonus", "coef", coef, 0)
     count("entropy_bonus", "num_samples", num_samples)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from ._errors import UserTypeError, UserValueError
-from ._hyperparameters import number
+from ._hyperparameters import at, number
 
 
 def scale_by_update_schedule(learning_rate: Any | Callable[[Any], Any]) -> optax.GradientTransformationExtraArgs:
@@ -20,7 +20,7 @@ def scale_by_update_schedule(learning_rate: Any | Callable[[Any], Any]) -> optax
     stopped early; mistaking one unit for the other makes a learning rate decay that many times too fast.
 
     Args:
-        learning_rate: a number, or a schedule of the number of updates so far (0 during the first).
+        learning_rate: a number, >= 0, or a schedule of the number of updates so far (0 during the first).
 
     Returns:
         An optax transformation for the end of an `optax.chain`, in place of `optax.scale_by_learning_rate`. `learner`
@@ -36,6 +36,8 @@ def scale_by_update_schedule(learning_rate: Any | Callable[[Any], Any]) -> optax
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 4.
     """
 
+    learning_rate = number("per_update_learning_rate", "learning_rate", learning_rate, 0)
+
     def init(params: Any) -> optax.EmptyState:
         del params
         return optax.EmptyState()
@@ -44,7 +46,7 @@ def scale_by_update_schedule(learning_rate: Any | Callable[[Any], Any]) -> optax
         del params, extra
         if step is None:
             raise UserValueError("scale_by_update_schedule: needs the extra argument step=..., which learner() passes")
-        scale = learning_rate(step) if callable(learning_rate) else learning_rate
+        scale = at(learning_rate, step)
         return jax.tree.map(lambda u: -jnp.asarray(scale, u.dtype) * u, updates), state
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -69,9 +71,9 @@ def clipped_adam(
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 3, 4 and 11.
     """
-    number("clipped_adam", "learning_rate", learning_rate, 0)
-    number("clipped_adam", "max_grad_norm", max_grad_norm, 0, open_low=True)
-    number("clipped_adam", "eps", eps, 0)
+    learning_rate = number("clipped_adam", "learning_rate", learning_rate, 0)
+    max_grad_norm = number("clipped_adam", "max_grad_norm", max_grad_norm, 0, open_low=True)
+    eps = number("clipped_adam", "eps", eps, 0)
     clip = optax.clip_by_global_norm(max_grad_norm)
     return optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=eps), scale_by_update_schedule(learning_rate)))
 

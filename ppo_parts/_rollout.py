@@ -121,6 +121,7 @@ def rollout(
         output = apply_policy(policy, params, state.obs, state.carry, state.reset)
         action, log_prob = sample_action(output.distribution, keys[0])
         env_state, out = env.step(keys[1], state.env_state, action)
+        out.check(state.obs, each)
         final = where_any(estimates_after, out.truncated, params, (out.final_obs, output.carry))
         recorded = Batch(
             obs=state.obs,

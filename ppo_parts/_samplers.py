@@ -12,7 +12,7 @@ import numpy as np
 
 from . import functional
 from ._errors import UserTypeError, UserValueError
-from ._hyperparameters import Numeric, at, choice, count, number
+from ._hyperparameters import Numeric, at, choice, count, number, spread_nan
 from ._policy import evaluate_current
 from ._refresh import Refresh, RefreshName, refresh_of
 from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, EmptyState, Part, no_state
@@ -359,9 +359,9 @@ def prioritized_sampler(
     where = "prioritized_sampler"
     count(where, "num_minibatches", num_minibatches)
     count(where, "num_epochs", num_epochs)
-    number(where, "alpha", alpha, 0)
-    number(where, "beta", beta, 0, 1)
-    number(where, "eps", eps, 0)
+    alpha = number(where, "alpha", alpha, 0)
+    beta = number(where, "beta", beta, 0, 1)
+    eps = number(where, "eps", eps, 0)
     if segments_per_minibatch is not None:
         count(where, "segments_per_minibatch", segments_per_minibatch)
 
@@ -375,17 +375,16 @@ def prioritized_sampler(
         if size > segments and not replacement:
             raise UserValueError(f"{where}: {size} of {segments} segments cannot be drawn without replacement")
         advantage, mask = batch.advantage, batch.mask
+        powers = [at(x, context.step) for x in (alpha, beta, eps)]
         probabilities = functional.segment_priorities(
             advantage.reshape((*advantage.shape[:2], -1)).swapaxes(1, 2).reshape(-1, segments),
             None if mask is None else mask.reshape((*mask.shape[:2], -1)).swapaxes(1, 2).reshape(-1, segments),
-            alpha=at(alpha, context.step),
-            eps=at(eps, context.step),
+            alpha=powers[0],
+            eps=powers[2],
         )
         indices = jax.random.choice(item, segments, (size,), replace=replacement, p=probabilities)
-        weight = functional.importance_weights(
-            probabilities, indices, beta=at(beta, context.step), normalize=normalize_weights
-        )
-        return indices, weight
+        weight = functional.importance_weights(probabilities, indices, beta=powers[1], normalize=normalize_weights)
+        return indices, spread_nan(weight, *powers)
 
     return sampler(
         where,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from . import functional
@@ -60,7 +61,7 @@ def kl_early_stop(
 
     Reference: Dossa et al. 2021, An Empirical Investigation of Early Stopping Optimizations in PPO, IEEE Access.
     """
-    number("kl_early_stop", "target_kl", target_kl, 0)
+    target_kl = number("kl_early_stop", "target_kl", target_kl, 0)
     choice("kl_early_stop", "estimator", estimator, ("k1", "k2", "k3"))
     choice("kl_early_stop", "reduction", reduction, ("mean", "sum"))
     choice("kl_early_stop", "check", check, ("minibatch", "epoch"))
@@ -82,7 +83,11 @@ def kl_early_stop(
             total = jnp.where(jnp.equal(context.minibatch, 0), 0, state.total) + judged.astype(jnp.float32)
             state = KLEarlyStopState(total)
             judged = total / context.num_minibatches
-        exceeds = ~(judged <= at(target_kl, context.step))  # NaN exceeds, too
+        threshold = at(target_kl, context.step)
+        if isinstance(threshold, jax.Array):
+            # A threshold that left its range is NaN and stops everything: said here, for no loss would show it.
+            batch = batch.add_metrics("sum", **{f"nonfinite/{name}/target_kl": jnp.isnan(threshold)})
+        exceeds = ~(judged <= threshold)  # NaN exceeds, too
         if check == "minibatch":
             return batch.add_stop(discard=exceeds), state
         return batch.add_stop(after=exceeds & jnp.equal(context.minibatch, context.num_minibatches - 1)), state
@@ -107,7 +112,7 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
         ...     pp.full_batch(10), pp.clipped_surrogate(clip_eps=.2), pp.early_stop("clip_fraction", .3)
         ... )
     """
-    number("early_stop", "limit", limit, -jnp.inf)
+    limit = number("early_stop", "limit", limit, -jnp.inf)
     choice("early_stop", "check", check, ("minibatch", "epoch"))
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import flax.linen as nn
 import jax
@@ -29,35 +29,48 @@ class Config:
 
     env_id: str = "CartPole-v1"
     """any gymnax environment, with discrete or continuous actions"""
-    total_timesteps: int = 500_000
-    """environment steps of the whole run, rounded down to whole updates"""
-    num_envs: int = 4
-    num_steps: int = 128
-    """steps per environment and update"""
-    learning_rate: float = 2.5e-4
+    total_timesteps: Annotated[int, training.at_least(1)] = 500_000
+    """environment steps of the whole run, rounded down to whole updates; 5e5 is fine, too"""
+    num_envs: Annotated[int, training.at_least(1)] = 4
+    """environments that are stepped side by side"""
+    num_steps: Annotated[int, training.at_least(1)] = 128
+    """steps of each environment in a rollout, after which there is an update"""
+    learning_rate: Annotated[float, training.at_least(0)] = 2.5e-4
+    """of Adam, in [0, inf)"""
     anneal_lr: bool = True
     """linearly to 0 over the updates of the run"""
-    gamma: float = 0.99
-    gae_lambda: float = 0.95
-    num_minibatches: int = 4
-    update_epochs: int = 4
+    gamma: Annotated[float, training.between(0, 1)] = 0.99
+    """discount of rewards per step, in [0, 1]"""
+    gae_lambda: Annotated[float, training.between(0, 1)] = 0.95
+    """trace decay of generalized advantage estimation, in [0, 1]: 0 has least variance, 1 least bias"""
+    num_minibatches: Annotated[int, training.at_least(1)] = 4
+    """gradient steps per epoch; has to divide num_envs * num_steps"""
+    update_epochs: Annotated[int, training.at_least(1)] = 4
+    """passes over each rollout"""
     norm_adv: bool = True
     """standardise advantages in each minibatch"""
-    clip_coef: float = 0.2
+    clip_coef: Annotated[float, training.more_than(0)] = 0.2
+    """how far the probability ratio (and the value, if clipped) may move from the rollout's, in (0, inf)"""
     clip_vloss: bool = True
-    ent_coef: float = 0.01
-    vf_coef: float = 0.5
-    max_grad_norm: float = 0.5
-    target_kl: float | None = None
-    """stop an update after the epoch whose last minibatch has a larger divergence"""
+    """clip the value loss as well"""
+    ent_coef: Annotated[float, training.at_least(0)] = 0.01
+    """weight of the entropy bonus, in [0, inf)"""
+    vf_coef: Annotated[float, training.at_least(0)] = 0.5
+    """weight of the value loss, in [0, inf)"""
+    max_grad_norm: Annotated[float, training.more_than(0)] = 0.5
+    """a gradient with a larger norm is scaled down to this one, in (0, inf)"""
+    target_kl: Annotated[float | None, training.at_least(0)] = None
+    """stop an update after the epoch whose last minibatch has a larger KL divergence, in nats, in [0, inf)"""
     normalize_env: bool = False
     """standardise and clip observations and rewards by running statistics"""
-    hidden: tuple[int, ...] = (64, 64)
-    microbatch: int | Literal["auto"] | None = "auto"
+    hidden: Annotated[tuple[int, ...], training.at_least(1)] = (64, 64)
+    """units of each hidden layer"""
+    microbatch: Annotated[int | Literal["auto"] | None, training.at_least(1)] = "auto"
     """evaluate the network on so many steps at a time, for less memory; "auto": 1024 where that is faster"""
     skip_nonfinite: bool = False
     """skip gradients that are not finite, and count them, instead of ending the run"""
-    seed: int = 1
+    seed: Annotated[int, training.between(0, 2**32 - 1)] = 1
+    """of all random numbers, in [0, 2**32)"""
 
 
 PRESETS = {
@@ -116,6 +129,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
 
     `env` is an environment of your own, wrapped as you like; None: the one the configuration names.
     """
+    training.check_config(config)
     env = make_env(config) if env is None else env
     num_updates = training.updates_in(config.total_timesteps, num_envs=config.num_envs, num_steps=config.num_steps)
     discrete, space = envs.is_discrete(env.action_space), env.action_space
@@ -164,9 +178,15 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
     )
 
 
+def preset_for(config: Config, train: training.Train) -> str:
+    """The preset that is made for environments like this one."""
+    del config
+    return "discrete" if envs.is_discrete(train.env.action_space) else "continuous"
+
+
 def main() -> None:
     """Command line: trains, and leaves metrics, a picture and checkpoints under runs/."""
-    training.main(make_train, PRESETS, prog="python -m recipes.cleanrl_ppo")
+    training.main(make_train, PRESETS, prog="python -m recipes.cleanrl_ppo", preset_for=preset_for)
 
 
 if __name__ == "__main__":

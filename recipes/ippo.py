@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import flax.linen as nn
 import jax
@@ -31,48 +31,67 @@ class Config:
 
     env_id: str = "MPE_simple_spread_v3"
     """any JaxMARL environment; SMAX with its map, "SMAX/3m" """
-    total_timesteps: int = 10_000_000
-    """steps of environments (not of agents) in the whole run, rounded down to whole updates"""
-    num_envs: int = 16
-    num_steps: int = 128
-    """steps per environment and update"""
+    total_timesteps: Annotated[int, training.at_least(1)] = 10_000_000
+    """steps of environments (not of agents) in the whole run, rounded down to whole updates; 1e7 is fine, too"""
+    num_envs: Annotated[int, training.at_least(1)] = 16
+    """environments that are stepped side by side"""
+    num_steps: Annotated[int, training.at_least(1)] = 128
+    """steps of each environment in a rollout, after which there is an update"""
     parameters: Literal["shared", "independent"] = "shared"
     """one network for all agents, or one each"""
     critic: Literal["local", "central"] = "local"
     """what the value is a function of: the agent's own observation (IPPO), or everybody's (MAPPO)"""
     agent_id: bool = False
     """append the agent's number to its observation, so that shared networks can tell agents apart"""
-    actor_learning_rate: float = 2.5e-4
-    critic_learning_rate: float = 2.5e-4
+    actor_learning_rate: Annotated[float, training.at_least(0)] = 2.5e-4
+    """of the actor's Adam, in [0, inf)"""
+    critic_learning_rate: Annotated[float, training.at_least(0)] = 2.5e-4
+    """of the critic's Adam, in [0, inf)"""
     anneal_lr: bool = True
     """linearly to 0 over the updates of the run"""
-    adam_eps: float = 1e-5
-    max_grad_norm: float = 0.5
-    """of actor and critic each; with independent parameters, of each agent"""
-    gamma: float = 0.99
-    gae_lambda: float = 0.95
-    num_minibatches: int = 4
-    actor_epochs: int = 4
-    critic_epochs: int = 4
+    adam_eps: Annotated[float, training.more_than(0)] = 1e-5
+    """added to the denominator of Adam's steps, in (0, inf)"""
+    max_grad_norm: Annotated[float, training.more_than(0)] = 0.5
+    """a gradient with a larger norm is scaled down to this one, in (0, inf); of actor and critic each, and of each
+    agent where parameters are independent"""
+    gamma: Annotated[float, training.between(0, 1)] = 0.99
+    """discount of rewards per step, in [0, 1]"""
+    gae_lambda: Annotated[float, training.between(0, 1)] = 0.95
+    """trace decay of generalized advantage estimation, in [0, 1]: 0 has least variance, 1 least bias"""
+    num_minibatches: Annotated[int, training.at_least(1)] = 4
+    """gradient steps per epoch; has to divide num_envs * num_steps, and with memory num_envs"""
+    actor_epochs: Annotated[int, training.at_least(1)] = 4
+    """the actor's passes over each rollout"""
+    critic_epochs: Annotated[int, training.at_least(1)] = 4
+    """the critic's passes over each rollout"""
     advantages: Literal["together", "agent", "step_and_agent"] = "together"
     """standardise them over the whole minibatch, for each agent, or for each step and agent"""
-    clip_coef: float = 0.2
+    clip_coef: Annotated[float, training.more_than(0)] = 0.2
+    """how far the probability ratio (and the value, if clipped) may move from the rollout's, in (0, inf)"""
     clip_vloss: bool = True
-    vf_coef: float = 0.5
-    ent_coef: float = 0.01
-    target_kl: float | None = None
-    """end the actor's phase after the epoch whose last minibatch has a larger divergence; the critic's goes on"""
-    actor_gain: float = 0.01
-    """orthogonal gain of the policy's last layer; from 1, what is done depends on what is seen from the start"""
-    hidden: int = 64
+    """clip the value loss as well"""
+    vf_coef: Annotated[float, training.at_least(0)] = 0.5
+    """weight of the value loss, in [0, inf)"""
+    ent_coef: Annotated[float, training.at_least(0)] = 0.01
+    """weight of the entropy bonus, in [0, inf)"""
+    target_kl: Annotated[float | None, training.at_least(0)] = None
+    """end the actor's phase after the epoch whose last minibatch has a larger KL divergence, in nats, in [0, inf); the
+    critic's continues"""
+    actor_gain: Annotated[float, training.more_than(0)] = 0.01
+    """orthogonal gain of the policy's last layer, in (0, inf); from 1, what is done depends on what is seen from the
+    start"""
+    hidden: Annotated[int, training.at_least(1)] = 64
+    """units of each hidden layer, and of the GRU"""
     activation: Literal["tanh", "relu"] = "tanh"
+    """of the hidden layers"""
     memory: bool = False
     """a GRU in actor and critic"""
-    microbatch: int | Literal["auto"] | None = "auto"
+    microbatch: Annotated[int | Literal["auto"] | None, training.at_least(1)] = "auto"
     """evaluate the networks on so many steps of agents at a time, for less memory; "auto": 1024 where that is faster"""
     skip_nonfinite: bool = False
     """skip gradients that are not finite, and count them, instead of ending the run"""
-    seed: int = 1
+    seed: Annotated[int, training.between(0, 2**32 - 1)] = 1
+    """of all random numbers, in [0, 2**32)"""
 
 
 PRESETS = {
@@ -152,10 +171,10 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
 
     `env` is an environment of your own with an axis of agents; None: the one the configuration names.
     """
-    training.check_choices(config)
+    training.check_config(config)
     env = make_env(config) if env is None else env
     if env.num_agents is None:
-        raise ValueError("ippo: this environment has no axis of agents; use cleanrl_ppo, or give it one")
+        raise pp.UserValueError("ippo: this environment has no axis of agents; use cleanrl_ppo, or give it one")
     agents, space, discrete = env.num_agents, env.action_space, envs.is_discrete(env.action_space)
     num_updates = training.updates_in(config.total_timesteps, num_envs=config.num_envs, num_steps=config.num_steps)
     common = {"hidden": config.hidden, "activation": config.activation, "memory": config.memory}
@@ -212,7 +231,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         return {name: init(name, k) for name, k in zip(models, jax.random.split(key), strict=True)}
 
     if config.advantages == "step_and_agent" and config.num_envs // config.num_minibatches < 2:
-        raise ValueError(
+        raise pp.UserValueError(
             'advantages="step_and_agent" standardises over the environments of a minibatch, and with '
             f"num_envs={config.num_envs}, num_minibatches={config.num_minibatches} there is one in each: all would be 0"
         )
@@ -270,9 +289,17 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
     )
 
 
+def preset_for(config: Config, train: training.Train) -> str:
+    """The preset that is made for environments like this one."""
+    del train
+    if config.env_id.startswith("SMAX"):
+        return "smax"
+    return "riddle" if config.env_id == PRESETS["riddle"].env_id else "spread"
+
+
 def main() -> None:
     """Command line: trains, and leaves metrics, a picture and checkpoints under runs/."""
-    training.main(make_train, PRESETS, prog="python -m recipes.ippo")
+    training.main(make_train, PRESETS, prog="python -m recipes.ippo", preset_for=preset_for)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import flax.linen as nn
 import jax
@@ -31,54 +31,72 @@ class Config:
 
     env_id: str = "CartPole-v1"
     """any gymnax environment, with discrete or continuous actions"""
-    total_timesteps: int = 500_000
-    """environment steps of the whole run, rounded down to whole updates"""
-    num_envs: int = 16
-    num_steps: int = 64
-    """steps per environment and update"""
+    total_timesteps: Annotated[int, training.at_least(1)] = 500_000
+    """environment steps of the whole run, rounded down to whole updates; 5e5 is fine, too"""
+    num_envs: Annotated[int, training.at_least(1)] = 16
+    """environments that are stepped side by side"""
+    num_steps: Annotated[int, training.at_least(1)] = 64
+    """steps of each environment in a rollout, after which there is an update"""
     optimizer: Literal["muon", "adam"] = "muon"
-    learning_rate: float = 0.005
+    """Muon orthogonalises the steps of weight matrices"""
+    learning_rate: Annotated[float, training.at_least(0)] = 0.005
+    """of the optimizer, in [0, inf)"""
     anneal_lr: bool = True
     """cosine to 0, over the gradient steps of the run"""
-    adam_eps: float = 1e-5
-    gamma: float = 0.99
-    gae_lambda: float = 0.95
+    adam_eps: Annotated[float, training.more_than(0)] = 1e-5
+    """added to the denominator of Adam's steps, in (0, inf)"""
+    gamma: Annotated[float, training.between(0, 1)] = 0.99
+    """discount of rewards per step, in [0, 1]"""
+    gae_lambda: Annotated[float, training.between(0, 1)] = 0.95
+    """trace decay of the advantage, in [0, 1]: 0 has least variance, 1 least bias"""
     advantage: Literal["vtrace", "gae"] = "vtrace"
     """the same numbers until a refresh writes ratios back"""
-    vtrace_rho_clip: float = 1.0
-    vtrace_c_clip: float = 1.0
-    num_minibatches: int = 4
-    update_epochs: int = 4
+    vtrace_rho_clip: Annotated[float, training.more_than(0)] = 1.0
+    """upper clip of the importance ratio on the temporal-difference error, in (0, inf)"""
+    vtrace_c_clip: Annotated[float, training.more_than(0)] = 1.0
+    """upper clip of the importance ratio on the trace, in (0, inf)"""
+    num_minibatches: Annotated[int, training.at_least(1)] = 4
+    """minibatches drawn per epoch, of whole segments; has to divide num_envs"""
+    update_epochs: Annotated[int, training.at_least(1)] = 4
     """multiplies the number of minibatches drawn per update"""
-    accumulate_minibatches: int = 1
+    accumulate_minibatches: Annotated[int, training.at_least(1)] = 1
     """average the gradients of this many minibatches into one step"""
     prioritized: bool = True
     """draw segments by their advantages; otherwise each comes once per epoch"""
-    prio_alpha: float = 0.8
-    prio_beta0: float = 0.2
-    """exponent of the importance weights at the start; it grows linearly to 1 over the run"""
+    prio_alpha: Annotated[float, training.at_least(0)] = 0.8
+    """exponent of the priority, in [0, inf); 0 draws uniformly"""
+    prio_beta0: Annotated[float, training.between(0, 1)] = 0.2
+    """exponent of the importance weights at the start, in [0, 1]; it grows linearly to 1 over the run"""
     refresh: Literal["rollout", "epoch", "minibatch"] = "minibatch"
     """how often advantages are computed again, with the latest values and ratios"""
-    clip_coef: float = 0.2
-    vf_clip_coef: float = 0.2
-    vf_coef: float = 2.0
-    ent_coef: float = 0.01
+    clip_coef: Annotated[float, training.more_than(0)] = 0.2
+    """how far the probability ratio may move from the rollout's, in (0, inf)"""
+    vf_clip_coef: Annotated[float, training.more_than(0)] = 0.2
+    """how far the value may move from the latest one, in reward units, in (0, inf)"""
+    vf_coef: Annotated[float, training.at_least(0)] = 2.0
+    """weight of the value loss, in [0, inf)"""
+    ent_coef: Annotated[float, training.at_least(0)] = 0.01
+    """weight of the entropy bonus, in [0, inf)"""
     anneal_ent: bool = False
     """linearly to 0 over the updates of the run"""
-    max_grad_norm: float = 1.5
+    max_grad_norm: Annotated[float, training.more_than(0)] = 1.5
+    """a gradient with a larger norm is scaled down to this one, in (0, inf)"""
     normalize_env: bool = True
     """standardise and clip observations and rewards by running statistics"""
-    hidden: int = 64
+    hidden: Annotated[int, training.at_least(1)] = 64
+    """units of each hidden layer, and of the recurrent cell"""
     activation: Literal["tanh", "relu", "gelu"] = "tanh"
+    """of the hidden layers"""
     memory: Literal["none", "lstm", "gru"] = "none"
     """recurrent cell between the encoder and the heads"""
     squash: bool = False
     """continuous actions: tanh-squashed into the box; otherwise Gaussian, clipped on their way to the environment"""
-    microbatch: int | Literal["auto"] | None = "auto"
+    microbatch: Annotated[int | Literal["auto"] | None, training.at_least(1)] = "auto"
     """evaluate the network on so many steps at a time, for less memory; "auto": 1024 where that is faster"""
     skip_nonfinite: bool = False
     """skip gradients that are not finite, and count them, instead of ending the run"""
-    seed: int = 1
+    seed: Annotated[int, training.between(0, 2**32 - 1)] = 1
+    """of all random numbers, in [0, 2**32)"""
 
 
 PRESETS = {
@@ -167,7 +185,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
 
     `env` is an environment of your own, wrapped as you like; None: the one the configuration names.
     """
-    training.check_choices(config)
+    training.check_config(config)
     env = make_env(config) if env is None else env
     num_updates = training.updates_in(config.total_timesteps, num_envs=config.num_envs, num_steps=config.num_steps)
     network = Policy(env.action_space, config.hidden, config.activation, config.memory, config.squash)
@@ -242,9 +260,18 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
     )
 
 
+def preset_for(config: Config, train: training.Train) -> str:
+    """The preset that is made for environments like this one."""
+    if config.env_id.endswith("-MinAtar"):
+        return "minatar"
+    if config.env_id == PRESETS["memory"].env_id:
+        return "memory"
+    return "discrete" if envs.is_discrete(train.env.action_space) else "continuous"
+
+
 def main() -> None:
     """Command line: trains, and leaves metrics, a picture and checkpoints under runs/."""
-    training.main(make_train, PRESETS, prog="python -m recipes.pufferlib_ppo")
+    training.main(make_train, PRESETS, prog="python -m recipes.pufferlib_ppo", preset_for=preset_for)
 
 
 if __name__ == "__main__":

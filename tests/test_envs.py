@@ -1,5 +1,8 @@
 """Environments: gymnax by name, the wrappers against whole-stream references, and Gymnasium vectors from the host."""
 
+import threading
+from time import monotonic
+
 import gymnasium
 import gymnax
 import jax
@@ -65,10 +68,42 @@ def test_every_gymnax_environment_steps(env_id):
 
 
 def test_an_unknown_environment_or_parameter_names_what_there_is():
-    with pytest.raises(ValueError, match=r"'Cartpole' is no gymnax environment; did you mean CartPole-v1"):
+    with pytest.raises(ValueError, match=r"'Cartpole' is not a gymnax environment; did you mean CartPole-v1"):
         envs.make("Cartpole")
     with pytest.raises(ValueError, match=r"CartPole-v1 has no parameter 'max_steps'; it has .*max_steps_in_episode"):
         envs.make("CartPole-v1", max_steps=3)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "says"),
+    [
+        (
+            "HalfCheetah-v5",
+            r"'HalfCheetah-v5' is not a gymnax environment, but one of Gymnasium.*envs\.HostRollout.*md$",
+        ),
+        ("CartPole-v0", r"one of Gymnasium.*; gymnax has CartPole-v1"),
+        ("walker", r"'walker' is not a gymnax environment; there are .*CartPole-v1.*Pendulum-v1"),
+        (3, r"3 is not a gymnax environment; there are"),
+    ],
+)
+def test_what_is_said_of_an_unknown_environment_is_true(env_id, says):
+    with pytest.raises(pp.UserValueError, match=says):
+        envs.make(env_id)
+
+
+def test_what_is_not_a_gymnax_environment_is_named():
+    with pytest.raises(pp.UserTypeError, match=r"from_gymnax: 'CartPole-v1' has no default_params"):
+        envs.from_gymnax("CartPole-v1")
+
+    class Old(type(gymnax.make("CartPole-v1")[0])):
+        def step(self, *args):
+            obs, state, reward, terminated, _, info = super().step(*args)
+            return obs, state, reward, terminated, info
+
+    env = envs.from_gymnax(Old())
+    state, _ = env.reset(jax.random.key(0), 1)
+    with pytest.raises(pp.UserTypeError, match=r"from_gymnax: step must return .* it returned 5 items"):
+        env.step(jax.random.key(0), state, jnp.zeros(1, int))
 
 
 def test_time_limits_are_truncations_and_falls_terminations():
@@ -204,6 +239,140 @@ def test_numbers_that_are_not_finite_do_not_stay_in_the_statistics():
         assert_same(moments.updated(jnp.array([[1.0, bad], [2.0, -bad]])), moments)
 
 
+def test_wrappers_show_what_is_not_finite_so_that_the_learner_counts_it():
+    """An infinite reward, clipped to 10, would be trained on; an infinite observation, too."""
+    steps = 12
+    rewards = np.ones((steps, 2), np.float32)
+    rewards[4, 1], rewards[7, 0] = np.inf, -np.inf
+    inner, stream, *_ = script(rewards, (3, 9), 2)
+    seen = jnp.asarray(stream[1:], jnp.float32).at[5, 0, 2].set(jnp.inf).at[6, 1, 0].set(-jnp.inf)
+
+    def step(key, t, action):
+        after, out = inner.step(key, t, action)
+        return after, out._replace(obs=seen[t], final_obs=jnp.where(out.final_obs == out.obs, seen[t], out.final_obs))
+
+    env = envs.normalize_reward(envs.normalize_observation(inner._replace(step=step)), gamma=0.9)
+    state, _, out = play(env, steps)
+    assert out.reward[4, 1] == jnp.inf
+    assert out.reward[7, 0] == -jnp.inf
+    assert np.isfinite(out.reward).sum() == 2 * steps - 2
+    assert out.obs[5, 0, 2] == jnp.inf
+    assert out.obs[6, 1, 0] == -jnp.inf
+    assert np.isfinite(out.obs).sum() == out.obs.size - 2
+    assert np.abs(out.obs[np.isfinite(out.obs)]).max() <= 10
+    for moments, seen_elements in ((state.moments, 2 * steps - 4), (state.inner.moments, 2 * (steps + 1) - 4)):
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(moments))
+        assert float(moments.seen) == seen_elements
+
+    def evaluate(params, batch):
+        return Softmax(batch.obs[..., :2] * params), batch.obs[..., 2] * params
+
+    collected = pp.rollout(env, evaluate, num_envs=2, num_steps=steps)
+    params = jnp.ones(())
+    _, batch, _ = jax.jit(collected.collect)(jax.random.key(0), params, collected.init(jax.random.key(0)))
+    pipeline = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), pp.value_loss())
+    learner = pp.learner(evaluate, pipeline, optax.sgd(0.1))
+    _, metrics = jax.jit(learner.update)(jax.random.key(0), learner.init(params), batch)
+    assert int(metrics["nonfinite/reward"]) == 2
+    assert int(metrics["nonfinite/value"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrap", "says"),
+    [
+        (lambda env: envs.normalize_reward(env, gamma=1.5), r"normalize_reward: gamma must lie in \[0, 1\], got 1\.5"),
+        (lambda env: envs.normalize_reward(env, gamma=lambda step: 0.9), "gamma must be a number"),
+        (lambda env: envs.normalize_reward(env, gamma=0.9, clip=-1.0), r"clip must lie in \(0, inf\)"),
+        (lambda env: envs.normalize_observation(env, eps=-1.0), r"normalize_observation: eps must lie in \[0, inf\)"),
+    ],
+)
+def test_numbers_of_wrappers_are_checked(wrap, says):
+    with pytest.raises((pp.UserTypeError, pp.UserValueError), match=says):
+        wrap(envs.make("CartPole-v1"))
+
+
+# --- environments of one's own ---------------------------------------------------------------------------------------
+
+
+def own(**changes):
+    """An environment in which everything is 0, but for the fields of its transitions that are given."""
+
+    def reset(key, num_envs):
+        return jnp.zeros(num_envs), jnp.zeros((num_envs, 3))
+
+    def step(key, state, action):
+        nothing, no = jnp.zeros_like(state), jnp.zeros(state.shape, bool)
+        out = envs.Transition(
+            jnp.zeros((*state.shape, 3)), nothing, no, no, jnp.zeros((*state.shape, 3)), nothing, nothing
+        )
+        return state, out._replace(**changes)
+
+    spaces = gymnax.environments.spaces
+    env = envs.Env(reset, step, spaces.Box(-1, 1, (3,)), spaces.Discrete(2), lambda state: env)
+    return env
+
+
+WRONG = {
+    "final_obs": (None, r"final_obs must be like the observation before, float32\[2, 3\], got None.*equals obs"),
+    "obs": (jnp.zeros((2, 4)), r"obs must be like the observation before, float32\[2, 3\], got float32\[2, 4\]"),
+    "terminated": (jnp.zeros(2), r"terminated must be boolean, got float32: return a comparison"),
+    "truncated": (False, r"truncated must "),
+    "reward": (jnp.zeros((2, 1)), r"reward must have shape \(2,\), got \(2, 1\)"),
+    "episode_return": (jnp.zeros(2, int), r"episode_return must be floating, got int32"),
+    "episode_length": (None, r"episode_length must be an array of shape \(2,\), got None"),
+    "mask": (jnp.ones(2), r"mask must be boolean, got float32"),
+    "info": ({"won": jnp.zeros((2, 2))}, r"info\['won'\] must have shape \(2,\), got \(2, 2\)"),
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_a_wrong_field_of_a_transition_is_named_by_the_check_and_by_the_rollout(field):
+    value, says = WRONG[field]
+    env = own(**{field: value})
+    with pytest.raises((pp.UserTypeError, pp.ShapeError), match=says):
+        envs.check(env)
+    collector = pp.rollout(
+        env, lambda params, batch: (Softmax(batch.obs[..., :2]), batch.obs[..., 0]), num_envs=2, num_steps=2
+    )
+    with pytest.raises((pp.UserTypeError, pp.ShapeError), match=says):
+        jax.eval_shape(lambda key: collector.collect(key, None, collector.init(key)), jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        (3, r"check: 3 is not an environment: make one with envs\.make"),
+        (own()._replace(reset=lambda key, n: jnp.zeros((n, 3))), r"reset must return \(state, obs\), got"),
+        (
+            own()._replace(step=lambda key, state, action: (state, 0, 1)),
+            r"step must return \(state, Transition\), got 3",
+        ),
+        (
+            own()._replace(step=lambda key, state, action: (state, None)),
+            r"\(state, Transition\), got \(state, NoneType\)",
+        ),
+        (
+            own()._replace(step=lambda key, state, action: (state.astype(int), own().step(key, state, action)[1])),
+            r"step must keep .* the state",
+        ),
+        (
+            own()._replace(observation_space=gymnax.environments.spaces.Box(-1, 1, (4,))),
+            r"shape \(4,\), .* have \(3,\)",
+        ),
+        (own()._replace(evaluation=lambda state: None), r"evaluation\(state\) must return the Env .* got NoneType"),
+    ],
+)
+def test_the_check_of_an_environment_says_what_is_wrong(env, says):
+    with pytest.raises((pp.UserTypeError, pp.ShapeError), match=says):
+        envs.check(env)
+
+
+def test_sound_environments_pass_the_check():
+    envs.check(own())
+    normalized = envs.normalize_reward(envs.normalize_observation(envs.make("Pendulum-v1")), gamma=0.9)
+    envs.check(envs.clip_action(normalized), num_envs=3)
+
+
 def test_moments_hold_after_float32_has_ended_counting():
     """At 2**24 elements one more is no more: the oldest are slowly forgotten, rounding shows, and nothing grows."""
     moments = envs.Moments(jnp.float32(3.0), jnp.float32(2.25), jnp.float32(2**24))
@@ -221,7 +390,7 @@ def test_wrappers_refuse_what_they_cannot_wrap():
     with pytest.raises(ValueError, match=r"clip_action: .* discrete"):
         envs.clip_action(envs.make("CartPole-v1"))
     parts = gymnax.environments.spaces.Dict({"a": gymnax.environments.spaces.Discrete(2)})
-    with pytest.raises(ValueError, match="no array"):
+    with pytest.raises(ValueError, match="not a space of arrays"):
         envs.normalize_observation(envs.make("CartPole-v1")._replace(observation_space=parts))
     assert envs.size(gymnax.environments.spaces.Discrete(3)) == 1
     assert envs.size(gymnax.environments.spaces.Box(0, 1, (10, 10, 4))) == 400
@@ -398,7 +567,7 @@ def test_host_rollout_clips_continuous_actions_and_shifts_discrete_ones():
 
 
 def test_host_rollout_refuses_environments_it_would_get_wrong():
-    with pytest.raises(TypeError, match=r"no vector environment.*make_vec"):
+    with pytest.raises(TypeError, match=r"not a vector environment.*make_vec"):
         envs.HostRollout(Scripted(3), valued, num_steps=3)
     with pytest.raises(ValueError, match=r"autoreset mode is DISABLED.*SAME_STEP"):
         envs.HostRollout(vector(AutoresetMode.DISABLED), valued, num_steps=3)
@@ -407,7 +576,107 @@ def test_host_rollout_refuses_environments_it_would_get_wrong():
         observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Discrete(2)})
 
     env = SyncVectorEnv([lambda: Parts(3)], autoreset_mode=AutoresetMode.SAME_STEP)
-    with pytest.raises(ValueError, match="no array"):
+    with pytest.raises(ValueError, match="not a space of arrays"):
         envs.HostRollout(env, valued, num_steps=3)
     with pytest.raises(ValueError, match="num_steps must be at least 1"):
         envs.HostRollout(vector(AutoresetMode.SAME_STEP), valued, num_steps=0)
+
+
+class Unruly(Scripted):
+    """Ends after three steps; `act(env)` may do something in a step before anything is written down."""
+
+    def __init__(self, act):
+        super().__init__(3)
+        self.act, self.steps = act, 0
+
+    def step(self, action):
+        self.steps += 1
+        self.act(self)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_after_an_exception_a_host_rollout_begins_anew(mode):
+    """What was under way is dropped: no return is counted twice, or cut, or joined to another episode's."""
+
+    def act(env):
+        if env.steps == 6:
+            raise RuntimeError("the simulator crashed")
+
+    env = SyncVectorEnv([lambda: Unruly(act), lambda: Scripted(3)], autoreset_mode=mode)
+    rollout = envs.HostRollout(env, valued, num_steps=4)
+    rollout.collect(jax.random.key(0), 1.0)
+    with pytest.raises(RuntimeError, match="the simulator crashed"):
+        rollout.collect(jax.random.key(1), 1.0)
+    batch, metrics = rollout.collect(jax.random.key(2), 1.0)
+    assert batch.obs[:3, 0, 1].tolist() == [0, 1, 2]  # the time in an episode
+    assert bool(batch.mask[0].all())
+    episode = batch.obs[0, :, 0]
+    assert metrics["episodes"] == 2
+    assert metrics["episode_length"] == 3
+    np.testing.assert_allclose(metrics["episode_return"], np.mean(30 * np.asarray(episode) + 6))
+
+
+def test_a_hanging_environment_is_left_after_the_timeout():
+    released = threading.Event()
+
+    def act(env):
+        if env.steps == 3:
+            released.wait(20)
+
+    env = SyncVectorEnv([lambda: Unruly(act)], autoreset_mode=AutoresetMode.SAME_STEP)
+    rollout = envs.HostRollout(env, valued, num_steps=2, timeout=0.3)
+    rollout.collect(jax.random.key(0), 1.0)
+    began = monotonic()
+    with pytest.raises(pp.UserTimeoutError, match=r"not returned from step within timeout=0\.3 seconds: it hangs"):
+        rollout.collect(jax.random.key(0), 1.0)
+    with pytest.raises(TimeoutError, match="still hangs in an earlier call: make a new one"):
+        rollout.collect(jax.random.key(0), 1.0)
+    assert monotonic() - began < 10
+    released.set()
+    batch, _ = rollout.collect(jax.random.key(0), 1.0)  # it was slow, after all
+    assert batch.obs[:, 0, 1].tolist() == [0, 1]
+    with pytest.raises(pp.UserValueError, match=r"HostRollout: timeout must lie in \(0, inf\)"):
+        envs.HostRollout(env, valued, num_steps=2, timeout=0)
+
+
+class Returns:
+    """A vector environment that returns what it is told to."""
+
+    num_envs = 2
+    single_observation_space, single_action_space = Scripted.observation_space, Scripted.action_space
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, **changes):
+        yes, obs = np.ones(2, bool), np.zeros((2, 2), np.float32)
+        self.reset_to = changes.pop("reset", (obs, {}))
+        self.out = {"obs": obs, "reward": np.zeros(2), "terminated": ~yes, "truncated": yes, "info": {"final_obs": obs}}
+        self.out |= changes
+
+    def reset(self, seed=None):
+        return self.reset_to
+
+    def step(self, action):
+        return tuple(self.out.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"info": {"final_obs": None}}, r'info\["final_obs"\]\[0\] must be .* shape \(2,\), .*; got None.*NEXT_STEP'),
+        ({"info": {}}, r'info\["final_obs"\]\[0\] must be the final observation of environment 0'),
+        ({"info": {"final_obs": np.array([None, None])}}, r'info\["final_obs"\]\[0\] must be .*; got None'),
+        ({"info": {"final_obs": np.zeros((2, 3))}}, r'info\["final_obs"\]\[0\] must be .*; got shape \(3,\)'),
+        ({"terminated": np.zeros(2)}, r"terminated of step must be boolean, got float64: return terminated > 0"),
+        ({"truncated": np.zeros((2, 1), bool)}, r"truncated of step must have shape \(2,\), got \(2, 1\)"),
+        ({"reward": np.array(["a", "b"])}, r"reward of step must be numbers, got <U1"),
+        ({"reward": np.float64(1)}, r"reward of step must have shape \(2,\), got \(\)"),
+        ({"obs": np.zeros((2, 3))}, r"the obs of step must have shape \(2, 2\), got \(2, 3\)"),
+        ({"more": 0}, r"step must return \(obs, reward, terminated, truncated, info\).* got 6 items"),
+        ({"reset": np.zeros((2, 2))}, r"reset must return \(obs, info\), got ndarray"),
+        ({"reset": (np.zeros(2), {})}, r"the obs of reset must have shape \(2, 2\), got \(2,\)"),
+    ],
+)
+def test_a_wrong_field_of_a_host_environment_is_named(changes, says):
+    with pytest.raises((pp.UserTypeError, pp.ShapeError), match=says):
+        envs.HostRollout(Returns(**changes), valued, num_steps=1).collect(jax.random.key(0), 1.0)

@@ -4,6 +4,7 @@ from ._env import AgentsObs as AgentsObs
 from ._env import Env as Env
 from ._env import Moments as Moments
 from ._env import Transition as Transition
+from ._env import check as check
 from ._env import clip_action as clip_action
 from ._env import fold_agents as fold_agents
 from ._env import is_discrete as is_discrete

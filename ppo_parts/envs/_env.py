@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from .._errors import UserTypeError, UserValueError
+from .._hyperparameters import count, number
+from ..functional import ShapeError
 
 Array = jax.Array
 
@@ -48,6 +53,60 @@ class Transition(NamedTuple):
             return self.terminated | self.truncated, self.truncated & ~self.terminated
         return self.ended, self.ended & jnp.any(self.truncated.reshape(self.ended.shape[0], -1), axis=1)
 
+    def check(self, obs: Any, each: tuple[int, ...]) -> None:
+        """Raise unless every field is what it should be; costs nothing, as it looks at shapes and dtypes only.
+
+        Args:
+            obs: what the step before showed.
+            each: `(N,)`, or `(N, A)` with many agents.
+
+        Raises:
+            UserTypeError, ShapeError: the first field that is not, with what it has to be.
+        """
+        where = "Transition"
+        for name, tree in {"obs": self.obs, "final_obs": self.final_obs}.items():
+            if _described(tree) != _described(obs):
+                raise UserTypeError(
+                    f"{where}: {name} must be like the observation before, {_described(obs)}, got {_described(tree)}"
+                    + FINAL_OBS * (name == "final_obs")
+                )
+        for leaf in jax.tree.leaves(obs):
+            if leaf.shape[: len(each)] != each:
+                raise ShapeError(f"{where}: obs must begin with the axes {each}, got shape {leaf.shape}")
+        whole, flags = (each[0],), ("terminated", "truncated", "mask", "ended")
+        fields = {"reward": each, "episode_return": each, "episode_length": whole, "terminated": each}
+        fields |= {"truncated": each, "mask": each, "ended": whole}
+        for name, shape in fields.items():
+            x = getattr(self, name)
+            if x is None and name in ("mask", "ended"):
+                continue
+            if not hasattr(x, "dtype"):
+                raise UserTypeError(f"{where}: {name} must be an array of shape {shape}, got {x!r}")
+            if x.shape != shape:
+                raise ShapeError(f"{where}: {name} must have shape {shape}, got {x.shape}")
+            if name in flags and x.dtype != bool:
+                raise UserTypeError(
+                    f"{where}: {name} must be boolean, got {x.dtype}: return a comparison, such as {name} > 0"
+                )
+            if name in ("reward", "episode_return") and not jnp.issubdtype(x.dtype, jnp.floating):
+                raise UserTypeError(f"{where}: {name} must be floating, got {x.dtype}: {name}.astype(jnp.float32)")
+        for name, x in self.info.items():
+            if jnp.shape(x) != whole:
+                raise ShapeError(f"{where}: info[{name!r}] must have shape {whole}, got {jnp.shape(x)}")
+
+
+FINAL_OBS = ". It is the observation that followed, before any reset; where no episode ended it equals obs"
+
+
+def _described(tree: Any) -> str:
+    """A pytree by the shapes and dtypes of its leaves."""
+    said = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}" if _is_array(x) else repr(x), tree)
+    return said if isinstance(said, str) else repr(said)
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "dtype") or isinstance(x, (bool, int, float))
+
 
 class AgentsObs(NamedTuple):
     """What A agents see: `obs` `[..., A, D]`, and `available` `[..., A, n]`, True where an action may be taken.
@@ -79,6 +138,91 @@ class Env(NamedTuple):
     num_agents: int | None = None
 
 
+def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
+    """Raise where an environment of your own does not keep to the protocol, naming the field and the remedy.
+
+    It is traced and not run: every shape and dtype of `reset`, `step` and `evaluation` is looked at.
+
+    Args:
+        env: the environment.
+        num_envs: N to look at.
+        action: of all N, leaves `[N, ...]`; None: zeros of the action space.
+
+    Raises:
+        UserTypeError, ShapeError: the first thing that is not as it should be.
+
+    Example:
+        >>> from ppo_parts import envs
+        >>> envs.check(envs.make("CartPole-v1"))
+        >>> envs.check("CartPole-v1")
+        Traceback (most recent call last):
+        ...
+        ppo_parts.UserTypeError: check: 'CartPole-v1' is not an environment: make one with envs.make(...) or
+        envs.Env(...)
+    """
+    if not isinstance(env, Env):
+        raise UserTypeError(f"check: {env!r} is not an environment: make one with envs.make(...) or envs.Env(...)")
+    each = (count("check", "num_envs", num_envs),) + (() if env.num_agents is None else (env.num_agents,))
+    key = jax.random.key(0)
+    state, obs = _pair("reset", jax.eval_shape(lambda key: env.reset(key, num_envs), key))
+    if action is None:
+        space = env.action_space
+        dtype = jnp.int32 if is_discrete(space) else jnp.float32
+        action = jax.ShapeDtypeStruct((*each, *(() if is_discrete(space) else space.shape)), dtype)
+    after, out = _pair("step", jax.eval_shape(env.step, key, state, action))
+    if not isinstance(out, Transition):
+        raise UserTypeError(f"check: step must return (state, Transition), got (state, {type(out).__name__})")
+    out.check(obs, each)
+    if _described(after) != _described(state):
+        raise ShapeError(
+            "check: step must keep the structure, shapes and dtypes of the state, or no loop can carry it; reset "
+            f"returns {_described(state)}, step {_described(after)}"
+        )
+    shape = getattr(env.observation_space, "shape", None)
+    leaves = jax.tree.leaves(obs)
+    if shape is not None and len(leaves) == 1 and leaves[0].shape[len(each) :] != tuple(shape):
+        raise ShapeError(
+            f"check: observation_space has shape {tuple(shape)}, and observations have {leaves[0].shape[len(each) :]}"
+        )
+    evaluated: list[Any] = []
+    jax.eval_shape(lambda key: evaluated.append(env.evaluation(env.reset(key, num_envs)[0])), key)
+    if not isinstance(evaluated[0], Env):
+        raise UserTypeError(
+            f"check: evaluation(state) must return the Env to evaluate in, usually the environment itself; got "
+            f"{type(evaluated[0]).__name__}"
+        )
+
+
+def _pair(name: str, returned: Any) -> tuple[Any, Any]:
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        second = {"reset": "obs", "step": "Transition"}[name]
+        got = f"{len(returned)} items" if isinstance(returned, tuple) else type(returned).__name__
+        raise UserTypeError(f"check: {name} must return (state, {second}), got {got}")
+    return returned
+
+
+def unknown_env(env_id: Any, library: str, known: Iterable[str]) -> UserValueError:
+    """The error for a name that a library does not have: the nearest that it has, and whether Gymnasium does."""
+    said = f"{env_id!r} is not a {library} environment"
+    lowered = {name.lower(): name for name in known}
+    near = [lowered[name] for name in difflib.get_close_matches(str(env_id).lower(), lowered, 3, 0.6)]
+    if _in_gymnasium(env_id):
+        said += (
+            ", but one of Gymnasium, which steps on the host: play it with envs.HostRollout in a loop of your own, see "
+            "docs/environments.md"
+        )
+        return UserValueError(said + f"; {library} has {', '.join(near)}" * bool(near))
+    return UserValueError(said + (f"; did you mean {', '.join(near)}?" if near else f"; there are {', '.join(known)}"))
+
+
+def _in_gymnasium(env_id: Any) -> bool:
+    try:
+        import gymnasium
+    except ImportError:
+        return False
+    return env_id in gymnasium.registry
+
+
 def is_discrete(space: Any) -> bool:
     """Whether a space is one of n actions (it has `n`) rather than a box of reals."""
     return hasattr(space, "n")
@@ -91,9 +235,9 @@ def size(space: Any) -> int:
         ValueError: a space without a shape, a dict or a tuple of spaces.
     """
     if getattr(space, "shape", None) is None:
-        raise ValueError(
-            f"{space!r} is no array, and this network needs one: flatten it in a wrapper around the environment, or "
-            "write a network that takes its parts"
+        raise UserValueError(
+            f"{space!r} is not a space of arrays, and this network needs one: flatten it in a wrapper around the "
+            "environment, or write a network that takes its parts"
         )
     return math.prod(space.shape)
 
@@ -102,7 +246,7 @@ def clip_action(env: Env) -> Env:
     """Clip actions to the bounds of the environment's box on their way in; what is stored stays unclipped."""
     space = env.action_space
     if is_discrete(space):
-        raise ValueError("clip_action: this environment's actions are discrete, there is nothing to clip")
+        raise UserValueError("clip_action: this environment's actions are discrete, there is nothing to clip")
     size(space)  # raises where actions are no arrays
     low, high = (jnp.broadcast_to(bound, space.shape)[None] for bound in (space.low, space.high))
 
@@ -157,19 +301,23 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
     those of resets too. What it acted on is stored as it saw it, so the first ratio of an update is 1. `evaluation`
     freezes the statistics.
 
+    An observation that is not finite stays as it is, and out of the statistics: it is for the learner to count.
+
     Args:
         env: environment with array observations.
-        clip: bound after standardisation, in standard deviations.
-        eps: added to the variance.
+        clip: bound after standardisation, in standard deviations, > 0.
+        eps: added to the variance, >= 0.
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 28 and 29.
     """
 
     size(env.observation_space)
     _one_agent("normalize_observation", env)
+    clip, eps = _constants("normalize_observation", clip, eps)
 
     def shown(moments: Moments, obs: Array) -> Array:
-        return jnp.clip((obs - moments.mean[None]) / jnp.sqrt(moments.var[None] + eps), -clip, clip)
+        scaled = jnp.clip((obs - moments.mean[None]) / jnp.sqrt(moments.var[None] + eps), -clip, clip)
+        return jnp.where(jnp.isfinite(obs), scaled, obs)  # what is not finite stays, for the learner to count
 
     def reset(key: Array, num_envs: int) -> tuple[NormalizedState, Array]:
         inner, obs = env.reset(key, num_envs)
@@ -200,22 +348,26 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
 
 
 def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps: float = 1e-8) -> Env:
-    r"""Divide rewards by the running deviation of the discounted return, without centring; clip to :math:`\pm c`.
+    r"""Divide rewards by the running standard deviation of the discounted return; clip to :math:`\pm c`.
 
     .. math:: G \leftarrow \gamma G + r, \qquad \hat r = \mathrm{clip}(r / \sqrt{\mathrm{Var}(G) + \epsilon}, \pm c)
 
-    and G starts from 0 in each episode. `evaluation` has the rewards as they are.
+    Rewards are not centred, and G starts from 0 in each episode. `evaluation` has the rewards as they are. A reward
+    that is not finite stays as it is, and out of the statistics: it is for the learner to count.
 
     Args:
         env: any environment.
-        gamma: the learner's discount.
-        clip: bound of the scaled reward.
-        eps: added to the variance.
+        gamma: the learner's discount, in [0, 1].
+        clip: bound of the scaled reward, > 0.
+        eps: added to the variance, >= 0.
 
     Reference: Huang et al. 2022, details 30 and 31; Engstrom et al. 2020, arXiv:2005.12729, section 3.
     """
 
     _one_agent("normalize_reward", env)
+    if callable(gamma):
+        raise UserTypeError("normalize_reward: gamma must be a number: an environment has no updates to schedule it by")
+    gamma, (clip, eps) = number("normalize_reward", "gamma", gamma, 0, 1), _constants("normalize_reward", clip, eps)
 
     def reset(key: Array, num_envs: int) -> tuple[NormalizedState, Any]:
         inner, obs = env.reset(key, num_envs)
@@ -227,6 +379,7 @@ def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps:
         running = state.running_return * gamma + out.reward
         moments = state.moments.updated(running)
         reward = jnp.clip(out.reward / jnp.sqrt(moments.var + eps), -clip, clip)
+        reward = jnp.where(jnp.isfinite(out.reward), reward, out.reward)  # stays, for the learner to count
         running = jnp.where(out.terminated | out.truncated | ~jnp.isfinite(running), 0, running)
         return NormalizedState(inner, moments, running), out._replace(reward=reward)
 
@@ -246,7 +399,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         ValueError: no axis of agents; at `reset`, a number of environments that A does not divide.
     """
     if env.num_agents is None:
-        raise ValueError("fold_agents: this environment has one agent already")
+        raise UserValueError("fold_agents: this environment has one agent already")
     agents = env.num_agents
 
     def folded(x: Any) -> Any:
@@ -262,7 +415,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
 
     def reset(key: Array, num_envs: int) -> tuple[Any, Any]:
         if num_envs % agents:
-            raise ValueError(f"fold_agents: {agents} agents each do not make num_envs={num_envs}: give a multiple")
+            raise UserValueError(f"fold_agents: {agents} agents each do not make num_envs={num_envs}: give a multiple")
         state, obs = env.reset(key, num_envs // agents)
         return state, seen(obs)
 
@@ -294,12 +447,18 @@ def with_agent_id(obs: Array) -> Array:
 
 def _all_present(where: str, out: Transition) -> None:
     if out.mask is not None:
-        raise ValueError(f"{where}: agents can be absent here, and what they leave behind would enter the statistics")
+        raise UserValueError(
+            f"{where}: agents can be absent here, and what they leave behind would enter the statistics"
+        )
+
+
+def _constants(where: str, clip: Any, eps: Any) -> tuple[Any, Any]:
+    return number(where, "clip", clip, 0, open_low=True), number(where, "eps", eps, 0)
 
 
 def _one_agent(where: str, env: Env) -> None:
     if env.num_agents is not None:
-        raise ValueError(
+        raise UserValueError(
             f"{where}: this environment has {env.num_agents} agents, and the statistics are of one: put "
             "fold_agents() around it first"
         )

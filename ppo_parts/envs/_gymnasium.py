@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._hyperparameters import count
+from .._errors import UserTimeoutError, UserTypeError, UserValueError
+from .._hyperparameters import count, number
 from .._metrics import Metrics
 from .._policy import apply_policy, evaluate_policy
 from .._rollout import episode_metrics, sample_action
 from .._types import Array, Batch, Evaluate, Params
-from ..functional import next_values
+from ..functional import ShapeError, next_values
 from ._env import size
 
 
 class HostRollout:
     """Collect rollouts from a `gymnasium.vector` environment; what comes back is the `Batch` any learner takes.
 
-    The environment is a Python object with a state of its own, so this is no pure function: call `collect` in a loop,
-    and `Learner.update` under jit. Both automatic reset modes are handled:
+    The environment is a Python object with a state of its own, so this is not a pure function: call `collect` in a
+    loop, and `Learner.update` under jit. Both automatic reset modes are handled:
 
     * next step (Gymnasium's default): the step after the end of an episode only resets; its action is ignored. It
       stays in the batch with `mask` 0. The observation before it is the final one, so the shifted value is right.
     * same step: the final observation comes in `info["final_obs"]` and is evaluated where the episode was truncated.
+
+    Where an environment raises in the middle of a rollout, what was collected of it is lost, and the next `collect`
+    begins with new episodes in all environments.
 
     Args:
         env: the vector environment, with array observations.
         evaluate: as in `ppo_parts.learner`.
         num_steps: T, steps of each environment per rollout.
         seed: for the environment's first reset.
+        timeout: seconds that a reset or a step of the environment may take; None: any number. With a timeout the
+            environment is called from other threads than this one.
 
     Raises:
-        TypeError: a single environment. ValueError: the environment does not reset itself, or does not say how.
+        UserTypeError: a single environment. UserValueError: the environment does not reset itself, or does not say how.
+        `collect`: UserTypeError or ShapeError: what the environment returned, by name; UserTimeoutError.
 
     Example:
         >>> import gymnasium, jax, jax.numpy as jnp, ppo_parts as pp
@@ -48,16 +57,20 @@ class HostRollout:
         ((8, 2, 4), (8, 2))
     """
 
-    def __init__(self, env: Any, evaluate: Evaluate, *, num_steps: int, seed: int = 0) -> None:
+    def __init__(
+        self, env: Any, evaluate: Evaluate, *, num_steps: int, seed: int = 0, timeout: float | None = None
+    ) -> None:
         count("HostRollout", "num_steps", num_steps)
+        if timeout is not None:
+            number("HostRollout", "timeout", timeout, 0, open_low=True)
         if not hasattr(env, "num_envs"):
-            raise TypeError(
-                f"HostRollout: {env} is no vector environment: make it with gymnasium.make_vec(..., num_envs=...), or "
-                "put it into gymnasium.vector.SyncVectorEnv"
+            raise UserTypeError(
+                f"HostRollout: {env} is not a vector environment: make it with gymnasium.make_vec(..., num_envs=...), "
+                "or put it into gymnasium.vector.SyncVectorEnv"
             )
-        mode = getattr(env.metadata.get("autoreset_mode"), "name", None)
+        mode = getattr((env.metadata or {}).get("autoreset_mode"), "name", None)
         if mode not in ("NEXT_STEP", "SAME_STEP"):
-            raise ValueError(
+            raise UserValueError(
                 f"HostRollout: the environment's autoreset mode is {mode}, it must be NEXT_STEP or SAME_STEP: make it "
                 "with gymnasium.make_vec(..., vector_kwargs={'autoreset_mode': AutoresetMode.SAME_STEP})"
             )
@@ -74,13 +87,29 @@ class HostRollout:
             return evaluate_policy(evaluate, params, Batch(obs=obs)).value
 
         self._act, self._value = jax.jit(act), jax.jit(value_of)
-        self._obs = np.array(env.reset(seed=seed)[0])
-        self._over = np.zeros(env.num_envs, bool)  # the last step ended an episode
-        self._return, self._length = np.zeros(env.num_envs, np.float32), np.zeros(env.num_envs, np.int32)
+        self._timeout = timeout
+        self._late: threading.Thread | None = None  # the last call that was waited for
+        self._begin(seed)
+
+    def _begin(self, seed: int | None = None) -> None:
+        """New episodes everywhere."""
+        number = self._env.num_envs
+        returned = self._called("reset", lambda: self._env.reset(seed=seed))
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise UserTypeError(f"HostRollout: reset must return (obs, info), got {_kind(returned)}")
+        self._obs = np.array(returned[0])
+        self._check_obs("the obs of reset", self._obs, (number, *self._env.single_observation_space.shape))
+        self._over = np.zeros(number, bool)  # the last step ended an episode
+        self._return, self._length = np.zeros(number, np.float32), np.zeros(number, np.int32)
+        self._interrupted = False
 
     def collect(self, key: Array, params: Params) -> tuple[Batch, Metrics]:
         """Play T steps; returns the batch and the episode metrics of `ppo_parts.rollout`."""
+        if self._interrupted:
+            self._begin()
+        self._interrupted = True  # until all steps are there: what raises in between leaves the environment anywhere
         steps = [self._step(step_key, params) for step_key in jax.random.split(key, self._num_steps)]
+        self._interrupted = False
         batch, final_value, episodes = jax.tree.map(lambda *x: jnp.stack([jnp.asarray(y) for y in x]), *steps)
         value, last_value = self._value(params, batch.obs), self._value(params, self._obs)
         shifted = next_values(value, last_value, batch.truncated, final_value) if self._same_step else None
@@ -91,16 +120,11 @@ class HostRollout:
         resets = self._over if not self._same_step else np.zeros_like(self._over)
         action, log_prob = self._act(key, params, self._obs)
         sent = np.asarray(action) + self._first_action if self._bounds is None else np.clip(action, *self._bounds)
-        # Copies: an environment may write its next step into the arrays it returned.
-        obs, reward, terminated, truncated, info = self._env.step(sent)
-        obs, reward, terminated, truncated = (np.array(x) for x in (obs, reward, terminated, truncated))
+        obs, reward, terminated, truncated, info = self._stepped(sent)
         over = terminated | truncated
         final_value = np.zeros(len(over), np.float32)
         if self._same_step and truncated.any():
-            final = np.array(obs)
-            for i in np.flatnonzero(over):
-                final[i] = info["final_obs"][i]
-            final_value = self._value(params, final)
+            final_value = self._value(params, self._final_obs(obs, truncated, info))
         collected = np.where(resets, 0, self._return + reward).astype(np.float32)
         length = np.where(resets, 0, self._length + 1).astype(np.int32)
         step = Batch(
@@ -115,3 +139,79 @@ class HostRollout:
         self._obs, self._over = obs, over
         self._return, self._length = np.where(over, 0, collected), np.where(over, 0, length)
         return step, final_value, (over, {"return": collected, "length": length})
+
+    def _stepped(self, sent: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Any]:
+        """One step of the environment, with every field checked."""
+        returned = self._called("step", lambda: self._env.step(sent))
+        if not isinstance(returned, tuple) or len(returned) != 5:
+            raise UserTypeError(
+                "HostRollout: step must return (obs, reward, terminated, truncated, info), as in Gymnasium 1.0, got "
+                + _kind(returned)
+            )
+        # Copies: an environment may write its next step into the arrays it returned.
+        obs, *each = (np.array(x) for x in returned[:4])
+        self._check_obs("the obs of step", obs, self._obs.shape)
+        for name, x in zip(("reward", "terminated", "truncated"), each, strict=True):
+            if x.shape != self._over.shape:
+                raise ShapeError(f"HostRollout: {name} of step must have shape {self._over.shape}, got {x.shape}")
+            if name != "reward" and x.dtype != bool:
+                raise UserTypeError(f"HostRollout: {name} of step must be boolean, got {x.dtype}: return {name} > 0")
+            if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
+                raise UserTypeError(f"HostRollout: {name} of step must be numbers, got {x.dtype}")
+        return obs, *each, returned[4]
+
+    def _check_obs(self, what: str, obs: np.ndarray, shape: tuple[int, ...]) -> None:
+        if obs.shape != shape:
+            raise ShapeError(f"HostRollout: {what} must have shape {shape}, got {obs.shape}")
+        if not (np.issubdtype(obs.dtype, np.number) or obs.dtype == bool):
+            raise UserTypeError(f"HostRollout: {what} must be numbers, got {obs.dtype}")
+
+    def _final_obs(self, obs: np.ndarray, truncated: np.ndarray, info: Any) -> np.ndarray:
+        """The observations with the final ones where an episode was truncated."""
+        final, given = obs.copy(), info.get("final_obs") if isinstance(info, dict) else None
+        for i in np.flatnonzero(truncated):
+            one: Any = None if given is None else given[i]
+            if one is None or np.shape(one) != obs.shape[1:]:
+                got = "None" if one is None else f"shape {np.shape(one)}"
+                raise UserTypeError(
+                    f'HostRollout: info["final_obs"][{i}] must be the final observation of environment {i}, of shape '
+                    f"{obs.shape[1:]}, as its episode was truncated; got {got}. The autoreset mode SAME_STEP promises "
+                    "it; without it, say NEXT_STEP"
+                )
+            final[i] = one
+        return final
+
+    def _called(self, what: str, call: Callable[[], Any]) -> Any:
+        """What `call` returns or raises, unless it takes longer than the timeout."""
+        if self._timeout is None:
+            return call()
+        if self._late is not None:
+            self._late.join(self._timeout)
+            if self._late.is_alive():
+                raise UserTimeoutError(
+                    "HostRollout: the environment still hangs in an earlier call: make a new one, and a new HostRollout"
+                )
+        done: list[Any] = []
+
+        def run() -> None:
+            try:
+                done.append((call(), None))
+            except BaseException as error:  # raised again below, in the thread that asked
+                done.append((None, error))
+
+        self._late = threading.Thread(target=run, daemon=True)  # does not keep the process alive where it hangs
+        self._late.start()
+        self._late.join(self._timeout)
+        if not done:
+            raise UserTimeoutError(
+                f"HostRollout: the environment has not returned from {what} within timeout={self._timeout:g} seconds: "
+                "it hangs, or needs a longer one"
+            )
+        returned, error = done[0]
+        if error is not None:
+            raise error
+        return returned
+
+
+def _kind(x: Any) -> str:
+    return f"{len(x)} items" if isinstance(x, tuple) else type(x).__name__

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._errors import UserTypeError, UserValueError
 from .._extras import require_package
 from .._trees import without_weak_types
-from ._env import Array, Env, Transition
+from ._env import Array, Env, Transition, unknown_env
 
 
 class GymnaxState(NamedTuple):
@@ -32,14 +33,11 @@ def make(env_id: str, **params: Any) -> Env:
     """
     gymnax = require_package("gymnax", "envs")
     if env_id not in gymnax.registered_envs:
-        import difflib
-
-        near = difflib.get_close_matches(env_id, gymnax.registered_envs, 3, 0.3) or gymnax.registered_envs
-        raise ValueError(f"{env_id!r} is no gymnax environment; did you mean {', '.join(near)}?")
+        raise unknown_env(env_id, "gymnax", gymnax.registered_envs)
     inner, env_params = gymnax.make(env_id)
     unknown = [name for name in params if not hasattr(env_params, name)]
     if unknown:
-        raise ValueError(f"{env_id} has no parameter {unknown[0]!r}; it has {', '.join(vars(env_params))}")
+        raise UserValueError(f"{env_id} has no parameter {unknown[0]!r}; it has {', '.join(vars(env_params))}")
     return from_gymnax(inner, env_params.replace(**params))
 
 
@@ -50,6 +48,12 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
         env: the environment.
         env_params: its parameters; None: its `default_params`.
     """
+    for name in ("default_params", "reset", "step", "observation_space", "action_space"):
+        if not hasattr(env, name):
+            raise UserTypeError(
+                f"from_gymnax: {env!r} has no {name}, so it is not a gymnax environment: make one with envs.make(...), "
+                "or write an envs.Env"
+            )
     env_params = env.default_params if env_params is None else env_params
     step_all = jax.vmap(env.step, in_axes=(0, 0, 0, None))
 
@@ -60,7 +64,13 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
     def step(key: Array, state: GymnaxState, action: Any) -> tuple[GymnaxState, Transition]:
         num_envs = state.episode_length.shape[0]
         keys = jax.random.split(key, num_envs)
-        obs, inner, reward, terminated, truncated, info = step_all(keys, state.inner, action, env_params)
+        stepped = step_all(keys, state.inner, action, env_params)
+        if len(stepped) != 6 or "final_observation" not in stepped[-1]:
+            raise UserTypeError(
+                "from_gymnax: step must return what gymnax 1.0 does, (obs, state, reward, terminated, truncated, info) "
+                f'with info["final_observation"], and it returned {len(stepped)} items: update the environment'
+            )
+        obs, inner, reward, terminated, truncated, info = stepped
         reward = reward.astype(jnp.float32)
         collected, length = state.episode_return + reward, state.episode_length + 1
         done = terminated | truncated

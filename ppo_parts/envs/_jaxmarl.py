@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._errors import UserValueError
 from .._extras import require_package
 from .._trees import without_weak_types
 from ..functional._common import unsqueezed
-from ._env import AgentsObs, Array, Env, Transition, is_discrete, size
+from ._env import AgentsObs, Array, Env, Transition, is_discrete, size, unknown_env
 
 SMAX_SETTINGS = {"see_enemy_actions": True, "walls_cause_death": True, "attack_mode": "closest"}
 """What JaxMARL's own baselines play SMAX with; anything of it can be given anew."""
@@ -45,11 +46,11 @@ def make_agents(env_id: str, **settings: Any) -> Env:
         try:
             env = from_jaxmarl(made)
         except ValueError as error:
-            raise ValueError(f"{env_id} cannot be played. {error}") from error
+            raise UserValueError(f"{env_id} cannot be played. {error}") from error
     try:
         jax.eval_shape(lambda: _one_step(env))
     except Exception as error:  # whatever it raises that has another interface than this adapter's
-        raise ValueError(
+        raise UserValueError(
             f"{env_id} cannot be stepped like JaxMARL's other environments ({type(error).__name__}: {error}). "
             "Wrap it so that reset and step_env give dicts by the agent's name, and hand that to envs.from_jaxmarl"
         ) from error
@@ -73,18 +74,15 @@ def _made(env_id: str, settings: dict[str, Any]) -> Any:
             smax = require_package("jaxmarl.environments.smax", "marl")
             settings["scenario"] = smax.map_name_to_scenario(scenario)
         except KeyError:
-            raise ValueError(
+            raise UserValueError(
                 f"SMAX has no map {scenario!r}; there are 3m, 2s3z, 25m, 3s5z, ... (see JaxMARL)"
             ) from None
     elif env_id not in registered_envs:
-        import difflib
-
-        near = difflib.get_close_matches(env_id, registered_envs, 3, 0.3) or registered_envs
-        raise ValueError(f"{env_id!r} is no JaxMARL environment; did you mean {', '.join(near)}?")
+        raise unknown_env(env_id, "JaxMARL", registered_envs)
     try:
         return jaxmarl.make(name, **settings)
     except TypeError as error:
-        raise ValueError(f"JaxMARL makes no {env_id} of the settings {settings}: {error}") from error
+        raise UserValueError(f"JaxMARL makes no {env_id} of the settings {settings}: {error}") from error
 
 
 def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -> Env:
@@ -106,10 +104,12 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
     spaces, observed = _spaces(env)
     discrete = is_discrete(spaces[0])
     if any(is_discrete(space) != discrete for space in spaces):
-        raise ValueError(f"{env.name}: some agents have discrete actions and some have not; wrap it so that all agree")
+        raise UserValueError(
+            f"{env.name}: some agents have discrete actions and some have not; wrap it so that all agree"
+        )
     if not discrete and len({(space.shape, str(space.low), str(space.high)) for space in spaces}) > 1:
         listed = ", ".join(f"{agent} {space.shape}" for agent, space in zip(agents, spaces, strict=True))
-        raise ValueError(f"{env.name}: agents' boxes of actions differ ({listed}); wrap it so that all agree")
+        raise UserValueError(f"{env.name}: agents' boxes of actions differ ({listed}); wrap it so that all agree")
     kinds = {base.__name__ for base in type(env).__mro__}
     smax = bool(kinds & {"SMAX", "EnemySMAX"})
     endless = bool(kinds & {"SimpleMPE", "Overcooked", "OvercookedV2"})  # but for the time limit
@@ -198,7 +198,7 @@ def _spaces(env: Any) -> tuple[list[Any], int]:
             is_discrete(space) or size(space)
         return spaces, max(size(env.observation_space(agent)) for agent in env.agents)
     except Exception as error:  # whatever JaxMARL's spaces raise that are not asked for as this does
-        raise ValueError(
+        raise UserValueError(
             f"{env.name}: actions have to be discrete or arrays, and observations arrays, asked for by the agent's "
             f"name, and they are not ({type(error).__name__}: {error}). Wrap it so that they are, and hand that to "
             "envs.from_jaxmarl"

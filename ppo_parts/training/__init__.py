@@ -1,6 +1,13 @@
 """Whole runs: a pure `train(key)`, and the host loop around it that logs, checkpoints, resumes and plots."""
 
 from ._checkpoint import Checkpoints as Checkpoints
+from ._cli import exit_on_user_error as exit_on_user_error
+from ._cli import main as main
+from ._config import Range as Range
+from ._config import at_least as at_least
+from ._config import between as between
+from ._config import check_config as check_config
+from ._config import more_than as more_than
 from ._evaluate import EpisodeResults as EpisodeResults
 from ._evaluate import evaluate_episodes as evaluate_episodes
 from ._load import LoadedRun as LoadedRun
@@ -11,7 +18,6 @@ from ._records import plot_curve as plot_curve
 from ._records import read_metrics as read_metrics
 from ._records import versions as versions
 from ._records import write_json as write_json
-from ._run import main as main
 from ._run import run as run
 from ._statistics import bootstrap as bootstrap
 from ._statistics import iqm as iqm
@@ -19,6 +25,5 @@ from ._statistics import summary as summary
 from ._train import Train as Train
 from ._train import TrainResult as TrainResult
 from ._train import TrainState as TrainState
-from ._train import check_choices as check_choices
 from ._train import last_episodes_return as last_episodes_return
 from ._train import updates_in as updates_in

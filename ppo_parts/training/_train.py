@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .._cpu import sequential_vmap_on_cpu
-from .._hyperparameters import choice, count
+from .._errors import UserValueError
+from .._hyperparameters import count
 from .._learner import Learner, LearnerState
 from .._metrics import Metrics, join_metrics
 from .._rollout import Rollout, RolloutState
@@ -94,18 +95,10 @@ def over_seeds(function: Callable[..., Any], num_seeds: int) -> Callable[..., An
 
 def seed_keys(seed: int, num_seeds: int) -> Array:
     """The keys that `seed`, `seed + 1`, ... stand for; a single one has no axis."""
+    if not 0 <= seed <= 2**32 - num_seeds:  # of a larger one, JAX takes the last 32 bits
+        raise UserValueError(f"seeds must lie in [0, 2**32), got {seed} to {seed + num_seeds - 1}: give another seed")
     keys = jnp.stack([jax.random.key(seed + i) for i in range(num_seeds)])
     return keys if num_seeds > 1 else keys[0]
-
-
-def check_choices(config: Any) -> None:
-    """Raise `ValueError` where a field of a dataclass is typed as a `Literal` and holds none of its words.
-
-    The command line checks that by itself; this is for configurations made in Python.
-    """
-    for name, hint in get_type_hints(type(config)).items():
-        if get_origin(hint) is Literal:
-            choice(type(config).__name__, name, getattr(config, name), get_args(hint))
 
 
 def updates_in(total_timesteps: int, *, num_envs: int, num_steps: int) -> int:
@@ -120,9 +113,14 @@ def updates_in(total_timesteps: int, *, num_envs: int, num_steps: int) -> int:
     """
     each = count("updates_in", "num_envs", num_envs) * count("updates_in", "num_steps", num_steps)
     if count("updates_in", "total_timesteps", total_timesteps) < each:
-        raise ValueError(
+        raise UserValueError(
             f"total_timesteps={total_timesteps} is less than one update, num_envs * num_steps = {num_envs} * "
             f"{num_steps} = {each} steps: raise it, or make the rollouts shorter"
+        )
+    if total_timesteps // each >= 2**31:
+        raise UserValueError(
+            f"total_timesteps={total_timesteps} is {total_timesteps // each} updates, and they are counted to 2**31: "
+            "lower it, or make the rollouts longer"
         )
     return total_timesteps // each
 

@@ -1,0 +1,176 @@
+"""The command line of a recipe, made from the fields of its `Config` and of `RunOptions`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import decimal
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from .._errors import UserError, UserValueError
+from .._extras import require_package
+from ..functional import ShapeError
+from ._config import check_config, check_memory
+from ._folder import stored_config, stored_run
+from ._options import RunOptions, stored_options
+from ._run import run
+from ._train import Train
+
+
+def main(
+    make_train: Callable[[Any], Train],
+    presets: Mapping[str, Any],
+    argv: Sequence[str] | None = None,
+    prog: str = "",
+    preset_for: Callable[[Any, Train], str] | None = None,
+) -> dict[str, Any]:
+    """The command line of a recipe: fields of its `Config`, `RunOptions`, and `--preset`.
+
+    With `--resume` or `--init-from`, what is not given is as it was in that run. An error of the user's making ends the
+    process with one sentence.
+
+    Args:
+        make_train: `make_train(config) -> Train`.
+        presets: configurations by name, the first being the default.
+        argv: arguments; None: those of the process.
+        prog: the command's name, for its help.
+        preset_for: `preset_for(config, train)`, the name of the preset that is made for such an environment. Where no
+            preset was chosen and this is not the default, a note says so.
+
+    Returns:
+        The result that is also written to `result.json`.
+    """
+    first = argparse.ArgumentParser(prog or None, add_help=False, allow_abbrev=False)
+    first.add_argument("--preset")
+    first.add_argument("--resume", type=Path)
+    first.add_argument("--init-from", "--init_from", type=Path)
+    known, _ = first.parse_known_args(argv)
+    default = next(iter(presets)) if known.preset is None else known.preset
+    if default not in presets:
+        first.error(f"--preset {known.preset}: there are {', '.join(presets)}")
+    with exit_on_user_error():
+        config, options = presets[default], RunOptions()
+        before, flag = (known.resume, "--resume") if known.resume is not None else (known.init_from, "--init-from")
+        if before is not None:
+            if known.preset is not None:
+                raise UserValueError(
+                    f"--preset {known.preset} is for new runs, and {flag} takes the settings of {before}: leave one of "
+                    "them out"
+                )
+            stored = stored_run(before)
+            config, options = stored_config(type(config), stored), stored_options(stored)
+        given = _parsed(config, options, default, presets, argv, prog, sys.modules[make_train.__module__].__doc__)
+        check_config(given.config, flags=True)
+        check_config(given.run, flags=True)
+        _check_device()
+        train = make_train(given.config)
+        check_memory(train, given.run.num_seeds)
+        if preset_for is not None and known.preset is None and before is None:
+            _note_preset(preset_for(given.config, train), default, given.config)
+        result = run(train, given.config, given.run)
+    if "interrupted_by" in result:
+        raise SystemExit(128 + signal.Signals[result["interrupted_by"]])
+    return result
+
+
+@contextlib.contextmanager
+def exit_on_user_error() -> Iterator[None]:
+    """End the process with one sentence where the user can act on it; any other error keeps its traceback.
+
+    These are the errors of this library's own (`UserError`, `ShapeError`), what the operating system refuses, and a
+    Ctrl-C.
+    """
+    try:
+        yield
+    except (UserError, ShapeError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
+
+
+def _parsed(
+    config: Any,
+    options: RunOptions,
+    preset: str,
+    presets: Mapping[str, Any],
+    argv: Sequence[str] | None,
+    prog: str,
+    description: str | None,
+) -> Any:
+    """What the command line says, as `config`, `run` and `preset`."""
+    tyro = require_package("tyro", "train")
+
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def whole(info: Any) -> Any:
+        if info.type is not int:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="INT",
+            instance_from_str=lambda given: whole_number(given[0]),
+            is_instance=lambda x: isinstance(x, int) and not isinstance(x, bool),
+            str_from_instance=lambda x: [str(x)],
+        )
+
+    names = Literal[tuple(presets)]  # type: ignore[valid-type]
+    fields = [("config", type(config)), ("run", RunOptions), ("preset", names, dataclasses.field(default=preset))]
+    arguments = dataclasses.make_dataclass("Arguments", fields)  # type: ignore[arg-type]
+    with registry:
+        return tyro.cli(
+            arguments,
+            config=(tyro.conf.OmitArgPrefixes,),
+            default=arguments(config=config, run=options, preset=preset),
+            args=argv,
+            prog=prog or None,
+            description=description,
+        )
+
+
+def whole_number(text: str) -> int:
+    """The whole number that `text` says: "1000000", "1_000_000" or "1e6".
+
+    Example:
+        >>> whole_number("5e5"), whole_number("1_000"), whole_number("2.5e3")
+        (500000, 1000, 2500)
+        >>> whole_number("1.5")
+        Traceback (most recent call last):
+        ...
+        ValueError: '1.5' is not a whole number
+    """
+    try:
+        number = decimal.Decimal(text)
+    except decimal.InvalidOperation:
+        raise ValueError(f"{text!r} is not a whole number") from None
+    if number.is_finite() and number.adjusted() > 30:
+        raise ValueError(f"{text!r} is too large")
+    if not number.is_finite() or number != int(number):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(number)
+
+
+def _check_device() -> None:
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        asked = os.environ.get("JAX_PLATFORMS")
+        remedy = "" if asked is None else f". JAX_PLATFORMS={asked} asks for it: unset it to use what there is"
+        raise UserValueError(f"JAX cannot start: {str(error).splitlines()[0].rstrip('.')}{remedy}") from error
+
+
+def _note_preset(fitting: str, used: str, config: Any) -> None:
+    if fitting != used:
+        print(
+            f"note: {config.env_id} with the settings of --preset {used}; those of --preset {fitting} are made for "
+            "environments like it",
+            file=sys.stderr,
+        )

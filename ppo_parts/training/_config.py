@@ -1,0 +1,150 @@
+"""What the fields of a configuration may hold: declared once, beside the field, and checked wherever it is used."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import types
+import typing
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import jax
+import numpy as np
+
+from .._errors import UserError, UserTypeError, UserValueError
+from .._hyperparameters import bounds, choice, count, number
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers from `low` to `high`, the ends included but for an open low end."""
+
+    low: float
+    high: float = np.inf
+    open_low: bool = False
+
+    def __str__(self) -> str:
+        return bounds(self.low, self.high, self.open_low)
+
+
+def between(low: float, high: float) -> Range:
+    """The range of a field of a `Config`, `low <= x <= high`: `gamma: Annotated[float, between(0, 1)] = 0.99`."""
+    return Range(low, high)
+
+
+def at_least(low: float) -> Range:
+    """The range of a field of a `Config`, `x >= low`; of a tuple, that of each of its numbers."""
+    return Range(low)
+
+
+def more_than(low: float) -> Range:
+    """The range of a field of a `Config`, `x > low`."""
+    return Range(low, open_low=True)
+
+
+def check_config(config: Any, *, flags: bool = False) -> None:
+    """Raise where a field of a dataclass is not of its declared type, or out of its declared range.
+
+    A range stands beside the type: `gamma: Annotated[float, training.between(0, 1)] = 0.99`. Fields that are typed as
+    floats may hold traced numbers, of which nothing can be known yet.
+
+    Args:
+        config: an instance of a dataclass.
+        flags: name the fields as the command line does, `--max-grad-norm`.
+
+    Raises:
+        UserTypeError, UserValueError: the first field that cannot be used, what it holds and what it may hold.
+
+    Example:
+        >>> import dataclasses
+        >>> from typing import Annotated
+        >>> from ppo_parts import training
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Config:
+        ...     max_grad_norm: Annotated[float, training.more_than(0)] = 0.5
+        >>> training.check_config(Config(max_grad_norm=-0.5))
+        Traceback (most recent call last):
+        ...
+        ppo_parts.UserValueError: Config: max_grad_norm must lie in (0, inf), got -0.5
+    """
+    where = type(config).__name__
+    for name, hint in get_type_hints(type(config), include_extras=True).items():
+        try:
+            _check_field(where, name, getattr(config, name), hint)
+        except UserError as error:
+            if not flags:
+                raise
+            said = str(error).removeprefix(f"{where}: {name}")
+            raise type(error)(f"--{name.replace('_', '-')}{said}") from None
+
+
+def _check_field(where: str, name: str, value: Any, hint: Any) -> None:
+    declared: tuple[Range, ...] = ()
+    if get_origin(hint) is Annotated:
+        hint, *metadata = get_args(hint)
+        declared = tuple(x for x in metadata if isinstance(x, Range))
+    union = get_origin(hint) in (typing.Union, types.UnionType)
+    kinds = get_args(hint) if union else (hint,)
+    words = tuple(word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind))
+    if (value is None and type(None) in kinds) or (isinstance(value, str) and value in words):
+        return
+    numeric = [kind for kind in kinds if kind in (int, float)]
+    if words and (isinstance(value, str) or not numeric):
+        choice(where, name, value, words)
+    elif numeric:
+        _check_number(where, name, value, numeric[0], *declared)
+    elif get_origin(hint) is tuple:
+        if not isinstance(value, tuple):
+            raise UserTypeError(f"{where}: {name} must be a tuple, got {value!r}")
+        for x in value:
+            _check_number(where, name, x, get_args(hint)[0], *declared)
+    elif hint is bool and not isinstance(value, bool):
+        raise UserTypeError(f"{where}: {name} must be True or False, got {value!r}")
+    elif hint is str and not isinstance(value, str):
+        raise UserTypeError(f"{where}: {name} must be a string, got {value!r}")
+
+
+def _check_number(where: str, name: str, value: Any, kind: type, declared: Range | None = None) -> None:
+    if kind is float:
+        limits = Range(-np.inf) if declared is None else declared
+        number(where, name, value, limits.low, limits.high, open_low=limits.open_low)
+        return
+    low = None if declared is None else int(declared.low)
+    whole = count(where, name, value, low)
+    if declared is not None and whole > declared.high:
+        raise UserValueError(f"{where}: {name} must lie in [{low}, {int(declared.high)}], got {value!r}")
+
+
+def check_memory(train: Any, num_seeds: int, limit: float | None = None) -> None:
+    """Raise where a run of so many seeds cannot fit into the memory of its device, whatever else it needs.
+
+    What is counted is the state of a run and one rollout; gradients and activations come on top.
+
+    Args:
+        train: the run.
+        num_seeds: how many of it there are at once.
+        limit: bytes; None: those of the device, where it says so.
+    """
+    limit = _memory() if limit is None else limit
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state = jax.eval_shape(train.init, key)
+    shapes = state, jax.eval_shape(train.rollout.collect, key, state.learner.params, state.rollout)
+    needed = num_seeds * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+    if limit is not None and needed > limit:
+        raise UserValueError(
+            f"this run needs at least {needed / 2**30:,.1f} GiB of memory for its states and rollouts, and there are "
+            f"{limit / 2**30:,.1f} GiB: give fewer seeds (num_seeds={num_seeds}), environments or steps, or a smaller "
+            "network"
+        )
+
+
+def _memory() -> float | None:
+    """Bytes of the first device; of a CPU, those of the machine."""
+    device = jax.devices()[0]
+    statistics = device.memory_stats() if device.platform != "cpu" else None
+    if statistics:
+        return statistics.get("bytes_limit")
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):  # not on this system
+        return None

@@ -1,0 +1,231 @@
+"""The command line of recipes, and the ranges of their configurations: what cannot work ends with one sentence."""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Annotated, Literal, get_type_hints
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import ppo_parts as pp
+from ppo_parts import training
+from ppo_parts.training import _cli
+from ppo_parts.training._cli import whole_number
+from ppo_parts.training._config import check_memory
+from ppo_parts.training._train import seed_keys
+from recipes import cleanrl_ppo, ippo, pufferlib_ppo
+from tests.running import tiny
+
+pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
+RECIPES = (cleanrl_ppo, pufferlib_ppo, ippo)
+
+
+class Reached(Exception):
+    """Where a run would begin."""
+
+
+@pytest.fixture(autouse=True)
+def no_run(monkeypatch):
+    def begin(train, config, options):
+        raise Reached(config)
+
+    monkeypatch.setattr(_cli, "run", begin)
+
+
+def main(recipe, *argv):
+    return training.main(recipe.make_train, recipe.PRESETS, [*argv], preset_for=recipe.preset_for)
+
+
+def ranged(recipe):
+    hints = get_type_hints(recipe.Config, include_extras=True)
+    return {name: x for name, hint in hints.items() for x in getattr(hint, "__metadata__", ())}
+
+
+# --- ranges ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_number_of_a_recipe_declares_its_range(recipe):
+    """Of what is out of range the command line names the flag and Python the field, before an environment is made."""
+    for preset in recipe.PRESETS.values():
+        training.check_config(preset)
+    numbers = {name for name, hint in get_type_hints(recipe.Config).items() if re.search("int|float", str(hint))}
+    assert numbers == ranged(recipe).keys()
+    for name, declared in ranged(recipe).items():
+        outside = declared.low if declared.open_low else declared.low - 1
+        default = getattr(recipe.Config(), name)
+        wrong = (outside,) if isinstance(default, tuple) else outside
+        if not isinstance(outside, int):
+            wrong = float(outside)
+        with pytest.raises(pp.UserValueError, match=f"^Config: {name} must "):
+            recipe.make_train(recipe.Config(**{name: wrong}))
+        flag = f"--{name.replace('_', '-')}"
+        with pytest.raises(SystemExit, match=f"^error: {flag} must .*, got "):
+            main(recipe, flag, str(outside))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_help_says_what_each_field_is_and_its_range(recipe, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")  # options below each other
+    with pytest.raises(SystemExit):
+        main(recipe, "--help")
+    text = " ".join(capsys.readouterr().out.replace("│", "").split())
+    hints = get_type_hints(recipe.Config)
+    for name, declared in ranged(recipe).items():
+        said = text.partition(f"--{name.replace('_', '-')} ")[2].partition("(default:")[0]
+        assert len(said.split()) > 3, name
+        if "float" in str(hints[name]):
+            assert str(declared) in said, name
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    size: Annotated[int, training.between(1, 9)] = 4
+    rate: Annotated[float | None, training.more_than(0)] = None
+    sizes: Annotated[tuple[int, ...], training.at_least(1)] = (4, 4)
+    piece: Annotated[int | Literal["auto"] | None, training.at_least(1)] = "auto"
+    kind: Literal["a", "b"] = "a"
+    free: float = 0.0
+    yes: bool = True
+    name: str = "x"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"size": 0}, "size must be at least 1, got 0"),
+        ({"size": 10}, "size must lie in [1, 9], got 10"),
+        ({"size": 4.0}, "size must be a whole number, got 4.0: write 4"),
+        ({"size": True}, "size must be a whole number, got True"),
+        ({"size": None}, "size must be a whole number, got None"),
+        ({"rate": 0.0}, "rate must lie in (0, inf), got 0.0"),
+        ({"rate": float("nan")}, "rate must lie in (0, inf), got nan"),
+        ({"rate": "1"}, "rate must be a number"),
+        ({"sizes": (4, 0)}, "sizes must be at least 1, got 0"),
+        ({"sizes": 4}, "sizes must be a tuple, got 4"),
+        ({"piece": 0}, "piece must be at least 1, got 0"),
+        ({"piece": "all"}, "piece must be one of 'auto', got 'all'"),
+        ({"kind": "c"}, "kind must be one of 'a', 'b', got 'c'"),
+        ({"kind": 3}, "kind must be one of 'a', 'b', got 3"),
+        ({"free": float("nan")}, "free must lie in (-inf, inf), got nan"),
+        ({"yes": 1}, "yes must be True or False, got 1"),
+        ({"name": None}, "name must be a string, got None"),
+    ],
+)
+def test_a_field_that_cannot_be_used_is_named(changes, says):
+    with pytest.raises((pp.UserTypeError, pp.UserValueError), match=re.escape(f"Config: {says}")):
+        training.check_config(Config(**changes))
+
+
+def test_what_is_in_range_or_traced_passes():
+    training.check_config(Config(size=9, rate=1e-9, sizes=(), piece=1, free=-3.0))
+    jax.eval_shape(lambda rate: training.check_config(Config(rate=rate)), jnp.ones(()))
+
+
+def test_seeds_are_those_that_differ():
+    for seed, number in ((-1, 1), (2**32, 1), (2**32 - 1, 2)):
+        with pytest.raises(pp.UserValueError, match=r"seeds must lie in \[0, 2\*\*32\)"):
+            seed_keys(seed, number)
+    assert seed_keys(2**32 - 2, 2).shape == (2,)
+
+
+def test_more_updates_than_are_counted_are_refused():
+    with pytest.raises(pp.UserValueError, match="1953125000000000 updates, and they are counted to"):
+        training.updates_in(10**18, num_envs=4, num_steps=128)
+
+
+def test_seeds_that_do_not_fit_into_memory_are_refused_at_once():
+    train = cleanrl_ppo.make_train(tiny(2))
+    check_memory(train, 100)
+    with pytest.raises(
+        pp.UserValueError, match=r"at least .* GiB of memory .* there are 1\.0 GiB: .*num_seeds=1000000"
+    ):
+        check_memory(train, 1_000_000, limit=2**30)
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", ["1000000", "1_000_000", "1e6", "+1.0e6", "0.001e9"])
+def test_whole_numbers_may_be_written_as_people_do(given):
+    with pytest.raises(Reached) as reached:
+        main(cleanrl_ppo, "--total-timesteps", given)
+    (config,) = reached.value.args
+    assert config.total_timesteps == 1_000_000
+    assert isinstance(config.total_timesteps, int)
+
+
+@pytest.mark.parametrize("given", ["1.5", "1e-3", "abc", "", "inf", "nan", "1e999999999"])
+def test_what_is_not_a_whole_number_is_refused(given, capsys):
+    with pytest.raises(ValueError, match=r"is not a whole number|is too large"):
+        whole_number(given)
+    with pytest.raises(SystemExit) as ended:
+        main(cleanrl_ppo, "--num-envs", given)
+    assert ended.value.code == 2
+    assert "--num-envs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--resume", "--init-from"])
+def test_a_preset_beside_an_older_run_is_refused(flag, tmp_path):
+    with pytest.raises(
+        SystemExit, match=rf"^error: --preset continuous is for new runs, and {flag} takes the settings"
+    ):
+        main(cleanrl_ppo, flag, str(tmp_path), "--preset", "continuous")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "argv", "fits"),
+    [
+        (cleanrl_ppo, ["--env-id", "Pendulum-v1"], "continuous"),
+        (pufferlib_ppo, ["--env-id", "Breakout-MinAtar"], "minatar"),
+        (cleanrl_ppo, ["--env-id", "Acrobot-v1"], None),
+        (cleanrl_ppo, ["--env-id", "Pendulum-v1", "--preset", "discrete"], None),
+    ],
+)
+def test_a_preset_that_fits_better_is_named(recipe, argv, fits, capsys):
+    with pytest.raises(Reached):
+        main(recipe, *argv)
+    said = capsys.readouterr().err
+    assert said == (
+        ""
+        if fits is None
+        else f"note: {argv[1]} with the settings of --preset discrete; those of --preset "
+        f"{fits} are made for environments like it\n"
+    )
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_preset_is_the_one_for_its_environment(recipe):
+    for name, config in recipe.PRESETS.items():
+        train = None if recipe is ippo else SimpleNamespace(env=recipe.make_env(config))
+        assert recipe.preset_for(config, train) == name
+
+
+@pytest.mark.parametrize(
+    "error",
+    [pp.UserValueError("a"), pp.UserTypeError("a"), pp.UserTimeoutError("a"), pp.ShapeError("a"), OSError("a")],
+)
+def test_errors_of_the_users_making_end_with_a_sentence(error):
+    with pytest.raises(SystemExit, match=r"^error: a$"), training.exit_on_user_error():
+        raise error
+
+
+@pytest.mark.parametrize("error", [ValueError("a"), TypeError("a"), FloatingPointError("a"), KeyError("a")])
+def test_other_errors_keep_their_traceback(error):
+    with pytest.raises(type(error)), training.exit_on_user_error():
+        raise error
+
+
+def test_a_platform_that_is_not_there_is_named():
+    code = "from ppo_parts import training\nwith training.exit_on_user_error():\n    training._cli._check_device()\n"
+    environment = {**os.environ, "JAX_PLATFORMS": "nonsense"}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    said = ended.stderr.strip().splitlines()[-1]
+    assert re.match(r"error: JAX cannot start: .*nonsense.*JAX_PLATFORMS=nonsense asks for it: unset it", said), said
+    assert "Traceback" not in ended.stderr
