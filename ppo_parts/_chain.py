@@ -178,10 +178,12 @@ def _check_read(part: Part, later: Sequence[Part]) -> None:
     read = {field for reader in later for field in (*reader.requires, *(reader.reads or ()))}
     read |= {field.partition(".")[0] for field in read}
     if not read.intersection(written):
+        remedy = "put it before the losses that should use it, or leave it out"
+        if written == ["weight"]:
+            remedy = "add advantage_weight() or loss_weight(...) after it, or set beta=0"
         raise UserValueError(
             f"learner: {part.name} writes {' and '.join(written)}, and no part after it reads "
-            f"{'it' if len(written) == 1 else 'them'}, so that it would change nothing: "
-            + ("put it before the losses that should use it" if later else "move it forward, or leave it out")
+            f"{'it' if len(written) == 1 else 'them'}, so that it would change nothing: {remedy}"
         )
 
 

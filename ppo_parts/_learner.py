@@ -19,6 +19,7 @@ from ._phases import Phases
 from ._policy import evaluate_current, evaluate_policy
 from ._refresh import Carried, Head, HeadState, Refresh
 from ._samplers import Sampler
+from ._trees import varying_like
 from ._types import Array, Batch, Context, Evaluate, Output, Params, Part
 
 
@@ -143,6 +144,7 @@ def learner(
 
     def update(key: Array, state: LearnerState, batch: Batch) -> Any:
         check_rollout(batch)
+        key, state = varying_like((key, state), batch.log_prob)
         raw = batch.replace(metrics={}, reductions=(), losses={}, current=None, stop=None)
         raw = finite_where_masked(raw)
         opt_states = dict(state.opt_state) if named else {None: state.opt_state}
@@ -166,7 +168,10 @@ def learner(
             phase = Phase(plan, head, here, gradient_metrics or (lambda gradient: {}))
             before, after = states[plan.name]
             at_start = PhaseState(
-                Carried(params, HeadState(shared_states, before)), opt_states[plan.name], after, jnp.zeros((), bool)
+                Carried(params, HeadState(shared_states, before)),
+                opt_states[plan.name],
+                after,
+                jnp.zeros_like(state.step, bool),
             )
             at_end, metrics, rollouts[plan.name] = run_every(phase, plan.every, at_start, ready)
             (params, (shared_states, before), _), opt_states[plan.name], after, _ = at_end

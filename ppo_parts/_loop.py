@@ -17,6 +17,7 @@ from ._optim import may_skip, skipped
 from ._policy import evaluate_current
 from ._refresh import Carried, Head, amend
 from ._samplers import Sampler
+from ._trees import varying_like
 from ._types import Array, Batch, Context, Params, Part
 from .functional import masked_mean
 from .functional._common import masked_sum
@@ -221,11 +222,13 @@ def scan_until(
     if not can_stop:
         state, ys = jax.lax.scan(step, state, xs)
         return state, ys, jnp.ones(jax.tree.leaves(xs)[0].shape[0], bool)
-    shapes = jax.eval_shape(step, state, jax.tree.map(lambda x: x[0], xs))[1]
+    # As a closure, so that the state keeps the axes over which it varies inside `shard_map`.
+    shapes = jax.eval_shape(lambda: step(state, jax.tree.map(lambda x: x[0], xs)))[1]
 
     def skip(state: PhaseState, x: Any) -> tuple[PhaseState, Any]:
         del x
-        return state, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        return state, varying_like(zeros, state.stopped)
 
     def guarded(state: PhaseState, x: Any) -> tuple[PhaseState, Any]:
         ran = ~state.stopped

@@ -133,3 +133,47 @@ def check_functional(columns):
 @pytest.mark.parametrize("columns", [8, 512])
 def test_functional_on_several_devices(columns):
     alone(check_functional, columns)
+
+
+def check_learner():
+    """One learner for each device, on its own columns: as many learners by vmap."""
+    import optax
+
+    import ppo_parts as pp
+
+    from .common import evaluate, make_params, rollout
+
+    pipeline = pp.chain(
+        pp.gae(gamma=0.9, gae_lambda=0.8),
+        pp.shuffled_minibatches(2, num_epochs=2, refresh="epoch"),
+        pp.advantage_normalize(),
+        pp.clipped_surrogate(clip_eps=0.2),
+        pp.value_loss(),
+        pp.kl_early_stop(0.1, check="epoch", over="mean"),
+    )
+    learner = pp.learner(evaluate, pipeline, optax.adam(0.1))
+    state, key = learner.init(make_params()), jax.random.key(0)
+    batch = rollout(shape=(6, 4 * DEVICES))
+    split = jax.tree.map(lambda x: jnp.stack(jnp.split(x, DEVICES, 1)), batch)
+    expected, _ = jax.jit(jax.vmap(learner.update, in_axes=(None, None, 0)))(key, state, split)
+
+    mesh = mesh_of_all("Auto")
+    update = shard_map(
+        lambda batch: jax.tree.map(lambda x: x[None], learner.update(key, state, batch)[0].params),
+        mesh,
+        (P(None, "d"),),
+        P("d"),
+    )
+    same(jax.jit(update)(batch), expected.params)
+    same(jax.pmap(lambda batch: learner.update(key, state, batch)[0].params)(split), expected.params)
+    whole, _ = jax.jit(learner.update)(key, state, batch)
+    for kind in ("Auto", "Explicit"):
+        mesh = mesh_of_all(kind)
+        placed = jax.device_put(batch, jax.sharding.NamedSharding(mesh, P(None, "d")))
+        if kind == "Explicit":  # gathering rows asks for the sharding of the result
+            placed = jax.device_put(batch, jax.sharding.NamedSharding(mesh, P()))
+        same(jax.jit(learner.update)(key, state, placed)[0].params, whole.params)
+
+
+def test_learner_on_several_devices():
+    alone(check_learner)
