@@ -36,10 +36,12 @@ def program(name: str) -> training.Train:
 
 
 def train(name: str, runs: int, finished: Connection) -> None:
-    """Train, and say after each run how many there have been."""
-    train_seeds = jax.jit(jax.vmap(program(name)))
-    for number in range(1, runs + 1):
-        jax.block_until_ready(train_seeds(jax.random.split(jax.random.key(number), SEEDS)))
+    """Train, and say after compiling and after each run how many there have been."""
+    keys = [jax.random.split(key, SEEDS) for key in jax.random.split(jax.random.key(0), runs)]
+    train_seeds = jax.jit(jax.vmap(program(name))).lower(keys[0]).compile()
+    finished.send(0)
+    for number, seeds in enumerate(keys, 1):
+        jax.block_until_ready(train_seeds(seeds))
         finished.send(number)
 
 
@@ -71,9 +73,9 @@ def measure(name: str, runs: int, load: int, patience: float) -> dict[str, Any]:
     finished, send = PROCESSES.Pipe(duplex=False)
     trainer = PROCESSES.Process(target=train, args=(name, runs, send))
     others = [PROCESSES.Process(target=compute_forever) for _ in range(load)]
-    done, began = 0, time.monotonic()
     with started(trainer, *others):
         send.close()  # the trainer has its own end
+        done, began = finished.recv(), time.monotonic()
         while done < runs and finished.poll(patience):
             done = finished.recv()
     return {
@@ -93,7 +95,7 @@ def main() -> None:
     parser.add_argument("--runs", type=positive, default=500)
     parser.add_argument("--programs", nargs="+", default=["feed-forward", "lstm"], choices=["feed-forward", "lstm"])
     parser.add_argument("--load", type=int, default=2, help="processes beside it that keep a core busy each")
-    parser.add_argument("--patience", type=float, default=180, help="seconds for a run, compiling included")
+    parser.add_argument("--patience", type=float, default=60, help="seconds for a run")
     parser.add_argument("--json", metavar="PATH", help="write the results here")
     options = parser.parse_args()
     results = []
