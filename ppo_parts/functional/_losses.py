@@ -56,7 +56,7 @@ def clipped_surrogate(
     same_shape(where, log_ratio=log_ratio, advantage=advantage, mask=mask)
     logs, gains = kept(where, mask, log_ratio, jax.lax.stop_gradient(advantage))
     low, high = clip_range(where, clip_eps, clip_eps_high, logs)
-    limit = jnp.inf
+    limit: Array | float = jnp.inf
     if dual_clip is not None:
         limit = fitting(where, "dual_clip", dual_clip, logs.shape, 1, open_low=True, dtype=logs.dtype)
     # Without an upper end the range ends with the numbers there are, so that an advantage of 0 has a loss of 0.
