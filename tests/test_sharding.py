@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from ppo_parts import functional as f
+from ppo_parts.functional import _recurrence
 
 DEVICES = 4
 P = jax.sharding.PartitionSpec
@@ -61,14 +62,13 @@ def estimates(given, gamma, way="auto"):
 
     def total(value):
         out = f.gae(**on_policy | {"value": value}, **settings, stop_gradient=False)
-        return jnp.sum(jnp.square(out.target), axis=0)
+        return jnp.sum(jnp.square(out.target))
 
-    target, pull = jax.vjp(total, given["value"])
     return {
         "gae": f.gae(**on_policy, **settings),
         "vtrace": f.vtrace(**given, **settings),
         "recurrence": f.reverse_recurrence(given["reward"], given["value"], implementation=way),
-        "gradient": pull(jnp.ones_like(target))[0],
+        "gradient": jax.grad(total)(given["value"]),
     }
 
 
@@ -81,10 +81,10 @@ def losses(given):
         kl = f.approx_kl(log_ratio, mask=mask) + f.clip_fraction(log_ratio, clip_eps=0.2, mask=mask)
         critic = f.clipped_value_loss(value, given["next_value"], given["reward"], clip_eps=0.2, mask=mask)
         advantage = f.advantage_normalize(given["reward"], mask, axis=0)
-        return policy + kl + critic + advantage * f.value_loss(value, given["reward"], mask=mask)
+        loss = policy + kl + critic + advantage * f.value_loss(value, given["reward"], mask=mask)
+        return jnp.sum(loss), loss
 
-    loss, pull = jax.vjp(total, given["log_ratio"], given["value"])
-    return loss, pull(jnp.ones_like(loss))
+    return jax.grad(total, (0, 1), has_aux=True)(given["log_ratio"], given["value"])
 
 
 def same(actual, expected):
@@ -177,3 +177,27 @@ def check_learner():
 
 def test_learner_on_several_devices():
     alone(check_learner)
+
+
+def check_kernel():
+    """Compiled for CUDA, though there is none: in `shard_map` each device runs the kernel, else XLA splits a scan."""
+    _recurrence.has = lambda platform: platform == "cuda"
+    given, columnwise = data(64), P(None, "d")
+    del given["log_ratio"]
+
+    def estimate(given, way="auto"):
+        return f.gae(**given, gamma=0.9, gae_lambda=0.8, implementation=way)
+
+    def has_kernel(function, given):
+        return "triton" in jax.jit(function).trace(given).lower(lowering_platforms=("cuda",)).as_text()
+
+    assert has_kernel(shard_map(estimate, mesh_of_all("Auto"), (columnwise,), columnwise), given)
+    placed = jax.device_put(given, jax.sharding.NamedSharding(mesh_of_all("Explicit"), columnwise))
+    assert not has_kernel(estimate, placed)
+    with pytest.raises(ValueError, match=r"gae: implementation=\"pallas\" cannot run, .* over an explicit mesh, f.*@d"):
+        estimate(placed, "pallas")
+
+
+@pytest.mark.skipif(_recurrence.unsupported(jnp.ones(1)) is not None, reason="this JAX has no kernel")
+def test_the_kernel_on_several_devices():
+    alone(check_kernel)

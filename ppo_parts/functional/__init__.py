@@ -1,6 +1,8 @@
 """The mathematics of PPO: arrays in, arrays out; no `Batch`, no state, no network.
 
-Axis 0 is time wherever time matters, any axes may follow, the float dtype is kept and losses come back per element.
+Axis 0 is time wherever time matters, any axes may follow, the float dtype is kept (narrow floats are computed in
+float32) and losses come back per element. The first paragraph of each docstring says what gradients flow to. Where
+`mask` is 0, result and gradient are 0, whatever stands there.
 """
 
 from ._advantage import Advantages as Advantages

@@ -350,7 +350,7 @@ def _by_kernel(x: _Steps) -> tuple[Array, ...]:
 
     zeros = _first(x)
     follows = zeros + _kept(_rows(x, slice(-1, None))).next_value[0]
-    counts = None if x.mask is None else jnp.ones_like(zeros, bool)
+    counts = None if x.mask is None else zeros == 0
     return _kernel.backwards(_step, (zeros, follows, counts), x)
 
 

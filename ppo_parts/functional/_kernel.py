@@ -53,8 +53,11 @@ def _call(step: Callable[..., Any], last: Any, inputs: Any, interpret: bool) -> 
     varies = [jnp.ndim(x) > 0 for x in leaves]
     shape = next(jnp.shape(x) for x in leaves if jnp.ndim(x))
     steps, columns = shape[0], math.prod(shape[1:])
-    row = jax.tree.unflatten(rows, [jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.result_type(x)) for x in leaves])
-    outs, results = jax.tree.flatten(jax.eval_shape(step, last, row)[1])
+
+    def flattened() -> Any:
+        return jax.tree.map(lambda x: x.reshape(steps, columns), scan(step, last, inputs))
+
+    outs, results = jax.tree.flatten(jax.eval_shape(flattened))  # as the scan has them: `shard_map` adds to the types
 
     def kernel(*refs: Any) -> None:
         before, reads, writes = refs[: len(firsts)], refs[len(firsts) : -len(outs)], refs[-len(outs) :]
@@ -86,7 +89,7 @@ def _call(step: Callable[..., Any], last: Any, inputs: Any, interpret: bool) -> 
         in_specs=[pl.BlockSpec((COLUMNS,), lambda i: (i,)) for _ in firsts]
         + [block if varied else single for varied in varies],
         out_specs=[block for _ in outs],
-        out_shape=[jax.ShapeDtypeStruct((steps, columns), x.dtype) for x in outs],
+        out_shape=outs,
         compiler_params=plt.CompilerParams(num_warps=1),
         interpret=interpret,
         name="backwards",
