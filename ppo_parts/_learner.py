@@ -203,7 +203,7 @@ def run_every(phase: Phase, every: int, state: PhaseState, ready: Batch) -> tupl
         absent = jnp.array([0.0 if way == "sum" else jnp.nan for way in metrics.reductions], metrics.array.dtype)
         return state, Metrics(absent, metrics.names, metrics.reductions)
 
-    return (*jax.lax.cond(phase.context.step % every == 0, run, skip, state), ready)
+    return (*jax.lax.cond((phase.context.step + 1) % every == 0, run, skip, state), ready)
 
 
 def finish(parts: tuple[Part, ...], states: tuple[Any, ...], rollout: Batch, context: Context) -> tuple[Any, ...]:

@@ -40,7 +40,7 @@ def phase(part: Part, *, trains: Any = "own", every: int = 1) -> Part:
         trains: which parameters its gradient reaches. "own": the entry of the parameter tree with the phase's name.
             None: all of them. A string or a tuple of strings: the entries with these names. A function
             `mask(params) -> tree of bools`: the leaves where it is True.
-        every: it runs in updates 0, every, 2 * every, ... and is skipped in the others.
+        every: it runs in every so many updates, after the others: in update every - 1, 2 * every - 1, ..., from 0.
 
     Example:
         >>> import ppo_parts as pp

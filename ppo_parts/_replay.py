@@ -20,10 +20,10 @@ class ReplayState(NamedTuple):
 
 
 def replay(num_rollouts: int, like: Batch) -> Part:
-    """Replace the rollout by the latest k, side by side: `[T, k*N]`. Slots that are not filled yet are masked.
+    """Replace the rollout by the latest k, this one among them, side by side: `[T, k*N]`.
 
-    Each update stores its rollout in the end, also where the phase that this part stands in does not run, as the parts
-    that all phases share left it.
+    Slots that are not filled yet are masked; `replay(1, like)` leaves the rollout as it is. Each update stores its
+    rollout, also where the phase that this part stands in does not run, as the parts that all phases share left it.
 
     Args:
         num_rollouts: k.
@@ -60,6 +60,7 @@ def replay(num_rollouts: int, like: Batch) -> Part:
 
     def update(batch: Batch, state: ReplayState, context: Context) -> tuple[Batch, ReplayState]:
         del context
+        latest = stored_with(batch, state)
 
         def beside(x: Array, axis: int) -> Array:
             """`[k, ..., N, ...]` with k merged into the axis of segments."""
@@ -67,21 +68,25 @@ def replay(num_rollouts: int, like: Batch) -> Part:
             return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
         fields = {
-            name: jax.tree.map(lambda x, axis=axis: beside(x, axis), state.fields[name])
+            name: jax.tree.map(lambda x, axis=axis: beside(x, axis), latest.fields[name])
             for axis, names in ((1, PER_STEP), (0, PER_SEGMENT))
             for name in names
             if name in kept
         }
-        filled = jnp.arange(num_rollouts) < state.stored
+        filled = jnp.arange(num_rollouts) < latest.stored
         slots = jnp.broadcast_to(filled[:, None], (num_rollouts, like.log_prob.shape[1])).reshape(-1)
         shape = fields["log_prob"].shape
         counts = jnp.broadcast_to(slots.reshape(1, -1, *(1,) * (len(shape) - 2)), shape)
         mask = fields["mask"] * counts if "mask" in fields else counts.astype(fields["log_prob"].dtype)
         absent = dict.fromkeys((*PER_STEP, *PER_SEGMENT)) | {"extras": {}, "per_segment": {}}
-        return batch.replace(**(absent | fields | {"mask": mask})), state
+        return batch.replace(**(absent | fields | {"mask": mask})), state  # `finish` stores, whether this runs or not
 
     def finish(batch: Batch, state: ReplayState, context: Context) -> ReplayState:
         del context
+        return stored_with(batch, state)
+
+    def stored_with(batch: Batch, state: ReplayState) -> ReplayState:
+        """The state after one more rollout, in the place of the oldest."""
         slot = state.stored % num_rollouts
 
         def put(buffer: Array, x: Array) -> Array:

@@ -460,10 +460,17 @@ def test_a_phase_runs_every_so_many_updates_and_replays():
         state, metrics = update(KEY, state, batch)
         ran.append(int(metrics["auxiliary/minibatches"]))
         counted.append(float(metrics["auxiliary/counted"]))
-    assert ran == [1, 0, 1, 0, 1]
-    # what is stored before updates 0, 2 and 4: none, two and three rollouts
-    assert counted == [0, 0, 2 * TIME * SEGMENTS, 0, 3 * TIME * SEGMENTS]
+    assert ran == [0, 1, 0, 1, 0]
+    # what there is in updates 1 and 3, their own rollouts included: two rollouts and the latest three
+    assert counted == [0, 2 * TIME * SEGMENTS, 0, 3 * TIME * SEGMENTS, 0]
     assert (TIME, 3 * SEGMENTS) in seen
+
+
+def test_replaying_one_rollout_changes_nothing():
+    batch = rollout()
+    part = pp.replay(1, batch)
+    replayed, _ = part.update(batch, part.init(None), pp.Context(key=KEY))
+    assert_same(replayed, batch)
 
 
 # --- chains ----------------------------------------------------------------------------------------------------------

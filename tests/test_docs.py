@@ -98,8 +98,14 @@ def test_every_function_is_listed():
 
 
 def test_every_page_is_linked_from_the_index():
+    """Or from the README.md of its folder, which is itself linked from the index."""
     index = ROOT / "docs" / "index.md"
-    linked = {(index.parent / target.partition("#")[0]).resolve() for target in LINK.findall(index.read_text())}
+    indices = [index, *(ROOT / "docs").glob("*/README.md")]
+    linked = {
+        (page.parent / target.partition("#")[0]).resolve()
+        for page in indices
+        for target in LINK.findall(page.read_text())
+    }
     assert [name_of(page) for page in PAGES if page.parent != ROOT and page != index and page not in linked] == []
 
 
