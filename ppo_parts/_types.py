@@ -340,7 +340,7 @@ def no_state(params: Params, key: Array | None = None) -> EmptyState:
 
 
 def stateless(
-    f: Callable[[Batch], Batch],
+    f: Callable[..., Batch],
     *,
     name: str | None = None,
     requires: tuple[str, ...] = (),
@@ -349,10 +349,10 @@ def stateless(
     place: Place = "anywhere",
     needs_time: bool = False,
 ) -> Part:
-    """Lift a plain function `batch -> batch` to a `Part`.
+    """Lift a plain function `batch -> batch`, or `(batch, context) -> batch`, to a `Part`.
 
     Args:
-        f: pure function of a `Batch`.
+        f: pure function of a `Batch`, and of the `Context` if it takes two arguments.
         name: how error messages call it; by default the function's own name.
         requires, provides, reads, place, needs_time: as in `Part`; with them `chain` checks this part like any other. A
             loss has `provides=("losses",), place="after_sampler"`.
@@ -366,11 +366,22 @@ def stateless(
         raise UserTypeError(f"stateless: give a function batch -> batch, got {f!r}")
     called = name or str(getattr(f, "__name__", "stateless"))
 
+    takes_context = _required_arguments(f) == 2
+
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        del context
-        return f(batch), state
+        return f(batch, context) if takes_context else f(batch), state
 
     return Part(no_state, update, called, requires, provides, reads, place, needs_time)
+
+
+def _required_arguments(f: Callable[..., Any]) -> int:
+    """How many arguments without a default a function takes; 1 where it does not say."""
+    try:
+        parameters = inspect.signature(f).parameters.values()
+    except (TypeError, ValueError):
+        return 1
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in positional and p.default is p.empty for p in parameters)
 
 
 def kind(x: Any) -> str:

@@ -257,6 +257,17 @@ def test_the_batch_after_the_head_can_be_returned():
     np.testing.assert_allclose(batch.advantage, expected.advantage, rtol=1e-6)
 
 
+def test_a_function_of_batch_and_context_is_a_part():
+    def scaled(batch, context):
+        return batch.replace(reward=batch.reward * context.step)
+
+    batch = rollout()
+    context = pp.Context(key=KEY, step=3)
+    assert_same(pp.stateless(scaled).update(batch, pp.EmptyState(), context)[0].reward, batch.reward * 3)
+    default = pp.stateless(lambda batch, by=2.0: batch.replace(reward=batch.reward * by))
+    assert_same(default.update(batch, pp.EmptyState(), context)[0].reward, batch.reward * 2)
+
+
 # --- lenses ----------------------------------------------------------------------------------------------------------
 
 
