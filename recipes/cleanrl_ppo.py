@@ -56,8 +56,6 @@ class Config:
     hidden: tuple[int, ...] = (64, 64)
     microbatch: int | Literal["auto"] | None = "auto"
     """evaluate the network on so many steps at a time, for less memory; "auto": 1024 where that is faster"""
-    skip_nonfinite: bool = False
-    """skip gradients that are not finite, and count them, instead of ending the run"""
     seed: int = 1
 
 
@@ -150,8 +148,6 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
             pp.per_update_learning_rate(annealed if config.anneal_lr else config.learning_rate),
         )
     )
-    if config.skip_nonfinite:
-        optimizer = optax.apply_if_finite(optimizer, max_consecutive_errors=np.iinfo(np.int32).max)
     return training.Train(
         env=env,
         evaluate=evaluate,

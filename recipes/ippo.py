@@ -71,8 +71,6 @@ class Config:
     """a GRU in actor and critic"""
     microbatch: int | Literal["auto"] | None = "auto"
     """evaluate the networks on so many steps of agents at a time, for less memory; "auto": 1024 where that is faster"""
-    skip_nonfinite: bool = False
-    """skip gradients that are not finite, and count them, instead of ending the run"""
     seed: int = 1
 
 
@@ -247,11 +245,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
                 pp.per_update_learning_rate(annealed if config.anneal_lr else learning_rate),
             )
         )
-        if config.parameters == "independent":
-            steps = pp.per_agent(steps)
-        if config.skip_nonfinite:
-            steps = optax.apply_if_finite(steps, max_consecutive_errors=np.iinfo(np.int32).max)
-        return steps
+        return pp.per_agent(steps) if config.parameters == "independent" else steps
 
     optimizers = {"actor": optimizer(config.actor_learning_rate), "critic": optimizer(config.critic_learning_rate)}
     carry = initial_carry if config.memory else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -59,7 +60,17 @@ class Train:
     def __post_init__(self) -> None:
         count("train", "num_updates", self.num_updates)
         count("train", "steps_per_update", self.steps_per_update)
-        jax.eval_shape(self, jax.random.key(0))  # what cannot work fails here, before anything is made or trained
+        _ = self.shapes  # what cannot work fails here, before anything is made or trained
+
+    @functools.cached_property
+    def shapes(self) -> tuple[TrainState, dict[str, Any]]:
+        """Shapes and dtypes of the state, and of the metrics of an update."""
+        return jax.eval_shape(lambda key: self.compiled_step(self.init(key)), jax.random.key(0))
+
+    @functools.cached_property
+    def compiled_step(self) -> Callable[[TrainState], tuple[TrainState, dict[str, Array]]]:
+        """`jax.jit(step)`: however often it is looked at, it is traced once."""
+        return jax.jit(self.step)
 
     def init(self, key: Array) -> TrainState:
         """Fresh parameters and environments."""
@@ -68,11 +79,17 @@ class Train:
         return TrainState(key, strong(self.learner.init(params)), self.rollout.init(env_key))
 
     def step(self, state: TrainState) -> tuple[TrainState, dict[str, Array]]:
-        """One rollout and one update."""
+        """One rollout and one update.
+
+        An update in which a number was not finite changes nothing in the learner but its count of updates.
+        """
         key, rollout_key, update_key = jax.random.split(state.key, 3)
         rollout_state, batch, episodes = self.rollout.collect(rollout_key, state.learner.params, state.rollout)
-        learner_state, metrics = one_after_another(self.learner.update)(update_key, state.learner, batch)
-        return TrainState(key, learner_state, rollout_state), {**episodes, **metrics}
+        updated, metrics = one_after_another(self.learner.update)(update_key, state.learner, batch)
+        metrics = {**episodes, **metrics, PARAMETERS: _count_nonfinite(updated.params)}
+        finite = sum(x for name, x in metrics.items() if NONFINITE in name) == 0
+        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state.learner)
+        return TrainState(key, kept._replace(step=updated.step), rollout_state), metrics
 
     def __call__(self, key: Array) -> TrainResult:
         """The whole run inside one program."""
@@ -92,6 +109,16 @@ class Train:
         env = self.env.evaluation(state.rollout.env_state)
         params, carry = state.learner.params, self.initial_carry
         return evaluate_episodes(env, self.evaluate, params, key, episodes, mode=mode, initial_carry=carry)
+
+
+NONFINITE = "nonfinite/"
+"""What the names of metrics that count numbers that are not finite have in them."""
+PARAMETERS = NONFINITE + "parameters"
+
+
+def _count_nonfinite(tree: Any) -> Array:
+    leaves = [jnp.reshape(x, -1) for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+    return jnp.sum(~jnp.isfinite(jnp.concatenate(leaves))) if leaves else jnp.zeros((), int)  # one kernel for all
 
 
 def one_after_another(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,7 +143,7 @@ def one_after_another(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def over_seeds(function: Callable[..., Any], num_seeds: int) -> Callable[..., Any]:
+def vmap_over_seeds(function: Callable[..., Any], num_seeds: int) -> Callable[..., Any]:
     """`function` with a leading axis for the seeds, if there are several."""
     return jax.vmap(function) if num_seeds > 1 else function
 
