@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import typing
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -79,9 +78,7 @@ def continued_from(train: Train, config: Any, options: RunOptions) -> dict[str, 
     fixed = [f"{name} was {was!r}, is {now!r}" for name, (was, now) in changed.items() if name in ("seed", "num_seeds")]
     if fixed:
         raise UserValueError(f"a run that begins with the state of {run.path} continues its keys; {'; '.join(fixed)}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # said when the run begins
-        update, _ = run.restore(train, options.checkpoint)
+    update, _ = run.restore(train, options.checkpoint)
     steps = update * run.stored["steps_per_update"]
     if run.stored["steps_per_update"] != train.steps_per_update:
         raise UserValueError(
