@@ -62,12 +62,12 @@ def compiled_programs_kept_in(folder: Path):
     compilation_cache.reset_cache()
 
 
-def start(*argv: str, cache: Path) -> subprocess.Popen:
+def start(*argv: str, cache: Path, optimized: bool = False) -> subprocess.Popen:
     """The recipe in a process of its own; `cache` keeps compiled programs."""
     env = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": str(int(not optimized)),
     }
     command = [sys.executable, "-m", "recipes.cleanrl_ppo", "--no-progress", *argv]
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
