@@ -28,7 +28,7 @@ from ._options import RunOptions, checked, stored_options
 from ._program import Advance, Pace, compiled
 from ._result import announce, draw, evaluation_of, result_of
 from ._signals import Interrupt
-from ._train import NONFINITE, PARAMETERS, Train, seed_keys, vmap_over_seeds
+from ._train import NONFINITE, Train, seed_keys, vmap_over_seeds
 from ._watch import Watch
 
 
@@ -115,8 +115,7 @@ def run(train: Train, config: Any, options: RunOptions | None = None) -> dict[st
     Raises:
         FileExistsError: the folder holds a run already. FileNotFoundError: there is none to resume.
         ValueError: it is of another configuration. OSError: the folder cannot be written; what could be saved is.
-        FloatingPointError: numbers that are not finite appeared, and `options.on_nonfinite` is "stop", or they are in
-            the parameters.
+        FloatingPointError: numbers that are not finite appeared, and `options.on_nonfinite` is "stop".
     """
     options = checked(options or RunOptions(), train)
     source = continued_from(train, config, options)
@@ -217,20 +216,17 @@ class Loop:
 
     def _check_finite(self, done: int, rows: list[Row], measured: Mapping[str, np.ndarray]) -> None:
         """Raise at the first update with numbers that are not finite, after writing down the rows up to it."""
-        skip = self.options.on_nonfinite == "skip"
-        found = first_nonfinite({name: x for name, x in measured.items() if name == PARAMETERS} if skip else measured)
+        found = None if self.options.on_nonfinite == "skip" else first_nonfinite(measured)
         if found is None:
             return
-        index, report, in_parameters = found
+        index, report = found
         self.folder.append(rows[: index + 1])
         latest = self.folder.latest()
         last = "there is no checkpoint yet" if latest is None else f"its last checkpoint, of update {latest}, is sound"
-        remedy = (
-            "Finite gradients led to parameters that are not: look at the optimizer, its rate and its eps"
-            if in_parameters
-            else "--on-nonfinite skip skips such updates and counts them"
+        raise NonFiniteError(
+            f"update {done + index}{report}. The run ends here; {last}. --on-nonfinite skip skips such updates and "
+            "counts them"
         )
-        raise NonFiniteError(f"update {done + index}{report}. The run ends here; {last}. {remedy}")
 
     @functools.cached_property
     def _evaluate(self) -> Callable[[Any, int], dict[str, Any]]:
@@ -274,15 +270,14 @@ class Loop:
         return result
 
 
-def first_nonfinite(measured: Mapping[str, np.ndarray]) -> tuple[int, str, bool] | None:
-    """The first update with numbers that are not finite, where in it they arose (later ones only follow from it), and
-    whether that was in the parameters."""
+def first_nonfinite(measured: Mapping[str, np.ndarray]) -> tuple[int, str] | None:
+    """The first update with numbers that are not finite, and where in it they arose; later ones only follow from it."""
     counts = {name: x.reshape(len(x), -1) for name, x in measured.items() if NONFINITE in name}
     total = np.sum(list(counts.values()), axis=0)  # [updates, seeds]
     if not np.any(total):
         return None
     first = int(np.argmax(np.any(total, axis=1)))
-    found = {name: x[first] for name, x in counts.items() if np.any(x[first])}
+    report = nonfinite_report({name: x[first] for name, x in counts.items()})
     seeds = np.flatnonzero(total[first])
     where = f" (seed {', '.join(map(str, seeds))} of {total.shape[1]}, from 0)" if total.shape[1] > 1 else ""
-    return first, f"{where}: {nonfinite_report(found)}", set(found) == {PARAMETERS}
+    return first, f"{where}: {report}"

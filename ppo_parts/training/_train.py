@@ -86,7 +86,7 @@ class Train:
         key, rollout_key, update_key = jax.random.split(state.key, 3)
         rollout_state, batch, episodes = self.rollout.collect(rollout_key, state.learner.params, state.rollout)
         updated, metrics = one_after_another(self.learner.update)(update_key, state.learner, batch)
-        metrics = {**episodes, **metrics, PARAMETERS: _count_nonfinite(updated.params)}
+        metrics = {**episodes, **metrics, NONFINITE + "parameters": _count_nonfinite(updated.params)}
         finite = sum(x for name, x in metrics.items() if NONFINITE in name) == 0
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state.learner)
         return TrainState(key, kept._replace(step=updated.step), rollout_state), metrics
@@ -113,7 +113,6 @@ class Train:
 
 NONFINITE = "nonfinite/"
 """What the names of metrics that count numbers that are not finite have in them."""
-PARAMETERS = NONFINITE + "parameters"
 
 
 def _count_nonfinite(tree: Any) -> Array:
