@@ -129,6 +129,7 @@ class RunWriter(RunFolder):
         super().__init__(path, stored)
         self.options = options
         self._log: MetricsFile | None = None
+        self._best: int | None = None
         self._checkpoints = self.checkpoints()
 
     @property
@@ -157,6 +158,7 @@ class RunWriter(RunFolder):
         elif source is not None:
             before = RunFolder(source["folder"])
             done, state = before.restore(train, source["update"])
+            self._set_aside_log()
             write_rows(self.log_path, before.rows(done))
             self._log = MetricsFile(self.log_path, read_log(self.log_path))
         elif self.options.resume is not None and self.options.checkpoint != "latest":
@@ -192,6 +194,7 @@ class RunWriter(RunFolder):
         """
         if not (self.path / "config.json").exists():
             raise RunFolderError(f"{self.path} was removed")
+        self._best = best
         self._checkpoints.save(update, state, best=best)
 
     def rescue(self, update: int, state: Any, rows: list[Row], error: RunFolderError) -> RunFolderError:
@@ -215,7 +218,7 @@ class RunWriter(RunFolder):
             self._checkpoints.close()
             self._checkpoints = self.checkpoints()
             self._describe()
-            self._checkpoints.save(update, state)
+            self._checkpoints.save(update, state, best=self._best)
         except OSError as second:
             latest = "there is no checkpoint" if self.latest() is None else f"the latest checkpoint is {self.latest()}"
             return RunFolderError(f"{error}. The state after update {update} is lost ({second}); {latest}")
