@@ -183,7 +183,7 @@ def not_finite(directory: Path) -> dict[str, str]:
                 name = f"{field} {value}, {mode}"
                 with contextlib.redirect_stdout(io.StringIO()):
                     try:
-                        folder, result = go(train, directory, name, on_nonfinite=mode)
+                        folder, result = go(train, directory, name, on_nonfinite=mode, checkpoint_every=1)
                         lost = result["skipped_minibatches"]
                         outcomes[name] = f"{lost} of {2 * len(rows(folder))} minibatches skipped, and said"
                     except training.NonFiniteError as error:

@@ -109,8 +109,8 @@ def run(train: Train, config: Any, options: RunOptions | None = None) -> dict[st
         options: see `RunOptions`.
 
     Returns:
-        The result: returns of the last 100 episodes by seed, evaluation, versions, paths. After a signal, what there is
-        so far, with the signal's name as `interrupted_by`.
+        The result: returns of the last 100 episodes by seed, evaluation, versions, paths. After a signal, only how many
+        steps there were, versions, and the signal's name as `interrupted_by`.
 
     Raises:
         FileExistsError: the folder holds a run already. FileNotFoundError: there is none to resume.
@@ -253,14 +253,15 @@ class Loop:
     def _ended(self, done: int, state: Any, asked: int) -> dict[str, Any]:
         """The result; if the run is complete, written down and said."""
         train, options, folder = self.train, self.options, self.folder
+        if done < train.num_updates:  # somebody is waiting for the end of this process
+            print(f"interrupted after update {done} of {train.num_updates}; continue with --resume {folder.path}")
+            interrupted_by = {"interrupted_by": signal.Signals(asked).name}
+            return result_of(train, self.config, options.num_seeds, [], done) | interrupted_by
         rows = folder.log.rows
         result = result_of(train, self.config, options.num_seeds, rows, done)
         found = folder.best_with(None, train.num_updates)
         if found is not None:
             result["best"] = {"metric": options.best_metric, "update": found[0], "value": found[1]}
-        if done < train.num_updates:
-            print(f"interrupted after update {done} of {train.num_updates}; continue with --resume {folder.path}")
-            return {**result, "interrupted_by": signal.Signals(asked).name}
         if options.eval_episodes:
             result["evaluation"] = evaluation_of(self._evaluate(state, done), options.eval_episodes)
         if rows:
