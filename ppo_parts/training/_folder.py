@@ -203,25 +203,26 @@ class RunWriter(RunFolder):
         What was removed is made again: the configuration, the rows that were written before, those that were to be
         written now, and the state. Where the disk is full, what fits is written.
         """
-        known = self.log.rows + [
-            row for row in rows if not self.log.rows or row["update"] > self.log.rows[-1]["update"]
-        ]
+        written = self.log.rows[-1]["update"] + 1 if self.log.rows else 0
+        missing = [row for row in rows if row["update"] >= written]
         try:
-            if not self.log.intact():
+            if not (self.log.intact() and (self.path / "config.json").exists()):
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._describe()
                 self._set_aside_log()
-                write_rows(self.log_path, known)
-            elif len(known) > len(self.log.rows):
-                with contextlib.suppress(OSError):  # the state is worth more than its rows
-                    self.log.append(known[len(self.log.rows) :])
+                write_rows(self.log_path, self.log.rows + missing)
+                missing = []
             self._checkpoints.close()
             self._checkpoints = self.checkpoints()
-            self._describe()
             self._checkpoints.save(update, state, best=self._best)
         except OSError as second:
             latest = "there is no checkpoint" if self.latest() is None else f"the latest checkpoint is {self.latest()}"
             return RunFolderError(f"{error}. The state after update {update} is lost ({second}); {latest}")
+        try:  # only now: the state is worth more, and older checkpoints may have made room
+            if missing:
+                self.log.append(missing)
+        except OSError:
+            error = RunFolderError(f"{error}. The metrics of {len(missing)} updates are lost")
         return RunFolderError(
             f"{error}. The run ends here; the state after update {update} is saved: continue with --resume {self.path}"
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +23,7 @@ class Interrupt:
     """Turns the first Ctrl-C, SIGTERM or SIGHUP into a request to save and stop, and SIGUSR1 into one to save.
 
     A second one ends the process at once, whatever it is doing. Python runs signal handlers between two steps of the
-    main thread, which may be waiting for a device; so a thread of its own hears of signals through a pipe.
+    main thread, which may be waiting for a device; so a thread of its own hears of signals through a socket.
 
     Attributes:
         asked: the number of the signal that asked to stop, or 0.
@@ -41,22 +44,25 @@ class Interrupt:
             if number is None or (name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN):  # nohup
                 continue
             self._before[number] = signal.signal(number, self._handle)
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._write, False)
-        self._fd_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._received, self._sent = socket.socketpair()  # Windows takes no pipe here
+        self._sent.setblocking(False)
+        self._fd_before = signal.set_wakeup_fd(self._sent.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if self.asked:
+            # When Python ends it searches all that JAX has made for garbage, which takes longer than to save it.
+            atexit.register(gc.freeze)
         if not self._before:
             return
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._fd_before)
-        os.close(self._write)  # ends the thread
+        self._sent.close()  # ends the thread
         self._thread.join()
-        os.close(self._read)
+        self._received.close()
 
     def _handle(self, number: int, frame: Any) -> None:
         del frame
@@ -66,7 +72,7 @@ class Interrupt:
             self.asked = self.asked or number
 
     def _listen(self) -> None:
-        while received := os.read(self._read, 1):
+        while received := self._received.recv(1):
             (number,) = received
             if number not in self._before:
                 continue
