@@ -67,8 +67,6 @@ class Config:
     """units of each hidden layer"""
     microbatch: Annotated[int | Literal["auto"] | None, training.at_least(1)] = "auto"
     """evaluate the network on so many steps at a time, for less memory; "auto": 1024 where that is faster"""
-    skip_nonfinite: bool = False
-    """skip gradients that are not finite, and count them, instead of ending the run"""
     seed: Annotated[int, training.between(0, 2**32 - 1)] = 1
     """of all random numbers, in [0, 2**32)"""
 
@@ -163,8 +161,6 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
             pp.scale_by_update_schedule(annealed if config.anneal_lr else config.learning_rate),
         )
     )
-    if config.skip_nonfinite:
-        optimizer = optax.apply_if_finite(optimizer, max_consecutive_errors=np.iinfo(np.int32).max)
     policy = pp.Policy(init_params, evaluate)
     return training.Train(
         env=env,

@@ -88,8 +88,6 @@ class Config:
     """a GRU in actor and critic"""
     microbatch: Annotated[int | Literal["auto"] | None, training.at_least(1)] = "auto"
     """evaluate the networks on so many steps of agents at a time, for less memory; "auto": 1024 where that is faster"""
-    skip_nonfinite: bool = False
-    """skip gradients that are not finite, and count them, instead of ending the run"""
     seed: Annotated[int, training.between(0, 2**32 - 1)] = 1
     """of all random numbers, in [0, 2**32)"""
 
@@ -267,11 +265,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
                 pp.scale_by_update_schedule(annealed if config.anneal_lr else learning_rate),
             )
         )
-        if config.parameters == "independent":
-            steps = pp.per_agent(steps)
-        if config.skip_nonfinite:
-            steps = optax.apply_if_finite(steps, max_consecutive_errors=np.iinfo(np.int32).max)
-        return steps
+        return pp.per_agent(steps) if config.parameters == "independent" else steps
 
     optimizers = {"actor": optimizer(config.actor_learning_rate), "critic": optimizer(config.critic_learning_rate)}
     policy = pp.Policy(init_params, evaluate, initial_carry if config.memory else None)

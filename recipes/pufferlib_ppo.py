@@ -93,8 +93,6 @@ class Config:
     """continuous actions: tanh-squashed into the box; otherwise Gaussian, clipped on their way to the environment"""
     microbatch: Annotated[int | Literal["auto"] | None, training.at_least(1)] = "auto"
     """evaluate the network on so many steps at a time, for less memory; "auto": 1024 where that is faster"""
-    skip_nonfinite: bool = False
-    """skip gradients that are not finite, and count them, instead of ending the run"""
     seed: Annotated[int, training.between(0, 2**32 - 1)] = 1
     """of all random numbers, in [0, 2**32)"""
 
@@ -239,8 +237,6 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         optimizer = optax.flatten(optimizer)
     if config.accumulate_minibatches > 1:
         optimizer = optax.MultiSteps(optimizer, config.accumulate_minibatches).gradient_transformation()
-    if config.skip_nonfinite:
-        optimizer = optax.apply_if_finite(optimizer, max_consecutive_errors=np.iinfo(np.int32).max)
     policy = pp.Policy(init_params, evaluate, initial_carry)
     return training.Train(
         env=env,

@@ -124,8 +124,6 @@ def test_options_of_the_chain():
     assert metrics["early_stopped"].tolist() == [1, 1]
     shapes = jax.eval_shape(make_train(tiny(2, norm_adv=False, clip_vloss=False)), jax.random.key(0))
     assert "early_stopped" not in shapes.metrics
-    skipping = jax.eval_shape(make_train(tiny(2, skip_nonfinite=True)), jax.random.key(0)).state
-    assert type(skipping.learner.opt_state).__name__ == "ApplyIfFiniteState"
 
 
 def test_the_learning_rate_is_annealed_over_updates():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -15,73 +16,86 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._extras import require_package
+from .._errors import UserValueError
+from ._errors import RunFolderError, RunNotFoundError
+from ._records import sync
 
 
 class Checkpoints:
     """Numbered checkpoints of one run in one folder. A checkpoint is complete or absent, whenever the process dies.
 
-    Each carries a checksum, so that one damaged later is noticed.
+    Each carries its number, the configuration of its run and a checksum, so that one that was damaged, renamed or
+    copied from elsewhere is noticed. Reading changes nothing in the folder.
 
     Args:
-        directory: the folder; made if it is missing.
+        directory: the folder; made by the first `save` if it is missing.
         keep: how many of the latest to keep; None: all.
-        tidy: remove what a process that was killed left half-written; only for the one process that writes here.
+        configuration: a word for what the run was made from, such as a hash; "": not checked.
     """
 
-    def __init__(self, directory: str | Path, *, keep: int | None = 2, tidy: bool = False) -> None:
+    def __init__(self, directory: str | Path, *, keep: int | None = 2, configuration: str = "") -> None:
         ocp = require_package("orbax.checkpoint", "train")
         logging.getLogger("absl").setLevel(logging.ERROR)
-        self._ocp = ocp
-        options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, cleanup_tmp_directories=tidy)
-        self._keep = keep
+        self._ocp, self._keep, self._configuration = ocp, keep, configuration
         self.directory = Path(directory).resolve()
-        # The item is named, or orbax would guess from the latest folder, which may be a damaged one.
-        self._manager = ocp.CheckpointManager(self.directory, options=options, item_names=(ITEM,))
+        self._manager: Any = None  # made when something is written
 
     def steps(self) -> list[int]:
         """Numbers of the complete checkpoints, in order."""
-        return sorted(self._manager.all_steps())
+        try:
+            return sorted(int(name) for name in os.listdir(self.directory) if name.isdecimal())
+        except FileNotFoundError:
+            return []
 
     def save(self, step: int, state: Any, *, best: int | None = None) -> None:
         """Write `state` as checkpoint `step`; on return it is on the disk. Keys and empty arrays are no obstacle.
 
-        Only then the older ones go, but for the latest `keep` and `best`.
+        Only then the older ones are removed, except for the latest `keep` and `best`. Where the disk is full they are
+        removed first, except for one.
+
+        Raises:
+            RunFolderError: it could not be written; what was there before still is.
         """
         arrays = {name: x for name, x in _named(state).items() if x.size}
+        arrays[NUMBER] = np.asarray(step, np.int64)
+        arrays[CONFIGURATION] = _as_array(self._configuration)
         arrays[CHECKSUM] = _checksum(arrays)
-        item = {ITEM: self._ocp.args.StandardSave(arrays)}
-        self._manager.save(step, args=self._ocp.args.Composite(**item), force=True)
-        self._manager.wait_until_finished()
+        try:
+            self._write(step, arrays)
+        except Exception as error:  # orbax and tensorstore have their own for a disk that is full
+            self._discard_partial()
+            surplus = [] if self._keep is None else self._surplus(max(1, self._keep - 1), best)
+            if not surplus or not _is_full(error):
+                raise RunFolderError(f"{self.directory / str(step)} could not be written: {_short(error)}") from error
+            self._remove(surplus)
+            return self.save(step, state, best=best)
         if self._keep is not None:
-            self._remove(old for old in self.steps()[: -self._keep] if old != best)
+            self._remove(self._surplus(self._keep, best))
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
         """The latest checkpoint that can be read (or `step`), with the structure of `like` (arrays or their shapes).
 
-        A damaged checkpoint is passed over with a warning.
+        One that is damaged, or that is not what its name says, is passed over with a warning. One that disappears
+        meanwhile, because another process writes here, is passed over without.
 
         Raises:
-            FileNotFoundError: there is none.
-            OSError: none can be read.
+            RunNotFoundError: there is none.
+            RunFolderError: none can be read.
             ValueError: it was made by another configuration; the differences are named.
         """
         steps = self.steps()
         if step is not None and step not in steps:
             there = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
-            raise FileNotFoundError(f"no checkpoint {step} in {self.directory}: {there}")
+            raise RunNotFoundError(f"no checkpoint {step} in {self.directory}: {there}")
         if not steps:
-            raise FileNotFoundError(f"no checkpoint in {self.directory}")
-        steps = steps if step is None else [step]
+            raise RunNotFoundError(f"no checkpoint in {self.directory}")
         failures = []
-        for number in reversed(steps):
+        for number in reversed(steps if step is None else [step]):
             try:
-                item = {ITEM: self._ocp.args.StandardRestore()}
-                found = dict(self._manager.restore(number, args=self._ocp.args.Composite(**item))[ITEM])
-                if not np.array_equal(found.pop(CHECKSUM, None), _checksum(found)):
-                    raise ValueError("its contents do not match their checksum")
+                found = self._read(number)
             except Exception as error:  # a damaged checkpoint must not end a run that has an older one
-                failures.append(f"{number}: {' '.join(str(error).split())[:200]}")
+                if (self.directory / str(number)).is_dir():
+                    failures.append(f"{number}: {_short(error)}")
                 continue
             if failures:
                 warnings.warn(
@@ -90,26 +104,72 @@ class Checkpoints:
                     stacklevel=2,
                 )
             return number, _fitted(like, found, f"{self.directory / str(number)}")
-        raise OSError(f"no checkpoint in {self.directory} can be read; {'; '.join(failures)}")
+        raise RunFolderError(f"no checkpoint in {self.directory} can be read; {'; '.join(failures)}")
 
-    def drop_after(self, step: int) -> None:
-        """Remove the checkpoints later than `step`, which will be made again."""
-        self._remove(later for later in self.steps() if later > step)
-
-    def _remove(self, steps: Iterable[int]) -> None:
-        for step in sorted(steps, reverse=True):
-            partial = self.directory / f"{step}.orbax-checkpoint-tmp"  # what a kill leaves of it is no checkpoint
-            os.replace(self.directory / str(step), partial)
-            shutil.rmtree(partial)
-        self._manager.reload()
+    def set_aside(self, step: int, place: Path) -> None:
+        """Move a checkpoint out of the way."""
+        os.rename(self.directory / str(step), place)
+        self._reload()
 
     def close(self) -> None:
         """Release the folder."""
-        self._manager.close()
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
+
+    def _write(self, step: int, arrays: dict[str, Any]) -> None:
+        if self._manager is None:
+            options = self._ocp.CheckpointManagerOptions(enable_async_checkpointing=False, cleanup_tmp_directories=True)
+            # The item is named, or orbax would guess from the latest folder, which may be a damaged one.
+            self._manager = self._ocp.CheckpointManager(self.directory, options=options, item_names=(ITEM,))
+        item = {ITEM: self._ocp.args.StandardSave(arrays)}
+        self._manager.save(step, args=self._ocp.args.Composite(**item), force=True)
+        self._manager.wait_until_finished()
+        _sync_all(self.directory / str(step))
+        sync(self.directory)
+
+    def _read(self, number: int) -> dict[str, Any]:
+        with self._ocp.StandardCheckpointer() as reader:
+            found = dict(reader.restore(self.directory / str(number) / ITEM))
+        checksum, found = found.pop(CHECKSUM, None), {name: np.asarray(x) for name, x in found.items()}
+        if not np.array_equal(checksum, _checksum(found)):
+            raise ValueError("its contents do not match their checksum")
+        stored, configuration = found.pop(NUMBER, None), found.pop(CONFIGURATION, None)
+        if stored != number:
+            raise ValueError(f"it was renamed or copied: it is checkpoint {stored}")
+        if self._configuration and not np.array_equal(configuration, _as_array(self._configuration)):
+            raise ValueError("it is of a run with another configuration than config.json says")
+        return found
+
+    def _surplus(self, keep: int, best: int | None) -> list[int]:
+        return [old for old in self.steps()[:-keep] if old != best]
+
+    def _remove(self, steps: Iterable[int]) -> None:
+        for step in sorted(steps, reverse=True):
+            partial = self.directory / f"{step}{PARTIAL}"  # what a kill leaves of it is not a checkpoint
+            os.replace(self.directory / str(step), partial)
+            shutil.rmtree(partial)
+        self._reload()
+
+    def _discard_partial(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+        with contextlib.suppress(OSError):
+            for partial in self.directory.glob(f"*{PARTIAL}*"):
+                shutil.rmtree(partial, ignore_errors=True)
+
+    def _reload(self) -> None:
+        if self._manager is not None:
+            self._manager.reload()
 
 
 ITEM = "state"
-CHECKSUM = "checksum of the rest"
+PARTIAL = ".orbax-checkpoint-tmp"
+NUMBER, CONFIGURATION, CHECKSUM = "number of the checkpoint", "configuration of the run", "checksum of the rest"
+
+
+def _as_array(word: str) -> np.ndarray:
+    return np.frombuffer(f"configuration {word}".encode(), np.uint8)
 
 
 def _checksum(arrays: dict[str, Any]) -> np.ndarray:
@@ -117,6 +177,21 @@ def _checksum(arrays: dict[str, Any]) -> np.ndarray:
     for name in sorted(arrays):
         total = zlib.crc32(np.asarray(arrays[name]).tobytes(), zlib.crc32(name.encode(), total))
     return np.asarray(total, np.uint32)
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _is_full(error: Exception) -> bool:
+    return any(words in str(error) for words in ("No space left", "quota exceeded", "RESOURCE_EXHAUSTED"))
+
+
+def _sync_all(folder: Path) -> None:
+    for place, _, files in os.walk(folder):
+        for name in files:
+            sync(Path(place) / name)
+        sync(Path(place))
 
 
 def _is_key(x: Any) -> bool:
@@ -153,7 +228,7 @@ def _fitted(like: Any, found: dict[str, Any], where: str) -> Any:
     ]
     if differences:
         more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
-        raise ValueError(f"checkpoint {where} is of another configuration: {'; '.join(differences[:3])}{more}")
+        raise UserValueError(f"checkpoint {where} is of another configuration: {'; '.join(differences[:3])}{more}")
     leaves, tree = jax.tree.flatten(like)
     restored = [
         _key(x, found[name]) if _is_key(x) else jnp.asarray(found[name]) for name, x in zip(wanted, leaves, strict=True)

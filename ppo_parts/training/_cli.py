@@ -19,9 +19,9 @@ from .._errors import UserError, UserValueError
 from .._extras import require_package
 from ..functional import ShapeError
 from ._config import check_config, check_memory
-from ._folder import stored_config, stored_run
 from ._options import RunOptions, stored_options
 from ._run import run
+from ._stored import stored_config, stored_run
 from ._train import Train
 
 

@@ -1,103 +1,302 @@
-"""The folder of a run: made once, written by one process, continued with its own configuration."""
+"""The folder of a run. `RunFolder` reads it, `RunWriter` is the one process that writes it; nobody else touches it."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
-import json
+import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ._options import KEPT, RunOptions
-from ._records import plain, versions, write_json
+import jax
+
+from .._errors import UserValueError
+from ._checkpoint import Checkpoints
+from ._errors import RunExistsError, RunFolderError, RunNotFoundError
+from ._evaluate import EVALUATION
+from ._metrics_file import Log, MetricsFile, Row, best_update, read_log, write_rows
+from ._options import KEPT, RunOptions, stored_options
+from ._records import write_json
+from ._stored import check_unchanged, described, digest
+from ._stored import stored_config as stored_config
+from ._stored import stored_run as stored_run
+
+if TYPE_CHECKING:
+    from ._train import Train
+
+
+class RunFolder:
+    """A run on the disk, only read: `config.json`, `metrics.jsonl` and `checkpoints/`.
+
+    Attributes:
+        path: the folder.
+        stored: what `config.json` says.
+        options: how the run is kept.
+    """
+
+    def __init__(self, path: str | Path, stored: dict[str, Any] | None = None) -> None:
+        self.path = Path(path)
+        self.stored = stored_run(self.path) if stored is None else stored
+        self.options = stored_options(self.stored)
+
+    @property
+    def log_path(self) -> Path:
+        """Of `metrics.jsonl`."""
+        return self.path / "metrics.jsonl"
+
+    def checkpoints(self) -> Checkpoints:
+        """Those of this run's configuration."""
+        return Checkpoints(
+            self.path / "checkpoints", keep=self.options.keep_checkpoints, configuration=digest(self.stored)
+        )
+
+    def restore(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
+        """How many updates there were at a checkpoint ("latest", "best" or a number), and the state after them.
+
+        Raises:
+            RunNotFoundError: there is no such checkpoint. RunFolderError: it cannot be read.
+            UserValueError: `train` makes another state; the differences are named.
+        """
+        from ._train import seed_keys, vmap_over_seeds
+
+        checkpoints, seeds = self.checkpoints(), self.options.num_seeds
+        keys = seed_keys(self.stored["config"].get("seed", 0), seeds)
+        like = jax.eval_shape(vmap_over_seeds(train.init, seeds), keys)
+        while True:
+            steps = checkpoints.steps()
+            if not steps:
+                raise RunNotFoundError(f"{self.path} has no checkpoints")
+            try:
+                return checkpoints.restore(like, self._number(which, steps, train.num_updates))
+            except RunFolderError:
+                if checkpoints.steps() == steps:
+                    raise
+                # Another process writes here: what was to be read has been replaced by a later one.
+
+    def _number(self, which: str | int, steps: list[int], last: int) -> int | None:
+        if which == "latest" or not isinstance(which, str):
+            return None if which == "latest" else int(which)
+        if which != "best":
+            raise UserValueError(f"checkpoint={which!r} must be 'latest', 'best' or the number of an update")
+        found = self.best(read_log(self.log_path).rows, steps, last)
+        if found is None:
+            metric = self.options.best_metric
+            reason = "it was run without best_metric" if metric is None else f"{metric} is unknown"
+            raise UserValueError(f"{self.path} has no best checkpoint: {reason}; there are {steps}")
+        return found[0]
+
+    def best(self, rows: list[Row], steps: list[int], last: int) -> tuple[int, float] | None:
+        """Of these checkpoints the best, and the value of `best_metric`: of that evaluation, or the mean since the
+        checkpoint before. Those made at another time, because of a signal say, are not judged.
+
+        `last` is the last update of the run.
+        """
+        options = self.options
+        if options.best_metric is None:
+            return None
+        if options.best_metric.startswith(EVALUATION):
+            return best_update(rows, steps, options.best_metric, mode=options.best_mode)
+        every = options.checkpoint_every or 1
+        regular = [step for step in steps if step % every == 0 or step == last]
+        return best_update(rows, regular, options.best_metric, mode=options.best_mode, window=every)
+
+    def rows(self, update: int) -> list[Row]:
+        """The rows of the updates before a checkpoint, with a warning where the log has not all of them."""
+        log = read_log(self.log_path, before=update)
+        if len(log.rows) < update:
+            state = "is damaged and has only" if self.log_path.exists() else "is missing, and with it all"
+            held = f" {len(log.rows)}" if self.log_path.exists() else ""
+            warnings.warn(
+                f"{self.log_path} {state}{held} of the {update} updates before the checkpoint, which is sound",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return log.rows
+
+
+class RunWriter(RunFolder):
+    """The folder of a run for the one process that writes it, as `open_run` hands it out.
+
+    Whenever the process dies, the folder holds a run that can be resumed. Nothing that was computed is deleted: what
+    cannot be continued from is moved to `aside/`.
+    """
+
+    def __init__(self, path: Path, stored: dict[str, Any], options: RunOptions) -> None:
+        super().__init__(path, stored)
+        self.options = options
+        self._log: MetricsFile | None = None
+        self._best: int | None = None
+        self._checkpoints = self.checkpoints()
+
+    @property
+    def log(self) -> MetricsFile:
+        """The metrics so far; there from `begin` on."""
+        assert self._log is not None, "begin() comes first"
+        return self._log
+
+    def latest(self) -> int | None:
+        """The update of the latest checkpoint."""
+        return max(self._checkpoints.steps(), default=None)
+
+    def best_with(self, update: int | None, last: int) -> tuple[int, float] | None:
+        """The best of the checkpoints there are and the one about to be made, as `best` has it."""
+        steps = [*self._checkpoints.steps(), *([] if update is None else [update])]
+        return self.best(self.log.rows, steps, last)
+
+    def begin(self, train: Train) -> tuple[int, Any]:
+        """How many updates are done, and the state after them (None: none, and no state yet). The log has their rows.
+
+        Only when the state has been accepted, what came after it is set aside.
+        """
+        source = self.stored.get("continued_from")
+        if self._checkpoints.steps():
+            done, state = self.restore(train, self.options.checkpoint)
+        elif source is not None:
+            before = RunFolder(source["folder"])
+            done, state = before.restore(train, source["update"])
+            self._set_aside_log()
+            write_rows(self.log_path, before.rows(done))
+            self._log = MetricsFile(self.log_path, read_log(self.log_path))
+        elif self.options.resume is not None and self.options.checkpoint != "latest":
+            raise RunNotFoundError(f"{self.path} has no checkpoints, so not {self.options.checkpoint!r} either")
+        else:
+            done, state = 0, None
+        for later in self._checkpoints.steps():
+            if later > done:
+                self._checkpoints.set_aside(later, self._aside(f"checkpoint-{later}"))
+        if self._log is None:
+            self._log = MetricsFile(self.log_path, self._accepted(done))
+        self._describe()
+        if done and not self._checkpoints.steps():
+            self.save(done, state)
+        return done, state
+
+    def append(self, rows: list[Row]) -> None:
+        """Add rows to the log.
+
+        Raises:
+            RunFolderError: it cannot be written; see `rescue`.
+        """
+        try:
+            self.log.append(rows)
+        except OSError as error:
+            raise RunFolderError(f"{self.log_path}: {error.strerror}") from error
+
+    def save(self, update: int, state: Any, best: int | None = None) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            RunFolderError: it cannot be written; see `rescue`.
+        """
+        if not (self.path / "config.json").exists():
+            raise RunFolderError(f"{self.path} was removed")
+        self._best = best
+        self._checkpoints.save(update, state, best=best)
+
+    def rescue(self, update: int, state: Any, rows: list[Row], error: RunFolderError) -> RunFolderError:
+        """After a failure to write, keep what can be kept; returns the error that says how much that is.
+
+        What was removed is made again: the configuration, the rows that were written before, those that were to be
+        written now, and the state. Where the disk is full, what fits is written.
+        """
+        written = self.log.rows[-1]["update"] + 1 if self.log.rows else 0
+        missing = [row for row in rows if row["update"] >= written]
+        try:
+            if not (self.log.intact() and (self.path / "config.json").exists()):
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._describe()
+                self._set_aside_log()
+                write_rows(self.log_path, self.log.rows + missing)
+                missing = []
+            self._checkpoints.close()
+            self._checkpoints = self.checkpoints()
+            self._checkpoints.save(update, state, best=self._best)
+        except OSError as second:
+            latest = "there is no checkpoint" if self.latest() is None else f"the latest checkpoint is {self.latest()}"
+            return RunFolderError(f"{error}. The state after update {update} is lost ({second}); {latest}")
+        try:  # only now: the state is worth more, and older checkpoints may have made room
+            if missing:
+                self.log.append(missing)
+        except OSError:
+            error = RunFolderError(f"{error}. The metrics of {len(missing)} updates are lost")
+        return RunFolderError(
+            f"{error}. The run ends here; the state after update {update} is saved: continue with --resume {self.path}"
+        )
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Write `result.json`, which says that the run is complete."""
+        write_json(self.path / "result.json", result)
+
+    def remove_result(self) -> None:
+        """Remove `result.json`, because there is more to do."""
+        (self.path / "result.json").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Release the files."""
+        if self._log is not None:
+            self._log.close()
+        self._checkpoints.close()
+
+    def _describe(self) -> None:
+        write_json(self.path / "config.json", {**self.stored, "run": _kept(self.options)})
+
+    def _accepted(self, done: int) -> Log:
+        """The rows up to an accepted checkpoint. A log that lacks some is kept aside as it is."""
+        log = read_log(self.log_path, before=done)
+        if len(log.rows) < done:
+            self.rows(done)  # warns
+            self._set_aside_log()
+            write_rows(self.log_path, log.rows)
+        elif not done and read_log(self.log_path, before=1).rows:
+            print(f"{self.path} has no checkpoint: the run begins again; its log is in aside/", file=sys.stderr)
+            self._set_aside_log()
+        return log
+
+    def _set_aside_log(self) -> None:
+        if self.log_path.exists():
+            os.rename(self.log_path, self._aside("metrics.jsonl"))
+
+    def _aside(self, name: str) -> Path:
+        """A new place in `aside/`."""
+        place = self.path / "aside"
+        place.mkdir(exist_ok=True)
+        return next(path for path in _numbered(place / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}") if not path.exists())
 
 
 @contextlib.contextmanager
-def run_folder(config: Any, options: RunOptions, continued_from: Mapping[str, Any] | None = None) -> Iterator[Path]:
-    """The folder of a new run, with `config.json` in it, or of the one to resume; nobody else writes there meanwhile.
+def open_run(
+    config: Any, options: RunOptions, steps_per_update: int, continued_from: Mapping[str, Any] | None = None
+) -> Iterator[RunWriter]:
+    """The folder of a new run, or of the one to resume; nobody else writes there meanwhile.
 
     Raises:
-        FileExistsError: there is a run already, or another process at work.
-        FileNotFoundError: there is none to resume. ValueError: it is of another configuration.
+        RunExistsError: there is a run already, or another process is writing it.
+        RunNotFoundError: there is none to resume. UserValueError: it is of another configuration.
     """
-    kept = {name: getattr(options, name) for name in KEPT}
     if options.resume is not None:
-        stored = stored_run(options.resume)
-        _check_same(stored, config, options)
-        with _locked(options.resume):
-            write_json(options.resume / "config.json", {**stored, "run": kept})
-            yield options.resume
-        return
-    described = {"config": plain(dataclasses.asdict(config)), "run": kept}
-    _check_stored(config, described)
-    folder = _made(config, options)
-    with _locked(folder):
-        if (folder / "config.json").exists() or (folder / "checkpoints").exists():
-            raise FileExistsError(
-                f"{folder} holds a run already: continue it with --resume {folder}, or give another --name"
-            )
-        beginning = {} if continued_from is None else {"continued_from": continued_from}
-        write_json(folder / "config.json", {**described, **beginning, "versions": versions()})
-        yield folder
+        path, stored = options.resume, stored_run(options.resume)
+        check_unchanged(stored, config, options)
+    else:
+        beginning = {} if continued_from is None else {"continued_from": dict(continued_from)}
+        stored = {**described(config, _kept(options), steps_per_update), **beginning}
+        path = _made(config, options)
+    with _locked(path):
+        if options.resume is None:
+            if (path / "config.json").exists() or (path / "checkpoints").exists():
+                raise RunExistsError(
+                    f"{path} holds a run already: continue it with --resume {path}, or give another --name"
+                )
+            write_json(path / "config.json", stored)
+        with contextlib.closing(RunWriter(path, stored, options)) as folder:
+            yield folder
 
 
-def stored_run(folder: Path) -> dict[str, Any]:
-    """What `config.json` says of a run: config, run (options), versions, and what it was continued from, if it was."""
-    try:
-        return json.loads((folder / "config.json").read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(f"{folder} holds no run: it has no config.json") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{folder / 'config.json'} cannot be read: {error}") from None
-
-
-def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
-    """The configuration of a run as the dataclass it was made from."""
-    fields = {field.name for field in dataclasses.fields(kind)}
-    if set(stored["config"]) != fields:
-        differing = sorted(set(stored["config"]) ^ fields)
-        named = ", ".join(differing[:3]) + f" and {len(differing) - 3} more" * (len(differing) > 3)
-        raise ValueError(f"the run is of another recipe, or of another version of it: fields differ ({named})")
-    return kind(**{name: tuple(x) if isinstance(x, list) else x for name, x in stored["config"].items()})
-
-
-def _check_stored(config: Any, described: Mapping[str, Any]) -> None:
-    back = stored_config(type(config), json.loads(json.dumps(described, default=str)))
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if getattr(back, field.name) != value:
-            raise ValueError(
-                f"config.{field.name}={value!r} could not be read back from config.json: use numbers that are finite, "
-                "strings, None, and tuples of them"
-            )
-
-
-def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict[str, tuple[Any, Any]]:
-    """Fields of the configuration (and `num_seeds`) that are not what they were: what they were, and what they are."""
-    now = {**json.loads(json.dumps(plain(dataclasses.asdict(config)))), "num_seeds": options.num_seeds}
-    then = {**stored["config"], "num_seeds": stored["run"]["num_seeds"]}
-    return {
-        name: (then.get(name, "(absent)"), now.get(name, "(absent)"))
-        for name in {**then, **now}
-        if name not in then or name not in now or then[name] != now[name]
-    }
-
-
-def _check_same(stored: Mapping[str, Any], config: Any, options: RunOptions) -> None:
-    differences = [f"{name} was {was!r}, is {now!r}" for name, (was, now) in changes(stored, config, options).items()]
-    if differences:
-        raise ValueError(
-            f"a resumed run keeps its configuration; {'; '.join(differences)}. To train it further with another one, "
-            "begin a new run with --init-from"
-        )
-    before = stored["versions"]
-    updated = [f"{name} {before.get(name)} (now {x})" for name, x in versions().items() if before.get(name) != x]
-    if updated:
-        print(f"begun with {', '.join(updated)}: the last bits may differ", file=sys.stderr)
+def _kept(options: RunOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in KEPT}
 
 
 def _made(config: Any, options: RunOptions) -> Path:
@@ -106,14 +305,18 @@ def _made(config: Any, options: RunOptions) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
     name = f"{getattr(config, 'env_id', 'run')}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for number in itertools.count(1):  # several runs may begin within a second
-        folder = options.directory / (name if number == 1 else f"{name}-{number}")
+    for folder in _numbered(options.directory / name):  # several runs may begin within a second
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
-        break
-    return folder
+        return folder
+    raise AssertionError("there is always a next number")
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    """`path`, and the same with -2, -3, ... after it."""
+    return (path if n == 1 else path.with_name(f"{path.name}-{n}") for n in itertools.count(1))
 
 
 @contextlib.contextmanager
@@ -125,7 +328,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FileExistsError(f"{folder} is being written by another process") from None
+            raise RunExistsError(f"{folder} is being written by another process") from None
         except (ImportError, OSError):  # no locks on this system, or on this file system
             pass
         yield

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 
+from .._errors import UserValueError
 from .._hyperparameters import choice, count
 from ._evaluate import EVALUATION, metric_names
 from ._train import Train
@@ -27,7 +29,7 @@ class RunOptions:
     init_from: Path | None = None
     """folder of a run to begin with: a new run trains its state further, with what is changed in its configuration"""
     checkpoint: Literal["latest", "best"] | int = "latest"
-    """where --resume or --init-from goes on: at the latest checkpoint, the best, or that of an update"""
+    """where --resume or --init-from continues: at the latest checkpoint, the best, or that of an update"""
     num_seeds: int = 1
     """train this many seeds (seed, seed + 1, ...) in one compiled program"""
     eval_every: int | None = None
@@ -38,6 +40,8 @@ class RunOptions:
     """evaluate with the mode of the policy's distribution instead of samples"""
     checkpoint_every: int | None = None
     """updates between checkpoints; by default a tenth of the run"""
+    checkpoint_minutes: float = 5.0
+    """minutes after which there is a checkpoint in any case"""
     keep_checkpoints: int | None = 2
     """keep this many of the latest checkpoints; None: all"""
     best_metric: str | None = None
@@ -45,7 +49,9 @@ class RunOptions:
     best_mode: Literal["max", "min"] = "max"
     """whether the best is the highest or the lowest"""
     log_every: int | None = None
-    """updates between records; by default a two-hundredth of the run"""
+    """updates in a TensorBoard record, which is their mean; by default a two-hundredth of the run"""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """at numbers that are not finite: end the run, or skip the update they are in, and count it"""
     tensorboard: bool = True
     """write TensorBoard events"""
     progress: bool = True
@@ -83,25 +89,29 @@ def checked(options: RunOptions, train: Train) -> RunOptions:
         if getattr(options, name) is not None:
             count("run", name, getattr(options, name))
     if options.resume is not None and options.init_from is not None:
-        raise ValueError("run: resume goes on with a run, init_from begins a new one with its state: give one of them")
+        raise UserValueError("run: resume continues a run, init_from begins a new one with its state: give one of them")
     if options.checkpoint != "latest" and options.resume is None and options.init_from is None:
-        raise ValueError(
-            f"run: checkpoint={options.checkpoint!r} says where resume or init_from goes on: give one of them"
+        raise UserValueError(
+            f"run: checkpoint={options.checkpoint!r} says where resume or init_from continues: give one of them"
         )
     if options.eval_every is not None and not options.eval_episodes:
-        raise ValueError(f"run: eval_every={options.eval_every} needs eval_episodes, how many episodes to play")
+        raise UserValueError(f"run: eval_every={options.eval_every} needs eval_episodes, how many episodes to play")
+    if not options.checkpoint_minutes > 0:
+        raise UserValueError(f"run: checkpoint_minutes must be more than 0, got {options.checkpoint_minutes}")
+    choice("run", "on_nonfinite", options.on_nonfinite, ("stop", "skip"))
     choice("run", "best_mode", options.best_mode, ("max", "min"))
     if options.eval_episodes:
         count("run", "eval_episodes", options.eval_episodes)
         key, episodes = jax.random.key(0), options.eval_episodes
-        played = jax.eval_shape(lambda key: train.evaluate_policy(key, train.init(key), episodes), key)  # fail now
+        play = functools.partial(train.evaluate_policy, episodes=episodes)
+        played = jax.eval_shape(play, key, train.shapes[0])  # what cannot work fails now
     if options.best_metric is not None:
-        measured = set(jax.eval_shape(lambda key: train.step(train.init(key))[1], jax.random.key(0)))
+        measured = set(train.shapes[1])
         if options.eval_every is not None:
             measured |= {EVALUATION + name for name in metric_names(played)}
         if options.best_metric not in measured:
             hint = "evaluation/... needs eval_every; " if options.best_metric.startswith(EVALUATION) else ""
-            raise ValueError(
+            raise UserValueError(
                 f"run: best_metric={options.best_metric!r} is not measured in this run; {hint}"
                 f"there are {', '.join(sorted(measured))}"
             )

@@ -1,4 +1,4 @@
-"""What a run leaves on the disk besides checkpoints: a metrics file, TensorBoard events, a picture."""
+"""Files written whole: JSON and the picture of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,90 +16,10 @@ from .. import __version__
 from .._extras import require_package
 from ._statistics import interval
 
-Row = dict[str, Any]
-
-
-class MetricsFile:
-    """`metrics.jsonl`: one JSON object per update, in order; values are numbers, or lists with one for each seed."""
-
-    def __init__(self, path: Path, first_update: int = 0) -> None:
-        self.path = path
-        self.rows = rows_before(first_update, path)
-        write_rows(path, self.rows)
-        self._file = path.open("a")
-
-    def append(self, rows: list[Row]) -> None:
-        """Add rows; on return they are on the disk."""
-        self.rows += rows
-        self._file.write("".join(_line(row) for row in rows))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-def read_metrics(path: str | Path) -> list[Row]:
-    """The rows of a metrics file; a last line that was cut short is left out."""
-    rows = []
-    for line in Path(path).read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
-
-
-def rows_before(update: int, path: Path) -> list[Row]:
-    """The rows of the updates before a checkpoint, all of them."""
-    rows = [row for row in read_metrics(path) if row["update"] < update] if path.exists() else []
-    if len(rows) != update:
-        raise ValueError(
-            f"{path} holds {len(rows)} of the {update} updates before the checkpoint: it was changed or "
-            "damaged, so this run cannot go on; start another"
-        )
-    return rows
-
-
-def write_rows(path: Path, rows: list[Row]) -> None:
-    """Write a metrics file whole or not at all."""
-    _write(path, "".join(_line(row) for row in rows))
-
-
-def column(rows: list[Row], name: str) -> np.ndarray:
-    """One metric over all updates, `[updates]` or `[updates, seeds]`, NaN where there was none."""
-    if rows and not any(name in row for row in rows):
-        raise KeyError(f"no update has {name}; there are {', '.join(sorted(set().union(*rows)))}")
-    missing = next((np.full(np.shape(row[name]), np.nan) for row in rows if name in row), None)
-    return np.asarray([np.asarray(row.get(name, missing), float) for row in rows])
-
-
-def best_update(
-    rows: list[Row], updates: Iterable[int], metric: str, *, mode: str = "max", window: int = 1
-) -> tuple[int, float] | None:
-    """After which of `updates` a metric was best, and its value: the mean over the last `window` rows and the seeds.
-
-    The first of several equal ones; None where it was never measured.
-    """
-
-    def value(update: int) -> float:
-        recent = [row[metric] for row in rows[max(0, update - window) : update] if metric in row]
-        known = np.asarray(recent, float)
-        known = known[np.isfinite(known)]
-        return float(known.mean()) if known.size else np.nan
-
-    values = {update: value(update) for update in sorted(updates)}
-    known = {update: x for update, x in values.items() if np.isfinite(x)}
-    if not known:
-        return None
-    best = (min if mode == "min" else max)(known, key=known.__getitem__)
-    return best, known[best]
-
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file whole or not at all."""
-    _write(path, json.dumps(plain(content), indent=2) + "\n")
+    write_whole(path, (json.dumps(plain(content), indent=2) + "\n").encode())
 
 
 def versions() -> dict[str, str]:
@@ -169,17 +88,24 @@ def _known_mean(x: np.ndarray) -> np.ndarray:
     return np.where(known.any(axis=-1), mean, np.nan)
 
 
-def _write(path: Path, text: str) -> None:
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all; on return it is on the disk."""
     partial = path.with_suffix(".tmp")
-    with partial.open("w") as file:
-        file.write(text)
+    with partial.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+    sync(path.parent)
 
 
-def _line(row: Row) -> str:
-    return json.dumps(plain(row)) + "\n"
+def sync(path: Path) -> None:
+    """Have a file or the entries of a folder written to the disk."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def plain(x: Any) -> Any:

@@ -1,13 +1,13 @@
-"""The host loop around a `Train`: progress, records, checkpoints, resuming."""
+"""The host loop around a `Train`."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import signal
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,16 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checks import nonfinite_report
-from .._metrics import Metrics
-from ._checkpoint import Checkpoints
-from ._evaluate import EVALUATION, metrics_of
-from ._folder import run_folder, stored_run
-from ._load import best, continued_from, restored, source
+from ._errors import NonFiniteError, RunFolderError
+from ._evaluate import metrics_of
+from ._folder import RunWriter, open_run
+from ._load import continued_from
+from ._metrics_file import Row
 from ._options import RunOptions, checked
-from ._records import MetricsFile, column, plot_curve, versions, write_json, write_rows
-from ._statistics import summary
-from ._train import Train, last_episodes_return, over_seeds, seed_keys
-from ._watch import Interrupt, Watch
+from ._program import Advance, Pace, compiled
+from ._result import announce, draw, evaluation_of, result_of
+from ._signals import Interrupt
+from ._train import NONFINITE, Train, seed_keys, vmap_over_seeds
+from ._watch import Watch
 
 
 def run(train: Train, config: Any, options: RunOptions | None = None) -> dict[str, Any]:
@@ -32,7 +33,8 @@ def run(train: Train, config: Any, options: RunOptions | None = None) -> dict[st
 
     That folder gets `config.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/`, `curve.png` and, at the end,
     `result.json`. A run that was interrupted at any moment continues from its last checkpoint with `resume`, and ends
-    bit-identical (on a CPU) to one that was not. Ctrl-C saves first; a second one does not.
+    bit-identical (on a CPU) to one that was not. Ctrl-C, SIGTERM and SIGHUP save first, and a second one does not;
+    SIGUSR1 saves and continues.
 
     Args:
         train: the run, as a recipe's `make_train` returns it.
@@ -40,142 +42,171 @@ def run(train: Train, config: Any, options: RunOptions | None = None) -> dict[st
         options: see `RunOptions`.
 
     Returns:
-        The result: returns of the last 100 episodes by seed, evaluation, versions, paths.
+        The result: returns of the last 100 episodes by seed, evaluation, versions, paths. After a signal, only how many
+        steps there were, versions, and the signal's name as `interrupted_by`.
 
     Raises:
-        FileExistsError: the folder holds a run already. ValueError: it is of another configuration.
-        FloatingPointError: numbers that are not finite appeared (and the configuration does not skip them).
+        FileExistsError: the folder holds a run already. FileNotFoundError: there is none to resume.
+        ValueError: it is of another configuration. OSError: the folder cannot be written; what could be saved is.
+        FloatingPointError: numbers that are not finite appeared, and `options.on_nonfinite` is "stop".
     """
     options = checked(options or RunOptions(), train)
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(run_folder(config, options, continued_from(train, config, options)))
-        checkpoints = Checkpoints(folder / "checkpoints", keep=options.keep_checkpoints, tidy=True)
-        stack.enter_context(contextlib.closing(checkpoints))
-        evaluate = _evaluation(train, config, options)
-        state, rows, interrupted_by = _updates(train, config, options, folder, checkpoints, evaluate)
-        result = _result(train, config, options, rows)
-        found = best(rows, checkpoints.steps(), options)
+    source = continued_from(train, config, options)
+    with open_run(config, options, train.steps_per_update, source) as folder:
+        return Loop(train, config, options, folder)()
+
+
+@dataclasses.dataclass
+class Loop:
+    """One run, from where its folder stands to its end, or to a signal.
+
+    Attributes:
+        train, config, options, folder: what is run, and where it is kept.
+        compile: makes the program that does updates, from a step, a state and the numbers of updates and seeds.
+    """
+
+    train: Train
+    config: Any
+    options: RunOptions
+    folder: RunWriter
+    compile: Callable[..., Advance] = compiled
+
+    def __call__(self) -> dict[str, Any]:
+        """Train; returns the result."""
+        with Interrupt() as interrupt:
+            done, state = self.folder.begin(self.train)
+            self._introduce(done)
+            if done < self.train.num_updates:
+                done, state = self._updates(done, self._initial() if state is None else state, interrupt)
+        return self._ended(done, state, interrupt.asked)
+
+    def _introduce(self, done: int) -> None:
+        train, seeds = self.train, self.options.num_seeds
+        print(
+            f"{self.folder.path}: {train.num_updates} updates of {train.steps_per_update} steps = "
+            f"{train.num_updates * train.steps_per_update:,} environment steps"
+            + (f", {seeds} seeds" if seeds > 1 else "")
+            + (f", from update {done}" if done else "")
+        )
+
+    def _initial(self) -> Any:
+        seeds = self.options.num_seeds
+        return jax.jit(vmap_over_seeds(self.train.init, seeds))(seed_keys(self.config.seed, seeds))
+
+    def _updates(self, done: int, state: Any, interrupt: Interrupt) -> tuple[int, Any]:
+        """All updates that are still to be done, or as many as there were before a signal."""
+        train, options, folder = self.train, self.options, self.folder
+        folder.remove_result()
+        step = vmap_over_seeds(train.compiled_step, options.num_seeds)
+        advance = self.compile(step, state, train.num_updates, options.num_seeds, Pace())
+        with contextlib.closing(Watch(train, options, folder.path, folder.log.rows, done)) as watch:
+            interrupt.working, saved = True, time.monotonic()
+            while done < train.num_updates and not interrupt.asked:
+                state, measured = advance(state, self._next_goal(done) - done)
+                rows = self._rows(done, measured)
+                self._check_finite(done, rows, measured)
+                done += len(rows)
+                evaluated = self._due(done, options.eval_every)
+                if evaluated:
+                    rows[-1] |= self._evaluate(state, done)
+                due = self._due(done, options.checkpoint_every) or interrupt.asked or interrupt.save
+                due = due or time.monotonic() - saved > 60 * options.checkpoint_minutes
+                if self._keep(done, state, rows, bool(due), evaluated, watch):
+                    interrupt.save, saved = False, time.monotonic()
+                watch.show(rows)
+        return done, state
+
+    def _next_goal(self, done: int) -> int:
+        goals = [
+            (done // every + 1) * every for every in (self.options.checkpoint_every, self.options.eval_every) if every
+        ]
+        return min(self.train.num_updates, *goals)
+
+    def _due(self, done: int, every: int | None) -> bool:
+        return every is not None and (done % every == 0 or done == self.train.num_updates)
+
+    def _rows(self, done: int, measured: Mapping[str, np.ndarray]) -> list[Row]:
+        number = len(next(iter(measured.values())))
+        return [
+            {"update": done + i, "env_steps": (done + i + 1) * self.train.steps_per_update}
+            | {name: x[i] for name, x in measured.items()}
+            for i in range(number)
+        ]
+
+    def _keep(self, done: int, state: Any, rows: list[Row], due: bool, evaluated: bool, watch: Watch) -> bool:
+        """Write down rows and, if it is due or the best so far, the state; whether the state was."""
+        folder = self.folder
+        try:
+            folder.append(rows)
+            found = folder.best_with(done, self.train.num_updates) if due or evaluated else None
+            if not due and (found is None or found[0] != done):
+                return False
+            watch.flush()
+            folder.save(done, state, best=found and found[0])
+        except RunFolderError as error:
+            raise folder.rescue(done, state, rows, error) from error
+        return True
+
+    def _check_finite(self, done: int, rows: list[Row], measured: Mapping[str, np.ndarray]) -> None:
+        """Raise at the first update with numbers that are not finite, after writing down the rows up to it."""
+        found = None if self.options.on_nonfinite == "skip" else first_nonfinite(measured)
+        if found is None:
+            return
+        index, report = found
+        self.folder.append(rows[: index + 1])
+        latest = self.folder.latest()
+        last = "there is no checkpoint yet" if latest is None else f"its last checkpoint, of update {latest}, is sound"
+        raise NonFiniteError(
+            f"update {done + index}{report}. The run ends here; {last}. --on-nonfinite skip skips such updates and "
+            "counts them"
+        )
+
+    @functools.cached_property
+    def _evaluate(self) -> Callable[[Any, int], dict[str, Any]]:
+        """`evaluate(state, update)`: the metrics of an evaluation, by one program whatever the update.
+
+        Its keys are its own, made of the seed and the update, so that it changes nothing and may be repeated.
+        """
+        train, options = self.train, self.options
+        keys = seed_keys(self.config.seed, options.num_seeds)
+
+        def play(seed: tuple[jax.Array, Any], update: jax.Array) -> Any:
+            key, state = seed
+            key = jax.random.fold_in(jax.random.fold_in(key, 2**20), update)
+            return train.evaluate_policy(key, state, options.eval_episodes, mode=options.eval_mode)
+
+        @jax.jit
+        def program(state: Any, update: jax.Array) -> Any:
+            return vmap_over_seeds(lambda seed: play(seed, update), options.num_seeds)((keys, state))
+
+        return lambda state, update: metrics_of(
+            jax.device_get(program(state, jnp.asarray(update, jnp.int32))), seed_axes=int(options.num_seeds > 1)
+        )
+
+    def _ended(self, done: int, state: Any, asked: int) -> dict[str, Any]:
+        """The result; if the run is complete, written down and said."""
+        train, options, folder = self.train, self.options, self.folder
+        if done < train.num_updates:  # somebody is waiting for the end of this process
+            print(f"interrupted after update {done} of {train.num_updates}; continue with --resume {folder.path}")
+            interrupted_by = {"interrupted_by": signal.Signals(asked).name}
+            return result_of(train, self.config, options.num_seeds, [], done) | interrupted_by
+        rows = folder.log.rows
+        result = result_of(train, self.config, options.num_seeds, rows, done)
+        found = folder.best_with(None, train.num_updates)
         if found is not None:
             result["best"] = {"metric": options.best_metric, "update": found[0], "value": found[1]}
-        if options.eval_episodes and len(rows) == train.num_updates:
-            result["evaluation"] = _evaluated(evaluate(state, len(rows)), options)
-        returns = column(rows, "episode_return")
-        if np.isfinite(returns).any():
-            played = EVALUATION + "episode_return"
-            evaluation = column(rows, played) if any(played in row for row in rows) else None
-            title = str(getattr(config, "env_id", ""))
-            plot_curve(folder / "curve.png", column(rows, "env_steps"), returns, title, evaluation=evaluation)
-            result["curve"] = str(folder / "curve.png")
-        if interrupted_by is not None:
-            print(f"interrupted after update {len(rows)} of {train.num_updates}; go on with --resume {folder}")
-            return {**result, "interrupted_by": interrupted_by.name}
-        write_json(folder / "result.json", result)
-        _announce(result)
+        if options.eval_episodes:
+            result["evaluation"] = evaluation_of(self._evaluate(state, done), options.eval_episodes)
+        if rows:
+            result |= draw(folder, rows, str(getattr(self.config, "env_id", "")))
+        folder.write_result(result)
+        announce(result)
         return result
 
 
-def _updates(
-    train: Train,
-    config: Any,
-    options: RunOptions,
-    folder: Path,
-    checkpoints: Checkpoints,
-    evaluate: Callable[[Any, int], dict[str, Any]],
-) -> tuple[Any, list[dict[str, Any]], signal.Signals | None]:
-    """All updates that are still to be done, or as many as there were before a signal."""
-    log_every, checkpoint_every, eval_every = options.log_every or 1, options.checkpoint_every or 1, options.eval_every
-    with contextlib.ExitStack() as stack:
-        interrupt = stack.enter_context(Interrupt())
-        done, state = _begun(train, config, options, folder, checkpoints)
-        metrics = stack.enter_context(contextlib.closing(MetricsFile(folder / "metrics.jsonl", done)))
-        print(
-            f"{folder}: {train.num_updates} updates of {train.steps_per_update} steps = "
-            f"{train.num_updates * train.steps_per_update:,} environment steps"
-            + (f", {options.num_seeds} seeds" if options.num_seeds > 1 else "")
-            + (f", from update {done}" if done else "")
-        )
-        if done == train.num_updates:
-            return state, metrics.rows, None
-        (folder / "result.json").unlink(missing_ok=True)  # written when everything is done
-        advance = _compiled(over_seeds(train.step, options.num_seeds), state, min(log_every, train.num_updates))
-        watch = stack.enter_context(contextlib.closing(Watch(train, options, done, folder)))
-        while done < train.num_updates and not interrupt.asked:
-            began = time.perf_counter()
-            goals = [(done // every + 1) * every for every in (checkpoint_every, eval_every) if every]
-            number = min(train.num_updates, done + log_every, *goals) - done
-            state, measured = advance(state, number)
-            speed = options.num_seeds * train.steps_per_update * number / (time.perf_counter() - began)
-            rows = [
-                {"update": done + i, "env_steps": (done + i + 1) * train.steps_per_update}
-                | {name: x[i] for name, x in measured.items()}
-                for i in range(number)
-            ]
-            bad = None if getattr(config, "skip_nonfinite", False) else _first_nonfinite(measured)
-            if bad is not None:
-                metrics.append(rows[: bad[0] + 1])
-                raise FloatingPointError(
-                    f"update {done + bad[0]}{bad[1]}. The run ends here; its last checkpoint, of update "
-                    f"{max(checkpoints.steps(), default=0)}, is from before."
-                    + (" --skip-nonfinite skips such gradients and counts them" * hasattr(config, "skip_nonfinite"))
-                )
-            done += number
-            ended = done == train.num_updates
-            evaluated = eval_every is not None and (done % eval_every == 0 or ended)
-            if evaluated:
-                rows[-1] |= evaluate(state, done)
-            metrics.append(rows)
-            watch.show(rows, speed)
-            due = done % checkpoint_every == 0 or ended or interrupt.asked
-            if due or evaluated:
-                found = best(metrics.rows, [*checkpoints.steps(), done], options)
-                better = found is not None and found[0] == done
-                if due or better:
-                    checkpoints.save(done, state, best=found and found[0])
-        return state, metrics.rows, None if done == train.num_updates else signal.Signals(interrupt.asked)
-
-
-def _begun(train: Train, config: Any, options: RunOptions, folder: Path, checkpoints: Checkpoints) -> tuple[int, Any]:
-    """Where the run stands: how many updates are done, and the state. `metrics.jsonl` has their rows."""
-    if checkpoints.steps():
-        done, state = restored(folder, checkpoints, train, config.seed, options, options.checkpoint)
-        checkpoints.drop_after(done)
-        return done, state
-    before = stored_run(folder).get("continued_from")
-    if before is not None:
-        done = before["update"]
-        state, rows = source(Path(before["folder"]), done, train, config.seed, options)
-        write_rows(folder / "metrics.jsonl", rows)
-        checkpoints.save(done, state)
-        return done, state
-    return 0, jax.jit(over_seeds(train.init, options.num_seeds))(seed_keys(config.seed, options.num_seeds))
-
-
-def _evaluation(train: Train, config: Any, options: RunOptions) -> Callable[[Any, int], dict[str, Any]]:
-    """`evaluate(state, update)`: the metrics of an evaluation, by one program whatever the update.
-
-    Its keys are its own, made of the seed and the update, so that it changes nothing and may be repeated.
-    """
-    keys = seed_keys(config.seed, options.num_seeds)
-
-    def play(seed: tuple[jax.Array, Any], update: jax.Array) -> Any:
-        key, state = seed
-        key = jax.random.fold_in(jax.random.fold_in(key, 2**20), update)
-        return train.evaluate_policy(key, state, options.eval_episodes, mode=options.eval_mode)
-
-    @jax.jit
-    def program(state: Any, update: jax.Array) -> Any:
-        return over_seeds(lambda seed: play(seed, update), options.num_seeds)((keys, state))
-
-    return lambda state, update: metrics_of(
-        jax.device_get(program(state, jnp.asarray(update, jnp.int32))), seed_axes=int(options.num_seeds > 1)
-    )
-
-
-def _first_nonfinite(measured: Mapping[str, np.ndarray]) -> tuple[int, str] | None:
+def first_nonfinite(measured: Mapping[str, np.ndarray]) -> tuple[int, str] | None:
     """The first update with numbers that are not finite, and where in it they arose; later ones only follow from it."""
-    counts = {name: x.reshape(len(x), -1) for name, x in measured.items() if "nonfinite/" in name}
-    if not counts:
-        return None
+    counts = {name: x.reshape(len(x), -1) for name, x in measured.items() if NONFINITE in name}
     total = np.sum(list(counts.values()), axis=0)  # [updates, seeds]
     if not np.any(total):
         return None
@@ -184,80 +215,3 @@ def _first_nonfinite(measured: Mapping[str, np.ndarray]) -> tuple[int, str] | No
     seeds = np.flatnonzero(total[first])
     where = f" (seed {', '.join(map(str, seeds))} of {total.shape[1]}, from 0)" if total.shape[1] > 1 else ""
     return first, f"{where}: {report}"
-
-
-def _compiled(step: Callable[[Any], Any], state: Any, size: int) -> Callable[[Any, int], tuple[Any, Any]]:
-    """`advance(state, number)`: that many updates in one call, with their metrics in buffers of `size`.
-
-    `number` is a run-time argument, so that there is one program whatever the pieces: cutting a run elsewhere (a
-    checkpoint, an interruption) cannot change a single bit.
-    """
-
-    shapes = jax.eval_shape(step, state)[1]
-
-    def advance(state: Any, number: jax.Array) -> tuple[Any, Metrics]:
-        def body(i: jax.Array, carry: Any) -> Any:
-            state, buffer = carry
-            state, measured = step(state)
-            return state, jax.tree.map(lambda buffer, x: buffer.at[i].set(x), buffer, measured)
-
-        buffer = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), shapes)
-        return jax.lax.fori_loop(0, number, body, (state, buffer))
-
-    print("compiling ... ", end="", flush=True)
-    began = time.perf_counter()
-    program = jax.jit(advance, donate_argnums=0).lower(state, jnp.zeros((), jnp.int32)).compile()
-    print(f"{time.perf_counter() - began:.1f} s", flush=True)
-
-    def run(state: Any, number: int) -> tuple[Any, dict[str, np.ndarray]]:
-        state, measured = program(state, jnp.asarray(number, jnp.int32))
-        values = np.asarray(measured.array)[:number]
-        return state, {name: values[..., measured.names.index(name)] for name in sorted(measured)}
-
-    return run
-
-
-def _result(train: Train, config: Any, options: RunOptions, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {
-        "config": dataclasses.asdict(config),
-        "num_seeds": options.num_seeds,
-        "env_steps": len(rows) * train.steps_per_update,
-        "versions": versions(),
-    }
-    if rows:
-        returns, episodes = column(rows, "episode_return"), column(rows, "episodes")
-        last = last_episodes_return(returns.T, episodes.T)
-        result["last_100_episodes_return"] = summary(np.asarray(last))
-    return result
-
-
-def _evaluated(played: dict[str, Any], options: RunOptions) -> dict[str, Any]:
-    means = {name.removeprefix(EVALUATION): float(np.mean(x)) for name, x in played.items()}
-    return {
-        **means,
-        "episodes": options.eval_episodes,
-        "episode_return": summary(played[EVALUATION + "episode_return"]),
-        "terminated": int(np.sum(played[EVALUATION + "terminated"])),
-        "truncated": int(np.sum(played[EVALUATION + "truncated"])),
-    }
-
-
-def _announce(result: dict[str, Any]) -> None:
-    def sentence(what: str, numbers: dict[str, Any]) -> str:
-        text = f"{what}: {numbers['mean']:.1f}"
-        if numbers["iqm_95"] is not None:
-            low, high = numbers["iqm_95"]
-            text += f" (deviation {numbers['std']:.1f}), IQM {numbers['iqm']:.1f} [95 %: {low:.1f}, {high:.1f}]"
-        return text
-
-    if np.isfinite(result["last_100_episodes_return"]["mean"]):
-        print(sentence("mean return of the last 100 episodes", result["last_100_episodes_return"]))
-    else:
-        print("no episode ended" + (" in some of the seeds" if result["num_seeds"] > 1 else ""))
-    if "evaluation" in result:
-        played = result["evaluation"]
-        print(sentence(f"evaluation over {played['episodes']} episodes", played["episode_return"]))
-    if "best" in result:
-        print("best {metric}: {value:.4g}, in the checkpoint of update {update}".format(**result["best"]))
-    if "curve" in result:
-        print(f"learning curve: {result['curve']}")

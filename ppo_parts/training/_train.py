@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -57,7 +58,17 @@ class Train:
     def __post_init__(self) -> None:
         count("train", "num_updates", self.num_updates)
         count("train", "steps_per_update", self.steps_per_update)
-        jax.eval_shape(self, jax.random.key(0))  # what cannot work fails here, before anything is made or trained
+        _ = self.shapes  # what cannot work fails here, before anything is made or trained
+
+    @functools.cached_property
+    def shapes(self) -> tuple[TrainState, dict[str, Any]]:
+        """Shapes and dtypes of the state, and of the metrics of an update."""
+        return jax.eval_shape(lambda key: self.compiled_step(self.init(key)), jax.random.key(0))
+
+    @functools.cached_property
+    def compiled_step(self) -> Callable[[TrainState], tuple[TrainState, dict[str, Array]]]:
+        """`jax.jit(step)`: however often it is looked at, it is traced once."""
+        return jax.jit(self.step)
 
     def init(self, key: Array) -> TrainState:
         """Fresh parameters and environments."""
@@ -71,11 +82,20 @@ class Train:
         return TrainState(key, learner, self.rollout.init(env_key))
 
     def step(self, state: TrainState) -> tuple[TrainState, Metrics]:
-        """One rollout and one update."""
+        """One rollout and one update.
+
+        An update in which a number was not finite changes nothing in the learner but its count of updates.
+        """
         key, rollout_key, update_key = jax.random.split(state.key, 3)
         rollout_state, batch, episodes = self.rollout.collect(rollout_key, state.learner.params, state.rollout)
-        learner_state, metrics = sequential_vmap_on_cpu(self.learner.update)(update_key, state.learner, batch)
-        return TrainState(key, learner_state, rollout_state), join_metrics(episodes, metrics)
+        updated, metrics = sequential_vmap_on_cpu(self.learner.update)(update_key, state.learner, batch)
+        name = NONFINITE + "parameters"
+        parameters = Metrics.of({name: _count_nonfinite(updated.params)}, {name: "sum"})
+        metrics = join_metrics(episodes, metrics, parameters)
+        counts = jnp.array([NONFINITE in name for name in metrics.names])
+        finite = jnp.sum(metrics.array, where=counts) == 0
+        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state.learner)
+        return TrainState(key, kept._replace(step=updated.step), rollout_state), metrics
 
     def __call__(self, key: Array) -> TrainResult:
         """The whole run inside one program."""
@@ -88,7 +108,16 @@ class Train:
         return evaluate_episodes(env, self.policy, state.learner.params, key, episodes, mode=mode)
 
 
-def over_seeds(function: Callable[..., Any], num_seeds: int) -> Callable[..., Any]:
+NONFINITE = "nonfinite/"
+"""What the names of metrics that count numbers that are not finite have in them."""
+
+
+def _count_nonfinite(tree: Any) -> Array:
+    leaves = [jnp.reshape(x, -1) for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+    return jnp.sum(~jnp.isfinite(jnp.concatenate(leaves))) if leaves else jnp.zeros((), int)  # one kernel for all
+
+
+def vmap_over_seeds(function: Callable[..., Any], num_seeds: int) -> Callable[..., Any]:
     """`function` with a leading axis for the seeds, if there are several."""
     return jax.vmap(function) if num_seeds > 1 else function
 

@@ -1,24 +1,36 @@
-"""What a run shows while it is at work, and what it does when it is asked to stop."""
+"""What a run shows while it is at work: the progress bar and TensorBoard."""
 
 from __future__ import annotations
 
-import signal
+import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from .._extras import require_package
+from ._evaluate import EVALUATION
+from ._metrics_file import Row, column
 from ._options import RunOptions
-from ._records import column
 from ._train import Train
 
 
 class Watch:
-    """The progress bar and TensorBoard."""
+    """The progress bar, and TensorBoard, where a record is the mean of `log_every` updates.
 
-    def __init__(self, train: Train, options: RunOptions, done: int, folder: Path) -> None:
-        self._seeds, self._each = options.num_seeds, train.steps_per_update
+    Records end at multiples of `log_every`, at evaluations and with the run, so they do not depend on how many updates
+    a device call does, nor on interruptions.
+
+    Args:
+        train: the run.
+        options: how it is kept.
+        folder: where TensorBoard's events go.
+        rows: of the updates that are done.
+        done: how many these are.
+    """
+
+    def __init__(self, train: Train, options: RunOptions, folder: Path, rows: list[Row], done: int) -> None:
+        self._seeds, self._each, self._last = options.num_seeds, train.steps_per_update, train.num_updates
+        self._log_every, self._began = options.log_every or 1, time.perf_counter()
         total = train.num_updates * self._each * self._seeds
         self._bar = require_package("tqdm", "train").tqdm(
             total=total,
@@ -27,49 +39,76 @@ class Watch:
             unit_scale=True,
             disable=None if options.progress else True,  # None: shown on terminals alone
         )
-        self._writer = None
-        if options.tensorboard:
-            after = done * self._each + 1 if done else None
-            self._writer = require_package("tensorboardX", "train").SummaryWriter(str(folder), purge_step=after)
+        self._events = _Events(folder, purge=done * self._each + 1 if done else None) if options.tensorboard else None
+        self._pending: list[Row] = []
+        for row in rows[-self._log_every :]:
+            self._pending = [] if self._ends_record(row) else [*self._pending, row]
 
-    def show(self, rows: list[dict[str, Any]], steps_per_second: float) -> None:
+    def show(self, rows: list[Row]) -> None:
+        """Rows that are on the disk."""
         returns = np.asarray([row["episode_return"] for row in rows], float)
         if np.isfinite(returns).any():
             self._bar.set_postfix_str(f"return {np.nanmean(returns):.1f}")
         self._bar.update(len(rows) * self._each * self._seeds)
-        if self._writer is None:
+        if self._events is None:
             return
-        here = rows[-1]["env_steps"]
-        for name in sorted(set().union(*rows) - {"update", "env_steps"}):
-            values = column(rows, name)
-            if np.isfinite(values).any():
-                self._writer.add_scalar(name, float(np.nanmean(values)), here)
-        self._writer.add_scalar("steps_per_second", steps_per_second, here)
+        for row in rows:
+            self._pending.append(row)
+            if self._ends_record(row):
+                self._events.write(self._record(), row["env_steps"])
+                self._pending = []
+
+    def flush(self) -> None:
+        """Have TensorBoard's events on the disk."""
+        if self._events is not None:
+            self._events.flush()
 
     def close(self) -> None:
+        """Take the bar away, and close the events."""
         self._bar.close()
-        if self._writer is not None:
-            self._writer.close()
+        if self._events is not None:
+            self._events.close()
+
+    def _ends_record(self, row: Row) -> bool:
+        done = row["update"] + 1
+        return done % self._log_every == 0 or done == self._last or any(name.startswith(EVALUATION) for name in row)
+
+    def _record(self) -> dict[str, float]:
+        rows, now = self._pending, time.perf_counter()
+        names = sorted(set().union(*rows) - {"update", "env_steps"})
+        means = {name: x for name in names if np.isfinite(x := _mean(column(rows, name)))}
+        speed = len(rows) * self._each * self._seeds / (now - self._began)
+        self._began = now
+        return {**means, "steps_per_second": speed}
 
 
-class Interrupt:
-    """Turns the first Ctrl-C (or SIGTERM) into a request to save and stop: `asked` is then the signal's number."""
+class _Events:
+    """TensorBoard's event file, written at once: the usual writer has a queue, which is lost when the process dies."""
 
-    def __enter__(self) -> Interrupt:
-        self.asked = 0
-        self._before: dict[int, Any] = {}
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._ask)
-        except ValueError:  # not the main thread: signals are somebody else's
-            pass
-        return self
+    def __init__(self, folder: Path, purge: int | None) -> None:
+        require_package("tensorboardX", "train")
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.summary import scalar
 
-    def _ask(self, number: int, frame: Any) -> None:
-        self.asked = number
-        for other, handler in self._before.items():
-            signal.signal(other, handler)
+        self._event, self._scalar = Event, scalar
+        suffix = "" if purge is None else f".{purge}"  # names have the second only: two may begin within one
+        self._writer = EventsWriter(str(folder / "events"), suffix)
+        if purge is not None:  # what a killed process wrote from this step on is made again
+            self._writer.write_event(Event(step=purge, session_log=SessionLog(status=SessionLog.START)))
 
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    def write(self, record: dict[str, float], step: int) -> None:
+        for name, value in record.items():
+            event = self._event(wall_time=time.time(), step=step, summary=self._scalar(name, value))
+            self._writer.write_event(event)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _mean(x: np.ndarray) -> float:
+    known = x[np.isfinite(x)]
+    return float(known.mean()) if known.size else np.nan

@@ -1,0 +1,93 @@
+"""What a run does when it is asked to stop, or to save."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+STOP = ("SIGINT", "SIGTERM", "SIGHUP")
+SAVE = "SIGUSR1"
+TOGETHER = 0.2
+"""Seconds within which signals count as one: a terminal that closes, or a wrapper that forwards, sends several."""
+
+
+class Interrupt:
+    """Turns the first Ctrl-C, SIGTERM or SIGHUP into a request to save and stop, and SIGUSR1 into one to save.
+
+    A second one ends the process at once, whatever it is doing. Python runs signal handlers between two steps of the
+    main thread, which may be waiting for a device; so a thread of its own hears of signals through a socket.
+
+    Attributes:
+        asked: the number of the signal that asked to stop, or 0.
+        save: whether a checkpoint was asked for. The run sets it back.
+        working: whether there is anything to save. Until then, SIGTERM and SIGHUP end the process at once.
+    """
+
+    def __init__(self, end: Callable[[int], Any] = os._exit) -> None:
+        self.asked, self.save, self.working = 0, False, False
+        self._end, self._first = end, 0.0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is not threading.main_thread():
+            return self  # signals are somebody else's
+        for name in (*STOP, SAVE):
+            number = getattr(signal, name, None)  # Windows has the first two only
+            if number is None or (name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN):  # nohup
+                continue
+            self._before[number] = signal.signal(number, self._handle)
+        self._received, self._sent = socket.socketpair()  # Windows takes no pipe here
+        self._sent.setblocking(False)
+        self._fd_before = signal.set_wakeup_fd(self._sent.fileno(), warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.asked:
+            # When Python ends it searches all that JAX has made for garbage, which takes longer than to save it.
+            atexit.register(gc.freeze)
+        if not self._before:
+            return
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._fd_before)
+        self._sent.close()  # ends the thread
+        self._thread.join()
+        self._received.close()
+
+    def _handle(self, number: int, frame: Any) -> None:
+        del frame
+        if signal.Signals(number).name == SAVE:
+            self.save = True
+        else:
+            self.asked = self.asked or number
+
+    def _listen(self) -> None:
+        while received := self._received.recv(1):
+            (number,) = received
+            if number not in self._before:
+                continue
+            name, now = signal.Signals(number).name, time.monotonic()
+            if name == SAVE:
+                _say("saving")
+            elif not self.working and name != "SIGINT":
+                self._end(128 + number)
+            elif not self._first:
+                self._first = now
+                _say(f"{name}: saving; again to abort")
+            elif now - self._first > TOGETHER:
+                self._end(128 + number)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        os.write(2, f"\n{text}\n".encode())

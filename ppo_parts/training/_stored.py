@@ -1,0 +1,100 @@
+"""`config.json`: what a run was made from, and whether it is what it is continued with."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .._errors import UserValueError
+from ._errors import RunNotFoundError
+from ._options import RunOptions
+from ._records import plain, versions
+
+
+def stored_run(folder: Path) -> dict[str, Any]:
+    """What `config.json` says of a run: config, run (options), versions, and what it was continued from, if it was.
+
+    Raises:
+        RunNotFoundError: there is no run. UserValueError: the file is damaged.
+    """
+    path = folder / "config.json"
+    try:
+        stored = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunNotFoundError(f"{folder} holds no run: it has no config.json") from None
+    except ValueError as error:  # not JSON, or not text at all
+        raise UserValueError(f"{path} cannot be read: {error}; {DAMAGED}") from None
+    groups = {"config": dict, "run": dict, "versions": dict, "steps_per_update": int}
+    wrong = [
+        name for name, kind in groups.items() if not isinstance(stored, dict) or type(stored.get(name)) is not kind
+    ]
+    if wrong or "num_seeds" not in stored["run"]:
+        raise UserValueError(f"{path} is damaged: it has no valid {wrong[0] if wrong else 'num_seeds'}; {DAMAGED}")
+    return stored
+
+
+DAMAGED = "the checkpoints are not affected: write the file of a run with the same configuration in its place"
+
+
+def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
+    """The configuration of a run as the dataclass it was made from."""
+    fields = {field.name for field in dataclasses.fields(kind)}
+    if set(stored["config"]) != fields:
+        differing = sorted(set(stored["config"]) ^ fields)
+        named = ", ".join(differing[:3]) + f" and {len(differing) - 3} more" * (len(differing) > 3)
+        raise UserValueError(f"the run is of another recipe, or of another version of it: fields differ ({named})")
+    return kind(**{name: tuple(x) if isinstance(x, list) else x for name, x in stored["config"].items()})
+
+
+def described(config: Any, kept: Mapping[str, Any], steps_per_update: int) -> dict[str, Any]:
+    """What `config.json` is to say of a new run.
+
+    Raises:
+        UserValueError: JSON cannot hold the configuration.
+    """
+    whole = {"config": plain(dataclasses.asdict(config)), "run": dict(kept), "steps_per_update": steps_per_update}
+    back = stored_config(type(config), json.loads(json.dumps(whole, default=str)))
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if getattr(back, field.name) != value:
+            raise UserValueError(
+                f"config.{field.name}={value!r} could not be read back from config.json: use numbers that are finite, "
+                "strings, None, and tuples of them"
+            )
+    return {**whole, "versions": versions()}
+
+
+def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict[str, tuple[Any, Any]]:
+    """Fields of the configuration (and `num_seeds`) that are not what they were: what they were, and what they are."""
+    now = {**json.loads(json.dumps(plain(dataclasses.asdict(config)))), "num_seeds": options.num_seeds}
+    then = {**stored["config"], "num_seeds": stored["run"]["num_seeds"]}
+    return {
+        name: (then.get(name, "(absent)"), now.get(name, "(absent)"))
+        for name in {**then, **now}
+        if name not in then or name not in now or then[name] != now[name]
+    }
+
+
+def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions) -> None:
+    """Raise unless a run is resumed with its own configuration; say which versions are others."""
+    differences = [f"{name} was {was!r}, is {now!r}" for name, (was, now) in changes(stored, config, options).items()]
+    if differences:
+        raise UserValueError(
+            f"a resumed run keeps its configuration; {'; '.join(differences)}. To train it further with another one, "
+            "begin a new run with --init-from"
+        )
+    before = stored["versions"]
+    updated = [f"{name} {before.get(name)} (now {x})" for name, x in versions().items() if before.get(name) != x]
+    if updated:
+        print(f"begun with {', '.join(updated)}: the last bits may differ", file=sys.stderr)
+
+
+def digest(stored: Mapping[str, Any]) -> str:
+    """A hash of the configuration and the number of seeds, for the checkpoints made with it."""
+    made_from = [stored["config"], stored["run"]["num_seeds"]]
+    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
