@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import UserValueError
+from .._extras import require_package
 from ._errors import RunFolderError, RunNotFoundError
 from ._records import sync
 
