@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import dataclasses
 import io
+import os
 import random
 import shutil
 import signal
@@ -276,7 +277,7 @@ def measure(directory: Path, times: int, seed: int, wait: float) -> dict[str, An
         results["removed_while_running"] = lost_files(runs)
         results["not_finite"] = not_finite(directory)
     results["full_disk"] = full_disks(directory, cache)
-    return {**results, "seconds": round(time.monotonic() - began)}
+    return {**results, "load_average": os.getloadavg()[0], "seconds": round(time.monotonic() - began)}
 
 
 def main() -> None:
