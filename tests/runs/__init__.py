@@ -1,0 +1,1 @@
+"""Tests of whole runs. They share programs, and runs to compare with (`conftest.py`)."""

@@ -1,0 +1,74 @@
+"""Programs and runs that all tests of runs share."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from recipes import cleanrl_ppo
+from tests.running import EVALUATED, UPDATES, Crash, acting, compiled_programs_kept_in, crash, go, tiny
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.lenient_ranks)  # distrax, gymnax
+
+
+@pytest.fixture(scope="package", autouse=True)
+def cache(tmp_path_factory):
+    """Programs compiled here, also by the processes started here."""
+    folder = tmp_path_factory.mktemp("cache")
+    with compiled_programs_kept_in(folder):
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def quick_compilation():
+    """Set once for the whole package (`cache`), because runs of different tests are compared to the last bit."""
+
+
+@pytest.fixture(scope="package")
+def train():
+    return cleanrl_ppo.make_train(tiny())
+
+
+@pytest.fixture(scope="package")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def make_train(train):
+    """As the recipe's, but the programs are there already."""
+
+    def make_train(config: cleanrl_ppo.Config):
+        assert config == tiny(UPDATES)
+        return train
+
+    return make_train
+
+
+@pytest.fixture(scope="package")
+def whole(train, place):
+    """A run that nothing interrupted."""
+    return go(train, place, "whole", eval_episodes=3, tensorboard=True)
+
+
+@pytest.fixture(scope="package")
+def evaluated(train, place):
+    """A run with an evaluation after updates 5, 10 and 12, that keeps every checkpoint."""
+    return go(train, place, "evaluated", **EVALUATED, tensorboard=True)
+
+
+@pytest.fixture(scope="package")
+def crashed(train, place):
+    """A run that died in update 11, with checkpoints of 4 and 8; copy it before you touch it."""
+    with pytest.raises(Crash):
+        go(train, place, "crashed", compile=acting(12, crash))
+    return place / "crashed"
+
+
+@pytest.fixture
+def broken(crashed, tmp_path):
+    return Path(shutil.copytree(crashed, tmp_path / "broken"))

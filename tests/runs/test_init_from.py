@@ -1,0 +1,102 @@
+"""A run that begins with the state of another."""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import scipy.stats
+
+from ppo_parts import training
+from ppo_parts.training import RunOptions, _packed, _records, _run, _train
+from ppo_parts.training._checkpoint import Checkpoints
+from ppo_parts.training._evaluate import metrics_of
+from ppo_parts.training._metrics_file import best_update
+from ppo_parts.training._statistics import interval
+from recipes import cleanrl_ppo, pufferlib_ppo
+from tests.common import Softmax, assert_same
+from tests.running import UPDATES, tiny, checkpoint, rows, steps, assert_same_run, Crash, crash, go
+from tests.test_rollout import clock
+
+
+
+@pytest.fixture(scope="module")
+def further():
+    """More updates, another rate."""
+    config = tiny(16, learning_rate=1e-3)
+    return cleanrl_ppo.make_train(config), config
+
+
+
+def test_init_from_with_nothing_changed_ends_the_same(train, whole, place):
+    folder, _ = go(train, place, "same", init_from=whole[0], checkpoint=8, eval_episodes=3)
+    assert_same_run(folder, whole[0])
+    stored = json.loads((folder / "config.json").read_text())
+    assert stored["continued_from"] == {"folder": str(whole[0]), "update": 8, "changed": {}}
+
+
+
+def test_init_from_with_another_configuration(monkeypatch, further, whole, tmp_path, capsys):
+    train, config = further
+    monkeypatch.chdir(whole[0].parent)
+    with monkeypatch.context() as patch:  # also if it dies before it has a checkpoint of its own
+        patch.setattr(Checkpoints, "save", lambda *args, **given: crash())
+        with pytest.raises(Crash):
+            go(train, tmp_path, "run", config, init_from=Path(whole[0].name))
+    monkeypatch.chdir(tmp_path)  # the folder is known by its absolute path
+    assert "continued_from" in json.loads((tmp_path / "run" / "config.json").read_text())
+    folder, _ = go(train, None, "", config, resume=tmp_path / "run")
+    assert "from update 12" in capsys.readouterr().out
+    assert (folder / "metrics.jsonl").read_text().startswith((whole[0] / "metrics.jsonl").read_text())
+    found = rows(folder)
+    assert [(row["update"], row["env_steps"]) for row in found[-4:]] == [(i, 16 * (i + 1)) for i in range(12, 16)]
+    assert int(checkpoint(folder)["learner.step"]) == 16
+    changed = json.loads((folder / "config.json").read_text())["continued_from"]["changed"]
+    assert changed == {"total_timesteps": [192, 256], "learning_rate": [2.5e-4, 1e-3]}
+    again, _ = go(train, tmp_path, "again", config, init_from=whole[0])
+    assert_same_run(again, folder)
+    assert steps(whole[0]) == [8, 12]
+
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden": (9,)}, r"of another configuration: .*kernel has float32\[.*\], expected float32\["),
+        (
+            {"num_steps": 16},
+            r"12 updates of .* were 192 environment steps, but an update is now 32: keep num_envs",
+        ),
+        ({"seed": 5}, "continues its keys; seed was 1, is 5"),
+        ({}, "begins this run with 12 updates, 192 environment steps, and there are 12 in all: raise total_timesteps"),
+    ],
+)
+def test_init_from_refuses_what_does_not_fit_before_a_folder_is_made(train, whole, tmp_path, changes, message):
+    config = tiny(UPDATES, **changes)
+    other = cleanrl_ppo.make_train(config) if changes.keys() - {"seed"} else train
+    with pytest.raises(ValueError, match=message):
+        go(other, tmp_path, "run", config, init_from=whole[0])
+    assert not list(tmp_path.iterdir())
+
+
+
+def test_init_from_takes_over_what_is_not_given(train, make_train, whole, tmp_path):
+    given = ["--init-from", str(whole[0]), "--checkpoint", "8", "--directory", str(tmp_path), "--name", "run"]
+    training.main(make_train, cleanrl_ppo.PRESETS, [*given, "--no-progress", "--no-tensorboard"])
+    assert_same_run(tmp_path / "run", whole[0])
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert stored["config"] == json.loads((whole[0] / "config.json").read_text())["config"]
+    assert stored["run"]["eval_episodes"] == 3
+

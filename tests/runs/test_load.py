@@ -1,0 +1,71 @@
+"""A run back in memory."""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import scipy.stats
+
+from ppo_parts import training
+from ppo_parts.training import RunOptions, _packed, _records, _run, _train
+from ppo_parts.training._checkpoint import Checkpoints
+from ppo_parts.training._evaluate import metrics_of
+from ppo_parts.training._metrics_file import best_update
+from ppo_parts.training._statistics import interval
+from recipes import cleanrl_ppo, pufferlib_ppo
+from tests.common import Softmax, assert_same
+from tests.running import UPDATES, tiny, checkpoint, rows, steps, raw
+from tests.test_rollout import clock
+
+
+
+def test_load_brings_back_policy_and_history(train, make_train, whole, evaluated):
+    run = training.load(whole[0], make_train)
+    assert run.config == tiny(UPDATES)
+    assert run.train is train
+    assert run.update == UPDATES
+    for path, x in jax.tree_util.tree_leaves_with_path(run.state.learner.params):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        np.testing.assert_array_equal(x, checkpoint(whole[0])[f"learner.params.{name}"])
+    assert run.metrics["loss"].tolist() == [row["loss"] for row in rows(whole[0])]
+    earlier = training.load(str(evaluated[0]), make_train, checkpoint=5)
+    assert int(earlier.state.learner.step) == 5
+    assert earlier.metrics["env_steps"].tolist() == [16, 32, 48, 64, 80]
+    known = np.isfinite(earlier.metrics["evaluation/episode_return"])
+    assert known.tolist() == [False, False, False, False, True]
+    recipe = training.load(whole[0], cleanrl_ppo.make_train)
+    assert_same(jax.tree.map(raw, recipe.state), jax.tree.map(raw, run.state))
+
+
+
+def test_load_says_why_it_cannot(train, make_train, whole, place, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint 5 in .*: there are 8, 12"):
+        training.load(whole[0], make_train, checkpoint=5)
+    with pytest.raises(ValueError, match=r"no best checkpoint: it was run without best_metric; there are \[8, 12\]"):
+        training.load(whole[0], make_train, checkpoint="best")
+    with pytest.raises(ValueError, match="checkpoint='last' must be 'latest', 'best' or the number of an update"):
+        training.load(whole[0], make_train, checkpoint="last")
+    with pytest.raises(FileNotFoundError, match=r"nowhere holds no run"):
+        training.load(place / "nowhere", make_train)
+    with pytest.raises(TypeError, match=r"write def make_train\(config: Config\)"):
+        training.load(whole[0], lambda config: train)
+    with pytest.raises(ValueError, match=r"of another recipe, .* \(.*, .*, .* and \d+ more\)"):
+        training.load(whole[0], pufferlib_ppo.make_train)
+    (tmp_path / "config.json").write_text((whole[0] / "config.json").read_text())
+    with pytest.raises(FileNotFoundError, match="has no checkpoints"):
+        training.load(tmp_path, make_train)
+    assert steps(whole[0]) == [8, 12]
+

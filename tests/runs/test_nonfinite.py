@@ -1,0 +1,148 @@
+"""Numbers that are not finite: they end a run, or are skipped and counted, and are never saved."""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import scipy.stats
+
+from ppo_parts import training
+from ppo_parts.training import RunOptions, _packed, _records, _run, _train
+from ppo_parts.training._checkpoint import Checkpoints
+from ppo_parts.training._evaluate import metrics_of
+from ppo_parts.training._metrics_file import best_update
+from ppo_parts.training._statistics import interval
+from recipes import cleanrl_ppo, pufferlib_ppo
+from tests.common import Softmax, assert_same
+from tests.running import tiny, checkpoint, rows, steps, go
+from tests.test_rollout import clock
+
+
+
+class Faulty(gymnax.environments.environment.Environment):
+    """Never ends; from step 20 on, in update 2, the reward is not a number."""
+
+    def reset_env(self, key, params):
+        obs = jax.random.normal(key, (3,))
+        return obs, gymnax.environments.environment.EnvState(time=jnp.int32(0))
+
+    def step_env(self, key, state, action, params):
+        reward = jnp.where(state.time == 20, jnp.nan, 1.0)
+        state = state.replace(time=state.time + 1)
+        return jax.random.normal(key, (3,)), state, reward, jnp.zeros((), bool), {}
+
+    @property
+    def default_params(self):
+        return gymnax.environments.environment.EnvParams(max_steps_in_episode=1000)
+
+    def observation_space(self, params):
+        return gymnax.environments.spaces.Box(-10, 10, (3,))
+
+    def action_space(self, params=None):
+        return gymnax.environments.spaces.Discrete(2)
+
+
+@pytest.fixture(scope="module")
+def faulty():
+    from gymnax import registration
+
+    registration.register("Faulty-v0", Faulty)
+    yield "Faulty-v0"
+    registration.registered_envs.remove("Faulty-v0")
+    del registration._registry["Faulty-v0"]
+
+
+@pytest.fixture(scope="module")
+def faulty_run(faulty):
+    """With normalisation, whose statistics a single NaN could spoil for ever."""
+    config = tiny(6, env_id=faulty, normalize_env=True)
+    return cleanrl_ppo.make_train(config), config
+
+
+@pytest.fixture(scope="module")
+def stopped(faulty_run, place):
+    train, config = faulty_run
+    message = (
+        r"^update 2: non-finite numbers arose first in reward \(2 elements\), then in .*"
+        r"its last checkpoint, of update 2, is sound.*--on-nonfinite skip skips such updates"
+    )
+    with pytest.raises(FloatingPointError, match=message):
+        go(train, place, "stopped", config, log_every=6, checkpoint_every=1)
+    return place / "stopped"
+
+
+def test_nonfinite_reward_ends_the_run_where_it_arose(stopped):
+    assert [row["nonfinite/reward"] for row in rows(stopped)] == [0, 0, 2]
+
+
+@pytest.mark.parametrize("how", ["resume", "init_from"])
+def test_nonfinite_remedy_that_is_offered_works(faulty_run, stopped, tmp_path, how, capsys):
+    """The update changes nothing, and is counted; all that is kept is finite."""
+    train, config = faulty_run
+    if how == "resume":
+        where = {"resume": Path(shutil.copytree(stopped, tmp_path / "run"))}
+    else:
+        where = {"init_from": stopped}
+    folder, result = go(train, tmp_path, "next", config, on_nonfinite="skip", checkpoint_every=1, keep_checkpoints=None, **where)
+    found = rows(folder)
+    assert [row["nonfinite/reward"] for row in found] == [0, 0, 2, 0, 0, 0]
+    assert [row["nonfinite/gradient"] > 0 for row in found] == [False, False, True, False, False, False]
+    kept = {name: x for name, x in checkpoint(folder).items() if "episode_return" not in name}
+    assert all(np.isfinite(x).all() for x in kept.values() if np.issubdtype(np.asarray(x).dtype, np.floating))
+    assert (result["skipped_minibatches"], result["skipped_share"]) == (2, 1 / 6)
+    assert "2 minibatches (17%) had no effect" in capsys.readouterr().out
+    before, after = (
+        {name: x for name, x in checkpoint(folder, step).items() if name.startswith("learner")} for step in (2, 3)
+    )
+    assert (before.pop("learner.step"), after.pop("learner.step")) == (2, 3)
+    assert_same(before, after)
+
+
+def test_nonfinite_parameters_are_never_saved(train, tmp_path):
+    """Finite gradients can lead to them, as with Adam and eps = 0."""
+
+    def update(key, state, batch):
+        new, metrics = train.learner.update(key, state, batch)
+        poison = jnp.where(state.step == 5, jnp.nan, 0.0)
+        return new._replace(params=jax.tree.map(lambda x: x + poison, new.params)), metrics
+
+    poisoned = dataclasses.replace(train, learner=train.learner._replace(update=update))
+    message = r"^update 5: non-finite numbers arose first in parameters \(\d+ elements\)\. .* checkpoint, of update 4, is"
+    with pytest.raises(FloatingPointError, match=message):
+        go(poisoned, tmp_path, "run", checkpoint_every=2)
+    assert steps(tmp_path / "run") == [2, 4]
+    assert [row["nonfinite/parameters"] > 0 for row in rows(tmp_path / "run")] == [False] * 5 + [True]
+    folder, result = go(poisoned, None, "", resume=tmp_path / "run", on_nonfinite="skip")
+    assert result["skipped_minibatches"] == 2
+    assert steps(folder) == [8, 12]
+    assert [row["nonfinite/parameters"] > 0 for row in rows(folder)] == [i == 5 for i in range(12)]
+
+
+def test_nonfinite_report_is_of_the_first_update():
+    """What follows from it comes later, and would be listed as the cause in a sum over updates."""
+    measured = {
+        "loss": np.zeros((4, 2)),
+        "nonfinite/reward": np.zeros((4, 2), int),
+        "nonfinite/log_prob": np.array([[0, 0], [0, 0], [0, 16], [0, 16]]),
+        "nonfinite/gradient": np.array([[0, 0], [0, 1], [0, 4], [0, 4]]),
+    }
+    first, text = _run.first_nonfinite(measured)
+    assert first == 1
+    assert text == " (seed 1 of 2, from 0): non-finite numbers arose first in gradient (1 minibatch)"
+    assert _run.first_nonfinite({"loss": np.zeros(3), "nonfinite/reward": np.zeros(3, int)}) is None
+    assert _run.first_nonfinite({"loss": np.zeros(3)}) is None
+

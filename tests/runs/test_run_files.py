@@ -1,0 +1,239 @@
+"""What a run leaves behind, and what it refuses before it leaves anything."""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import scipy.stats
+
+from ppo_parts import training
+from ppo_parts.training import RunOptions, _packed, _records, _run, _train
+from ppo_parts.training._checkpoint import Checkpoints
+from ppo_parts.training._evaluate import metrics_of
+from ppo_parts.training._metrics_file import best_update
+from ppo_parts.training._statistics import interval
+from recipes import cleanrl_ppo, pufferlib_ppo
+from tests.common import Softmax, assert_same
+from ppo_parts.training._folder import open_run
+from ppo_parts.training._program import Pace, compiled
+from tests.running import STEPS_PER_UPDATE, UPDATES, tiny, checkpoint, rows, steps, scalars, assert_same_run, by_twos, acting, Crash, crash, go
+from tests.test_rollout import clock
+
+
+
+def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
+    folder, result = whole
+    stored = json.loads((folder / "config.json").read_text())
+    assert stored["config"]["hidden"] == [8]
+    assert stored["run"]["eval_episodes"] == 3
+    assert stored["versions"]["jax"] == jax.__version__
+    found = rows(folder)
+    assert [row["update"] for row in found] == list(range(UPDATES))
+    assert [row["env_steps"] for row in found] == [16 * (i + 1) for i in range(UPDATES)]
+    ended = [row for row in found if row["episodes"]]
+    assert ended
+    assert all((row["episode_return"] is None) == (row["episodes"] == 0) for row in found)
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert result["curve"] == str(folder / "curve.png")
+    assert json.loads((folder / "result.json").read_text()) == json.loads(json.dumps(result))
+    total = sum(row["episode_return"] * row["episodes"] for row in ended)
+    mean = total / sum(row["episodes"] for row in ended)
+    assert result["last_100_episodes_return"]["mean"] == pytest.approx(mean, rel=1e-5)
+    played = result["evaluation"]
+    assert played["episodes"] == 3 == played["terminated"] + played["truncated"]
+    assert played["episode_return"]["mean"] == pytest.approx(played["episode_length"])  # CartPole pays 1 a step
+    assert steps(folder) == [8, 12]
+    earlier, later = (checkpoint(folder, step)["key"] for step in (8, 12))
+    assert not np.array_equal(earlier, later)  # every update has keys of its own
+
+
+
+def test_tensorboard_has_the_metrics_at_their_environment_steps(whole):
+    folder, _ = whole
+    seen, found = scalars(folder), rows(folder)
+    assert set(seen) >= {"episode_return", "loss", "approx_kl", "steps_per_second"}
+    assert list(seen["loss"]) == [row["env_steps"] for row in found[1::2]]
+    for row, after in zip(found[::2], found[1::2], strict=True):
+        assert seen["loss"][after["env_steps"]] == pytest.approx((row["loss"] + after["loss"]) / 2, rel=1e-5, abs=1e-7)
+
+
+
+def test_run_of_several_seeds_is_one_program(whole, train, place):
+    folder, _ = whole
+    programs = []
+    compile = lambda *args: programs.append(1) or by_twos(*args)  # noqa: E731
+    several, result = go(train, place, "seeds", num_seeds=3, eval_episodes=2, compile=compile)
+    assert len(programs) == 1
+    found = rows(several)
+    for mine, alone in zip(found, rows(folder), strict=True):
+        assert len(mine["loss"]) == 3
+        assert mine["loss"][0] == pytest.approx(alone["loss"], rel=1e-3, abs=1e-5)  # seed 1 is seed 1
+        assert mine["update"] == alone["update"]
+        assert mine["env_steps"] == alone["env_steps"]
+    assert len({tuple(row["loss"][i] for row in found) for i in range(3)}) == 3
+    for numbers in (result["last_100_episodes_return"], result["evaluation"]["episode_return"]):
+        assert len(numbers["per_seed"]) == 3
+        assert numbers["mean"] == pytest.approx(np.mean(numbers["per_seed"]))
+    assert result["evaluation"]["terminated"] + result["evaluation"]["truncated"] == 6
+    with pytest.raises(ValueError, match="num_seeds was 3, is 2"):
+        go(train, place, "", num_seeds=2, resume=several)
+
+
+
+def test_run_in_which_no_episode_ends_has_no_curve(train, place, capsys):
+    def none_ended(*args):
+        return lambda state, most: (state, {"episode_return": np.full(most, np.nan), "episodes": np.zeros(most, int)})
+
+    folder, result = go(train, place, "endless", compile=none_ended)
+    assert "curve" not in result
+    assert not (folder / "curve.png").exists()
+    assert json.loads((folder / "result.json").read_text())["last_100_episodes_return"]["mean"] is None
+    assert "no episode ended" in capsys.readouterr().out
+
+
+
+def test_run_name_is_given_once(train, whole, place):
+    with pytest.raises(FileExistsError, match=r"whole holds a run already: continue it with --resume .*whole"):
+        go(train, place, "whole")
+    with pytest.raises(FileNotFoundError, match=r"nowhere holds no run: it has no config\.json"):
+        go(train, None, "", resume=place / "nowhere")
+
+
+
+def test_run_has_one_writer(train, tmp_path):
+    def again():
+        with pytest.raises(FileExistsError, match="is being written by another process"):
+            go(train, None, "", resume=tmp_path / "run")
+        with pytest.raises(FileExistsError, match="is being written by another process"):
+            go(train, tmp_path, "run")
+        crash()
+
+    with pytest.raises(Crash):
+        go(train, tmp_path, "run", compile=acting(2, again))
+
+
+
+def test_run_without_a_name_gets_a_new_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(time, "strftime", lambda format: "now")
+    folders = []
+    for _ in range(2):
+        with open_run(tiny(), RunOptions(directory=tmp_path), STEPS_PER_UPDATE) as folder:
+            folders.append(folder.path.name)
+    assert folders == ["CartPole-v1-s1-now", "CartPole-v1-s1-now-2"]
+
+
+
+@pytest.mark.parametrize("changes", [{"target_kl": float("inf")}, {"env_id": Path("x")}, {"hidden": ((8,),)}])
+def test_run_config_that_json_cannot_hold_is_refused_at_once(train, tmp_path, changes):
+    with pytest.raises(ValueError, match=rf"config\.{next(iter(changes))}=.* could not be read back"):
+        go(train, tmp_path, "run", tiny(UPDATES, **changes))
+    assert not list(tmp_path.iterdir())
+
+
+
+@pytest.mark.parametrize(
+    "options", [{"log_every": 0}, {"checkpoint_every": -1}, {"eval_episodes": -1}, {"num_seeds": 0}, {"num_seeds": 1.5}]
+)
+def test_run_options_are_checked_before_a_folder_is_made(train, tmp_path, options):
+    (name,) = options
+    with pytest.raises((ValueError, TypeError), match=f"run: {name} must be"):
+        go(train, tmp_path, "run", **options)
+    assert not list(tmp_path.iterdir())
+
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eval_every": 0, "eval_episodes": 1}, "run: eval_every must be at least 1, got 0"),
+        ({"keep_checkpoints": 0}, "run: keep_checkpoints must be at least 1, got 0"),
+        ({"eval_every": 2}, "run: eval_every=2 needs eval_episodes"),
+        (
+            {"best_metric": "episode_retrun"},
+            "best_metric='episode_retrun' is not measured in this run; there are appr",
+        ),
+        (
+            {"best_metric": "evaluation/episode_return"},
+            "measured in this run; evaluation/... needs eval_every; there are",
+        ),
+        ({"checkpoint_minutes": 0}, "run: checkpoint_minutes must be more than 0, got 0"),
+        ({"on_nonfinite": "ignore"}, "on_nonfinite must be one of 'stop', 'skip', got 'ignore'"),
+        ({"best_mode": "most"}, "best_mode must be one of 'max', 'min', got 'most'"),
+        ({"checkpoint": "best"}, "checkpoint='best' says where resume or init_from continues: give one of them"),
+        ({"resume": Path("a"), "init_from": Path("b")}, "give one of them"),
+    ],
+)
+def test_run_options_that_do_not_go_together_are_refused(train, tmp_path, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        go(train, tmp_path, "run", **options)
+    assert not list(tmp_path.iterdir())
+
+
+
+def test_run_paces_change_nothing(train, whole, tmp_path):
+    """Calls of any length, checkpoints in between, records of any size: the same bits."""
+
+    class Uneven:
+        updates = 1
+
+        def took(self, updates, seconds):
+            self.updates = self.updates % 3 + 1
+
+    def compile(*args):
+        return compiled(*args[:-1], Uneven())
+
+    options = {"log_every": 100, "checkpoint_minutes": 1e-9, "keep_checkpoints": None}
+    folder, _ = go(train, tmp_path, "run", compile=compile, **options)
+    assert_same_run(folder, whole[0])
+    assert steps(folder) == [1, 3, 4, 5, 7, 8, 9, 11, 12]
+
+
+def test_run_pace_fits_updates_into_seconds():
+    pace = Pace(seconds=2.0)
+    assert pace.updates == 1
+    pace.took(1, 0.1)
+    assert pace.updates == 10  # not 20: the first one may have been a short one
+    pace.took(10, 1.0)
+    assert pace.updates == 20
+    pace.took(20, 8.0)
+    assert pace.updates == 5
+    pace.took(1, 60.0)
+    assert pace.updates == 1
+
+
+def test_run_tensorboard_is_on_the_disk_at_each_checkpoint(train, tmp_path):
+    """A process that is killed has lost nothing that comes before its checkpoint."""
+    seen, folder = [], tmp_path / "run"
+    look_and_crash = acting(10, lambda: seen.append(scalars(folder)) or crash())
+    with pytest.raises(Crash):
+        go(train, tmp_path, "run", compile=look_and_crash, tensorboard=True)
+    assert list(seen[0]["loss"]) == [32, 64, 96]  # the checkpoint of update 8 comes before its record is shown
+    go(train, None, "", resume=folder, tensorboard=True)
+    assert list(scalars(folder)["loss"]) == [16 * update for update in (2, 4, 6, 8, 10, 12)]
+
+
+@pytest.mark.parametrize("gone", ["metrics.jsonl", "config.json", ""])
+def test_run_folder_that_is_removed_meanwhile_is_made_again_with_the_state(train, whole, tmp_path, gone):
+    folder = tmp_path / "run"
+
+    def remove():
+        path = folder / gone
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+
+    with pytest.raises(OSError, match=r"state after update \d+ is saved: continue with --resume"):
+        go(train, tmp_path, "run", compile=acting(6, remove))
+    go(train, None, "", resume=folder)
+    assert_same_run(folder, whole[0])

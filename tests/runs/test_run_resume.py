@@ -1,0 +1,182 @@
+"""A run that ended before its time continues as if nothing had happened, or says why it cannot."""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import scipy.stats
+
+from ppo_parts import training
+from ppo_parts.training import RunOptions, _metrics_file, _packed, _records, _run, _train
+from ppo_parts.training._checkpoint import Checkpoints
+from ppo_parts.training._evaluate import metrics_of
+from ppo_parts.training._metrics_file import best_update
+from ppo_parts.training._statistics import interval
+from recipes import cleanrl_ppo, pufferlib_ppo
+from tests.common import Softmax, assert_same
+from tests.running import UPDATES, EVALUATED, tiny, checkpoint, rows, steps, evaluations, assert_same_run, acting, Crash, crash, go
+from tests.test_rollout import clock
+
+
+
+@pytest.mark.parametrize("after", [2, 4, 10])
+def test_resume_after_a_crash_ends_as_if_there_was_none(train, whole, tmp_path, after, capsys):
+    with pytest.raises(Crash):
+        go(train, tmp_path, "run", compile=acting(after, crash))
+    folder, _ = go(train, None, "", resume=tmp_path / "run")
+    assert_same_run(folder, whole[0])
+    assert ("has no checkpoint: the run begins again" in capsys.readouterr().err) == (after == 4)
+
+
+
+def full_disk(*args):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_resume_after_a_full_disk(monkeypatch, train, whole, tmp_path):
+    """Nothing that was written in part stays, and the run ends as if there had been room."""
+
+    def fill():
+        write_all = _metrics_file._write_all
+        patch.setattr(_metrics_file, "_write_all", lambda file, content: write_all(file, content[:99]) or full_disk())
+        patch.setattr(Checkpoints, "_write", full_disk)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"No space left on device\. The state after upd"):
+        go(train, tmp_path, "run", compile=acting(6, fill))
+    assert len(rows(tmp_path / "run")) == 4
+    folder, _ = go(train, None, "", resume=tmp_path / "run")
+    assert_same_run(folder, whole[0])
+
+
+def test_resume_after_a_checkpoint_that_could_not_be_written(monkeypatch, train, whole, tmp_path):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"the latest checkpoint is 4$"):
+        go(train, tmp_path, "run", compile=acting(8, lambda: patch.setattr(Checkpoints, "_write", full_disk)))
+    assert len(rows(tmp_path / "run")) == 8
+    folder, _ = go(train, None, "", resume=tmp_path / "run")
+    assert_same_run(folder, whole[0])
+
+
+def test_resume_checkpoints_need_not_divide_the_run(train, whole, tmp_path):
+    folder, _ = go(train, tmp_path, "run", checkpoint_every=5)
+    assert steps(folder) == [10, 12]
+    assert_same_run(folder, whole[0])
+
+
+
+def test_resume_with_another_configuration_is_refused_and_the_field_named(train, broken):
+    changed = tiny(UPDATES, learning_rate=1e-3, gamma=0.5)
+    with pytest.raises(ValueError, match=r"learning_rate was 0\.00025, is 0\.001; gamma was 0\.99, is 0\.5"):
+        go(train, None, "", changed, resume=broken)
+    other = cleanrl_ppo.make_train(tiny(UPDATES, hidden=(9,)))
+    with pytest.raises(ValueError, match=r"of another configuration: .*kernel has float32\[.*\], expected float32\["):
+        go(other, None, "", resume=broken)
+    path = broken / "config.json"
+    stored = json.loads(path.read_text())
+    del stored["config"]["gamma"]
+    path.write_text(json.dumps(stored))
+    with pytest.raises(SystemExit, match=r"of another recipe, or of another version of it: fields differ \(gamma\)"):
+        training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, argv=["--resume", str(broken)])
+
+
+
+def test_resume_of_a_finished_run_trains_nothing(train, whole, tmp_path):
+    folder = Path(shutil.copytree(whole[0], tmp_path / "run"))
+    (folder / "result.json").unlink()
+    go(train, None, "", resume=folder, eval_episodes=3, compile=crash)
+    assert_same_run(folder, whole[0])
+
+
+
+@pytest.mark.parametrize("where", [8, "best"])
+def test_resume_from_the_checkpoint_that_is_asked_for(train, evaluated, tmp_path, capsys, where):
+    folder = Path(shutil.copytree(evaluated[0], tmp_path / "run"))
+    update = 8 if where == 8 else evaluated[1]["best"]["update"]
+    go(train, None, "", resume=folder, checkpoint=where, **EVALUATED)
+    assert f"from update {update}\n" in capsys.readouterr().out
+    assert_same_run(folder, evaluated[0])
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint 3 in .*: there are "):
+        go(train, None, "", resume=folder, checkpoint=3, **EVALUATED)
+
+
+
+def test_resume_keeps_options_that_were_given_anew(train, broken):
+    go(train, None, "", resume=broken, eval_episodes=2, eval_every=6)
+    stored = json.loads((broken / "config.json").read_text())["run"]
+    assert (stored["eval_every"], stored["log_every"]) == (6, 2)
+    assert list(evaluations(broken)) == [12]
+
+
+
+def test_resume_of_an_evaluated_run_ends_as_if_never_interrupted(train, evaluated, tmp_path):
+    with pytest.raises(Crash):
+        go(train, tmp_path, "run", compile=acting(10, crash), **EVALUATED)
+    folder, _ = go(train, None, "", resume=tmp_path / "run", **EVALUATED)
+    assert_same_run(folder, evaluated[0])
+    assert steps(folder) == steps(evaluated[0])
+
+
+
+def test_resume_deletes_nothing_before_it_is_accepted(train, evaluated, tmp_path):
+    """Not where it is refused; and where it goes back, what came later is set aside."""
+    folder = Path(shutil.copytree(evaluated[0], tmp_path / "run"))
+    before = steps(folder)
+    for refused in ({"checkpoint": 6}, {"config": tiny(gamma=0.5)}):
+        with pytest.raises((FileNotFoundError, ValueError)):
+            go(train, None, "", resume=folder, **refused, **EVALUATED)
+    damage = folder / "checkpoints" / "5" / "state" / "_METADATA"
+    content = damage.read_bytes()
+    damage.unlink()
+    with pytest.raises(OSError, match="no checkpoint in .* can be read; 5: "):
+        go(train, None, "", resume=folder, checkpoint=5, **EVALUATED)
+    assert steps(folder) == before
+    assert not (folder / "aside").exists()
+    damage.write_bytes(content)
+    with pytest.raises(Crash):
+        go(train, None, "", resume=folder, checkpoint=5, compile=acting(2, crash), **EVALUATED)
+    aside = sorted(path.name.rpartition("-2")[0] for path in (folder / "aside").iterdir())
+    assert aside == sorted(f"checkpoint-{step}" for step in before if step > 5)
+    go(train, None, "", resume=folder, **EVALUATED)
+    assert_same_run(folder, evaluated[0])
+
+
+@pytest.mark.parametrize("which", [3, "best"])
+def test_resume_from_a_checkpoint_of_a_run_without_any_is_refused(train, tmp_path, which):
+    with pytest.raises(Crash):
+        go(train, tmp_path, "run", compile=acting(2, crash))
+    with pytest.raises(FileNotFoundError, match="has no checkpoints, so not"):
+        go(train, None, "", resume=tmp_path / "run", checkpoint=which)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe", r"config\.json cannot be read: "),
+        (b"{}", r"config\.json is damaged: it has no valid config"),
+        (b"[]", r"config\.json is damaged: it has no valid config"),
+        (b'{"config": {}, "run": {}, "versions": {}, "steps_per_update": 1}', r"it has no valid num_seeds"),
+    ],
+)
+def test_resume_with_a_damaged_config_says_so(train, broken, content, message):
+    (broken / "config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        go(train, None, "", resume=broken)
+
+
+def test_resume_with_another_config_than_the_checkpoints_were_made_with_is_refused(train, broken):
+    path = broken / "config.json"
+    path.write_text(path.read_text().replace('"gamma": 0.99', '"gamma": 0.98'))
+    with pytest.raises(OSError, match=r"can be read; 8: it is of a run with another configuration than config\.json"):
+        go(train, None, "", tiny(gamma=0.98), resume=broken)

@@ -1,0 +1,95 @@
+"""Summaries over seeds, and the picture."""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import scipy.stats
+
+from ppo_parts import training
+from ppo_parts.training import RunOptions, _packed, _records, _run, _train
+from ppo_parts.training._checkpoint import Checkpoints
+from ppo_parts.training._evaluate import metrics_of
+from ppo_parts.training._metrics_file import best_update
+from ppo_parts.training._statistics import interval
+from recipes import cleanrl_ppo, pufferlib_ppo
+from tests.common import Softmax, assert_same
+from tests.test_rollout import clock
+
+
+
+def slow_last_episodes(returns, episodes, last):
+    total, number = 0.0, 0
+    for mean, count in reversed(list(zip(returns, episodes, strict=True))):
+        if number >= last:
+            break
+        if count:
+            total, number = total + mean * count, number + count
+    return total / number if number else np.nan
+
+
+
+def test_statistics_of_the_last_episodes_against_a_loop():
+    rng = np.random.default_rng(0)
+    episodes = rng.integers(0, 4, size=(5, 30)) * (rng.random((5, 30)) < 0.7)
+    episodes[3] = 0
+    returns = np.where(episodes > 0, rng.normal(size=(5, 30)), np.nan)
+    for last in (1, 5, 20, 1000):
+        expected = [slow_last_episodes(r, e, last) for r, e in zip(returns, episodes, strict=True)]
+        np.testing.assert_allclose(training.last_episodes_return(returns, episodes, last), expected, rtol=1e-5)
+
+
+
+def test_statistics_interquartile_mean_and_intervals():
+    rng = np.random.default_rng(0)
+    for n in (4, 8, 20):
+        x = rng.normal(size=n)
+        assert training.iqm(x) == pytest.approx(scipy.stats.trim_mean(x, 0.25))
+    assert training.iqm([3.0]) == 3.0
+    for n in (2, 3, 5, 10):  # a quarter of the weight is cut off on each side, fractions of values too
+        x = rng.normal(size=n)
+        repeated = np.repeat(np.sort(x), 4)
+        assert training.iqm(x) == pytest.approx(repeated[n : 3 * n].mean())
+    x = rng.normal(5, 2, size=400)
+    low, high = training.bootstrap(x)
+    exact = scipy.stats.norm.interval(0.95, x.mean(), scipy.stats.sem(x))
+    assert (low, high) == pytest.approx(exact, abs=0.03)
+    assert training.bootstrap(x) == [low, high]
+    assert training.bootstrap(x, training.iqm, level=0.5)[0] > training.bootstrap(x, training.iqm)[0]
+    y = rng.normal(size=(3, 6))
+    low, high = interval(y)
+    for row in range(3):
+        t = scipy.stats.t.interval(0.95, 5, y[row].mean(), scipy.stats.sem(y[row]))
+        assert (low[row], high[row]) == pytest.approx(t)
+    assert np.isnan(interval(np.array([[1.0, np.nan]]))).all()
+    assert training.summary(np.array([2.0]))["iqm_95"] is None
+    assert training.summary(np.array([2.0, 4.0]))["std"] == pytest.approx(np.sqrt(2))
+
+
+
+def test_statistics_smoothing_and_the_picture_take_what_is_missing(tmp_path):
+    returns = np.array([[np.nan, np.nan], [1.0, np.nan], [3.0, 2.0], [np.nan, np.nan], [np.nan, 8.0], [np.nan, 1.0]])
+    smooth = _records.smoothed(returns, 3)
+    for t in range(6):
+        for seed in range(2):
+            window = returns[max(0, t - 2) : t + 1, seed]
+            expected = np.mean(window[np.isfinite(window)]) if np.isfinite(window).any() else np.nan
+            np.testing.assert_allclose(smooth[t, seed], expected)
+    for name, data in {"seeds.png": returns, "one.png": returns[:, 0]}.items():
+        training.plot_curve(tmp_path / name, np.arange(6.0), data, "title")
+        assert (tmp_path / name).stat().st_size > 1000
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one.png", "seeds.png"]
+

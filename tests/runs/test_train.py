@@ -1,0 +1,120 @@
+"""`Train`: a whole run as a pure function of a key."""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import scipy.stats
+
+from ppo_parts import training
+from ppo_parts.training import RunOptions, _packed, _records, _run, _train
+from ppo_parts.training._checkpoint import Checkpoints
+from ppo_parts.training._evaluate import metrics_of
+from ppo_parts.training._metrics_file import best_update
+from ppo_parts.training._statistics import interval
+from recipes import cleanrl_ppo, pufferlib_ppo
+from tests.common import Softmax, assert_same
+from tests.running import UPDATES, tiny, rows, steps
+from tests.test_rollout import clock
+
+
+
+def test_train_is_a_pure_function_of_its_key_and_of_numbers_in_the_configuration(train, whole):
+    """One program over keys and hyperparameters; where they are the run's own, it does what the host loop did."""
+    config = tiny()
+
+    def swept(key, learning_rate, clip_coef, ent_coef):
+        changes = {"learning_rate": learning_rate, "clip_coef": clip_coef, "ent_coef": ent_coef}
+        return cleanrl_ppo.make_train(dataclasses.replace(config, **changes))(key)
+
+    own = (1, config.learning_rate, config.clip_coef, config.ent_coef)
+    columns = zip(own, (2, *own[1:]), (1, 0.02, *own[2:]), (1, *own[1:3], 1.0), (1, 0.02, 0.01, own[3]), strict=True)
+    keys, *numbers = (jnp.array(column) for column in columns)
+    result = jax.jit(jax.vmap(swept))(jax.vmap(jax.random.key)(keys), *numbers)
+    metrics = {name: np.asarray(x) for name, x in result.metrics.items()}
+    assert set(metrics) >= {"episode_return", "episode_length", "episodes", "loss", "approx_kl", "minibatches"}
+    assert {x.shape for x in metrics.values()} == {(5, UPDATES)}
+    assert result.state.learner.step.tolist() == [UPDATES] * 5
+    for row in rows(whole[0]):
+        for name, values in metrics.items():
+            expected = np.nan if row[name] is None else row[name]
+            np.testing.assert_allclose(values[0, row["update"]], expected, rtol=1e-3, atol=1e-5, err_msg=name)
+    ratio_differs = 2  # updates after which the first minibatch's effect is seen
+    for other in range(1, 5):
+        assert np.abs(metrics["loss"][other, ratio_differs:] - metrics["loss"][0, ratio_differs:]).max() > 1e-4, other
+    assert np.abs(metrics["clip_fraction"][4] - metrics["clip_fraction"][2]).max() > 0.1
+    alone = jax.eval_shape(jax.jit(train), jax.random.key(0))
+    assert jax.tree.structure(alone) == jax.tree.structure(result)
+    assert {x.shape for x in alone.metrics.values()} == {(UPDATES,)}
+
+
+
+def test_packed_metrics_are_found_again():
+    """Counts stay whole, and what is not finite stays where it was."""
+    rng = np.random.default_rng(0)
+    metrics = {
+        "b": rng.normal(size=(5, 2)).astype(np.float32),
+        "count": np.full((5, 2), 2**24 + 1, np.int32),
+        "a": np.full((5, 2), np.nan, np.float32),
+        "c": np.ones((5, 2), np.float32),
+        "other": np.arange(5, dtype=np.int32),
+    }
+    packed = _packed.pack(metrics)
+    assert {x.shape for x in packed.values()} == {(5, 2, 3), (5, 2, 1), (5, 1)}
+    names = _packed.groups(metrics)
+    assert_same(jax.jit(lambda packed: _packed.unpack(packed, names))(packed), metrics)
+
+
+
+@pytest.mark.parametrize(("backend", "shape"), [("cpu", (3,)), ("gpu", (2, 3))])
+def test_updates_of_many_seeds_take_turns_on_a_cpu(monkeypatch, backend, shape):
+    """So they do where the function holds something that the vmap is over."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+
+    def scaled(x, factor):
+        def update(x):
+            return {"scaled": factor * jnp.sin(x)}, x
+
+        return _train.one_after_another(update)(x)
+
+    x, factor = jnp.arange(6.0).reshape(2, 3), jnp.array([2.0, 3.0])
+    found = jax.jit(jax.vmap(scaled))(x, factor)
+    np.testing.assert_allclose(found[0]["scaled"], factor[:, None] * jnp.sin(x), rtol=1e-6)
+    np.testing.assert_array_equal(found[1], x)
+    assert f"f32[{','.join(map(str, shape))}] = sin" in str(jax.make_jaxpr(jax.vmap(scaled))(x, factor))
+
+
+
+def test_train_that_cannot_work_fails_when_it_is_made():
+    with pytest.raises(ValueError, match=r"num_minibatches=3 does not divide the 16 steps .* nearest that do: 1, 2, 4"):
+        cleanrl_ppo.make_train(tiny(num_minibatches=3))
+    with pytest.raises(ValueError, match=r"total_timesteps=15 is less than one update, .* 2 \* 8 = 16 steps"):
+        cleanrl_ppo.make_train(tiny(total_timesteps=15))
+    with pytest.raises(ValueError, match="num_envs must be at least 1, got 0"):
+        cleanrl_ppo.make_train(tiny(num_envs=0))
+    with pytest.raises(TypeError, match=r"num_steps must be a whole number, got 8\.0"):
+        cleanrl_ppo.make_train(tiny(num_steps=8.0))
+
+
+
+def test_train_traces_one_update_when_it_is_made(monkeypatch):
+    """Not a whole run; and what compiles the update later need not trace it again."""
+    traced, step = [], training.Train.step
+    monkeypatch.setattr(training.Train, "step", lambda self, state: traced.append(1) or step(self, state))
+    train = cleanrl_ppo.make_train(tiny(updates=100_000))
+    jax.eval_shape(train.compiled_step, train.shapes[0])
+    assert traced == [1]
+    assert train.shapes[1]["loss"].shape == ()
