@@ -1,15 +1,10 @@
 """Checkpoints: complete, what they say they are, or passed over."""
 
 import contextlib
-import dataclasses
 import errno
-import json
 import os
 import random
-import re
 import shutil
-import signal
-import time
 from pathlib import Path
 
 import jax
@@ -17,19 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-import scipy.stats
 
 from ppo_parts import training
-from ppo_parts.training import RunOptions, _packed, _records, _run, _train
 from ppo_parts.training._checkpoint import Checkpoints
-from ppo_parts.training._evaluate import metrics_of
-from ppo_parts.training._metrics_file import best_update
-from ppo_parts.training._statistics import interval
-from recipes import cleanrl_ppo, pufferlib_ppo
-from tests.common import Softmax, assert_same
-from tests.running import EVALUATED, checkpoint, rows, steps, evaluations, assert_same_run, raw, Crash, go
-from tests.test_rollout import clock
-
+from tests.common import assert_same
+from tests.running import EVALUATED, Crash, assert_same_run, checkpoint, evaluations, go, raw, rows, steps
 
 
 def test_checkpoint_holds_any_tree_of_arrays(tmp_path):
@@ -105,7 +92,6 @@ def test_checkpoint_is_on_the_disk_before_older_ones_go(monkeypatch, tmp_path):
     assert {str(tmp_path / "2" / "state" / "_METADATA"), str(tmp_path / "2" / "state"), str(tmp_path)} <= set(synced)
 
 
-
 def damage(folder, how):
     if how == "cut":
         for path in folder.rglob("d/*"):
@@ -127,14 +113,12 @@ def damage(folder, how):
         shutil.rmtree(folder / "state")
 
 
-
 @pytest.mark.parametrize("how", ["cut", "changed", "gone", "empty", "renamed"])
 def test_checkpoint_that_is_damaged_is_passed_over(train, broken, whole, how):
     damage(broken / "checkpoints" / "8", how)
     with pytest.warns(RuntimeWarning, match=r"damaged checkpoint in .*, going back to 4; 8: "):
         folder, _ = go(train, None, "", resume=broken)
     assert_same_run(folder, whole[0])
-
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # tensorstore, on what it cannot read
@@ -163,13 +147,11 @@ def test_checkpoint_with_a_changed_byte_is_refused_or_the_same(crashed, tmp_path
     assert refused > 0
 
 
-
 def test_checkpoint_is_missed_where_none_can_be_read(train, broken):
     for step in ("4", "8"):
         damage(broken / "checkpoints" / step, "gone")
     with pytest.raises(OSError, match=r"no checkpoint in .* can be read; 8: .*; 4: "):
         go(train, None, "", resume=broken)
-
 
 
 def test_checkpoint_that_is_half_written_is_removed(train, broken, whole):
@@ -178,7 +160,6 @@ def test_checkpoint_that_is_half_written_is_removed(train, broken, whole):
     folder, _ = go(train, None, "", resume=broken)
     assert not half.exists()
     assert_same_run(folder, whole[0])
-
 
 
 def test_checkpoint_best_is_kept_besides_the_latest(train, make_train, evaluated, tmp_path):
@@ -193,13 +174,11 @@ def test_checkpoint_best_is_kept_besides_the_latest(train, make_train, evaluated
         assert run.update == best == int(run.state.learner.step)
 
 
-
 def test_checkpoint_best_is_judged_by_the_mean_since_the_one_before(train, tmp_path, whole):
     folder, result = go(train, tmp_path, "run", best_metric="grad_norm", best_mode="min", keep_checkpoints=1)
     norms = training.column(rows(whole[0]), "grad_norm").reshape(3, 4).mean(1)
     assert result["best"] == {"metric": "grad_norm", "update": 4 * (norms.argmin() + 1), "value": norms.min()}
     assert steps(folder) == sorted({4 * (norms.argmin() + 1), 12})
-
 
 
 def steps_seen(folder):
@@ -230,7 +209,6 @@ def test_checkpoint_best_is_complete_before_the_old_one_goes(monkeypatch, train,
     folder, _ = go(train, None, "", resume=tmp_path / "run", **options)
     assert_same_run(folder, undisturbed)
     assert steps(folder) == steps(undisturbed)
-
 
 
 def test_checkpoint_that_is_replaced_while_it_is_read(monkeypatch, make_train, whole, tmp_path):

@@ -1,40 +1,20 @@
 """Whole episodes with a fixed policy, at the end and while training."""
 
-import contextlib
-import dataclasses
-import errno
-import json
-import os
-import random
-import re
-import shutil
-import signal
-import time
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-import scipy.stats
 
 from ppo_parts import training
-from ppo_parts.training import RunOptions, _packed, _records, _run, _train
-from ppo_parts.training._checkpoint import Checkpoints
 from ppo_parts.training._evaluate import metrics_of
-from ppo_parts.training._metrics_file import best_update
-from ppo_parts.training._statistics import interval
-from recipes import cleanrl_ppo, pufferlib_ppo
+from recipes import cleanrl_ppo
 from tests.common import Softmax, assert_same
-from tests.running import UPDATES, EVALUATED, tiny, checkpoint, rows, steps, evaluations, scalars, go
+from tests.running import EVALUATED, UPDATES, checkpoint, evaluations, go, rows, scalars, tiny
 from tests.test_rollout import clock
-
 
 
 def coin(params, batch):
     return Softmax(jnp.zeros((*batch.obs.shape[:-1], 2)) + params), batch.obs[..., 0]
-
 
 
 @pytest.mark.parametrize("kind", ["terminated", "truncated"])
@@ -49,14 +29,12 @@ def test_evaluate_plays_whole_episodes(kind):
     assert not (cut.terminated | cut.truncated).any()
 
 
-
 def test_evaluate_counts_the_first_episode_of_each_environment():
     """Environment n ends after n + 2 steps; the short ones would have had more episodes."""
     played = training.evaluate_episodes(clock(jnp.arange(4) + 2), coin, jnp.zeros(2), jax.random.key(0), 4, max_steps=7)
     assert played.episode_length.tolist() == [2, 3, 4, 5]
     assert played.episode_return.tolist() == [1, 3, 6, 10]
     assert played.truncated.all()
-
 
 
 def test_evaluate_changes_nothing_and_adds_metrics(evaluated, whole):
@@ -76,7 +54,6 @@ def test_evaluate_changes_nothing_and_adds_metrics(evaluated, whole):
         assert seen[name] == pytest.approx({16 * update: metrics[name] for update, metrics in found.items()}), name
 
 
-
 def test_evaluate_can_be_repeated_by_anybody(train, make_train, evaluated):
     """It is of the policy of its update, with keys made of nothing but the seed and the update."""
     state = training.load(evaluated[0], make_train, checkpoint=5).state
@@ -85,7 +62,6 @@ def test_evaluate_can_be_repeated_by_anybody(train, make_train, evaluated):
     found = evaluations(evaluated[0])[5]
     assert found["evaluation/episode_return"] == pytest.approx(float(played.episode_return.mean()))
     assert found["evaluation/terminated"] == int(played.terminated.sum())
-
 
 
 def test_evaluate_seeds_side_by_side_by_one_program(train, make_train, tmp_path, monkeypatch):
@@ -112,7 +88,6 @@ def test_evaluate_seeds_side_by_side_by_one_program(train, make_train, tmp_path,
     assert result["best"]["update"] == best
 
 
-
 def test_evaluate_metrics_of_agents_are_means_over_them():
     """Whatever comes after the seeds is one sample."""
     shape = (3, 4, 2)  # seeds, episodes, agents
@@ -123,7 +98,6 @@ def test_evaluate_metrics_of_agents_are_means_over_them():
     assert found["evaluation/episode_length"].tolist() == [7] * 3
     assert found["evaluation/terminated"].tolist() == [4] * 3
     assert metrics_of(played)["evaluation/episode_return"] == 11.5
-
 
 
 def test_evaluate_info_of_the_environment_can_be_the_best_metric(tmp_path):
@@ -144,4 +118,3 @@ def test_evaluate_info_of_the_environment_can_be_the_best_metric(tmp_path):
         "value": max(found.values()),
     }
     assert result["evaluation"]["long"] == found[UPDATES]
-

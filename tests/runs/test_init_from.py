@@ -1,35 +1,14 @@
 """A run that begins with the state of another."""
 
-import contextlib
-import dataclasses
-import errno
 import json
-import os
-import random
-import re
-import shutil
-import signal
-import time
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-import scipy.stats
 
 from ppo_parts import training
-from ppo_parts.training import RunOptions, _packed, _records, _run, _train
 from ppo_parts.training._checkpoint import Checkpoints
-from ppo_parts.training._evaluate import metrics_of
-from ppo_parts.training._metrics_file import best_update
-from ppo_parts.training._statistics import interval
-from recipes import cleanrl_ppo, pufferlib_ppo
-from tests.common import Softmax, assert_same
-from tests.running import UPDATES, tiny, checkpoint, rows, steps, assert_same_run, Crash, crash, go
-from tests.test_rollout import clock
-
+from recipes import cleanrl_ppo
+from tests.running import UPDATES, Crash, assert_same_run, checkpoint, crash, go, rows, steps, tiny
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +18,11 @@ def further():
     return cleanrl_ppo.make_train(config), config
 
 
-
 def test_init_from_with_nothing_changed_ends_the_same(train, whole, place):
     folder, _ = go(train, place, "same", init_from=whole[0], checkpoint=8, eval_episodes=3)
     assert_same_run(folder, whole[0])
     stored = json.loads((folder / "config.json").read_text())
     assert stored["continued_from"] == {"folder": str(whole[0]), "update": 8, "changed": {}}
-
 
 
 def test_init_from_with_another_configuration(monkeypatch, further, whole, tmp_path, capsys):
@@ -70,7 +47,6 @@ def test_init_from_with_another_configuration(monkeypatch, further, whole, tmp_p
     assert steps(whole[0]) == [8, 12]
 
 
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -91,7 +67,6 @@ def test_init_from_refuses_what_does_not_fit_before_a_folder_is_made(train, whol
     assert not list(tmp_path.iterdir())
 
 
-
 def test_init_from_takes_over_what_is_not_given(train, make_train, whole, tmp_path):
     given = ["--init-from", str(whole[0]), "--checkpoint", "8", "--directory", str(tmp_path), "--name", "run"]
     training.main(make_train, cleanrl_ppo.PRESETS, [*given, "--no-progress", "--no-tensorboard"])
@@ -99,4 +74,3 @@ def test_init_from_takes_over_what_is_not_given(train, make_train, whole, tmp_pa
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["config"] == json.loads((whole[0] / "config.json").read_text())["config"]
     assert stored["run"]["eval_episodes"] == 3
-

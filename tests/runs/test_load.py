@@ -1,35 +1,13 @@
 """A run back in memory."""
 
-import contextlib
-import dataclasses
-import errno
-import json
-import os
-import random
-import re
-import shutil
-import signal
-import time
-from pathlib import Path
-
 import jax
-import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-import scipy.stats
 
 from ppo_parts import training
-from ppo_parts.training import RunOptions, _packed, _records, _run, _train
-from ppo_parts.training._checkpoint import Checkpoints
-from ppo_parts.training._evaluate import metrics_of
-from ppo_parts.training._metrics_file import best_update
-from ppo_parts.training._statistics import interval
 from recipes import cleanrl_ppo, pufferlib_ppo
-from tests.common import Softmax, assert_same
-from tests.running import UPDATES, tiny, checkpoint, rows, steps, raw
-from tests.test_rollout import clock
-
+from tests.common import assert_same
+from tests.running import UPDATES, checkpoint, raw, rows, steps, tiny
 
 
 def test_load_brings_back_policy_and_history(train, make_train, whole, evaluated):
@@ -50,7 +28,6 @@ def test_load_brings_back_policy_and_history(train, make_train, whole, evaluated
     assert_same(jax.tree.map(raw, recipe.state), jax.tree.map(raw, run.state))
 
 
-
 def test_load_says_why_it_cannot(train, make_train, whole, place, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no checkpoint 5 in .*: there are 8, 12"):
         training.load(whole[0], make_train, checkpoint=5)
@@ -68,4 +45,3 @@ def test_load_says_why_it_cannot(train, make_train, whole, place, tmp_path):
     with pytest.raises(FileNotFoundError, match="has no checkpoints"):
         training.load(tmp_path, make_train)
     assert steps(whole[0]) == [8, 12]
-

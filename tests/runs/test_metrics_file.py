@@ -1,35 +1,14 @@
 """The metrics file: what is damaged is noticed, and a policy does not depend on it."""
 
-import contextlib
-import dataclasses
-import errno
-import json
 import os
-import random
-import re
-import shutil
-import signal
-import time
-from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-import scipy.stats
 
 from ppo_parts import training
-from ppo_parts.training import RunOptions, _packed, _records, _run, _train
-from ppo_parts.training._checkpoint import Checkpoints
-from ppo_parts.training._evaluate import metrics_of
 from ppo_parts.training._metrics_file import best_update
-from ppo_parts.training._statistics import interval
-from recipes import cleanrl_ppo, pufferlib_ppo
-from tests.common import Softmax, assert_same
-from tests.running import checkpoint, rows, assert_same_run, go
-from tests.test_rollout import clock
-
+from tests.common import assert_same
+from tests.running import assert_same_run, checkpoint, go, rows
 
 
 def test_metrics_last_line_cut_short_is_left_out(train, broken, whole):
@@ -37,7 +16,6 @@ def test_metrics_last_line_cut_short_is_left_out(train, broken, whole):
     path.write_text(path.read_text()[:-20])
     folder, _ = go(train, None, "", resume=broken)
     assert_same_run(folder, whole[0])
-
 
 
 def test_metrics_after_the_needed_rows_may_be_anything(train, broken, whole):
@@ -111,4 +89,3 @@ def test_metrics_best_update():
     assert training.column(table, "y").tolist()[4] == 0
     with pytest.raises(KeyError, match="no update has z; there are update, x, y"):
         training.column(table, "z")
-

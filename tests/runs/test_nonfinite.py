@@ -1,36 +1,19 @@
 """Numbers that are not finite: they end a run, or are skipped and counted, and are never saved."""
 
-import contextlib
 import dataclasses
-import errno
-import json
-import os
-import random
-import re
 import shutil
-import signal
-import time
 from pathlib import Path
 
 import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-import scipy.stats
 
-from ppo_parts import training
-from ppo_parts.training import RunOptions, _packed, _records, _run, _train
-from ppo_parts.training._checkpoint import Checkpoints
-from ppo_parts.training._evaluate import metrics_of
-from ppo_parts.training._metrics_file import best_update
-from ppo_parts.training._statistics import interval
-from recipes import cleanrl_ppo, pufferlib_ppo
-from tests.common import Softmax, assert_same
-from tests.running import tiny, checkpoint, rows, steps, go
-from tests.test_rollout import clock
-
+from ppo_parts.training import _run
+from recipes import cleanrl_ppo
+from tests.common import assert_same
+from tests.running import checkpoint, go, rows, steps, tiny
 
 
 class Faulty(gymnax.environments.environment.Environment):
@@ -93,11 +76,10 @@ def test_nonfinite_reward_ends_the_run_where_it_arose(stopped):
 def test_nonfinite_remedy_that_is_offered_works(faulty_run, stopped, tmp_path, how, capsys):
     """The update changes nothing, and is counted; all that is kept is finite."""
     train, config = faulty_run
-    if how == "resume":
-        where = {"resume": Path(shutil.copytree(stopped, tmp_path / "run"))}
-    else:
-        where = {"init_from": stopped}
-    folder, result = go(train, tmp_path, "next", config, on_nonfinite="skip", checkpoint_every=1, keep_checkpoints=None, **where)
+    where = {"resume": Path(shutil.copytree(stopped, tmp_path / "run"))} if how == "resume" else {"init_from": stopped}
+    folder, result = go(
+        train, tmp_path, "next", config, on_nonfinite="skip", checkpoint_every=1, keep_checkpoints=None, **where
+    )
     found = rows(folder)
     assert [row["nonfinite/reward"] for row in found] == [0, 0, 2, 0, 0, 0]
     assert [row["nonfinite/gradient"] > 0 for row in found] == [False, False, True, False, False, False]
@@ -121,7 +103,9 @@ def test_nonfinite_parameters_are_never_saved(train, tmp_path):
         return new._replace(params=jax.tree.map(lambda x: x + poison, new.params)), metrics
 
     poisoned = dataclasses.replace(train, learner=train.learner._replace(update=update))
-    message = r"^update 5: non-finite numbers arose first in parameters \(\d+ elements\)\. .* checkpoint, of update 4, is"
+    message = (
+        r"^update 5: non-finite numbers arose first in parameters \(\d+ elements\)\. .* checkpoint, of update 4, is"
+    )
     with pytest.raises(FloatingPointError, match=message):
         go(poisoned, tmp_path, "run", checkpoint_every=2)
     assert steps(tmp_path / "run") == [2, 4]
@@ -145,4 +129,3 @@ def test_nonfinite_report_is_of_the_first_update():
     assert text == " (seed 1 of 2, from 0): non-finite numbers arose first in gradient (1 minibatch)"
     assert _run.first_nonfinite({"loss": np.zeros(3), "nonfinite/reward": np.zeros(3, int)}) is None
     assert _run.first_nonfinite({"loss": np.zeros(3)}) is None
-

@@ -1,37 +1,33 @@
 """What a run leaves behind, and what it refuses before it leaves anything."""
 
-import contextlib
-import dataclasses
-import errno
 import json
-import os
-import random
 import re
 import shutil
-import signal
 import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-import scipy.stats
 
-from ppo_parts import training
-from ppo_parts.training import RunOptions, _packed, _records, _run, _train
-from ppo_parts.training._checkpoint import Checkpoints
-from ppo_parts.training._evaluate import metrics_of
-from ppo_parts.training._metrics_file import best_update
-from ppo_parts.training._statistics import interval
-from recipes import cleanrl_ppo, pufferlib_ppo
-from tests.common import Softmax, assert_same
+from ppo_parts.training import RunOptions
 from ppo_parts.training._folder import open_run
 from ppo_parts.training._program import Pace, compiled
-from tests.running import STEPS_PER_UPDATE, UPDATES, tiny, checkpoint, rows, steps, scalars, assert_same_run, by_twos, acting, Crash, crash, go
-from tests.test_rollout import clock
-
+from tests.running import (
+    STEPS_PER_UPDATE,
+    UPDATES,
+    Crash,
+    acting,
+    assert_same_run,
+    by_twos,
+    checkpoint,
+    crash,
+    go,
+    rows,
+    scalars,
+    steps,
+    tiny,
+)
 
 
 def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
@@ -60,7 +56,6 @@ def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
     assert not np.array_equal(earlier, later)  # every update has keys of its own
 
 
-
 def test_tensorboard_has_the_metrics_at_their_environment_steps(whole):
     folder, _ = whole
     seen, found = scalars(folder), rows(folder)
@@ -68,7 +63,6 @@ def test_tensorboard_has_the_metrics_at_their_environment_steps(whole):
     assert list(seen["loss"]) == [row["env_steps"] for row in found[1::2]]
     for row, after in zip(found[::2], found[1::2], strict=True):
         assert seen["loss"][after["env_steps"]] == pytest.approx((row["loss"] + after["loss"]) / 2, rel=1e-5, abs=1e-7)
-
 
 
 def test_run_of_several_seeds_is_one_program(whole, train, place):
@@ -92,7 +86,6 @@ def test_run_of_several_seeds_is_one_program(whole, train, place):
         go(train, place, "", num_seeds=2, resume=several)
 
 
-
 def test_run_in_which_no_episode_ends_has_no_curve(train, place, capsys):
     def none_ended(*args):
         return lambda state, most: (state, {"episode_return": np.full(most, np.nan), "episodes": np.zeros(most, int)})
@@ -104,13 +97,11 @@ def test_run_in_which_no_episode_ends_has_no_curve(train, place, capsys):
     assert "no episode ended" in capsys.readouterr().out
 
 
-
 def test_run_name_is_given_once(train, whole, place):
     with pytest.raises(FileExistsError, match=r"whole holds a run already: continue it with --resume .*whole"):
         go(train, place, "whole")
     with pytest.raises(FileNotFoundError, match=r"nowhere holds no run: it has no config\.json"):
         go(train, None, "", resume=place / "nowhere")
-
 
 
 def test_run_has_one_writer(train, tmp_path):
@@ -125,7 +116,6 @@ def test_run_has_one_writer(train, tmp_path):
         go(train, tmp_path, "run", compile=acting(2, again))
 
 
-
 def test_run_without_a_name_gets_a_new_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(time, "strftime", lambda format: "now")
     folders = []
@@ -135,13 +125,11 @@ def test_run_without_a_name_gets_a_new_folder(monkeypatch, tmp_path):
     assert folders == ["CartPole-v1-s1-now", "CartPole-v1-s1-now-2"]
 
 
-
 @pytest.mark.parametrize("changes", [{"target_kl": float("inf")}, {"env_id": Path("x")}, {"hidden": ((8,),)}])
 def test_run_config_that_json_cannot_hold_is_refused_at_once(train, tmp_path, changes):
     with pytest.raises(ValueError, match=rf"config\.{next(iter(changes))}=.* could not be read back"):
         go(train, tmp_path, "run", tiny(UPDATES, **changes))
     assert not list(tmp_path.iterdir())
-
 
 
 @pytest.mark.parametrize(
@@ -152,7 +140,6 @@ def test_run_options_are_checked_before_a_folder_is_made(train, tmp_path, option
     with pytest.raises((ValueError, TypeError), match=f"run: {name} must be"):
         go(train, tmp_path, "run", **options)
     assert not list(tmp_path.iterdir())
-
 
 
 @pytest.mark.parametrize(
@@ -180,7 +167,6 @@ def test_run_options_that_do_not_go_together_are_refused(train, tmp_path, option
     with pytest.raises(ValueError, match=re.escape(message)):
         go(train, tmp_path, "run", **options)
     assert not list(tmp_path.iterdir())
-
 
 
 def test_run_paces_change_nothing(train, whole, tmp_path):

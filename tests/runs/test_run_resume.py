@@ -1,35 +1,17 @@
 """A run that ended before its time continues as if nothing had happened, or says why it cannot."""
 
-import contextlib
-import dataclasses
 import errno
 import json
-import os
-import random
-import re
 import shutil
-import signal
-import time
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-import scipy.stats
 
 from ppo_parts import training
-from ppo_parts.training import RunOptions, _metrics_file, _packed, _records, _run, _train
+from ppo_parts.training import _metrics_file
 from ppo_parts.training._checkpoint import Checkpoints
-from ppo_parts.training._evaluate import metrics_of
-from ppo_parts.training._metrics_file import best_update
-from ppo_parts.training._statistics import interval
-from recipes import cleanrl_ppo, pufferlib_ppo
-from tests.common import Softmax, assert_same
-from tests.running import UPDATES, EVALUATED, tiny, checkpoint, rows, steps, evaluations, assert_same_run, acting, Crash, crash, go
-from tests.test_rollout import clock
-
+from recipes import cleanrl_ppo
+from tests.running import EVALUATED, UPDATES, Crash, acting, assert_same_run, crash, evaluations, go, rows, steps, tiny
 
 
 @pytest.mark.parametrize("after", [2, 4, 10])
@@ -39,7 +21,6 @@ def test_resume_after_a_crash_ends_as_if_there_was_none(train, whole, tmp_path, 
     folder, _ = go(train, None, "", resume=tmp_path / "run")
     assert_same_run(folder, whole[0])
     assert ("has no checkpoint: the run begins again" in capsys.readouterr().err) == (after == 4)
-
 
 
 def full_disk(*args):
@@ -75,7 +56,6 @@ def test_resume_checkpoints_need_not_divide_the_run(train, whole, tmp_path):
     assert_same_run(folder, whole[0])
 
 
-
 def test_resume_with_another_configuration_is_refused_and_the_field_named(train, broken):
     changed = tiny(UPDATES, learning_rate=1e-3, gamma=0.5)
     with pytest.raises(ValueError, match=r"learning_rate was 0\.00025, is 0\.001; gamma was 0\.99, is 0\.5"):
@@ -91,13 +71,11 @@ def test_resume_with_another_configuration_is_refused_and_the_field_named(train,
         training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, argv=["--resume", str(broken)])
 
 
-
 def test_resume_of_a_finished_run_trains_nothing(train, whole, tmp_path):
     folder = Path(shutil.copytree(whole[0], tmp_path / "run"))
     (folder / "result.json").unlink()
     go(train, None, "", resume=folder, eval_episodes=3, compile=crash)
     assert_same_run(folder, whole[0])
-
 
 
 @pytest.mark.parametrize("where", [8, "best"])
@@ -111,13 +89,11 @@ def test_resume_from_the_checkpoint_that_is_asked_for(train, evaluated, tmp_path
         go(train, None, "", resume=folder, checkpoint=3, **EVALUATED)
 
 
-
 def test_resume_keeps_options_that_were_given_anew(train, broken):
     go(train, None, "", resume=broken, eval_episodes=2, eval_every=6)
     stored = json.loads((broken / "config.json").read_text())["run"]
     assert (stored["eval_every"], stored["log_every"]) == (6, 2)
     assert list(evaluations(broken)) == [12]
-
 
 
 def test_resume_of_an_evaluated_run_ends_as_if_never_interrupted(train, evaluated, tmp_path):
@@ -126,7 +102,6 @@ def test_resume_of_an_evaluated_run_ends_as_if_never_interrupted(train, evaluate
     folder, _ = go(train, None, "", resume=tmp_path / "run", **EVALUATED)
     assert_same_run(folder, evaluated[0])
     assert steps(folder) == steps(evaluated[0])
-
 
 
 def test_resume_deletes_nothing_before_it_is_accepted(train, evaluated, tmp_path):

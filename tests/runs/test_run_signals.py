@@ -1,38 +1,19 @@
 """Signals: the first saves, the second ends at once."""
 
-import contextlib
-import dataclasses
-import errno
-import json
 import os
 import random
-import re
-import shutil
 import signal
 import threading
 import time
-from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-import scipy.stats
 
 from ppo_parts import training
-from ppo_parts.training import RunOptions, _packed, _records, _run, _train
-from ppo_parts.training._checkpoint import Checkpoints
-from ppo_parts.training._evaluate import metrics_of
-from ppo_parts.training._metrics_file import best_update
-from ppo_parts.training._statistics import interval
-from recipes import cleanrl_ppo, pufferlib_ppo
-from tests.common import Softmax, assert_same
+from ppo_parts.training import RunOptions
 from ppo_parts.training._signals import Interrupt
 from ppo_parts.training._stored import stored_run
-from tests.running import QUIET, tiny, arguments, start, checkpoint, rows, steps, assert_same_run, by_twos, acting, go
-from tests.test_rollout import clock
-
+from recipes import cleanrl_ppo
+from tests.running import QUIET, acting, arguments, assert_same_run, by_twos, checkpoint, go, rows, start, steps, tiny
 
 
 @pytest.mark.parametrize(("name", "after"), [("SIGINT", 6), ("SIGTERM", 4), ("SIGHUP", 10)])
@@ -49,7 +30,6 @@ def test_signal_saves_first(train, whole, tmp_path, capsys, name, after):
     folder, result = go(train, None, "", resume=folder, eval_episodes=3)
     assert "interrupted_by" not in result
     assert_same_run(folder, whole[0])
-
 
 
 def test_signal_usr1_saves_and_continues(train, whole, tmp_path):
@@ -151,7 +131,6 @@ def test_signal_processes_that_are_interrupted_and_killed(tmp_path, cache):
     assert_same_run(folder, tmp_path / "whole")
 
 
-
 def disturb(process, folder, after_rows, number):
     """Send a signal at a random moment after the metrics have so many rows."""
     path, deadline = folder / "metrics.jsonl", time.monotonic() + 120
@@ -161,4 +140,3 @@ def disturb(process, folder, after_rows, number):
         time.sleep(0.01)
     time.sleep(random.uniform(0, 0.3))
     process.send_signal(number)
-

@@ -1,34 +1,12 @@
 """Summaries over seeds, and the picture."""
 
-import contextlib
-import dataclasses
-import errno
-import json
-import os
-import random
-import re
-import shutil
-import signal
-import time
-from pathlib import Path
-
-import jax
-import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 import scipy.stats
 
 from ppo_parts import training
-from ppo_parts.training import RunOptions, _packed, _records, _run, _train
-from ppo_parts.training._checkpoint import Checkpoints
-from ppo_parts.training._evaluate import metrics_of
-from ppo_parts.training._metrics_file import best_update
+from ppo_parts.training import _records
 from ppo_parts.training._statistics import interval
-from recipes import cleanrl_ppo, pufferlib_ppo
-from tests.common import Softmax, assert_same
-from tests.test_rollout import clock
-
 
 
 def slow_last_episodes(returns, episodes, last):
@@ -41,7 +19,6 @@ def slow_last_episodes(returns, episodes, last):
     return total / number if number else np.nan
 
 
-
 def test_statistics_of_the_last_episodes_against_a_loop():
     rng = np.random.default_rng(0)
     episodes = rng.integers(0, 4, size=(5, 30)) * (rng.random((5, 30)) < 0.7)
@@ -50,7 +27,6 @@ def test_statistics_of_the_last_episodes_against_a_loop():
     for last in (1, 5, 20, 1000):
         expected = [slow_last_episodes(r, e, last) for r, e in zip(returns, episodes, strict=True)]
         np.testing.assert_allclose(training.last_episodes_return(returns, episodes, last), expected, rtol=1e-5)
-
 
 
 def test_statistics_interquartile_mean_and_intervals():
@@ -79,7 +55,6 @@ def test_statistics_interquartile_mean_and_intervals():
     assert training.summary(np.array([2.0, 4.0]))["std"] == pytest.approx(np.sqrt(2))
 
 
-
 def test_statistics_smoothing_and_the_picture_take_what_is_missing(tmp_path):
     returns = np.array([[np.nan, np.nan], [1.0, np.nan], [3.0, 2.0], [np.nan, np.nan], [np.nan, 8.0], [np.nan, 1.0]])
     smooth = _records.smoothed(returns, 3)
@@ -92,4 +67,3 @@ def test_statistics_smoothing_and_the_picture_take_what_is_missing(tmp_path):
         training.plot_curve(tmp_path / name, np.arange(6.0), data, "title")
         assert (tmp_path / name).stat().st_size > 1000
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.png", "seeds.png"]
-

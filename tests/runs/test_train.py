@@ -1,35 +1,16 @@
 """`Train`: a whole run as a pure function of a key."""
 
-import contextlib
 import dataclasses
-import errno
-import json
-import os
-import random
-import re
-import shutil
-import signal
-import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-import scipy.stats
 
 from ppo_parts import training
-from ppo_parts.training import RunOptions, _packed, _records, _run, _train
-from ppo_parts.training._checkpoint import Checkpoints
-from ppo_parts.training._evaluate import metrics_of
-from ppo_parts.training._metrics_file import best_update
-from ppo_parts.training._statistics import interval
-from recipes import cleanrl_ppo, pufferlib_ppo
-from tests.common import Softmax, assert_same
-from tests.running import UPDATES, tiny, rows, steps
-from tests.test_rollout import clock
-
+from ppo_parts._cpu import sequential_vmap_on_cpu
+from recipes import cleanrl_ppo
+from tests.running import UPDATES, rows, tiny
 
 
 def test_train_is_a_pure_function_of_its_key_and_of_numbers_in_the_configuration(train, whole):
@@ -61,24 +42,6 @@ def test_train_is_a_pure_function_of_its_key_and_of_numbers_in_the_configuration
     assert {x.shape for x in alone.metrics.values()} == {(UPDATES,)}
 
 
-
-def test_packed_metrics_are_found_again():
-    """Counts stay whole, and what is not finite stays where it was."""
-    rng = np.random.default_rng(0)
-    metrics = {
-        "b": rng.normal(size=(5, 2)).astype(np.float32),
-        "count": np.full((5, 2), 2**24 + 1, np.int32),
-        "a": np.full((5, 2), np.nan, np.float32),
-        "c": np.ones((5, 2), np.float32),
-        "other": np.arange(5, dtype=np.int32),
-    }
-    packed = _packed.pack(metrics)
-    assert {x.shape for x in packed.values()} == {(5, 2, 3), (5, 2, 1), (5, 1)}
-    names = _packed.groups(metrics)
-    assert_same(jax.jit(lambda packed: _packed.unpack(packed, names))(packed), metrics)
-
-
-
 @pytest.mark.parametrize(("backend", "shape"), [("cpu", (3,)), ("gpu", (2, 3))])
 def test_updates_of_many_seeds_take_turns_on_a_cpu(monkeypatch, backend, shape):
     """So they do where the function holds something that the vmap is over."""
@@ -88,14 +51,13 @@ def test_updates_of_many_seeds_take_turns_on_a_cpu(monkeypatch, backend, shape):
         def update(x):
             return {"scaled": factor * jnp.sin(x)}, x
 
-        return _train.one_after_another(update)(x)
+        return sequential_vmap_on_cpu(update)(x)
 
     x, factor = jnp.arange(6.0).reshape(2, 3), jnp.array([2.0, 3.0])
     found = jax.jit(jax.vmap(scaled))(x, factor)
     np.testing.assert_allclose(found[0]["scaled"], factor[:, None] * jnp.sin(x), rtol=1e-6)
     np.testing.assert_array_equal(found[1], x)
     assert f"f32[{','.join(map(str, shape))}] = sin" in str(jax.make_jaxpr(jax.vmap(scaled))(x, factor))
-
 
 
 def test_train_that_cannot_work_fails_when_it_is_made():
@@ -107,7 +69,6 @@ def test_train_that_cannot_work_fails_when_it_is_made():
         cleanrl_ppo.make_train(tiny(num_envs=0))
     with pytest.raises(TypeError, match=r"num_steps must be a whole number, got 8\.0"):
         cleanrl_ppo.make_train(tiny(num_steps=8.0))
-
 
 
 def test_train_traces_one_update_when_it_is_made(monkeypatch):
