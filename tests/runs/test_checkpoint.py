@@ -76,7 +76,7 @@ def test_checkpoint_gives_way_on_a_full_disk(monkeypatch, tmp_path):
             checkpoints.save(step, {"x": jnp.ones(3)}, best=2)
         assert checkpoints.steps() == [2, 3]
         room[0] = 1
-        with pytest.raises(OSError, match="4 could not be written: .*No space left"):
+        with pytest.raises(OSError, match=r"4 could not be written: .*No space left"):
             checkpoints.save(4, {"x": jnp.ones(3)}, best=2)
         assert checkpoints.steps() == [2, 3]
 

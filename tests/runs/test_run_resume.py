@@ -114,7 +114,7 @@ def test_resume_deletes_nothing_before_it_is_accepted(train, evaluated, tmp_path
     damage = folder / "checkpoints" / "5" / "state" / "_METADATA"
     content = damage.read_bytes()
     damage.unlink()
-    with pytest.raises(OSError, match="no checkpoint in .* can be read; 5: "):
+    with pytest.raises(OSError, match=r"no checkpoint in .* can be read; 5: "):
         go(train, None, "", resume=folder, checkpoint=5, **EVALUATED)
     assert steps(folder) == before
     assert not (folder / "aside").exists()
