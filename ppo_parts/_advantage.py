@@ -1,4 +1,4 @@
-"""Parts that write and reshape `advantage` and `target`."""
+"""Parts that write or change `advantage` and `target`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def vtrace(
     policy_gradient: bool = False,
     implementation: functional.Implementation = "auto",
 ) -> Part:
-    """Write `advantage` and `target` by V-trace, under the latest importance ratio.
+    """Write `advantage` and `target` by V-trace, with the latest importance ratios.
 
     Before the sampler the ratio is `exp(log_ratio)` (1 until a `refresh` writes it); after a sampler that keeps time it
     is that of the policy being trained, and so are the values. See `functional.vtrace` for the equations. Nothing is
@@ -177,8 +177,8 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
 def advantage_weight() -> Part:
     """Multiply `advantage` by the sampler's importance weight: A_i <- w_i A_i.
 
-    Place: after a sampler that weighs what it draws (`prioritized_sampler`, `given_indices(weights=...)`); after
-    `advantage_normalize`, as in PufferLib, or the statistics would see the weights.
+    Place: after a sampler that provides weights (`prioritized_sampler`, `given_indices(weights=...)`), and after
+    `advantage_normalize`, as in PufferLib; before it, the weights would change the statistics.
 
     Example:
         >>> import ppo_parts as pp
@@ -211,7 +211,7 @@ def per_element(batch: Batch, weight: Array, like: Array) -> Array:
 
 
 def _seen(where: str, batch: Batch) -> tuple[Array, Array, Array]:
-    """Value, next value and log-ratio of the freshest policy that has been evaluated."""
+    """Value, next value and log-ratio of the latest policy that has been evaluated."""
     require(
         batch,
         where,

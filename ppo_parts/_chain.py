@@ -1,4 +1,4 @@
-"""Composition: `chain`, and the checks that make a wrong one fail when it is built."""
+"""Composition: `chain`, and the checks that refuse a wrong chain when it is built."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def chain(*parts: Part) -> Part:
     stages, and what each part reads and writes.
 
     Args:
-        *parts: parts, in order; chains among them are flattened. No part at all is the identity.
+        *parts: parts, in order; chains among them are flattened. Without parts, the chain is the identity.
 
     Returns:
         A `Part` whose state is the tuple of its parts' states.
@@ -54,7 +54,7 @@ def chain(*parts: Part) -> Part:
         >>> pp.chain(pp.shuffled_minibatches(4), pp.vtrace(gamma=.99))
         Traceback (most recent call last):
         ...
-        ppo_parts._errors.UserValueError: chain: vtrace works along time, but shuffled_minibatches before it cuts the \
+        ppo_parts.UserValueError: chain: vtrace works along time, but shuffled_minibatches before it cuts the \
 time axis: move vtrace before it, or use segment_minibatches()
     """
     for part in parts:
@@ -83,7 +83,8 @@ def identity() -> Part:
 def part_key(key: Any, index: int) -> Any:
     """The key of part `index` of a chain. The first part has the chain's own key, so that `chain(p)` draws what p does.
 
-    The others fold in numbers that no part reaches by splitting or folding in small ones. No key makes no key.
+    The others fold in large numbers, so that a part that folds small numbers into its own key does not arrive at the
+    key of another part. Without a key (None) there is none to derive.
     """
     return key if index == 0 or key is None else jax.random.fold_in(key, 2**31 + index)
 
@@ -106,14 +107,14 @@ def fold(
         batch, state = result
         if not isinstance(batch, Batch):
             raise UserTypeError(f"{part.name}: update must return (batch, state), its first item is {kind(batch)}")
-        if earlier is not None and batch.stop is not earlier:  # a part adds to a stop and never takes one back
+        if earlier is not None and batch.stop is not earlier:  # a part may ask to stop, but not withdraw a request
             batch = batch.replace(stop=earlier.merge(batch.stop))
         after.append(state)
     return batch, tuple(after)
 
 
 def check_batch(part: Part, batch: Batch) -> None:
-    """What can only be known from the batch: fields that are missing, time that is gone, a policy not evaluated."""
+    """Raise for what only the batch shows: a missing field, a missing time axis, a policy that is not evaluated."""
     for path in part.requires:
         if field_at(batch, path) is None:
             raise UserValueError(f"{part.name} needs batch.{path}, and nothing produced it: {_remedy(path)}")
@@ -139,7 +140,7 @@ def divider(parts: Sequence[Part]) -> int | None:
 
 
 def check_every_write_is_read(head: Sequence[Part], tails: Iterable[Sequence[Part]]) -> None:
-    """Raise where a part writes fields that no later part reads: it would change nothing, without a word.
+    """Raise if a part writes fields that no later part reads, because it would silently change nothing.
 
     Args:
         head: the parts that all phases share.
@@ -154,7 +155,7 @@ def check_every_write_is_read(head: Sequence[Part], tails: Iterable[Sequence[Par
 
 
 def describe(parts: Sequence[Part]) -> str:
-    """The stages of a chain, one part a line, with what each reads and writes."""
+    """The stages of a chain, one part per line, with what each reads and writes."""
     if not parts:
         return "chain()"
     width = max(len(part.name) for part in parts) + 2
@@ -217,7 +218,7 @@ def _check_order(parts: tuple[Part, ...]) -> None:
 
 
 def _makes(part: Part, field: str) -> bool:
-    """Whether the part writes the field anew, rather than changing what it finds."""
+    """Whether the part creates the field, rather than changing one that it finds."""
     return field not in part.requires
 
 

@@ -1,4 +1,4 @@
-"""What a learner asks of a rollout, and what it says of numbers that are not finite."""
+"""What a learner requires of a rollout, and how it reports numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_params(params: Params) -> None:
 
 
 def check_rollout(batch: Batch) -> None:
-    """Raise unless `batch` is a rollout a learner can work on: fields there, shapes equal, `[T, N]` in front."""
+    """Raise unless a learner can work on `batch`: fields are present, shapes are equal, and `[T, N]` comes first."""
     where = "learner.update"
     if not isinstance(batch, Batch):
         raise UserTypeError(f"{where}: expected a ppo_parts.Batch, got {type(batch).__name__}")
@@ -70,7 +70,7 @@ def check_rollout(batch: Batch) -> None:
 
 
 def finite_where_masked(batch: Batch) -> Batch:
-    """The batch with 0 for what is not finite in masked trees: 0 * NaN would be a NaN gradient of a network."""
+    """The batch with 0 for numbers that are masked and not finite: 0 * NaN would make a network's gradient NaN."""
     if batch.mask is None:
         return batch
     keep = batch.mask.astype(bool)
@@ -92,18 +92,18 @@ def count_nonfinite(batch: Batch) -> Metrics:
             continue
         bad[f"nonfinite/{name}"] = ~jnp.isfinite(x)
         if name == "next_value" and batch.terminated is not None:
-            bad[f"nonfinite/{name}"] &= ~(batch.terminated == 1)  # anything may stand there
-    # As one array, for one sum: each is three kernels.
+            bad[f"nonfinite/{name}"] &= ~(batch.terminated == 1)  # it may be anything there
+    # As one array, because each sum compiles to three kernels.
     whole = jnp.stack(list(bad.values()))
     counts = masked_sum(whole, batch.mask, axis=tuple(range(1, whole.ndim)))
     return Metrics(counts.astype(jnp.float32), tuple(bad), tuple("sum" for _ in bad))
 
 
 def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:
-    """Say in one sentence where numbers that are not finite arose in an update; None where all are finite.
+    """Say in one sentence where numbers that are not finite arose in an update; None if all are finite.
 
     Args:
-        metrics: of one `Learner.update` (or of several: arrays are summed).
+        metrics: those of one `Learner.update`, or of several, whose arrays are summed.
 
     Example:
         >>> import ppo_parts as pp

@@ -1,4 +1,4 @@
-"""The learner: one PPO update as a pure function, made of a chain and an optax optimizer."""
+"""The learner: one PPO update as a pure function, made from a chain and an optax optimizer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ._types import Array, Batch, Context, Evaluate, Output, Params, Part
 
 
 class LearnerState(NamedTuple):
-    """Everything an update carries on.
+    """Everything that one update passes to the next.
 
     Attributes:
         params: the user's parameter tree.
         opt_state: the optimizer's state (a dict of them with `phases`).
-        pipeline: the parts' states.
+        pipeline: the states of the parts.
         step: int32, updates so far.
     """
 
@@ -78,22 +78,22 @@ def learner(
 
     Args:
         evaluate: a `Policy`, or `evaluate(params, batch) -> Output` (or `(distribution, value[, carry])`), from any
-            network library. `batch.obs` has the leading axes of the rollout or of the minibatch; the value has just
-            these. The distribution is any object with `log_prob` (and `entropy` or `sample` where a part asks for it).
+            network library. `batch.obs` has the leading axes of the rollout or of the minibatch; the value has exactly
+            these. The distribution is any object with `log_prob` (and `entropy` or `sample` where a part needs it).
             See `microbatched` for networks that need too much memory.
         pipeline: a part with one sampler (or `phases`) in it, usually a `chain`.
         optimizer: an optax transformation; with `phases` a dict with the names of the phases. Its `update` gets the
             extra arguments `step` (updates so far, see `scale_by_update_schedule`), `value` (the loss) and `metrics`
             (those of the minibatch, by name), so that a learning rate may follow a divergence or a loss.
-        gradient_metrics: `gradient -> {name: scalar}`, further metrics of each gradient, such as the norms of actor and
-            critic separately.
-        return_batch: whether `update` returns the rollout as the parts before the sampler left it, too.
+        gradient_metrics: `gradient -> {name: scalar}`: further metrics of each gradient, such as separate norms for
+            actor and critic.
+        return_batch: whether `update` also returns the rollout as the parts before the sampler left it.
 
     Returns:
         `Learner(init, update)`. Both are pure: jit, vmap and scan them.
 
     Raises:
-        ValueError: no sampler; optimizers that do not match the phases; at the first trace, what parts find missing.
+        ValueError: no sampler; optimizers that do not match the phases; at the first trace, fields that are missing.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax, ppo_parts as pp
@@ -191,7 +191,7 @@ def learner(
 
 
 def run_every(phase: Phase, every: int, state: PhaseState, ready: Batch) -> tuple[PhaseState, Metrics, Batch]:
-    """The phase, in every so many updates; in the others the state stays, and metrics are NaN (sums 0)."""
+    """Run the phase once in `every` updates; in the others the state is unchanged and metrics are NaN (sums: 0)."""
     if every == 1:
         return phase.run(state)
 
@@ -207,7 +207,7 @@ def run_every(phase: Phase, every: int, state: PhaseState, ready: Batch) -> tupl
 
 
 def finish(parts: tuple[Part, ...], states: tuple[Any, ...], rollout: Batch, context: Context) -> tuple[Any, ...]:
-    """The states after those parts that finish an update have seen the rollout under the updated policy."""
+    """The states after parts with `finish` have seen the rollout under the updated policy."""
     if all(part.finish is None for part in parts):
         return states
     batch = rollout.replace(current=evaluate_current(context.evaluate, context.params, rollout))
@@ -221,8 +221,8 @@ def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
     """The state of the part with that name.
 
     Args:
-        state: of a learner.
-        pipeline: the chain that the learner was made of.
+        state: the state of a learner.
+        pipeline: the chain from which the learner was made.
         name: the part's `name`; "phase/name" within `phases`.
 
     Raises:
@@ -251,7 +251,7 @@ def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
 
 
 def _divide(pipeline: Part) -> tuple[tuple[Part, ...], list[PhasePlan]]:
-    """The parts all phases share, and the phases; a pipeline without `phases` is one phase without a name."""
+    """The parts that all phases share, and the phases; a pipeline without `phases` is one phase without a name."""
     assert isinstance(pipeline, Chain)
     index = divider(pipeline.parts)
     if index is None:
@@ -290,5 +290,5 @@ def _with_optimizers(plans: list[PhasePlan], optimizer: Any) -> list[PhasePlan]:
 
 
 def _copies(tree: Any) -> Any:
-    """The tree in buffers of its own: a part whose state is the parameters would have them donated twice."""
+    """The tree in buffers of its own, so that donating a state that holds the parameters twice does not fail."""
     return jax.tree.map(lambda x: jnp.array(x, copy=True) if isinstance(x, jax.Array) else x, tree)

@@ -14,18 +14,18 @@ from ._types import Array, Batch, Context, EmptyState, Part, field_at, no_state,
 
 
 def within(part: Part, *, read: Mapping[str, str], write: Mapping[str, str], name: str) -> Part:
-    """Run a part on other fields of the batch: what it reads as one field stands in another, and so for what it writes.
+    """Run a part on other fields of the batch: `read` and `write` say which fields replace those that it names.
 
     A path is a field ("reward"), an entry of one ("extras.intrinsic") or a field of the policy being trained
-    ("current.value", "current.aux.intrinsic"). What the part writes and `write` does not name is discarded; its losses
-    and its request to stop are kept, and so are its metrics, as `<name>/<metric>`.
+    ("current.value", "current.aux.intrinsic"). Fields that the part writes and `write` does not name are discarded. Its
+    losses and its request to stop are kept, and so are its metrics, as `<name>/<metric>`.
 
     Args:
         part: any part but a sampler.
-        read: field that the part reads -> path where it stands. A value under `current` is the one being trained:
+        read: field that the part reads -> path where it is. A value under `current` is the one being trained:
             `{"value": "current.aux.intrinsic"}` means `{"current.value": "current.aux.intrinsic"}`.
         write: field that the part writes -> path where it goes.
-        name: prefix of its metrics, and how error messages call it.
+        name: prefix of its metrics, and what error messages call it.
 
     Raises:
         ValueError: the part does not write a field that `write` names; an entry that is absent.

@@ -1,4 +1,4 @@
-"""One phase of an update: epochs of minibatches, each drawn, evaluated, differentiated and applied."""
+"""One phase of an update: epochs of minibatches, which are drawn, evaluated, differentiated and applied."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PhasePlan:
         before, sampler, after: the parts of its chain.
         optimizer: an optax transformation that takes extra arguments.
         trains: None: all parameters; names of entries of the parameter tree; or a function `params -> mask`.
-        every: it runs in every so many updates.
+        every: it runs once in this many updates.
     """
 
     name: str | None
@@ -59,13 +59,13 @@ class PhasePlan:
         return params[self.trains[0]] if len(self.trains) == 1 else {name: params[name] for name in self.trains}
 
     def merged(self, params: Params, trained: Params) -> Params:
-        """The whole parameters, with those that the optimizer stepped put in."""
+        """All parameters, including those that the optimizer stepped."""
         if self.trains is None or callable(self.trains):
             return trained
         return {**params, **({self.trains[0]: trained} if len(self.trains) == 1 else trained)}
 
     def masked(self, gradient: Params, params: Params) -> Params:
-        """The gradient, 0 where this phase does not train."""
+        """The gradient, with 0 for parameters that this phase does not train."""
         if not callable(self.trains):
             return gradient
         return jax.tree.map(lambda keep, g: jnp.where(keep, g, 0).astype(g.dtype), self.trains(params), gradient)
@@ -97,7 +97,7 @@ class Phase:
     gradient_metrics: GradientMetrics
 
     def run(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
-        """All epochs; returns the rollout that minibatches were drawn from as well."""
+        """Run all epochs; also return the rollout from which minibatches were drawn."""
         declared = any("stop" in part.provides for part in self.plan.after)
         for can_stop in (True,) if declared else (False, True):
             asked: list[bool] = []  # filled while tracing: whether a part asked to stop without declaring it
@@ -194,7 +194,7 @@ class Phase:
 
     def _own_metrics(self, loss: Array, gradient: Params, applied: Array, minibatch: Batch) -> Metrics:
         """The learner's own measurements of a minibatch."""
-        # Of one vector, as optax.flatten makes it, so that clipping by the norm and this are computed once.
+        # The norm of one vector, as optax.flatten makes it, so that XLA computes it once for this and for clipping.
         norm = optax.tree.norm(jnp.concatenate([jnp.reshape(x, -1) for x in jax.tree.leaves(gradient)]))
         counts = {"minibatches": applied, "nonfinite/gradient": ~jnp.isfinite(norm)}
         if minibatch.advantage is not None:
@@ -204,7 +204,7 @@ class Phase:
 
 
 def reduce_loss(loss: Array, batch: Batch) -> Array:
-    """The mean of a loss over what counts: elements, segments, or the scalar itself."""
+    """The mean of a loss over the elements or segments that count; a scalar is returned as it is."""
     if loss.ndim == 0:
         return loss
     if loss.shape == batch.log_prob.shape:

@@ -33,7 +33,7 @@ def clipped_surrogate(
         dual_clip: None, or a bound c > 1 for elements with a negative advantage.
         name: key in `losses`.
 
-    Place: after the sampler, and after whatever changes the advantage.
+    Place: after the sampler, and after the parts that change the advantage.
 
     Example:
         >>> import ppo_parts as pp
@@ -80,11 +80,11 @@ def clipped_surrogate(
 
 
 def policy_diagnostics() -> Part:
-    """Measure how far the policy has moved from the one that acted, whatever its loss.
+    """Measure how far the policy has moved from the policy that acted, whatever its loss.
 
-    Metrics (over the elements of each minibatch that count): `approx_kl` (k3), `approx_kl_k1`, and the importance
-    ratio's `ratio_mean`, `ratio_min` and `ratio_max`; over the minibatches of an update the mean of each, the least
-    `ratio_min` and the greatest `ratio_max`.
+    Metrics, over the unmasked elements of each minibatch: `approx_kl` (k3), `approx_kl_k1`, and `ratio_mean`,
+    `ratio_min` and `ratio_max` of the importance ratio. Over the minibatches of an update they are averaged, except
+    that `ratio_min` is the smallest and `ratio_max` the largest.
 
     Place: after the sampler.
 
@@ -119,8 +119,8 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
 
     Args:
         clip_eps: clip range, > 0, in reward units; a schedule counts learner updates.
-        coef: coefficient, >= 0; a schedule counts learner updates. (With CleanRL's 0.5 and the half in the loss, the
-            squared error has weight 0.25.)
+        coef: coefficient, >= 0; a schedule counts learner updates. (With CleanRL's 0.5 and the factor 1/2 in the loss,
+            the squared error has weight 0.25.)
         name: key in `losses`.
 
     Place: after the sampler; needs the `target` of `gae` or `vtrace`.
@@ -160,8 +160,8 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
     Metric: `<name>_loss`, without the coefficient.
 
     Args:
-        coef: coefficient, >= 0; a schedule counts learner updates. Codebases without the half (jaxagents,
-            Stable-Baselines3) need twice theirs.
+        coef: coefficient, >= 0; a schedule counts learner updates. For codebases without the factor 1/2 (jaxagents,
+            Stable-Baselines3), double their coefficient.
         name: key in `losses`.
 
     Place: after the sampler; needs the `target` of `gae` or `vtrace`.
@@ -193,7 +193,7 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
 def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy") -> Part:
     r"""Add :math:`-\text{coef} \cdot H(\pi(\cdot|s))` as the loss `name`.
 
-    Where the distribution does not define `entropy()` (a tanh-squashed Gaussian, say), it is estimated from
+    If the distribution does not define `entropy()` (a tanh-squashed Gaussian, for example), it is estimated from
     `num_samples` fresh samples, :math:`-\frac{1}{K}\sum_k \log\pi(a_k|s)`, differentiated through the samples. Metric:
     `entropy`, in nats, without the coefficient.
 
@@ -233,7 +233,7 @@ def loss_weight(*names: str) -> Part:
     Args:
         *names: keys of `losses`, e.g. "policy", "value".
 
-    Place: after those losses and a sampler that weighs what it draws.
+    Place: after those losses and a sampler that provides weights.
 
     Example:
         >>> import ppo_parts as pp
@@ -265,7 +265,7 @@ def loss_weight(*names: str) -> Part:
 
 
 def _closed_form_entropy(distribution: Any) -> Array | None:
-    """The entropy, None where the distribution does not define it. An error inside `entropy()` is raised as it is."""
+    """The entropy, or None if the distribution does not define it. An error inside `entropy()` is raised as it is."""
     if not hasattr(distribution, "entropy"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Metrics: a mapping of names to numbers that is one array, so that loops carry a single leaf."""
+"""Metrics: a mapping from names to numbers that is one array, so that loops carry a single leaf."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ REDUCE = {
 class Metrics(Mapping[str, Array]):
     """Named numbers, stored as one array; the names and how each is reduced are static.
 
-    A program that carries or returns dozens of scalars compiles and copies one kernel for each; here they are one leaf.
-    Index it by name like a dictionary: `metrics["loss"]` has the leading axes that scans and vmaps have added.
+    A program that carries or returns dozens of scalars compiles and copies a kernel for each; here they are one leaf.
+    Index it by name, like a dictionary: `metrics["loss"]` has the leading axes that scans and vmaps have added.
 
     Attributes:
         array: `[..., names]`.
         names: the names, in order.
-        reductions: "mean", "sum", "max" or "min" for each: how one number is made of several minibatches.
+        reductions: "mean", "sum", "max" or "min" for each: how several minibatches become one number.
 
     Example:
         >>> import jax.numpy as jnp
@@ -47,7 +47,7 @@ class Metrics(Mapping[str, Array]):
 
     @classmethod
     def of(cls, named: Mapping[str, Any], reductions: Mapping[str, Reduction] | None = None) -> Metrics:
-        """Metrics of arrays of one shape by name; those without a reduction are averaged."""
+        """Metrics from arrays of one shape, by name; those without a reduction are averaged."""
         dtype = jnp.result_type(jnp.float32, *(jnp.result_type(x) for x in named.values()))
         values = stacked(list(named.values()), dtype) if named else jnp.zeros((0,), dtype)
         return cls(values, tuple(named), tuple((reductions or {}).get(name, "mean") for name in named))
@@ -67,7 +67,7 @@ class Metrics(Mapping[str, Array]):
         return f"Metrics({', '.join(self.names)}; array={self.array!r})"
 
     def reduce(self, ran: Array) -> Metrics:
-        """One number of each over the leading axes, of the entries where `ran` (`[...]`, booleans) is true."""
+        """Reduce the leading axes: one number per metric, over the entries where `ran` (`[...]`, booleans) is true."""
         if not self.names:
             return dataclasses.replace(self, array=jnp.zeros((0,), self.array.dtype))
         rows, ran = self.array.reshape(-1, len(self)), ran.reshape(-1, 1)
@@ -83,7 +83,7 @@ class Metrics(Mapping[str, Array]):
 
 
 def join_metrics(*groups: Metrics) -> Metrics:
-    """All metrics as one; two of one name are an error, as within a chain."""
+    """All metrics as one; two with the same name are an error, as within a chain."""
     groups = tuple(group for group in groups if group.names)
     if not groups:
         return Metrics.of({})

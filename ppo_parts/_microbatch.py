@@ -1,4 +1,4 @@
-"""Networks evaluated piece by piece: less memory, and on a CPU more speed."""
+"""Networks evaluated in pieces, for less memory and, on a CPU, more speed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ._hyperparameters import count
 from ._policy import evaluate_policy
 from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Evaluate, Output, Params, kind
 
-# "auto", as measured on CPUs with networks of 64 to 256 units and 4 to 400 inputs: from how many elements of a
-# minibatch pieces are faster, how many elements of a piece stay in the cache, and up to which observations it pays.
+# Thresholds of "auto", measured on CPUs with networks of 64 to 256 units and 4 to 400 inputs: the smallest minibatch
+# for which pieces are faster, the elements of a piece that stay in the cache, and the widest observations that gain.
 MIN_ELEMENTS, PIECE_ELEMENTS, MAX_INPUTS = 16_384, 1024, 128
 
 
@@ -50,7 +50,7 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
         count("microbatched", "size", size)
 
     def joined(params: Params, batch: Batch) -> Output:
-        if batch.log_prob is None:  # not a minibatch: observations that a part or a rollout looks at
+        if batch.log_prob is None:  # not a minibatch, but observations that a part or a rollout evaluates
             return evaluate_policy(evaluate, params, batch)
         shape, axis = jnp.shape(batch.log_prob), len(batch.axes) - 1
         pieces = _pieces_where_faster(batch, shape, axis) if size == "auto" else _pieces(shape, axis, size)
@@ -67,7 +67,7 @@ def _in_pieces(evaluate: Evaluate, params: Params, batch: Batch, pieces: int, op
     structures: list[Any] = []
 
     def evaluate_leaves(params: Params, batch: Batch) -> Output:
-        """The output with the leaves of the distribution in its place, which a loop can carry whatever the class."""
+        """The output with the distribution replaced by its leaves, which a loop can carry for any class."""
         output = evaluate_policy(evaluate, params, batch)
         leaves, structure = jax.tree.flatten(output.distribution)
         for leaf in leaves:
@@ -79,7 +79,7 @@ def _in_pieces(evaluate: Evaluate, params: Params, batch: Batch, pieces: int, op
         structures.append(structure)
         return output._replace(distribution=leaves)
 
-    # The structure of the whole comes first, because that of a piece may hold the shape of a piece.
+    # Take the structure from the whole minibatch, because that of a piece may contain the shape of a piece.
     shapes = jax.eval_shape(evaluate_leaves, params, batch)
     structure = structures[0]
     stuck = _stuck_in_a_trace(structure, shapes.distribution, batch.action)
@@ -106,7 +106,7 @@ def _in_pieces(evaluate: Evaluate, params: Params, batch: Batch, pieces: int, op
 
     def join(along: int) -> Callable[[Array, Any], Array]:
         def joined(x: Array, whole: Any) -> Array:
-            # A leaf that is the same for every piece does not depend on the elements.
+            # A leaf of a piece with the shape of the whole does not depend on the elements; all pieces have the same.
             return x[0] if x.shape[1:] == whole.shape else jnp.moveaxis(x, 0, along).reshape(whole.shape)
 
         return joined
@@ -149,6 +149,6 @@ def _pieces(shape: tuple[int, ...], axis: int, size: int) -> int:
 
 
 def _equal_pieces(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, int]:
-    """The least number of equal pieces of axis `axis` with at most `size` elements each; and of any pieces."""
+    """The smallest number of equal pieces along `axis` with at most `size` elements each, and of unequal ones."""
     length, needed = shape[axis], min(shape[axis], -(-math.prod(shape) // size))
     return next(n for n in range(needed, length + 1) if length % n == 0), needed

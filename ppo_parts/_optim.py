@@ -1,4 +1,4 @@
-"""What optax cannot know: how many learner updates there have been."""
+"""Optax transformations for PPO: rates that count learner updates, clipped Adam, agents stepped separately."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ._hyperparameters import at, number
 def scale_by_update_schedule(learning_rate: Any | Callable[[Any], Any]) -> optax.GradientTransformationExtraArgs:
     r"""Scale updates by :math:`-\alpha(k)`, where k counts *learner updates*: constant within each.
 
-    optax's own schedules count gradient steps, of which an update has num_minibatches * num_epochs, or fewer where it
-    stopped early; mistaking one unit for the other makes a learning rate decay that many times too fast.
+    optax's own schedules count gradient steps, of which an update has num_minibatches * num_epochs, or fewer if it
+    stopped early. If you confuse the two units, a learning rate decays that many times too fast.
 
     Args:
         learning_rate: a number, >= 0, or a schedule of the number of updates so far (0 during the first).
@@ -87,10 +87,10 @@ def transformation(where: str, optimizer: Any) -> optax.GradientTransformationEx
 
 
 def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Apply an optimizer to each agent's parameters separately; every leaf has the axis of agents in front.
+    """Apply an optimizer to each agent's parameters separately; every leaf has a leading axis of agents.
 
-    What works elementwise (Adam) is the same with and without it; global norms, as in `optax.clip_by_global_norm`, are
-    then those of one agent, so that one agent's gradient does not shrink another's.
+    Elementwise transformations (Adam) are the same with and without it. Global norms, as in
+    `optax.clip_by_global_norm`, are those of one agent, so that one agent's gradient does not shrink another's.
 
     Args:
         optimizer: any optax transformation.
@@ -122,7 +122,7 @@ def may_skip(opt_state: Any) -> bool:
 
 
 def skipped(opt_state: Any) -> Any:
-    """Whether it skipped the last one, a boolean scalar."""
+    """Whether the optimizer skipped the last gradient, a boolean scalar."""
     return ~jnp.all(jnp.stack([jnp.all(state.last_finite) for state in _skippers(opt_state)]))
 
 

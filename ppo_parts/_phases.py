@@ -1,4 +1,4 @@
-"""`phases`: sub-pipelines that run one after another on the same rollout."""
+"""`phases`: chains that run one after another on the same rollout."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def phases(**chains: Part) -> Part:
         ...     ),
         ... )
 
-    Reference: Spinning Up's PPO and jaxagents' IPPO train actor and critic so.
+    Reference: Spinning Up's PPO and jaxagents' IPPO train actor and critic this way.
     """
     if not chains:
         raise UserValueError("phases: name at least one, e.g. phases(actor=chain(...), critic=chain(...))")

@@ -27,12 +27,12 @@ def as_output(result: Any) -> Output:
 
 def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
     """`evaluate(params, batch)` as an `Output`."""
-    # A copy of the containers: a user's function that writes into them changes nothing of ours.
+    # Copy the containers, so that a user's function that writes into them does not change the caller's batch.
     return as_output(evaluate(params, jax.tree.map(lambda x: x, batch)))
 
 
 def apply_policy(policy: Evaluate, params: Params, obs: Any, carry: Any = None, reset: Any = None) -> Output:
-    """One step of a policy for observations `[N, ...]`; a recurrent one sees a time axis of size 1, removed again."""
+    """One step of a policy for observations `[N, ...]`; a recurrent policy sees a time axis of size 1."""
     if carry is None:
         return evaluate_policy(policy, params, Batch(obs=obs, axes=("segment",)))
     batch = Batch(obs=jax.tree.map(lambda x: x[None], obs), carry=carry, reset=reset[None])
@@ -47,12 +47,12 @@ def apply_policy(policy: Evaluate, params: Params, obs: Any, carry: Any = None, 
 
 
 def initial_carry_of(policy: Any) -> Any:
-    """`initial_carry` of a recurrent `Policy`, None of everything else."""
+    """`initial_carry` of a recurrent `Policy`; None for anything else."""
     return policy.initial_carry if isinstance(policy, Policy) else None
 
 
 def check_value(output: Output, expected: tuple[int, ...]) -> None:
-    """Raise `ShapeError` unless the value, where there is one, has one number per element."""
+    """Raise `ShapeError` unless the value, if there is one, has one number per element."""
     if output.value is not None and jnp.shape(output.value) != expected:
         raise ShapeError(
             f"evaluate returned a value of shape {jnp.shape(output.value)}, expected {expected}: one number per "
@@ -75,7 +75,7 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
     for leaf in jax.tree.leaves(output.aux):
         if jnp.shape(leaf)[: len(expected)] != expected:
             raise ShapeError(f"a leaf of aux has shape {jnp.shape(leaf)}: its leading axes must be {expected}")
-    if batch.mask is not None:  # masked places keep what was recorded: their ratio is 1, and no gradient leaves them
+    if batch.mask is not None:  # masked elements keep what was recorded, so their ratio is 1 and they have no gradient
         keep = batch.mask.astype(bool)
         log_prob = jnp.where(keep, log_prob, batch.log_prob.astype(log_prob.dtype))
         if value is not None and batch.value is not None:
@@ -84,9 +84,9 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
 
 
 def follow(batch: Batch, value: Array) -> Array:
-    """`next_value` for new values: shifted, except where the recorded one is of an observation not in the batch.
+    """`next_value` for new values: shifted by one step, except where the observation that followed is not in the batch.
 
-    That is at truncations, at the end of the rollout, and before masked steps.
+    There, at truncations, at the end of the rollout and before masked steps, the recorded one stays.
     """
     recorded = batch.next_value
     elsewhere = jnp.zeros_like(value, bool) if batch.truncated is None else batch.truncated.astype(bool)

@@ -17,7 +17,7 @@ RefreshName = Literal["rollout", "epoch", "minibatch"]
 
 
 class Estimates(NamedTuple):
-    """What a policy says of the rollout, each `[T, N]`; no value without a critic."""
+    """What a policy returns for the rollout, each `[T, N]`; values are None without a critic."""
 
     value: Array | None
     next_value: Array | None
@@ -52,8 +52,8 @@ class Head:
         raw: the rollout as it was given.
         ready: the rollout after the shared parts have run once.
         moved: whether an earlier phase has trained the policy since the rollout.
-        keep_finite: whether a part's state that is not finite is replaced by the one before, because the optimizer
-            skips gradients that are not finite.
+        keep_finite: whether a part keeps its last finite state, because the optimizer skips gradients that are not
+            finite.
     """
 
     shared: tuple[Part, ...]
@@ -65,13 +65,13 @@ class Head:
     keep_finite: bool
 
     def run_own(self, carried: Carried, context: Context) -> tuple[Batch, Carried]:
-        """The phase's own parts on the rollout that the shared parts have prepared."""
+        """Run the phase's own parts on the rollout that the shared parts have prepared."""
         batch, carried_own = self._run(self.own, self.ready.replace(metrics={}), carried, carried.head.own, context)
         states, params = carried_own
         return batch, carried._replace(params=params, head=carried.head._replace(own=states))
 
     def run(self, estimates: Estimates, carried: Carried, context: Context) -> tuple[Batch, Carried]:
-        """All parts again, on the rollout with other estimates."""
+        """Run all parts again, on the rollout with other estimates."""
         batch = self.raw.replace(**estimates._asdict())
         states = (*carried.head.shared, *carried.head.own)
         batch, (states, params) = self._run((*self.shared, *self.own), batch, carried, states, context)
@@ -109,10 +109,11 @@ class Head:
 
 
 class Refresh:
-    """When the head runs. The hooks get the rollout to draw from, and return it; this one runs the head once.
+    """How often the parts before the sampler (the head) run; this class runs them once.
 
-    `init` is called before the first epoch of a phase, the others where their names say. Each may evaluate the policy,
-    run the head, and change what is carried.
+    Subclasses override its methods. `init` is called before the first epoch of a phase, the others when their names
+    say. All but the last get the rollout to draw from and return it. Each may evaluate the policy, run the head, and
+    change what is carried.
     """
 
     name = "rollout"
@@ -143,7 +144,7 @@ class EachEpoch(Refresh):
     name = "epoch"
 
     def init(self, head: Head, carried: Carried, context: Context) -> tuple[Batch, Carried]:
-        """Nothing yet: the first epoch runs the head."""
+        """Run nothing yet: the head runs before the first epoch, as before the others."""
         del context
         return head.raw, carried
 
@@ -158,7 +159,7 @@ class EachEpoch(Refresh):
 
 
 class EachMinibatch(Refresh):
-    """Before each minibatch the head runs on what the policy said of every step when it was last evaluated there."""
+    """Before each minibatch the head runs on what the policy returned for each step when it last evaluated it."""
 
     name = "minibatch"
 
@@ -214,7 +215,7 @@ def amend(parts: tuple[Part, ...], params: Params, old: tuple[Any, ...], new: tu
 
 
 def check_head(parts: tuple[Part, ...], batch: Batch) -> None:
-    """Raise where a part before the sampler did what only the learner's loop over minibatches can honour."""
+    """Raise if a part before the sampler added a loss or asked to stop, which only minibatches can do."""
     names = ", ".join(part.name for part in parts)
     if batch.losses:
         raise UserValueError(
@@ -229,7 +230,7 @@ def check_head(parts: tuple[Part, ...], batch: Batch) -> None:
 
 
 def finite_or_old(new: Any, old: Any) -> Any:
-    """The new state of a part, or the old one where a number in the new one is not finite."""
+    """The new state of a part, or the old one if a number in the new one is not finite."""
     floats = [x for x in jax.tree.leaves(new) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
     if not floats:
         return new

@@ -1,4 +1,4 @@
-"""Old rollouts, kept and trained on again."""
+"""Old rollouts that are kept and trained on again."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def replay(num_rollouts: int, like: Batch) -> Part:
 
     Args:
         num_rollouts: k.
-        like: a batch with the shapes of the rollout, arrays or `jax.ShapeDtypeStruct`s; the fields that it has are the
-            fields that are kept. `jax.eval_shape(rollout.collect, key, params, state)[1]` makes one.
+        like: a batch with the shapes of the rollout, arrays or `jax.ShapeDtypeStruct`s; the fields that it has are
+            kept. `jax.eval_shape(rollout.collect, key, params, state)[1]` makes one.
 
     Place: first in a phase of its own; a sampler with `refresh="minibatch"` cannot follow it.
 

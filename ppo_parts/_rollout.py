@@ -1,4 +1,4 @@
-"""Rollouts: the policy acts, and what it saw becomes a `Batch`."""
+"""Rollouts: the policy acts in environments, and what happens becomes a `Batch`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .functional._common import ShapeError, unsqueezed
 
 
 class RolloutState(NamedTuple):
-    """Where the environments are: their state, and what the policy sees next.
+    """What a rollout passes to the next: the state of the environments, and what the policy sees next.
 
     Recurrent policies also have `carry`, their state `[N, ...]`, and `reset`, True where it is zeroed before the next
     step.
@@ -38,7 +38,7 @@ class Rollout(NamedTuple):
         init: `init(key) -> RolloutState`, fresh environments.
         collect: `collect(key, params, state) -> (RolloutState, Batch, metrics)`. Metrics: `episode_return` and
             `episode_length` (means over the episodes that ended, NaN where none did) and `episodes` (how many did);
-            with many agents the return is a mean over them, too. What the environment says of an episode (`info`) is
+            with many agents the return is a mean over them, too. Entries of the environment's `info` become
             `episode_<name>`.
     """
 
@@ -59,9 +59,9 @@ def rollout(
 ) -> Rollout:
     """Step N environments T times with the current policy; with A agents in each, `[T, N]` below is `[T, N, A]`.
 
-    The value is evaluated once for all steps, after the last, or with each (as a recurrent policy's is). V of the final
-    observation, from which a truncated episode is bootstrapped, is only computed in steps where some environment was
-    truncated (also under `vmap`).
+    The value is evaluated once for all steps, after the last, or at each step (as for a recurrent policy). V of the
+    final observation, from which a truncated episode is bootstrapped, is only computed in steps in which some
+    environment was truncated (also under `vmap`).
 
     Args:
         env: `ppo_parts.envs.Env`.
@@ -71,8 +71,8 @@ def rollout(
             `(distribution, value, carry after the last step)`. A policy without a value makes a batch without one.
         num_envs: N.
         num_steps: T.
-        value_each_step: keep the value that is found on the way to each step's action. The same numbers; faster where
-            policy and value share layers, slower where they do not.
+        value_each_step: keep the value that is computed along with each step's action. The numbers are the same; this
+            is faster if policy and value share layers, and slower if they do not.
         record: names of entries of the policy's `aux`, one number per element, to keep for each step: `extras[name]`,
             and `extras["next_" + name]` of the observation that followed, as `next_value` is of `value`.
         keep_next_obs: keep the observation that followed each step as `next_obs`, final observations included.
@@ -80,7 +80,7 @@ def rollout(
 
     Returns:
         `Rollout(init, collect)`; the batch has the fields obs, action, log_prob, value, reward, terminated, truncated
-        and next_value, with `initial_carry` carry and reset, and what was asked for.
+        and next_value, for a recurrent policy carry and reset, and what the last three arguments ask for.
 
     Example:
         >>> import jax, jax.numpy as jnp, ppo_parts as pp
@@ -143,7 +143,7 @@ def rollout(
         return without_weak_types(state), (recorded, found, final, episodes)
 
     def collect(key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, Metrics]:
-        # All keys at once: one call of the generator instead of one a step.
+        # Make all keys at once: one call of the generator instead of one per step.
         keys, carry = jax.random.split(key, (num_steps, 2)), state.carry
         steps = jax.lax.scan(lambda state, keys: step(params, state, keys), state, keys)
         state, (batch, found, final, episodes) = steps
@@ -229,7 +229,7 @@ def where_any(f: Callable[..., Any], wanted: Array, params: Any, x: Any) -> Any:
     """`f(params, x)` if any element of `wanted` is True, else zeros; under `vmap`, too, one branch is run.
 
     `vmap` turns a `cond` with a batched predicate into a select that runs both branches. Here the predicate is reduced
-    over the batch first, so that it remains one.
+    over the batch first, so that it remains a `cond`.
     """
 
     @jax.custom_batching.custom_vmap

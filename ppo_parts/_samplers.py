@@ -28,8 +28,8 @@ class Windows(NamedTuple):
 
     Attributes:
         start, segment: `[M]` integers: window m has the steps start[m], ..., start[m] + L - 1 of a segment.
-        counts: `[L, M]` booleans: the steps that are trained on; the others warm up a recurrent state. False of a step
-            masks it.
+        counts: `[L, M]` booleans: True for steps that are trained on. False masks a step, which then only warms up a
+            recurrent state.
     """
 
     start: Array
@@ -68,7 +68,7 @@ class Sampler(Divider):
         time, segments = batch.log_prob.shape[:2]
 
         def pick(x: Array, rows: Array, along: int) -> Array:
-            # Samplers draw from what is there: "clip" spares the default's handling of negative and outlying indices.
+            # Samplers draw indices in range; "clip" avoids the default's handling of negative and outlying ones.
             return jnp.take(x, rows, axis=along, mode="clip")
 
         def per_step(x: Array) -> Array:
@@ -93,7 +93,7 @@ class Sampler(Divider):
         if self.axis == "segment":
             return buffer.at[:, indices].set(rows)
         flat, places = buffer.reshape((-1, *buffer.shape[2:])), self._rows(indices, buffer.shape[1])
-        if self.axis == "window":  # what only warms up is not written: two windows may overlap there
+        if self.axis == "window":  # do not write steps that only warm up: two windows may overlap in them
             counts = unsqueezed(indices.counts, rows.ndim)
             places, rows = jnp.where(indices.counts, places, len(flat)), jnp.where(counts, rows, 0)
         return flat.at[places].set(rows, mode="drop").reshape(buffer.shape)
@@ -121,7 +121,7 @@ def sampler(
     """A sampler of your own: which elements of the rollout make each minibatch.
 
     Args:
-        name: how error messages call it.
+        name: what error messages call it.
         plan: `plan(key, batch, epoch) -> tree`, every leaf with leading axis `[num_minibatches]`; called once per epoch
             with the batch that the parts before the sampler left.
         draw: `draw(item, batch, context) -> (indices, weight)`: `item` is one row of the plan, the indices are integers
@@ -206,7 +206,7 @@ def segment_minibatches(
 ) -> Part:
     """Every segment (environment, or environment and agent) once per epoch, in a fresh order, time kept: `[T, M]`.
 
-    For recurrent policies, and for parts along time (`vtrace`) under the policy being trained.
+    Use it for recurrent policies, and for parts that work along time (`vtrace`) under the policy being trained.
 
     Args:
         num_minibatches: minibatches per epoch; has to divide the number of segments N.
@@ -254,12 +254,12 @@ def full_batch(num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout
 def given_indices(
     indices: Any, axis: Axis = "step", weights: Any = None, *, refresh: RefreshName | Refresh = "rollout"
 ) -> Part:
-    """Exactly these minibatches, in this order: for parity tests and debugging.
+    """Exactly these minibatches, in this order, for parity tests and debugging.
 
     Args:
-        indices: integers `[K, M]`, K minibatches of one epoch, or `[E, K, M]`, epoch by epoch (which is what
-            `kl_early_stop(check="epoch")` goes by). Rows of the flattened time-major rollout, t*N + n. Traced integers
-            are taken as they are: whether they are in range cannot be known.
+        indices: integers `[K, M]`, K minibatches of one epoch, or `[E, K, M]`, E epochs (which matter to
+            `kl_early_stop(check="epoch")`). They are rows of the flattened time-major rollout, t*N + n. Traced
+            integers are not checked, because their values are not known.
         axis: "segment": the integers are segment numbers instead.
         weights: importance weights of the shape of `indices`, or None.
         refresh: as in `shuffled_minibatches`.
@@ -330,16 +330,16 @@ def prioritized_sampler(
 
     .. math:: P_n \propto \Big(\sum_t |A_{tn}|\Big)^{\alpha} + \epsilon, \qquad w = (N P_n)^{-\beta}
 
-    Each minibatch is a fresh draw, so a segment can come in several minibatches of an epoch and another in none. The
-    weight goes to `batch.weight`; `advantage_weight` or `loss_weight` apply it. Masked steps do not count, and segments
-    that are masked throughout are never drawn (as long as enough others exist).
+    Each minibatch is drawn independently, so a segment can be in several minibatches of an epoch and another in none.
+    The weight goes to `batch.weight`; `advantage_weight` or `loss_weight` apply it. Masked steps do not count, and
+    fully masked segments are never drawn (as long as enough others exist).
 
     Args:
         num_minibatches: draws per epoch; divides the number of segments N unless `segments_per_minibatch` is given.
         alpha: exponent of the priority, >= 0 (0: uniform); a schedule counts learner updates.
         beta: exponent of the weight, in [0, 1] (1: unbiased); a schedule counts learner updates.
         num_epochs: multiplies the number of draws.
-        replacement: whether one segment can come twice in a minibatch.
+        replacement: whether a segment can be drawn twice for one minibatch.
         normalize_weights: divide the weights by the largest any segment could have.
         segments_per_minibatch: M; None: N / num_minibatches.
         eps: added to every priority, >= 0, so that none has probability 0; a schedule counts learner updates.
@@ -410,7 +410,7 @@ def time_chunks(
     """Pieces of `length` steps, every step once per epoch, time kept: minibatches `[burn_in + length, M]`.
 
     A recurrent policy begins a piece with the recorded state where the piece begins the rollout, and with zeros
-    elsewhere, and runs through up to `burn_in` steps before the piece, which are masked: they have no loss and enter no
+    elsewhere, and runs through up to `burn_in` steps before the piece. These are masked: they have no loss and enter no
     statistic.
 
     Args:
@@ -460,7 +460,7 @@ def time_chunks(
 
 
 def _from_windows(minibatch: Batch, windows: Windows) -> Batch:
-    """The batch of windows with what only warms up masked, and the state zeroed where a window begins later."""
+    """The batch of windows: steps that only warm up are masked, the state is zeroed in windows that begin later."""
     counts = jnp.broadcast_to(unsqueezed(windows.counts, minibatch.log_prob.ndim), minibatch.log_prob.shape)
     mask = counts if minibatch.mask is None else jnp.where(counts, minibatch.mask, 0)
     reset = minibatch.reset

@@ -1,4 +1,4 @@
-"""Early stop on the divergence of the policy."""
+"""Early stop on the divergence of the policy, or on any metric."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def kl_early_stop(
     The divergence is that of the policy *before* the minibatch's step, estimated by `functional.approx_kl`. It exceeds
     where it is greater than `target_kl`, or NaN.
 
-    * `check="minibatch"`: the minibatch that exceeds is not applied, and nothing after it is (Stable-Baselines3, whose
+    * `check="minibatch"`: neither the minibatch that exceeds nor any later one is applied (Stable-Baselines3, whose
       threshold is 1.5 times its `target_kl`).
-    * `check="epoch"`: judged once an epoch is over, all of whose steps stay applied: `over="last"` by its last
+    * `check="epoch"`: judged at the end of an epoch, whose steps all stay applied: `over="last"` by its last
       minibatch (CleanRL; jaxagents with `estimator="k1", reduction="sum"`), `over="mean"` by the mean over them.
 
-    When not vmapped, stopping really skips the work. Of several in a chain the first to exceed stops it. Metrics:
+    When not vmapped, stopping really skips the work. With several in a chain, the first that exceeds stops it. Metrics:
     `<name>` (what was judged, mean over the minibatches run); the learner adds `minibatches`, `epochs` and
     `early_stopped`.
 
@@ -101,8 +101,8 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
     Args:
         metric: name of a metric that a part before this one adds, such as "clip_fraction".
         limit: a schedule counts learner updates.
-        check: "minibatch": the minibatch that exceeds is not applied, and nothing after it is. "epoch": judged on the
-            last minibatch of each epoch, all of whose steps stay applied.
+        check: "minibatch": neither the minibatch that exceeds nor any later one is applied. "epoch": judged on the last
+            minibatch of each epoch, whose steps all stay applied.
 
     Place: after the sampler and the part that adds the metric.
 

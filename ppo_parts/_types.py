@@ -21,10 +21,10 @@ Evaluate = Callable[[Params, "Batch"], Any]
 """`evaluate(params, batch) -> Output`, or `(distribution, value)`, or `(distribution, value, carry)`; see `Output`."""
 
 ABSENT: Any = None
-"""Default of the fields of a `Batch`; typed so that a part need not prove what its `requires` have checked."""
+"""Default of the fields of a `Batch`. Its type is Any, as parts need not check again what `requires` has checked."""
 
 Reduction = Literal["mean", "sum", "max", "min"]
-"""How one number is made of a metric's values in all minibatches of an update."""
+"""How the values of a metric in the minibatches of an update become one number."""
 
 
 class Output(NamedTuple):
@@ -33,7 +33,7 @@ class Output(NamedTuple):
     The tuples `(distribution, value)` and, for recurrent policies, `(distribution, value, carry)` mean the same.
 
     Attributes:
-        distribution: any object with `log_prob`, and `sample` and `entropy` where they are asked for.
+        distribution: any object with `log_prob`, and with `sample` and `entropy` where they are needed.
         value: one number per element, without a trailing axis of size 1; None: the policy has no critic.
         carry: recurrent policies: their state after the batch's last step, leaves `[N, ...]`.
         aux: any pytree of arrays whose leading axes are those of the batch: further heads, such as a second value or a
@@ -118,12 +118,12 @@ class Batch:
             episode ended; `rollout(..., keep_next_obs=True)` writes it.
         behaviour: the distribution that acted, leaves `[T, N, ...]`; `rollout(..., keep_distribution=True)` writes it.
         current: the policy being trained on this minibatch (`Current`); None before the sampler.
-        losses: named losses, each of the shape of `log_prob`, `[M]` of segments, or a scalar; see `add_loss`.
+        losses: named losses: with the shape of `log_prob`, one per segment, `[M]`, or a scalar; see `add_loss`.
         metrics: named scalars.
-        extras: what your own parts need of each step: leaves `[T, N, ...]`, sampled like `obs`.
-        per_segment: what your own parts need of each segment: leaves `[N, ...]`; `[M, ...]` after a segment sampler. A
-            step sampler gives each step that of its segment.
-        shared: what your own parts need besides: any pytree, never sampled.
+        extras: what your own parts need for each step: leaves `[T, N, ...]`, sampled like `obs`.
+        per_segment: what your own parts need for each segment: leaves `[N, ...]`; `[M, ...]` after a segment sampler. A
+            step sampler gives each step the entry of its segment.
+        shared: anything else that your own parts need: any pytree, never sampled.
         stop: what early-stop parts ask for (`Stop`); None: nothing.
         axes: names of the leading axes, ("time", "segment") or ("step",).
         reductions: names and `Reduction`s of the metrics that are not averaged over minibatches; see `add_metrics`.
@@ -215,7 +215,7 @@ class Batch:
         return self.replace(metrics={**self.metrics, **metrics}, reductions=kept)
 
     def add_stop(self, *, discard: Array | bool = False, after: Array | bool = False) -> Batch:
-        """A copy that asks the learner to stop this phase, as well as what earlier parts asked for; see `Stop`."""
+        """A copy that asks the learner to stop this phase, in addition to what earlier parts asked for; see `Stop`."""
         return self.replace(stop=Stop(jnp.asarray(discard, bool), jnp.asarray(after, bool)).merge(self.stop))
 
     def current_log_ratio(self) -> Array:
@@ -232,7 +232,7 @@ class Context:
         key: PRNG key, different for every part and every call.
         step: int32 scalar, learner updates so far: 0 in the first. Schedules of parts count this.
         params: the parameters: those being trained after the sampler, the update's latest before it.
-        evaluate: `evaluate(params, batch) -> Output`, whatever form the policy returns.
+        evaluate: the policy; in a learner it returns an `Output`, even if the policy returns a tuple.
         epoch, minibatch: int32 scalars, position within the phase (0 before the sampler).
         num_minibatches: minibatches per epoch.
     """
@@ -280,16 +280,16 @@ Place = Literal["anywhere", "before_sampler", "after_sampler"]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A pair of pure functions over a `Batch`, the unit everything is composed of.
+    """A pair of pure functions over a `Batch`, from which everything is composed.
 
     Attributes:
         init: `init(params, key) -> state`. The state keeps its tree structure, shapes and dtypes.
         update: `update(batch, state, context) -> (batch, state)`.
-        name: how error messages call the part.
-        requires: fields of `Batch` it reads that another part has to write; "extras.x" or "metrics.x" is one entry.
-        provides: fields of `Batch` it writes.
-        reads: fields it reads besides `requires`, where they are present; None: not said, so that no check assumes that
-            it leaves any field unread.
+        name: what error messages call the part.
+        requires: fields of `Batch` that it reads and that must be there; "extras.x" or "metrics.x" is one entry.
+        provides: fields of `Batch` that it writes.
+        reads: fields that it reads besides `requires`, if they are there; None: not stated, so that no check assumes
+            that it leaves a field unread.
         place: on which side of the sampler it may stand.
         needs_time: True if it works along the time axis.
         amend: `amend(params, old_state, new_state) -> params`, called outside the gradient after the part has run and
@@ -352,8 +352,8 @@ def stateless(
     """Lift a plain function `batch -> batch`, or `(batch, context) -> batch`, to a `Part`.
 
     Args:
-        f: pure function of a `Batch`, and of the `Context` if it takes two arguments.
-        name: how error messages call it; by default the function's own name.
+        f: pure function of a `Batch`, and of the `Context` if it takes two arguments without a default.
+        name: what error messages call it; by default the name of the function.
         requires, provides, reads, place, needs_time: as in `Part`; with them `chain` checks this part like any other. A
             loss has `provides=("losses",), place="after_sampler"`.
 
@@ -385,7 +385,7 @@ def _required_arguments(f: Callable[..., Any]) -> int:
 
 
 def kind(x: Any) -> str:
-    """What an error message calls something that should have been something else."""
+    """What an error message calls a value of an unexpected kind."""
     return f"an array of shape {x.shape}" if isinstance(x, jax.Array) else type(x).__name__
 
 
