@@ -642,7 +642,7 @@ bad(
     "log_prob [T, N, 1]",
     returning(lambda distribution, value: (Unsummed(distribution.logits), value)),
     f.ShapeError,
-    "log_prob has shape (6, 4, 1) ... Independent",
+    "log_prob has shape (6, 4, 1) ... as distributions.Normal does",
 )
 bad(
     "entropy [T, N, 1]",
