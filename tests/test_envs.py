@@ -79,7 +79,7 @@ def test_an_unknown_environment_or_parameter_names_what_there_is():
     [
         (
             "HalfCheetah-v5",
-            r"'HalfCheetah-v5' is not a gymnax environment, but one of Gymnasium.*envs\.HostRollout.*md$",
+            r"'HalfCheetah-v5' is not a gymnax environment, but one of Gymnasium.*pp\.HostRollout.*md$",
         ),
         ("CartPole-v0", r"one of Gymnasium.*; gymnax has CartPole-v1"),
         ("walker", r"'walker' is not a gymnax environment; there are .*CartPole-v1.*Pendulum-v1"),
@@ -456,7 +456,7 @@ def story(limit, mode, steps):
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 def test_host_rollout_records_what_happened(mode):
     steps, rollouts, limits = 5, 3, (2, 3, 100)
-    rollout = envs.HostRollout(vector(mode, limits), valued, num_steps=steps)
+    rollout = pp.HostRollout(vector(mode, limits), valued, num_steps=steps)
     batches, metrics = zip(*[rollout.collect(jax.random.key(i), 1.0) for i in range(rollouts)], strict=True)
     joined = {
         name: np.concatenate([np.asarray(getattr(batch, name)) for batch in batches])
@@ -506,7 +506,7 @@ def learned(batch, masked_reward=None):
 
 
 def test_the_learner_ignores_the_reset_steps_of_a_host_rollout():
-    rollout = envs.HostRollout(vector(AutoresetMode.NEXT_STEP), valued, num_steps=8)
+    rollout = pp.HostRollout(vector(AutoresetMode.NEXT_STEP), valued, num_steps=8)
     batch, _ = rollout.collect(jax.random.key(0), 1.0)
     expected = learned(batch)
     assert np.isfinite(jax.tree.leaves(expected[0].params)[0]).all()
@@ -521,7 +521,7 @@ def test_the_learner_ignores_the_reset_steps_of_a_host_rollout():
 
 def test_host_rollout_keeps_its_own_copy_of_what_an_environment_overwrites():
     env = SyncVectorEnv([lambda: Scripted(50)], autoreset_mode=AutoresetMode.SAME_STEP, copy=False)
-    batch, _ = envs.HostRollout(env, valued, num_steps=6).collect(jax.random.key(0), 1.0)
+    batch, _ = pp.HostRollout(env, valued, num_steps=6).collect(jax.random.key(0), 1.0)
     assert batch.obs[:, 0, 1].tolist() == [0, 1, 2, 3, 4, 5]
 
 
@@ -549,7 +549,7 @@ def test_host_rollout_clips_continuous_actions_and_shifts_discrete_ones():
         ]
 
     env = SyncVectorEnv([Reach] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
-    batch, _ = envs.HostRollout(env, wide, num_steps=6).collect(jax.random.key(0), None)
+    batch, _ = pp.HostRollout(env, wide, num_steps=6).collect(jax.random.key(0), None)
     assert float(jnp.abs(batch.action).max()) > 1
     np.testing.assert_array_equal(batch.obs[1:], np.clip(batch.action[:-1], -0.5, 1.0))
 
@@ -562,24 +562,24 @@ def test_host_rollout_clips_continuous_actions_and_shifts_discrete_ones():
             return super().step(action)
 
     env = SyncVectorEnv([lambda: FromFive(50)], autoreset_mode=AutoresetMode.SAME_STEP)
-    batch, _ = envs.HostRollout(env, valued, num_steps=8).collect(jax.random.key(0), 1.0)
+    batch, _ = pp.HostRollout(env, valued, num_steps=8).collect(jax.random.key(0), 1.0)
     assert FromFive.arrived == tuple(int(a) + 5 for a in batch.action[:, 0])
 
 
 def test_host_rollout_refuses_environments_it_would_get_wrong():
     with pytest.raises(TypeError, match=r"not a vector environment.*make_vec"):
-        envs.HostRollout(Scripted(3), valued, num_steps=3)
+        pp.HostRollout(Scripted(3), valued, num_steps=3)
     with pytest.raises(ValueError, match=r"autoreset mode is DISABLED.*SAME_STEP"):
-        envs.HostRollout(vector(AutoresetMode.DISABLED), valued, num_steps=3)
+        pp.HostRollout(vector(AutoresetMode.DISABLED), valued, num_steps=3)
 
     class Parts(Scripted):
         observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Discrete(2)})
 
     env = SyncVectorEnv([lambda: Parts(3)], autoreset_mode=AutoresetMode.SAME_STEP)
     with pytest.raises(ValueError, match="not a space of arrays"):
-        envs.HostRollout(env, valued, num_steps=3)
+        pp.HostRollout(env, valued, num_steps=3)
     with pytest.raises(ValueError, match="num_steps must be at least 1"):
-        envs.HostRollout(vector(AutoresetMode.SAME_STEP), valued, num_steps=0)
+        pp.HostRollout(vector(AutoresetMode.SAME_STEP), valued, num_steps=0)
 
 
 class Unruly(Scripted):
@@ -604,7 +604,7 @@ def test_after_an_exception_a_host_rollout_begins_anew(mode):
             raise RuntimeError("the simulator crashed")
 
     env = SyncVectorEnv([lambda: Unruly(act), lambda: Scripted(3)], autoreset_mode=mode)
-    rollout = envs.HostRollout(env, valued, num_steps=4)
+    rollout = pp.HostRollout(env, valued, num_steps=4)
     rollout.collect(jax.random.key(0), 1.0)
     with pytest.raises(RuntimeError, match="the simulator crashed"):
         rollout.collect(jax.random.key(1), 1.0)
@@ -625,7 +625,7 @@ def test_a_hanging_environment_is_left_after_the_timeout():
             released.wait(20)
 
     env = SyncVectorEnv([lambda: Unruly(act)], autoreset_mode=AutoresetMode.SAME_STEP)
-    rollout = envs.HostRollout(env, valued, num_steps=2, timeout=0.3)
+    rollout = pp.HostRollout(env, valued, num_steps=2, timeout=0.3)
     rollout.collect(jax.random.key(0), 1.0)
     began = monotonic()
     with pytest.raises(pp.UserTimeoutError, match=r"not returned from step within timeout=0\.3 seconds: it hangs"):
@@ -637,7 +637,7 @@ def test_a_hanging_environment_is_left_after_the_timeout():
     batch, _ = rollout.collect(jax.random.key(0), 1.0)  # it was slow, after all
     assert batch.obs[:, 0, 1].tolist() == [0, 1]
     with pytest.raises(pp.UserValueError, match=r"HostRollout: timeout must lie in \(0, inf\)"):
-        envs.HostRollout(env, valued, num_steps=2, timeout=0)
+        pp.HostRollout(env, valued, num_steps=2, timeout=0)
 
 
 class Returns:
@@ -679,4 +679,4 @@ class Returns:
 )
 def test_a_wrong_field_of_a_host_environment_is_named(changes, says):
     with pytest.raises((pp.UserTypeError, pp.ShapeError), match=says):
-        envs.HostRollout(Returns(**changes), valued, num_steps=1).collect(jax.random.key(0), 1.0)
+        pp.HostRollout(Returns(**changes), valued, num_steps=1).collect(jax.random.key(0), 1.0)

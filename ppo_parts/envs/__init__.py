@@ -1,4 +1,4 @@
-"""Environments as pure functions: gymnax and JaxMARL by name, wrappers, Gymnasium vector environments from the host."""
+"""Environments as pure functions: gymnax and JaxMARL by name, and wrappers."""
 
 from ._env import AgentsObs as AgentsObs
 from ._env import Env as Env
@@ -12,7 +12,6 @@ from ._env import normalize_observation as normalize_observation
 from ._env import normalize_reward as normalize_reward
 from ._env import size as size
 from ._env import with_agent_id as with_agent_id
-from ._gymnasium import HostRollout as HostRollout
 from ._gymnax import from_gymnax as from_gymnax
 from ._gymnax import make as make
 from ._jaxmarl import from_jaxmarl as from_jaxmarl

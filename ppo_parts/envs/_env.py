@@ -208,7 +208,7 @@ def unknown_env(env_id: Any, library: str, known: Iterable[str]) -> UserValueErr
     near = [lowered[name] for name in difflib.get_close_matches(str(env_id).lower(), lowered, 3, 0.6)]
     if _in_gymnasium(env_id):
         said += (
-            ", but one of Gymnasium, which steps on the host: play it with envs.HostRollout in a loop of your own, see "
+            ", but one of Gymnasium, which steps on the host: play it with pp.HostRollout in a loop of your own, see "
             "docs/environments.md"
         )
         return UserValueError(said + f"; {library} has {', '.join(near)}" * bool(near))

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import UserTimeoutError, UserTypeError, UserValueError
-from .._hyperparameters import count, number
-from .._metrics import Metrics
-from .._policy import apply_policy, evaluate_policy
-from .._rollout import episode_metrics, sample_action
-from .._types import Array, Batch, Evaluate, Params
-from ..functional import ShapeError, next_values
-from ._env import size
+from ._errors import UserTimeoutError, UserTypeError, UserValueError
+from ._hyperparameters import count, number
+from ._metrics import Metrics
+from ._policy import apply_policy, evaluate_policy
+from ._rollout import episode_metrics, sample_action
+from ._types import Array, Batch, Evaluate, Params
+from .envs import size
+from .functional import ShapeError, next_values
 
 
 class HostRollout:
@@ -47,10 +47,10 @@ class HostRollout:
 
     Example:
         >>> import gymnasium, jax, jax.numpy as jnp, ppo_parts as pp
-        >>> from ppo_parts import distributions, envs
+        >>> from ppo_parts import distributions
         >>> def evaluate(params, batch):
         ...     return distributions.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
-        >>> rollout = envs.HostRollout(gymnasium.make_vec("CartPole-v1", num_envs=2), evaluate, num_steps=8)
+        >>> rollout = pp.HostRollout(gymnasium.make_vec("CartPole-v1", num_envs=2), evaluate, num_steps=8)
         >>> params = {"policy": jnp.zeros((4, 2)), "value": jnp.zeros(4)}
         >>> batch, metrics = rollout.collect(jax.random.key(0), params)
         >>> batch.obs.shape, batch.mask.shape
