@@ -161,7 +161,8 @@ def describe(parts: Sequence[Part]) -> str:
     width = max(len(part.name) for part in parts) + 2
     where, lines = divider(parts), []
     for index, part in enumerate(parts):
-        stage = "" if where is None else "rollout" if index < where else "minibatch" if index > where else "sampler"
+        divides = "phases" if hasattr(part, "chains") else "sampler"
+        stage = "" if where is None else "rollout" if index < where else "minibatch" if index > where else divides
         reads = ", ".join(dict.fromkeys((*part.requires, *(part.reads or ()))))
         writes = ", ".join(part.provides)
         text = f"{stage:<11}{part.name:<{width}}"
@@ -224,6 +225,8 @@ def _makes(part: Part, field: str) -> bool:
 
 def _remedy(path: str) -> str:
     field, _, entry = path.partition(".")
+    if field == "metrics":
+        return "put the part that adds it before this one, on the same side of the sampler"
     if entry:
         return f"give the batch {field}[{entry!r}], or put the part that writes it before this one"
     return REMEDY.get(field, "")

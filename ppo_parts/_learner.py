@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from ._chain import Chain, chain, check_every_write_is_read, divider, part_key
+from ._chain import chain, check_every_write_is_read, part_key
 from ._checks import check_params, check_rollout, count_nonfinite, finite_where_masked
-from ._errors import UserTypeError, UserValueError
-from ._loop import GradientMetrics, Phase, PhasePlan, PhaseState
+from ._errors import UserTypeError
+from ._loop import GradientMetrics, PhaseRun, PhaseState
 from ._metrics import Metrics, join_metrics
-from ._optim import may_skip, transformation
-from ._phases import Phases
+from ._optim import may_skip
+from ._plan import PhasePlan, divide, with_optimizers
 from ._policy import evaluate_current, evaluate_policy
-from ._refresh import Carried, Head, HeadState, Refresh
-from ._samplers import Sampler
+from ._refresh import Carried, Head, HeadState
 from ._trees import varying_like
 from ._types import Array, Batch, Context, Evaluate, Output, Params, Part
 
@@ -120,77 +119,122 @@ def learner(
         raise UserTypeError(
             f"learner: evaluate must be a Policy or a function (params, batch) -> Output, got {evaluate!r}"
         )
-    shared, plans = _divide(chain(pipeline))
-    plans = _with_optimizers(plans, optimizer)
+    shared, plans = divide(chain(pipeline))
+    plans = with_optimizers(plans, optimizer)
     check_every_write_is_read(shared, [(*plan.before, plan.sampler, *plan.after) for plan in plans])
-    named = plans[0].name is not None
+    program = _Program(shared, tuple(plans), evaluate, gradient_metrics or (lambda gradient: {}), return_batch)
+    return Learner(program.init, program.update)
 
-    def evaluate_output(params: Params, batch: Batch) -> Output:
-        return evaluate_policy(evaluate, params, batch)
 
-    def unnamed(states: dict[Any, Any]) -> Any:
-        return states if named else states[None]
+class _Progress(NamedTuple):
+    """What an update has made so far; the states of phases by name."""
 
-    def init(params: Params, key: Array | None = None) -> LearnerState:
+    params: Params
+    opt_states: dict[Any, Any]
+    shared: tuple[Any, ...]
+    states: dict[Any, tuple[Any, Any]]
+    metrics: tuple[Metrics, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    """The two functions of a learner; see `learner` for the fields."""
+
+    shared: tuple[Part, ...]
+    plans: tuple[PhasePlan, ...]
+    policy: Evaluate
+    gradient_metrics: GradientMetrics
+    return_batch: bool
+
+    def evaluate(self, params: Params, batch: Batch) -> Output:
+        return evaluate_policy(self.policy, params, batch)
+
+    def unnamed(self, states: dict[Any, Any]) -> Any:
+        """The states by phase; those of a pipeline without phases alone."""
+        return states[None] if self.plans[0].name is None else states
+
+    def by_name(self, states: Any) -> dict[Any, Any]:
+        return {None: states} if self.plans[0].name is None else dict(states)
+
+    def init(self, params: Params, key: Array | None = None) -> LearnerState:
         check_params(params)
         states = {}
-        for number, plan in enumerate(plans):
+        for number, plan in enumerate(self.plans):
             phase_key = part_key(key, number + 1)
             before = chain(*plan.before).init(params, part_key(phase_key, 1))
             states[plan.name] = before, chain(*plan.after).init(params, part_key(phase_key, 2))
-        opt_states = {plan.name: plan.optimizer.init(plan.trained(params)) for plan in plans}
-        pipeline = (chain(*shared).init(params, key), unnamed(states))
-        return LearnerState(params, unnamed(opt_states), _copies(pipeline), jnp.zeros((), jnp.int32))
+        opt_states = {plan.name: plan.optimizer.init(plan.trained(params)) for plan in self.plans}
+        pipeline = (chain(*self.shared).init(params, key), self.unnamed(states))
+        return LearnerState(params, self.unnamed(opt_states), _copies(pipeline), jnp.zeros((), jnp.int32))
 
-    def update(key: Array, state: LearnerState, batch: Batch) -> Any:
+    def update(self, key: Array, state: LearnerState, batch: Batch) -> Any:
         check_rollout(batch)
         key, state = varying_like((key, state), batch.log_prob)
-        raw = batch.replace(metrics={}, reductions=(), losses={}, current=None, stop=None)
-        raw = finite_where_masked(raw)
-        opt_states = dict(state.opt_state) if named else {None: state.opt_state}
-        shared_states, states = state.pipeline[0], dict(state.pipeline[1]) if named else {None: state.pipeline[1]}
-        context = Context(
-            key=jax.random.fold_in(key, 0), step=state.step, params=state.params, evaluate=evaluate_output
-        )
-        keep_finite = any(may_skip(opt_state) for opt_state in opt_states.values())
-        ready, params, groups = raw, state.params, [count_nonfinite(raw)]
-        if any(type(plan.sampler.refresh) is Refresh for plan in plans):
-            head = Head((), shared, evaluate_output, raw, raw, False, keep_finite)
-            ready, carried = head.run_own(Carried(params, HeadState((), shared_states)), context)
-            params, shared_states = carried.params, carried.head.own
-            groups.append(Metrics.of(ready.metrics, dict(ready.reductions)))
+        raw = finite_where_masked(batch.replace(metrics={}, reductions=(), losses={}, current=None, stop=None))
+        context = Context(key=key, step=state.step, params=state.params, evaluate=self.evaluate)
+        shared, states = state.pipeline
+        opt_states = self.by_name(state.opt_state)
+        progress = _Progress(state.params, opt_states, shared, self.by_name(states), (count_nonfinite(raw),))
+        ready, progress = self._run_shared(raw, progress, context)
         rollouts = {}
-        for number, plan in enumerate(plans):
-            head = Head(shared, plan.before, evaluate_output, raw, ready, number > 0, keep_finite)
-            here = context.replace(
-                key=jax.random.fold_in(key, number + 1), num_minibatches=plan.sampler.num_minibatches
-            )
-            phase = Phase(plan, head, here, gradient_metrics or (lambda gradient: {}))
-            before, after = states[plan.name]
-            at_start = PhaseState(
-                Carried(params, HeadState(shared_states, before)),
-                opt_states[plan.name],
-                after,
-                jnp.zeros_like(state.step, bool),
-            )
-            at_end, metrics, rollouts[plan.name] = run_every(phase, plan.every, at_start, ready)
-            (params, (shared_states, before), _), opt_states[plan.name], after, _ = at_end
-            states[plan.name] = before, after
-            groups.append(metrics.prefixed(f"{plan.name}/") if named else metrics)
-        context = context.replace(key=jax.random.fold_in(key, len(plans) + 1), params=params)
-        shared_states = finish(shared, shared_states, ready, context)
-        for plan in plans:
-            before, after = states[plan.name]
+        for number, plan in enumerate(self.plans):
+            rollouts[plan.name], progress = self._run_phase(number, plan, raw, ready, progress, context)
+        shared, states = self._finished(progress, ready, rollouts, context)
+        pipeline = (shared, self.unnamed(states))
+        result = LearnerState(progress.params, self.unnamed(progress.opt_states), pipeline, state.step + 1)
+        metrics = join_metrics(*progress.metrics)
+        return (result, metrics, rollouts[self.plans[0].name]) if self.return_batch else (result, metrics)
+
+    def _run_shared(self, raw: Batch, progress: _Progress, context: Context) -> tuple[Batch, _Progress]:
+        """The parts that all phases share, once, for the phases that do not run them again."""
+        if not any(plan.sampler.refresh.shares_head for plan in self.plans):
+            return raw, progress
+        head = Head((), self.shared, self.evaluate, raw, raw, False, _keeps_finite(progress))
+        context = context.replace(key=jax.random.fold_in(context.key, 0))
+        ready, carried = head.run_own(Carried(progress.params, HeadState((), progress.shared)), context)
+        metrics = (*progress.metrics, Metrics.of(ready.metrics, dict(ready.reductions)))
+        return ready, progress._replace(params=carried.params, shared=carried.head.own, metrics=metrics)
+
+    def _run_phase(
+        self, number: int, plan: PhasePlan, raw: Batch, ready: Batch, progress: _Progress, context: Context
+    ) -> tuple[Batch, _Progress]:
+        head = Head(self.shared, plan.before, self.evaluate, raw, ready, number > 0, _keeps_finite(progress))
+        key = jax.random.fold_in(context.key, number + 1)
+        context = context.replace(key=key, num_minibatches=plan.sampler.num_minibatches)
+        before, after = progress.states[plan.name]
+        carried = Carried(progress.params, HeadState(progress.shared, before))
+        stopped = jnp.zeros_like(context.step, bool)
+        state = PhaseState(carried, progress.opt_states[plan.name], after, stopped)
+        state, metrics, rollout = run_every(
+            PhaseRun(plan, head, context, self.gradient_metrics), plan.every, state, ready
+        )
+        metrics = metrics if plan.name is None else metrics.prefixed(f"{plan.name}/")
+        return rollout, _Progress(
+            state.carried.params,
+            {**progress.opt_states, plan.name: state.opt_state},
+            state.carried.head.shared,
+            {**progress.states, plan.name: (state.carried.head.own, state.after)},
+            (*progress.metrics, metrics),
+        )
+
+    def _finished(
+        self, progress: _Progress, ready: Batch, rollouts: dict[Any, Batch], context: Context
+    ) -> tuple[tuple[Any, ...], dict[Any, Any]]:
+        """The states of all parts after those with `finish` have seen the rollout under the updated policy."""
+        context = context.replace(key=jax.random.fold_in(context.key, len(self.plans) + 1), params=progress.params)
+        states = {}
+        for plan in self.plans:
+            before, after = progress.states[plan.name]
             before = finish(plan.before, before, ready, context)
             states[plan.name] = before, finish(plan.after, after, rollouts[plan.name], context)
-        result = LearnerState(params, unnamed(opt_states), (shared_states, unnamed(states)), state.step + 1)
-        metrics = join_metrics(*groups)
-        return (result, metrics, rollouts[plans[0].name]) if return_batch else (result, metrics)
-
-    return Learner(init, update)
+        return finish(self.shared, progress.shared, ready, context), states
 
 
-def run_every(phase: Phase, every: int, state: PhaseState, ready: Batch) -> tuple[PhaseState, Metrics, Batch]:
+def _keeps_finite(progress: _Progress) -> bool:
+    return any(may_skip(opt_state) for opt_state in progress.opt_states.values())
+
+
+def run_every(phase: PhaseRun, every: int, state: PhaseState, ready: Batch) -> tuple[PhaseState, Metrics, Batch]:
     """Run the phase once in `every` updates; in the others the state is unchanged and metrics are NaN (sums: 0)."""
     if every == 1:
         return phase.run(state)
@@ -236,7 +280,7 @@ def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
         >>> float(pp.part_state(learner.init({"w": jnp.zeros(2)}), pipeline, "kl_early_stop").total)
         0.0
     """
-    shared, plans = _divide(chain(pipeline))
+    shared, plans = divide(chain(pipeline))
     found = [(part.name, own) for part, own in zip(shared, state.pipeline[0], strict=True)]
     for plan in plans:
         states = state.pipeline[1] if plan.name is None else state.pipeline[1][plan.name]
@@ -248,45 +292,6 @@ def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
         there = ", ".join(called for called, _ in found)
         raise KeyError(f"{len(matches)} parts are named {name!r}; the parts are {there}")
     return matches[0]
-
-
-def _divide(pipeline: Part) -> tuple[tuple[Part, ...], list[PhasePlan]]:
-    """The parts that all phases share, and the phases; a pipeline without `phases` is one phase without a name."""
-    assert isinstance(pipeline, Chain)
-    index = divider(pipeline.parts)
-    if index is None:
-        raise UserValueError(
-            "learner: the pipeline has no sampler: put one, such as shuffled_minibatches() or full_batch(), between "
-            "the parts that see the rollout and the losses"
-        )
-    before, dividing, after = pipeline.parts[:index], pipeline.parts[index], pipeline.parts[index + 1 :]
-    if isinstance(dividing, Sampler):
-        return (), [PhasePlan(None, before, dividing, after)]
-    if not isinstance(dividing, Phases):
-        raise UserTypeError(f"learner: {dividing.name} is not a sampler or phases: make samplers with pp.sampler(...)")
-    if after:
-        raise UserValueError(f"learner: {after[0].name} stands after phases(): move it into one of the phases")
-    plans = []
-    for name, phase in dividing.phases.items():
-        _, (plan,) = _divide(phase.chain)
-        trains = (name,) if phase.trains == "own" else phase.trains
-        trains = (trains,) if isinstance(trains, str) else trains
-        plans.append(dataclasses.replace(plan, name=name, trains=trains, every=phase.every))
-    return before, plans
-
-
-def _with_optimizers(plans: list[PhasePlan], optimizer: Any) -> list[PhasePlan]:
-    names = [plan.name for plan in plans]
-    if names == [None]:
-        if isinstance(optimizer, Mapping):
-            raise UserValueError(
-                "learner: a dict of optimizers goes with phases(); this pipeline has one sampler, give one"
-            )
-        optimizer = {None: optimizer}
-    elif not isinstance(optimizer, Mapping) or set(optimizer) != set(names):
-        got = f"a dict with {sorted(optimizer)}" if isinstance(optimizer, Mapping) else type(optimizer).__name__
-        raise UserValueError(f"learner: phases need a dict of optimizers named {sorted(map(str, names))}, got {got}")
-    return [dataclasses.replace(plan, optimizer=transformation("learner", optimizer[plan.name])) for plan in plans]
 
 
 def _copies(tree: Any) -> Any:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ._chain import check_batch
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, number
-from ._types import Array, Batch, Context, EmptyState, Part, field_at, no_state, with_field_at
+from ._types import Array, Batch, Context, Divider, EmptyState, Part, field_at, no_state, with_field_at
 
 
 def within(part: Part, *, read: Mapping[str, str], write: Mapping[str, str], name: str) -> Part:
@@ -48,8 +48,8 @@ def within(part: Part, *, read: Mapping[str, str], write: Mapping[str, str], nam
 
     Reference: a lens, as in Foster et al. 2007, Combinators for Bidirectional Tree Transformations.
     """
-    if not isinstance(part, Part):
-        raise UserTypeError(f"within: expected a part, got {part!r}")
+    if not isinstance(part, Part) or isinstance(part, Divider):
+        raise UserTypeError(f"within: expected a part that is not a sampler, got {part!r}")
     for field in write:
         if field not in part.provides:
             raise UserValueError(
@@ -60,13 +60,18 @@ def within(part: Part, *, read: Mapping[str, str], write: Mapping[str, str], nam
         for field, path in read.items()
     }
 
-    def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
+    def seen(batch: Batch) -> Batch:
+        """The batch as the part sees it."""
         inner = batch.replace(metrics={}, reductions=())
         for field, path in reads.items():
             found = field_at(batch, path)
             if found is None:
                 raise UserValueError(f"within {name!r}: {part.name} reads {path}, and the batch has none")
             inner = with_field_at(inner, field, found)
+        return inner
+
+    def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
+        inner = seen(batch)
         check_batch(part, inner)
         result, state = part.update(inner, state, context)
         for field, path in write.items():
@@ -75,6 +80,10 @@ def within(part: Part, *, read: Mapping[str, str], write: Mapping[str, str], nam
         for metric, value in result.metrics.items():
             batch = batch.add_metrics(dict(result.reductions).get(metric, "mean"), **{f"{name}/{metric}": value})
         return batch, state
+
+    def finish(batch: Batch, state: Any, context: Context) -> Any:
+        assert part.finish is not None
+        return part.finish(seen(batch), state, context)
 
     outer = tuple(dict.fromkeys(read.get(field, field) for field in part.requires))
     unchanged = None if part.reads is None else (*(field for field in part.reads if field not in read), *read.values())
@@ -88,6 +97,7 @@ def within(part: Part, *, read: Mapping[str, str], write: Mapping[str, str], nam
         place=part.place,
         needs_time=part.needs_time,
         amend=part.amend,
+        finish=None if part.finish is None else finish,
     )
 
 

@@ -14,61 +14,16 @@ from ._chain import check_batch, fold
 from ._errors import UserValueError
 from ._metrics import Metrics, join_metrics
 from ._optim import may_skip, skipped
+from ._plan import PhasePlan
 from ._policy import evaluate_current
 from ._refresh import Carried, Head, amend
 from ._samplers import Sampler
 from ._trees import varying_like
-from ._types import Array, Batch, Context, Params, Part
+from ._types import Array, Batch, Context, Params
 from .functional import masked_mean
 from .functional._common import masked_sum
 
 GradientMetrics = Callable[[Any], Mapping[str, Array]]
-
-
-@dataclasses.dataclass(frozen=True)
-class PhasePlan:
-    """What one phase does: a sampler with the parts on both sides of it, an optimizer, and what it trains.
-
-    Attributes:
-        name: of the phase; None where the pipeline has no phases.
-        before, sampler, after: the parts of its chain.
-        optimizer: an optax transformation that takes extra arguments.
-        trains: None: all parameters; names of entries of the parameter tree; or a function `params -> mask`.
-        every: it runs once in this many updates.
-    """
-
-    name: str | None
-    before: tuple[Part, ...]
-    sampler: Sampler
-    after: tuple[Part, ...]
-    optimizer: Any = None
-    trains: tuple[str, ...] | Callable[[Params], Any] | None = None
-    every: int = 1
-
-    def trained(self, params: Params) -> Params:
-        """The parameters that the optimizer steps."""
-        if self.trains is None or callable(self.trains):
-            return params
-        for name in self.trains:
-            if not isinstance(params, Mapping) or name not in params:
-                got = f"entries {sorted(params)}" if isinstance(params, Mapping) else type(params).__name__
-                raise UserValueError(
-                    f"learner: phase {self.name!r} trains params[{name!r}], but the parameters have {got}; "
-                    "phase(..., trains=...) says what else it should train"
-                )
-        return params[self.trains[0]] if len(self.trains) == 1 else {name: params[name] for name in self.trains}
-
-    def merged(self, params: Params, trained: Params) -> Params:
-        """All parameters, including those that the optimizer stepped."""
-        if self.trains is None or callable(self.trains):
-            return trained
-        return {**params, **({self.trains[0]: trained} if len(self.trains) == 1 else trained)}
-
-    def masked(self, gradient: Params, params: Params) -> Params:
-        """The gradient, with 0 for parameters that this phase does not train."""
-        if not callable(self.trains):
-            return gradient
-        return jax.tree.map(lambda keep, g: jnp.where(keep, g, 0).astype(g.dtype), self.trains(params), gradient)
 
 
 class PhaseState(NamedTuple):
@@ -81,7 +36,7 @@ class PhaseState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Phase:
+class PhaseRun:
     """One phase at work on one rollout.
 
     Attributes:
@@ -118,6 +73,7 @@ class Phase:
             drawn_from, carried = refresh.before_epoch(self.head, rollout, state.carried, context)
             refreshed, drawn_from = _metrics_of(drawn_from), _without_metrics(drawn_from)
             items = sampler.plan(keys[1], drawn_from, number)
+            check_plan(sampler, items)
 
             def minibatch(state: PhaseState, numbered: Any) -> tuple[PhaseState, Metrics]:
                 index, item = numbered
@@ -213,6 +169,16 @@ def reduce_loss(loss: Array, batch: Batch) -> Array:
         return jnp.mean(loss)
     counts = batch.mask.astype(bool).reshape(*batch.mask.shape[:2], -1)
     return masked_mean(loss, jnp.any(counts, axis=(0, 2)))
+
+
+def check_plan(sampler: Sampler, items: Any) -> None:
+    """Raise unless the plan of an epoch has one row per minibatch."""
+    sizes = {jnp.shape(x)[:1] for x in jax.tree.leaves(items)}
+    if sizes != {(sampler.num_minibatches,)}:
+        raise UserValueError(
+            f"{sampler.name}: plan must return arrays with leading axis [num_minibatches] = "
+            f"[{sampler.num_minibatches}], and their leading axes are {sorted(sizes)}"
+        )
 
 
 def scan_until(

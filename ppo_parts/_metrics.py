@@ -57,6 +57,9 @@ class Metrics(Mapping[str, Array]):
             raise KeyError(f"no metric is named {name!r}; there are {', '.join(self.names)}")
         return self.array[..., self.names.index(name)]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
 

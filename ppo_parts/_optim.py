@@ -36,7 +36,7 @@ def scale_by_update_schedule(learning_rate: Any | Callable[[Any], Any]) -> optax
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 4.
     """
 
-    learning_rate = number("per_update_learning_rate", "learning_rate", learning_rate, 0)
+    learning_rate = number("scale_by_update_schedule", "learning_rate", learning_rate, 0)
 
     def init(params: Any) -> optax.EmptyState:
         del params

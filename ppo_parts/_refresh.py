@@ -117,6 +117,8 @@ class Refresh:
     """
 
     name = "rollout"
+    shares_head = True
+    """Whether the parts that all phases share run once for it, before the first phase."""
 
     def init(self, head: Head, carried: Carried, context: Context) -> tuple[Batch, Carried]:
         """Run the parts before the sampler, once for all epochs."""
@@ -142,6 +144,7 @@ class EachEpoch(Refresh):
     """Before each epoch the current policy evaluates the whole rollout, and the head runs on that."""
 
     name = "epoch"
+    shares_head = False
 
     def init(self, head: Head, carried: Carried, context: Context) -> tuple[Batch, Carried]:
         """Run nothing yet: the head runs before the first epoch, as before the others."""
@@ -162,6 +165,7 @@ class EachMinibatch(Refresh):
     """Before each minibatch the head runs on what the policy returned for each step when it last evaluated it."""
 
     name = "minibatch"
+    shares_head = False
 
     def init(self, head: Head, carried: Carried, context: Context) -> tuple[Batch, Carried]:
         """Begin with the recorded estimates, or with those of the policy that an earlier phase has trained."""

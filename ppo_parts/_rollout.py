@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -99,30 +101,53 @@ def rollout(
         raise UserTypeError(f"rollout: record is a tuple of names, got {record!r}: record=({record!r},)")
     agents = getattr(env, "num_agents", None)
     each = (num_envs,) if agents is None else (num_envs, agents)
-    initial_carry = initial_carry_of(policy)
-    at_each_step = initial_carry is not None or value_each_step or bool(record)
+    keeps = {"keep_next_obs": keep_next_obs, "keep_distribution": keep_distribution}
+    collector = _Collector(env, policy, each, num_steps, value_each_step, record, **keeps)
+    return Rollout(collector.init, collector.collect)
 
-    def estimates(output: Output) -> dict[str, Array]:
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Collector:
+    """The two functions of a rollout; see `rollout` for the fields. `each`: `(N,)`, or `(N, A)` with agents."""
+
+    env: Any
+    policy: Evaluate
+    each: tuple[int, ...]
+    num_steps: int
+    value_each_step: bool
+    record: tuple[str, ...]
+    keep_next_obs: bool
+    keep_distribution: bool
+
+    def init(self, key: Array) -> RolloutState:
+        initial_carry, (env_state, obs) = initial_carry_of(self.policy), self.env.reset(key, self.each[0])
+        if initial_carry is None:
+            return without_weak_types(RolloutState(env_state, obs))
+        carry, reset = initial_carry(self.each[0]), jnp.ones(self.each, bool)
+        return without_weak_types(RolloutState(env_state, obs, carry, reset))
+
+    def estimates(self, output: Output) -> dict[str, Array]:
         """The value and the recorded entries of aux, by name."""
-        check_recorded(output, record)
+        check_recorded(output, self.record)
         found = {} if output.value is None else {"value": output.value}
-        return found | {name: output.aux[name] for name in record}
+        return found | {name: output.aux[name] for name in self.record}
 
-    @jax.jit  # called in three places, traced once
-    def estimates_after(params: Params, seen: tuple[Any, Any]) -> dict[str, Array]:
-        obs, carry = seen
-        return estimates(apply_policy(policy, params, obs, carry, jnp.zeros(each, bool)))
+    @functools.cached_property
+    def estimates_after(self) -> Callable[[Params, tuple[Any, Any]], dict[str, Array]]:
+        """The estimates of observations `(obs, carry)`: called in three places, traced once."""
 
-    def init(key: Array) -> RolloutState:
-        memory = (initial_carry(num_envs), jnp.ones(each, bool)) if initial_carry is not None else (None, None)
-        return without_weak_types(RolloutState(*env.reset(key, num_envs), *memory))
+        def estimates(params: Params, seen: tuple[Any, Any]) -> dict[str, Array]:
+            return self.estimates(apply_policy(self.policy, params, *seen, jnp.zeros(self.each, bool)))
 
-    def step(params: Params, state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
-        output = apply_policy(policy, params, state.obs, state.carry, state.reset)
+        return jax.jit(estimates)
+
+    def step(self, params: Params, state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
+        """One step of all environments: what is recorded, the estimates, those of final observations, episodes."""
+        output = apply_policy(self.policy, params, state.obs, state.carry, state.reset)
         action, log_prob = sample_action(output.distribution, keys[0])
-        env_state, out = env.step(keys[1], state.env_state, action)
-        out.check(state.obs, each)
-        final = where_any(estimates_after, out.truncated, params, (out.final_obs, output.carry))
+        env_state, out = self.env.step(keys[1], state.env_state, action)
+        out.check(state.obs, self.each)
+        final = where_any(self.estimates_after, out.truncated, params, (out.final_obs, output.carry))
         recorded = Batch(
             obs=state.obs,
             action=action,
@@ -132,40 +157,44 @@ def rollout(
             truncated=out.truncated,
             mask=out.mask,
             reset=state.reset,
-            next_obs=next_observation(out) if keep_next_obs else ABSENT,
-            behaviour=output.distribution if keep_distribution else ABSENT,
+            next_obs=next_observation(out) if self.keep_next_obs else ABSENT,
+            behaviour=output.distribution if self.keep_distribution else ABSENT,
         )
-        ended, _ = out.episode_ends()
+        recurrent, (ended, _) = state.carry is not None, out.episode_ends()
         episodes = (ended, {"return": out.episode_return, "length": out.episode_length, **out.info})
-        begins = None if initial_carry is None else jnp.broadcast_to(unsqueezed(ended, len(each)), each)
+        begins = jnp.broadcast_to(unsqueezed(ended, len(self.each)), self.each) if recurrent else None
+        found = self.estimates(output) if recurrent or self.value_each_step or self.record else None
         state = RolloutState(env_state, out.obs, output.carry, begins)
-        found = estimates(output) if at_each_step else None
         return without_weak_types(state), (recorded, found, final, episodes)
 
-    def collect(key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, Metrics]:
+    def collect(self, key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, Metrics]:
         # Make all keys at once: one call of the generator instead of one per step.
-        keys, carry = jax.random.split(key, (num_steps, 2)), state.carry
-        steps = jax.lax.scan(lambda state, keys: step(params, state, keys), state, keys)
+        keys, carry = jax.random.split(key, (self.num_steps, 2)), state.carry
+        steps = jax.lax.scan(lambda state, keys: self.step(params, state, keys), state, keys)
         state, (batch, found, final, episodes) = steps
-        check_shapes(batch, (num_steps, *each))
+        shape = (self.num_steps, *self.each)
+        check_shapes(batch, shape)
         if found is None:
-            output = evaluate_policy(policy, params, batch)
-            check_value(output, (num_steps, *each))
-            found = estimates(output)
-        for name, x in found.items():
-            if jnp.shape(x) != (num_steps, *each):
-                raise ShapeError(
-                    f"rollout: the policy returned {name} of shape {jnp.shape(x)[1:]} for {each} observations: one "
-                    "number per element is needed; index a trailing axis of size 1 away, x[..., 0]"
-                )
-        last = estimates_after(params, (state.obs, state.carry)) if found else {}
+            output = evaluate_policy(self.policy, params, batch)
+            check_value(output, shape)
+            found = self.estimates(output)
+        check_estimates(found, shape)
+        last = self.estimates_after(params, (state.obs, state.carry)) if found else {}
         following = {name: next_values(x, last[name], batch.truncated, final[name]) for name, x in found.items()}
         if "value" in found:
             batch = batch.replace(value=found.pop("value"), next_value=following.pop("value"))
         extras = found | {f"next_{name}": x for name, x in following.items()}
         return state, batch.replace(carry=carry, extras=extras), episode_metrics(*episodes)
 
-    return Rollout(init, collect)
+
+def check_estimates(found: dict[str, Array], shape: tuple[int, ...]) -> None:
+    """Raise unless the value and every recorded entry of aux have one number per element."""
+    for name, x in found.items():
+        if jnp.shape(x) != shape:
+            raise ShapeError(
+                f"rollout: the policy returned {name} of shape {jnp.shape(x)[1:]} for {shape[1:]} observations: one "
+                "number per element is needed; index a trailing axis of size 1 away, x[..., 0]"
+            )
 
 
 def next_observation(out: Any) -> Any:

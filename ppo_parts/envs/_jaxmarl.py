@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -100,7 +102,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         env: the environment.
         timed_out: says that of the state in which an episode ended, instead.
     """
-    agents = list(env.agents)
+    agents = tuple(env.agents)
     spaces, observed = _spaces(env)
     discrete = is_discrete(spaces[0])
     if any(is_discrete(space) != discrete for space in spaces):
@@ -110,62 +112,81 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
     if not discrete and len({(space.shape, str(space.low), str(space.high)) for space in spaces}) > 1:
         listed = ", ".join(f"{agent} {space.shape}" for agent, space in zip(agents, spaces, strict=True))
         raise UserValueError(f"{env.name}: agents' boxes of actions differ ({listed}); wrap it so that all agree")
-    kinds = {base.__name__ for base in type(env).__mro__}
-    smax = bool(kinds & {"SMAX", "EnemySMAX"})
-    endless = bool(kinds & {"SimpleMPE", "Overcooked", "OvercookedV2"})  # but for the time limit
-    riddle = "SwitchRiddle" in kinds
-    together = endless or smax or riddle  # all agents end at once; in SMAX the dead, too, are paid what their team is
-    options = max(space.n for space in spaces) if discrete else 0
-    limited = discrete and (smax or riddle or any(space.n != options for space in spaces))
-    if timed_out is None:
-        timed_out = _both_sides_alive(env) if smax else _always if endless else _never
+    family, options = _family(env), tuple(space.n for space in spaces) if discrete else ()
+    limited = discrete and (family.available is not None or len(set(options)) > 1)
+    wrapper = _Agents(env, agents, family, timed_out or family.timed_out(env), observed, options if limited else None)
+    observation_space = SimpleNamespace(shape=(observed,))
+    action_space = SimpleNamespace(n=max(options), shape=()) if discrete else spaces[0]
+    wrapped = Env(
+        wrapper.reset, wrapper.step, observation_space, action_space, lambda state: wrapped, num_agents=len(agents)
+    )
+    return wrapped
 
-    def observation(obs: dict[str, Array], inner: Any) -> AgentsObs:
-        rows = [jnp.ravel(obs[agent]).astype(jnp.float32) for agent in agents]
-        stacked = jnp.stack([jnp.pad(row, (0, observed - row.size)) for row in rows])
-        return AgentsObs(stacked, available(inner) if limited else None)
 
-    def available(inner: Any) -> Array:
-        if smax:
-            given = env.get_avail_actions(inner)
-            rows = [jnp.asarray(given[agent]).astype(bool) for agent in agents]
-        elif riddle:  # outside the room nothing can be done
-            rows = [(jnp.arange(options) == 0) | (inner.agent_in_room == i) for i in range(len(agents))]
+@dataclasses.dataclass(frozen=True)
+class _Agents:
+    """An environment of JaxMARL with arrays `[N, A, ...]` instead of dicts by agent.
+
+    Attributes:
+        env: the environment.
+        agents: their names.
+        family: what the environment does not say of itself.
+        timed_out: whether a state in which an episode ended is at a time limit.
+        observed: size of the largest observation.
+        options: how many actions each agent has; None: all have the same, and all are available.
+    """
+
+    env: Any
+    agents: tuple[str, ...]
+    family: _Family
+    timed_out: Callable[[Any], Array]
+    observed: int
+    options: tuple[int, ...] | None
+
+    def observation(self, obs: dict[str, Array], inner: Any) -> AgentsObs:
+        rows = [jnp.ravel(obs[agent]).astype(jnp.float32) for agent in self.agents]
+        stacked = jnp.stack([jnp.pad(row, (0, self.observed - row.size)) for row in rows])
+        return AgentsObs(stacked, None if self.options is None else self.available(inner))
+
+    def available(self, inner: Any) -> Array:
+        assert self.options is not None
+        if self.family.available is None:
+            rows = [jnp.ones(number, bool) for number in self.options]
         else:
-            rows = [jnp.ones(space.n, bool) for space in spaces]
-        return jnp.stack([jnp.pad(row, (0, options - row.size)) for row in rows])
+            rows = self.family.available(self.env, inner)
+        return jnp.stack([jnp.pad(row, (0, max(self.options) - row.size)) for row in rows])
 
-    def reset_one(key: Array) -> tuple[AgentsObs, Any]:
-        obs, inner = env.reset(key)
-        return observation(obs, inner), without_weak_types(inner)
+    def reset_one(self, key: Array) -> tuple[AgentsObs, Any]:
+        obs, inner = self.env.reset(key)
+        return self.observation(obs, inner), without_weak_types(inner)
 
-    def step_one(key: Array, inner: Any, action: Array) -> Any:
-        by_agent = {agent: action[i] for i, agent in enumerate(agents)}
-        obs, inner, reward, done, _ = env.step_env(key, inner, by_agent)
-        rewards = jnp.stack([jnp.asarray(reward[agent], jnp.float32).reshape(()) for agent in agents])
-        gone = jnp.stack([jnp.asarray(done[agent], bool).reshape(()) for agent in agents])
+    def step_one(self, key: Array, inner: Any, action: Array) -> Any:
+        by_agent = {agent: action[i] for i, agent in enumerate(self.agents)}
+        obs, inner, reward, done, _ = self.env.step_env(key, inner, by_agent)
+        rewards = jnp.stack([jnp.asarray(reward[agent], jnp.float32).reshape(()) for agent in self.agents])
+        gone = jnp.stack([jnp.asarray(done[agent], bool).reshape(()) for agent in self.agents])
         ended = jnp.asarray(done["__all__"], bool).reshape(())
-        return observation(obs, inner), without_weak_types(inner), rewards, gone, ended
+        return self.observation(obs, inner), without_weak_types(inner), rewards, gone, ended
 
-    def reset(key: Array, num_envs: int) -> tuple[AgentsState, AgentsObs]:
-        obs, inner = jax.vmap(reset_one)(jax.random.split(key, num_envs))
-        each = (num_envs, len(agents))
+    def reset(self, key: Array, num_envs: int) -> tuple[AgentsState, AgentsObs]:
+        obs, inner = jax.vmap(self.reset_one)(jax.random.split(key, num_envs))
+        each = (num_envs, len(self.agents))
         return AgentsState(inner, jnp.ones(each, bool), jnp.zeros(each), jnp.zeros(num_envs, jnp.int32)), obs
 
-    def step(key: Array, state: AgentsState, action: Any) -> tuple[AgentsState, Transition]:
-        num_envs = state.episode_length.shape[0]
-        step_keys, reset_keys = jax.random.split(key, (2, num_envs))
-        final_obs, inner, reward, gone, ended = jax.vmap(step_one)(step_keys, state.inner, action)
-        cut = ended & jax.vmap(timed_out)(inner)
-        info = {"won": jax.vmap(_won(env))(inner)} if smax else {}
-        first_obs, fresh = jax.vmap(reset_one)(reset_keys)
+    def step(self, key: Array, state: AgentsState, action: Any) -> tuple[AgentsState, Transition]:
+        step_keys, reset_keys = jax.random.split(key, (2, state.episode_length.shape[0]))
+        final_obs, inner, reward, gone, ended = jax.vmap(self.step_one)(step_keys, state.inner, action)
+        cut = ended & jax.vmap(self.timed_out)(inner)
+        won = self.family.won
+        info = {} if won is None else {"won": jax.vmap(functools.partial(won, self.env))(inner)}
+        first_obs, fresh = jax.vmap(self.reset_one)(reset_keys)
 
-        def now(new: Array, old: Array) -> Array:
+        def begun(new: Array, old: Array) -> Array:
             return jnp.where(unsqueezed(ended, old.ndim), new, old)
 
-        obs, inner = jax.tree.map(now, (first_obs, fresh), (final_obs, inner))
+        obs, inner = jax.tree.map(begun, (first_obs, fresh), (final_obs, inner))
         collected, length = state.episode_return + reward, state.episode_length + 1
-        if together:
+        if self.family.together:
             gone = jnp.broadcast_to(ended[:, None], gone.shape)
         died = gone & ~jnp.all(gone, axis=1, keepdims=True)  # at the end all are done
         truncated = cut[:, None] & state.alive & ~died
@@ -177,17 +198,14 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
             final_obs=final_obs,
             episode_return=collected,
             episode_length=length,
-            mask=None if together else state.alive,
+            mask=None if self.family.together else state.alive,
             ended=ended,
             info=info,
         )
-        alive = now(jnp.ones_like(gone), state.alive & ~gone)
-        return AgentsState(inner, alive, now(jnp.zeros_like(reward), collected), now(0 * length, length)), transition
-
-    observation_space = SimpleNamespace(shape=(observed,))
-    action_space = SimpleNamespace(n=options, shape=()) if discrete else spaces[0]
-    wrapped = Env(reset, step, observation_space, action_space, lambda state: wrapped, num_agents=len(agents))
-    return wrapped
+        alive = begun(jnp.ones_like(gone), state.alive & ~gone)
+        return AgentsState(
+            inner, alive, begun(jnp.zeros_like(reward), collected), begun(0 * length, length)
+        ), transition
 
 
 def _spaces(env: Any) -> tuple[list[Any], int]:
@@ -205,31 +223,68 @@ def _spaces(env: Any) -> tuple[list[Any], int]:
         ) from error
 
 
-def _always(inner: Any) -> Array:
-    return jnp.ones((), bool)
+def _never(env: Any) -> Callable[[Any], Array]:
+    del env
+    return lambda inner: jnp.zeros((), bool)
 
 
-def _never(inner: Any) -> Array:
-    return jnp.zeros((), bool)
+def _always(env: Any) -> Callable[[Any], Array]:
+    del env
+    return lambda inner: jnp.ones((), bool)
 
 
-def _sides(env: Any) -> Callable[[Any], tuple[Array, Array]]:
+def _alive(env: Any, inner: Any) -> tuple[Array, Array]:
     """Whether any ally, and any enemy, is alive in a state of SMAX."""
-
-    def alive(inner: Any) -> tuple[Array, Array]:
-        units = (inner if hasattr(inner, "unit_alive") else inner.state).unit_alive
-        return jnp.any(units[: env.num_allies]), jnp.any(units[env.num_allies :])
-
-    return alive
+    units = (inner if hasattr(inner, "unit_alive") else inner.state).unit_alive
+    return jnp.any(units[: env.num_allies]), jnp.any(units[env.num_allies :])
 
 
 def _both_sides_alive(env: Any) -> Callable[[Any], Array]:
-    return lambda inner: jnp.logical_and(*_sides(env)(inner))
+    return lambda inner: jnp.logical_and(*_alive(env, inner))
 
 
-def _won(env: Any) -> Callable[[Any], Array]:
-    def won(inner: Any) -> Array:
-        allies, enemies = _sides(env)(inner)
-        return allies & ~enemies
+def _won(env: Any, inner: Any) -> Array:
+    allies, enemies = _alive(env, inner)
+    return allies & ~enemies
 
-    return won
+
+def _available_in_smax(env: Any, inner: Any) -> list[Array]:
+    given = env.get_avail_actions(inner)
+    return [jnp.asarray(given[agent]).astype(bool) for agent in env.agents]
+
+
+def _available_in_the_room(env: Any, inner: Any) -> list[Array]:
+    """Outside the room of the riddle nothing can be done."""
+    options = env.action_space(env.agents[0]).n
+    return [(jnp.arange(options) == 0) | (inner.agent_in_room == i) for i in range(len(env.agents))]
+
+
+class _Family(NamedTuple):
+    """What JaxMARL's environments of one kind do not say of themselves.
+
+    Attributes:
+        kinds: names of their base classes.
+        timed_out: of the environment: whether a state in which an episode ended is at a time limit.
+        together: whether all agents end at once.
+        available: of the environment and a state: the available actions of each agent; None: all.
+        won: of the environment and a state: whether the episode was won; None: nobody wins.
+    """
+
+    kinds: frozenset[str] = frozenset()
+    timed_out: Callable[[Any], Callable[[Any], Array]] = _never
+    together: bool = False
+    available: Callable[[Any, Any], list[Array]] | None = None
+    won: Callable[[Any, Any], Array] | None = None
+
+
+FAMILIES = (
+    # In SMAX the dead, too, are paid what their team is.
+    _Family(frozenset({"SMAX", "EnemySMAX"}), _both_sides_alive, True, _available_in_smax, _won),
+    _Family(frozenset({"SimpleMPE", "Overcooked", "OvercookedV2"}), _always, True),  # endless but for the time limit
+    _Family(frozenset({"SwitchRiddle"}), _never, True, _available_in_the_room),
+)
+
+
+def _family(env: Any) -> _Family:
+    kinds = {base.__name__ for base in type(env).__mro__}
+    return next((family for family in FAMILIES if family.kinds & kinds), _Family())
