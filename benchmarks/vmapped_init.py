@@ -46,8 +46,8 @@ def train(name: str, runs: int, finished: Connection) -> None:
 
 
 def compute_forever() -> None:
-    """Keep a core busy."""
-    while True:
+    """Keep a core busy, as long as there is somebody to end it."""
+    while multiprocessing.parent_process().is_alive():
         pass
 
 
