@@ -56,7 +56,7 @@ def clipped_surrogate(
     same_shape(where, log_ratio=log_ratio, advantage=advantage, mask=mask)
     logs, gains = kept(where, mask, log_ratio, jax.lax.stop_gradient(advantage))
     low, high = clip_range(where, clip_eps, clip_eps_high, logs)
-    limit: Array | float = jnp.inf
+    limit = None
     if dual_clip is not None:
         limit = fitting(where, "dual_clip", dual_clip, logs.shape, 1, open_low=True, dtype=logs.dtype)
     # Without an upper end the range ends with the numbers there are, so that an advantage of 0 has a loss of 0.
@@ -65,7 +65,7 @@ def clipped_surrogate(
 
 
 @jax.custom_jvp
-def _surrogate(log_ratio: Array, advantage: Array, low: Array, high: Array, limit: Array | float) -> Array:
+def _surrogate(log_ratio: Array, advantage: Array, low: Array, high: Array, limit: Array | None) -> Array:
     return -advantage * _bounded_ratio(jnp.exp(log_ratio), advantage, low, high, limit)
 
 
@@ -81,12 +81,13 @@ def _(primals: Any, tangents: Any) -> Any:
     return loss, slope * tangents[0]
 
 
-def _bounded_ratio(ratio: Array, advantage: Array, low: Array, high: Array, limit: Array | float) -> Array:
+def _bounded_ratio(ratio: Array, advantage: Array, low: Array, high: Array, limit: Array | None) -> Array:
     """The ratio that counts: where the advantage is negative at most `limit`, and not below the range; else not above.
 
     That is the minimum in the equation, said so that an advantage of 0 never meets an infinite ratio.
     """
-    return jnp.where(advantage < 0, jnp.minimum(jnp.maximum(ratio, low), limit), jnp.minimum(ratio, high))
+    falling = jnp.maximum(ratio, low) if limit is None else jnp.minimum(jnp.maximum(ratio, low), limit)
+    return jnp.where(advantage < 0, falling, jnp.minimum(ratio, high))
 
 
 def value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Array:
