@@ -68,17 +68,25 @@ def parts(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     page = [
         "Time first: 128x4 is 128 steps of 4 environments. *Inside* is what a function costs within one compiled",
         "program, *alone* one compiled call, waited for. The floor reads arrays of the same sizes and writes as many.",
+        "A ? marks what other work on the machine disturbed: quartiles more than a factor of 1.5 apart, or longer",
+        "inside a program than alone, by a quarter or more.",
         "",
     ]
     for name, record in records.items():
         rows = record["results"]
+        suspect = disturbed(rows)
         page += [f"### {name}", "", *provenance(record)]
 
         def label(row: Row) -> str:
             return f"`{row['part']}`" + (", gradient" if row["direction"] == "gradient" else "")
 
-        def times(row: Row) -> str:
-            return f"{short(row['us']['median'])} (x{short(row['over_floor']['median'])})"
+        def times(row: Row, suspect: set[tuple[Any, ...]] = suspect) -> str:
+            doubt = "?" * (measured(row) in suspect)
+            return f"{short(row['us']['median'])} (x{short(row['over_floor']['median'])}){doubt}"
+
+        def built(row: Row, suspect: set[tuple[Any, ...]] = suspect) -> str:
+            doubt = "?" * (measured(row) in suspect)
+            return f"{short(row['us']['median'])}{doubt}; {row['compile_seconds']:.2f}"
 
         for dtype in sorted({row["dtype"] for row in rows}, reverse=True):
             ours = [row for row in rows if (row["method"], row["clock"], row["dtype"]) == ("ours", "inside", dtype)]
@@ -97,11 +105,28 @@ def parts(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
         alone = [row for row in rows if (row["method"], row["clock"], row["dtype"]) == ("ours", "alone", "float32")]
         if alone:
             page += ["Alone, float32: median microseconds; seconds to trace and compile", ""]
-            page += by_size(alone, lambda row: f"{short(row['us']['median'])}; {row['compile_seconds']:.2f}", label, "")
+            page += by_size(alone, built, label, "")
         inside = [row for row in rows if row["clock"] == "inside" and row["dtype"] == "float32"]
         if draw_parts(pictures / f"{name}.png", inside):
             page += [f"![gae and vtrace inside one program, time against size](img/{name}.png)", ""]
     return page
+
+
+def measured(row: Row) -> tuple[Any, ...]:
+    """What a microbenchmark timed, and by which clock."""
+    return row["part"], row["direction"], tuple(row["size"]), row["dtype"], row["clock"]
+
+
+def disturbed(rows: list[Row]) -> set[tuple[Any, ...]]:
+    """Which of our timings were taken while something else used the machine.
+
+    Their quartiles are far apart, or they are longer within a program than alone, where a call comes on top.
+    """
+    times = {measured(row): row["us"] for row in rows if row["method"] == "ours"}
+    wide = {what for what, us in times.items() if us["q3"] > 1.5 * us["q1"]}
+    alone = {what[:-1]: us["median"] for what, us in times.items() if what[-1] == "alone"}
+    inside = {what for what in times if what[-1] == "inside" and what[:-1] in alone}
+    return wide | {what for what in inside if times[what]["median"] > 1.25 * alone[what[:-1]]}
 
 
 def draw_parts(path: pathlib.Path, rows: list[Row]) -> bool:
