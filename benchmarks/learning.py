@@ -5,8 +5,8 @@
 
 writes benchmarks/results/learning_<task>.json (configuration, versions, hardware, seeds, curve) and
 docs/img/learning_<task>.png for each task; `--first-seed 101` adds "_101" to the names, so that the seeds which the
-hyperparameters were chosen on and others stand next to each other. What the file said before is kept in it, so that a
-change of the hot path shows in the same table.
+hyperparameters were chosen on and others stand next to each other, and so does `--set ent_coef=0.001` with
+"_ent_coef_0.001". What the file said before is kept in it, so that a change of the hot path shows in the same table.
 
 Three numbers are recorded for each seed: the return of the last 100 training episodes, as other projects report it;
 and the returns of 100 new episodes with the final policy, with sampled and with the most likely actions. The training
@@ -17,14 +17,16 @@ to its end. Pages say which share of the seeds reaches the task's threshold.
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ppo_parts import training
@@ -100,13 +102,33 @@ def success(each_seed: np.ndarray, threshold: float) -> float:
     return float(np.mean(each_seed >= threshold))
 
 
-def measure(task: str, seeds: int, first_seed: int | None = None) -> dict[str, object]:
-    """Train `seeds` seeds, from `first_seed` (the configuration's own if None) on, and describe how they did."""
+def changed(config: Any, changes: Sequence[str]) -> Any:
+    """The configuration with some fields replaced; values are read as Python, or else as words.
+
+    Example:
+        >>> changed(pufferlib_ppo.Config(), ["ent_coef=0.001", "refresh=epoch", "prioritized=False"]).refresh
+        'epoch'
+    """
+    values = {}
+    for name, text in (change.split("=", 1) for change in changes):
+        try:
+            values[name] = ast.literal_eval(text)
+        except ValueError:
+            values[name] = text
+    return dataclasses.replace(config, **values)
+
+
+def measure(task: str, seeds: int, first_seed: int | None = None, changes: Sequence[str] = ()) -> dict[str, object]:
+    """Train `seeds` seeds, from `first_seed` (the configuration's own if None) on, and describe how they did.
+
+    `changes` are fields of the configuration and their values, as in "ent_coef=0.001".
+    """
     make_train, config, threshold, why = TASKS[task]
+    config = changed(config, changes)
     first_seed = config.seed if first_seed is None else first_seed
-    name = task if first_seed == config.seed else f"{task}_{first_seed}"
+    name = "_".join([task, *([] if first_seed == config.seed else [str(first_seed)]), *changes]).replace("=", "_")
     train = make_train(config)
-    keys = training.seed_keys(first_seed, seeds).reshape(seeds)
+    keys = jnp.stack([jax.random.key(first_seed + i) for i in range(seeds)])
     began = time.perf_counter()
     program = jax.jit(jax.vmap(train)).lower(keys).compile()
     compiled = time.perf_counter()
@@ -141,9 +163,10 @@ def main() -> None:
     parser.add_argument("tasks", nargs="+", choices=TASKS)
     parser.add_argument("--seeds", type=int, default=10, help="how many seeds")
     parser.add_argument("--first-seed", type=int, help="the first of them; by default the configuration's own")
+    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="changes of the configuration")
     args = parser.parse_args()
     for task in args.tasks:
-        result = measure(task, args.seeds, args.first_seed)
+        result = measure(task, args.seeds, args.first_seed, args.set)
         path = ROOT / f"benchmarks/results/learning_{result['task']}.json"
         if path.exists():
             last = json.loads(path.read_text())

@@ -348,7 +348,7 @@ RETURNS = ("last_100_episodes_return", "evaluation_100_episodes_return")
 
 def reached(result: Row) -> list[str]:
     """Mean (standard deviation), and how many seeds reach the task's threshold, of each kind of return."""
-    threshold = TASKS[re.sub(r"_\d+$", "", result["task"])].threshold
+    threshold = TASKS[max((task for task in TASKS if result["task"].startswith(task)), key=len)].threshold
     cells = []
     for what in RETURNS:
         found = result[what]
