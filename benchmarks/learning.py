@@ -93,22 +93,12 @@ def evaluations(train: training.Train, keys: jax.Array, state: Any, episodes: in
 
 
 def success(each_seed: np.ndarray, threshold: float) -> float:
-    """The share of seeds at or above the threshold.
-
-    Example:
-        >>> success(np.array([500.0, 474.0, 475.0, 20.0]), 475)
-        0.5
-    """
+    """The share of seeds at or above the threshold."""
     return float(np.mean(each_seed >= threshold))
 
 
 def changed(config: Any, changes: Sequence[str]) -> Any:
-    """The configuration with some fields replaced; values are read as Python, or else as words.
-
-    Example:
-        >>> changed(pufferlib_ppo.Config(), ["ent_coef=0.001", "refresh=epoch", "prioritized=False"]).refresh
-        'epoch'
-    """
+    """The configuration with some fields replaced; values are read as Python, or else as words."""
     values = {}
     for name, text in (change.split("=", 1) for change in changes):
         try:

@@ -324,12 +324,7 @@ WHOLE = 500_000  # environment steps of a usual run
 
 
 def whole_run(row: Row) -> float:
-    """Seconds of a run of `WHOLE` steps, with tracing and compiling where they were recorded.
-
-    Example:
-        >>> whole_run({"steps_per_second": 100_000, "compile_seconds": {"trace": 1.0, "compile": 4.0}})
-        10.0
-    """
+    """Seconds of a run of `WHOLE` steps, with tracing and compiling where they were recorded."""
     return WHOLE / row["steps_per_second"] + sum((row.get("compile_seconds") or {}).values())
 
 

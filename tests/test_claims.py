@@ -69,3 +69,14 @@ def test_claims_disturbed_timings_are_marked():
     rows += [row("slower inside", "inside", 20, 21), row("slower inside", "alone", 10, 11)]
     rows += [row("wide", "inside", 5, 8)]
     assert {(what[0], what[-1]) for what in report.disturbed(rows)} == {("slower inside", "inside"), ("wide", "inside")}
+
+
+def test_claims_a_whole_run_includes_compiling():
+    row = {"steps_per_second": 100_000, "compile_seconds": {"trace": 1.0, "compile": 4.0}}
+    assert report.whole_run(row) == 10.0
+    assert report.whole_run({"steps_per_second": 100_000, "compile_seconds": None}) == 5.0
+
+
+def test_claims_learning_runs_with_changed_settings():
+    config = learning.changed(learning.TASKS["pufferlib_cartpole"].config, ["ent_coef=0.001", "refresh=epoch"])
+    assert (config.ent_coef, config.refresh) == (0.001, "epoch")
