@@ -2,7 +2,9 @@
 
 `python -m benchmarks report`
 
-The same files give the same page. What has not been recorded yet is left out.
+The same files give the same page. What has not been recorded yet is left out. Tables of learning results in other
+pages (`PAGES`) stand between `<!-- learning task ... -->` and `<!-- end -->` and are written again, too, so that they
+cannot differ from the records.
 """
 
 from __future__ import annotations
@@ -11,14 +13,19 @@ import argparse
 import json
 import math
 import pathlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
+from .learning import TASKS, success
 from .train import ONE_SEED, RECIPES
 
 Record = dict[str, Any]
 Row = dict[str, Any]
 ROOT = pathlib.Path(__file__).parent.parent
+PAGES = ("README.md", "docs/pufferlib.md", "docs/agents.md")  # with tables of learning results
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -61,17 +68,25 @@ def parts(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     page = [
         "Time first: 128x4 is 128 steps of 4 environments. *Inside* is what a function costs within one compiled",
         "program, *alone* one compiled call, waited for. The floor reads arrays of the same sizes and writes as many.",
+        "A ? marks what other work on the machine disturbed: quartiles more than a factor of 1.5 apart, or longer",
+        "inside a program than alone, by a quarter or more.",
         "",
     ]
     for name, record in records.items():
         rows = record["results"]
+        suspect = disturbed(rows)
         page += [f"### {name}", "", *provenance(record)]
 
         def label(row: Row) -> str:
             return f"`{row['part']}`" + (", gradient" if row["direction"] == "gradient" else "")
 
-        def times(row: Row) -> str:
-            return f"{short(row['us']['median'])} (x{short(row['over_floor']['median'])})"
+        def times(row: Row, suspect: set[tuple[Any, ...]] = suspect) -> str:
+            doubt = "?" * (measured(row) in suspect)
+            return f"{short(row['us']['median'])} (x{short(row['over_floor']['median'])}){doubt}"
+
+        def built(row: Row, suspect: set[tuple[Any, ...]] = suspect) -> str:
+            doubt = "?" * (measured(row) in suspect)
+            return f"{short(row['us']['median'])}{doubt}; {row['compile_seconds']:.2f}"
 
         for dtype in sorted({row["dtype"] for row in rows}, reverse=True):
             ours = [row for row in rows if (row["method"], row["clock"], row["dtype"]) == ("ours", "inside", dtype)]
@@ -90,11 +105,28 @@ def parts(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
         alone = [row for row in rows if (row["method"], row["clock"], row["dtype"]) == ("ours", "alone", "float32")]
         if alone:
             page += ["Alone, float32: median microseconds; seconds to trace and compile", ""]
-            page += by_size(alone, lambda row: f"{short(row['us']['median'])}; {row['compile_seconds']:.2f}", label, "")
+            page += by_size(alone, built, label, "")
         inside = [row for row in rows if row["clock"] == "inside" and row["dtype"] == "float32"]
         if draw_parts(pictures / f"{name}.png", inside):
             page += [f"![gae and vtrace inside one program, time against size](img/{name}.png)", ""]
     return page
+
+
+def measured(row: Row) -> tuple[Any, ...]:
+    """What a microbenchmark timed, and by which clock."""
+    return row["part"], row["direction"], tuple(row["size"]), row["dtype"], row["clock"]
+
+
+def disturbed(rows: list[Row]) -> set[tuple[Any, ...]]:
+    """Which of our timings were taken while something else used the machine.
+
+    Their quartiles are far apart, or they are longer within a program than alone, where a call comes on top.
+    """
+    times = {measured(row): row["us"] for row in rows if row["method"] == "ours"}
+    wide = {what for what, us in times.items() if us["q3"] > 1.5 * us["q1"]}
+    alone = {what[:-1]: us["median"] for what, us in times.items() if what[-1] == "alone"}
+    inside = {what for what in times if what[-1] == "inside" and what[:-1] in alone}
+    return wide | {what for what in inside if times[what]["median"] > 1.25 * alone[what[:-1]]}
 
 
 def draw_parts(path: pathlib.Path, rows: list[Row]) -> bool:
@@ -215,9 +247,9 @@ def train(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     page = [
         "Environment steps per second of whole training runs, the same network, batch and epochs for all (but",
         "*pufferlib* has one trunk for both heads; [benchmarks/train.py](../benchmarks/train.py) says who they are).",
-        "*Time over cleanrl*: per environment step, so above 1 is slower than the recipe. *All at once*:",
-        "large minibatches not in pieces (`microbatch=None`). What was written by hand for another recipe has its time",
-        "over that one's, too.",
+        "*Time over cleanrl*: per environment step, so above 1 is slower than the recipe. *All at once*: large",
+        "minibatches are not evaluated in pieces (`microbatch=None`). *ippo* trains one agent here. Programs written",
+        "by hand for another recipe also have their time over that recipe's.",
         "",
     ]
     for name, record in records.items():
@@ -247,36 +279,79 @@ def train(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     return page
 
 
+def span(ratio: dict[str, float]) -> str:
+    """Median and quartiles of a ratio."""
+    return "{median:.2f} ({q1:.2f} - {q3:.2f})".format(**ratio)
+
+
 def overview(results: pathlib.Path) -> list[str]:
     """How many times faster the recipes are, from all records of whole runs of one seed: the top of the page."""
     rows = [row for path in sorted(results.glob("train_*.json")) for row in json.loads(path.read_text())["results"]]
     rows = [row for row in rows if row["seeds"] == 1 and row["program"] != ONE_SEED]
     rivals = [*RECIPES, "rejax", "sbx", "sb3"]
-    lines = []
+    faster, whole = [], []
     for env, number in dict.fromkeys((row["env"], row["num_envs"]) for row in rows):
-        ratios = {
-            row["program"]: f"{row.get('over_recipe', row['over_cleanrl'])['median']:.2f}"
-            for row in rows
-            if (row["env"], row["num_envs"]) == (env, number)
-        }
-        lines.append([f"{env}, {number}", *(ratios.get(rival, "") for rival in rivals)])
-    if not lines:
+        here = {row["program"]: row for row in rows if (row["env"], row["num_envs"]) == (env, number)}
+        ratios = {program: span(row.get("over_recipe", row["over_cleanrl"])) for program, row in here.items()}
+        faster.append([f"{env}, {number}", *(ratios.get(rival, "") for rival in rivals)])
+        host = [rival for rival in ("sbx", "sb3") if rival in here]
+        if host and "cleanrl" in here:
+            took = whole_run(here["cleanrl"])
+            theirs = [whole_run(here[rival]) for rival in host]
+            cells = [f"{seconds:.0f} s, {seconds / took:.1f} times ours" for seconds in theirs]
+            whole.append([f"{env}, {number}", f"{took:.1f} s", *cells])
+    if not faster:
         return []
     head = [f"`{recipe}` against the same written by hand" for recipe in RECIPES.values()]
-    return [
-        "How many times faster the recipes are ([why](training.md#speed)), `cleanrl` where no other is named:",
+    page = [
+        "How many times faster the recipes are ([why](training.md#speed)), `cleanrl` where no other is named: median",
+        "and quartiles. Where the quartiles include 1, it is a tie. Compiling is left out. `ippo` has one agent here.",
         "",
-        *table(["environments", *head, "rejax", "sbx", "stable-baselines3"], lines),
+        *table(["environments", *head, "rejax", "sbx", "stable-baselines3"], faster),
     ]
+    if whole:
+        page += [
+            "sbx and stable-baselines3 step Gymnasium's environment in Python, the recipe compiles gymnax's: these two",
+            "columns compare environments as much as they compare PPO. A whole run of",
+            f"{WHOLE:,} steps, with tracing and compiling of `cleanrl`; that of the others was not recorded:",
+            "",
+            *table(["environments", "`cleanrl`", "sbx", "stable-baselines3"], whole),
+        ]
+    return page
 
 
-def earlier(result: Row, digits: int) -> str:
+WHOLE = 500_000  # environment steps of a usual run
+
+
+def whole_run(row: Row) -> float:
+    """Seconds of a run of `WHOLE` steps, with tracing and compiling where they were recorded."""
+    return WHOLE / row["steps_per_second"] + sum((row.get("compile_seconds") or {}).values())
+
+
+def earlier(result: Row) -> str:
     """What the same task reached before it was recorded again, if it was of the same length."""
     before = result.get("before")
     if before is None or before["env_steps"] != result["env_steps"]:
         return ""
     last = before["last_100_episodes_return"]
+    digits = 1 if abs(last["mean"]) >= 10 else 3
     return f"{last['mean']:.{digits}f} ({last['std']:.{digits}f}), {before['commit'][:10]}"
+
+
+RETURNS = ("last_100_episodes_return", "evaluation_100_episodes_return")
+
+
+def reached(result: Row) -> list[str]:
+    """Mean (standard deviation), and how many seeds reach the task's threshold, of each kind of return."""
+    threshold = TASKS[max((task for task in TASKS if result["task"].startswith(task)), key=len)].threshold
+    cells = []
+    for what in RETURNS:
+        found = result[what]
+        digits = 1 if abs(found["mean"]) >= 10 else 3
+        number = len(found["per_seed"])
+        share = f"{round(success(np.array(found['per_seed']), threshold) * number)} of {number}"
+        cells.append(f"{found['mean']:.{digits}f} ({found['std']:.{digits}f}); {share} >= {threshold:g}")
+    return cells
 
 
 def learning(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
@@ -284,32 +359,57 @@ def learning(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     lines, page = [], []
     for name, record in records.items():
         result = record["results"]
-        last = result["last_100_episodes_return"]
-        digits = 1 if abs(last["mean"]) >= 10 else 3
+        env_id, seeds = result["config"]["env_id"], result["seeds"]
         lines.append(
             [
-                f"{result['config']['env_id']} (`{name.removeprefix('learning_')}`)",
+                f"{env_id} (`{name.removeprefix('learning_')}`)",
                 f"{result['env_steps']:,}",
-                str(len(result["seeds"])),
-                f"{last['mean']:.{digits}f} ({last['std']:.{digits}f})",
-                earlier(result, digits),
+                f"{seeds[0]} - {seeds[-1]}",
+                *reached(result),
+                earlier(result),
                 f"{result['env_steps_per_second_all_seeds']:,.0f}",
                 f"{record['date'][:10]}, {record['commit'][:10]}",
             ]
         )
         if (pictures / f"{name}.png").exists():
-            page += [f"![{result['config']['env_id']}: return against steps](img/{name}.png)", ""]
+            page += [f"![{env_id}: return against steps](img/{name}.png)", ""]
     header = [
         "task",
         "steps",
         "seeds",
-        "return of the last 100 episodes, mean (deviation)",
-        "before",
+        "return of the last 100 training episodes",
+        "return of 100 new episodes",
+        "last 100, before",
         "steps per second, all seeds",
         "commit",
     ]
-    where = ["Configurations, versions, hardware and the curves of all seeds are in the files of these names.", ""]
+    where = [
+        "Mean over seeds (standard deviation), and how many seeds reach the threshold of the task. Training returns",
+        "favour short episodes, because more of them end in the same number of steps; new episodes are all played to",
+        "their end, with sampled actions. Configurations, versions, hardware and the curves of all seeds are in the",
+        "files of these names, thresholds and their reasons in [benchmarks/learning.py](../benchmarks/learning.py).",
+        "",
+    ]
     return [*table(header, lines), *where, *page]
+
+
+def filled(page: str, results: pathlib.Path, link: str) -> str:
+    """`page` with its tables of learning results as the records have them; `link` leads from the page to `results`."""
+
+    def block(found: re.Match[str]) -> str:
+        lines = []
+        for name in found[1].split():
+            path = results / f"learning_{name}.json"
+            if not path.exists():
+                continue
+            result = json.loads(path.read_text())["results"]
+            seeds = result["seeds"]
+            task = f"{result['config']['env_id']}, [`{name}`]({link}/{path.name})"
+            lines.append([task, f"{result['env_steps']:,}", f"{seeds[0]} - {seeds[-1]}", *reached(result)])
+        head = ["task", "steps", "seeds", "return of the last 100 training episodes", "return of 100 new episodes"]
+        return "\n".join([f"<!-- learning {found[1]} -->", *table(head, lines)[:-1], "<!-- end -->"])
+
+    return re.sub(r"<!-- learning (.*?) -->.*?<!-- end -->", block, page, flags=re.DOTALL)
 
 
 SECTIONS: dict[str, tuple[str, Callable[[dict[str, Record], pathlib.Path], list[str]]]] = {
@@ -352,3 +452,7 @@ def main() -> None:
     options.docs.mkdir(parents=True, exist_ok=True)
     (options.docs / "benchmarks.md").write_text(report(options.results, options.docs))
     print(f"wrote {options.docs / 'benchmarks.md'}")
+    if options.docs == ROOT / "docs":
+        for name in PAGES:
+            page, link = ROOT / name, "../benchmarks/results" if "/" in name else "benchmarks/results"
+            page.write_text(filled(page.read_text(), options.results, link))

@@ -115,7 +115,7 @@ def test_training_runs_are_recorded(tmp_path, monkeypatch, capsys):
     assert rows["ippo, handwritten"]["over_recipe"]["median"] > 10 * rows["ippo, handwritten"]["over_cleanrl"]["median"]
     page = report.report(tmp_path, tmp_path)
     assert "| CartPole-v1, 4 | handwritten |" in page
-    cleanrl, ippo = (f"{rows[name]['over_recipe']['median']:.2f}" for name in ("handwritten", "ippo, handwritten"))
+    cleanrl, ippo = (report.span(rows[name]["over_recipe"]) for name in ("handwritten", "ippo, handwritten"))
     assert f"| CartPole-v1, 4 | {cleanrl} |  | {ippo} |  |  |  |" in page
     slower = json.loads(path.read_text())
     for row in slower["results"]:

@@ -1,0 +1,82 @@
+"""What the pages claim is what the records say."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import learning, report
+from ppo_parts.training import EpisodeResults
+
+RESULTS = report.ROOT / "benchmarks/results"
+README = (report.ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", report.PAGES)
+def test_claims_learning_tables_are_those_of_the_records(name):
+    page = (report.ROOT / name).read_text()
+    assert "<!-- learning " in page
+    for task in " ".join(re.findall(r"<!-- learning (.*?) -->", page)).split():
+        assert (RESULTS / f"learning_{task}.json").exists(), f"{name} asks for {task}, which has no record"
+    link = "../benchmarks/results" if "/" in name else "benchmarks/results"
+    assert report.filled(page, RESULTS, link) == page, "run `python -m benchmarks report`"
+
+
+def test_claims_learning_table_has_means_deviations_and_successes(tmp_path):
+    summary = {"mean": 450.04, "std": 12.34, "per_seed": [474.0, 475.0, 500.0]}
+    result = {"task": "cartpole_101", "config": {"env_id": "CartPole-v1"}, "env_steps": 1000, "seeds": [101, 102, 103]}
+    result |= dict.fromkeys(report.RETURNS, summary)
+    (tmp_path / "learning_cartpole_101.json").write_text(json.dumps({"results": result}))
+    page = "before\n<!-- learning cartpole_101 -->\nold numbers\n<!-- end -->\nafter"
+    found = report.filled(page, tmp_path, "records")
+    for expected in ("450.0 (12.3); 2 of 3 >= 475", "101 - 103", "(records/learning_cartpole_101.json)"):
+        assert expected in found
+    assert "old numbers" not in found
+    assert found.split("\n")[0] == "before"
+    assert found.split("\n")[-1] == "after"
+
+
+def test_claims_speed_table_is_that_of_the_record():
+    rows = json.loads((RESULTS / "train_cpu.json").read_text())["results"]
+    for program, label, digits in (("handwritten", "hand-written", 2), ("rejax", "rejax", 2)):
+        medians = [row["over_cleanrl"]["median"] for row in rows if row["program"] == program]
+        quoted = next(line for line in README.splitlines() if line.startswith("|") and label in line)
+        assert quoted.split("|")[2:-1] == [f" {x:.{digits}f} " for x in medians]
+
+
+def test_claims_evaluation_gives_each_seed_a_key_of_its_own():
+    class Fake:
+        def evaluate_policy(self, key, state, episodes, *, mode):
+            nothing = jnp.zeros(episodes, bool)
+            luck = jax.random.uniform(key, (episodes,)) + state
+            return EpisodeResults(luck, jnp.ones(episodes, int), nothing, nothing)
+
+    keys = jax.vmap(jax.random.key)(jnp.arange(3))
+    found = learning.evaluations(Fake(), keys, jnp.zeros(3), episodes=5)["evaluation_5_episodes_return"]
+    assert found.shape == (3,)
+    assert len(np.unique(found)) == 3
+
+
+def test_claims_disturbed_timings_are_marked():
+    def row(part, clock, median, q3):
+        where = {"part": part, "direction": "forward", "size": [128, 4], "dtype": "float32", "method": "ours"}
+        return {**where, "clock": clock, "us": {"median": median, "q1": median, "q3": q3}}
+
+    rows = [row("quiet", "inside", 9, 10), row("quiet", "alone", 10, 11)]
+    rows += [row("slower inside", "inside", 20, 21), row("slower inside", "alone", 10, 11)]
+    rows += [row("wide", "inside", 5, 8)]
+    assert {(what[0], what[-1]) for what in report.disturbed(rows)} == {("slower inside", "inside"), ("wide", "inside")}
+
+
+def test_claims_a_whole_run_includes_compiling():
+    row = {"steps_per_second": 100_000, "compile_seconds": {"trace": 1.0, "compile": 4.0}}
+    assert report.whole_run(row) == 10.0
+    assert report.whole_run({"steps_per_second": 100_000, "compile_seconds": None}) == 5.0
+
+
+def test_claims_learning_runs_with_changed_settings():
+    config = learning.changed(learning.TASKS["pufferlib_cartpole"].config, ["ent_coef=0.001", "refresh=epoch"])
+    assert (config.ent_coef, config.refresh) == (0.001, "epoch")
