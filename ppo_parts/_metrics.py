@@ -55,6 +55,8 @@ class Metrics(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         if name not in self.names:
             raise KeyError(f"no metric is named {name!r}; there are {', '.join(self.names)}")
+        if isinstance(self.array, jax.ShapeDtypeStruct):  # of jax.eval_shape
+            return jax.ShapeDtypeStruct(self.array.shape[:-1], self.array.dtype)  # type: ignore[return-value]
         return self.array[..., self.names.index(name)]
 
     def __contains__(self, name: object) -> bool:
