@@ -65,4 +65,4 @@ from ._types import Stop as Stop
 from ._types import stateless as stateless
 from .functional import ShapeError as ShapeError
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
