@@ -13,7 +13,9 @@ from ._hyperparameters import Numeric, at, number
 from ._types import Array, Batch, Context, Divider, EmptyState, Part, field_at, no_state, with_field_at
 
 
-def within(part: Part, *, read: Mapping[str, str], write: Mapping[str, str], name: str) -> Part:
+def within(
+    part: Part, *, name: str, read: Mapping[str, str] | None = None, write: Mapping[str, str] | None = None
+) -> Part:
     """Run a part on other fields of the batch: `read` and `write` say which fields replace those that it names.
 
     A path is a field ("reward"), an entry of one ("extras.intrinsic") or a field of the policy being trained
@@ -48,6 +50,7 @@ def within(part: Part, *, read: Mapping[str, str], write: Mapping[str, str], nam
 
     Reference: a lens, as in Foster et al. 2007, Combinators for Bidirectional Tree Transformations.
     """
+    read, write = read or {}, write or {}
     if not isinstance(part, Part) or isinstance(part, Divider):
         raise UserTypeError(f"within: expected a part that is not a sampler, got {part!r}")
     for field in write:

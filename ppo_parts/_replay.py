@@ -97,6 +97,8 @@ def replay(num_rollouts: int, like: Batch) -> Part:
         missing = [name for name in kept if not jax.tree.leaves(getattr(batch, name))]
         if missing:
             raise UserValueError(f"replay: like has {', '.join(missing)}, and the rollout does not")
+        if batch.mask is not None and "mask" not in kept:
+            raise UserValueError("replay: the rollout has a mask, and like has none: masked steps would be trained on")
         fields = {name: jax.tree.map(put, state.fields[name], getattr(batch, name)) for name in kept}
         return ReplayState(fields, state.stored + 1)
 

@@ -427,7 +427,7 @@ def time_chunks(
         >>> import ppo_parts as pp
         >>> sampler = pp.time_chunks(length=16, num_minibatches=4, burn_in=8)
 
-    Reference: Kapturowski et al. 2019, Recurrent Experience Replay (R2D2), section 2.3.
+    Reference: Kapturowski et al. 2019, Recurrent Experience Replay (R2D2), section 3.
     """
     where = "time_chunks"
     count(where, "length", length)

@@ -482,6 +482,8 @@ def test_replaying_one_rollout_changes_nothing():
     part = pp.replay(1, batch)
     replayed, _ = part.update(batch, part.init(None), pp.Context(key=KEY))
     assert_same(replayed, batch)
+    with pytest.raises(ValueError, match="the rollout has a mask, and like has none"):
+        pp.replay(1, batch.replace(mask=None)).update(batch, part.init(None), pp.Context(key=KEY))
 
 
 # --- chains ----------------------------------------------------------------------------------------------------------
