@@ -37,7 +37,7 @@ TASKS: dict[str, tuple[Callable[[Any], training.Train], Any]] = {
     "pufferlib_memory": (pufferlib_ppo.make_train, PUFFERLIB["memory"]),
     "pufferlib_memory_feedforward": (
         pufferlib_ppo.make_train,
-        dataclasses.replace(PUFFERLIB["memory"], memory="none"),
+        dataclasses.replace(PUFFERLIB["memory"], memory=None),
     ),
     "pufferlib_breakout": (pufferlib_ppo.make_train, PUFFERLIB["minatar"]),
     "ippo_spread": (ippo.make_train, ippo.PRESETS["spread"]),

@@ -120,5 +120,5 @@ def test_a_value_in_range_is_what_it_was():
 
 
 def test_a_negative_learning_rate_is_refused():
-    with pytest.raises(ValueError, match=r"per_update_learning_rate: learning_rate must lie in \[0, inf\), got -0\.1"):
-        pp.per_update_learning_rate(-0.1)
+    with pytest.raises(ValueError, match=r"scale_by_update_schedule: learning_rate must lie in \[0, inf\), got -0\.1"):
+        pp.scale_by_update_schedule(-0.1)
