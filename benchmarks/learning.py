@@ -61,7 +61,7 @@ TASKS = {
     "pufferlib_memory": Task(pufferlib_ppo.make_train, PUFFERLIB["memory"], 0.9, "95 % of the answers are right"),
     "pufferlib_memory_feedforward": Task(
         pufferlib_ppo.make_train,
-        dataclasses.replace(PUFFERLIB["memory"], memory="none"),
+        dataclasses.replace(PUFFERLIB["memory"], memory=None),
         0.9,
         "95 % of the answers are right",
     ),

@@ -2,10 +2,10 @@
 
     python -m benchmarks study acrobot pendulum breakout
 
-The recipe is `pufferlib_ppo`, and an arm changes only the three settings in question. The learning rate is chosen for
-each arm and task, from three, by the mean return over the whole of three seeds' training; ten other seeds are then
-trained with it. Writes benchmarks/results/study_<task>.json for each task, and from all of those that are there
-docs/img/study.png and the table in docs/study.md.
+The recipe is `pufferlib_ppo`, and an arm gives it another chain, which differs in nothing but the three. The learning
+rate is chosen for each arm and task, from three, by the mean return over the whole of three seeds' training; ten other
+seeds are then trained with it. Writes benchmarks/results/study_<task>.json for each task, and from all of those that
+are there docs/img/study.png and the table in docs/study.md.
 """
 
 from __future__ import annotations
@@ -16,27 +16,57 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import ppo_parts as pp
 from ppo_parts import training
 from recipes import pufferlib_ppo
 
 from ._timing import record
 
 ROOT = Path(__file__).resolve().parent.parent
-SETTINGS = ("prioritized", "advantage", "refresh")
+
+
+class Arm(NamedTuple):
+    """Which of the three an arm has."""
+
+    prioritized: bool
+    advantage: Literal["gae", "vtrace"]
+    refresh: Literal["rollout", "epoch", "minibatch"]
+
+    def chain(self, config: pufferlib_ppo.Config) -> pp.Part:
+        """PufferLib's chain with these of the three; without priorities, each segment comes once per epoch."""
+        decay = {"gamma": config.gamma, "gae_lambda": config.gae_lambda}
+        clips = {"rho_clip": config.vtrace_rho_clip, "c_clip": config.vtrace_c_clip}
+        draws = {"num_minibatches": config.num_minibatches, "num_epochs": config.update_epochs, "refresh": self.refresh}
+        beta = pp.linear_schedule(config.prio_beta0, 1.0, config.num_updates)
+        annealed = pp.linear_schedule(config.ent_coef, 0.0, config.num_updates)
+        return pp.chain(
+            pp.vtrace(**decay, **clips) if self.advantage == "vtrace" else pp.gae(**decay),
+            pp.prioritized_sampler(**draws, alpha=config.prio_alpha, beta=beta)
+            if self.prioritized
+            else pp.segment_minibatches(**draws),
+            pp.advantage_normalize(ddof=1),
+            pp.advantage_weight() if self.prioritized else pp.identity(),
+            pp.clipped_surrogate(clip_eps=config.clip_coef),
+            pp.policy_diagnostics(),
+            pp.clipped_value_loss(clip_eps=config.vf_clip_coef, coef=config.vf_coef),
+            pp.entropy_bonus(coef=annealed if config.anneal_ent else config.ent_coef),
+        )
+
+
 ARMS = {
-    "plain": (False, "gae", "rollout"),
-    "refresh per epoch": (False, "gae", "epoch"),
-    "refresh": (False, "gae", "minibatch"),
-    "refresh + V-trace": (False, "vtrace", "minibatch"),
-    "priorities": (True, "gae", "rollout"),
-    "priorities + refresh": (True, "gae", "minibatch"),
-    "all three (PufferLib)": (True, "vtrace", "minibatch"),
+    "plain": Arm(False, "gae", "rollout"),
+    "refresh per epoch": Arm(False, "gae", "epoch"),
+    "refresh": Arm(False, "gae", "minibatch"),
+    "refresh + V-trace": Arm(False, "vtrace", "minibatch"),
+    "priorities": Arm(True, "gae", "rollout"),
+    "priorities + refresh": Arm(True, "gae", "minibatch"),
+    "all three (PufferLib)": Arm(True, "vtrace", "minibatch"),
 }
 """Without a refresh V-trace is GAE: the ratios before the sampler are 1."""
 
@@ -57,11 +87,12 @@ class Outcome(NamedTuple):
     last: np.ndarray
 
 
-def trained(config: pufferlib_ppo.Config) -> Callable[[jax.Array, jax.Array], Outcome]:
+def trained(config: pufferlib_ppo.Config, arm: Arm) -> Callable[[jax.Array, jax.Array], Outcome]:
     """`run(seeds, learning_rates)`, both `[SEEDS]`: that many runs in one program, compiled once."""
 
     def one(seed: jax.Array, learning_rate: jax.Array) -> tuple[jax.Array, jax.Array]:
-        train = pufferlib_ppo.make_train(dataclasses.replace(config, learning_rate=learning_rate))
+        here = dataclasses.replace(config, learning_rate=learning_rate)
+        train = pufferlib_ppo.make_train(here, pipeline=arm.chain(here))
         _, metrics = train(jax.random.key(seed))
         returns, episodes = metrics["episode_return"], metrics["episodes"]
         whole = jnp.sum(jnp.where(episodes > 0, returns * episodes, 0)) / jnp.sum(episodes)
@@ -77,14 +108,14 @@ def measure(task: str) -> dict[str, Any]:
     tuned = [(seed, rate) for rate in rates for seed in range(100, 100 + TUNING_SEEDS)]
     columns = (tuned * SEEDS)[:SEEDS]  # repeats only fill the program up
     arms = {}
-    for name, settings in ARMS.items():
+    for name, arm in ARMS.items():
         began = time.perf_counter()
-        run = trained(dataclasses.replace(config, **dict(zip(SETTINGS, settings, strict=True))))
+        run = trained(config, arm)
         whole = run(*zip(*columns, strict=True)).whole[: len(tuned)].reshape(len(rates), TUNING_SEEDS).mean(axis=1)
         rate = rates[int(np.nanargmax(whole))]
         outcome = run(range(1, 1 + SEEDS), [rate] * SEEDS)
         arms[name] = {
-            **dict(zip(SETTINGS, settings, strict=True)),
+            **arm._asdict(),
             "learning_rate": rate,
             "tuning": {str(r): float(w) for r, w in zip(rates, whole, strict=True)},
             "return_over_training": training.summary(outcome.whole),

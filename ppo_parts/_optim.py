@@ -35,9 +35,10 @@ def scale_by_update_schedule(learning_rate: Any | Callable[[Any], Any]) -> optax
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 4.
     """
+    return _scale_by_checked(number("scale_by_update_schedule", "learning_rate", learning_rate, 0))
 
-    learning_rate = number("scale_by_update_schedule", "learning_rate", learning_rate, 0)
 
+def _scale_by_checked(learning_rate: Any) -> optax.GradientTransformationExtraArgs:
     def init(params: Any) -> optax.EmptyState:
         del params
         return optax.EmptyState()
@@ -75,7 +76,7 @@ def clipped_adam(
     max_grad_norm = number("clipped_adam", "max_grad_norm", max_grad_norm, 0, open_low=True)
     eps = number("clipped_adam", "eps", eps, 0)
     clip = optax.clip_by_global_norm(max_grad_norm)
-    return optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=eps), scale_by_update_schedule(learning_rate)))
+    return optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=eps), _scale_by_checked(learning_rate)))
 
 
 def transformation(where: str, optimizer: Any) -> optax.GradientTransformationExtraArgs:

@@ -79,7 +79,7 @@ def nothing_random(monkeypatch):
         return jnp.argsort(-p)[: shape[0]]
 
     monkeypatch.setattr(gymnax, "make", lambda env_id: (Fixed(), None))
-    for module in (nn.initializers, networks):
+    for module in (nn.initializers, networks._dense):
         monkeypatch.setattr(module, "orthogonal", orthogonal)
     monkeypatch.setattr(jax.random, "permutation", shuffle)
     monkeypatch.setattr(functional, "permutation", shuffle)

@@ -86,7 +86,7 @@ def recipe(name):
         return cleanrl_ppo.make_train(tiny(1))
     if name == "pufferlib_ppo":
         return pufferlib_ppo.make_train(pufferlib_ppo.Config(**sizes, update_epochs=1, hidden=8, memory="lstm"))
-    independent = {"parameters": "independent", "memory": True, "hidden": 8}
+    independent = {"parameters": "independent", "memory": "lstm", "hidden": 8}
     return ippo.make_train(ippo.Config(**sizes, **independent, env_id="switch_riddle"))
 
 
@@ -97,7 +97,7 @@ def test_recipes_factorise_one_matrix_at_a_time(name):
 
 
 def test_training_factorises_one_matrix_at_a_time_with_any_initialiser(monkeypatch):
-    monkeypatch.setattr(networks, "orthogonal", jax.nn.initializers.orthogonal)
+    monkeypatch.setattr(networks._dense, "orthogonal", jax.nn.initializers.orthogonal)
     train = recipe("pufferlib_ppo")
     assert ranks_of_factorised(train.init_params) == {3}
     assert ranks_of_factorised(train) == {2}

@@ -13,7 +13,7 @@ import pytest
 from ppo_parts import envs, training
 from ppo_parts.training import _cli
 from recipes import cleanrl_ppo
-from recipes.cleanrl_ppo import PRESETS, ActorCritic, Config, make_train
+from recipes.cleanrl_ppo import PRESETS, Config, make_train
 from tests.running import arguments, assert_same_run, compiled_programs_kept_in, rows, tiny
 from tests.test_rollout import echo
 
@@ -56,31 +56,6 @@ def test_defaults_are_those_of_cleanrl():
     assert PRESETS["discrete"] == Config()
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().seed = 2
-
-
-def test_the_network_is_orthogonal_with_cleanrls_gains():
-    network = ActorCritic(3, True, (16, 8))
-    params = jax.jit(network.init)(jax.random.key(0), jnp.zeros(5))["params"]
-    gains = {"Dense_0": np.sqrt(2), "Dense_1": np.sqrt(2), "Dense_2": 0.01}
-    gains |= {"Dense_3": np.sqrt(2), "Dense_4": np.sqrt(2), "Dense_5": 1.0}
-    assert set(params) == set(gains)
-    for name, gain in gains.items():
-        kernel = np.asarray(params[name]["kernel"])
-        small = kernel.T @ kernel if kernel.shape[0] >= kernel.shape[1] else kernel @ kernel.T
-        np.testing.assert_allclose(small, gain**2 * np.eye(len(small)), atol=1e-5)
-        assert not params[name]["bias"].any()
-    for leading in ((), (7,), (2, 3)):
-        distribution, value = jax.eval_shape(network.apply, {"params": params}, jnp.ones((*leading, 5)))
-        assert value.shape == leading
-        assert distribution.logits.shape == (*leading, 3)
-    gaussian = ActorCritic(2, False, (8,))
-    params = jax.jit(gaussian.init)(jax.random.key(0), jnp.zeros(5))
-    assert params["params"]["log_std"].tolist() == [0, 0]
-    distribution, value = gaussian.apply(params, jnp.ones((4, 5)))
-    action = distribution.sample(seed=jax.random.key(0))
-    assert action.shape == (4, 2)
-    assert distribution.log_prob(action).shape == value.shape == (4,)
-    np.testing.assert_allclose(distribution.entropy(), np.log(2 * np.pi * np.e), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

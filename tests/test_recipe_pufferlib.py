@@ -1,6 +1,7 @@
 """The PufferLib-style recipe: recurrent, squashed and plain, from the same learner and rollout."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ def recurrent():
 def test_recurrent_first_ratio_is_one(recurrent):
     train, params, _, batches = recurrent
     for batch in batches:  # the second starts from a carry that is not zero
-        distribution, value, _ = jax.jit(train.evaluate)(params, batch)
+        distribution, value, *_ = jax.jit(train.policy.evaluate)(params, batch)
         np.testing.assert_allclose(distribution.log_prob(batch.action), batch.log_prob, atol=1e-6)
         np.testing.assert_allclose(value, batch.value, atol=1e-6)
     assert np.abs(batches[1].carry).max() > 0
@@ -47,16 +48,16 @@ def test_recurrent_state_is_zeroed_where_an_episode_begins(recurrent):
     step = int(np.argmax(np.asarray(first.reset[1:, 0]))) + 1
     assert bool(first.reset[step, 0])
     alone = pp.Batch(obs=first.obs[step:, :1], carry=jnp.zeros((1, 8)), reset=first.reset[step:, :1])
-    distribution, *_ = train.evaluate(params, alone)
+    distribution, *_ = train.policy(params, alone)
     np.testing.assert_allclose(distribution.log_prob(first.action[step:, :1]), first.log_prob[step:, :1], atol=1e-6)
-    kept = train.evaluate(params, first.replace(reset=jnp.zeros_like(first.reset)))[0]
+    kept = train.policy(params, first.replace(reset=jnp.zeros_like(first.reset)))[0]
     assert not np.allclose(kept.log_prob(first.action), first.log_prob, atol=1e-4)
 
 
 def test_recurrent_batches_refuse_single_steps(recurrent):
     train, params, _, (first, _) = recurrent
     losses = (pp.gae(gamma=0.9, gae_lambda=0.9), pp.shuffled_minibatches(2), pp.clipped_surrogate(clip_eps=0.2))
-    learner = pp.learner(train.evaluate, pp.chain(*losses), optax.sgd(0.1))
+    learner = pp.learner(train.policy, pp.chain(*losses), optax.sgd(0.1))
     with pytest.raises(ValueError, match="segment_minibatches"):
         learner.update(jax.random.key(0), learner.init(params), first)
 
@@ -66,15 +67,7 @@ def test_recurrent_batches_refuse_single_steps(recurrent):
     [
         {"env_id": "MemoryChain-bsuite", "memory": "lstm"},
         {"env_id": "Pendulum-v1", "squash": True, "normalize_env": True, "optimizer": "adam"},
-        {
-            "prioritized": False,
-            "advantage": "gae",
-            "refresh": "epoch",
-            "accumulate_minibatches": 2,
-            "anneal_ent": True,
-            "normalize_env": False,
-            "activation": "gelu",
-        },
+        {"anneal_ent": True, "normalize_env": False, "activation": "gelu", "anneal_lr": False, "microbatch": None},
     ],
     ids=["lstm", "squashed", "plain"],
 )
@@ -97,6 +90,18 @@ def test_presets_can_be_made(recipe):
     for preset in recipe.PRESETS.values():
         train = recipe.make_train(preset)
         assert train.num_updates * train.steps_per_update <= preset.total_timesteps
+
+
+@pytest.mark.parametrize("recipe", [cleanrl_ppo, pufferlib_ppo, ippo], ids=lambda recipe: recipe.__name__)
+def test_recipes_fit_on_two_screens(recipe):
+    assert len(Path(recipe.__file__).read_text().splitlines()) <= 120
+
+
+def test_the_chain_can_be_another():
+    pipeline = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.segment_minibatches(2), pp.value_loss())
+    metrics = jax.eval_shape(make_train(SMALL, pipeline=pipeline), jax.random.key(0)).metrics
+    assert "value_loss" in metrics
+    assert "policy_loss" not in metrics
 
 
 def test_annealed_coefficients_and_betas_reach_their_ends():

@@ -49,7 +49,7 @@ def make_train(config: Any) -> Callable[[jax.Array], Any]:
         def annealed(count: jax.Array) -> jax.Array:
             return learning_rate * (1.0 - count // (config.num_minibatches * epochs) / num_updates)
 
-        adam = optax.adam(annealed if config.anneal_lr else learning_rate, eps=config.adam_eps)
+        adam = optax.adam(annealed if config.anneal_lr else learning_rate, eps=1e-5)
         return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), adam)
 
     actor_optimizer = optimizer(config.actor_learning_rate, config.actor_epochs)

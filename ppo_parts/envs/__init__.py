@@ -10,6 +10,8 @@ from ._env import fold_agents as fold_agents
 from ._env import is_discrete as is_discrete
 from ._env import normalize_observation as normalize_observation
 from ._env import normalize_reward as normalize_reward
+from ._env import prepare as prepare
+from ._env import share_observations as share_observations
 from ._env import size as size
 from ._env import with_agent_id as with_agent_id
 from ._gymnax import from_gymnax as from_gymnax

@@ -256,6 +256,23 @@ def clip_action(env: Env) -> Env:
     return env._replace(step=step, evaluation=lambda state: clip_action(env.evaluation(state)))
 
 
+def prepare(env: Env, *, normalize: bool = False, gamma: Any = None) -> Env:
+    """The usual wrappers of PPO: actions in a box are clipped to it; if asked, observations and rewards are normalised.
+
+    Args:
+        env: environment.
+        normalize: put `normalize_observation` and `normalize_reward` around it.
+        gamma: the learner's discount, for the latter.
+
+    Example:
+        >>> from ppo_parts import envs
+        >>> env = envs.prepare(envs.make("Pendulum-v1"), normalize=True, gamma=.99)
+    """
+    if not is_discrete(env.action_space):
+        env = clip_action(env)
+    return normalize_reward(normalize_observation(env), gamma=gamma) if normalize else env
+
+
 class Moments(NamedTuple):
     """Running mean and (population) variance of a stream, and how many elements it has had."""
 
@@ -443,6 +460,12 @@ def with_agent_id(obs: Array) -> Array:
     agents = obs.shape[-2]
     ids = jnp.broadcast_to(jnp.eye(agents, dtype=obs.dtype), (*obs.shape[:-1], agents))
     return jnp.concatenate([obs, ids], axis=-1)
+
+
+def share_observations(obs: Array) -> Array:
+    """What all agents see, for each of them: `[..., A, D]` to `[..., A, A * D]`, the input of a central critic."""
+    everybody = obs.reshape(*obs.shape[:-2], 1, -1)
+    return jnp.broadcast_to(everybody, (*obs.shape[:-1], everybody.shape[-1]))
 
 
 def _all_present(where: str, out: Transition) -> None:

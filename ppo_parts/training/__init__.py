@@ -3,6 +3,7 @@
 from ._checkpoint import Checkpoints as Checkpoints
 from ._cli import exit_on_user_error as exit_on_user_error
 from ._cli import main as main
+from ._config import Config as Config
 from ._config import Range as Range
 from ._config import at_least as at_least
 from ._config import between as between

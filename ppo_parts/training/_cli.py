@@ -9,16 +9,17 @@ import decimal
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import jax
 
 from .._errors import UserError, UserValueError
 from .._extras import require_package
+from ..envs import is_discrete
 from ..functional import ShapeError
-from ._config import check_config, check_memory
+from ._config import Range, check_config, check_memory, kinds_of, ranges
 from ._options import RunOptions, stored_options
 from ._run import run
 from ._stored import stored_config, stored_run
@@ -30,7 +31,6 @@ def main(
     presets: Mapping[str, Any],
     argv: Sequence[str] | None = None,
     prog: str = "",
-    preset_for: Callable[[Any, Train], str] | None = None,
 ) -> dict[str, Any]:
     """The command line of a recipe: fields of its `Config`, `RunOptions`, and `--preset`.
 
@@ -39,11 +39,11 @@ def main(
 
     Args:
         make_train: `make_train(config) -> Train`.
-        presets: configurations by name, the first being the default.
+        presets: configurations by name, the first being the default. Their names say which environments they are made
+            for: those with the name in their own ("minatar" in "Breakout-MinAtar"), or with "discrete" or "continuous"
+            actions. Where none was chosen and another one fits, a note says so.
         argv: arguments; None: those of the process.
         prog: the command's name, for its help.
-        preset_for: `preset_for(config, train)`, the name of the preset that is made for such an environment. Where no
-            preset was chosen and this is not the default, a note says so.
 
     Returns:
         The result that is also written to `result.json`.
@@ -73,8 +73,8 @@ def main(
         _check_device()
         train = make_train(given.config)
         check_memory(train, given.run.num_seeds)
-        if preset_for is not None and known.preset is None and before is None:
-            _note_preset(preset_for(given.config, train), default, given.config)
+        if known.preset is None and before is None:
+            _note_preset(fitting_preset(presets, given.config.env_id, train.env), default, given.config.env_id)
         result = run(train, given.config, given.run)
     if "interrupted_by" in result:
         raise SystemExit(128 + signal.Signals[result["interrupted_by"]])
@@ -123,17 +123,35 @@ def _parsed(
         )
 
     names = Literal[tuple(presets)]  # type: ignore[valid-type]
-    fields = [("config", type(config)), ("run", RunOptions), ("preset", names, dataclasses.field(default=preset))]
+    shown = _with_ranges(type(config), tyro.conf.arg)
+    fields = [("config", shown), ("run", RunOptions), ("preset", names, dataclasses.field(default=preset))]
     arguments = dataclasses.make_dataclass("Arguments", fields)  # type: ignore[arg-type]
     with registry:
-        return tyro.cli(
+        given = tyro.cli(
             arguments,
             config=(tyro.conf.OmitArgPrefixes,),
-            default=arguments(config=config, run=options, preset=preset),
+            default=arguments(config=shown(**_fields(config)), run=options, preset=preset),
             args=argv,
             prog=prog or None,
             description=description,
         )
+    return dataclasses.replace(given, config=type(config)(**_fields(given.config)))
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+
+
+def _with_ranges(kind: type, arg: Callable[..., Any]) -> type:
+    """The class of a configuration, whose help says of each number in which range it lies."""
+    hints = get_type_hints(kind)
+
+    def shown(name: str, declared: Range) -> Any:
+        words = [getattr(x, "__name__", str(x)).upper() for x in kinds_of(hints[name])]
+        return Annotated[hints[name], arg(metavar=f"{words[0]} in {declared}")]
+
+    fields = [(name, shown(name, declared)) for name, declared in ranges(kind).items()]
+    return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, kw_only=True)
 
 
 def whole_number(text: str) -> int:
@@ -167,10 +185,18 @@ def _check_device() -> None:
         raise UserValueError(f"JAX cannot start: {str(error).splitlines()[0].rstrip('.')}{remedy}") from error
 
 
-def _note_preset(fitting: str, used: str, config: Any) -> None:
+def fitting_preset(presets: Collection[str], env_id: str, env: Any) -> str:
+    """The name of the preset that is made for an environment: as it is called, as its actions are, or the first."""
+    default, *_ = presets
+    named = [name for name in presets if name in env_id.lower()]
+    kind = "discrete" if is_discrete(env.action_space) else "continuous"
+    return next((name for name in (*named, kind) if name in presets), default)
+
+
+def _note_preset(fitting: str, used: str, env_id: str) -> None:
     if fitting != used:
         print(
-            f"note: {config.env_id} with the settings of --preset {used}; those of --preset {fitting} are made for "
+            f"note: {env_id} with the settings of --preset {used}; those of --preset {fitting} are made for "
             "environments like it",
             file=sys.stderr,
         )

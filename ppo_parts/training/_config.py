@@ -13,6 +13,7 @@ import numpy as np
 
 from .._errors import UserError, UserTypeError, UserValueError
 from .._hyperparameters import bounds, choice, count, number
+from ._train import updates_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,58 @@ def more_than(low: float) -> Range:
     return Range(low, open_low=True)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """What the configuration of every recipe has; a subclass gives the defaults, and adds fields of its own.
+
+    A field that is declared again, `num_envs: int = 4`, keeps its range and its documentation. Fields that are floats
+    may hold traced arrays.
+
+    Example:
+        >>> import dataclasses
+        >>> from typing import Annotated
+        >>> from ppo_parts import training
+        >>> @dataclasses.dataclass(frozen=True, kw_only=True)
+        ... class Config(training.Config):
+        ...     env_id: str = "CartPole-v1"
+        ...     total_timesteps: int = 500_000
+        ...     num_envs: int = 4
+        ...     num_steps: int = 128
+        ...     gamma: Annotated[float, training.between(0, 1)] = 0.99  # discount of rewards per step
+        >>> Config().num_updates
+        976
+    """
+
+    env_id: str
+    """name of the environment"""
+    total_timesteps: Annotated[int, at_least(1)]
+    """environment steps of the whole run, rounded down to whole updates; 5e5 is fine, too"""
+    num_envs: Annotated[int, at_least(1)]
+    """environments that are stepped side by side"""
+    num_steps: Annotated[int, at_least(1)]
+    """steps of each environment in a rollout, after which there is an update"""
+    microbatch: Annotated[int | Literal["auto"] | None, at_least(1)] = "auto"
+    """evaluate networks on so many steps at a time, for less memory; "auto": 1024 where that is faster"""
+    seed: Annotated[int, between(0, 2**32 - 1)] = 1
+    """of all random numbers"""
+
+    @property
+    def num_updates(self) -> int:
+        """Whole updates of `num_envs * num_steps` steps in `total_timesteps`; see `updates_in`."""
+        return updates_in(self.total_timesteps, num_envs=self.num_envs, num_steps=self.num_steps)
+
+
+def ranges(kind: type) -> dict[str, Range]:
+    """The ranges that the fields of a dataclass declare, by name; declared again without one, a field keeps its own."""
+    found: dict[str, Range] = {}
+    for base in reversed(kind.__mro__):
+        for name, hint in get_type_hints(base, include_extras=True).items():
+            for declared in getattr(hint, "__metadata__", ()):
+                if isinstance(declared, Range):
+                    found[name] = declared
+    return found
+
+
 def check_config(config: Any, *, flags: bool = False) -> None:
     """Raise where a field of a dataclass is not of its declared type, or out of its declared range.
 
@@ -67,10 +120,10 @@ def check_config(config: Any, *, flags: bool = False) -> None:
         ...
         ppo_parts.UserValueError: Config: max_grad_norm must lie in (0, inf), got -0.5
     """
-    where = type(config).__name__
-    for name, hint in get_type_hints(type(config), include_extras=True).items():
+    where, declared = type(config).__name__, ranges(type(config))
+    for name, hint in get_type_hints(type(config)).items():
         try:
-            _check_field(where, name, getattr(config, name), hint)
+            _check_field(where, name, getattr(config, name), hint, declared.get(name))
         except UserError as error:
             if not flags:
                 raise
@@ -78,13 +131,8 @@ def check_config(config: Any, *, flags: bool = False) -> None:
             raise type(error)(f"--{name.replace('_', '-')}{said}") from None
 
 
-def _check_field(where: str, name: str, value: Any, hint: Any) -> None:
-    declared: tuple[Range, ...] = ()
-    if get_origin(hint) is Annotated:
-        hint, *metadata = get_args(hint)
-        declared = tuple(x for x in metadata if isinstance(x, Range))
-    union = get_origin(hint) in (typing.Union, types.UnionType)
-    kinds = get_args(hint) if union else (hint,)
+def _check_field(where: str, name: str, value: Any, hint: Any, declared: Range | None) -> None:
+    kinds = kinds_of(hint)
     words = tuple(word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind))
     if (value is None and type(None) in kinds) or (isinstance(value, str) and value in words):
         return
@@ -92,19 +140,24 @@ def _check_field(where: str, name: str, value: Any, hint: Any) -> None:
     if words and (isinstance(value, str) or not numeric):
         choice(where, name, value, words)
     elif numeric:
-        _check_number(where, name, value, numeric[0], *declared)
+        _check_number(where, name, value, numeric[0], declared)
     elif get_origin(hint) is tuple:
         if not isinstance(value, tuple):
             raise UserTypeError(f"{where}: {name} must be a tuple, got {value!r}")
         for x in value:
-            _check_number(where, name, x, get_args(hint)[0], *declared)
+            _check_number(where, name, x, get_args(hint)[0], declared)
     elif hint is bool and not isinstance(value, bool):
         raise UserTypeError(f"{where}: {name} must be True or False, got {value!r}")
     elif hint is str and not isinstance(value, str):
         raise UserTypeError(f"{where}: {name} must be a string, got {value!r}")
 
 
-def _check_number(where: str, name: str, value: Any, kind: type, declared: Range | None = None) -> None:
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The alternatives of a union; of any other type, the type."""
+    return get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def _check_number(where: str, name: str, value: Any, kind: type, declared: Range | None) -> None:
     if kind is float:
         limits = Range(-np.inf) if declared is None else declared
         number(where, name, value, limits.low, limits.high, open_low=limits.open_low)

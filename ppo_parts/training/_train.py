@@ -13,11 +13,12 @@ import jax.numpy as jnp
 from .._cpu import sequential_vmap_on_cpu
 from .._errors import UserValueError
 from .._hyperparameters import count
-from .._learner import Learner, LearnerState
+from .._learner import Learner, LearnerState, learner
 from .._metrics import Metrics, join_metrics
-from .._rollout import Rollout, RolloutState
+from .._microbatch import microbatched
+from .._rollout import Rollout, RolloutState, rollout
 from .._trees import without_weak_types
-from .._types import Array, Policy
+from .._types import Array, Part, Policy
 from ._evaluate import EpisodeResults, evaluate_episodes
 
 
@@ -69,6 +70,30 @@ class Train:
     def compiled_step(self) -> Callable[[TrainState], tuple[TrainState, dict[str, Array]]]:
         """`jax.jit(step)`: however often it is looked at, it is traced once."""
         return jax.jit(self.step)
+
+    @classmethod
+    def of(
+        cls, config: Any, env: Any, policy: Policy, pipeline: Part, optimizer: Any, *, value_each_step: bool = False
+    ) -> Train:
+        """The run that a configuration describes.
+
+        Args:
+            config: a `training.Config`, or whatever else has its fields.
+            env: the environment.
+            policy: the `ppo_parts.Policy`, in the learner evaluated on pieces of `config.microbatch` elements.
+            pipeline, optimizer: as in `ppo_parts.learner`.
+            value_each_step: as in `ppo_parts.rollout`.
+        """
+        sizes = {"num_envs": config.num_envs, "num_steps": config.num_steps}
+        evaluate = policy if config.microbatch is None else microbatched(policy, config.microbatch)
+        return cls(
+            env=env,
+            policy=policy,
+            rollout=rollout(env, policy, **sizes, value_each_step=value_each_step),
+            learner=learner(evaluate, pipeline, optimizer),
+            num_updates=updates_in(config.total_timesteps, **sizes),
+            steps_per_update=config.num_envs * config.num_steps,
+        )
 
     def init(self, key: Array) -> TrainState:
         """Fresh parameters and environments."""

@@ -1,4 +1,4 @@
-"""What networks of PPO need and network libraries leave out. Networks themselves are the user's, from any library."""
+"""What networks of PPO need and network libraries leave out; with any of them, and with JAX alone."""
 
 from __future__ import annotations
 

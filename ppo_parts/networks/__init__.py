@@ -1,0 +1,32 @@
+"""Networks: what other libraries leave out, heads for any of them, and the networks of the recipes, in flax.
+
+What is made of flax is imported when it is first used. Networks may be the user's, from any library.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from .._extras import require_package
+from ._dense import dense_dot_general as dense_dot_general
+from ._dense import orthogonal as orthogonal
+from ._heads import action_distribution as action_distribution
+from ._heads import action_size as action_size
+
+if TYPE_CHECKING:
+    from ._flax import actor_critic as actor_critic
+    from ._flax import dense as dense
+    from ._flax import mlp as mlp
+    from ._flax import multi_agent_actor_critic as multi_agent_actor_critic
+    from ._flax import recurrent as recurrent
+
+_OF_FLAX = ("actor_critic", "dense", "mlp", "multi_agent_actor_critic", "recurrent")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_FLAX:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_package("flax", "train")
+    return getattr(require_package(f"{__name__}._flax", "train"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_OF_FLAX])

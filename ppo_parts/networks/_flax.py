@@ -1,0 +1,277 @@
+"""Layers for flax modules of your own, and the policies of the recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from .._errors import UserValueError
+from .._hyperparameters import choice
+from .._types import Batch, Output, Policy
+from ..envs import Env, is_discrete, size
+from . import _dense
+from ._heads import Array, action_distribution, action_size
+
+Cell = Literal["lstm", "gru"]
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": nn.tanh, "relu": nn.relu, "gelu": nn.gelu}
+CELLS: dict[str, Any] = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
+
+
+def dense(features: int, gain: Any = 2**0.5) -> nn.Dense:
+    """A dense layer with orthogonal weights, biases of 0, and a gradient that is fast on a CPU.
+
+    Args:
+        features: outputs.
+        gain: of the weights: sqrt(2) for hidden layers, 0.01 for a policy's head, 1 for a value's, are usual.
+
+    Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 2.
+    """
+    return nn.Dense(features, kernel_init=_dense.orthogonal(gain), dot_general=_dense.dense_dot_general)
+
+
+def mlp(x: Array, hidden: tuple[int, ...], activation: str = "tanh") -> Array:
+    """Hidden layers, to be called inside a flax module's compact method.
+
+    Args:
+        x: `[..., D]`.
+        hidden: units of each layer.
+        activation: "tanh", "relu" or "gelu".
+
+    Returns:
+        `[..., hidden[-1]]`.
+
+    Example:
+        >>> import flax.linen as nn
+        >>> from ppo_parts import networks
+        >>> class Value(nn.Module):
+        ...     @nn.compact
+        ...     def __call__(self, obs):
+        ...         return networks.dense(1, gain=1.0)(networks.mlp(obs, (64, 64)))[..., 0]
+    """
+    choice("mlp", "activation", activation, tuple(ACTIVATIONS))
+    for features in hidden:
+        x = ACTIVATIONS[activation](dense(features)(x))
+    return x
+
+
+def recurrent(x: Array, carry: Any, reset: Array, cell: str = "lstm") -> tuple[Array, Any]:
+    """A recurrent cell over time, of as many units as `x` has numbers; inside a flax module's compact method.
+
+    Args:
+        x: `[T, N, ..., H]`.
+        carry: the state before the first step: `[N, ..., H]`, two of them for an LSTM.
+        reset: `[T, N, ...]`, True where the state is zeroed before a step.
+        cell: "lstm" or "gru".
+
+    Returns:
+        The outputs `[T, N, ..., H]`, and the state after the last step.
+    """
+    choice("recurrent", "cell", cell, tuple(CELLS))
+    module = CELLS[cell](x.shape[-1], recurrent_kernel_init=_dense.orthogonal())
+
+    def step(module: nn.Module, carry: Any, inputs: tuple[Array, Array]) -> tuple[Any, Array]:
+        x, reset = inputs
+        return module(jax.tree.map(lambda c: jnp.where(reset[..., None], 0, c), carry), x)
+
+    scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
+    carry, x = scan(module, carry, (x, reset))
+    return x, carry
+
+
+def initial_carry(cell: Cell | None, shape: tuple[int, ...]) -> Any:
+    """The state of a cell before anything was seen, zeros; None without a cell."""
+    if cell is None:
+        return None
+    return (jnp.zeros(shape), jnp.zeros(shape)) if cell == "lstm" else jnp.zeros(shape)
+
+
+class ActorCritic(nn.Module):
+    """The network of `actor_critic`, one tree of parameters."""
+
+    space: Any
+    hidden: tuple[int, ...]
+    activation: str
+    shared: bool
+    memory: Cell | None
+    squash: bool
+
+    @nn.compact
+    def __call__(self, obs: Array, carry: Any, reset: Any) -> Output:
+        """Of observations `[..., D]`; with memory of `[T, N, D]`."""
+        size = action_size(self.space)
+        x = mlp(obs, self.hidden, self.activation)
+        if self.memory is not None:
+            x, carry = recurrent(x, carry, reset, self.memory)
+        if self.shared:
+            value, head = dense(1, gain=1.0)(x), dense(size, gain=0.01)(x)
+        else:
+            head = dense(size, gain=0.01)(x)
+            x = mlp(obs, self.hidden, self.activation)
+            value = dense(1, gain=1.0)(x)
+        log_std = _log_std(self, self.space)
+        return Output(action_distribution(self.space, head, log_std, squash=self.squash), value[..., 0], carry)
+
+
+def actor_critic(
+    env: Env,
+    hidden: tuple[int, ...] = (64, 64),
+    activation: str = "tanh",
+    *,
+    shared: bool = False,
+    memory: Cell | None = None,
+    squash: bool = False,
+) -> Policy:
+    """The policy of most PPO implementations: an MLP for the actor and one for the critic, or one for both.
+
+    Observations are flattened, as float32. Weights are orthogonal, of gain sqrt(2) in hidden layers, 0.01 in the
+    policy's head and 1 in the value's; the standard deviation of continuous actions is a parameter, 1 at first.
+
+    Args:
+        env: its spaces say what goes in and what comes out.
+        hidden: units of each hidden layer.
+        activation: of the hidden layers, "tanh", "relu" or "gelu".
+        shared: actor and critic share all but their heads. With `rollout(..., value_each_step=True)`, the value that is
+            found with each action is kept.
+        memory: "lstm" or "gru": a recurrent cell between the shared layers and the heads, of `hidden[-1]` units.
+        squash: tanh-squash continuous actions into their box. Otherwise they are unbounded, see `envs.clip_action`.
+
+    Returns:
+        `ppo_parts.Policy`, for any leading axes.
+
+    Raises:
+        ValueError: memory without shared layers or without any; spaces that are not of arrays.
+
+    Example:
+        >>> import jax
+        >>> from ppo_parts import envs, networks
+        >>> policy = networks.actor_critic(envs.make("CartPole-v1"), hidden=(64, 64))
+        >>> sorted(policy.init(jax.random.key(0))["params"])
+        ['Dense_0', 'Dense_1', 'Dense_2', 'Dense_3', 'Dense_4', 'Dense_5']
+
+    Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 2, 13, 24 and 26.
+    """
+    if memory is not None and not (shared and hidden):
+        raise UserValueError(
+            f"actor_critic: memory={memory!r} needs hidden layers that actor and critic share: give shared=True"
+        )
+    network = ActorCritic(env.action_space, tuple(hidden), activation, shared, memory, squash)
+    observed, axes = size(env.observation_space), len(env.observation_space.shape)
+
+    def init(key: Array) -> Any:
+        carry = initial_carry(memory, (1, *hidden[-1:]))
+        return network.init(key, jnp.zeros((1, 1, observed)), carry, jnp.zeros((1, 1), bool))
+
+    def evaluate(params: Any, batch: Batch) -> Any:
+        obs = batch.obs.astype(jnp.float32)
+        return network.apply(params, obs.reshape(*obs.shape[: obs.ndim - axes], -1), batch.carry, batch.reset)
+
+    return Policy(init, evaluate, None if memory is None else lambda n: initial_carry(memory, (n, *hidden[-1:])))
+
+
+class Network(nn.Module):
+    """An actor or a critic by itself: hidden layers, a cell if there is memory, and a head."""
+
+    features: int
+    gain: Any
+    hidden: tuple[int, ...]
+    activation: str
+    memory: Cell | None
+    space: Any = None
+
+    @nn.compact
+    def __call__(self, x: Array, carry: Any, reset: Any) -> tuple[Array, Any, Any]:
+        """Head, standard deviation (its logarithm, of an actor with continuous actions), and carry."""
+        x = mlp(x, self.hidden, self.activation)
+        if self.memory is not None:
+            x, carry = recurrent(x, carry, reset, self.memory)
+        return dense(self.features, self.gain)(x), _log_std(self, self.space), carry
+
+
+def multi_agent_actor_critic(
+    env: Env,
+    inputs: Callable[[Array], tuple[Array, Array]] = lambda obs: (obs, obs),
+    hidden: tuple[int, ...] = (64, 64),
+    activation: str = "tanh",
+    *,
+    memory: Cell | None = None,
+    independent: bool = False,
+    gain: Any = 0.01,
+) -> Policy:
+    """An actor and a critic for many agents, with parameters `{"actor": ..., "critic": ...}` that phases can train.
+
+    Args:
+        env: environment with an axis of agents, whose observations are `envs.AgentsObs`. Actions that are not available
+            have probability 0.
+        inputs: what the actor and what the critic of each agent sees, of the observations `[..., A, D]` of all: two
+            arrays `[..., A, D']`.
+        hidden: units of each hidden layer, of the actor and of the critic.
+        activation: of the hidden layers, "tanh", "relu" or "gelu".
+        memory: "lstm" or "gru": a recurrent cell before each head, of `hidden[-1]` units.
+        independent: one actor and one critic for each agent, their parameters with an axis of agents in front;
+            otherwise all agents share them.
+        gain: of the policy's head.
+
+    Returns:
+        `ppo_parts.Policy`, for observations `[..., A, D]`.
+
+    Raises:
+        ValueError: an environment without an axis of agents; memory without hidden layers.
+
+    Example:
+        >>> from ppo_parts import envs, networks
+        >>> env = envs.make_agents("MPE_simple_spread_v3")  # doctest: +SKIP
+        >>> policy = networks.multi_agent_actor_critic(  # doctest: +SKIP
+        ...     env, lambda obs: (obs, envs.share_observations(obs))  # a central critic
+        ... )
+    """
+    if env.num_agents is None:
+        raise UserValueError(
+            "multi_agent_actor_critic: this environment has no axis of agents: use actor_critic, or give it one"
+        )
+    if memory is not None and not hidden:
+        raise UserValueError(f"multi_agent_actor_critic: memory={memory!r} needs hidden layers, got hidden=()")
+    agents, space = env.num_agents, env.action_space
+    layers = (tuple(hidden), activation, memory)
+    networks = {"actor": Network(action_size(space), gain, *layers, space), "critic": Network(1, 1.0, *layers)}
+    nothing = dict.fromkeys(networks)
+
+    def carry_of(*leading: int) -> Any:
+        return nothing if memory is None else {n: initial_carry(memory, (*leading, hidden[-1])) for n in networks}
+
+    def init(key: Array) -> Any:
+        seen = dict(zip(networks, inputs(jnp.zeros((1, 1, agents, size(env.observation_space)))), strict=True))
+
+        def init_one(name: str, key: Array) -> Any:
+            return networks[name].init(key, seen[name][..., 0, :], carry_of(1)[name], jnp.zeros((1, 1), bool))
+
+        def init_all(name: str, key: Array) -> Any:
+            if not independent:
+                return init_one(name, key)
+            return jax.vmap(lambda key: init_one(name, key))(jax.random.split(key, agents))
+
+        return {name: init_all(name, k) for name, k in zip(networks, jax.random.split(key), strict=True)}
+
+    def evaluate(params: Any, batch: Batch) -> Output:
+        seen = dict(zip(networks, inputs(batch.obs.obs), strict=True))
+        before, heads, log_stds, after = batch.carry or nothing, {}, {}, {}
+        for name, network in networks.items():
+            apply: Any = network.apply
+            if independent:
+                axes = (None, None) if memory is None else (-2, -1)
+                apply = jax.vmap(apply, in_axes=(0, -2, *axes), out_axes=(-2, 0, axes[0]))
+            heads[name], log_stds[name], after[name] = apply(params[name], seen[name], before[name], batch.reset)
+        distribution = action_distribution(space, heads["actor"], log_stds["actor"], available=batch.obs.available)
+        return Output(distribution, heads["critic"][..., 0], None if memory is None else after)
+
+    return Policy(init, evaluate, None if memory is None else lambda n: carry_of(n, agents))
+
+
+def _log_std(module: nn.Module, space: Any) -> Any:
+    """A parameter for the standard deviation of continuous actions, its logarithm; None for other outputs."""
+    if space is None or is_discrete(space):
+        return None
+    return module.param("log_std", nn.initializers.zeros, (action_size(space),))

@@ -1,0 +1,65 @@
+"""From the output of a network to a distribution over actions, for any network library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .. import distributions
+from .._errors import UserTypeError
+from ..envs import is_discrete, size
+
+Array = jax.Array
+
+
+def action_size(space: Any) -> int:
+    """How many outputs a policy's head needs: n for one of n actions, D for D real numbers.
+
+    Raises:
+        ValueError: a space that is neither.
+
+    Example:
+        >>> from ppo_parts import envs
+        >>> action_size(envs.make("CartPole-v1").action_space), action_size(envs.make("Pendulum-v1").action_space)
+        (2, 1)
+    """
+    return space.n if is_discrete(space) else size(space)
+
+
+def action_distribution(
+    space: Any, head: Array, log_std: Any = None, *, available: Any = None, squash: bool = False
+) -> Any:
+    """The distribution over the actions of a space, from the output of a network.
+
+    Args:
+        space: of actions, as in `ppo_parts.envs.Env`.
+        head: `[..., n]` logits, or `[..., D]` means.
+        log_std: logarithm of the standard deviation, of the shape of `head` or of its last axes; needed where actions
+            are continuous, and not used elsewhere.
+        available: `[..., n]`, True where a discrete action may be taken; None: all of them.
+        squash: continuous actions are squashed into the box by tanh. Otherwise they are unbounded: clip them on their
+            way to the environment.
+
+    Returns:
+        `distributions.Categorical`, `Normal` or `TanhNormal`.
+
+    Raises:
+        TypeError: continuous actions without a standard deviation.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from ppo_parts import envs
+        >>> policy = action_distribution(envs.make("Pendulum-v1").action_space, jnp.zeros((3, 1)), jnp.zeros(1))
+        >>> policy.mode().shape
+        (3, 1)
+    """
+    if is_discrete(space):
+        return distributions.Categorical(head if available is None else distributions.mask_logits(head, available))
+    if log_std is None:
+        raise UserTypeError(
+            "action_distribution: continuous actions need log_std, a parameter of shape [D] for example"
+        )
+    scale = jnp.broadcast_to(jnp.exp(log_std), head.shape)
+    return distributions.TanhNormal(head, scale, space.low, space.high) if squash else distributions.Normal(head, scale)

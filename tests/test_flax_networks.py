@@ -1,0 +1,151 @@
+"""The networks of the recipes: initialisation, parameter trees, what goes in and what comes out."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ppo_parts as pp
+from ppo_parts import envs, networks
+
+pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
+BOX = SimpleNamespace(low=-np.ones(2, np.float32), high=np.ones(2, np.float32), shape=(2,))
+DISCRETE = SimpleNamespace(n=3, shape=())
+
+
+def env(action_space, shape=(5,), num_agents=None):
+    return envs.Env(None, None, SimpleNamespace(shape=shape), action_space, None, num_agents)
+
+
+def assert_orthogonal(kernel, gain):
+    kernel = np.asarray(kernel)
+    small = kernel.T @ kernel if kernel.shape[0] >= kernel.shape[1] else kernel @ kernel.T
+    np.testing.assert_allclose(small, gain**2 * np.eye(len(small)), atol=1e-5)
+
+
+def test_actor_critic_is_orthogonal_with_cleanrls_gains():
+    policy = networks.actor_critic(env(DISCRETE), (16, 8))
+    params = jax.jit(policy.init)(jax.random.key(0))["params"]
+    gains = {"Dense_0": np.sqrt(2), "Dense_1": np.sqrt(2), "Dense_2": 0.01}  # the actor's
+    gains |= {"Dense_3": np.sqrt(2), "Dense_4": np.sqrt(2), "Dense_5": 1.0}
+    assert set(params) == set(gains)
+    for name, gain in gains.items():
+        assert_orthogonal(params[name]["kernel"], gain)
+        assert not params[name]["bias"].any()
+    assert params["Dense_2"]["kernel"].shape == (8, 3)
+
+
+@pytest.mark.parametrize("leading", [(), (7,), (2, 3)])
+def test_actor_critic_takes_any_leading_axes_and_flattens_what_is_seen(leading):
+    policy = networks.actor_critic(env(DISCRETE, shape=(4, 2)), (8,))
+    params = jax.eval_shape(policy.init, jax.random.key(0))
+    output = jax.eval_shape(lambda p: policy(p, pp.Batch(obs=jnp.ones((*leading, 4, 2), int))), params)
+    assert output.value.shape == leading
+    assert output.distribution.logits.shape == (*leading, 3)
+    assert (output.value.dtype, output.carry) == (jnp.float32, None)
+
+
+@pytest.mark.parametrize(("squash", "kind"), [(False, pp.distributions.Normal), (True, pp.distributions.TanhNormal)])
+def test_actor_critic_of_continuous_actions_starts_with_a_standard_deviation_of_one(squash, kind):
+    policy = networks.actor_critic(env(BOX), (8,), squash=squash)
+    params = policy.init(jax.random.key(0))
+    assert params["params"]["log_std"].tolist() == [0, 0]
+    distribution, value, *_ = policy(params, pp.Batch(obs=jnp.ones((4, 5))))
+    assert type(distribution) is kind
+    action = distribution.sample(seed=jax.random.key(0))
+    assert action.shape == (4, 2)
+    assert distribution.log_prob(action).shape == value.shape == (4,)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_shared_actor_critic_with_memory_forgets_where_it_is_reset(cell):
+    policy = networks.actor_critic(env(DISCRETE), (8, 4), "gelu", shared=True, memory=cell)
+    params = policy.init(jax.random.key(0))
+    assert_orthogonal(params["params"]["Dense_2"]["kernel"], 1.0)  # the value's head
+    assert_orthogonal(params["params"]["Dense_3"]["kernel"], 0.01)
+    obs, reset = jax.random.normal(jax.random.key(1), (6, 2, 5)), jnp.zeros((6, 2), bool).at[3, 0].set(True)
+    carry = policy.initial_carry(2)
+    assert {leaf.shape for leaf in jax.tree.leaves(carry)} == {(2, 4)}
+    whole = policy(params, pp.Batch(obs=obs, carry=carry, reset=reset))
+    later = policy(params, pp.Batch(obs=obs[3:], carry=carry, reset=reset[3:]))
+    np.testing.assert_allclose(whole.value[3:, 0], later.value[:, 0], atol=1e-6)
+    assert np.abs(whole.value[3:, 1] - later.value[:, 1]).max() > 1e-4
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b[0], atol=1e-6), whole.carry, later.carry)
+
+
+def agents_batch(agents, memory, policy):
+    obs = jax.random.normal(jax.random.key(1), (6, 2, agents, 5))
+    available = jnp.ones((6, 2, agents, 3), bool).at[..., 0, 1].set(False)
+    carry = policy.initial_carry(2) if memory else None
+    return pp.Batch(obs=envs.AgentsObs(obs, available), carry=carry, reset=jnp.zeros((6, 2, agents), bool))
+
+
+@pytest.mark.parametrize("memory", [None, "lstm"])
+def test_independent_agents_play_by_parameters_of_their_own(memory):
+    policy = networks.multi_agent_actor_critic(
+        env(DISCRETE, num_agents=2), hidden=(4,), memory=memory, independent=True
+    )
+    params = policy.init(jax.random.key(0))
+    assert set(params) == {"actor", "critic"}
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(params)} == {2}
+    batch = agents_batch(2, memory, policy)
+    both = policy(params, batch)
+    assert both.value.shape == (6, 2, 2)
+    assert not both.distribution.probs[..., 0, 1].any()  # it is not available
+    shared = networks.multi_agent_actor_critic(env(DISCRETE, num_agents=2), hidden=(4,), memory=memory)
+    for agent in range(2):
+        alone = shared(jax.tree.map(lambda x, i=agent: x[i], params), batch)
+        np.testing.assert_allclose(both.value[..., agent], alone.value[..., agent], atol=1e-6)
+        logits = (output.distribution.logits[..., agent, :] for output in (both, alone))
+        np.testing.assert_allclose(*logits, atol=1e-6)
+
+
+def test_a_central_critic_sees_what_all_agents_see():
+    seen = envs.share_observations(jnp.arange(12.0).reshape(2, 3, 2))
+    np.testing.assert_array_equal(seen[1], [[6, 7, 8, 9, 10, 11]] * 3)
+    own, central = (
+        networks.multi_agent_actor_critic(env(BOX, num_agents=2), inputs, (4,))
+        for inputs in (lambda obs: (obs, obs), lambda obs: (obs, envs.share_observations(obs)))
+    )
+    obs = jax.random.normal(jax.random.key(1), (3, 2, 5))
+    other = obs.at[:, 1].add(1.0)
+    for policy, moves in ((own, False), (central, True)):
+        params = policy.init(jax.random.key(0))
+        one, two = (policy(params, pp.Batch(obs=envs.AgentsObs(x))) for x in (obs, other))
+        np.testing.assert_array_equal(one.distribution.loc[:, 0], two.distribution.loc[:, 0])
+        assert bool((one.value[:, 0] != two.value[:, 0]).all()) is moves
+
+
+def test_networks_that_cannot_be_made_are_refused():
+    with pytest.raises(pp.UserValueError, match="give shared=True"):
+        networks.actor_critic(env(DISCRETE), memory="lstm")
+    with pytest.raises(pp.UserValueError, match="no axis of agents"):
+        networks.multi_agent_actor_critic(env(DISCRETE))
+    with pytest.raises(pp.UserValueError, match="needs hidden layers"):
+        networks.multi_agent_actor_critic(env(DISCRETE, num_agents=2), hidden=(), memory="gru")
+    with pytest.raises(pp.UserTypeError, match="need log_std"):
+        networks.action_distribution(BOX, jnp.zeros((3, 2)))
+    with pytest.raises(ValueError, match="activation must be one of 'tanh', 'relu', 'gelu', got 'elu'"):
+        jax.eval_shape(networks.actor_critic(env(DISCRETE), activation="elu").init, jax.random.key(0))
+    with pytest.raises(AttributeError, match="no attribute 'perceptron'"):
+        networks.perceptron  # noqa: B018
+
+
+def test_flax_is_imported_when_a_network_of_it_is_first_used():
+    code = """
+import sys
+from ppo_parts import networks
+networks.orthogonal, networks.action_distribution
+assert "flax" not in sys.modules and "mlp" in dir(networks)
+sys.modules["flax"] = None
+try:
+    networks.actor_critic
+except ImportError as error:
+    print(error)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 'pip install "ppo_parts[train]"' in ended.stdout
