@@ -210,7 +210,7 @@ def sampler(made: Any) -> Case:
 
         def minibatch(item: Any) -> list[jax.Array]:
             indices, weight = made.draw(item, batch, pp.Context(key=key))
-            taken = pp._samplers.take(batch, indices, weight, made.axis)
+            taken = made.take(batch, indices, weight)
             return [getattr(taken, field) for field in fields]
 
         return jax.lax.map(minibatch, made.plan(key, batch, 0))

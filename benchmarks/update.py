@@ -94,10 +94,12 @@ def cleanrl(minibatches: int = MINIBATCHES, epochs: int = EPOCHS) -> pp.Learner:
         pp.shuffled_minibatches(num_minibatches=minibatches, num_epochs=epochs),
         pp.advantage_normalize(),
         pp.clipped_surrogate(clip_eps=CLIP),
+        pp.policy_diagnostics(),
         pp.clipped_value_loss(clip_eps=CLIP, coef=VALUE_COEF),
         pp.entropy_bonus(coef=ENTROPY_COEF),
     )
-    return pp.learner(lambda params, batch: network(params, batch.obs), pipeline, OPTIMIZER, microbatch="auto")
+    evaluate = pp.microbatched(lambda params, batch: network(params, batch.obs), "auto")
+    return pp.learner(evaluate, pipeline, OPTIMIZER)
 
 
 def pufferlib() -> pp.Learner:
@@ -108,10 +110,12 @@ def pufferlib() -> pp.Learner:
         pp.advantage_normalize(),
         pp.advantage_weight(),
         pp.clipped_surrogate(clip_eps=CLIP),
+        pp.policy_diagnostics(),
         pp.clipped_value_loss(clip_eps=CLIP, coef=VALUE_COEF),
         pp.entropy_bonus(coef=ENTROPY_COEF),
     )
-    return pp.learner(lambda params, batch: network(params, batch.obs), pipeline, OPTIMIZER, microbatch="auto")
+    evaluate = pp.microbatched(lambda params, batch: network(params, batch.obs), "auto")
+    return pp.learner(evaluate, pipeline, OPTIMIZER)
 
 
 class TrainState(NamedTuple):
