@@ -33,7 +33,8 @@ import numpy as np
 from ppo_parts import training
 from ppo_parts._errors import UserError
 from recipes import cleanrl_ppo
-from tests.running import (
+
+from ._runs import (
     ROOT,
     Crash,
     acting,
@@ -48,7 +49,6 @@ from tests.running import (
     steps,
     tiny,
 )
-
 from ._timing import write
 
 STEPS = 3_000_000_000

@@ -23,8 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.running import ROOT, arguments, assert_same_run, checkpoint, start, tiny
-
+from ._runs import ROOT, arguments, assert_same_run, checkpoint, start, tiny
 from ._timing import write
 
 UPDATES_PER_LIFE = 60

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import pytest
 
 import ppo_parts as pp
+from benchmarks._runs import tiny
 from ppo_parts import envs, training
 from ppo_parts.training import _cli
 from ppo_parts.training._cli import fitting_preset, whole_number
 from ppo_parts.training._config import check_memory, ranges
 from ppo_parts.training._train import seed_keys
 from recipes import cleanrl_ppo, ippo, pufferlib_ppo
-from tests.running import tiny
 
 pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
 RECIPES = (cleanrl_ppo, pufferlib_ppo, ippo)

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks._runs import tiny
 from ppo_parts import networks
 from recipes import cleanrl_ppo, ippo, pufferlib_ppo
-from tests.running import tiny
 
 KEYS = jax.random.split(jax.random.key(0), 3)
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks._runs import arguments, assert_same_run, compiled_programs_kept_in, rows, tiny
 from ppo_parts import envs, training
 from ppo_parts.training import _cli
 from recipes import cleanrl_ppo
 from recipes.cleanrl_ppo import PRESETS, Config, make_train
-from tests.running import arguments, assert_same_run, compiled_programs_kept_in, rows, tiny
 from tests.test_rollout import echo
 
 pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax

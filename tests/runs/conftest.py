@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks._runs import EVALUATED, UPDATES, Crash, acting, compiled_programs_kept_in, crash, go, tiny
 from recipes import cleanrl_ppo
-from tests.running import EVALUATED, UPDATES, Crash, acting, compiled_programs_kept_in, crash, go, tiny
 
 
 def pytest_collection_modifyitems(items):

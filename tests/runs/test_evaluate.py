@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks._runs import EVALUATED, UPDATES, checkpoint, evaluations, go, rows, scalars, tiny
 from ppo_parts import training
 from ppo_parts.training._evaluate import metrics_of
 from recipes import cleanrl_ppo
 from tests.common import Softmax, assert_same
-from tests.running import EVALUATED, UPDATES, checkpoint, evaluations, go, rows, scalars, tiny
 from tests.test_rollout import clock
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks._runs import UPDATES, Crash, assert_same_run, checkpoint, crash, go, rows, steps, tiny
 from ppo_parts import training
 from ppo_parts.training._checkpoint import Checkpoints
 from recipes import cleanrl_ppo
-from tests.running import UPDATES, Crash, assert_same_run, checkpoint, crash, go, rows, steps, tiny
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ import os
 import numpy as np
 import pytest
 
+from benchmarks._runs import assert_same_run, checkpoint, go, rows
 from ppo_parts import training
 from ppo_parts.training._metrics_file import best_update
 from tests.common import assert_same
-from tests.running import assert_same_run, checkpoint, go, rows
 
 
 def test_metrics_last_line_cut_short_is_left_out(train, broken, whole):

@@ -10,10 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from ppo_parts.training import RunOptions
-from ppo_parts.training._folder import open_run
-from ppo_parts.training._program import Pace, compiled
-from tests.running import (
+from benchmarks._runs import (
     STEPS_PER_UPDATE,
     UPDATES,
     Crash,
@@ -28,6 +25,9 @@ from tests.running import (
     steps,
     tiny,
 )
+from ppo_parts.training import RunOptions
+from ppo_parts.training._folder import open_run
+from ppo_parts.training._program import Pace, compiled
 
 
 def test_run_leaves_its_configuration_metrics_picture_and_result(whole):

@@ -7,11 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks._runs import (
+    EVALUATED,
+    UPDATES,
+    Crash,
+    acting,
+    assert_same_run,
+    crash,
+    evaluations,
+    go,
+    rows,
+    steps,
+    tiny,
+)
 from ppo_parts import training
 from ppo_parts.training import _metrics_file
 from ppo_parts.training._checkpoint import Checkpoints
 from recipes import cleanrl_ppo
-from tests.running import EVALUATED, UPDATES, Crash, acting, assert_same_run, crash, evaluations, go, rows, steps, tiny
 
 
 @pytest.mark.parametrize("after", [2, 4, 10])

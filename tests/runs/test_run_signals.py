@@ -8,12 +8,24 @@ import time
 
 import pytest
 
+from benchmarks._runs import (
+    QUIET,
+    acting,
+    arguments,
+    assert_same_run,
+    by_twos,
+    checkpoint,
+    go,
+    rows,
+    start,
+    steps,
+    tiny,
+)
 from ppo_parts import training
 from ppo_parts.training import RunOptions
 from ppo_parts.training._signals import Interrupt
 from ppo_parts.training._stored import stored_run
 from recipes import cleanrl_ppo
-from tests.running import QUIET, acting, arguments, assert_same_run, by_twos, checkpoint, go, rows, start, steps, tiny
 
 
 @pytest.mark.parametrize(("name", "after"), [("SIGINT", 6), ("SIGTERM", 4), ("SIGHUP", 10)])

@@ -1,4 +1,4 @@
-"""What the tests of training runs share: a tiny configuration, ways to run it, and what a run leaves behind."""
+"""What the tests and the attacks on training runs share: a tiny configuration, ways to run it, and what a run leaves behind."""
 
 import contextlib
 import json
