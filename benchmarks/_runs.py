@@ -1,4 +1,4 @@
-"""What the tests and the attacks on training runs share: a tiny configuration, ways to run it, and what a run leaves behind."""
+"""What tests of training runs and attacks on them share: a tiny run, ways to run it, and what it leaves behind."""
 
 import contextlib
 import json
