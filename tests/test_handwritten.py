@@ -85,7 +85,9 @@ def nothing_random(monkeypatch):
     monkeypatch.setattr(functional, "permutation", shuffle)
     monkeypatch.setattr(jax.random, "choice", choice)
     for distribution in (distrax.Categorical, distributions.Categorical):
-        monkeypatch.setattr(distribution, "sample", lambda self, seed: jnp.argmax(self.logits, axis=-1))
+        monkeypatch.setattr(
+            distribution, "sample", lambda self, seed, sample_shape=(): jnp.argmax(self.logits, axis=-1)
+        )
 
 
 def cleanrl():
