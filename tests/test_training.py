@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 import pytest
 import scipy.stats
 
-from ppo_parts import training
+from ppo_parts import envs, training
 from ppo_parts._cpu import sequential_vmap_on_cpu
 from ppo_parts.training import RunOptions, _packed, _records, _run
 from ppo_parts.training._checkpoint import Checkpoints
