@@ -46,7 +46,8 @@ def number(where: str, name: str, value: Any, low: float, high: float = np.inf, 
 def bounds(low: float, high: float = np.inf, open_low: bool = False) -> str:
     """How a range is written: "[0, 1]", "(0, inf)"."""
     low_end, high_end = "(" if open_low or np.isinf(low) else "[", ")" if np.isinf(high) else "]"
-    return f"{low_end}{low:g}, {high:g}{high_end}"
+    written = (str(x) if isinstance(x, int) else f"{x:g}" for x in (low, high))
+    return f"{low_end}{', '.join(written)}{high_end}"
 
 
 def _inside(x: Any, low: float, high: float, open_low: bool) -> Any:

@@ -51,20 +51,16 @@ PRESETS = {
 }  # fmt: skip
 
 
-def make_env(config: Config) -> envs.Env:
-    """The environment with CleanRL's wrappers."""
-    return envs.prepare(envs.make(config.env_id), normalize=config.normalize_env, gamma=config.gamma)
-
-
-def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
+def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
     """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers.
 
-    `env` is an environment of your own, wrapped as you like; None: the one the configuration names.
+    `env` is an environment of your own, wrapped as you like, and `pipeline` a chain of your own; None: as configured.
     """
     training.check_config(config)
-    env = make_env(config) if env is None else env
+    if env is None:
+        env = envs.prepare(envs.make(config.env_id), normalize=config.normalize_env, gamma=config.gamma)
     policy = networks.actor_critic(env, config.hidden, "tanh")
-    pipeline = pp.chain(
+    cleanrl = pp.chain(
         pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
         pp.shuffled_minibatches(config.num_minibatches, config.update_epochs),
         pp.advantage_normalize(ddof=1) if config.norm_adv else pp.identity(),
@@ -78,7 +74,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
     )
     annealed = pp.linear_schedule(config.learning_rate, 0.0, config.num_updates)
     optimizer = pp.clipped_adam(annealed if config.anneal_lr else config.learning_rate, config.max_grad_norm)
-    return training.Train.of(config, env, policy, pipeline, optimizer)
+    return training.Train.of(config, env, policy, cleanrl if pipeline is None else pipeline, optimizer)
 
 
 def main() -> None:

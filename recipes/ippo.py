@@ -2,6 +2,7 @@
 
     python -m recipes.ippo --env-id MPE_simple_spread_v3
     python -m recipes.ippo --preset smax
+    python -m recipes.ippo --preset riddle
 
 Actor and critic are phases of one update: each has its own sampler, epochs and optimizer, and the early stop is the
 actor's alone. Rollouts are [T, N, A]; where agents are absent, the mask leaves them out. Where it differs from the
@@ -31,9 +32,7 @@ class Config(training.Config):
     num_steps: int = 128
     parameters: Literal["shared", "independent"] = "shared"  # one network for all agents, or one each
     critic: Literal["local", "central"] = "local"  # sees the agent's own observation (IPPO), or everybody's (MAPPO)
-    agent_id: bool = (
-        False  # append the agent's number to its observation, so that shared networks can tell agents apart
-    )
+    agent_id: bool = False  # append its number to each agent's observation, so that shared networks tell them apart
     actor_learning_rate: Annotated[float, at_least(0)] = 2.5e-4  # of the actor's Adam
     critic_learning_rate: Annotated[float, at_least(0)] = 2.5e-4  # of the critic's Adam
     anneal_lr: bool = True  # linearly to 0 over the updates of the run
@@ -70,10 +69,11 @@ PRESETS = {
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
     """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers.
 
-    `env` is an environment of your own with an axis of agents, `pipeline` a chain of your own; None: as configured.
+    `env` is an environment of your own with an axis of agents, and `pipeline` a chain of your own; None: as configured.
     """
     training.check_config(config)
-    env = envs.prepare(envs.make_agents(config.env_id)) if env is None else env
+    if env is None:
+        env = envs.prepare(envs.make_agents(config.env_id))
     independent = config.parameters == "independent"
 
     def inputs(obs: jax.Array) -> tuple[jax.Array, jax.Array]:

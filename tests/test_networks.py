@@ -93,11 +93,11 @@ def recipe(name):
 @pytest.mark.parametrize("name", ["cleanrl_ppo", "pufferlib_ppo", "ippo"])
 def test_recipes_factorise_one_matrix_at_a_time(name):
     """A batch of them can block every thread of a CPU; see docs/decisions/0004-batched-lapack.md."""
-    assert ranks_of_factorised(recipe(name).init_params) == {2}
+    assert ranks_of_factorised(recipe(name).policy.init) == {2}
 
 
 def test_training_factorises_one_matrix_at_a_time_with_any_initialiser(monkeypatch):
     monkeypatch.setattr(networks._dense, "orthogonal", jax.nn.initializers.orthogonal)
     train = recipe("pufferlib_ppo")
-    assert ranks_of_factorised(train.init_params) == {3}
+    assert ranks_of_factorised(train.policy.init) == {3}
     assert ranks_of_factorised(train) == {2}

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
 
@@ -147,11 +147,18 @@ def _with_ranges(kind: type, arg: Callable[..., Any]) -> type:
     hints = get_type_hints(kind)
 
     def shown(name: str, declared: Range) -> Any:
-        words = [getattr(x, "__name__", str(x)).upper() for x in kinds_of(hints[name])]
-        return Annotated[hints[name], arg(metavar=f"{words[0]} in {declared}")]
+        kinds = [get_args(x)[0] if get_origin(x) is tuple else x for x in kinds_of(hints[name])]
+        numeric, *_ = (x.__name__.upper() for x in kinds if x in (int, float))
+        words = [str(word) for x in kinds if get_origin(x) is Literal for word in get_args(x)]
+        words += ["None"] * (type(None) in kinds)
+        return Annotated[hints[name], arg(metavar="|".join([f"{numeric} in {declared}", *words]))]
 
     fields = [(name, shown(name, declared)) for name, declared in ranges(kind).items()]
-    return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, kw_only=True)
+    made = dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, kw_only=True)
+    for name in ("__module__", "__qualname__", "__firstlineno__"):  # where tyro finds the comments beside the fields
+        if hasattr(kind, name):
+            setattr(made, name, getattr(kind, name))
+    return made
 
 
 def whole_number(text: str) -> int:

@@ -112,9 +112,10 @@ def check_config(config: Any, *, flags: bool = False) -> None:
         >>> import dataclasses
         >>> from typing import Annotated
         >>> from ppo_parts import training
+        >>> from ppo_parts.training import more_than
         >>> @dataclasses.dataclass(frozen=True)
         ... class Config:
-        ...     max_grad_norm: Annotated[float, training.more_than(0)] = 0.5
+        ...     max_grad_norm: Annotated[float, more_than(0)] = 0.5
         >>> training.check_config(Config(max_grad_norm=-0.5))
         Traceback (most recent call last):
         ...
