@@ -108,7 +108,7 @@ def within(
         raise refused from None
     inside = (numbers > low if open_low else numbers >= low) & (numbers <= high)
     if not np.all(inside):
-        bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if np.isinf(high) else ']'}"
+        bounds = f"{'(' if open_low or np.isinf(low) else '['}{low:g}, {high:g}{')' if np.isinf(high) else ']'}"
         raise ValueError(f"{where}: {name} must lie in {bounds}, got {value!r}")
 
 
