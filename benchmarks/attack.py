@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppo_parts import training
+from ppo_parts import envs, training
 from ppo_parts._errors import UserError
 from recipes import cleanrl_ppo
 
@@ -182,7 +182,7 @@ def not_finite(directory: Path) -> dict[str, str]:
     outcomes = {}
     for field in ("reward", "obs"):
         for value in (float("nan"), float("inf")):
-            train = cleanrl_ppo.make_train(tiny(), poisoned(cleanrl_ppo.make_env(tiny()), field, value))
+            train = cleanrl_ppo.make_train(tiny(), poisoned(envs.make("CartPole-v1"), field, value))
             for mode in ("stop", "skip"):
                 name = f"{field} {value}, {mode}"
                 with contextlib.redirect_stdout(io.StringIO()):

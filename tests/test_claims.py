@@ -78,5 +78,5 @@ def test_claims_a_whole_run_includes_compiling():
 
 
 def test_claims_learning_runs_with_changed_settings():
-    config = learning.changed(learning.TASKS["pufferlib_cartpole"].config, ["ent_coef=0.001", "refresh=epoch"])
-    assert (config.ent_coef, config.refresh) == (0.001, "epoch")
+    config = learning.changed(learning.TASKS["pufferlib_cartpole"].config, ["ent_coef=0.001", "optimizer=adam"])
+    assert (config.ent_coef, config.optimizer) == (0.001, "adam")

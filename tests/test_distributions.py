@@ -379,7 +379,10 @@ def updated(make, microbatch, shape=(common.TIME, common.SEGMENTS)):
         pp.value_loss(),
         pp.entropy_bonus(coef=0.1) if make is not distributions.TanhNormal else pp.identity(),
     )
-    learner = pp.learner(functools.partial(gaussian, make), pipeline, optax.sgd(0.1), microbatch=microbatch)
+    policy = functools.partial(gaussian, make)
+    learner = pp.learner(
+        policy if microbatch is None else pp.microbatched(policy, microbatch), pipeline, optax.sgd(0.1)
+    )
     state, _ = jax.jit(learner.update)(jax.random.key(0), learner.init(params), batch)
     return state.params
 
@@ -393,7 +396,7 @@ def test_microbatches_of_our_gaussians_change_nothing(make):
 def test_microbatch_refuses_a_distribution_that_hides_arrays_and_auto_leaves_it_whole():
     distrax = pytest.importorskip("distrax")
     with pytest.raises(
-        TypeError, match=r"MultivariateNormalDiag keeps some elsewhere.*use ppo_parts.distributions.Normal"
+        TypeError, match=r"MultivariateNormalDiag keeps arrays outside the leaves.*use one of ppo_parts.distributions"
     ):
         updated(distrax.MultivariateNormalDiag, 6)
     large = (128, 128)  # from which on "auto" takes pieces
