@@ -13,7 +13,7 @@ import numpy as np
 from ._errors import UserTimeoutError, UserTypeError, UserValueError
 from ._hyperparameters import count, number
 from ._metrics import Metrics
-from ._policy import apply_policy, evaluate_policy
+from ._policy import apply_policy, evaluate_policy, initial_carry_of
 from ._rollout import episode_metrics, sample_action
 from ._types import Array, Batch, Evaluate, Params
 from .envs import size
@@ -63,6 +63,10 @@ class HostRollout:
         count("HostRollout", "num_steps", num_steps)
         if timeout is not None:
             number("HostRollout", "timeout", timeout, 0, open_low=True)
+        if initial_carry_of(evaluate) is not None:
+            raise UserTypeError(
+                "HostRollout: policies with memory are not supported here; use one without initial_carry"
+            )
         if not hasattr(env, "num_envs"):
             raise UserTypeError(
                 f"HostRollout: {env} is not a vector environment: make it with gymnasium.make_vec(..., num_envs=...), "

@@ -64,22 +64,22 @@ def evaluate_episodes(
     agents = getattr(env, "num_agents", None)
     each = (episodes,) if agents is None else (episodes, agents)
     nothing = jnp.zeros(episodes, bool)
-    no_reset = jnp.zeros(each, bool)  # each environment counts with its first episode only
 
     def unfinished(carry: Any) -> Array:
         *_, results, steps = carry
         return (steps < max_steps) & ~jnp.all(results.terminated | results.truncated)
 
-    def play(key: Array, env_state: Any, obs: Any, memory: Any) -> Any:
+    def play(key: Array, env_state: Any, obs: Any, memory: Any, steps: Array) -> Any:
         action_key, env_key = jax.random.split(key)
-        distribution, _, memory, _ = apply_policy(policy, params, obs, memory, no_reset)
+        begins = jnp.broadcast_to(steps == 0, each)  # as a rollout begins; only first episodes count here
+        distribution, _, memory, _ = apply_policy(policy, params, obs, memory, begins)
         action = distribution.mode() if mode else distribution.sample(seed=action_key)
         return *env.step(env_key, env_state, action), memory
 
     def step(carry: Any) -> Any:
         key, env_state, obs, memory, results, steps = carry
         key, step_key = jax.random.split(key)
-        env_state, out, memory = play(step_key, env_state, obs, memory)
+        env_state, out, memory = play(step_key, env_state, obs, memory, steps)
         playing = ~(results.terminated | results.truncated)
         ended, truncated = out.episode_ends()
         seen = EpisodeResults(out.episode_return, out.episode_length, ended & ~truncated, truncated, out.info)
@@ -93,10 +93,11 @@ def evaluate_episodes(
     initial_carry = initial_carry_of(policy)
     memory = None if initial_carry is None else initial_carry(episodes)
     info = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(play, key, env_state, obs, memory)[1].info
+        lambda x: jnp.zeros(x.shape, x.dtype),
+        jax.eval_shape(play, key, env_state, obs, memory, jnp.zeros((), jnp.int32))[1].info,
     )
     empty = EpisodeResults(jnp.zeros(each), jnp.zeros(episodes, jnp.int32), nothing, nothing, info)
-    start = (key, env_state, obs, memory, empty, jnp.zeros((), jnp.int32))
+    start = (key, env_state, obs, memory, empty, began)
     *_, results, _ = jax.lax.while_loop(unfinished, step, start)
     return results
 
