@@ -92,10 +92,9 @@ def evaluate_episodes(
 
     initial_carry = initial_carry_of(policy)
     memory = None if initial_carry is None else initial_carry(episodes)
-    info = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype),
-        jax.eval_shape(play, key, env_state, obs, memory, jnp.zeros((), jnp.int32))[1].info,
-    )
+    began = jnp.zeros((), jnp.int32)
+    played = jax.eval_shape(play, key, env_state, obs, memory, began)[1]
+    info = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), played.info)
     empty = EpisodeResults(jnp.zeros(each), jnp.zeros(episodes, jnp.int32), nothing, nothing, info)
     start = (key, env_state, obs, memory, empty, began)
     *_, results, _ = jax.lax.while_loop(unfinished, step, start)
