@@ -88,7 +88,8 @@ def within(
         result, state = part.update(inner, state, context)
         for field, path in write.items():
             batch = with_field_at(batch, path, field_at(result, field))
-        batch = batch.replace(losses=result.losses, stop=result.stop)
+        if result.losses is not inner.losses or result.stop is not inner.stop:
+            batch = batch.replace(losses=result.losses, stop=result.stop)
         for metric, value in result.metrics.items():
             if metric not in needed:
                 way = dict(result.reductions).get(metric, "mean")
