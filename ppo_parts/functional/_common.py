@@ -180,7 +180,7 @@ def unsqueezed(x: Array, rank: int) -> Array:
 
 
 def stacked(scalars: Sequence[Array], dtype: Any) -> Array:
-    """Stack small arrays along a new last axis, as `jnp.stack` does, in a form that XLA on a CPU compiles to one kernel.
+    """Stack small arrays along a new last axis, like `jnp.stack`, in a form that XLA on a CPU compiles to one kernel.
 
     For a concatenation XLA compiles an additional kernel for each operand, which takes some 10 ms each. Selections are
     fused with the computation of what they select.

@@ -59,7 +59,7 @@ def _call(step: Callable[..., Any], last: Any, inputs: Any, interpret: bool) -> 
 
     outs, results = jax.tree.flatten(
         jax.eval_shape(flattened)
-    )  # taken from the scan, because `shard_map` extends the types
+    )  # of the scan: `shard_map` extends the types
 
     def kernel(*refs: Any) -> None:
         before, reads, writes = refs[: len(firsts)], refs[len(firsts) : -len(outs)], refs[-len(outs) :]
