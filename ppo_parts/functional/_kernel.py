@@ -57,9 +57,7 @@ def _call(step: Callable[..., Any], last: Any, inputs: Any, interpret: bool) -> 
     def flattened() -> Any:
         return jax.tree.map(lambda x: x.reshape(steps, columns), scan(step, last, inputs))
 
-    outs, results = jax.tree.flatten(
-        jax.eval_shape(flattened)
-    )  # of the scan: `shard_map` extends the types
+    outs, results = jax.tree.flatten(jax.eval_shape(flattened))  # of the scan: `shard_map` extends the types
 
     def kernel(*refs: Any) -> None:
         before, reads, writes = refs[: len(firsts)], refs[len(firsts) : -len(outs)], refs[-len(outs) :]

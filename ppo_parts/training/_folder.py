@@ -149,7 +149,7 @@ class RunWriter(RunFolder):
         return self.best(self.log.rows, steps, last)
 
     def begin(self, train: Train) -> tuple[int, Any]:
-        """Return how many updates are done, and the state after them (None for a new run), and load the log up to them.
+        """Load the log; return how many updates are done, and the state after them (None for a new run).
 
         Later checkpoints and rows are set aside only after the state has been accepted.
         """
