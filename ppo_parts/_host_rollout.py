@@ -202,7 +202,7 @@ class HostRollout:
             except BaseException as error:  # raised again below, in the calling thread
                 done.append((None, error))
 
-        self._late = threading.Thread(target=run, daemon=True)  # a daemon, so that a call that hangs does not keep the process alive
+        self._late = threading.Thread(target=run, daemon=True)  # a hanging call must not block exit
         self._late.start()
         self._late.join(self._timeout)
         if not done:

@@ -316,11 +316,12 @@ class NormalizedState(NamedTuple):
 def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) -> Env:
     r"""Standardise observations by running statistics: :math:`\mathrm{clip}((o-\mu)/\sqrt{\sigma^2+\epsilon}, \pm c)`.
 
-    The statistics live in the environment's state and take in every observation the policy acts on, before it does,
-    those of resets too. What it acted on is stored as it saw it, so the first ratio of an update is 1. `evaluation`
-    freezes the statistics.
+    The statistics are part of the environment's state. They include every observation that the policy acts on, before
+    it acts, including those of resets. Observations are stored as the policy saw them, so the first ratio of an update
+    is 1. `evaluation` freezes the statistics.
 
-    An observation that is not finite stays as it is, and out of the statistics: it is for the learner to count.
+    An observation that is not finite is passed on unchanged, for the learner to count, and does not enter the
+    statistics.
 
     Args:
         env: environment with array observations.
@@ -336,7 +337,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
 
     def shown(moments: Moments, obs: Array) -> Array:
         scaled = jnp.clip((obs - moments.mean[None]) / jnp.sqrt(moments.var[None] + eps), -clip, clip)
-        return jnp.where(jnp.isfinite(obs), scaled, obs)  # keeps numbers that are not finite, so that the learner counts them
+        return jnp.where(jnp.isfinite(obs), scaled, obs)  # the learner counts what is not finite
 
     def reset(key: Array, num_envs: int) -> tuple[NormalizedState, Array]:
         inner, obs = env.reset(key, num_envs)
