@@ -15,6 +15,7 @@ from ._advantage import vtrace as vtrace
 from ._chain import chain as chain
 from ._chain import identity as identity
 from ._checks import nonfinite_report as nonfinite_report
+from ._errors import MissingPackage as MissingPackage
 from ._errors import UserError as UserError
 from ._errors import UserTimeoutError as UserTimeoutError
 from ._errors import UserTypeError as UserTypeError

@@ -70,15 +70,21 @@ def check_rollout(batch: Batch) -> None:
 
 
 def finite_where_masked(batch: Batch) -> Batch:
-    """The batch with 0 for numbers that are masked and not finite: 0 * NaN would make a network's gradient NaN."""
+    """The batch with 0 for masked numbers that would make a network's gradient NaN, as 0 * inf does.
+
+    Where each step is evaluated alone, these are all masked numbers. What a recurrent policy, or a critic of many
+    agents, sees of masked places reaches others, so that there only numbers that are not finite are replaced.
+    """
     if batch.mask is None:
         return batch
     keep = batch.mask.astype(bool)
+    alone = batch.carry is None and keep.ndim == 2
 
     def finite(x: Array) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.floating) or x.shape[: keep.ndim] != keep.shape:
             return x
-        return jnp.where(jnp.isfinite(x) | unsqueezed(keep, x.ndim), x, 0)
+        kept = unsqueezed(keep, x.ndim)
+        return jnp.where(kept if alone else jnp.isfinite(x) | kept, x, 0)
 
     return batch.replace(**{name: jax.tree.map(finite, getattr(batch, name)) for name in TREES})
 

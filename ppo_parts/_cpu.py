@@ -1,4 +1,4 @@
-"""What is done differently on a CPU."""
+"""Operations that run differently on a CPU."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ Array = jax.Array
 
 
 def sequential_vmap_on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which `jax.vmap` calls once for each element, one after another, if the backend is a CPU.
+    """Wrap `function` so that `jax.vmap` calls it for one element after another if the backend is a CPU.
 
-    Two things ask for that. One update keeps a core busy: many at once take longer, as their activations fill the
-    cache, and none can stop early. And matrices that are factorised at once, in two places of a program, can block
-    every thread of the CPU for ever; see docs/decisions/0004-batched-lapack.md.
+    There are two reasons. One update keeps a core busy: many at once take longer, because their activations fill the
+    cache, and none of them can stop early. In addition, a program deadlocks if it factorises batches of matrices in two
+    places at once and they block every thread of the CPU; see docs/decisions/0004-batched-lapack.md.
     """
 
     def run(*args: Any) -> Any:
         if jax.default_backend() != "cpu":
             return function(*args)
-        # custom_vmap cannot see what a closure holds of the vmap around it, such as a swept learning rate.
+        # custom_vmap does not see batched values that a closure captures from an outer vmap, such as a swept learning
+        # rate. Tracing the function turns them into constants of the jaxpr, which are then passed as arguments.
         traced, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
         given, structure = jax.tree.leaves(args), jax.tree.structure(shapes)
 

@@ -25,7 +25,7 @@ def require_package(name: str, extra: str) -> Any:
         >>> require_package("absent", "envs")
         Traceback (most recent call last):
         ...
-        ppo_parts._errors.MissingPackage: absent is not installed: install it with pip install "ppo_parts[envs]"
+        ppo_parts.MissingPackage: absent is not installed: install it with pip install "ppo_parts[envs]"
     """
     try:
         return importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Any Gymnasium vector environment, stepped from the host."""
+"""Rollouts of Gymnasium vector environments, which are stepped on the host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from ._errors import UserTimeoutError, UserTypeError, UserValueError
 from ._hyperparameters import count, number
 from ._metrics import Metrics
-from ._policy import apply_policy, evaluate_policy
+from ._policy import apply_policy, evaluate_policy, initial_carry_of
 from ._rollout import episode_metrics, sample_action
 from ._types import Array, Batch, Evaluate, Params
 from .envs import size
@@ -21,29 +21,32 @@ from .functional import ShapeError, next_values
 
 
 class HostRollout:
-    """Collect rollouts from a `gymnasium.vector` environment; what comes back is the `Batch` any learner takes.
+    """Collects rollouts from a `gymnasium.vector` environment, as the `Batch` that any learner takes.
 
-    The environment is a Python object with a state of its own, so this is not a pure function: call `collect` in a
-    loop, and `Learner.update` under jit. Both automatic reset modes are handled:
+    The environment is a stateful Python object, so `collect` is not a pure function: call it in a loop, and call
+    `Learner.update` under jit. Both automatic reset modes are supported:
 
-    * next step (Gymnasium's default): the step after the end of an episode only resets; its action is ignored. It
-      stays in the batch with `mask` 0. The observation before it is the final one, so the shifted value is right.
-    * same step: the final observation comes in `info["final_obs"]` and is evaluated where the episode was truncated.
+    * next step (Gymnasium's default): the step after the end of an episode only resets, and ignores its action. It
+      stays in the batch with `mask` 0. Its observation is the final one of the episode, so the shifted value is
+      correct.
+    * same step: the final observation is in `info["final_obs"]`, and is evaluated where the episode was truncated.
 
-    Where an environment raises in the middle of a rollout, what was collected of it is lost, and the next `collect`
-    begins with new episodes in all environments.
+    If an environment raises an error during a rollout, the steps of this rollout are lost, and the next `collect`
+    starts new episodes in all environments.
 
     Args:
         env: the vector environment, with array observations.
         evaluate: as in `ppo_parts.learner`.
         num_steps: T, steps of each environment per rollout.
-        seed: for the environment's first reset.
-        timeout: seconds that a reset or a step of the environment may take; None: any number. With a timeout the
-            environment is called from other threads than this one.
+        seed: seed of the environment's first reset.
+        timeout: seconds that a reset or a step of the environment may take; None: no limit. With a timeout, the
+            environment is called from other threads.
 
     Raises:
-        UserTypeError: a single environment. UserValueError: the environment does not reset itself, or does not say how.
-        `collect`: UserTypeError or ShapeError: what the environment returned, by name; UserTimeoutError.
+        UserTypeError: the environment is not a vector environment. UserValueError: it does not reset automatically, or
+            does not declare how.
+        `collect` raises UserTypeError or ShapeError, which name the invalid value that the environment returned, and
+            UserTimeoutError.
 
     Example:
         >>> import gymnasium, jax, jax.numpy as jnp, ppo_parts as pp
@@ -63,6 +66,10 @@ class HostRollout:
         count("HostRollout", "num_steps", num_steps)
         if timeout is not None:
             number("HostRollout", "timeout", timeout, 0, open_low=True)
+        if initial_carry_of(evaluate) is not None:
+            raise UserTypeError(
+                "HostRollout: policies with memory are not supported here; use one without initial_carry"
+            )
         if not hasattr(env, "num_envs"):
             raise UserTypeError(
                 f"HostRollout: {env} is not a vector environment: make it with gymnasium.make_vec(..., num_envs=...), "
@@ -75,9 +82,9 @@ class HostRollout:
                 "with gymnasium.make_vec(..., vector_kwargs={'autoreset_mode': AutoresetMode.SAME_STEP})"
             )
         self._env, self._num_steps, self._same_step = env, num_steps, mode == "SAME_STEP"
-        size(env.single_observation_space)  # raises where observations are no arrays
+        size(env.single_observation_space)  # raises if observations are not arrays
         space = env.single_action_space
-        self._first_action = getattr(space, "start", 0)  # of a Discrete, whose actions need not begin at 0
+        self._first_action = getattr(space, "start", 0)  # the actions of a Discrete space need not start at 0
         self._bounds = None if hasattr(space, "n") or not hasattr(space, "low") else (space.low, space.high)
 
         def act(key: Array, params: Params, obs: Any) -> tuple[Any, Array]:
@@ -88,26 +95,26 @@ class HostRollout:
 
         self._act, self._value = jax.jit(act), jax.jit(value_of)
         self._timeout = timeout
-        self._late: threading.Thread | None = None  # the last call that was waited for
+        self._late: threading.Thread | None = None  # the thread of the latest call
         self._begin(seed)
 
     def _begin(self, seed: int | None = None) -> None:
-        """New episodes everywhere."""
+        """Start new episodes in all environments."""
         number = self._env.num_envs
         returned = self._called("reset", lambda: self._env.reset(seed=seed))
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise UserTypeError(f"HostRollout: reset must return (obs, info), got {_kind(returned)}")
         self._obs = np.array(returned[0])
         self._check_obs("the obs of reset", self._obs, (number, *self._env.single_observation_space.shape))
-        self._over = np.zeros(number, bool)  # the last step ended an episode
+        self._over = np.zeros(number, bool)  # where the last step ended an episode
         self._return, self._length = np.zeros(number, np.float32), np.zeros(number, np.int32)
         self._interrupted = False
 
     def collect(self, key: Array, params: Params) -> tuple[Batch, Metrics]:
-        """Play T steps; returns the batch and the episode metrics of `ppo_parts.rollout`."""
+        """Play T steps; return the batch, and the episode metrics as in `ppo_parts.rollout`."""
         if self._interrupted:
             self._begin()
-        self._interrupted = True  # until all steps are there: what raises in between leaves the environment anywhere
+        self._interrupted = True  # until all steps are done: an error leaves the environment in an unknown state
         steps = [self._step(step_key, params) for step_key in jax.random.split(key, self._num_steps)]
         self._interrupted = False
         batch, final_value, episodes = jax.tree.map(lambda *x: jnp.stack([jnp.asarray(y) for y in x]), *steps)
@@ -141,14 +148,14 @@ class HostRollout:
         return step, final_value, (over, {"return": collected, "length": length})
 
     def _stepped(self, sent: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Any]:
-        """One step of the environment, with every field checked."""
+        """Step the environment once, and check every field that it returns."""
         returned = self._called("step", lambda: self._env.step(sent))
         if not isinstance(returned, tuple) or len(returned) != 5:
             raise UserTypeError(
                 "HostRollout: step must return (obs, reward, terminated, truncated, info), as in Gymnasium 1.0, got "
                 + _kind(returned)
             )
-        # Copies: an environment may write its next step into the arrays it returned.
+        # Copy the arrays, because an environment may write its next step into the same ones.
         obs, *each = (np.array(x) for x in returned[:4])
         self._check_obs("the obs of step", obs, self._obs.shape)
         for name, x in zip(("reward", "terminated", "truncated"), each, strict=True):
@@ -167,7 +174,7 @@ class HostRollout:
             raise UserTypeError(f"HostRollout: {what} must be numbers, got {obs.dtype}")
 
     def _final_obs(self, obs: np.ndarray, truncated: np.ndarray, info: Any) -> np.ndarray:
-        """The observations with the final ones where an episode was truncated."""
+        """Return the observations, replaced by the final ones where an episode was truncated."""
         final, given = obs.copy(), info.get("final_obs") if isinstance(info, dict) else None
         for i in np.flatnonzero(truncated):
             one: Any = None if given is None else given[i]
@@ -182,7 +189,7 @@ class HostRollout:
         return final
 
     def _called(self, what: str, call: Callable[[], Any]) -> Any:
-        """What `call` returns or raises, unless it takes longer than the timeout."""
+        """Return or raise what `call` does, unless it takes longer than the timeout."""
         if self._timeout is None:
             return call()
         if self._late is not None:
@@ -196,10 +203,10 @@ class HostRollout:
         def run() -> None:
             try:
                 done.append((call(), None))
-            except BaseException as error:  # raised again below, in the thread that asked
+            except BaseException as error:  # raised again below, in the calling thread
                 done.append((None, error))
 
-        self._late = threading.Thread(target=run, daemon=True)  # does not keep the process alive where it hangs
+        self._late = threading.Thread(target=run, daemon=True)  # a hanging call must not block exit
         self._late.start()
         self._late.join(self._timeout)
         if not done:

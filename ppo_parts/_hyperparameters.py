@@ -86,7 +86,8 @@ def _schedule(
             raise UserValueError(
                 f"{where}: {name} must lie in {bounds(low, high, open_low)}, and its schedule is {float(end):g} {when}"
             )
-    return lambda step: _nan_outside(jnp.asarray(value(step)), low, high, open_low)
+    # An open end may be annealed to, as above; what leaves the range is NaN.
+    return lambda step: _nan_outside(jnp.asarray(value(step)), low, high, False)
 
 
 def spread_nan(x: Array, *hyperparameters: Any) -> Array:

@@ -223,10 +223,11 @@ class _Program:
         """The states of all parts after those with `finish` have seen the rollout under the updated policy."""
         context = context.replace(key=jax.random.fold_in(context.key, len(self.plans) + 1), params=progress.params)
         states = {}
-        for plan in self.plans:
+        for number, plan in enumerate(self.plans):
             before, after = progress.states[plan.name]
-            before = finish(plan.before, before, ready, context)
-            states[plan.name] = before, finish(plan.after, after, rollouts[plan.name], context)
+            here, there = (context.replace(key=part_key(context.key, 2 * number + i)) for i in (1, 2))
+            before = finish(plan.before, before, ready, here)
+            states[plan.name] = before, finish(plan.after, after, rollouts[plan.name], there)
         return finish(self.shared, progress.shared, ready, context), states
 
 

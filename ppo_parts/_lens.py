@@ -63,9 +63,18 @@ def within(
         for field, path in read.items()
     }
 
+    if part.needs_time and "value" in read and "next_value" not in read and "next_value" in (part.reads or ()):
+        raise UserValueError(
+            f"within {name!r}: {part.name} would read a value of its own and the next_value of another: say where its "
+            'next_value stands, e.g. read={"next_value": "extras.next_..."}'
+        )
+
+    needed = {path.partition(".")[2] for path in part.requires if path.startswith("metrics.")}
+
     def seen(batch: Batch) -> Batch:
-        """The batch as the part sees it."""
-        inner = batch.replace(metrics={}, reductions=())
+        """The batch as the part sees it: with the metrics that it requires, so that it may add any other."""
+        kept = {metric: value for metric, value in batch.metrics.items() if metric in needed}
+        inner = batch.replace(metrics=kept, reductions=())
         for field, path in reads.items():
             found = field_at(batch, path)
             if found is None:
@@ -79,9 +88,12 @@ def within(
         result, state = part.update(inner, state, context)
         for field, path in write.items():
             batch = with_field_at(batch, path, field_at(result, field))
-        batch = batch.replace(losses=result.losses, stop=result.stop)
+        if result.losses is not inner.losses or result.stop is not inner.stop:
+            batch = batch.replace(losses=result.losses, stop=result.stop)
         for metric, value in result.metrics.items():
-            batch = batch.add_metrics(dict(result.reductions).get(metric, "mean"), **{f"{name}/{metric}": value})
+            if metric not in needed:
+                way = dict(result.reductions).get(metric, "mean")
+                batch = batch.add_metrics(way, **{f"{name}/{metric}": value})
         return batch, state
 
     def finish(batch: Batch, state: Any, context: Context) -> Any:

@@ -112,6 +112,7 @@ class PhaseRun:
         updates, opt_state = plan.optimizer.update(
             gradient, state.opt_state, plan.trained(params), step=context.step, value=loss, metrics=batch.metrics
         )
+        updates = plan.masked(updates, params)  # weight decay moves what has no gradient
         stepped = plan.merged(params, optax.apply_updates(plan.trained(params), updates))
         if may_skip(state.opt_state):
             after = jax.tree.map(lambda new, old: jnp.where(skipped(opt_state), old, new), after, state.after)

@@ -27,7 +27,8 @@ class Metrics(Mapping[str, Array]):
     """Named numbers, stored as one array; the names and how each is reduced are static.
 
     A program that carries or returns dozens of scalars compiles and copies a kernel for each; here they are one leaf.
-    Index it by name, like a dictionary: `metrics["loss"]` has the leading axes that scans and vmaps have added.
+    Index it by name like a dictionary: `metrics["loss"]` has the leading axes that scans and vmaps have added. Counts
+    are floats, too, and exact up to 2**24.
 
     Attributes:
         array: `[..., names]`.

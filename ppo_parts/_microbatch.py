@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import count
 from ._policy import evaluate_policy
-from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Evaluate, Output, Params, kind
+from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Evaluate, Output, Params, Policy, kind
 
 # Thresholds of "auto", measured on CPUs with networks of 64 to 256 units and 4 to 400 inputs: the smallest minibatch
 # for which pieces are faster, the elements of a piece that stay in the cache, and the widest observations that gain.
@@ -34,7 +35,7 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
             numbers, and without recurrence; otherwise all at once.
 
     Returns:
-        `evaluate` of the same signature, which returns an `Output`.
+        `evaluate` of the same signature, which returns an `Output`; a `Policy` of a `Policy`.
 
     Raises:
         ValueError: a minibatch that cannot be cut into equal pieces of about that size.
@@ -58,7 +59,7 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
             return evaluate_policy(evaluate, params, batch)
         return _in_pieces(evaluate, params, batch, pieces, optional=size == "auto")
 
-    return joined
+    return dataclasses.replace(evaluate, evaluate=joined) if isinstance(evaluate, Policy) else joined
 
 
 def _in_pieces(evaluate: Evaluate, params: Params, batch: Batch, pieces: int, optional: bool) -> Output:

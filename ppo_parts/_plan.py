@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from ._chain import Chain, divider
 from ._errors import UserTypeError, UserValueError
 from ._optim import transformation
+from ._phases import Phase as PhasePart
 from ._phases import Phases
 from ._samplers import Sampler
 from ._types import Params, Part
@@ -56,16 +57,19 @@ class PhasePlan:
             return trained
         return {**params, **({self.trains[0]: trained} if len(self.trains) == 1 else trained)}
 
-    def masked(self, gradient: Params, params: Params) -> Params:
-        """The gradient, with 0 for parameters that this phase does not train."""
+    def masked(self, tree: Params, params: Params) -> Params:
+        """A gradient or an update of all parameters, 0 where this phase does not train."""
         if not callable(self.trains):
-            return gradient
-        return jax.tree.map(lambda keep, g: jnp.where(keep, g, 0).astype(g.dtype), self.trains(params), gradient)
+            return tree
+        return jax.tree.map(lambda keep, x: jnp.where(keep, x, 0).astype(x.dtype), self.trains(params), tree)
 
 
 def divide(pipeline: Part) -> tuple[tuple[Part, ...], list[PhasePlan]]:
     """The parts that all phases share, and the phases; a pipeline without `phases` is one phase without a name."""
     assert isinstance(pipeline, Chain)
+    for part in pipeline.parts:
+        if isinstance(part, PhasePart):
+            raise UserValueError("learner: a phase stands alone in the chain: put it into phases(name=phase(...))")
     index = divider(pipeline.parts)
     if index is None:
         raise UserValueError(

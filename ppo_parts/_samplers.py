@@ -59,6 +59,7 @@ class Sampler(Divider):
     refresh: Refresh
     plan: Plan
     draw: Draw
+    in_range: bool = False
 
     def take(self, batch: Batch, indices: Any, weight: Array | None) -> Batch:
         """The minibatch that `indices` name; metrics and losses start empty."""
@@ -84,7 +85,21 @@ class Sampler(Divider):
         picked = {field: jax.tree.map(per_step, getattr(batch, field)) for field in PER_STEP}
         picked |= {field: jax.tree.map(per_segment, getattr(batch, field)) for field in PER_SEGMENT}
         minibatch = batch.replace(**picked, axes=("step",) if self.axis == "step" else batch.axes)
+        if not self.in_range:
+            minibatch = minibatch.replace(log_prob=self._nan_outside(minibatch.log_prob, indices, (time, segments)))
         return _from_windows(minibatch, indices) if self.axis == "window" else minibatch
+
+    def _nan_outside(self, log_prob: Array, indices: Any, shape: tuple[int, int]) -> Array:
+        """The log-probabilities, NaN where an index names nothing."""
+        time, segments = shape
+        if self.axis == "window":
+            last = indices.start + indices.counts.shape[0] - 1
+            inside = (indices.start >= 0) & (last < time) & (indices.segment >= 0) & (indices.segment < segments)
+        else:
+            inside = (indices >= 0) & (indices < (time * segments if self.axis == "step" else segments))
+        leading = 1 if self.axis == "step" else 2
+        inside = inside.reshape((1,) * (leading - 1) + inside.shape + (1,) * (log_prob.ndim - leading))
+        return jnp.where(inside, log_prob, jnp.nan)
 
     def put(self, buffer: Array, indices: Any, rows: Array) -> Array:
         """`buffer` `[T, N]` with the rows of a minibatch written back."""
@@ -117,6 +132,7 @@ def sampler(
     refresh: RefreshName | Refresh = "rollout",
     weighs: bool = False,
     requires: tuple[str, ...] = (),
+    in_range: bool = False,
 ) -> Part:
     """A sampler of your own: which elements of the rollout make each minibatch.
 
@@ -133,6 +149,8 @@ def sampler(
         refresh: as in `shuffled_minibatches`.
         weighs: whether `draw` returns a weight, which goes to `batch.weight`.
         requires: fields of the batch that `plan` or `draw` read.
+        in_range: whether every index surely names an element of the rollout. Otherwise those that do not have a
+            log-probability of NaN, so that the loss is NaN and is counted.
 
     Example:
         The newest half of every rollout, in order:
@@ -170,6 +188,7 @@ def sampler(
         refresh=refresh_of(name, refresh),
         plan=plan,
         draw=draw,
+        in_range=in_range,
     )
     return whole
 
@@ -248,7 +267,16 @@ def full_batch(num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout
         del item, batch, context
         return None, None
 
-    return sampler("full_batch", plan, draw, num_epochs=num_epochs, num_minibatches=1, axis="segment", refresh=refresh)
+    return sampler(
+        "full_batch",
+        plan,
+        draw,
+        num_epochs=num_epochs,
+        num_minibatches=1,
+        axis="segment",
+        refresh=refresh,
+        in_range=True,
+    )
 
 
 def given_indices(
@@ -259,7 +287,7 @@ def given_indices(
     Args:
         indices: integers `[K, M]`, K minibatches of one epoch, or `[E, K, M]`, E epochs (which matter to
             `kl_early_stop(check="epoch")`). They are rows of the flattened time-major rollout, t*N + n. Traced
-            integers are not checked, because their values are not known.
+            integers are not known yet: those that are out of range make the loss NaN.
         axis: "segment": the integers are segment numbers instead.
         weights: importance weights of the shape of `indices`, or None.
         refresh: as in `shuffled_minibatches`.
@@ -311,6 +339,7 @@ def given_indices(
         axis=axis,
         refresh=refresh,
         weighs=weights is not None,
+        in_range=not traced,
     )
 
 
@@ -396,6 +425,7 @@ def prioritized_sampler(
         refresh=refresh,
         weighs=not _is_zero(beta),
         requires=("advantage",),
+        in_range=True,
     )
 
 
@@ -437,6 +467,11 @@ def time_chunks(
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Array:
         del epoch
         time, segments = batch.log_prob.shape[:2]
+        if batch.carry is not None and batch.reset is None:
+            raise UserValueError(
+                f"{where}: the batch has a recurrent carry and no reset, by which a window that begins later starts "
+                "from zeros: give the batch reset, [T, N], 1 where the state is zeroed before step t"
+            )
         if time % length or burn_in + length > time:
             raise UserValueError(
                 f"{where}: length={length} has to divide the {time} steps of this batch, and burn_in + length = "
@@ -455,7 +490,14 @@ def time_chunks(
         return Windows(start, segment, (step >= first[None]) & (step < first[None] + length)), None
 
     return sampler(
-        where, plan, draw, num_epochs=num_epochs, num_minibatches=num_minibatches, axis="window", refresh=refresh
+        where,
+        plan,
+        draw,
+        num_epochs=num_epochs,
+        num_minibatches=num_minibatches,
+        axis="window",
+        refresh=refresh,
+        in_range=True,
     )
 
 
@@ -489,7 +531,14 @@ def _shuffled(where: str, axis: Axis, num_minibatches: int, num_epochs: int, ref
         return item, None
 
     return sampler(
-        where, plan, draw, num_epochs=num_epochs, num_minibatches=num_minibatches, axis=axis, refresh=refresh
+        where,
+        plan,
+        draw,
+        num_epochs=num_epochs,
+        num_minibatches=num_minibatches,
+        axis=axis,
+        refresh=refresh,
+        in_range=True,
     )
 
 

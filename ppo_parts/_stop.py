@@ -92,7 +92,9 @@ def kl_early_stop(
             return batch.add_stop(discard=exceeds), state
         return batch.add_stop(after=exceeds & jnp.equal(context.minibatch, context.num_minibatches - 1)), state
 
-    return Part(init, update, "kl_early_stop", provides=("stop",), reads=("current", "mask"), place="after_sampler")
+    return Part(
+        init, update, "kl_early_stop", provides=("stop",), reads=("current", "log_prob", "mask"), place="after_sampler"
+    )
 
 
 def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoch"] = "minibatch") -> Part:

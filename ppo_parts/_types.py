@@ -160,35 +160,35 @@ class Batch:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
-    def add_loss(self, name: str, loss: Array, *, reduce: Literal["element", "segment", "scalar"] = "element") -> Batch:
+    def add_loss(self, name: str, loss: Array, *, per: Literal["element", "segment", "batch"] = "element") -> Batch:
         """A copy with one more named loss.
 
         Args:
             name: a name that no other loss has.
-            loss: what `reduce` says.
-            reduce: "element": one number per element, of the shape of `log_prob`; the learner takes the masked mean.
+            loss: what `per` says.
+            per: "element": one number per element, of the shape of `log_prob`; the learner takes the masked mean.
                 "segment": one number for each of the M sampled segments, `[M]`; the learner takes the mean over the
-                segments with a step that counts. "scalar": a number, taken as it is.
+                segments with a step that counts. "batch": one number, taken as it is.
 
         Raises:
             ValueError: the name is taken. ShapeError: another shape.
         """
-        choice("add_loss", "reduce", reduce, ("element", "segment", "scalar"))
+        choice("add_loss", "per", per, ("element", "segment", "batch"))
         if name in self.losses:
             raise UserValueError(
                 f"a loss named {name!r} is already in this chain ({', '.join(self.losses)}): give one of the two "
                 'another name with name="..."'
             )
         element = jnp.shape(self.log_prob) if self.log_prob is not None else jnp.shape(loss)
-        expected = {"element": element, "segment": element[1:2], "scalar": ()}[reduce]
-        if reduce == "segment" and self.axes[0] != "time":
+        expected = {"element": element, "segment": element[1:2], "batch": ()}[per]
+        if per == "segment" and self.axes[0] != "time":
             raise UserValueError(
                 f"loss {name!r} is one number per segment, and the sampler cut the segments: use a "
                 "sampler that keeps time, such as segment_minibatches()"
             )
         if jnp.shape(loss) != expected:
             raise ShapeError(
-                f"loss {name!r} has shape {jnp.shape(loss)}, expected {expected} for reduce={reduce!r}: the learner "
+                f"loss {name!r} has shape {jnp.shape(loss)}, expected {expected} for per={per!r}: the learner "
                 "reduces losses, with the mask"
             )
         return self.replace(losses={**self.losses, name: loss})
@@ -295,8 +295,9 @@ class Part:
         amend: `amend(params, old_state, new_state) -> params`, called outside the gradient after the part has run and
             the optimizer has stepped: for exact PopArt, projections, resets.
         finish: `finish(batch, state, context) -> state`, called once per update, on the rollout with `batch.current`
-            under the updated policy: for the true divergence, or a buffer of rollouts. A part after the sampler gets
-            the rollout that its minibatches were drawn from, one before it the rollout that all phases share.
+            under the updated policy: for the true divergence, or a buffer of rollouts. A part before the sampler gets
+            the rollout that all phases share. A part after it gets the rollout that its minibatches were drawn from,
+            or, with a refresh other than "rollout" or in a phase with `every` > 1, the rollout as the phase found it.
     """
 
     init: Callable[..., PartState]
@@ -366,7 +367,7 @@ def stateless(
         raise UserTypeError(f"stateless: give a function batch -> batch, got {f!r}")
     called = name or str(getattr(f, "__name__", "stateless"))
 
-    takes_context = _required_arguments(f) == 2
+    takes_context = _takes_context(f)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         return f(batch, context) if takes_context else f(batch), state
@@ -374,14 +375,15 @@ def stateless(
     return Part(no_state, update, called, requires, provides, reads, place, needs_time)
 
 
-def _required_arguments(f: Callable[..., Any]) -> int:
-    """How many arguments without a default a function takes; 1 where it does not say."""
+def _takes_context(f: Callable[..., Any]) -> bool:
+    """Whether a function takes two arguments without a default, or one that is called `context`."""
     try:
-        parameters = inspect.signature(f).parameters.values()
-    except (TypeError, ValueError):
-        return 1
+        parameters = inspect.signature(f).parameters
+    except (TypeError, ValueError):  # it does not say
+        return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in positional and p.default is p.empty for p in parameters)
+    required = [p for p in parameters.values() if p.kind in positional and p.default is p.empty]
+    return len(required) == 2 or list(parameters)[1:2] == ["context"]
 
 
 def kind(x: Any) -> str:

@@ -1,9 +1,10 @@
 """Action distributions: Gaussian, squashed Gaussian, categorical and multi-discrete, and masks for unavailable actions.
 
-Any object with `log_prob`, `entropy` and `sample` works with the learner, those of distrax among them. These are the
-ones PPO needs most. All have the same methods and are pytrees of arrays that begin with the same batch axes, so that
-`jax.tree.map`, `vmap`, `scan` and checkpoints treat them as any other data. They compute in float32 at least, and what
-they return has the dtype of their parameters: give them float32 where a bfloat16 log-probability is too coarse.
+Any object with `log_prob`, `entropy` and `sample` works with the learner, including the distributions of distrax. This
+module has those that PPO needs most. All of them have the same methods, and are pytrees of arrays that begin with the
+same batch axes, so that `jax.tree.map`, `vmap`, `scan` and checkpoints treat them like any other data. They compute at
+least in float32, and their results have the dtype of their parameters: use float32 parameters if a bfloat16
+log-probability is too coarse.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Array = jax.Array
 
 
 class _Distribution:
-    """A pytree whose attributes are arrays or trees of them, and the methods that follow from the others."""
+    """A pytree whose attributes are arrays or trees of arrays, with the methods that follow from the others."""
 
     def __init_subclass__(cls) -> None:
         def flatten(x: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:
@@ -43,7 +44,7 @@ class _Distribution:
         raise NotImplementedError
 
     def sample_and_log_prob(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> tuple[Array, Array]:
-        """Actions as `sample` draws them, and exactly the log-probability that `log_prob` has for them."""
+        """Draw actions like `sample`, and return them with exactly the log-probability that `log_prob` computes."""
         value = self.sample(seed=seed, sample_shape=sample_shape)
         return value, self.log_prob(value)
 
@@ -65,7 +66,7 @@ class Normal(_Distribution):
 
     Args:
         loc: `[..., D]`, mean.
-        scale: `[..., D]`, standard deviation, > 0; or `[D]` or a number, the same for all means.
+        scale: `[..., D]`, standard deviation, > 0; or `[D]` or a number, which is the same for all means.
 
     Attributes:
         loc, scale: `[..., D]`, of one dtype.
@@ -89,7 +90,7 @@ class Normal(_Distribution):
         self.scale = _each("Normal", "scale", scale, self.loc, dtype)
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
-        """Actions, `[*sample_shape, ..., D]`; differentiable with respect to `loc` and `scale`."""
+        """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to `loc` and `scale`."""
         loc, scale = self._wide((*sample_shape, *self.loc.shape))
         return (loc + scale * jax.random.normal(seed, loc.shape, loc.dtype)).astype(self.loc.dtype)
 
@@ -98,13 +99,13 @@ class Normal(_Distribution):
         return self.loc
 
     def log_prob(self, value: Array) -> Array:
-        """Log-density of actions `[..., D]`, summed over D; further axes may lead."""
+        """Log-density of actions `[..., D]`, summed over D; they may have additional leading axes."""
         _trailing("Normal", "its mean", self.loc.shape, value)
         loc, scale = self._wide(jnp.shape(value))
         return jnp.sum(_log_density(value, loc, scale), axis=-1).astype(self.loc.dtype)
 
     def entropy(self) -> Array:
-        r"""In nats, :math:`\sum_d \log\sigma_d + \tfrac12 \log 2\pi e`."""
+        r"""Entropy in nats, :math:`\sum_d \log\sigma_d + \tfrac12 \log 2\pi e`."""
         _, scale = self._wide(self.loc.shape)
         return jnp.sum(jnp.log(scale) + 0.5 * (1 + math.log(2 * math.pi)), axis=-1).astype(self.loc.dtype)
 
@@ -121,34 +122,35 @@ class Normal(_Distribution):
         return jnp.sum(divergence, axis=-1).astype(jnp.result_type(self.loc, other.loc))
 
     def _wide(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
-        """Mean and standard deviation for arrays of that shape, in the dtype to compute in."""
+        """Broadcast mean and standard deviation to a shape, in the dtype to compute in."""
         dtype = accumulator(self.loc)
         loc, scale = (jnp.broadcast_to(x.astype(dtype), shape) for x in (self.loc, self.scale))
         return loc, scale
 
 
 class TanhNormal(_Distribution):
-    r"""Gaussian squashed into a box, :math:`a = m + h \tanh(u),\ u \sim \mathcal N(\mu, \sigma)`, dimensions apart.
+    r"""Gaussian squashed into a box, :math:`a = m + h \tanh(u),\ u \sim \mathcal N(\mu, \sigma)`, in each dimension.
 
     .. math:: \log\pi(a) = \sum_d \log\mathcal N(u_d; \mu_d, \sigma_d) - \log h_d - \log(1 - \tanh^2 u_d),
               \qquad u = \mathrm{artanh}((a - m) / h)
 
-    tanh runs into the edge of the box, where artanh is infinite: in float32 all u above 9 give one number. So what
-    comes within a relative `eps` of an edge is that edge, and the edge has the probability of all it stands for,
+    Large u are rounded to the edge of the box, where artanh is infinite: in float32 all u above 9 give the same number.
+    Therefore every action within a relative `eps` of an edge is replaced by that edge, and the edge has the probability
+    of all actions that it replaces,
 
     .. math:: \log\pi(m + h) = \log\Phi((\mu - u_{max}) / \sigma), \qquad u_{max} = \mathrm{artanh}(1 - \epsilon)
 
-    (log-mass there, log-density inside). This is the distribution that is sampled from, exactly; log-ratios and their
-    gradients stay moderate however far the mean is outside. With the density of a clipped action instead, a mean far
-    outside makes any small change of it a ratio that overflows. The entropy has no closed form; `entropy_bonus`
+    (log-mass at the edge, log-density inside). This is exactly the distribution of the samples, and log-ratios and
+    their gradients stay moderate however far outside the mean is. The density of a clipped action instead would make
+    the ratio overflow after any small change of a mean far outside. The entropy has no closed form; `entropy_bonus`
     estimates it.
 
     Args:
         loc: `[..., D]`, mean of u.
         scale: `[..., D]`, `[D]` or a number, standard deviation of u, > 0.
-        low, high: `[..., D]`, `[D]` or numbers, the box; m is its middle and h half its width.
-        eps: relative width of an edge; 1e-6 is 16 units in the last place of float32, and u_max 7.25. Wider where the
-            box is narrow and far from 0, and in bfloat16.
+        low, high: `[..., D]`, `[D]` or numbers, the bounds of the box; m is its middle and h half its width.
+        eps: relative width of an edge; 1e-6 is 16 units in the last place of float32, and gives u_max = 7.25. The edge
+            is wider if the box is narrow and far from 0, and in bfloat16.
 
     Attributes:
         base: `Normal` of u.
@@ -178,20 +180,20 @@ class TanhNormal(_Distribution):
                 raise UserValueError(f"TanhNormal: {dtype} cannot resolve the box low={low}, high={high}: use float32")
         low, high = (_each("TanhNormal", name, x, self.base.loc, wide) for name, x in (("low", low), ("high", high)))
         self.middle, self.half = (high + low) / 2, (high - low) / 2
-        # An action far from 0 in a narrow box has few digits left within it, and its edge has to be found again.
+        # In a narrow box far from 0, an action has few digits left to resolve the box, so the edge must be wider.
         self.eps = jnp.maximum(eps, resolution * (1 + jnp.abs(self.middle) / self.half))
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
-        """Actions, `[*sample_shape, ..., D]`; inside the box differentiable with respect to `loc` and `scale`."""
+        """Draw actions, `[*sample_shape, ..., D]`, differentiable in `loc` and `scale` inside the box."""
         loc, scale = self.base._wide((*sample_shape, *self.base.loc.shape))
         return self._squashed(loc + scale * jax.random.normal(seed, loc.shape, loc.dtype))
 
     def mode(self) -> Array:
-        """The squashed mean (the median, strictly: squashing moves the mode)."""
+        """The squashed mean (strictly speaking the median, because squashing moves the mode)."""
         return self._squashed(self.base._wide(self.base.loc.shape)[0])
 
     def log_prob(self, value: Array) -> Array:
-        """Log-probability of actions `[..., D]`, summed over D; further axes may lead."""
+        """Log-probability of actions `[..., D]`, summed over D; they may have additional leading axes."""
         _trailing("TanhNormal", "its mean", self.base.loc.shape, value)
         shape = jnp.shape(value)
         loc, scale = self.base._wide(shape)
@@ -207,26 +209,27 @@ class TanhNormal(_Distribution):
         return total.astype(self.base.loc.dtype)
 
     def entropy(self) -> Array:
-        """Not defined in closed form; `ppo_parts.entropy_bonus` estimates it from samples."""
+        """Raise `NotImplementedError`: there is no closed form; `ppo_parts.entropy_bonus` estimates it from samples."""
         raise NotImplementedError("a squashed Gaussian has no closed-form entropy")
 
     def kl_divergence(self, other: TanhNormal) -> Array:
-        r"""KL(self || other) in nats, of two distributions in one box.
+        r"""KL(self || other) in nats, of two distributions in the same box.
 
-        It is that of what is sampled, the density inside and the mass of the two edges. Squashing cancels, and so it is
-        the divergence of two Gaussians censored at :math:`\pm u_{max}`, summed over the dimensions:
+        This is the divergence of the sampled distributions, with the density inside and the mass of the two edges.
+        Squashing cancels, so it equals the divergence of two Gaussians censored at :math:`\pm u_{max}`, summed over the
+        dimensions:
 
         .. math:: \int_{-u_{max}}^{u_{max}} p(u) \log\frac{p(u)}{q(u)} du
                   + P_- \log\frac{P_-}{Q_-} + P_+ \log\frac{P_+}{Q_+},
                   \qquad P_\pm = \Phi\left(\frac{\pm\mu_1 - u_{max}}{\sigma_1}\right)
 
-        with Q the same of the other. The integral is a sum of moments of a truncated Gaussian. Where hardly any of self
-        is in the edges this is the divergence of the two Gaussians; it never is more, and goes to 0 where both are in
-        the same edge.
+        where Q is the same for the other distribution. The integral is a sum of moments of a truncated Gaussian. If
+        hardly any mass of self is in the edges, this equals the divergence of the two Gaussians. It is never larger,
+        and approaches 0 if both distributions are in the same edge.
 
         Raises:
-            ValueError: the boxes differ, so that each has edges the other has not. Where they are traced, and cannot
-                be compared yet, the divergence is infinite.
+            ValueError: the boxes differ, so each has edges that the other does not have. If they differ but are traced,
+                and so cannot be compared yet, the divergence is infinite instead.
         """
         self._same_kind(other)
         _equal_shapes("TanhNormal", self.base.loc, other.base.loc)
@@ -240,7 +243,7 @@ class TanhNormal(_Distribution):
         log_ratio, shift = _relation((loc, scale), (other_loc, other_scale))
         u_max = jnp.arctanh(1 - self.eps)
         below, above = (-u_max - loc) / scale, (u_max - loc) / scale
-        # Moments of a standard Gaussian between the edges; probabilities from the nearer tail, which has more digits.
+        # Moments of a standard Gaussian between the edges. The nearer tail gives probabilities with more digits.
         near, far = jnp.where(below > 0, -above, below), jnp.where(below > 0, -below, above)
         inside = jax.scipy.special.ndtr(far) - jax.scipy.special.ndtr(near)
         density_below, density_above = (jnp.exp(_log_density(z, 0.0, 1.0)) for z in (below, above))
@@ -267,14 +270,14 @@ class TanhNormal(_Distribution):
 class Categorical(_Distribution):
     r"""One of n actions, :math:`\pi(a) = e^{z_a} / \sum_k e^{z_k}`.
 
-    As `distrax.Categorical`, but the logits are normalised once, in the beginning, and every gradient is a select
-    instead of a scatter: faster in PPO's loss, where log-probability and entropy are taken of the same logits.
+    Unlike `distrax.Categorical`, this normalises the logits once, on construction, and every gradient is a select
+    instead of a scatter. It is faster in PPO's loss, which takes log-probability and entropy of the same logits.
 
     Args:
         logits: `[..., n]`, -inf allowed (see also `mask_logits`).
 
     Attributes:
-        logits: `[..., n]`, normalised: log-probabilities.
+        logits: `[..., n]`, normalised, that is, log-probabilities.
 
     Raises:
         TypeError: `logits` are not floating. ValueError: they have no axis.
@@ -298,7 +301,7 @@ class Categorical(_Distribution):
         return jnp.exp(self.logits)
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
-        """Actions, int32 `[*sample_shape, ...]`."""
+        """Draw actions, int32 `[*sample_shape, ...]`."""
         return jax.random.categorical(seed, self.logits, shape=(*sample_shape, *self.logits.shape[:-1]))
 
     def mode(self) -> Array:
@@ -306,7 +309,7 @@ class Categorical(_Distribution):
         return jnp.argmax(self.logits, axis=-1)
 
     def log_prob(self, value: Array) -> Array:
-        """Log-probability of actions `[...]`, integers; further axes may lead; NaN for those that are not in [0, n)."""
+        """Log-probability of integer actions `[...]`, with any additional leading axes; NaN for those not in [0, n)."""
         value, shape = jnp.asarray(value), self.logits.shape
         if value.shape[value.ndim - len(shape) + 1 :] != shape[:-1]:
             raise ShapeError(
@@ -318,15 +321,15 @@ class Categorical(_Distribution):
         return jnp.where((value >= 0) & (value < shape[-1]), chosen, jnp.nan)
 
     def entropy(self) -> Array:
-        """In nats; impossible actions add nothing."""
+        """Entropy in nats; impossible actions contribute 0."""
         probs = self.probs
         return -jnp.sum(probs * jnp.where(probs > 0, self.logits, 0), axis=-1)
 
     def kl_divergence(self, other: Categorical) -> Array:
         r"""KL(self || other) in nats, :math:`\sum_a \pi_1(a) (\log\pi_1(a) - \log\pi_2(a))`.
 
-        What self never does adds nothing. It is infinite (with `mask_logits`, as large as a float can be) where self
-        does what the other never does.
+        Actions that are impossible under self contribute 0. The divergence is infinite (with `mask_logits`, as large as
+        a float can be) if an action is possible under self but not under the other.
         """
         self._same_kind(other)
         _equal_shapes("Categorical", self.logits, other.logits)
@@ -336,16 +339,16 @@ class Categorical(_Distribution):
 
 
 class MultiCategorical(_Distribution):
-    """Independent categorical actions side by side: action `[..., K]`, one integer for each of K choices.
+    """Several independent categorical choices: an action `[..., K]` has one integer for each of K choices.
 
     Args:
-        logits: K arrays `[..., n_k]`; the numbers of options may differ.
+        logits: K arrays `[..., n_k]`; the choices may have different numbers of options.
 
     Attributes:
         parts: K `Categorical`s.
 
     Raises:
-        TypeError: an array is not floating. ValueError: there is none, or their leading axes differ.
+        TypeError: an array is not floating. ValueError: there are no arrays, or their leading axes differ.
 
     Example:
         >>> import jax.numpy as jnp
@@ -363,7 +366,7 @@ class MultiCategorical(_Distribution):
             raise ShapeError(f"MultiCategorical: logits must agree in all axes but the last, got {shapes}")
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
-        """Actions, int32 `[*sample_shape, ..., K]`."""
+        """Draw actions, int32 `[*sample_shape, ..., K]`."""
         keys = jax.random.split(seed, len(self.parts))
         drawn = [
             part.sample(seed=key, sample_shape=tuple(sample_shape)) for part, key in zip(self.parts, keys, strict=True)
@@ -375,7 +378,7 @@ class MultiCategorical(_Distribution):
         return jnp.stack([part.mode() for part in self.parts], axis=-1)
 
     def log_prob(self, value: Array) -> Array:
-        """Log-probability of actions `[..., K]`, summed over K; further axes may lead."""
+        """Log-probability of actions `[..., K]`, summed over K; they may have additional leading axes."""
         batch = self.parts[0].logits.shape[:-1]
         _trailing("MultiCategorical", "its choices", (*batch, len(self.parts)), value)
         return _total(part.log_prob(value[..., k]) for k, part in enumerate(self.parts))
@@ -385,7 +388,7 @@ class MultiCategorical(_Distribution):
         return _total(part.entropy() for part in self.parts)
 
     def kl_divergence(self, other: MultiCategorical) -> Array:
-        """KL(self || other) in nats, the sum of the choices'."""
+        """KL(self || other) in nats, summed over the choices."""
         self._same_kind(other)
         if len(self.parts) != len(other.parts):
             raise ShapeError(f"MultiCategorical.kl_divergence: {len(self.parts)} choices against {len(other.parts)}")
@@ -393,14 +396,14 @@ class MultiCategorical(_Distribution):
 
 
 def mask_logits(logits: Array, available: Array) -> Array:
-    """Logits in which options that are not available have probability 0, and take no part in entropy or gradients.
+    """Mask logits so that unavailable options have probability 0, and do not contribute to entropy or gradients.
 
     Args:
         logits: `[..., n]`.
-        available: `[..., n]`, 1 (or True) where the option may be taken; at least one of each row.
+        available: `[..., n]`, 1 (or True) where the option may be taken; at least one option in each row.
 
     Returns:
-        `[..., n]`; give it to `Categorical`.
+        `[..., n]`, logits for `Categorical`.
 
     Raises:
         ValueError: the shapes differ.
@@ -419,12 +422,12 @@ def mask_logits(logits: Array, available: Array) -> Array:
 
 
 def _log_density(value: Any, loc: Any, scale: Any) -> Array:
-    """Of a Gaussian, per dimension."""
+    """Log-density of a Gaussian, per dimension."""
     return -0.5 * jnp.square((value - loc) / scale) - jnp.log(scale) - 0.5 * math.log(2 * math.pi)
 
 
 def _relation(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Of two Gaussians: log of the ratio of standard deviations, and the difference of means in those of the second."""
+    """Log ratio of two Gaussians' standard deviations, and their difference of means in units of the second one's."""
     (loc, scale), (other_loc, other_scale) = first, second
     return jnp.log(scale / other_scale), (loc - other_loc) / other_scale
 
@@ -435,7 +438,7 @@ def _total(summands: Any) -> Array:
 
 
 def _each(where: str, name: str, x: Any, loc: Array, dtype: Any) -> Array:
-    """`x` for each element of `loc`: of its shape, of that of its last axis, or a single number."""
+    """Broadcast `x` to the shape of `loc`; it has this shape, that of the last axis, or is a single number."""
     if jnp.shape(x) not in (loc.shape, loc.shape[-1:], ()):
         raise ShapeError(
             f"{where}: loc has shape {loc.shape} and {name} {jnp.shape(x)}; {name} must have the same shape, "
@@ -445,7 +448,7 @@ def _each(where: str, name: str, x: Any, loc: Array, dtype: Any) -> Array:
 
 
 def _trailing(where: str, whose: str, shape: tuple[int, ...], value: Any) -> None:
-    """Raise `ShapeError` unless the last axes of actions are those of the distribution."""
+    """Raise `ShapeError` unless the trailing axes of actions match those of the distribution."""
     given = jnp.shape(value)
     if len(given) < len(shape) or given[len(given) - len(shape) :] != shape:
         raise ShapeError(f"{where}: an action has shape {given}, {whose} {shape}: nothing is broadcast")

@@ -1,10 +1,10 @@
-"""PPO as CleanRL has it (`ppo.py`, `ppo_continuous_action.py`), made of parts.
+"""CleanRL's PPO (`ppo.py`, `ppo_continuous_action.py`), composed of parts.
 
     python -m recipes.cleanrl_ppo --env-id CartPole-v1
     python -m recipes.cleanrl_ppo --preset continuous --env-id Pendulum-v1
 
-Where it differs from the original is listed in docs/fidelity.md; the one that matters: an episode cut by a time limit
-is bootstrapped from its final observation.
+docs/fidelity.md lists the differences from the original. The most important one: an episode that a time limit cuts is
+bootstrapped from its final observation.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class Config(training.Config):
     total_timesteps: int = 500_000
     num_envs: int = 4
     num_steps: int = 128
-    learning_rate: Annotated[float, at_least(0)] = 2.5e-4  # of Adam
-    anneal_lr: bool = True  # linearly to 0 over the updates of the run
+    learning_rate: Annotated[float, at_least(0)] = 2.5e-4  # learning rate of Adam
+    anneal_lr: bool = True  # anneal the learning rate linearly to 0 over the updates of the run
     gamma: Annotated[float, between(0, 1)] = 0.99  # discount of rewards per step
-    gae_lambda: Annotated[float, between(0, 1)] = 0.95  # decay of the trace: 0 has least variance, 1 least bias
-    num_minibatches: Annotated[int, at_least(1)] = 4  # gradient steps per epoch; has to divide num_envs * num_steps
+    gae_lambda: Annotated[float, between(0, 1)] = 0.95  # trace decay: 0 has the least variance, 1 the least bias
+    num_minibatches: Annotated[int, at_least(1)] = 4  # gradient steps per epoch; must divide num_envs * num_steps
     update_epochs: Annotated[int, at_least(1)] = 4  # passes over each rollout
     norm_adv: bool = True  # standardise advantages in each minibatch
-    clip_coef: Annotated[float, more_than(0)] = 0.2  # how far ratio (and value, if clipped) may move from the rollout's
+    clip_coef: Annotated[float, more_than(0)] = 0.2  # how far ratio (and value, if clipped) may move
     clip_vloss: bool = True  # clip the value loss as well
     ent_coef: Annotated[float, at_least(0)] = 0.01  # weight of the entropy bonus
     vf_coef: Annotated[float, at_least(0)] = 0.5  # weight of the value loss
     max_grad_norm: Annotated[float, more_than(0)] = 0.5  # a gradient with a larger norm is scaled down to this one
-    target_kl: Annotated[float | None, at_least(0)] = None  # nats; end an update after an epoch that diverged by more
+    target_kl: Annotated[float | None, at_least(0)] = None  # end an update after an epoch with more, in nats
     normalize_env: bool = False  # standardise and clip observations and rewards by running statistics
     hidden: Annotated[tuple[int, ...], at_least(1)] = (64, 64)  # units of each hidden layer
 
@@ -78,7 +78,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
 
 
 def main() -> None:
-    """Command line: trains, and leaves metrics, a picture and checkpoints under runs/."""
+    """Train from the command line, and write metrics, a learning curve and checkpoints to runs/."""
     training.main(make_train, PRESETS, prog="python -m recipes.cleanrl_ppo")
 
 

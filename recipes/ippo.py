@@ -1,12 +1,12 @@
-"""Independent PPO for many agents (IPPO, and MAPPO with one setting), made of parts.
+"""Independent PPO for many agents (IPPO, and MAPPO with one setting), composed of parts.
 
     python -m recipes.ippo --env-id MPE_simple_spread_v3
     python -m recipes.ippo --preset smax
     python -m recipes.ippo --preset riddle
 
-Actor and critic are phases of one update: each has its own sampler, epochs and optimizer, and the early stop is the
-actor's alone. Rollouts are [T, N, A]; where agents are absent, the mask leaves them out. Where it differs from the
-originals (jaxagents, JaxMARL) is in docs/fidelity.md.
+Actor and critic are phases of one update: each has its own sampler, epochs and optimizer, and the early stop applies
+to the actor alone. Rollouts have shape [T, N, A], and the mask excludes absent agents. docs/fidelity.md lists the
+differences from the originals (jaxagents, JaxMARL).
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Config(training.Config):
     anneal_lr: bool = True  # linearly to 0 over the updates of the run
     max_grad_norm: Annotated[float, more_than(0)] = 0.5  # of actor and critic each, and of each independent agent
     gamma: Annotated[float, between(0, 1)] = 0.99  # discount of rewards per step
-    gae_lambda: Annotated[float, between(0, 1)] = 0.95  # decay of the trace: 0 has least variance, 1 least bias
-    num_minibatches: Annotated[int, at_least(1)] = 4  # divides num_envs * num_steps; with memory, num_envs
+    gae_lambda: Annotated[float, between(0, 1)] = 0.95  # trace decay: 0 has the least variance, 1 the least bias
+    num_minibatches: Annotated[int, at_least(1)] = 4  # must divide num_envs * num_steps; with memory, num_envs
     actor_epochs: Annotated[int, at_least(1)] = 4  # the actor's passes over each rollout
     critic_epochs: Annotated[int, at_least(1)] = 4  # the critic's passes over each rollout
-    clip_coef: Annotated[float, more_than(0)] = 0.2  # how far the ratio and the value may move from the rollout's
+    clip_coef: Annotated[float, more_than(0)] = 0.2  # how far the ratio and the value may move from the rollout
     vf_coef: Annotated[float, at_least(0)] = 0.5  # weight of the value loss
     ent_coef: Annotated[float, at_least(0)] = 0.01  # weight of the entropy bonus
-    target_kl: Annotated[float | None, at_least(0)] = None  # nats; end the actor's phase after an epoch beyond it
-    actor_gain: Annotated[float, more_than(0)] = 0.01  # of the policy's head; 1: actions depend on observations at once
+    target_kl: Annotated[float | None, at_least(0)] = None  # end the actor's phase after an epoch with more, in nats
+    actor_gain: Annotated[float, more_than(0)] = 0.01  # of the policy's head; 1 makes actions depend on observations
     hidden: Annotated[int, at_least(1)] = 64  # units of each of two hidden layers, and of the recurrent cell
-    activation: Literal["tanh", "relu"] = "tanh"  # of the hidden layers
+    activation: Literal["tanh", "relu"] = "tanh"  # activation of the hidden layers
     memory: Literal["lstm", "gru"] | None = None  # recurrent cell in actor and critic
 
 
@@ -58,7 +58,7 @@ PRESETS = {
         env_id="SMAX/3m", total_timesteps=4_000_000, num_envs=128, num_steps=32,
         critic="central", actor_learning_rate=6e-3, critic_learning_rate=6e-3, ent_coef=0.003, activation="relu",
     ),
-    "riddle": Config(  # a short horizon: announcing before the last night pays, and so does signalling
+    "riddle": Config(  # with a short horizon, it pays to announce before the last night, and therefore to signal
         env_id="switch_riddle", total_timesteps=2_000_000, num_envs=64, num_steps=24, num_minibatches=2,
         critic="central", actor_learning_rate=3e-3, critic_learning_rate=3e-3, gamma=0.87,
         actor_gain=2.0, hidden=32, memory="gru",
@@ -67,7 +67,7 @@ PRESETS = {
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers.
+    """Make a pure function `train(key) -> TrainResult(state, metrics)`; call it in a vmapped function for a sweep.
 
     `env` is an environment of your own with an axis of agents, and `pipeline` a chain of your own; None: as configured.
     """
@@ -77,13 +77,13 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     independent = config.parameters == "independent"
 
     def inputs(obs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """What the actor and the critic of each agent sees, of the observations `[..., A, D]` of all."""
+        """The inputs of each agent's actor and critic, from the observations `[..., A, D]` of all agents."""
         own = envs.with_agent_id(obs) if config.agent_id else obs
         return own, own if config.critic == "local" else envs.with_agent_id(envs.share_observations(obs))
 
     layers = {"hidden": (config.hidden,) * 2, "activation": config.activation, "memory": config.memory}
     policy = networks.multi_agent_actor_critic(env, inputs, **layers, independent=independent, gain=config.actor_gain)
-    minibatches = pp.segment_minibatches if config.memory else pp.shuffled_minibatches  # segments keep their time
+    minibatches = pp.segment_minibatches if config.memory else pp.shuffled_minibatches  # segments keep the time order
     ippo = pp.chain(
         pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
         pp.phases(
@@ -112,7 +112,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
 
 
 def main() -> None:
-    """Command line: trains, and leaves metrics, a picture and checkpoints under runs/."""
+    """Train from the command line, and write metrics, a learning curve and checkpoints to runs/."""
     training.main(make_train, PRESETS, prog="python -m recipes.ippo")
 
 

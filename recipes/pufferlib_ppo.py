@@ -1,12 +1,13 @@
-"""PPO as PufferLib 3 and JaxDEM have it, made of parts: V-trace, prioritized segments, values and ratios written back.
+"""PufferLib 3's and JaxDEM's PPO, composed of parts: V-trace, prioritized segments, values and ratios written back.
 
     python -m recipes.pufferlib_ppo --env-id CartPole-v1
     python -m recipes.pufferlib_ppo --preset memory
     python -m recipes.pufferlib_ppo --preset continuous --env-id Pendulum-v1
     python -m recipes.pufferlib_ppo --preset minatar
 
-Before each minibatch, advantages and priorities are computed again from what the latest minibatches saw; segments keep
-their time axis, so recurrent policies need nothing else. Where it differs from the originals is in docs/fidelity.md.
+Before each minibatch, advantages and priorities are recomputed from the values and ratios of the latest minibatches.
+Segments keep their time axis, so recurrent policies need no other changes. docs/fidelity.md lists the differences from
+the originals.
 """
 
 from __future__ import annotations
@@ -23,35 +24,35 @@ from ppo_parts.training import at_least, between, more_than
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(training.Config):
-    """Hyperparameters, with PufferLib's names where it has them."""
+    """Hyperparameters, with PufferLib's names where PufferLib has them."""
 
     env_id: str = "CartPole-v1"
     total_timesteps: int = 500_000
     num_envs: int = 16
     num_steps: int = 64
     optimizer: Literal["muon", "adam"] = "muon"  # Muon orthogonalises the steps of weight matrices
-    learning_rate: Annotated[float, at_least(0)] = 0.005  # of the optimizer
-    anneal_lr: bool = True  # by a cosine to 0, over the gradient steps of the run
+    learning_rate: Annotated[float, at_least(0)] = 0.005  # learning rate of the optimizer
+    anneal_lr: bool = True  # anneal the learning rate by a cosine to 0 over the gradient steps of the run
     adam_eps: Annotated[float, more_than(0)] = 1e-5  # added to the denominator of Adam's steps
     gamma: Annotated[float, between(0, 1)] = 0.99  # discount of rewards per step
-    gae_lambda: Annotated[float, between(0, 1)] = 0.95  # decay of the trace: 0 has least variance, 1 least bias
-    vtrace_rho_clip: Annotated[float, more_than(0)] = 1.0  # upper clip of the ratio on the temporal-difference error
-    vtrace_c_clip: Annotated[float, more_than(0)] = 1.0  # upper clip of the ratio on the trace
-    num_minibatches: Annotated[int, at_least(1)] = 4  # drawn per epoch, of whole segments; has to divide num_envs
+    gae_lambda: Annotated[float, between(0, 1)] = 0.95  # trace decay: 0 has the least variance, 1 the least bias
+    vtrace_rho_clip: Annotated[float, more_than(0)] = 1.0  # upper clip of the ratio that weights the TD error
+    vtrace_c_clip: Annotated[float, more_than(0)] = 1.0  # upper clip of the ratio that weights the trace
+    num_minibatches: Annotated[int, at_least(1)] = 4  # minibatches of whole segments per epoch; must divide num_envs
     update_epochs: Annotated[int, at_least(1)] = 4  # multiplies the number of minibatches drawn per update
     prio_alpha: Annotated[float, at_least(0)] = 0.8  # exponent of the priorities; 0 draws uniformly
-    prio_beta0: Annotated[float, between(0, 1)] = 0.2  # exponent of the weights at first; grows linearly to 1
-    clip_coef: Annotated[float, more_than(0)] = 0.2  # how far the probability ratio may move from the rollout's
+    prio_beta0: Annotated[float, between(0, 1)] = 0.2  # initial exponent of the importance weights; grows linearly to 1
+    clip_coef: Annotated[float, more_than(0)] = 0.2  # how far the probability ratio may move from 1
     vf_clip_coef: Annotated[float, more_than(0)] = 0.2  # how far the value may move from the latest, in reward units
     vf_coef: Annotated[float, at_least(0)] = 2.0  # weight of the value loss
     ent_coef: Annotated[float, at_least(0)] = 0.01  # weight of the entropy bonus
-    anneal_ent: bool = False  # linearly to 0 over the updates of the run
+    anneal_ent: bool = False  # anneal ent_coef linearly to 0 over the updates of the run
     max_grad_norm: Annotated[float, more_than(0)] = 1.5  # a gradient with a larger norm is scaled down to this one
     normalize_env: bool = True  # standardise and clip observations and rewards by running statistics
     hidden: Annotated[int, at_least(1)] = 64  # units of each of two hidden layers, and of the recurrent cell
-    activation: Literal["tanh", "relu", "gelu"] = "tanh"  # of the hidden layers
+    activation: Literal["tanh", "relu", "gelu"] = "tanh"  # activation of the hidden layers
     memory: Literal["lstm", "gru"] | None = None  # recurrent cell between the hidden layers and the heads
-    squash: bool = False  # continuous actions: into the box by tanh; otherwise clipped on their way to the environment
+    squash: bool = False  # squash continuous actions into the box with tanh; otherwise the environment clips them
 
 
 PRESETS = {
@@ -60,7 +61,7 @@ PRESETS = {
         env_id="Pendulum-v1", total_timesteps=1_000_000, squash=True, optimizer="adam", learning_rate=1e-3
     ),
     "memory": Config(env_id="MemoryChain-bsuite", total_timesteps=200_000, memory="lstm"),
-    "minatar": Config(  # without much entropy early on, policies end in rallies that never hit another brick
+    "minatar": Config(  # without high entropy early on, policies settle on rallies that never hit another brick
         env_id="Breakout-MinAtar", total_timesteps=5_000_000, num_envs=64, normalize_env=False,
         learning_rate=0.015, vf_coef=0.5, ent_coef=0.1, anneal_ent=True, hidden=128, activation="gelu",
     ),
@@ -68,9 +69,9 @@ PRESETS = {
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers.
+    """Make a pure function `train(key) -> TrainResult(state, metrics)`; call it in a vmapped function for a sweep.
 
-    `env` is an environment of your own, wrapped as you like, and `pipeline` a chain of your own; None: as configured.
+    `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
     """
     training.check_config(config)
     if env is None:
@@ -102,14 +103,14 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     if config.optimizer == "muon":
         optimizer = optax.chain(clip, optax.contrib.muon(rate))
-    else:  # all parameters as one vector, faster; Muon needs its matrices
+    else:  # one vector of all parameters is faster; Muon needs the weight matrices
         optimizer = optax.flatten(optax.chain(clip, optax.adam(rate, eps=config.adam_eps)))
     pipeline = pufferlib if pipeline is None else pipeline
     return training.Train.of(config, env, policy, pipeline, optimizer, value_each_step=True)
 
 
 def main() -> None:
-    """Command line: trains, and leaves metrics, a picture and checkpoints under runs/."""
+    """Train from the command line, and write metrics, a learning curve and checkpoints to runs/."""
     training.main(make_train, PRESETS, prog="python -m recipes.pufferlib_ppo")
 
 

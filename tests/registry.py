@@ -94,12 +94,19 @@ CASES = (
     Case(pp.prioritized_sampler, (2,), numeric={"alpha": 0.8, "beta": 0.4}),
     Case(pp.prioritized_sampler, (2,), {"alpha": 0.8, "beta": 0.4}, {"replacement": True}, note="replacement"),
     Case(pp.full_batch),
+    Case(pp.early_stop, ("given",), {"limit": 0.1}, after=True),
+    Case(
+        pp.within,
+        (pp.gae(**_ESTIMATE),),
+        options={"name": "within", "read": {"reward": "extras.own"}, "write": {"advantage": "extras.advantage"}},
+    ),
+    Case(pp.combine_advantages, ({"advantage": 0.5, "extras.own": 2.0},)),
     Case(pp.time_chunks, (2, 3), options={"burn_in": 1}),
     Case(pp.sampler, ("sampler", _halves, _whole_item), options={"num_minibatches": 2, "axis": "step"}),
     Case(pp.given_indices, (_ROWS,)),
     Case(pp.given_indices, ([[0, 2], [1, 0]], "segment", [[1.0, 0.5], [2.0, 1.0]]), note="weighted segments"),
 )
-LEARNER_ONLY = {"phase", "phases"}  # only learner can run them: see test_learner.py
+ELSEWHERE = {"phase", "phases", "replay"}  # only a learner runs them, or the state has shapes: see test_contract.py
 
 
 def given_batch(case: Case, seed: int = 0, dtype: Any = jnp.float32) -> pp.Batch:

@@ -218,8 +218,8 @@ def test_a_state_that_is_the_parameters_can_be_donated():
 
 def test_losses_are_reduced_as_they_say():
     def losses(batch, state, context):
-        batch = batch.add_loss("segment", jnp.arange(1.0, SEGMENTS + 1) + 0 * batch.current.value[0], reduce="segment")
-        return batch.add_loss("scalar", jnp.float32(7) + 0 * jnp.sum(batch.current.value), reduce="scalar"), state
+        batch = batch.add_loss("segment", jnp.arange(1.0, SEGMENTS + 1) + 0 * batch.current.value[0], per="segment")
+        return batch.add_loss("scalar", jnp.float32(7) + 0 * jnp.sum(batch.current.value), per="batch"), state
 
     _, metrics = run(pp.chain(pp.full_batch(), part(losses, place="after_sampler")))
     assert float(metrics["loss"]) == 7 + (1 + 2 + 3) / 3  # the last segment is masked throughout
@@ -264,8 +264,66 @@ def test_a_function_of_batch_and_context_is_a_part():
     batch = rollout()
     context = pp.Context(key=KEY, step=3)
     assert_same(pp.stateless(scaled).update(batch, pp.EmptyState(), context)[0].reward, batch.reward * 3)
+    optional = pp.stateless(lambda batch, context=None: batch.replace(reward=batch.reward * context.step))
+    assert_same(optional.update(batch, pp.EmptyState(), context)[0].reward, batch.reward * 3)
     default = pp.stateless(lambda batch, by=2.0: batch.replace(reward=batch.reward * by))
     assert_same(default.update(batch, pp.EmptyState(), context)[0].reward, batch.reward * 2)
+
+
+def test_a_phase_that_does_not_train_a_leaf_leaves_it_to_the_bit():
+    trains = lambda params: {"actor": {"policy": False}, "critic": {"value": True}}  # noqa: E731
+    phase = pp.phase(pp.chain(pp.full_batch(2), pp.value_loss()), trains=trains)
+    decaying = optax.adamw(0.1, weight_decay=0.5)  # moves what has no gradient
+    state, _ = run(pp.chain(GAE, pp.phases(p=phase)), optimizer={"p": decaying}, params=two_entries(), policy=both)
+    assert_same(state.params["actor"], two_entries()["actor"])
+    assert not np.array_equal(state.params["critic"]["value"], two_entries()["critic"]["value"])
+
+
+def test_finish_has_a_key_for_every_part():
+    def keeps_key(name):
+        def finish(batch, state, context):
+            return jax.random.uniform(context.key)
+
+        return part(lambda b, s, c: (b, s), name, lambda params, key: jnp.zeros(()), finish=finish)
+
+    pipeline = pp.chain(keeps_key("first"), GAE, pp.full_batch(), SURROGATE, keeps_key("second"))
+    state, _ = run(pipeline)
+    assert pp.part_state(state, pipeline, "first") != pp.part_state(state, pipeline, "second")
+
+
+def test_a_large_number_in_a_masked_place_has_no_gradient():
+    def squared(params, batch):
+        distribution, value = evaluate(params, batch)
+        return distribution, value**2
+
+    batch = rollout()
+    huge = batch.replace(obs=jnp.where(batch.mask[..., None] > 0, batch.obs, 1e30))
+    pipeline = pp.chain(GAE, pp.full_batch(), SURROGATE, pp.value_loss())
+    assert_same(run(pipeline, huge, policy=squared), run(pipeline, batch, policy=squared))
+
+
+def test_an_index_that_names_nothing_is_counted():
+    def plan(key, batch, epoch):
+        return jnp.array([[0, 1], [2, batch.log_prob.size]])
+
+    sampler = pp.sampler("odd", plan, lambda item, batch, context: (item, None), num_minibatches=2, axis="step")
+    _, metrics = run(pp.chain(GAE, sampler, SURROGATE), rollout(masked=False))
+    assert metrics["nonfinite/loss/policy"] == 1
+    short = pp.sampler("short", plan, lambda item, batch, context: (item, None), num_minibatches=3, axis="step")
+    with pytest.raises(
+        ValueError, match=r"short: plan must return arrays with leading axis \[num_minibatches\] = \[3\]"
+    ):
+        run(pp.chain(GAE, short, SURROGATE))
+
+
+def test_a_policy_in_microbatches_keeps_its_memory():
+    policy = pp.Policy(lambda key: make_params(), evaluate, lambda num_envs: jnp.zeros((num_envs, 1)))
+    assert pp.microbatched(policy, 4).initial_carry is policy.initial_carry
+
+
+def test_a_phase_alone_is_refused_with_its_remedy():
+    with pytest.raises(ValueError, match=r"put it into phases\(name=phase"):
+        pp.learner(evaluate, pp.chain(GAE, pp.phase(pp.chain(pp.full_batch(), SURROGATE))), optax.sgd(1.0))
 
 
 # --- lenses ----------------------------------------------------------------------------------------------------------
@@ -285,6 +343,8 @@ def test_within_runs_a_part_on_other_fields():
     np.testing.assert_allclose(out.advantage, first.advantage + 0.5 * second.advantage, rtol=1e-5)
     np.testing.assert_allclose(out.target, first.target)
     np.testing.assert_allclose(out.metrics["second/explained_variance"], second.metrics["explained_variance"])
+    with pytest.raises(ValueError, match="say where its next_value stands"):
+        pp.within(GAE, read={"reward": "extras.reward", "value": "extras.value"}, name="x")
     with pytest.raises(ValueError, match="gae does not write 'weight'"):
         pp.within(GAE, read={}, write={"weight": "extras.x"}, name="x")
     with pytest.raises(ValueError, match=r"within 'second': gae reads extras\.reward, and the batch has none"):

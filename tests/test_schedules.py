@@ -122,3 +122,8 @@ def test_a_value_in_range_is_what_it_was():
 def test_a_negative_learning_rate_is_refused():
     with pytest.raises(ValueError, match=r"scale_by_update_schedule: learning_rate must lie in \[0, inf\), got -0\.1"):
         pp.scale_by_update_schedule(-0.1)
+
+
+def test_a_schedule_may_anneal_an_open_range_to_its_end():
+    schedule = number("clipped_surrogate", "clip_eps", pp.linear_schedule(0.2, 0.0, 2), 0, open_low=True)
+    assert [round(float(schedule(step)), 6) for step in range(4)] == [0.2, 0.1, 0, 0]

@@ -1,4 +1,4 @@
-"""Environments as pure functions: gymnax and JaxMARL by name, and wrappers."""
+"""Environments as pure functions: gymnax and JaxMARL environments by name, and wrappers."""
 
 from ._env import AgentsObs as AgentsObs
 from ._env import Env as Env

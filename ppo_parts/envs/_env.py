@@ -1,4 +1,4 @@
-"""The environment protocol, and wrappers that keep to it."""
+"""The environment protocol, and wrappers that follow it."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Array = jax.Array
 
 
 class Transition(NamedTuple):
-    """What a step of N environments returns; every leaf begins with `[N]`.
+    """The result of a step of N environments; every leaf begins with `[N]`.
 
     With many agents `obs`, `reward`, `terminated`, `truncated`, `final_obs` and `episode_return` begin with `[N, A]`.
 
     Attributes:
-        obs: what the policy sees next; the first of a new episode where one just ended.
-        reward: of this step.
+        obs: the next observation of the policy; where an episode just ended, the first of a new episode.
+        reward: reward of this step.
         terminated: True where the step ended the episode.
-        truncated: True where a time limit cut it.
-        final_obs: the observation that really followed; equals `obs` unless the episode ended.
-        episode_return: sum of the unscaled rewards of the episode so far, this step included.
-        episode_length: steps of the episode so far, this one included.
+        truncated: True where a time limit cut the episode.
+        final_obs: the observation that actually followed; equals `obs` unless the episode ended.
+        episode_return: sum of the unscaled rewards of the episode so far, including this step.
+        episode_length: number of steps of the episode so far, including this step.
         mask: `[N, A]`, True where the agent took part in this step; None: everywhere.
         ended: `[N]`, True where the episode ended for all its agents; None: `terminated | truncated`.
-        info: numbers `[N]` about the episode, by name, read where it ended ("won", say).
+        info: numbers `[N]` about the episode, by name ("won", for example), which are read where it ended.
     """
 
     obs: Any
@@ -48,20 +48,20 @@ class Transition(NamedTuple):
     info: Any = {}  # noqa: RUF012 - never written to
 
     def episode_ends(self) -> tuple[Array, Array]:
-        """Where an episode ended, and where a time limit was why, both `[N]`."""
+        """Return where an episode ended, and where a time limit was the reason, both `[N]`."""
         if self.ended is None:
             return self.terminated | self.truncated, self.truncated & ~self.terminated
         return self.ended, self.ended & jnp.any(self.truncated.reshape(self.ended.shape[0], -1), axis=1)
 
     def check(self, obs: Any, each: tuple[int, ...]) -> None:
-        """Raise unless every field is what it should be; costs nothing, as it looks at shapes and dtypes only.
+        """Raise unless every field is valid; this costs nothing at run time, because it checks only shapes and dtypes.
 
         Args:
-            obs: what the step before showed.
+            obs: the observation of the previous step.
             each: `(N,)`, or `(N, A)` with many agents.
 
         Raises:
-            UserTypeError, ShapeError: the first field that is not, with what it has to be.
+            UserTypeError, ShapeError: names the first invalid field, and what it must be.
         """
         where = "Transition"
         for name, tree in {"obs": self.obs, "final_obs": self.final_obs}.items():
@@ -99,9 +99,9 @@ FINAL_OBS = ". It is the observation that followed, before any reset; where no e
 
 
 def _described(tree: Any) -> str:
-    """A pytree by the shapes and dtypes of its leaves."""
-    said = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}" if _is_array(x) else repr(x), tree)
-    return said if isinstance(said, str) else repr(said)
+    """Describe a pytree by the shapes and dtypes of its leaves."""
+    words = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}" if _is_array(x) else repr(x), tree)
+    return words if isinstance(words, str) else repr(words)
 
 
 def _is_array(x: Any) -> bool:
@@ -109,9 +109,10 @@ def _is_array(x: Any) -> bool:
 
 
 class AgentsObs(NamedTuple):
-    """What A agents see: `obs` `[..., A, D]`, and `available` `[..., A, n]`, True where an action may be taken.
+    """Observations of A agents: `obs` `[..., A, D]`, and `available` `[..., A, n]`, True where an action may be taken.
 
-    Without restrictions `available` is None. Otherwise `ppo_parts.distributions.mask_logits` applies it.
+    `available` is None if all actions always may be taken. Otherwise apply it with
+    `ppo_parts.distributions.mask_logits`.
     """
 
     obs: Array
@@ -119,15 +120,16 @@ class AgentsObs(NamedTuple):
 
 
 class Env(NamedTuple):
-    """N environments stepped together by pure functions, with automatic resets.
+    """N environments that pure functions step together, with automatic resets.
 
     Attributes:
         reset: `reset(key, num_envs) -> (state, obs)`.
         step: `step(key, state, action) -> (state, Transition)`.
-        observation_space, action_space: of one environment; `Discrete` has `n`, `Box` has `low`, `high` and `shape`.
-        evaluation: `evaluation(state) -> Env`, the environment to evaluate in: running statistics stay as `state` has
-            them, rewards are unscaled.
-        num_agents: A, where observations, rewards and ends are those of many agents; None: of one, without that axis.
+        observation_space, action_space: spaces of one environment; `Discrete` has `n`, `Box` has `low`, `high` and
+            `shape`.
+        evaluation: `evaluation(state) -> Env`, the environment to evaluate in: running statistics are frozen as in
+            `state`, and rewards are unscaled.
+        num_agents: A, if observations, rewards and ends have an axis of agents; None: one agent, without that axis.
     """
 
     reset: Callable[[Array, int], tuple[Any, Any]]
@@ -139,17 +141,17 @@ class Env(NamedTuple):
 
 
 def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
-    """Raise where an environment of your own does not keep to the protocol, naming the field and the remedy.
+    """Raise if an environment of your own does not follow the protocol; the error names the field and the remedy.
 
-    It is traced and not run: every shape and dtype of `reset`, `step` and `evaluation` is looked at.
+    The environment is traced but not run: this checks every shape and dtype of `reset`, `step` and `evaluation`.
 
     Args:
         env: the environment.
-        num_envs: N to look at.
-        action: of all N, leaves `[N, ...]`; None: zeros of the action space.
+        num_envs: N to check with.
+        action: actions of all N environments, leaves `[N, ...]`; None: zeros of the action space.
 
     Raises:
-        UserTypeError, ShapeError: the first thing that is not as it should be.
+        UserTypeError, ShapeError: names the first violation.
 
     Example:
         >>> from ppo_parts import envs
@@ -202,17 +204,17 @@ def _pair(name: str, returned: Any) -> tuple[Any, Any]:
 
 
 def unknown_env(env_id: Any, library: str, known: Iterable[str]) -> UserValueError:
-    """The error for a name that a library does not have: the nearest that it has, and whether Gymnasium does."""
-    said = f"{env_id!r} is not a {library} environment"
+    """Make the error for an unknown environment; it names similar ones, and whether Gymnasium has the environment."""
+    text = f"{env_id!r} is not a {library} environment"
     lowered = {name.lower(): name for name in known}
     near = [lowered[name] for name in difflib.get_close_matches(str(env_id).lower(), lowered, 3, 0.6)]
     if _in_gymnasium(env_id):
-        said += (
+        text += (
             ", but one of Gymnasium, which steps on the host: play it with pp.HostRollout in a loop of your own, see "
             "docs/environments.md"
         )
-        return UserValueError(said + f"; {library} has {', '.join(near)}" * bool(near))
-    return UserValueError(said + (f"; did you mean {', '.join(near)}?" if near else f"; there are {', '.join(known)}"))
+        return UserValueError(text + f"; {library} has {', '.join(near)}" * bool(near))
+    return UserValueError(text + (f"; did you mean {', '.join(near)}?" if near else f"; there are {', '.join(known)}"))
 
 
 def _in_gymnasium(env_id: Any) -> bool:
@@ -224,15 +226,15 @@ def _in_gymnasium(env_id: Any) -> bool:
 
 
 def is_discrete(space: Any) -> bool:
-    """Whether a space is one of n actions (it has `n`) rather than a box of reals."""
+    """Return whether a space consists of n actions (it has `n`) rather than a box of real numbers."""
     return hasattr(space, "n")
 
 
 def size(space: Any) -> int:
-    """How many numbers an element of a space has (1 in a `Discrete`).
+    """Return how many numbers an element of a space has (1 for `Discrete`).
 
     Raises:
-        ValueError: a space without a shape, a dict or a tuple of spaces.
+        ValueError: the space has no shape; for example, a dict or a tuple of spaces.
     """
     if getattr(space, "shape", None) is None:
         raise UserValueError(
@@ -243,11 +245,11 @@ def size(space: Any) -> int:
 
 
 def clip_action(env: Env) -> Env:
-    """Clip actions to the bounds of the environment's box on their way in; what is stored stays unclipped."""
+    """Clip the actions that enter the environment to the bounds of its box; the batch keeps the unclipped actions."""
     space = env.action_space
     if is_discrete(space):
         raise UserValueError("clip_action: this environment's actions are discrete, there is nothing to clip")
-    size(space)  # raises where actions are no arrays
+    size(space)  # raises if actions are not arrays
     low, high = (jnp.broadcast_to(bound, space.shape)[None] for bound in (space.low, space.high))
 
     def step(key: Array, state: Any, action: Array) -> tuple[Any, Transition]:
@@ -257,12 +259,12 @@ def clip_action(env: Env) -> Env:
 
 
 def prepare(env: Env, *, normalize: bool = False, gamma: Any = None) -> Env:
-    """The usual wrappers of PPO: actions in a box are clipped to it; if asked, observations and rewards are normalised.
+    """Apply PPO's usual wrappers: clip actions to their box and, with `normalize`, normalise observations and rewards.
 
     Args:
-        env: environment.
-        normalize: put `normalize_observation` and `normalize_reward` around it.
-        gamma: the learner's discount, for the latter.
+        env: the environment.
+        normalize: apply `normalize_observation` and `normalize_reward`.
+        gamma: the learner's discount, for `normalize_reward`.
 
     Example:
         >>> from ppo_parts import envs
@@ -274,7 +276,7 @@ def prepare(env: Env, *, normalize: bool = False, gamma: Any = None) -> Env:
 
 
 class Moments(NamedTuple):
-    """Running mean and (population) variance of a stream, and how many elements it has had."""
+    """Running mean and (population) variance of a stream, and the number of elements so far."""
 
     mean: Array
     var: Array
@@ -282,29 +284,29 @@ class Moments(NamedTuple):
 
     @staticmethod
     def of(example: Array) -> Moments:
-        """Moments of nothing yet: mean 0, variance 1."""
+        """Moments of an empty stream: mean 0, variance 1."""
         shape = jnp.shape(example)
         return Moments(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
 
     def updated(self, x: Array) -> Moments:
-        """Moments of the stream with the rows of `x`, `[N, ...]`, appended (Chan et al. 1979).
+        """Return the moments after appending the rows of `x`, `[N, ...]`, to the stream (Chan et al. 1979).
 
-        Numbers that are not finite would stay in the moments for ever; where they arise, `x` is left out.
+        Numbers that are not finite would never leave the moments, so an `x` that contains any is ignored.
         """
         x = x.astype(jnp.float32)
         mean, var = jnp.mean(x, axis=0), jnp.var(x, axis=0)
         total = self.seen + x.shape[0]
         share = x.shape[0] / total
         delta, old = mean - self.mean, jnp.where(self.seen > 0, self.var, 0)
-        # As a step from the old variance: past 2**24 elements float32 counts no further, and sums would run away.
+        # Written as a step from the old variance: float32 cannot count beyond 2**24 elements, and sums would diverge.
         var = old + (var - old + jnp.square(delta) * (1 - share)) * share
         after = Moments(self.mean + delta * share, var, total)
-        finite = jnp.all(jnp.isfinite(mean) & jnp.isfinite(var))  # either is not, if an element of x is not
+        finite = jnp.all(jnp.isfinite(mean) & jnp.isfinite(var))  # one of them is not finite if an element of x is not
         return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, self)
 
 
 class NormalizedState(NamedTuple):
-    """State of a normalising wrapper: the inner environment's, and running moments."""
+    """State of a normalising wrapper: the state of the inner environment, and running moments."""
 
     inner: Any
     moments: Moments
@@ -314,11 +316,12 @@ class NormalizedState(NamedTuple):
 def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) -> Env:
     r"""Standardise observations by running statistics: :math:`\mathrm{clip}((o-\mu)/\sqrt{\sigma^2+\epsilon}, \pm c)`.
 
-    The statistics live in the environment's state and take in every observation the policy acts on, before it does,
-    those of resets too. What it acted on is stored as it saw it, so the first ratio of an update is 1. `evaluation`
-    freezes the statistics.
+    The statistics are part of the environment's state. They include every observation that the policy acts on, before
+    it acts, including those of resets. Observations are stored as the policy saw them, so the first ratio of an update
+    is 1. `evaluation` freezes the statistics.
 
-    An observation that is not finite stays as it is, and out of the statistics: it is for the learner to count.
+    An observation that is not finite is passed on unchanged, for the learner to count, and does not enter the
+    statistics.
 
     Args:
         env: environment with array observations.
@@ -334,7 +337,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
 
     def shown(moments: Moments, obs: Array) -> Array:
         scaled = jnp.clip((obs - moments.mean[None]) / jnp.sqrt(moments.var[None] + eps), -clip, clip)
-        return jnp.where(jnp.isfinite(obs), scaled, obs)  # what is not finite stays, for the learner to count
+        return jnp.where(jnp.isfinite(obs), scaled, obs)  # the learner counts what is not finite
 
     def reset(key: Array, num_envs: int) -> tuple[NormalizedState, Array]:
         inner, obs = env.reset(key, num_envs)
@@ -369,8 +372,8 @@ def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps:
 
     .. math:: G \leftarrow \gamma G + r, \qquad \hat r = \mathrm{clip}(r / \sqrt{\mathrm{Var}(G) + \epsilon}, \pm c)
 
-    Rewards are not centred, and G starts from 0 in each episode. `evaluation` has the rewards as they are. A reward
-    that is not finite stays as it is, and out of the statistics: it is for the learner to count.
+    Rewards are not centred, and G starts from 0 in each episode. `evaluation` leaves rewards unscaled. A reward that is
+    not finite is passed on unchanged, for the learner to count, and does not enter the statistics.
 
     Args:
         env: any environment.
@@ -396,7 +399,7 @@ def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps:
         running = state.running_return * gamma + out.reward
         moments = state.moments.updated(running)
         reward = jnp.clip(out.reward / jnp.sqrt(moments.var + eps), -clip, clip)
-        reward = jnp.where(jnp.isfinite(out.reward), reward, out.reward)  # stays, for the learner to count
+        reward = jnp.where(jnp.isfinite(out.reward), reward, out.reward)  # unchanged, for the learner to count
         running = jnp.where(out.terminated | out.truncated | ~jnp.isfinite(running), 0, running)
         return NormalizedState(inner, moments, running), out._replace(reward=reward)
 
@@ -404,16 +407,16 @@ def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps:
 
 
 def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
-    """Make N environments of A agents N * A environments of one: for parameter sharing with any single-agent recipe.
+    """Turn N environments of A agents into N * A environments of one agent, to share a policy in single-agent recipes.
 
-    Each agent is a segment of its own; all are played by one policy. The return of an episode is then each agent's.
+    Each agent is a separate segment, and one policy plays all of them. Each agent has its own episode return.
 
     Args:
         env: environment with many agents.
-        agent_id: append the agent's number to its observation, as a one-hot.
+        agent_id: append the agent's number to its observation, as a one-hot encoding.
 
     Raises:
-        ValueError: no axis of agents; at `reset`, a number of environments that A does not divide.
+        ValueError: the environment has no axis of agents; at `reset`, A does not divide the number of environments.
     """
     if env.num_agents is None:
         raise UserValueError("fold_agents: this environment has one agent already")
@@ -456,14 +459,14 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
 
 
 def with_agent_id(obs: Array) -> Array:
-    """Observations `[..., A, D]` with the agent's number appended as a one-hot, `[..., A, D + A]`."""
+    """Append the agent's number to observations `[..., A, D]` as a one-hot encoding, `[..., A, D + A]`."""
     agents = obs.shape[-2]
     ids = jnp.broadcast_to(jnp.eye(agents, dtype=obs.dtype), (*obs.shape[:-1], agents))
     return jnp.concatenate([obs, ids], axis=-1)
 
 
 def share_observations(obs: Array) -> Array:
-    """What all agents see, for each of them: `[..., A, D]` to `[..., A, A * D]`, the input of a central critic."""
+    """Give each agent all agents' observations, `[..., A, D]` to `[..., A, A * D]`, the input of a central critic."""
     everybody = obs.reshape(*obs.shape[:-2], 1, -1)
     return jnp.broadcast_to(everybody, (*obs.shape[:-1], everybody.shape[-1]))
 

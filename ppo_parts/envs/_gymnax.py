@@ -14,7 +14,7 @@ from ._env import Array, Env, Transition, unknown_env
 
 
 class GymnaxState(NamedTuple):
-    """State of N gymnax environments with what their episodes have collected so far."""
+    """State of N gymnax environments, with the return and the length of their episodes so far."""
 
     inner: Any
     episode_return: Array
@@ -22,14 +22,14 @@ class GymnaxState(NamedTuple):
 
 
 def make(env_id: str, **params: Any) -> Env:
-    """A gymnax environment by its name, with truncation told apart from termination.
+    """Make a gymnax environment from its name, with truncation separate from termination.
 
     Args:
         env_id: one of `gymnax.registered_envs`, e.g. "CartPole-v1".
         **params: fields of the environment's `EnvParams` to change, e.g. `max_steps_in_episode=200`.
 
     Raises:
-        ValueError: unknown name (the nearest are listed) or parameter. MissingPackage: gymnax is not installed.
+        ValueError: unknown name (similar names are listed) or parameter. MissingPackage: gymnax is not installed.
     """
     gymnax = require_package("gymnax", "envs")
     if env_id not in gymnax.registered_envs:

@@ -1,4 +1,4 @@
-"""JaxMARL environments (0.2), by name: many agents, as arrays with an axis of agents."""
+"""JaxMARL environments (0.2) by name, with arrays that have an axis of agents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..functional._common import unsqueezed
 from ._env import AgentsObs, Array, Env, Transition, is_discrete, size, unknown_env
 
 SMAX_SETTINGS = {"see_enemy_actions": True, "walls_cause_death": True, "attack_mode": "closest"}
-"""What JaxMARL's own baselines play SMAX with; anything of it can be given anew."""
+"""The SMAX settings of JaxMARL's own baselines; `make_agents` can override each of them."""
 
 
 class AgentsState(NamedTuple):
@@ -31,19 +31,19 @@ class AgentsState(NamedTuple):
 
 
 def make_agents(env_id: str, **settings: Any) -> Env:
-    """A JaxMARL environment by its name: "MPE_simple_spread_v3", "overcooked", "switch_riddle", "SMAX/3m", ...
+    """Make a JaxMARL environment from its name: "MPE_simple_spread_v3", "overcooked", "switch_riddle", "SMAX/3m", ...
 
-    "SMAX/<map>" is the one against the built-in opponent, with the settings of JaxMARL's baselines.
+    "SMAX/<map>" plays against the built-in opponent, with the settings of JaxMARL's baselines.
 
     Args:
         env_id: a name that `jaxmarl.make` knows, or "SMAX/" with the name of a map.
-        **settings: handed to `jaxmarl.make`, e.g. `num_agents=3`.
+        **settings: passed to `jaxmarl.make`, e.g. `num_agents=3`.
 
     Raises:
-        MissingPackage: JaxMARL is not installed. ValueError: unknown name (the nearest are listed), or an environment
-            that does not fit into arrays with an axis of agents.
+        MissingPackage: JaxMARL is not installed. ValueError: unknown name (similar names are listed), or the
+            environment does not fit into arrays with an axis of agents.
     """
-    with jax.ensure_compile_time_eval():  # JaxMARL computes with JAX as it is imported, and as an environment is made
+    with jax.ensure_compile_time_eval():  # JaxMARL calls JAX when it is imported and when it makes an environment
         made = _made(env_id, settings)
         try:
             env = from_jaxmarl(made)
@@ -51,7 +51,7 @@ def make_agents(env_id: str, **settings: Any) -> Env:
             raise UserValueError(f"{env_id} cannot be played. {error}") from error
     try:
         jax.eval_shape(lambda: _one_step(env))
-    except Exception as error:  # whatever it raises that has another interface than this adapter's
+    except Exception as error:  # an environment with another interface may raise anything
         raise UserValueError(
             f"{env_id} cannot be stepped like JaxMARL's other environments ({type(error).__name__}: {error}). "
             "Wrap it so that reset and step_env give dicts by the agent's name, and hand that to envs.from_jaxmarl"
@@ -88,19 +88,21 @@ def _made(env_id: str, settings: dict[str, Any]) -> Any:
 
 
 def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -> Env:
-    """Wrap an environment with JaxMARL's interface: dicts by agent become arrays `[N, A, ...]`.
+    """Wrap an environment with JaxMARL's interface: dicts keyed by agent become arrays `[N, A, ...]`.
 
-    Observations of agents that differ in size are padded with zeros, their actions with ones that are not available.
-    An agent whose own `done` comes before the episode's is absent from then on: `Transition.mask` is 0. Not so in SMAX,
-    where the dead are paid what their team is: they end with the episode, as in JaxMARL's baselines.
+    If agents differ in the size of their observations, these are padded with zeros; if they differ in the number of
+    actions, the padding actions are not available. An agent whose own `done` comes before the end of the episode is
+    absent from then on: its `Transition.mask` is 0. SMAX is an exception: dead units receive the rewards of their team,
+    so they end with the episode, as in JaxMARL's baselines.
 
-    JaxMARL does not tell time limits from other ends. Here all ends are time limits in the MPE and overcooked
-    environments, those with both sides alive in SMAX, and none elsewhere. In `switch_riddle` an agent outside the room
-    has one available action, as nothing it does counts.
+    JaxMARL does not distinguish time limits from other ends. This wrapper treats all ends as time limits in the MPE and
+    overcooked environments, only those with both sides alive in SMAX, and none elsewhere. In `switch_riddle` an agent
+    outside the room has a single available action, because its actions have no effect.
 
     Args:
         env: the environment.
-        timed_out: says that of the state in which an episode ended, instead.
+        timed_out: function of the state in which an episode ended that returns whether this was a time limit; None: as
+            above.
     """
     agents = tuple(env.agents)
     spaces, observed = _spaces(env)
@@ -125,15 +127,15 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
 
 @dataclasses.dataclass(frozen=True)
 class _Agents:
-    """An environment of JaxMARL with arrays `[N, A, ...]` instead of dicts by agent.
+    """A JaxMARL environment with arrays `[N, A, ...]` instead of dicts keyed by agent.
 
     Attributes:
         env: the environment.
-        agents: their names.
-        family: what the environment does not say of itself.
+        agents: names of the agents.
+        family: properties that the environment does not expose itself.
         timed_out: whether a state in which an episode ended is at a time limit.
         observed: size of the largest observation.
-        options: how many actions each agent has; None: all have the same, and all are available.
+        options: number of actions of each agent; None: the same for all agents, and all actions are available.
     """
 
     env: Any
@@ -188,7 +190,7 @@ class _Agents:
         collected, length = state.episode_return + reward, state.episode_length + 1
         if self.family.together:
             gone = jnp.broadcast_to(ended[:, None], gone.shape)
-        died = gone & ~jnp.all(gone, axis=1, keepdims=True)  # at the end all are done
+        died = gone & ~jnp.all(gone, axis=1, keepdims=True)  # at the end of an episode all agents are done
         truncated = cut[:, None] & state.alive & ~died
         transition = Transition(
             obs=obs,
@@ -209,13 +211,13 @@ class _Agents:
 
 
 def _spaces(env: Any) -> tuple[list[Any], int]:
-    """Of actions, by agent, and the size of the largest observation."""
+    """Return the action space of each agent, and the size of the largest observation."""
     try:
         spaces = [env.action_space(agent) for agent in env.agents]
         for space in spaces:
             is_discrete(space) or size(space)
         return spaces, max(size(env.observation_space(agent)) for agent in env.agents)
-    except Exception as error:  # whatever JaxMARL's spaces raise that are not asked for as this does
+    except Exception as error:  # JaxMARL's spaces may raise anything if they need other arguments
         raise UserValueError(
             f"{env.name}: actions have to be discrete or arrays, and observations arrays, asked for by the agent's "
             f"name, and they are not ({type(error).__name__}: {error}). Wrap it so that they are, and hand that to "
@@ -234,7 +236,7 @@ def _always(env: Any) -> Callable[[Any], Array]:
 
 
 def _alive(env: Any, inner: Any) -> tuple[Array, Array]:
-    """Whether any ally, and any enemy, is alive in a state of SMAX."""
+    """Return whether any ally, and whether any enemy, is alive in a state of SMAX."""
     units = (inner if hasattr(inner, "unit_alive") else inner.state).unit_alive
     return jnp.any(units[: env.num_allies]), jnp.any(units[env.num_allies :])
 
@@ -254,20 +256,21 @@ def _available_in_smax(env: Any, inner: Any) -> list[Array]:
 
 
 def _available_in_the_room(env: Any, inner: Any) -> list[Array]:
-    """Outside the room of the riddle nothing can be done."""
+    """Make a single action available to the agents outside the room of the riddle."""
     options = env.action_space(env.agents[0]).n
     return [(jnp.arange(options) == 0) | (inner.agent_in_room == i) for i in range(len(env.agents))]
 
 
 class _Family(NamedTuple):
-    """What JaxMARL's environments of one kind do not say of themselves.
+    """Properties of one kind of JaxMARL environments that the environments do not expose themselves.
 
     Attributes:
         kinds: names of their base classes.
-        timed_out: of the environment: whether a state in which an episode ended is at a time limit.
-        together: whether all agents end at once.
-        available: of the environment and a state: the available actions of each agent; None: all.
-        won: of the environment and a state: whether the episode was won; None: nobody wins.
+        timed_out: takes the environment; the result takes a state in which an episode ended, and returns whether it is
+            at a time limit.
+        together: whether the episode ends for all agents at once.
+        available: takes the environment and a state; returns the available actions of each agent. None: all.
+        won: takes the environment and a state; returns whether the episode was won. None: episodes are not won.
     """
 
     kinds: frozenset[str] = frozenset()
@@ -278,9 +281,9 @@ class _Family(NamedTuple):
 
 
 FAMILIES = (
-    # In SMAX the dead, too, are paid what their team is.
+    # In SMAX dead units also receive the rewards of their team.
     _Family(frozenset({"SMAX", "EnemySMAX"}), _both_sides_alive, True, _available_in_smax, _won),
-    _Family(frozenset({"SimpleMPE", "Overcooked", "OvercookedV2"}), _always, True),  # endless but for the time limit
+    _Family(frozenset({"SimpleMPE", "Overcooked", "OvercookedV2"}), _always, True),  # endless except for the time limit
     _Family(frozenset({"SwitchRiddle"}), _never, True, _available_in_the_room),
 )
 

@@ -1,8 +1,8 @@
-"""The mathematics of PPO: arrays in, arrays out; no `Batch`, no state, no network.
+"""The mathematics of PPO: functions of arrays that return arrays, without `Batch`, state or network.
 
-Axis 0 is time wherever time matters, any axes may follow, the float dtype is kept (narrow floats are computed in
-float32) and losses come back per element. The first paragraph of each docstring says what gradients flow to. Where
-`mask` is 0, result and gradient are 0, whatever stands there.
+Axis 0 is time wherever time matters, and any axes may follow. The float dtype is preserved (narrow floats are computed
+in float32), and losses are returned per element. The first paragraph of each docstring states what gradients flow to.
+Where `mask` is 0, result and gradient are 0, whatever the inputs contain.
 """
 
 from ._advantage import Advantages as Advantages

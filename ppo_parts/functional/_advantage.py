@@ -34,27 +34,27 @@ def next_values(
     truncated: Array | None = None,
     final_value: Array | None = None,
 ) -> Array:
-    r"""V of the observation that followed each step, by shifting `value` one step back. Gradients flow.
+    r"""Return V of the observation that followed each step, by shifting `value` one step back. Gradients flow.
 
     .. math:: v'_t = \begin{cases} \text{final\_value}_t & \text{if truncated}_t \\
               \text{last\_value} & \text{if } t = T-1 \\ v_{t+1} & \text{else} \end{cases}
 
-    With automatic resets the observation stored at t+1 is the first of a *new* episode wherever step t ended
-    one. Where it terminated the number is never used; where it was truncated, V of the observation that
-    really followed (the final observation) has to stand there.
+    With automatic resets, the observation stored at t+1 is the first of a *new* episode wherever step t ended
+    one. After a termination its value is never used. After a truncation it must be replaced by V of the observation
+    that actually followed (the final observation).
 
     Args:
         value: `[T, ...]`, V(obs[t]).
         last_value: `[...]`, V of the observation after the last step.
-        truncated: `[T, ...]`, 0 or 1: 1 where the episode was cut by a time limit at step t; None: nowhere.
+        truncated: `[T, ...]`, 1 where a time limit cut the episode at step t, else 0; None: nowhere.
         final_value: `[T, ...]`, V(final observation); read only where `truncated` is 1.
 
     Returns:
         `[T, ...]` next values, in the dtype of `value`.
 
     Raises:
-        ShapeError: shapes do not fit.
-        ValueError: `truncated` without `final_value`, or the reverse; a known `truncated` that is not 0 or 1.
+        ShapeError: shapes do not match.
+        ValueError: `truncated` without `final_value`, or the reverse; a known element of `truncated` is not 0 or 1.
 
     Example:
         >>> import jax.numpy as jnp
@@ -99,10 +99,10 @@ def gae(
     stop_gradient: bool = True,
     implementation: Implementation = "auto",
 ) -> Advantages:
-    r"""Generalized advantage estimation, right at terminations *and* truncations. Gradients are stopped.
+    r"""Generalized advantage estimation, correct at terminations *and* truncations. Gradients are stopped.
 
-    The result is a constant to whatever differentiates the loss, so that it may be computed inside the loss; with
-    `stop_gradient=False` gradients flow to all floating inputs.
+    The result is constant when the loss is differentiated, so it may be computed inside the loss. With
+    `stop_gradient=False`, gradients flow to all floating inputs.
 
     .. math::
         \delta_t &= r_t + \gamma (1 - \text{terminated}_t)\, v'_t - v_t \\
@@ -110,42 +110,42 @@ def gae(
         \qquad A_T = 0 \\
         \text{target}_t &= A_t + v_t
 
-    A termination removes the bootstrap and cuts the trace; a truncation cuts the trace and keeps the
-    bootstrap, which is why `next_value` is an input of its own (see `next_values`). `gae_lambda=0` gives the
-    one-step TD error, 1 the discounted return minus the value.
+    A termination removes the bootstrap and cuts the trace. A truncation cuts the trace and keeps the
+    bootstrap, which is why `next_value` is a separate input (see `next_values`). `gae_lambda=0` gives the
+    one-step TD error, and 1 gives the discounted return minus the value.
 
     Args:
         reward: `[T, ...]`, of the transition out of step t, in reward units.
         value: `[T, ...]`, V(obs[t]), floating; its dtype is that of the result.
         next_value: `[T, ...]`, V of the observation that followed step t.
         terminated: `[T, ...]`, 1 (or True) where the transition out of step t ended the episode. Numbers
-            between 0 and 1 are read as probabilities, others are refused where they are known; while JAX traces they
-            are not, and NaN gives NaN.
-        truncated: `[T, ...]`, 1 (or True) where a time limit cut the episode there, else 0; None: nowhere.
+            between 0 and 1 are read as probabilities. Other numbers raise an error where they are known; under tracing
+            they are not checked, and NaN gives NaN.
+        truncated: `[T, ...]`, 1 (or True) where a time limit cut the episode at step t, else 0; None: nowhere.
         gamma: discount per step, in [0, 1].
         gae_lambda: trace decay, in [0, 1].
         mask: `[T, ...]`, 1 where the step counts; None: everywhere. A step before a masked one is treated as
-            truncated, so that nothing of a masked step reaches another; masked places return 0 and have no gradient,
-            whatever stands there.
-        stop_gradient: whether the result is a constant.
-        implementation: how the recursion runs, for the same numbers. "scan": one step after another, the best on CPUs.
-            "associative": `lax.associative_scan`. "pallas": one fused kernel on NVIDIA GPUs, for values of 32 or 16
-            bits; its derivatives are the scan's. "auto": the kernel where the program is compiled for a GPU that runs
-            it, the associative scan on other GPUs or for other values there, the scan everywhere else.
+            truncated, so that a masked step does not affect any other step. Masked elements return 0 and have a
+            gradient of 0, whatever the inputs contain.
+        stop_gradient: whether the result is constant under differentiation.
+        implementation: how the recursion runs; all choices compute the same numbers. "scan": one step after another,
+            the best choice on CPUs. "associative": `lax.associative_scan`. "pallas": one fused kernel on NVIDIA GPUs,
+            for values of 32 or 16 bits, with the derivatives of the scan. "auto": the kernel if the program is compiled
+            for a GPU that can run it, the associative scan on other GPUs or for other values there, and the scan
+            everywhere else.
 
     Returns:
         `Advantages(advantage, target)`, each `[T, ...]`.
 
     Raises:
-        ShapeError: inputs of different shapes. TypeError: `value` or `next_value` is not floating. ValueError: a number
-            out of its range, as far as it is known; `implementation` is none of these, or "pallas" where the kernel
-            cannot run.
+        ShapeError: inputs of different shapes. TypeError: `value` or `next_value` is not floating. ValueError: a known
+            number is out of its range; `implementation` is unknown, or "pallas" where the kernel cannot run.
 
     Note:
         Narrow floats (bfloat16, float16) are accumulated in float32 and cast back.
 
     Example:
-        Two steps, the second terminates: A_1 = 1 - 0.5 = 0.5 and A_0 = (1 + 0.9*0.5 - 0.5) + 0.9*0.5*A_1.
+        Two steps, of which the second terminates: A_1 = 1 - 0.5 = 0.5 and A_0 = (1 + 0.9*0.5 - 0.5) + 0.9*0.5*A_1.
 
         >>> import jax.numpy as jnp
         >>> ones, half = jnp.ones(2), jnp.full(2, .5)
@@ -175,10 +175,10 @@ def vtrace(
     stop_gradient: bool = True,
     implementation: Implementation = "auto",
 ) -> VTrace:
-    r"""V-trace: GAE whose TD errors and traces are weighted by clipped importance ratios. Gradients are stopped.
+    r"""V-trace: GAE with TD errors and traces weighted by clipped importance ratios. Gradients are stopped.
 
-    The result is a constant to whatever differentiates the loss, so that it may be computed inside the loss; with
-    `stop_gradient=False` gradients flow to all floating inputs.
+    The result is constant when the loss is differentiated, so it may be computed inside the loss. With
+    `stop_gradient=False`, gradients flow to all floating inputs.
 
     .. math::
         \rho_t &= \min(e^{\ell_t}, \bar\rho), \qquad c_t = \min(e^{\ell_t}, \bar c) \\
@@ -187,19 +187,19 @@ def vtrace(
         \text{target}_t &= e_t + v_t \\
         A^{\pi}_t &= \rho_t \left(r_t + \gamma (1 - \text{terminated}_t)\, w_t - v_t\right)
 
-    where :math:`w_t` is :math:`\text{target}_{t+1}` inside an episode and :math:`v'_t` where the trace is cut: at a
-    truncation and at the end of the batch the next step belongs to something else. With ratio 1 and both
-    clips at least 1, `error` is `gae`'s advantage.
+    where :math:`w_t` is :math:`\text{target}_{t+1}` inside an episode and :math:`v'_t` where the trace is cut, that is
+    at a truncation and at the end of the batch, because the next row does not continue the episode there. With ratio 1
+    and both clips at least 1, `error` equals `gae`'s advantage.
 
-    Three estimators share this name: `error` is what PufferLib and JaxDEM use as PPO's advantage,
-    `policy_advantage` is IMPALA's, and both have `target` as the value target.
+    Several estimators share this name: PufferLib and JaxDEM use `error` as PPO's advantage, IMPALA uses
+    `policy_advantage`, and all of them use `target` as the value target.
 
     Args:
         log_ratio: `[T, ...]`, log pi_current(a_t) - log pi_behaviour(a_t), in nats.
         reward, value, next_value, terminated, truncated, gamma, mask, stop_gradient, implementation: as in `gae`.
-        gae_lambda: trace decay, in [0, 1]; 1 is IMPALA's.
-        rho_clip: upper clip of the ratio that weighs the TD error, > 0.
-        c_clip: upper clip of the ratio that weighs the trace, > 0.
+        gae_lambda: trace decay, in [0, 1]; IMPALA uses 1.
+        rho_clip: upper clip of the ratio that weights the TD error, > 0.
+        c_clip: upper clip of the ratio that weights the trace, > 0.
 
     Returns:
         `VTrace(error, target, policy_advantage)`, each `[T, ...]` in the dtype of `value`.
@@ -227,12 +227,12 @@ def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementa
     r"""Solve :math:`A_t = \delta_t + c_t A_{t+1}`, :math:`A_T = 0`, backwards along axis 0. Gradients flow.
 
     Args:
-        delta: `[T, ...]`, floating; its dtype is that of the result, narrow ones are accumulated in float32.
+        delta: `[T, ...]`, floating; its dtype is that of the result. Narrow dtypes are accumulated in float32.
         trace: `[T, ...]`, :math:`c_t`; the last row has no effect.
         implementation: as in `gae`.
 
     Returns:
-        `[T, ...]`, A.
+        `[T, ...]`, the solution A.
 
     Raises:
         ShapeError: `delta` and `trace` differ in shape. TypeError: `delta` is not floating. ValueError: as in `gae`.
@@ -273,9 +273,9 @@ def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementa
 
 
 class _Steps(NamedTuple):
-    """What the estimators read, of all steps `[T, ...]` or of one `[...]`; None where there is none.
+    """The inputs of the estimators, for all steps `[T, ...]` or for one `[...]`; None for inputs that are not given.
 
-    gamma and the other hyperparameters, which may be numbers, have the dtype to compute in once they are checked.
+    gamma and the other hyperparameters may be numbers; `_checked` converts them to the dtype to compute in.
     """
 
     reward: Array
@@ -292,16 +292,16 @@ class _Steps(NamedTuple):
 
 
 def _estimate(where: str, x: _Steps, stop_gradient: bool, implementation: Implementation) -> tuple[Array, ...]:
-    """Error and target, and the policy advantage if there are ratios."""
+    """Return error and target, and the policy advantage if there are ratios."""
     x = _checked(where, x)
-    if stop_gradient:  # of the inputs, so that nothing below is traced for a derivative
+    if stop_gradient:  # applied to the inputs, so that no derivatives of the computation below are traced
         x = jax.lax.stop_gradient(x)
     ways = {"scan": _by_scan, "associative": _by_associative_scan, "pallas": _by_kernel}
     return choose(where, implementation, x.value, **ways)(x)
 
 
 def _checked(where: str, x: _Steps) -> _Steps:
-    """JAX arrays that fit together, with nothing out of its range as far as that is known."""
+    """Return the inputs as JAX arrays of matching shapes, with all known numbers checked against their ranges."""
     ratios = {} if x.rho_clip is None else {"log_ratio": x.log_ratio}
     present(where, reward=x.reward, terminated=x.terminated)
     floating(where, value=x.value, next_value=x.next_value, **ratios)
@@ -329,9 +329,9 @@ def _checked(where: str, x: _Steps) -> _Steps:
 
 def _by_scan(x: _Steps) -> tuple[Array, ...]:
     x = _bounded(x)
-    # Wide rows: in one pass, delta and the trace never go to memory, which on CPUs takes a third off. In narrow ones
-    # there is too little to vectorize, so that whatever can be computed for all steps at once is; likewise where a
-    # step would have to convert bfloat16, row by row.
+    # For wide rows, a single pass never writes delta and the trace to memory, which saves a third of the time on CPUs.
+    # Narrow rows are too short to vectorize, so everything that can be is computed for all steps at once. The same
+    # holds for bfloat16, which the single pass would have to convert row by row.
     if math.prod(x.value.shape[1:]) < 64 or x.value.dtype != x.gamma.dtype:
         terms = _terms(x)
         error = scan(_recur, _zeros(*terms), terms)
@@ -346,7 +346,7 @@ def _by_associative_scan(x: _Steps) -> tuple[Array, ...]:
 
 
 def _by_kernel(x: _Steps) -> tuple[Array, ...]:
-    from . import _kernel  # on demand
+    from . import _kernel  # on demand: Pallas takes a while to import
 
     zeros = _first(x)
     follows = zeros + _kept(_rows(x, slice(-1, None))).next_value[0]
@@ -355,9 +355,9 @@ def _by_kernel(x: _Steps) -> tuple[Array, ...]:
 
 
 def _zeros(delta: Array, trace: Array) -> Array:
-    """What the recursion starts from: zeros made like the data, of its sharding and, in `shard_map`, of its type.
+    """Return the zeros that the recursion starts from, with the sharding of the data and, in `shard_map`, its type.
 
-    The sum of no rows is such zeros.
+    Summing zero rows of the data creates such zeros.
     """
     return jnp.sum(delta[:0] + trace[:0], axis=0)
 
@@ -367,12 +367,12 @@ def _first(x: _Steps) -> Array:
 
 
 def _rows(x: _Steps, rows: slice) -> _Steps:
-    """Some of the steps; a hyperparameter that is one number is the same at each."""
+    """Select some of the steps; a hyperparameter that is a single number stays the same."""
     return jax.tree.map(lambda field: field[rows] if field.ndim else field, x)
 
 
 def _step(later: tuple[Array, Array, Array | None], now: _Steps) -> tuple[Any, tuple[Array, ...]]:
-    """Everything at once: error, target and the mask of the step after this one come in, those of this one go out."""
+    """Compute all outputs of one step from the error, target and mask of the step that follows it."""
     error, follows, counts = later
     now = now._replace(truncated=_cut_before_masked(now.truncated, counts))
     error, _ = _recur(error, _terms(now))
@@ -392,7 +392,7 @@ def _recur(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
 
 
 def _terms(x: _Steps) -> tuple[Array, Array]:
-    """delta (times rho) and the trace."""
+    """Return delta (times rho) and the trace."""
     x = _kept(x)
     trace = _unless(x.terminated, x.gamma * x.gae_lambda * _weight(x, x.c_clip))
     if x.truncated is not None:
@@ -401,7 +401,7 @@ def _terms(x: _Steps) -> tuple[Array, Array]:
 
 
 def _finish(x: _Steps, error: Array) -> tuple[Array, ...]:
-    """The outputs, given the solution of the recursion."""
+    """Compute the outputs from the solution of the recursion."""
     x = _kept(x)
     target = error + x.value
     outputs: tuple[Array, ...] = (error, target)
@@ -425,17 +425,17 @@ def _td_error(x: _Steps, follows: Array) -> Array:
 
 
 def _weight(x: _Steps, clip: Array | None) -> Array | float:
-    """The clipped ratio; 1 for `gae`, which knows none."""
+    """Return the clipped ratio; 1 for `gae`, which has no ratios."""
     if x.log_ratio is None or clip is None:
         return 1.0
-    # Both clips read one exponential, of a log-ratio bounded before: it does not overflow, nor does its gradient.
+    # Both clips share one exponential. Its log-ratio is bounded first, so that neither it nor its gradient overflows.
     log_ratio, bound = x.log_ratio.astype(x.gamma.dtype), jnp.maximum(x.rho_clip, x.c_clip)
     beyond = log_ratio > jnp.log(bound)
     return jnp.minimum(jnp.where(beyond, bound, jnp.exp(jnp.where(beyond, 0, log_ratio))), clip)
 
 
 def _bounded(x: _Steps) -> _Steps:
-    """With every step before a masked one truncated."""
+    """Mark every step before a masked one as truncated."""
     if x.mask is None:
         return x
     counts = x.mask.astype(bool)
@@ -444,14 +444,14 @@ def _bounded(x: _Steps) -> _Steps:
 
 
 def _cut_before_masked(truncated: Array | None, counts: Array | None) -> Array | None:
-    """Where the trace is cut for a reason other than termination; `counts` is the mask of the step that follows."""
+    """Return where the trace is cut other than by termination; `counts` is the mask of the step that follows."""
     if counts is None:
         return truncated
     return ~counts if truncated is None else truncated.astype(bool) | ~counts
 
 
 def _unless(terminated: Array, x: Array) -> Array:
-    """`(1 - terminated) * x`, by a select: after a termination x may be anything, NaN too."""
+    """Compute `(1 - terminated) * x` with a select, because x may be anything after a termination, including NaN."""
     if terminated.dtype == bool:
         return jnp.where(terminated, 0, x)
     keep = 1 - terminated.astype(x.dtype)
@@ -459,7 +459,7 @@ def _unless(terminated: Array, x: Array) -> Array:
 
 
 def _kept(x: _Steps) -> _Steps:
-    """With 0 for everything a masked step holds, so that its gradient is 0, too, and not 0 * NaN."""
+    """Replace the contents of masked steps by 0, so that their gradients are 0 and not 0 * NaN."""
     if x.mask is None:
         return x
     held = ("reward", "value", "next_value", "terminated", "log_ratio")

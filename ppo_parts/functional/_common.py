@@ -1,4 +1,4 @@
-"""What every array function here shares: shape checks, casts and masked reductions."""
+"""Helpers that the array functions share: shape checks, casts and masked reductions."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ Axes = int | tuple[int, ...] | None
 
 
 class ShapeError(ValueError, AssertionError):
-    """Array shapes do not fit together; nothing is ever broadcast to make them fit."""
+    """Array shapes do not match; arrays are never broadcast to make them match."""
 
 
 def present(where: str, **arrays: Any) -> None:
-    """Raise `TypeError` unless each is an array of JAX or NumPy, or a number that stands for one."""
+    """Raise `TypeError` unless each argument is a JAX or NumPy array, or a number that stands for one."""
     for name, x in arrays.items():
         if isinstance(x, (jax.Array, np.ndarray, np.generic, bool, int, float)) or hasattr(x, "__jax_array__"):
             continue
         if x is None:
             raise TypeError(f"{where}: {name} must be an array, got None")
         library, remedy = type(x).__module__.partition(".")[0], f"jnp.asarray({name})"
-        if hasattr(x, "__dlpack__"):  # shares memory, where `asarray` would copy it or fail
+        if hasattr(x, "__dlpack__"):  # this shares memory, while `asarray` would copy it or fail
             remedy = f"jnp.from_dlpack({name}{'.detach()' if library == 'torch' else ''})"
         kind = type(x).__name__ if library == "builtins" else f"{library}.{type(x).__name__}"
         raise TypeError(f"{where}: {name} must be an array, got a {kind}; convert it with {remedy}")
 
 
 def same_shape(where: str, **arrays: Any) -> None:
-    """Raise `ShapeError` unless all arrays (None is skipped) have exactly one shape."""
+    """Raise `ShapeError` unless all arrays (None is skipped) have exactly the same shape."""
     arrays = {name: x for name, x in arrays.items() if x is not None}
     present(where, **arrays)
     shapes = {name: jnp.shape(x) for name, x in arrays.items()}
@@ -44,7 +44,7 @@ def same_shape(where: str, **arrays: Any) -> None:
 
 
 def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
-    """What to do about the first two shapes that differ in a way that is known."""
+    """Suggest a remedy for the first two shapes that differ in a known way."""
     for (name, shape), (other, longer) in itertools.permutations(shapes.items(), 2):
         rank = len(shape)
         if shape and longer == (shape[0] + 1, *shape[1:]):
@@ -80,7 +80,7 @@ def floating(where: str, **arrays: Any) -> None:
 
 
 def concrete(x: Any) -> np.ndarray | None:
-    """The numbers in `x` where this process knows them: None while JAX traces."""
+    """Return the values of `x`, or None while JAX traces or where this process does not hold all of them."""
     if isinstance(x, jax.core.Tracer) or not getattr(x, "is_fully_addressable", True):
         return None
     return np.asarray(x)
@@ -96,7 +96,7 @@ def within(
     open_low: bool = False,
     what: str = "a number or an array",
 ) -> None:
-    """Raise unless `value` holds numbers, all of them in [low, high] as far as they are known (traced ones are not)."""
+    """Raise unless `value` holds numbers in [low, high]; the values of traced arrays are not known or checked."""
     refused = TypeError(f"{where}: {name} must be {what}, got {value!r}")
     if isinstance(value, (bool, str)) or value is None:
         raise refused
@@ -113,7 +113,7 @@ def within(
 
 
 def scalar(where: str, name: str, value: Any, low: float, high: float = np.inf) -> Any:
-    """`value`, one number in [low, high]."""
+    """Return `value`, after checking that it is a single number in [low, high]."""
     within(where, name, value, low, high)
     if np.shape(value):
         raise ShapeError(f"{where}: {name} must be one number, got an array of shape {np.shape(value)}")
@@ -131,7 +131,7 @@ def fitting(
     open_low: bool = False,
     dtype: Any,
 ) -> Array:
-    """The hyperparameter in [low, high] as one number, or as an array of exactly this shape if it varies."""
+    """Return a hyperparameter in [low, high] as a single number, or as an array of exactly `shape` if it varies."""
     within(where, name, value, low, high, open_low=open_low)
     x = jnp.asarray(value, dtype)
     if not x.ndim:
@@ -145,7 +145,7 @@ def fitting(
 
 
 def binary(where: str, **arrays: Any) -> None:
-    """Raise `ValueError` where an array that says yes or no is known to hold anything but 0 and 1; None is skipped."""
+    """Raise `ValueError` if a flag array is known to hold anything but 0 and 1; None is skipped."""
     for name, x in arrays.items():
         if x is None or (numbers := concrete(x)) is None:
             continue
@@ -155,10 +155,10 @@ def binary(where: str, **arrays: Any) -> None:
 
 
 def kept(where: str, mask: Any, *arrays: Any) -> tuple[Array, ...]:
-    """The arrays in the dtype to compute in, with 0 in masked places.
+    """Return the arrays in the dtype to compute in, with masked elements replaced by 0.
 
-    Selecting before computing is what makes a masked place's gradient exactly 0: selecting among results would leave
-    0 * NaN behind whatever stands there.
+    Masking the inputs makes the gradient of a masked element exactly 0. Masking the results instead would leave 0 * NaN
+    in the gradient where an input is not finite.
     """
     dtype = accumulator(*arrays)
     wide = tuple(jnp.asarray(x).astype(dtype) for x in arrays)
@@ -170,21 +170,22 @@ def kept(where: str, mask: Any, *arrays: Any) -> tuple[Array, ...]:
 
 
 def accumulator(*arrays: ArrayLike) -> jnp.dtype:
-    """The dtype to compute in: float32 for anything narrower, else the widest of the inputs."""
+    """Return the dtype to compute in: float32 for anything narrower, else the widest dtype of the inputs."""
     return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 
 
 def unsqueezed(x: Array, rank: int) -> Array:
-    """`x` with axes of size 1 appended until it has so many, to stand beside an array that only begins like it."""
+    """Append axes of size 1 to `x` until it has `rank` axes, to combine it with an array of the same leading axes."""
     return x.reshape(x.shape + (1,) * (rank - x.ndim))
 
 
 def stacked(scalars: Sequence[Array], dtype: Any) -> Array:
-    """`jnp.stack` of small arrays along a new last axis, which XLA on a CPU compiles to one kernel.
+    """Stack small arrays along a new last axis, like `jnp.stack`, in a form that XLA on a CPU compiles to one kernel.
 
-    Of a concatenation it compiles one for each operand besides, some 10 ms; selections are fused with what they select.
+    For a concatenation XLA compiles an additional kernel for each operand, which takes some 10 ms each. Selections are
+    fused with the computation of what they select.
     """
-    position = np.arange(len(scalars))  # a constant: what is computed from it would be moved out of loops
+    position = np.arange(len(scalars))  # a constant, because XLA would move a computed array out of loops
     whole = jnp.zeros((*jnp.shape(scalars[0]), len(scalars)), dtype)
     for number, scalar in enumerate(scalars):
         whole = jnp.where(position == number, jnp.asarray(scalar, dtype)[..., None], whole)
@@ -192,12 +193,12 @@ def stacked(scalars: Sequence[Array], dtype: Any) -> Array:
 
 
 def masked_sum(x: Array, mask: Array | None = None, axis: Axes = None) -> Array:
-    """Sum of `x` where `mask` is 1; what stands in masked places (NaN, too) has no effect."""
+    """Sum `x` where `mask` is 1; masked elements have no effect, even if they are NaN."""
     return jnp.sum(x if mask is None else jnp.where(jnp.asarray(mask).astype(bool), x, 0), axis=axis)
 
 
 def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None, keepdims: bool = False) -> Array:
-    r"""Mean over the places where `mask` is 1. Gradients flow to `x`; a masked place has none.
+    r"""Mean over the elements where `mask` is 1. Gradients flow to `x`; they are 0 for masked elements.
 
     .. math:: \bar x = \frac{\sum_i m_i x_i}{\max(1, \sum_i m_i)}
 
@@ -211,7 +212,7 @@ def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None, keepdims
         The mean, in the dtype of `x` (float32 for integers and booleans); 0 where the mask is all zero.
 
     Raises:
-        ShapeError: `mask` of another shape. ValueError: a known mask holds anything but 0 and 1.
+        ShapeError: `mask` has another shape. ValueError: a known mask holds anything but 0 and 1.
 
     Example:
         >>> import jax.numpy as jnp

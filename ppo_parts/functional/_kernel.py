@@ -1,6 +1,6 @@
-"""A backward `lax.scan` over independent columns as one Triton kernel: each input read once, each output written once.
+"""A backward `lax.scan` over independent columns in one Triton kernel, which reads and writes each array once.
 
-Imported only where it may run, since Pallas takes a while to import.
+The module is imported only where the kernel may run, because Pallas takes a while to import.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ._common import Array
 from ._recurrence import scan
 
 COLUMNS = 32  # per program: one warp, so that a float32 row is one 128-byte line and few columns still fill a GPU
-ROWS = 8  # read ahead of the recursion, to have their latencies overlap
+ROWS = 8  # rows loaded ahead of the recursion, so that the latencies of their loads overlap
 
 
 def backwards(step: Callable[..., Any], last: Any, inputs: Any, *, interpret: bool = False) -> Any:
-    """What `_recurrence.scan` gives, with the loop over time inside the kernel and a block of columns per program.
+    """Compute `_recurrence.scan` with the loop over time inside the kernel and a block of columns per program.
 
-    Derivatives, of any order and in both modes, are those of the scan, which then runs instead.
+    Derivatives, of any order and in both modes, are those of the scan, which runs instead of the kernel.
 
     Args:
-        step: `(later, now) -> (later, outputs)`, elementwise over columns, closing over no traced array.
-        last: pytree of `[...]`, what the last step receives as `later`.
+        step: `(later, now) -> (later, outputs)`, elementwise over columns; it must not close over traced arrays.
+        last: pytree of `[...]`, the argument `later` of the last step.
         inputs: pytree of `[T, ...]`, or of numbers, which are the same at each step. T and the size of `...` are > 0.
         interpret: emulate the kernel with XLA operations, for tests on machines without a GPU.
 
@@ -57,7 +57,7 @@ def _call(step: Callable[..., Any], last: Any, inputs: Any, interpret: bool) -> 
     def flattened() -> Any:
         return jax.tree.map(lambda x: x.reshape(steps, columns), scan(step, last, inputs))
 
-    outs, results = jax.tree.flatten(jax.eval_shape(flattened))  # as the scan has them: `shard_map` adds to the types
+    outs, results = jax.tree.flatten(jax.eval_shape(flattened))  # of the scan: `shard_map` extends the types
 
     def kernel(*refs: Any) -> None:
         before, reads, writes = refs[: len(firsts)], refs[len(firsts) : -len(outs)], refs[-len(outs) :]
@@ -68,7 +68,7 @@ def _call(step: Callable[..., Any], last: Any, inputs: Any, interpret: bool) -> 
             return [plt.load(ref.at[t], mask=inside) if x is None else x for ref, x in zip(reads, shared, strict=True)]
 
         def some(first: Any, count: int, later: Any) -> Any:
-            """Steps first, first - 1, ... first - count + 1; nothing is stored before all of them are loaded."""
+            """Run steps first, first - 1, ... first - count + 1; all of them are loaded before any is stored."""
             loaded = [row(first - k) for k in range(count)]
             for k, now in enumerate(loaded):
                 later, outputs = step(later, jax.tree.unflatten(rows, now))

@@ -1,4 +1,4 @@
-"""Losses, per element: nothing here reduces, so weights and the way to average stay the caller's."""
+"""Losses per element: no function here reduces, so the caller chooses the weights and the reduction."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def clipped_surrogate(
     .. math:: L_i = -\min\left(r_i A_i,\ \mathrm{clip}(r_i, 1-\epsilon, 1+\epsilon_{high}) A_i\right),
               \qquad r_i = e^{\ell_i}
 
-    With `dual_clip` c, elements with A < 0 are bounded as well: :math:`L_i \le -c A_i`, so that a ratio which ran
-    away cannot dominate the batch. Without it the loss of such an element is :math:`-A_i e^{\ell_i}`, and infinite (as
-    is its gradient) where that overflows: in float32 from a log-ratio of 88. Everywhere else finite inputs give finite
+    With `dual_clip` c, elements with A < 0 are bounded as well: :math:`L_i \le -c A_i`, so that a very large ratio
+    cannot dominate the batch. Without it the loss of such an element is :math:`-A_i e^{\ell_i}`, which is infinite (as
+    is its gradient) where it overflows: in float32 from a log-ratio of 88. Everywhere else, finite inputs give finite
     losses and gradients.
 
     Args:
         log_ratio: log pi_current(a) - log pi_behaviour(a), any shape, in nats.
         advantage: same shape.
         clip_eps: clip range below 1 (and above, unless `clip_eps_high` is given), > 0.
-        clip_eps_high: clip range above 1; None: `clip_eps`. (DAPO's clip-higher.)
+        clip_eps_high: clip range above 1 (DAPO's clip-higher); None: the same as `clip_eps`.
         dual_clip: None, or c > 1.
-        mask: None, or 0/1 of the same shape: loss and gradient are 0 in masked places, whatever stands there.
+        mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
 
     Returns:
         The loss per element (to be minimised), same shape, in the dtype of `log_ratio`.
@@ -59,7 +59,7 @@ def clipped_surrogate(
     limit = None
     if dual_clip is not None:
         limit = fitting(where, "dual_clip", dual_clip, logs.shape, 1, open_low=True, dtype=logs.dtype)
-    # Without an upper end the range ends with the numbers there are, so that an advantage of 0 has a loss of 0.
+    # An infinite upper end is replaced by the largest finite number, so that an advantage of 0 has a loss of 0.
     most = jnp.minimum(1 + high, jnp.finfo(logs.dtype).max)
     return _surrogate(logs, gains, 1 - low, most, limit).astype(jnp.result_type(log_ratio))
 
@@ -71,8 +71,10 @@ def _surrogate(log_ratio: Array, advantage: Array, low: Array, high: Array, limi
 
 @_surrogate.defjvp
 def _(primals: Any, tangents: Any) -> Any:
-    """The slope is the loss itself, and 0 where a bound decides: JAX's own rule multiplies that 0 by e^l, which may be
-    infinite."""
+    """The slope is the loss itself, and 0 where a bound is active.
+
+    JAX's own rule would multiply that 0 by e^l, which may be infinite.
+    """
     log_ratio, advantage, *bounds = primals
     ratio = jnp.exp(log_ratio)
     bounded = _bounded_ratio(ratio, advantage, *bounds)
@@ -82,9 +84,9 @@ def _(primals: Any, tangents: Any) -> Any:
 
 
 def _bounded_ratio(ratio: Array, advantage: Array, low: Array, high: Array, limit: Array | None) -> Array:
-    """The ratio that counts: where the advantage is negative at most `limit`, and not below the range; else not above.
+    """Clip the ratio: from below, and to `limit`, where the advantage is negative; otherwise from above.
 
-    That is the minimum in the equation, said so that an advantage of 0 never meets an infinite ratio.
+    This is the minimum in the equation, in a form that never multiplies an advantage of 0 by an infinite ratio.
     """
     falling = jnp.maximum(ratio, low) if limit is None else jnp.minimum(jnp.maximum(ratio, low), limit)
     return jnp.where(advantage < 0, falling, jnp.minimum(ratio, high))
@@ -98,20 +100,20 @@ def value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Arr
     Args:
         value: predicted value, any shape.
         target: value target, same shape.
-        mask: None, or 0/1 of the same shape: loss and gradient are 0 in masked places, whatever stands there.
+        mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
 
     Returns:
         The loss per element, same shape, in squared reward units and in the dtype of `value`.
 
     Raises:
-        ShapeError: shapes differ (a `[N]` against a `[N, 1]` never broadcasts). TypeError: not floating.
+        ShapeError: shapes differ (`[N]` is never broadcast against `[N, 1]`). TypeError: not floating.
 
     Example:
         >>> import jax.numpy as jnp
         >>> value_loss(jnp.array([3.]), jnp.array([1.])).tolist()
         [2.0]
 
-    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9 (there without the half: double the coefficient).
+    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9 (without the factor 1/2, so double the coefficient).
     """
     floating("value_loss", value=value, target=target)
     same_shape("value_loss", value=value, target=target, mask=mask)
@@ -122,20 +124,20 @@ def value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Arr
 def clipped_value_loss(
     value: Array, old_value: Array, target: Array, *, clip_eps: float | Array, mask: Array | None = None
 ) -> Array:
-    r"""Value loss without reward for moving far from the old prediction. Gradients flow to `value` alone.
+    r"""Value loss that does not reward moving far from the old prediction. Gradients flow only to `value`.
 
     .. math:: L_i = \frac{1}{2}\max\left((v_i - \text{target}_i)^2,\ (v^{clip}_i - \text{target}_i)^2\right),
               \qquad v^{clip}_i = v^{old}_i + \mathrm{clip}(v_i - v^{old}_i, -\epsilon, \epsilon)
 
     `old_value` and `target` are constants. The clip range is in reward units, unlike the surrogate's. This is PPO2's
-    form (the larger of both errors), not Stable-Baselines3's (the clipped prediction alone).
+    form, which takes the larger of the two errors; Stable-Baselines3 uses only the clipped prediction.
 
     Args:
         value: predicted value, any shape.
-        old_value: the prediction to stay close to, same shape: the rollout's, or the latest one written back.
+        old_value: the prediction to stay close to, same shape: from the rollout, or the latest one written back.
         target: value target, same shape.
         clip_eps: clip range, > 0, in reward units.
-        mask: None, or 0/1 of the same shape: loss and gradient are 0 in masked places, whatever stands there.
+        mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
 
     Returns:
         The loss per element, same shape, in squared reward units and in the dtype of `value`.
@@ -167,16 +169,16 @@ def _larger_error(value: Array, old_value: Array, target: Array, eps: Array) -> 
 
 @_larger_error.defjvp
 def _(primals: Any, tangents: Any) -> Any:
-    """The slope is the error, and 0 where the clipped prediction has the larger one; see `_surrogate`."""
+    """The slope is the error, and 0 where the clipped prediction has the larger error; see `_surrogate`."""
     value, old_value, target, eps = primals
     loss, error = _larger_error(*primals), value - target
-    outside = jnp.abs(value - old_value) > eps  # inside, both errors are one but for rounding
+    outside = jnp.abs(value - old_value) > eps  # inside, the two errors are equal up to rounding
     slope = jnp.where(outside & (loss > _half_square(error)), 0, error)
     return loss, slope * tangents[0]
 
 
 def clip_range(where: str, clip_eps: Any, clip_eps_high: Any, like: Array) -> tuple[Array, Array]:
-    """How far below 1 and above it the ratio may be."""
+    """Return how far below and above 1 the ratio may move."""
     low = fitting(where, "clip_eps", clip_eps, like.shape, 0, open_low=True, dtype=like.dtype)
     if clip_eps_high is None:
         return low, low

@@ -15,31 +15,32 @@ def advantage_normalize(
     ddof: int = 0,
     eps: float | Array = 1e-8,
 ) -> Array:
-    r"""Subtract the mean and divide by the standard deviation. Gradients flow, through both statistics, too.
+    r"""Subtract the mean and divide by the standard deviation. Gradients flow, also through both statistics.
 
     .. math:: \hat A = \frac{A - \mu}{\sigma + \epsilon}, \qquad
               \sigma^2 = \frac{1}{\max(1,\, n - \text{ddof})} \sum_i m_i (A_i - \mu)^2, \quad n = \sum_i m_i
 
-    Codebases differ here. PyTorch ones (CleanRL, PufferLib, Stable-Baselines3) have `ddof=1`, JAX ones 0;
+    Implementations differ here. Those in PyTorch (CleanRL, PufferLib, Stable-Baselines3) use `ddof=1`, those in JAX 0.
     jaxagents standardises over the trajectories of the minibatch (axis 1 in the layout `[T, M, ...]` used here),
     separately for each time step and agent.
 
     Args:
         advantage: any shape, floating.
-        mask: None, or 0/1 of the same shape; masked places neither count nor come back (they are 0).
-        axis: axis or axes the statistics are taken over; None takes all.
-        ddof: what is subtracted from the count in the variance, 0 (population) or 1 (sample).
-        eps: added to the standard deviation, in the unit of the advantage.
+        mask: None, or 0/1 of the same shape; masked elements do not count, and are 0 in the result.
+        axis: axis or axes over which the statistics are taken; None: all.
+        ddof: number subtracted from the count in the variance, 0 (population) or 1 (sample).
+        eps: added to the standard deviation, in the units of the advantage.
 
     Returns:
         The standardised advantage, same shape and dtype. A group of equal elements, or of one, gives 0, not NaN.
 
     Raises:
-        ShapeError: `mask` of another shape, or `eps` not one number. TypeError: not floating. ValueError: `eps` < 0.
+        ShapeError: `mask` has another shape, or `eps` is not a single number. TypeError: `advantage` is not floating.
+        ValueError: `eps` < 0.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> advantage_normalize(jnp.array([1., 3.])).tolist()  # mean 2, population deviation 1
+        >>> advantage_normalize(jnp.array([1., 3.])).tolist()  # mean 2, standard deviation 1
         [-1.0, 1.0]
         >>> advantage_normalize(jnp.array([5.]), ddof=1).tolist()
         [0.0]
@@ -56,6 +57,6 @@ def advantage_normalize(
     mean = jnp.sum(x, axis=axis, keepdims=True) / jnp.maximum(count, 1)
     centred = (x - mean) * keep
     variance = jnp.sum(jnp.square(centred), axis=axis, keepdims=True) / jnp.maximum(count - ddof, 1)
-    equal = variance == 0  # the square root's derivative there is infinite
+    equal = variance == 0  # the derivative of the square root is infinite at 0
     scale = jnp.where(equal, 0, jnp.sqrt(jnp.where(equal, 1, variance))) + eps
     return (centred / jnp.where(scale == 0, 1, scale)).astype(jnp.result_type(advantage))

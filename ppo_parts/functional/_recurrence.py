@@ -1,4 +1,4 @@
-"""Three ways to run a backward recursion over time, and which of them is taken where."""
+"""Three implementations of a backward recursion over time, and the choice between them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Implementation = Literal["auto", "scan", "associative", "pallas"]
 
 
 def scan(step: Callable[..., Any], last: Any, inputs: Any) -> Any:
-    """The outputs of every `later, outputs = step(later, inputs_t)`, from the last step to the first.
+    """Return the outputs of every `later, outputs = step(later, inputs_t)`, from the last step to the first.
 
-    Inputs without axes are the same at each step. Not unrolled: XLA's CPU compiler turns an unrolled scan into a fusion
-    that is several times slower.
+    Inputs without axes are the same at each step. The scan is not unrolled, because XLA's CPU compiler turns an
+    unrolled scan into a fusion that is several times slower.
     """
     leaves, tree = jax.tree.flatten(inputs)
 
@@ -30,7 +30,7 @@ def scan(step: Callable[..., Any], last: Any, inputs: Any) -> Any:
 
 
 def associative(delta: Array, trace: Array) -> Array:
-    """Every A_t = delta_t + trace_t A_{t+1} in log2(T) parallel passes."""
+    """Compute every A_t = delta_t + trace_t A_{t+1} in log2(T) parallel passes."""
 
     def combine(later: tuple[Array, Array], now: tuple[Array, Array]) -> tuple[Array, Array]:
         return now[0] + now[1] * later[0], now[1] * later[1]
@@ -47,10 +47,10 @@ def choose(
     associative: Callable[[Any], Any],
     pallas: Callable[[Any], Any],
 ) -> Callable[[Any], Any]:
-    """The way to take with arrays like `value`: the one that was asked for, or the one that suits the platform.
+    """Choose the implementation for arrays like `value`: the requested one, or the one that suits the platform.
 
-    "auto" leaves the choice to the platform a program is compiled for, not to the default one: on a machine with a GPU
-    a computation on CPU arrays is compiled for the CPU. Where no GPU is to be seen the kernel is not even traced.
+    "auto" chooses by the platform that a program is compiled for, not by the default platform: on a machine with a GPU,
+    a computation on CPU arrays is compiled for the CPU. Without a GPU the kernel is not even traced.
     """
     known(where, implementation)
     if implementation == "scan":
@@ -71,14 +71,14 @@ def choose(
 
 
 def known(where: str, implementation: str) -> None:
-    """Raise `ValueError` unless there is such an implementation."""
+    """Raise `ValueError` for an unknown implementation."""
     if implementation not in get_args(Implementation):
         listed = ", ".join(map(repr, get_args(Implementation)))
         raise ValueError(f"{where}: implementation must be one of {listed}, got {implementation!r}")
 
 
 def has(platform: str) -> bool:
-    """Whether this process sees a device of that platform."""
+    """Return whether this process has a device of that platform."""
     try:
         return bool(jax.devices(platform))
     except RuntimeError:
@@ -86,10 +86,10 @@ def has(platform: str) -> bool:
 
 
 def unsupported(value: Array) -> str | None:
-    """Why the kernel cannot compute arrays like `value` on any machine; None where it can."""
+    """Return why the kernel cannot compute arrays like `value` on any machine, or None if it can."""
     if value.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
         return f"the kernel computes in float32 and the values are {value.dtype}"
-    kind = jax.typeof(value) if hasattr(jax, "typeof") else None  # before 0.6 there are no explicit shardings
+    kind = jax.typeof(value) if hasattr(jax, "typeof") else None  # JAX before 0.6 has no explicit shardings
     if any(axis is not None for axis in getattr(getattr(kind, "sharding", None), "spec", ())):
         return f"the values are sharded over an explicit mesh, {kind}, and only jax.shard_map splits a kernel"
     if not value.size:

@@ -1,4 +1,4 @@
-"""Choosing what to train on: shuffles, priorities, and the weights that correct for them."""
+"""Sampling of training data: shuffles, priorities, and the weights that correct for them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from ._common import Array, concrete, floating, kept, same_shape, scalar
 
 
 def permutation(key: Array, size: int) -> Array:
-    r"""The integers below `size` in random order, for shuffling; on CPUs much faster than `jax.random.permutation`.
+    r"""Permute the integers below `size` randomly, on CPUs much faster than `jax.random.permutation`.
 
-    Words of 32 bits are sorted whose low :math:`b = \lceil \log_2 n \rceil` bits are the position and whose others are
-    random, in as many rounds as it takes for at least :math:`b + 10` random bits in all. Two elements that draw the
-    same bits keep their order, which happens to a given pair with probability below :math:`2^{-10} / n`, and to a given
-    element below :math:`2^{-10}`; all else is equally likely. (`jax.random.permutation` sorts 32 random bits a round
-    together with the positions: two arrays, for which XLA on CPUs takes about four times as long as for one.)
+    This sorts words of 32 bits. The low :math:`b = \lceil \log_2 n \rceil` bits of a word are its position, the others
+    are random. There are as many rounds as are needed for at least :math:`b + 10` random bits in total. Two elements
+    that draw the same bits keep their order. For a given pair, this happens with probability below
+    :math:`2^{-10} / n`, and for a given element below :math:`2^{-10}`; otherwise all orders are equally likely.
+    (`jax.random.permutation` sorts 32 random bits per round together with the positions. XLA on CPUs takes about four
+    times as long to sort these two arrays as to sort one.)
 
     Args:
-        key: of `jax.random`.
+        key: key of `jax.random`.
         size: n, at least 1.
 
     Returns:
         `[size]` int32.
 
     Raises:
-        ValueError: size below 1.
+        ValueError: `size` is less than 1.
 
     Example:
         >>> import jax
@@ -37,7 +38,7 @@ def permutation(key: Array, size: int) -> Array:
     if size < 1:
         raise ValueError(f"permutation: size must be at least 1, got {size}")
     bits = max(1, (size - 1).bit_length())
-    if bits > 24:  # too few random bits are left in a word
+    if bits > 24:  # a word has too few random bits left
         return jax.random.permutation(key, size)
     position, low = jnp.arange(size, dtype=jnp.uint32), jnp.uint32(2**bits - 1)
     rounds = -(-(bits + 10) // (32 - bits))
@@ -50,26 +51,26 @@ def permutation(key: Array, size: int) -> Array:
 def segment_priorities(
     advantage: Array, mask: Array | None = None, *, alpha: float | Array, eps: float | Array = 1e-6
 ) -> Array:
-    r"""Probability of drawing each segment: a power of its summed absolute advantage. Gradients are stopped.
+    r"""Probability of drawing each segment, from a power of its summed absolute advantage. Gradients are stopped.
 
     .. math:: w_n = \Big(\sum_t m_{tn} |A_{tn}|\Big)^{\alpha}, \qquad
               P_n = \frac{w_n + \epsilon}{\sum_k (w_k + \epsilon)}
 
-    `alpha=0` is uniform. A segment whose steps are all masked has probability exactly 0 and takes no share; one whose
-    sum is not finite is treated as 0 (the learner reports non-finite advantages separately).
+    `alpha=0` gives uniform probabilities. A segment whose steps are all masked has probability exactly 0. A sum that is
+    not finite is treated as 0 (the learner reports non-finite advantages separately).
 
     Args:
         advantage: `[T, N]`; axis 0 is summed over.
-        mask: None, or 0/1 of the same shape; what stands in masked places has no effect.
+        mask: None, or 0/1 of the same shape; masked elements have no effect, whatever they contain.
         alpha: exponent, >= 0.
-        eps: added to every priority, so that none has probability 0, >= 0.
+        eps: >= 0, added to every priority, so that every segment has a positive probability.
 
     Returns:
         `[N]` probabilities that sum to 1 (all 0 if everything is masked).
 
     Raises:
-        ShapeError: `mask` of another shape, or `alpha` or `eps` not one number. TypeError: not floating. ValueError:
-            `alpha` or `eps` out of its range.
+        ShapeError: `mask` has another shape, or `alpha` or `eps` is not a single number. TypeError: `advantage` is not
+            floating. ValueError: `alpha` or `eps` is out of its range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -97,20 +98,20 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: float | Ar
 
     .. math:: w_i = (N \cdot P_i)^{-\beta}, \qquad N = \#\{n : P_n > 0\}
 
-    `beta=1` makes weighted means unbiased estimates of the mean over all segments, 0 leaves them as drawn.
+    `beta=1` makes weighted means unbiased estimates of the mean over all segments; 0 applies no correction.
 
     Args:
-        probabilities: `[N]`, as drawn from (see `segment_priorities`).
+        probabilities: `[N]`, the probabilities used for drawing (see `segment_priorities`).
         indices: `[M]` integers, the segments drawn.
         beta: exponent, in [0, 1].
-        normalize: divide by the largest weight any segment could have, so that weights only shrink.
+        normalize: divide by the largest weight that any segment could have, so that weights are at most 1.
 
     Returns:
         `[M]` weights, in the dtype of `probabilities`.
 
     Raises:
-        TypeError: `indices` are not integers, or `probabilities` not floating. ValueError: an index out of range,
-            where it can be known (traced ones are taken as they are), or `beta` out of its range.
+        TypeError: `indices` are not integers, or `probabilities` are not floating. ValueError: `beta` is out of its
+            range, or a known index is (traced indices are not checked).
 
     Example:
         >>> import jax.numpy as jnp
@@ -124,7 +125,7 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: float | Ar
         raise TypeError(f"importance_weights: indices must be integers, got {jnp.result_type(indices)}")
     beta = scalar("importance_weights", "beta", beta, 0, 1)
     probabilities = jax.lax.stop_gradient(jnp.asarray(probabilities))
-    if (drawn := concrete(indices)) is not None:  # JAX would clamp or wrap them
+    if (drawn := concrete(indices)) is not None:  # JAX would clamp or wrap indices out of range
         number = probabilities.shape[0]
         outside = drawn[(drawn < 0) | (drawn >= number)]
         if outside.size:

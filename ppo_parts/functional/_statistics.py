@@ -1,4 +1,4 @@
-"""Diagnostics: how far the policy moved, how good the critic is."""
+"""Diagnostics: how far the policy has moved, and how well the critic predicts."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ KLEstimator = Literal["k1", "k2", "k3"]
 
 
 def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | None = None) -> Array:
-    r"""Estimate of KL(behaviour ‖ current) per element, from the behaviour policy's actions. Gradients flow.
+    r"""Estimate KL(behaviour ‖ current) per element, from the behaviour policy's actions. Gradients flow.
 
     .. math:: k_1 = -\ell, \qquad k_2 = \tfrac{1}{2}\ell^2, \qquad k_3 = (e^{\ell} - 1) - \ell
 
     k1 is unbiased and noisy (its mean can be negative), k2 is biased and never negative, k3 is unbiased and never
-    negative. CleanRL logs k3 as `approx_kl` and k1 as `old_approx_kl`; JaxDEM logs k2; jaxagents sums k1. k3 and its
-    gradient are infinite where :math:`e^{\ell}` overflows, in float32 from a log-ratio of 88; otherwise finite inputs
-    give finite results.
+    negative. CleanRL logs k3 as `approx_kl` and k1 as `old_approx_kl`, JaxDEM logs k2, and jaxagents sums k1. k3 and
+    its gradient are infinite where :math:`e^{\ell}` overflows, in float32 from a log-ratio of 88; otherwise finite
+    inputs give finite results.
 
     Args:
         log_ratio: log pi_current(a) - log pi_behaviour(a), any shape, in nats.
         estimator: "k1", "k2" or "k3".
-        mask: None, or 0/1 of the same shape: estimate and gradient are 0 in masked places, whatever stands there.
+        mask: None, or 0/1 of the same shape: estimate and gradient are 0 for masked elements, whatever they contain.
 
     Returns:
         The estimate per element, same shape, in nats. Its mean estimates the divergence.
 
     Raises:
-        ValueError: another estimator. TypeError: not floating.
+        ValueError: unknown estimator. TypeError: not floating.
 
     Example:
         >>> import jax.numpy as jnp
@@ -63,20 +63,20 @@ def clip_fraction(
     clip_eps_high: float | Array | None = None,
     mask: Array | None = None,
 ) -> Array:
-    r"""1.0 where the ratio has left the clip range, per element, else 0.0. There is no gradient.
+    r"""Return 1.0 for each element whose ratio has left the clip range, else 0.0. There is no gradient.
 
     .. math:: [\, r_i < 1-\epsilon \ \text{or}\ r_i > 1+\epsilon_{high} \,], \qquad r_i = e^{\ell_i}
 
     Args:
         log_ratio: log pi_current(a) - log pi_behaviour(a), any shape, in nats.
         clip_eps, clip_eps_high: as in `clipped_surrogate`.
-        mask: None, or 0/1 of the same shape: 0.0 in masked places, whatever stands there.
+        mask: None, or 0/1 of the same shape: 0.0 for masked elements, whatever they contain.
 
     Returns:
-        0.0 or 1.0 per element; the mean is what is usually logged.
+        0.0 or 1.0 per element; usually the mean is logged.
 
     Raises:
-        ShapeError: `mask` of another shape. TypeError: not floating. ValueError: a hyperparameter out of its range.
+        ShapeError: `mask` has another shape. TypeError: not floating. ValueError: a hyperparameter is out of its range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -95,20 +95,20 @@ def clip_fraction(
 
 
 def explained_variance(value: Array, target: Array, mask: Array | None = None) -> Array:
-    r"""Share of the target's variance that the value explains. Gradients are stopped: this is a diagnostic.
+    r"""Compute the share of the target's variance that the value explains. Gradients are stopped.
 
     .. math:: 1 - \frac{\mathrm{Var}(\text{target} - v)}{\mathrm{Var}(\text{target})}
 
-    1 is a perfect critic, 0 one that knows the mean only, less than 0 worse than that.
+    A perfect critic has 1, a critic that predicts only the mean has 0, and a worse critic has less than 0.
 
     Args:
         value: predictions, any shape.
         target: value targets, same shape.
-        mask: None, or 0/1 of the same shape; what stands in masked places has no effect.
+        mask: None, or 0/1 of the same shape; masked elements have no effect, whatever they contain.
 
     Returns:
-        A scalar; NaN where the target is constant but for rounding (a standard deviation of at most four units in the
-        last place): there is nothing to explain.
+        A scalar; NaN if the target is constant up to rounding (a standard deviation of at most four units in the
+        last place), because there is no variance to explain.
 
     Raises:
         ShapeError: shapes differ. TypeError: not floating.
@@ -129,7 +129,7 @@ def explained_variance(value: Array, target: Array, mask: Array | None = None) -
     def variance(x: Array) -> Array:
         return masked_mean(jnp.square(x - masked_mean(x, mask)), mask)
 
-    # From one of the targets and not from 0: the mean of many equal numbers is rounded, their differences are not.
+    # Subtract one of the targets first: the mean of many equal numbers has a rounding error, their differences do not.
     total = variance(aim - some)
     varies = jnp.sqrt(total) > 4 * jnp.finfo(aim.dtype).eps * jnp.abs(some)
     explained = 1 - variance(aim - v) / jnp.where(varies, total, 1)

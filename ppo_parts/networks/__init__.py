@@ -1,6 +1,6 @@
-"""Networks: what other libraries leave out, heads for any of them, and the networks of the recipes, in flax.
+"""Networks: initialisers and layers that other libraries lack, heads for any library, and the recipes' flax networks.
 
-What is made of flax is imported when it is first used. Networks may be the user's, from any library.
+The flax networks are imported on first use. You can also use networks of your own, from any library.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""What networks of PPO need and network libraries leave out; with any of them, and with JAX alone."""
+"""An initialiser and a dense product for PPO's networks, for use with any network library or with JAX alone."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
-FEW, MANY = 32, 128  # inputs: fewer are cheaper to transpose than the gradient; more are left to the compiler
+FEW, MANY = 32, 128  # below FEW inputs, transposing them is cheaper than the gradient; above MANY, XLA decides
 
 
 def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Callable[..., Array]:
-    r"""`jax.nn.initializers.orthogonal`, safe under `jax.vmap` on a CPU: the same arguments and the same numbers.
+    r"""`jax.nn.initializers.orthogonal`, but safe under `jax.vmap` on a CPU, with the same arguments and numbers.
 
-    Uniformly distributed matrices with orthonormal rows or columns (whichever are fewer), times `scale`:
-    :math:`Q\,\mathrm{sign}(\mathrm{diag}\,R)` for :math:`QR` the factorisation of a matrix of standard normal numbers.
-    Since JAX 0.10, a CPU shares out the matrices of a batch among its threads and waits for them in one of these
-    threads. Where a program factorises as many batches at once as there are threads, it waits for ever. Here `jax.vmap`
-    makes one matrix after another, which never waits.
+    The weights are uniformly distributed matrices with orthonormal rows or columns (whichever are fewer), times
+    `scale`: :math:`Q\,\mathrm{sign}(\mathrm{diag}\,R)`, where :math:`QR` is the factorisation of a matrix of standard
+    normal numbers. Since JAX 0.10, JAX on a CPU distributes the matrices of a batch over its threads, and waits for
+    them in one of these threads. A program that factorises as many batches at once as there are threads deadlocks.
+    Under this initialiser, `jax.vmap` makes one matrix after another, which avoids the deadlock.
 
     Args:
-        scale: the gain, :math:`\sqrt 2` before tanh or ReLU for example. It may be a traced array.
-        column_axis: the axis with the outputs.
-        dtype: of the weights where the network library does not say. Types of less than 32 bits are computed in
-            float32.
+        scale: the gain, for example :math:`\sqrt 2` before tanh or ReLU. It may be a traced array.
+        column_axis: the axis of the outputs.
+        dtype: dtype of the weights if the network library does not pass one. Dtypes of less than 32 bits are computed
+            in float32.
 
     Returns:
-        An initialiser `(key, shape, dtype) -> weights`, for any library that takes those of `jax.nn.initializers`.
+        An initialiser `(key, shape, dtype) -> weights`, for any library that accepts those of `jax.nn.initializers`.
 
     Raises:
-        ValueError: (from the initialiser) a shape of fewer than two axes.
+        ValueError: (from the initialiser) the shape has fewer than two axes.
 
     Example:
         >>> weights = orthogonal(2.0)(jax.random.key(0), (3, 2))
@@ -48,8 +48,8 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Ca
         dtype = jnp.result_type(float if dtype is None else dtype)
         computed = jnp.promote_types(dtype, jnp.float32)
         unit = jax.nn.initializers.orthogonal(column_axis=column_axis, dtype=computed)
-        # On every backend: a loop over the seeds costs little once in a run, and programs for a CPU can be traced
-        # where it is not the default.
+        # This applies on every backend: a loop over the seeds costs little once per run, and a program for a CPU can
+        # be traced where the CPU is not the default backend.
         weights = jax.custom_batching.sequential_vmap(lambda key: unit(key, shape))(key)
         return (jnp.asarray(scale, computed) * weights).astype(dtype)
 
@@ -66,10 +66,10 @@ def _forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
 
 
 def _transposed_first(x: Array, g: Array) -> Array:
-    """`x.T @ g` of `[rows, n]` and `[rows, m]`, as the product of a transposed copy with the other one."""
+    """Compute `x.T @ g` of `[rows, n]` and `[rows, m]` by transposing one of them in memory first."""
     if x.shape[1] > MANY:
         return jnp.matmul(x.T, g)
-    copy = jax.lax.optimization_barrier  # without it the compiler folds the transposition into the product again
+    copy = jax.lax.optimization_barrier  # otherwise the compiler would fold the transposition into the product
     if x.shape[1] < min(FEW, g.shape[1]):
         return jnp.matmul(copy(x.T), g)
     return copy(jnp.matmul(copy(g.T), x)).T
@@ -91,22 +91,22 @@ def dense_dot_general(
     r"""`jax.lax.dot_general` for dense layers: the same numbers, with a gradient that is faster on a CPU.
 
     The gradient of a layer's kernel, :math:`x^\top g`, sums over the rows of both operands. XLA's fast matrix products
-    on a CPU sum over the columns of the left one, so that one operand is transposed first, by copying it: g, which also
-    makes few outputs cheap, or x if it has few columns. For 2048 rows on one core, in microseconds, with what
-    `lax.dot_general` takes in brackets: 64 inputs and outputs 199 (351); 64 and 2, 39 (214); 4 and 64, 16 (20). With
-    more than 128 inputs and on other devices nothing is changed.
+    on a CPU sum over the columns of the left operand, so this function first copies one operand into its transpose: g,
+    which also makes few outputs cheap, or x if it has few columns. For 2048 rows on one core, the times in
+    microseconds (and those of `lax.dot_general`) are: 64 inputs and outputs, 199 (351); 64 and 2, 39 (214); 4 and 64,
+    16 (20). Nothing changes with more than 128 inputs, or on other devices.
 
     Args:
         lhs: `[..., n]`, the layer's input.
-        rhs: `[n, m]`, its kernel.
-        dimension_numbers: what `flax.linen.Dense` passes: the last axis of `lhs` with the first of `rhs`.
-        precision, preferred_element_type: have to be None.
+        rhs: `[n, m]`, the layer's kernel.
+        dimension_numbers: as `flax.linen.Dense` passes them: the last axis of `lhs` with the first of `rhs`.
+        precision, preferred_element_type: must be None.
 
     Returns:
         `[..., m]`.
 
     Raises:
-        ValueError: another contraction, or a precision.
+        ValueError: the arguments ask for another contraction, or for a precision.
 
     Example:
         >>> import flax.linen as nn

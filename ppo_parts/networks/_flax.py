@@ -22,11 +22,11 @@ CELLS: dict[str, Any] = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
 
 
 def dense(features: int, gain: Any = 2**0.5) -> nn.Dense:
-    """A dense layer with orthogonal weights, biases of 0, and a gradient that is fast on a CPU.
+    """Make a dense layer with orthogonal weights, biases of 0, and a gradient that is fast on a CPU.
 
     Args:
-        features: outputs.
-        gain: of the weights: sqrt(2) for hidden layers, 0.01 for a policy's head, 1 for a value's, are usual.
+        features: number of outputs.
+        gain: gain of the weights; usually sqrt(2) for hidden layers, 0.01 for a policy head, and 1 for a value head.
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 2.
     """
@@ -34,11 +34,11 @@ def dense(features: int, gain: Any = 2**0.5) -> nn.Dense:
 
 
 def mlp(x: Array, hidden: tuple[int, ...], activation: str = "tanh") -> Array:
-    """Hidden layers, to be called inside a flax module's compact method.
+    """Apply hidden layers; call this inside the compact method of a flax module.
 
     Args:
-        x: `[..., D]`.
-        hidden: units of each layer.
+        x: `[..., D]`, the input.
+        hidden: number of units of each layer.
         activation: "tanh", "relu" or "gelu".
 
     Returns:
@@ -59,11 +59,11 @@ def mlp(x: Array, hidden: tuple[int, ...], activation: str = "tanh") -> Array:
 
 
 def recurrent(x: Array, carry: Any, reset: Array, cell: str = "lstm") -> tuple[Array, Any]:
-    """A recurrent cell over time, of as many units as `x` has numbers; inside a flax module's compact method.
+    """Apply a recurrent cell with H units over time; call this inside the compact method of a flax module.
 
     Args:
-        x: `[T, N, ..., H]`.
-        carry: the state before the first step: `[N, ..., H]`, two of them for an LSTM.
+        x: `[T, N, ..., H]`, the input.
+        carry: the state before the first step: `[N, ..., H]`, or two such arrays for an LSTM.
         reset: `[T, N, ...]`, True where the state is zeroed before a step.
         cell: "lstm" or "gru".
 
@@ -83,14 +83,14 @@ def recurrent(x: Array, carry: Any, reset: Array, cell: str = "lstm") -> tuple[A
 
 
 def initial_carry(cell: Cell | None, shape: tuple[int, ...]) -> Any:
-    """The state of a cell before anything was seen, zeros; None without a cell."""
+    """Return the state of a cell before the first step, which is zero; None without a cell."""
     if cell is None:
         return None
     return (jnp.zeros(shape), jnp.zeros(shape)) if cell == "lstm" else jnp.zeros(shape)
 
 
 class ActorCritic(nn.Module):
-    """The network of `actor_critic`, one tree of parameters."""
+    """The network of `actor_critic`, with one tree of parameters."""
 
     space: Any
     hidden: tuple[int, ...]
@@ -101,7 +101,7 @@ class ActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, obs: Array, carry: Any, reset: Any) -> Output:
-        """Of observations `[..., D]`; with memory of `[T, N, D]`."""
+        """Evaluate observations `[..., D]`, or `[T, N, D]` with memory."""
         size = action_size(self.space)
         x = mlp(obs, self.hidden, self.activation)
         if self.memory is not None:
@@ -125,25 +125,27 @@ def actor_critic(
     memory: Cell | None = None,
     squash: bool = False,
 ) -> Policy:
-    """The policy of most PPO implementations: an MLP for the actor and one for the critic, or one for both.
+    """Make the policy of most PPO implementations: an MLP for the actor and one for the critic, or one for both.
 
-    Observations are flattened, as float32. Weights are orthogonal, of gain sqrt(2) in hidden layers, 0.01 in the
-    policy's head and 1 in the value's; the standard deviation of continuous actions is a parameter, 1 at first.
+    Observations are converted to float32 and flattened. Weights are orthogonal with a gain of sqrt(2) in hidden layers,
+    0.01 in the policy head and 1 in the value head. The standard deviation of continuous actions is a parameter, and is
+    1 initially.
 
     Args:
-        env: its spaces say what goes in and what comes out.
-        hidden: units of each hidden layer.
-        activation: of the hidden layers, "tanh", "relu" or "gelu".
-        shared: actor and critic share all but their heads. With `rollout(..., value_each_step=True)`, the value that is
-            found with each action is kept.
-        memory: "lstm" or "gru": a recurrent cell between the shared layers and the heads, of `hidden[-1]` units.
-        squash: tanh-squash continuous actions into their box. Otherwise they are unbounded, see `envs.clip_action`.
+        env: the environment, whose spaces determine the sizes of inputs and outputs.
+        hidden: number of units of each hidden layer.
+        activation: activation of the hidden layers, "tanh", "relu" or "gelu".
+        shared: actor and critic share all layers except their heads. With `rollout(..., value_each_step=True)`, the
+            rollout keeps the value that is computed with each action.
+        memory: "lstm" or "gru": a recurrent cell of `hidden[-1]` units between the shared layers and the heads.
+        squash: squash continuous actions into their box with tanh. Otherwise they are unbounded; see
+            `envs.clip_action`.
 
     Returns:
         `ppo_parts.Policy`, for any leading axes.
 
     Raises:
-        ValueError: memory without shared layers or without any; spaces that are not of arrays.
+        ValueError: memory without shared hidden layers; spaces that do not consist of arrays.
 
     Example:
         >>> import jax
@@ -173,7 +175,7 @@ def actor_critic(
 
 
 class Network(nn.Module):
-    """An actor or a critic by itself: hidden layers, a cell if there is memory, and a head."""
+    """A separate actor or critic: hidden layers, a recurrent cell with memory, and a head."""
 
     features: int
     gain: Any
@@ -184,7 +186,7 @@ class Network(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, carry: Any, reset: Any) -> tuple[Array, Any, Any]:
-        """Head, standard deviation (its logarithm, of an actor with continuous actions), and carry."""
+        """Return the output of the head, the log standard deviation (for continuous actions), and the carry."""
         x = mlp(x, self.hidden, self.activation)
         if self.memory is not None:
             x, carry = recurrent(x, carry, reset, self.memory)
@@ -201,25 +203,25 @@ def multi_agent_actor_critic(
     independent: bool = False,
     gain: Any = 0.01,
 ) -> Policy:
-    """An actor and a critic for many agents, with parameters `{"actor": ..., "critic": ...}` that phases can train.
+    """Make an actor and a critic for many agents, with parameters `{"actor": ..., "critic": ...}` for phases to train.
 
     Args:
         env: environment with an axis of agents, whose observations are `envs.AgentsObs`. Actions that are not available
             have probability 0.
-        inputs: what the actor and what the critic of each agent sees, of the observations `[..., A, D]` of all: two
-            arrays `[..., A, D']`.
-        hidden: units of each hidden layer, of the actor and of the critic.
-        activation: of the hidden layers, "tanh", "relu" or "gelu".
-        memory: "lstm" or "gru": a recurrent cell before each head, of `hidden[-1]` units.
-        independent: one actor and one critic for each agent, their parameters with an axis of agents in front;
-            otherwise all agents share them.
-        gain: of the policy's head.
+        inputs: function that takes the observations `[..., A, D]` of all agents and returns the inputs of each agent's
+            actor and critic: two arrays `[..., A, D']`.
+        hidden: number of units of each hidden layer, in the actor and in the critic.
+        activation: activation of the hidden layers, "tanh", "relu" or "gelu".
+        memory: "lstm" or "gru": a recurrent cell of `hidden[-1]` units before each head.
+        independent: each agent has its own actor and critic, whose parameters have a leading axis of agents; otherwise
+            all agents share one actor and one critic.
+        gain: gain of the policy head.
 
     Returns:
         `ppo_parts.Policy`, for observations `[..., A, D]`.
 
     Raises:
-        ValueError: an environment without an axis of agents; memory without hidden layers.
+        ValueError: the environment has no axis of agents; memory without hidden layers.
 
     Example:
         >>> from ppo_parts import envs, networks
@@ -271,7 +273,7 @@ def multi_agent_actor_critic(
 
 
 def _log_std(module: nn.Module, space: Any) -> Any:
-    """A parameter for the standard deviation of continuous actions, its logarithm; None for other outputs."""
+    """Make a parameter for the log standard deviation of continuous actions; None for other outputs."""
     if space is None or is_discrete(space):
         return None
     return module.param("log_std", nn.initializers.zeros, (action_size(space),))

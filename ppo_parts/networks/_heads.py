@@ -1,4 +1,4 @@
-"""From the output of a network to a distribution over actions, for any network library."""
+"""Distributions over actions from the output of a network, for any network library."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Array = jax.Array
 
 
 def action_size(space: Any) -> int:
-    """How many outputs a policy's head needs: n for one of n actions, D for D real numbers.
+    """Return how many outputs a policy head needs: n for one of n actions, D for D real numbers.
 
     Raises:
-        ValueError: a space that is neither.
+        ValueError: the space is neither.
 
     Example:
         >>> from ppo_parts import envs
@@ -31,16 +31,16 @@ def action_size(space: Any) -> int:
 def action_distribution(
     space: Any, head: Array, log_std: Any = None, *, available: Any = None, squash: bool = False
 ) -> Any:
-    """The distribution over the actions of a space, from the output of a network.
+    """Make the distribution over the actions of a space from the output of a network.
 
     Args:
-        space: of actions, as in `ppo_parts.envs.Env`.
+        space: the action space, as in `ppo_parts.envs.Env`.
         head: `[..., n]` logits, or `[..., D]` means.
-        log_std: logarithm of the standard deviation, of the shape of `head` or of its last axes; needed where actions
-            are continuous, and not used elsewhere.
-        available: `[..., n]`, True where a discrete action may be taken; None: all of them.
-        squash: continuous actions are squashed into the box by tanh. Otherwise they are unbounded: clip them on their
-            way to the environment.
+        log_std: logarithm of the standard deviation, with the shape of `head` or of its last axes; required for
+            continuous actions, and otherwise unused.
+        available: `[..., n]`, True where a discrete action may be taken; None: all actions.
+        squash: squash continuous actions into the box with tanh. Otherwise they are unbounded: clip them before they
+            enter the environment.
 
     Returns:
         `distributions.Categorical`, `Normal` or `TanhNormal`.

@@ -1,4 +1,4 @@
-"""Checkpoints: any state as a flat dictionary of named arrays, written by orbax, refused where it does not fit."""
+"""Checkpoints: orbax writes any state as a flat dictionary of named arrays; states that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from ._records import sync
 
 
 class Checkpoints:
-    """Numbered checkpoints of one run in one folder. A checkpoint is complete or absent, whenever the process dies.
+    """Numbered checkpoints of one run in one folder. Each is complete or absent, whenever the process dies.
 
-    Each carries its number, the configuration of its run and a checksum, so that one that was damaged, renamed or
-    copied from elsewhere is noticed. Reading changes nothing in the folder.
+    A checkpoint stores its number, the configuration of its run and a checksum, so that one that was damaged, renamed
+    or copied from another run is detected. Reading does not change the folder.
 
     Args:
-        directory: the folder; made by the first `save` if it is missing.
-        keep: how many of the latest to keep; None: all.
-        configuration: a word for what the run was made from, such as a hash; "": not checked.
+        directory: the folder; the first `save` creates it if it is missing.
+        keep: how many of the latest checkpoints to keep; None: all.
+        configuration: a string that identifies the configuration of the run, such as a hash; "": not checked.
     """
 
     def __init__(self, directory: str | Path, *, keep: int | None = 2, configuration: str = "") -> None:
@@ -39,23 +39,23 @@ class Checkpoints:
         logging.getLogger("absl").setLevel(logging.ERROR)
         self._ocp, self._keep, self._configuration = ocp, keep, configuration
         self.directory = Path(directory).resolve()
-        self._manager: Any = None  # made when something is written
+        self._manager: Any = None  # created on the first write
 
     def steps(self) -> list[int]:
-        """Numbers of the complete checkpoints, in order."""
+        """Return the numbers of the complete checkpoints, in order."""
         try:
             return sorted(int(name) for name in os.listdir(self.directory) if name.isdecimal())
         except FileNotFoundError:
             return []
 
     def save(self, step: int, state: Any, *, best: int | None = None) -> None:
-        """Write `state` as checkpoint `step`; on return it is on the disk. Keys and empty arrays are no obstacle.
+        """Write `state` as checkpoint `step`; on return it is on the disk. The state may hold keys and empty arrays.
 
-        Only then the older ones are removed, except for the latest `keep` and `best`. Where the disk is full they are
+        Afterwards older checkpoints are removed, except for the latest `keep` and `best`. If the disk is full, they are
         removed first, except for one.
 
         Raises:
-            RunFolderError: it could not be written; what was there before still is.
+            RunFolderError: the checkpoint could not be written; the older ones that were not removed are intact.
         """
         arrays = {name: x for name, x in _named(state).items() if x.size}
         arrays[NUMBER] = np.asarray(step, np.int64)
@@ -63,7 +63,7 @@ class Checkpoints:
         arrays[CHECKSUM] = _checksum(arrays)
         try:
             self._write(step, arrays)
-        except Exception as error:  # orbax and tensorstore have their own for a disk that is full
+        except Exception as error:  # orbax and tensorstore raise their own errors for a full disk
             self._discard_partial()
             surplus = [] if self._keep is None else self._surplus(max(1, self._keep - 1), best)
             if not surplus or not _is_full(error):
@@ -74,15 +74,15 @@ class Checkpoints:
             self._remove(self._surplus(self._keep, best))
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
-        """The latest checkpoint that can be read (or `step`), with the structure of `like` (arrays or their shapes).
+        """Restore the latest readable checkpoint (or `step`), with the structure of `like` (arrays or their shapes).
 
-        One that is damaged, or that is not what its name says, is passed over with a warning. One that disappears
-        meanwhile, because another process writes here, is passed over without.
+        A checkpoint that is damaged, or that does not match its name, is skipped with a warning. One that disappears
+        during the call, because another process writes to the folder, is skipped without a warning.
 
         Raises:
-            RunNotFoundError: there is none.
-            RunFolderError: none can be read.
-            ValueError: it was made by another configuration; the differences are named.
+            RunNotFoundError: there is no checkpoint.
+            RunFolderError: no checkpoint can be read.
+            ValueError: it was made by another configuration; the message names the differences.
         """
         steps = self.steps()
         if step is not None and step not in steps:
@@ -108,7 +108,7 @@ class Checkpoints:
         raise RunFolderError(f"no checkpoint in {self.directory} can be read; {'; '.join(failures)}")
 
     def set_aside(self, step: int, place: Path) -> None:
-        """Move a checkpoint out of the way."""
+        """Move a checkpoint to `place`."""
         os.rename(self.directory / str(step), place)
         self._reload()
 
@@ -121,7 +121,7 @@ class Checkpoints:
     def _write(self, step: int, arrays: dict[str, Any]) -> None:
         if self._manager is None:
             options = self._ocp.CheckpointManagerOptions(enable_async_checkpointing=False, cleanup_tmp_directories=True)
-            # The item is named, or orbax would guess from the latest folder, which may be a damaged one.
+            # Without a name for the item, orbax would guess it from the latest folder, which may be damaged.
             self._manager = self._ocp.CheckpointManager(self.directory, options=options, item_names=(ITEM,))
         item = {ITEM: self._ocp.args.StandardSave(arrays)}
         self._manager.save(step, args=self._ocp.args.Composite(**item), force=True)
@@ -147,7 +147,7 @@ class Checkpoints:
 
     def _remove(self, steps: Iterable[int]) -> None:
         for step in sorted(steps, reverse=True):
-            partial = self.directory / f"{step}{PARTIAL}"  # what a kill leaves of it is not a checkpoint
+            partial = self.directory / f"{step}{PARTIAL}"  # renamed first, so that a kill leaves no broken checkpoint
             os.replace(self.directory / str(step), partial)
             shutil.rmtree(partial)
         self._reload()
@@ -206,7 +206,7 @@ def _key(like: Any, data: Any) -> jax.Array:
 
 
 def _named(state: Any) -> dict[str, Any]:
-    """The leaves as numpy arrays (or their shapes) by name, keys as the numbers they are made of."""
+    """Return the leaves as NumPy arrays (or their shapes) by name, and PRNG keys as their key data."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     return {jax.tree_util.keystr(path, simple=True, separator="."): _raw(x) for path, x in leaves}
 

@@ -1,4 +1,4 @@
-"""The command line of a recipe, made from the fields of its `Config` and of `RunOptions`."""
+"""The command line of a recipe, generated from the fields of its `Config` and of `RunOptions`."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def main(
     argv: Sequence[str] | None = None,
     prog: str = "",
 ) -> dict[str, Any]:
-    """The command line of a recipe: fields of its `Config`, `RunOptions`, and `--preset`.
+    """Run the command line of a recipe, with the fields of its `Config`, `RunOptions`, and `--preset` as options.
 
-    With `--resume` or `--init-from`, what is not given is as it was in that run. An error of the user's making ends the
-    process with one sentence.
+    With `--resume` or `--init-from`, options that are not given keep their values from that run. A user error ends the
+    process with a message of one sentence.
 
     Args:
         make_train: `make_train(config) -> Train`.
-        presets: configurations by name, the first being the default. Their names say which environments they are made
-            for: those with the name in their own ("minatar" in "Breakout-MinAtar"), or with "discrete" or "continuous"
-            actions. Where none was chosen and another one fits, a note says so.
+        presets: configurations by name; the first is the default. A name states which environments the preset is for:
+            those whose own names contain it ("minatar" in "Breakout-MinAtar"), or those with "discrete" or "continuous"
+            actions. If no preset was chosen and another one fits, a note is printed.
         argv: arguments; None: those of the process.
-        prog: the command's name, for its help.
+        prog: name of the command, for its help.
 
     Returns:
-        The result that is also written to `result.json`.
+        The result, which is also written to `result.json`.
     """
     first = argparse.ArgumentParser(prog or None, add_help=False, allow_abbrev=False)
     first.add_argument("--preset")
@@ -83,10 +83,9 @@ def main(
 
 @contextlib.contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """End the process with one sentence where the user can act on it; any other error keeps its traceback.
+    """End the process with a short message for errors that the user can fix; other errors keep their traceback.
 
-    These are the errors of this library's own (`UserError`, `ShapeError`), what the operating system refuses, and a
-    Ctrl-C.
+    These errors are this library's own (`UserError`, `ShapeError`), those of the operating system, and Ctrl-C.
     """
     try:
         yield
@@ -105,7 +104,7 @@ def _parsed(
     prog: str,
     description: str | None,
 ) -> Any:
-    """What the command line says, as `config`, `run` and `preset`."""
+    """Parse the command line into `config`, `run` and `preset`."""
     tyro = require_package("tyro", "train")
 
     registry = tyro.constructors.ConstructorRegistry()
@@ -143,7 +142,7 @@ def _fields(config: Any) -> dict[str, Any]:
 
 
 def _with_ranges(kind: type, arg: Callable[..., Any]) -> type:
-    """The class of a configuration, whose help says of each number in which range it lies."""
+    """Return the class of a configuration with the ranges of its fields added to their help."""
     hints = get_type_hints(kind)
 
     def shown(name: str, declared: Range) -> Any:
@@ -162,7 +161,7 @@ def _with_ranges(kind: type, arg: Callable[..., Any]) -> type:
 
 
 def whole_number(text: str) -> int:
-    """The whole number that `text` says: "1000000", "1_000_000" or "1e6".
+    """Parse a whole number: "1000000", "1_000_000" or "1e6".
 
     Example:
         >>> whole_number("5e5"), whole_number("1_000"), whole_number("2.5e3")
@@ -193,7 +192,7 @@ def _check_device() -> None:
 
 
 def fitting_preset(presets: Collection[str], env_id: str, env: Any) -> str:
-    """The name of the preset that is made for an environment: as it is called, as its actions are, or the first."""
+    """Return the name of the preset that fits an environment: by its name, by its actions, or else the first."""
     default, *_ = presets
     named = [name for name in presets if name in env_id.lower()]
     kind = "discrete" if is_discrete(env.action_space) else "continuous"

@@ -1,4 +1,4 @@
-"""What the fields of a configuration may hold: declared once, beside the field, and checked wherever it is used."""
+"""Ranges of configuration fields: declared once, next to the field, and checked wherever the field is used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._train import updates_in
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers from `low` to `high`, the ends included but for an open low end."""
+    """The numbers from `low` to `high`, including both ends; with `open_low`, excluding `low`."""
 
     low: float
     high: float = np.inf
@@ -34,7 +34,7 @@ def between(low: float, high: float) -> Range:
 
 
 def at_least(low: float) -> Range:
-    """The range of a field of a `Config`, `x >= low`; of a tuple, that of each of its numbers."""
+    """The range of a field of a `Config`, `x >= low`; for a tuple, the range of each of its numbers."""
     return Range(low)
 
 
@@ -45,10 +45,10 @@ def more_than(low: float) -> Range:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """What the configuration of every recipe has; a subclass gives the defaults, and adds fields of its own.
+    """The fields that every recipe's configuration has; a subclass sets the defaults and adds its own fields.
 
-    A field that is declared again, `num_envs: int = 4`, keeps its range and its documentation. Fields that are floats
-    may hold traced arrays.
+    A field that a subclass declares again, `num_envs: int = 4`, keeps its range and its documentation. Float fields may
+    hold traced arrays.
 
     Example:
         >>> import dataclasses
@@ -68,15 +68,15 @@ class Config:
     env_id: str
     """name of the environment"""
     total_timesteps: Annotated[int, at_least(1)]
-    """environment steps of the whole run, rounded down to whole updates; 5e5 is fine, too"""
+    """environment steps in the whole run, rounded down to whole updates; may be written as 5e5"""
     num_envs: Annotated[int, at_least(1)]
-    """environments that are stepped side by side"""
+    """number of environments stepped in parallel"""
     num_steps: Annotated[int, at_least(1)]
-    """steps of each environment in a rollout, after which there is an update"""
+    """steps of each environment in a rollout; an update follows each rollout"""
     microbatch: Annotated[int | Literal["auto"] | None, at_least(1)] = "auto"
-    """evaluate networks on so many steps at a time, for less memory; "auto": 1024 where that is faster"""
+    """evaluate networks on this many steps at a time, to save memory; "auto": 1024 where that is faster"""
     seed: Annotated[int, between(0, 2**32 - 1)] = 1
-    """of all random numbers"""
+    """seed for all random numbers"""
 
     @property
     def num_updates(self) -> int:
@@ -85,7 +85,7 @@ class Config:
 
 
 def ranges(kind: type) -> dict[str, Range]:
-    """The ranges that the fields of a dataclass declare, by name; declared again without one, a field keeps its own."""
+    """The ranges that the fields of a dataclass declare, by name; a field redeclared without a range keeps it."""
     found: dict[str, Range] = {}
     for base in reversed(kind.__mro__):
         for name, hint in get_type_hints(base, include_extras=True).items():
@@ -96,17 +96,17 @@ def ranges(kind: type) -> dict[str, Range]:
 
 
 def check_config(config: Any, *, flags: bool = False) -> None:
-    """Raise where a field of a dataclass is not of its declared type, or out of its declared range.
+    """Raise if a field of a dataclass does not have its declared type, or lies outside its declared range.
 
-    A range stands beside the type: `gamma: Annotated[float, training.between(0, 1)] = 0.99`. Fields that are typed as
-    floats may hold traced numbers, of which nothing can be known yet.
+    Declare the range next to the type: `gamma: Annotated[float, training.between(0, 1)] = 0.99`. Float fields may hold
+    traced numbers, which are not checked because their values are not known yet.
 
     Args:
         config: an instance of a dataclass.
-        flags: name the fields as the command line does, `--max-grad-norm`.
+        flags: name the fields as on the command line, `--max-grad-norm`.
 
     Raises:
-        UserTypeError, UserValueError: the first field that cannot be used, what it holds and what it may hold.
+        UserTypeError, UserValueError: names the first invalid field, its value, and the values it may hold.
 
     Example:
         >>> import dataclasses
@@ -128,8 +128,8 @@ def check_config(config: Any, *, flags: bool = False) -> None:
         except UserError as error:
             if not flags:
                 raise
-            said = str(error).removeprefix(f"{where}: {name}")
-            raise type(error)(f"--{name.replace('_', '-')}{said}") from None
+            message = str(error).removeprefix(f"{where}: {name}")
+            raise type(error)(f"--{name.replace('_', '-')}{message}") from None
 
 
 def _check_field(where: str, name: str, value: Any, hint: Any, declared: Range | None) -> None:
@@ -154,7 +154,7 @@ def _check_field(where: str, name: str, value: Any, hint: Any, declared: Range |
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
-    """The alternatives of a union; of any other type, the type."""
+    """The alternatives of a union type; any other type as the only alternative."""
     return get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
@@ -170,14 +170,14 @@ def _check_number(where: str, name: str, value: Any, kind: type, declared: Range
 
 
 def check_memory(train: Any, num_seeds: int, limit: float | None = None) -> None:
-    """Raise where a run of so many seeds cannot fit into the memory of its device, whatever else it needs.
+    """Raise if a run with `num_seeds` seeds is certain not to fit into the memory of its device.
 
-    What is counted is the state of a run and one rollout; gradients and activations come on top.
+    This counts the state of a run and one rollout. Gradients and activations need additional memory.
 
     Args:
         train: the run.
-        num_seeds: how many of it there are at once.
-        limit: bytes; None: those of the device, where it says so.
+        num_seeds: the number of seeds that are trained at once.
+        limit: memory in bytes; None: that of the device, if it reports it.
     """
     limit = _memory() if limit is None else limit
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -193,12 +193,12 @@ def check_memory(train: Any, num_seeds: int, limit: float | None = None) -> None
 
 
 def _memory() -> float | None:
-    """Bytes of the first device; of a CPU, those of the machine."""
+    """Memory of the first device in bytes; for a CPU, the memory of the machine."""
     device = jax.devices()[0]
     statistics = device.memory_stats() if device.platform != "cpu" else None
     if statistics:
         return statistics.get("bytes_limit")
     try:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):  # not on this system
+    except (AttributeError, ValueError, OSError):  # this system does not report it
         return None

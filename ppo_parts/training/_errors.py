@@ -1,4 +1,4 @@
-"""Errors of runs. Each says what happened and what to do; command lines print it as one sentence."""
+"""Errors of runs. Each message states what happened and what to do; command lines print it as one sentence."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from .._errors import UserError
 
 
 class RunFolderError(UserError, OSError):
-    """The folder of a run cannot be used, or not any longer."""
+    """The folder of a run cannot be used, or can no longer be used."""
 
 
 class RunExistsError(RunFolderError, FileExistsError):
-    """There is a run already, or another process is writing it."""
+    """The folder already holds a run, or another process is writing to it."""
 
 
 class RunNotFoundError(RunFolderError, FileNotFoundError):
-    """There is no such run, or no such checkpoint in it."""
+    """The run, or the checkpoint in it, does not exist."""
 
 
 class NonFiniteError(UserError, FloatingPointError):
-    """Numbers that are not finite ended a run."""
+    """A run ended because of numbers that are not finite."""

@@ -1,4 +1,4 @@
-"""Whole episodes with a fixed policy."""
+"""Evaluation of a fixed policy on whole episodes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from .._types import Array, Evaluate, Params
 from ..functional._common import unsqueezed
 
 EVALUATION = "evaluation/"
-"""What the names of an evaluation's metrics begin with."""
+"""Prefix of the names of an evaluation's metrics."""
 
 
 class EpisodeResults(NamedTuple):
-    """One entry per episode, `[episodes]`: return, length, and how it ended (neither: cut by `max_steps`).
+    """One entry per episode, `[episodes]`: return, length, and how it ended (neither flag: cut by `max_steps`).
 
-    With many agents the return is `[episodes, A]`. `info` is what the environment says of each episode, by name.
+    With many agents the return has shape `[episodes, A]`. `info` holds the environment's own numbers about each
+    episode, by name.
     """
 
     episode_return: Array
@@ -41,21 +42,22 @@ def evaluate_episodes(
     mode: bool = False,
     max_steps: int = 100_000,
 ) -> EpisodeResults:
-    """Play `episodes` episodes side by side, each from its own reset to its own end.
+    """Play `episodes` episodes in parallel, each from its own reset to its own end.
 
-    Every environment counts with its first episode, so short ones are not over-represented.
+    Only the first episode of each environment counts, so that short episodes are not over-represented. The function is
+    pure, so it can be jitted and vmapped.
 
     Args:
-        env: `ppo_parts.envs.Env`; for one with running statistics, what its `evaluation` returned.
+        env: `ppo_parts.envs.Env`; for an environment with running statistics, the result of its `evaluation`.
         policy: as in `ppo_parts.rollout`.
-        params: parameters to play with.
+        params: parameters of the policy.
         key: PRNG key.
-        episodes: how many.
+        episodes: number of episodes.
         mode: play the distribution's mode instead of a sample.
-        max_steps: bound for environments without a time limit.
+        max_steps: largest number of steps, for environments without a time limit.
 
     Returns:
-        `EpisodeResults`. Pure: jits and vmaps.
+        `EpisodeResults`.
     """
     count("evaluate_episodes", "episodes", episodes)
     count("evaluate_episodes", "max_steps", max_steps)
@@ -64,22 +66,22 @@ def evaluate_episodes(
     agents = getattr(env, "num_agents", None)
     each = (episodes,) if agents is None else (episodes, agents)
     nothing = jnp.zeros(episodes, bool)
-    no_reset = jnp.zeros(each, bool)  # each environment counts with its first episode only
 
     def unfinished(carry: Any) -> Array:
         *_, results, steps = carry
         return (steps < max_steps) & ~jnp.all(results.terminated | results.truncated)
 
-    def play(key: Array, env_state: Any, obs: Any, memory: Any) -> Any:
+    def play(key: Array, env_state: Any, obs: Any, memory: Any, steps: Array) -> Any:
         action_key, env_key = jax.random.split(key)
-        distribution, _, memory, _ = apply_policy(policy, params, obs, memory, no_reset)
+        begins = jnp.broadcast_to(steps == 0, each)  # as a rollout begins; only first episodes count here
+        distribution, _, memory, _ = apply_policy(policy, params, obs, memory, begins)
         action = distribution.mode() if mode else distribution.sample(seed=action_key)
         return *env.step(env_key, env_state, action), memory
 
     def step(carry: Any) -> Any:
         key, env_state, obs, memory, results, steps = carry
         key, step_key = jax.random.split(key)
-        env_state, out, memory = play(step_key, env_state, obs, memory)
+        env_state, out, memory = play(step_key, env_state, obs, memory, steps)
         playing = ~(results.terminated | results.truncated)
         ended, truncated = out.episode_ends()
         seen = EpisodeResults(out.episode_return, out.episode_length, ended & ~truncated, truncated, out.info)
@@ -92,11 +94,11 @@ def evaluate_episodes(
 
     initial_carry = initial_carry_of(policy)
     memory = None if initial_carry is None else initial_carry(episodes)
-    info = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(play, key, env_state, obs, memory)[1].info
-    )
+    began = jnp.zeros((), jnp.int32)
+    played = jax.eval_shape(play, key, env_state, obs, memory, began)[1]
+    info = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), played.info)
     empty = EpisodeResults(jnp.zeros(each), jnp.zeros(episodes, jnp.int32), nothing, nothing, info)
-    start = (key, env_state, obs, memory, empty, jnp.zeros((), jnp.int32))
+    start = (key, env_state, obs, memory, empty, began)
     *_, results, _ = jax.lax.while_loop(unfinished, step, start)
     return results
 
@@ -110,10 +112,11 @@ _REDUCTIONS: dict[str, tuple[Callable[..., Any], type]] = {
 
 
 def metrics_of(played: EpisodeResults, seed_axes: int = 0) -> dict[str, Any]:
-    """Metrics of an evaluation by name: mean return and length, how many episodes terminated and were truncated, and
-    the mean of whatever else the environment says of an episode.
+    """Compute the metrics of an evaluation by name.
 
-    The leading `seed_axes` stay; everything after them (episodes, and agents) is one sample.
+    These are the mean return and length, the numbers of terminated and truncated episodes, and the means of the
+    environment's own numbers about an episode. The leading `seed_axes` are kept; all later axes (episodes, and agents)
+    are reduced.
     """
     values = {**played.info, **{name: getattr(played, name) for name in _REDUCTIONS}}
 
@@ -125,5 +128,5 @@ def metrics_of(played: EpisodeResults, seed_axes: int = 0) -> dict[str, Any]:
 
 
 def metric_names(played: EpisodeResults) -> list[str]:
-    """Names, without what they begin with, of the metrics that `metrics_of` gives; shapes are enough."""
+    """Return the names of the metrics of `metrics_of`, without their prefix; `played` may hold shapes only."""
     return list(dict.fromkeys([*_REDUCTIONS, *played.info]))

@@ -1,4 +1,4 @@
-"""The folder of a run. `RunFolder` reads it, `RunWriter` is the one process that writes it; nobody else touches it."""
+"""The folder of a run. `RunFolder` reads it, and `RunWriter` writes it, in one process at a time."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 class RunFolder:
-    """A run on the disk, only read: `config.json`, `metrics.jsonl` and `checkpoints/`.
+    """A read-only view of a run on the disk: `config.json`, `metrics.jsonl` and `checkpoints/`.
 
     Attributes:
         path: the folder.
-        stored: what `config.json` says.
-        options: how the run is kept.
+        stored: the contents of `config.json`.
+        options: the options of the run.
     """
 
     def __init__(self, path: str | Path, stored: dict[str, Any] | None = None) -> None:
@@ -45,21 +45,21 @@ class RunFolder:
 
     @property
     def log_path(self) -> Path:
-        """Of `metrics.jsonl`."""
+        """Path of `metrics.jsonl`."""
         return self.path / "metrics.jsonl"
 
     def checkpoints(self) -> Checkpoints:
-        """Those of this run's configuration."""
+        """The checkpoints that belong to this run's configuration."""
         return Checkpoints(
             self.path / "checkpoints", keep=self.options.keep_checkpoints, configuration=digest(self.stored)
         )
 
     def restore(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
-        """How many updates there were at a checkpoint ("latest", "best" or a number), and the state after them.
+        """Restore a checkpoint ("latest", "best" or a number); returns its number of updates and its state.
 
         Raises:
-            RunNotFoundError: there is no such checkpoint. RunFolderError: it cannot be read.
-            UserValueError: `train` makes another state; the differences are named.
+            RunNotFoundError: the checkpoint does not exist. RunFolderError: it cannot be read.
+            UserValueError: `train` has another state; the message names the differences.
         """
         from ._train import seed_keys, vmap_over_seeds
 
@@ -75,7 +75,7 @@ class RunFolder:
             except RunFolderError:
                 if checkpoints.steps() == steps:
                     raise
-                # Another process writes here: what was to be read has been replaced by a later one.
+                # Another process is writing to this folder and has replaced the checkpoint by a later one: try again.
 
     def _number(self, which: str | int, steps: list[int], last: int) -> int | None:
         if which == "latest" or not isinstance(which, str):
@@ -90,10 +90,11 @@ class RunFolder:
         return found[0]
 
     def best(self, rows: list[Row], steps: list[int], last: int) -> tuple[int, float] | None:
-        """Of these checkpoints the best, and the value of `best_metric`: of that evaluation, or the mean since the
-        checkpoint before. Those made at another time, because of a signal say, are not judged.
+        """Return the best of these checkpoints, and the value of `best_metric` for it.
 
-        `last` is the last update of the run.
+        The value is that of the evaluation at the checkpoint, or the mean since the previous checkpoint. Checkpoints
+        that were saved at irregular times, for example because of a signal, are not compared. `last` is the last update
+        of the run.
         """
         options = self.options
         if options.best_metric is None:
@@ -105,7 +106,7 @@ class RunFolder:
         return best_update(rows, regular, options.best_metric, mode=options.best_mode, window=every)
 
     def rows(self, update: int) -> list[Row]:
-        """The rows of the updates before a checkpoint, with a warning where the log has not all of them."""
+        """Return the rows of the updates before a checkpoint, with a warning if the log lacks some of them."""
         log = read_log(self.log_path, before=update)
         if len(log.rows) < update:
             state = "is damaged and has only" if self.log_path.exists() else "is missing, and with it all"
@@ -119,10 +120,10 @@ class RunFolder:
 
 
 class RunWriter(RunFolder):
-    """The folder of a run for the one process that writes it, as `open_run` hands it out.
+    """The folder of a run for the single process that writes to it; `open_run` creates it.
 
-    Whenever the process dies, the folder holds a run that can be resumed. Nothing that was computed is deleted: what
-    cannot be continued from is moved to `aside/`.
+    Whenever the process dies, the folder holds a run that can be resumed. No results are deleted: files that the run
+    cannot continue from are moved to `aside/`.
     """
 
     def __init__(self, path: Path, stored: dict[str, Any], options: RunOptions) -> None:
@@ -134,23 +135,23 @@ class RunWriter(RunFolder):
 
     @property
     def log(self) -> MetricsFile:
-        """The metrics so far; there from `begin` on."""
+        """The metrics so far; available after `begin`."""
         assert self._log is not None, "begin() comes first"
         return self._log
 
     def latest(self) -> int | None:
-        """The update of the latest checkpoint."""
+        """Return the update of the latest checkpoint."""
         return max(self._checkpoints.steps(), default=None)
 
     def best_with(self, update: int | None, last: int) -> tuple[int, float] | None:
-        """The best of the checkpoints there are and the one about to be made, as `best` has it."""
+        """Apply `best` to the existing checkpoints and the one that is about to be saved."""
         steps = [*self._checkpoints.steps(), *([] if update is None else [update])]
         return self.best(self.log.rows, steps, last)
 
     def begin(self, train: Train) -> tuple[int, Any]:
-        """How many updates are done, and the state after them (None: none, and no state yet). The log has their rows.
+        """Load the log; return how many updates are done, and the state after them (None for a new run).
 
-        Only when the state has been accepted, what came after it is set aside.
+        Later checkpoints and rows are set aside only after the state has been accepted.
         """
         source = self.stored.get("continued_from")
         if self._checkpoints.steps():
@@ -198,10 +199,10 @@ class RunWriter(RunFolder):
         self._checkpoints.save(update, state, best=best)
 
     def rescue(self, update: int, state: Any, rows: list[Row], error: RunFolderError) -> RunFolderError:
-        """After a failure to write, keep what can be kept; returns the error that says how much that is.
+        """After a failure to write, save as much as possible; returns the error that states how much was saved.
 
-        What was removed is made again: the configuration, the rows that were written before, those that were to be
-        written now, and the state. Where the disk is full, what fits is written.
+        If files were removed, this recreates the configuration, the rows that were written before, the rows that were
+        to be written now, and the state. If the disk is full, it writes what fits.
         """
         written = self.log.rows[-1]["update"] + 1 if self.log.rows else 0
         missing = [row for row in rows if row["update"] >= written]
@@ -218,7 +219,7 @@ class RunWriter(RunFolder):
         except OSError as second:
             latest = "there is no checkpoint" if self.latest() is None else f"the latest checkpoint is {self.latest()}"
             return RunFolderError(f"{error}. The state after update {update} is lost ({second}); {latest}")
-        try:  # only now: the state is worth more, and older checkpoints may have made room
+        try:  # after the state, which matters more, and whose checkpoint may have made room
             if missing:
                 self.log.append(missing)
         except OSError:
@@ -228,11 +229,11 @@ class RunWriter(RunFolder):
         )
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Write `result.json`, which says that the run is complete."""
+        """Write `result.json`, which marks the run as complete."""
         write_json(self.path / "result.json", result)
 
     def remove_result(self) -> None:
-        """Remove `result.json`, because there is more to do."""
+        """Remove `result.json`, because the run is not complete."""
         (self.path / "result.json").unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -245,7 +246,7 @@ class RunWriter(RunFolder):
         write_json(self.path / "config.json", {**self.stored, "run": _kept(self.options)})
 
     def _accepted(self, done: int) -> Log:
-        """The rows up to an accepted checkpoint. A log that lacks some is kept aside as it is."""
+        """Return the rows up to an accepted checkpoint; a log that lacks some of them is moved aside unchanged."""
         log = read_log(self.log_path, before=done)
         if len(log.rows) < done:
             self.rows(done)  # warns
@@ -261,7 +262,7 @@ class RunWriter(RunFolder):
             os.rename(self.log_path, self._aside("metrics.jsonl"))
 
     def _aside(self, name: str) -> Path:
-        """A new place in `aside/`."""
+        """Return an unused path in `aside/`."""
         place = self.path / "aside"
         place.mkdir(exist_ok=True)
         return next(path for path in _numbered(place / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}") if not path.exists())
@@ -271,11 +272,11 @@ class RunWriter(RunFolder):
 def open_run(
     config: Any, options: RunOptions, steps_per_update: int, continued_from: Mapping[str, Any] | None = None
 ) -> Iterator[RunWriter]:
-    """The folder of a new run, or of the one to resume; nobody else writes there meanwhile.
+    """Open the folder of a new run, or of the run to resume, and lock it against other writers.
 
     Raises:
-        RunExistsError: there is a run already, or another process is writing it.
-        RunNotFoundError: there is none to resume. UserValueError: it is of another configuration.
+        RunExistsError: the folder already holds a run, or another process is writing to it.
+        RunNotFoundError: there is no run to resume. UserValueError: it has another configuration.
     """
     if options.resume is not None:
         path, stored = options.resume, stored_run(options.resume)
@@ -315,13 +316,13 @@ def _made(config: Any, options: RunOptions) -> Path:
 
 
 def _numbered(path: Path) -> Iterator[Path]:
-    """`path`, and the same with -2, -3, ... after it."""
+    """Yield `path`, and then the same path with the suffixes -2, -3, ..."""
     return (path if n == 1 else path.with_name(f"{path.name}-{n}") for n in itertools.count(1))
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold `folder` for this process; the lock goes when the process does, however that ends."""
+    """Lock `folder` for this process; the operating system releases the lock however the process ends."""
     with (folder / ".lock").open("w") as file:
         try:
             import fcntl

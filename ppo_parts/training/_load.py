@@ -1,4 +1,4 @@
-"""A run back in memory: to use its policy, or to begin another run with its state."""
+"""Loading a run into memory, to use its policy or to start another run from its state."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ._train import Train, TrainState
 
 
 class LoadedRun(NamedTuple):
-    """A run as it was after `update` updates.
+    """A run after `update` updates.
 
     Attributes:
         config: its configuration.
-        train: what `make_train(config)` returns.
-        state: the whole state; with several seeds, they are its first axis.
-        metrics: every metric up to there by name, `[update]` or `[update, seeds]`, NaN where there was none or where
-            its row is lost; empty where the whole log is.
-        update: how many updates there were.
+        train: the result of `make_train(config)`.
+        state: the whole state; with several seeds, the seeds are its first axis.
+        metrics: every metric up to this update by name, `[update]` or `[update, seeds]`; NaN where it was not measured
+            or its row is lost. Empty if the whole log is lost.
+        update: number of updates.
     """
 
     config: Any
@@ -40,21 +40,21 @@ class LoadedRun(NamedTuple):
 def load(
     folder: str | Path, make_train: Callable[[Any], Train], *, checkpoint: Literal["latest", "best"] | int = "latest"
 ) -> LoadedRun:
-    """Make a run again from its folder, which is only read; another process may be writing it.
+    """Load a run from its folder. The folder is only read, and another process may be writing to it.
 
-    A lost or damaged `metrics.jsonl` is a warning: the policy does not depend on it.
+    A lost or damaged `metrics.jsonl` causes only a warning, because the policy does not depend on it.
 
     Args:
-        folder: of a run.
-        make_train: the recipe's; the annotation of its argument says what the configuration is.
-        checkpoint: the latest, the best (of a run with a `best_metric`), or that of an update.
+        folder: folder of the run.
+        make_train: the recipe's function; the annotation of its argument names the class of the configuration.
+        checkpoint: the latest, the best (of a run with a `best_metric`), or the number of an update.
 
     Returns:
         `LoadedRun`.
 
     Raises:
-        FileNotFoundError: there is no such run or checkpoint.
-        ValueError: the recipe does not make such a run; the difference is named.
+        FileNotFoundError: the run or the checkpoint does not exist.
+        ValueError: the run does not belong to this recipe; the message names the difference.
     """
     run = RunFolder(folder)
     config = stored_config(_config_type(make_train), run.stored)
@@ -66,10 +66,10 @@ def load(
 
 
 def continued_from(train: Train, config: Any, options: RunOptions) -> dict[str, Any] | None:
-    """What `config.json` says of the run that a new one begins with.
+    """Describe the run that a new one starts from, for `config.json`.
 
     Raises:
-        ValueError: its state does not fit; the difference is named.
+        ValueError: the state of that run does not fit; the message names the difference.
     """
     if options.init_from is None:
         return None

@@ -20,12 +20,12 @@ Row = dict[str, Any]
 
 
 class Log(NamedTuple):
-    """The beginning of a metrics file, up to the first line that is not what was written.
+    """The valid beginning of a metrics file, up to the first line that is damaged.
 
     Attributes:
         rows: metrics by name, one row per update.
-        size: how many bytes of the file they take.
-        checksum: of these bytes, without the checksums in them.
+        size: number of bytes that the rows take in the file.
+        checksum: checksum of these bytes, without the checksums in them.
     """
 
     rows: list[Row]
@@ -34,11 +34,11 @@ class Log(NamedTuple):
 
 
 class MetricsFile:
-    """The metrics file of the process that writes it: values are numbers, or lists with one for each seed.
+    """The metrics file, for the process that writes it. Values are numbers, or lists with one number per seed.
 
     Args:
         path: the file.
-        log: the rows to keep, as `read_log` found them; whatever follows them in the file is cut off.
+        log: the rows to keep, as returned by `read_log`; the rest of the file is cut off.
     """
 
     def __init__(self, path: Path, log: Log) -> None:
@@ -49,10 +49,10 @@ class MetricsFile:
         os.fsync(self._file)
 
     def append(self, rows: list[Row]) -> None:
-        """Add rows; on return they are on the disk.
+        """Append rows; on return they are on the disk.
 
         Raises:
-            OSError: the disk is full, or the file is not the one that was being written. No part of a row is left.
+            OSError: the disk is full, or the file was replaced. No partial row is left in the file.
         """
         if not self.intact():
             raise OSError(errno.ENOENT, "removed or changed while the run was writing it", str(self.path))
@@ -68,7 +68,7 @@ class MetricsFile:
         self._size, self._checksum = self._size + len(content), checksum
 
     def intact(self) -> bool:
-        """Whether the file is still where it was, with what was written to it."""
+        """Return whether the file still exists and has the size that was written."""
         try:
             there = os.stat(self.path)
         except OSError:
@@ -81,7 +81,7 @@ class MetricsFile:
 
 
 def read_log(path: Path, before: int | None = None) -> Log:
-    """The rows of a metrics file (of the updates `before` one) up to the first that is damaged, doubled or swapped."""
+    """Read the rows of a metrics file (of the updates `before` one) up to the first damaged, doubled or swapped row."""
     rows: list[Row] = []
     size = checksum = 0
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
@@ -99,19 +99,19 @@ def read_log(path: Path, before: int | None = None) -> Log:
 
 
 def read_metrics(path: str | Path) -> list[Row]:
-    """The rows of a metrics file; from the first line that is damaged, or that was cut short, they are left out."""
+    """Read the rows of a metrics file, up to the first line that is damaged or cut short."""
     if not Path(path).is_file():
         raise FileNotFoundError(errno.ENOENT, "no metrics file", str(path))
     return read_log(Path(path)).rows
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:
-    """Write a metrics file whole or not at all."""
+    """Write a metrics file atomically."""
     write_whole(path, _lines(rows, 0)[0])
 
 
 def column(rows: list[Row], name: str) -> np.ndarray:
-    """One metric over all rows, `[updates]` or `[updates, seeds]`, NaN where there was none."""
+    """Return one metric over all rows, `[updates]` or `[updates, seeds]`, NaN where it was not measured."""
     if rows and not any(name in row for row in rows):
         raise KeyError(f"no update has {name}; there are {', '.join(sorted(set().union(*rows)))}")
     missing = next((np.full(np.shape(row[name]), np.nan) for row in rows if name in row), None)
@@ -121,9 +121,9 @@ def column(rows: list[Row], name: str) -> np.ndarray:
 def best_update(
     rows: list[Row], updates: Iterable[int], metric: str, *, mode: str = "max", window: int = 1
 ) -> tuple[int, float] | None:
-    """After which of `updates` a metric was best, and its value: the mean over the last `window` updates and the seeds.
+    """Return after which of `updates` a metric was best, and its mean over the last `window` updates and the seeds.
 
-    The first of several equal ones; None where it was never measured.
+    Among equal values the first update is returned; None if the metric was never measured.
     """
 
     def value(update: int) -> float:
@@ -158,5 +158,5 @@ def _end(checksum: int) -> bytes:
 
 def _write_all(file: int, content: bytes) -> None:
     left = memoryview(content)
-    while left:  # one call may write a part only
+    while left:  # one call may write only a part
         left = left[os.write(file, left) :]

@@ -1,4 +1,4 @@
-"""How a run is kept, checked before anything is made or trained."""
+"""Options for recording a run, which are checked before anything is created or trained."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from ._train import Train
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """How a run is kept; nothing here changes what is learned."""
+    """How a run is recorded; no option here changes what is learned."""
 
     name: str | None = None
-    """folder of the run below --directory; by default made of the environment, the seed and the time"""
+    """folder of the run inside --directory; by default named after the environment, the seed and the time"""
     directory: Path = Path("runs")
-    """where runs are kept"""
+    """folder that holds the runs"""
     resume: Path | None = None
     """folder of a run to continue, with its own configuration"""
     init_from: Path | None = None
-    """folder of a run to begin with: a new run trains its state further, with what is changed in its configuration"""
+    """folder of a run to start from: a new run continues from its state, with a configuration that you may change"""
     checkpoint: Literal["latest", "best"] | int = "latest"
-    """where --resume or --init-from continues: at the latest checkpoint, the best, or that of an update"""
+    """checkpoint that --resume or --init-from loads: the latest, the best, or the one of this update"""
     num_seeds: int = 1
     """train this many seeds (seed, seed + 1, ...) in one compiled program"""
     eval_every: int | None = None
-    """updates between evaluations; by default there is one at the end only"""
+    """updates between evaluations; by default there is only one, at the end"""
     eval_episodes: int = 0
-    """play this many whole episodes in an evaluation"""
+    """number of whole episodes to play in an evaluation"""
     eval_mode: bool = False
     """evaluate with the mode of the policy's distribution instead of samples"""
     checkpoint_every: int | None = None
     """updates between checkpoints; by default a tenth of the run"""
     checkpoint_minutes: float = 5.0
-    """minutes after which there is a checkpoint in any case"""
+    """longest time between checkpoints, in minutes"""
     keep_checkpoints: int | None = 2
-    """keep this many of the latest checkpoints; None: all"""
+    """number of the latest checkpoints to keep; None: all"""
     best_metric: str | None = None
-    """keep the checkpoint at which this metric was best, too, e.g. episode_return or evaluation/won"""
+    """also keep the checkpoint at which this metric was best, e.g. episode_return or evaluation/won"""
     best_mode: Literal["max", "min"] = "max"
-    """whether the best is the highest or the lowest"""
+    """whether the best value of that metric is the highest or the lowest"""
     log_every: int | None = None
-    """updates in a TensorBoard record, which is their mean; by default a two-hundredth of the run"""
+    """updates averaged into one TensorBoard record; by default a two-hundredth of the run"""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """at numbers that are not finite: end the run, or skip the update they are in, and count it"""
+    """if a number is not finite: stop the run, or skip the update and count it"""
     tensorboard: bool = True
     """write TensorBoard events"""
     progress: bool = True
-    """show a progress bar, on terminals"""
+    """show a progress bar if the output is a terminal"""
 
 
 KEPT = tuple(
@@ -63,19 +63,19 @@ KEPT = tuple(
     for field in dataclasses.fields(RunOptions)
     if field.name not in ("name", "directory", "resume", "init_from", "checkpoint", "progress")
 )
-"""Options that a resumed run takes over; all but `num_seeds` may be given anew."""
+"""Options that a resumed run takes over; all except `num_seeds` may be given again."""
 
 
 def stored_options(stored: Mapping[str, Any]) -> RunOptions:
-    """The options in what `config.json` says of a run."""
+    """The options of a run that are stored in its `config.json`."""
     return RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT})
 
 
 def checked(options: RunOptions, train: Train) -> RunOptions:
-    """`options` with every pace as a number.
+    """`options` with the default intervals filled in.
 
     Raises:
-        ValueError, TypeError: they cannot work; what to change is named.
+        ValueError, TypeError: the options cannot work; the message names what to change.
     """
     tenth, two_hundredth = (max(1, train.num_updates // parts) for parts in (10, 200))
     options = dataclasses.replace(
@@ -104,7 +104,7 @@ def checked(options: RunOptions, train: Train) -> RunOptions:
         count("run", "eval_episodes", options.eval_episodes)
         key, episodes = jax.random.key(0), options.eval_episodes
         play = functools.partial(train.evaluate_policy, episodes=episodes)
-        played = jax.eval_shape(play, key, train.shapes[0])  # what cannot work fails now
+        played = jax.eval_shape(play, key, train.shapes[0])  # fails now rather than after training
     if options.best_metric is not None:
         measured = set(train.shapes[1])
         if options.eval_every is not None:

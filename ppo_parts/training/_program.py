@@ -1,4 +1,4 @@
-"""Many updates in one device call, as many as fit into a few seconds."""
+"""A program that runs as many updates in one device call as fit into a few seconds."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ import numpy as np
 from .._metrics import Metrics
 
 SECONDS = 2.0
-"""How long a device call is to take: nothing on the host, such as saving after a signal, happens in between."""
+"""Intended duration of a device call. The host can do nothing during a call, such as saving after a signal."""
 ROWS = 1024
-"""Metrics of at most this many updates and seeds are kept on the device."""
+"""Largest number of updates times seeds whose metrics are kept on the device."""
 
 Advance = Callable[[Any, int], tuple[Any, dict[str, np.ndarray]]]
-"""`advance(state, most) -> (state, metrics)`: some updates, at most so many; each metric has one value for each."""
+"""`advance(state, most) -> (state, metrics)` runs at most `most` updates; each metric has one value per update."""
 
 
 class Pace:
-    """How many updates to do in one call, so that it takes about `seconds`."""
+    """Chooses how many updates to run in one call, so that the call takes about `seconds`."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.seconds, self.updates = seconds, 1
 
     def took(self, updates: int, seconds: float) -> None:
-        """Learn from a call; slowly upwards, since the first updates may not be typical."""
+        """Adapt to the duration of a call; the number grows slowly, because the first updates may not be typical."""
         fitting = int(updates * self.seconds / max(seconds, 1e-9))
         self.updates = min(max(1, fitting), 10 * updates)
 
 
 def compiled(step: Callable[[Any], Any], state: Any, num_updates: int, num_seeds: int, pace: Pace) -> Advance:
-    """Compile `advance` for states such as `state`, which it takes over.
+    """Compile `advance` for states like `state`; it donates the buffers of the states it is called with.
 
-    The number of updates is a run-time argument, so there is one program whatever the pieces: cutting a run elsewhere
-    (a checkpoint, an interruption, a slower machine) does not change a single bit.
+    The number of updates is a run-time argument, so a single program serves calls of any length. Dividing a run into
+    other calls (because of a checkpoint, an interruption or a slower machine) does not change a single bit.
     """
     size = min(num_updates, max(1, ROWS // num_seeds))
     shapes = jax.eval_shape(step, state)[1]

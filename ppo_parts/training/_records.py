@@ -1,4 +1,4 @@
-"""Files written whole: JSON and the picture of a run."""
+"""Files that are written atomically: the JSON files and the learning curve of a run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ._statistics import interval
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file whole or not at all."""
+    """Write a JSON file atomically."""
     write_whole(path, (json.dumps(plain(content), indent=2) + "\n").encode())
 
 
 def versions() -> dict[str, str]:
-    """Versions of what numbers depend on, of those that are installed."""
+    """Return the versions of the installed packages that affect the numbers of a run."""
     found = {"python": platform.python_version(), "ppo_parts": __version__}
     for name in ("jax", "jaxlib", "optax", "flax", "gymnax", "numpy"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -41,7 +41,7 @@ def plot_curve(
 ) -> None:
     """Draw the learning curve: `returns` `[updates]` or `[updates, seeds]`, with a 95 % interval over the seeds.
 
-    `evaluation` has the same shape, NaN in updates without one; the mean over the seeds is drawn.
+    `evaluation` has the same shape, with NaN for updates without one; its mean over the seeds is drawn.
     """
     figure = require_package("matplotlib.figure", "train").Figure(figsize=(7, 4.2), layout="constrained")
     require_package("matplotlib.backends.backend_agg", "train").FigureCanvasAgg(figure)
@@ -71,7 +71,7 @@ def plot_curve(
 
 
 def smoothed(returns: np.ndarray, window: int) -> np.ndarray:
-    """Mean over those of the last `window` updates in which an episode ended, NaN where there is none."""
+    """Average over those of the last `window` updates in which an episode ended; NaN where there is none."""
     known = np.isfinite(returns)
     total = np.cumsum(np.where(known, returns, 0), axis=0)
     number = np.cumsum(known, axis=0)
@@ -82,14 +82,14 @@ def smoothed(returns: np.ndarray, window: int) -> np.ndarray:
 
 
 def _known_mean(x: np.ndarray) -> np.ndarray:
-    """Mean over the last axis without what is NaN, NaN where there is nothing else."""
+    """Average over the last axis without NaN; NaN where there are no other values."""
     known = np.isfinite(x)
     mean = np.sum(np.where(known, x, 0), axis=-1) / np.maximum(np.sum(known, axis=-1), 1)
     return np.where(known.any(axis=-1), mean, np.nan)
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; on return it is on the disk."""
+    """Write a file atomically; on return it is on the disk."""
     partial = path.with_suffix(".tmp")
     with partial.open("wb") as file:
         file.write(content)
@@ -100,7 +100,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have a file or the entries of a folder written to the disk."""
+    """Flush a file, or the entries of a folder, to the disk."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -109,7 +109,7 @@ def sync(path: Path) -> None:
 
 
 def plain(x: Any) -> Any:
-    """`x` as JSON can hold it: arrays as lists, and None for numbers that are not finite."""
+    """Convert `x` for JSON: arrays become lists, and numbers that are not finite become None."""
     if isinstance(x, dict):
         return {key: plain(value) for key, value in x.items()}
     if isinstance(x, (list, tuple)):

@@ -1,4 +1,4 @@
-"""What a run comes to: `result.json`, the picture, and a few sentences."""
+"""The result of a run: `result.json`, the learning curve, and a printed summary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._train import NONFINITE, Train, last_episodes_return
 
 
 def result_of(train: Train, config: Any, num_seeds: int, rows: list[Row], done: int) -> dict[str, Any]:
-    """The result of a run after `done` updates, as far as it follows from its metrics."""
+    """Compute the part of the result after `done` updates that follows from the metrics."""
     result: dict[str, Any] = {
         "config": dataclasses.asdict(config),
         "num_seeds": num_seeds,
@@ -32,7 +32,7 @@ def result_of(train: Train, config: Any, num_seeds: int, rows: list[Row], done: 
 
 
 def skipped(rows: list[Row]) -> dict[str, Any]:
-    """How many minibatches were without effect, because something in their update was not finite, and their share."""
+    """Count the minibatches without effect, whose update had numbers that are not finite, and their share of all."""
     names = sorted(set().union(*rows))
     bad = sum(np.nan_to_num(column(rows, name)) for name in names if NONFINITE in name)
     minibatches = sum(np.nan_to_num(column(rows, name)) for name in names if name.split("/")[-1] == "minibatches")
@@ -41,7 +41,7 @@ def skipped(rows: list[Row]) -> dict[str, Any]:
 
 
 def evaluation_of(played: dict[str, Any], episodes: int) -> dict[str, Any]:
-    """The last evaluation, as the result has it."""
+    """Summarise the last evaluation for the result."""
     means = {name.removeprefix(EVALUATION): float(np.mean(x)) for name, x in played.items()}
     return {
         **means,
@@ -53,7 +53,7 @@ def evaluation_of(played: dict[str, Any], episodes: int) -> dict[str, Any]:
 
 
 def draw(folder: RunFolder, rows: list[Row], title: str) -> dict[str, str]:
-    """Draw the learning curve, if any episode ended; where it is."""
+    """Draw the learning curve, if any episode ended, and return its path."""
     returns = column(rows, "episode_return")
     if not np.isfinite(returns).any():
         return {}
@@ -65,7 +65,7 @@ def draw(folder: RunFolder, rows: list[Row], title: str) -> dict[str, str]:
 
 
 def announce(result: dict[str, Any]) -> None:
-    """Say the result on the screen."""
+    """Print the result."""
 
     def sentence(what: str, numbers: dict[str, Any]) -> str:
         text = f"{what}: {numbers['mean']:.1f}"

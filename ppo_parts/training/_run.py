@@ -29,25 +29,25 @@ from ._watch import Watch
 
 
 def run(train: Train, config: Any, options: RunOptions | None = None) -> dict[str, Any]:
-    """Train on this host, keeping everything under `<directory>/<name>/`.
+    """Train on this host, and keep all files in `<directory>/<name>/`.
 
-    That folder gets `config.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/`, `curve.png` and, at the end,
-    `result.json`. A run that was interrupted at any moment continues from its last checkpoint with `resume`, and ends
-    bit-identical (on a CPU) to one that was not. Ctrl-C, SIGTERM and SIGHUP save first, and a second one does not;
-    SIGUSR1 saves and continues.
+    The folder holds `config.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/`, `curve.png` and, at the end,
+    `result.json`. A run that was interrupted at any moment continues from its last checkpoint with `resume`; on a CPU
+    its result is bit-identical to that of an uninterrupted run. Ctrl-C, SIGTERM and SIGHUP save the run and end it; a
+    second one ends it at once. SIGUSR1 saves and continues.
 
     Args:
         train: the run, as a recipe's `make_train` returns it.
-        config: a dataclass with, among others, `seed` and `env_id`; recorded, and compared when resuming.
+        config: a dataclass with the fields `seed` and `env_id`, among others; recorded, and compared on resuming.
         options: see `RunOptions`.
 
     Returns:
-        The result: returns of the last 100 episodes by seed, evaluation, versions, paths. After a signal, only how many
-        steps there were, versions, and the signal's name as `interrupted_by`.
+        The result: returns of the last 100 episodes per seed, evaluation, versions, paths. After a signal, only the
+        number of steps, the versions, and the signal's name as `interrupted_by`.
 
     Raises:
-        FileExistsError: the folder holds a run already. FileNotFoundError: there is none to resume.
-        ValueError: it is of another configuration. OSError: the folder cannot be written; what could be saved is.
+        FileExistsError: the folder already holds a run. FileNotFoundError: there is no run to resume.
+        ValueError: it has another configuration. OSError: the folder cannot be written; as much as possible was saved.
         FloatingPointError: numbers that are not finite appeared, and `options.on_nonfinite` is "stop".
     """
     options = checked(options or RunOptions(), train)
@@ -58,11 +58,11 @@ def run(train: Train, config: Any, options: RunOptions | None = None) -> dict[st
 
 @dataclasses.dataclass
 class Loop:
-    """One run, from where its folder stands to its end, or to a signal.
+    """The loop of one run, from the state in its folder to its end or to a signal.
 
     Attributes:
-        train, config, options, folder: what is run, and where it is kept.
-        compile: makes the program that does updates, from a step, a state and the numbers of updates and seeds.
+        train, config, options, folder: the run, and where its files are kept.
+        compile: makes the program that runs updates; see `compiled`.
     """
 
     train: Train
@@ -72,7 +72,7 @@ class Loop:
     compile: Callable[..., Advance] = compiled
 
     def __call__(self) -> dict[str, Any]:
-        """Train; returns the result."""
+        """Train, and return the result."""
         with Interrupt() as interrupt:
             done, state = self.folder.begin(self.train)
             self._introduce(done)
@@ -94,7 +94,7 @@ class Loop:
         return jax.jit(vmap_over_seeds(self.train.init, seeds))(seed_keys(self.config.seed, seeds))
 
     def _updates(self, done: int, state: Any, interrupt: Interrupt) -> tuple[int, Any]:
-        """All updates that are still to be done, or as many as there were before a signal."""
+        """Run all remaining updates, or as many as are done before a signal."""
         train, options, folder = self.train, self.options, self.folder
         folder.remove_result()
         step = vmap_over_seeds(train.compiled_step, options.num_seeds)
@@ -134,7 +134,7 @@ class Loop:
         ]
 
     def _keep(self, done: int, state: Any, rows: list[Row], due: bool, evaluated: bool, watch: Watch) -> bool:
-        """Write down rows and, if it is due or the best so far, the state; whether the state was."""
+        """Write rows and, if a checkpoint is due or is the best so far, the state; returns whether it was written."""
         folder = self.folder
         try:
             folder.append(rows)
@@ -148,7 +148,7 @@ class Loop:
         return True
 
     def _check_finite(self, done: int, rows: list[Row], measured: Mapping[str, np.ndarray]) -> None:
-        """Raise at the first update with numbers that are not finite, after writing down the rows up to it."""
+        """Raise at the first update with numbers that are not finite, after writing the rows up to it."""
         found = None if self.options.on_nonfinite == "skip" else first_nonfinite(measured)
         if found is None:
             return
@@ -163,9 +163,9 @@ class Loop:
 
     @functools.cached_property
     def _evaluate(self) -> Callable[[Any, int], dict[str, Any]]:
-        """`evaluate(state, update)`: the metrics of an evaluation, by one program whatever the update.
+        """`evaluate(state, update)` returns the metrics of an evaluation; one program serves all updates.
 
-        Its keys are its own, made of the seed and the update, so that it changes nothing and may be repeated.
+        Its keys depend only on the seed and the update, so an evaluation does not affect training and can be repeated.
         """
         train, options = self.train, self.options
         keys = seed_keys(self.config.seed, options.num_seeds)
@@ -184,9 +184,9 @@ class Loop:
         )
 
     def _ended(self, done: int, state: Any, asked: int) -> dict[str, Any]:
-        """The result; if the run is complete, written down and said."""
+        """Return the result; if the run is complete, also write and print it."""
         train, options, folder = self.train, self.options, self.folder
-        if done < train.num_updates:  # somebody is waiting for the end of this process
+        if done < train.num_updates:  # the sender of the signal is waiting for this process to end
             print(f"interrupted after update {done} of {train.num_updates}; continue with --resume {folder.path}")
             interrupted_by = {"interrupted_by": signal.Signals(asked).name}
             return result_of(train, self.config, options.num_seeds, [], done) | interrupted_by
@@ -205,7 +205,7 @@ class Loop:
 
 
 def first_nonfinite(measured: Mapping[str, np.ndarray]) -> tuple[int, str] | None:
-    """The first update with numbers that are not finite, and where in it they arose; later ones only follow from it."""
+    """Return the first update with numbers that are not finite, and where they arose; later ones follow from it."""
     counts = {name: x.reshape(len(x), -1) for name, x in measured.items() if NONFINITE in name}
     total = np.sum(list(counts.values()), axis=0)  # [updates, seeds]
     if not np.any(total):

@@ -1,4 +1,4 @@
-"""What a run does when it is asked to stop, or to save."""
+"""Signals that ask a run to stop or to save."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from typing import Any
 STOP = ("SIGINT", "SIGTERM", "SIGHUP")
 SAVE = "SIGUSR1"
 TOGETHER = 0.2
-"""Seconds within which signals count as one: a terminal that closes, or a wrapper that forwards, sends several."""
+"""Seconds within which signals count as one: a closing terminal, or a wrapper that forwards them, sends several."""
 
 
 class Interrupt:
-    """Turns the first Ctrl-C, SIGTERM or SIGHUP into a request to save and stop, and SIGUSR1 into one to save.
+    """Turns the first Ctrl-C, SIGTERM or SIGHUP into a request to save and stop, and SIGUSR1 into a request to save.
 
-    A second one ends the process at once, whatever it is doing. Python runs signal handlers between two steps of the
-    main thread, which may be waiting for a device; so a thread of its own hears of signals through a socket.
+    A second signal to stop ends the process at once, whatever it is doing. Python runs signal handlers between two
+    steps of the main thread, which may be waiting for a device. Therefore a separate thread receives the signals
+    through a socket.
 
     Attributes:
         asked: the number of the signal that asked to stop, or 0.
-        save: whether a checkpoint was asked for. The run sets it back.
+        save: whether a checkpoint was requested. The run resets it.
         working: whether there is anything to save. Until then, SIGTERM and SIGHUP end the process at once.
     """
 
@@ -38,13 +39,13 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is not threading.main_thread():
-            return self  # signals are somebody else's
+            return self  # only the main thread may handle signals
         for name in (*STOP, SAVE):
-            number = getattr(signal, name, None)  # Windows has the first two only
+            number = getattr(signal, name, None)  # Windows has only the first two
             if number is None or (name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN):  # nohup
                 continue
             self._before[number] = signal.signal(number, self._handle)
-        self._received, self._sent = socket.socketpair()  # Windows takes no pipe here
+        self._received, self._sent = socket.socketpair()  # Windows does not accept a pipe here
         self._sent.setblocking(False)
         self._fd_before = signal.set_wakeup_fd(self._sent.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -53,7 +54,7 @@ class Interrupt:
 
     def __exit__(self, *exception: object) -> None:
         if self.asked:
-            # When Python ends it searches all that JAX has made for garbage, which takes longer than to save it.
+            # Without this, Python would collect garbage among JAX's objects on exit, which takes longer than saving.
             atexit.register(gc.freeze)
         if not self._before:
             return
@@ -78,16 +79,16 @@ class Interrupt:
                 continue
             name, now = signal.Signals(number).name, time.monotonic()
             if name == SAVE:
-                _say("saving")
+                _print("saving")
             elif not self.working and name != "SIGINT":
                 self._end(128 + number)
             elif not self._first:
                 self._first = now
-                _say(f"{name}: saving; again to abort")
+                _print(f"{name}: saving; again to abort")
             elif now - self._first > TOGETHER:
                 self._end(128 + number)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     with contextlib.suppress(OSError):  # the terminal may be gone
         os.write(2, f"\n{text}\n".encode())

@@ -14,7 +14,7 @@ def iqm(x: np.ndarray) -> float:
 
 
 def bootstrap(x: np.ndarray, statistic: object = np.mean, *, level: float = 0.95, samples: int = 5000) -> list[float]:
-    """Percentile bootstrap interval of a statistic over seeds."""
+    """Compute the percentile bootstrap interval of a statistic over seeds."""
     assert callable(statistic)
     x = np.asarray(x, float).ravel()
     draws = np.random.default_rng(0).choice(x, (samples, len(x)))
@@ -23,7 +23,7 @@ def bootstrap(x: np.ndarray, statistic: object = np.mean, *, level: float = 0.95
 
 
 def interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """95 % Student interval of the mean over the last axis (seeds), NaN ignored."""
+    """Compute the 95 % Student interval of the mean over the last axis (seeds), ignoring NaN."""
     from scipy.stats import t
 
     number = np.sum(np.isfinite(x), axis=-1)
@@ -35,7 +35,7 @@ def interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def summary(x: np.ndarray) -> dict[str, object]:
-    """Mean, deviation, median, IQM with interval, and the values themselves, of one number per seed."""
+    """Summarise one number per seed: mean, standard deviation, median, IQM with interval, and the values themselves."""
     x = np.atleast_1d(np.asarray(x, float))
     return {
         "mean": float(np.mean(x)),

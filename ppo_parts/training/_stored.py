@@ -1,4 +1,4 @@
-"""`config.json`: what a run was made from, and whether it is what it is continued with."""
+"""`config.json`: the configuration of a run, and how it compares with the one that the run is continued with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._records import plain, versions
 
 
 def stored_run(folder: Path) -> dict[str, Any]:
-    """What `config.json` says of a run: config, run (options), versions, and what it was continued from, if it was.
+    """Read `config.json`: config, run (options), versions, and the run it was continued from, if any.
 
     Raises:
         RunNotFoundError: there is no run. UserValueError: the file is damaged.
@@ -42,7 +42,7 @@ DAMAGED = "the checkpoints are not affected: write the file of a run with the sa
 
 
 def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
-    """The configuration of a run as the dataclass it was made from."""
+    """Return the configuration of a run as an instance of its dataclass."""
     fields = {field.name for field in dataclasses.fields(kind)}
     if set(stored["config"]) != fields:
         differing = sorted(set(stored["config"]) ^ fields)
@@ -52,7 +52,7 @@ def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
 
 
 def described(config: Any, kept: Mapping[str, Any], steps_per_update: int) -> dict[str, Any]:
-    """What `config.json` is to say of a new run.
+    """Describe a new run for `config.json`.
 
     Raises:
         UserValueError: JSON cannot hold the configuration.
@@ -70,7 +70,7 @@ def described(config: Any, kept: Mapping[str, Any], steps_per_update: int) -> di
 
 
 def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict[str, tuple[Any, Any]]:
-    """Fields of the configuration (and `num_seeds`) that are not what they were: what they were, and what they are."""
+    """Return the changed fields of the configuration (and `num_seeds`), with their old and their new values."""
     now = {**json.loads(json.dumps(plain(dataclasses.asdict(config)))), "num_seeds": options.num_seeds}
     then = {**stored["config"], "num_seeds": stored["run"]["num_seeds"]}
     return {
@@ -81,7 +81,7 @@ def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict
 
 
 def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions) -> None:
-    """Raise unless a run is resumed with its own configuration; say which versions are others."""
+    """Raise unless a run is resumed with its own configuration; print which versions have changed."""
     differences = [f"{name} was {was!r}, is {now!r}" for name, (was, now) in changes(stored, config, options).items()]
     if differences:
         raise UserValueError(
@@ -95,6 +95,6 @@ def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions)
 
 
 def digest(stored: Mapping[str, Any]) -> str:
-    """A hash of the configuration and the number of seeds, for the checkpoints made with it."""
+    """Hash the configuration and the number of seeds, to mark the checkpoints made with them."""
     made_from = [stored["config"], stored["run"]["num_seeds"]]
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()

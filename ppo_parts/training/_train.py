@@ -1,4 +1,4 @@
-"""Rollout and learner in one pure step, and a whole training run as a function of a key."""
+"""A pure training step of rollout and learner, and a whole training run as a function of a key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ._evaluate import EpisodeResults, evaluate_episodes
 
 
 class TrainState(NamedTuple):
-    """Everything a run carries on: saved whole, it continues as if nothing had happened."""
+    """The whole state of a run: a run that is restored from it continues as if it had never been interrupted."""
 
     key: Array
     learner: LearnerState
@@ -31,22 +31,22 @@ class TrainState(NamedTuple):
 
 
 class TrainResult(NamedTuple):
-    """What `train(key)` returns: the last state, and every metric with shape `[updates]`."""
+    """The result of `train(key)`: the last state, and every metric with shape `[updates]`."""
 
     state: TrainState
     metrics: Metrics
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # compared, and hashed, by identity: jax.jit(train) asks for a hash
+@dataclasses.dataclass(frozen=True, eq=False)  # compared and hashed by identity, because jax.jit(train) needs a hash
 class Train:
-    """A training run: `train(key) -> TrainResult`, pure, so it jits and vmaps (over keys, say).
+    """A training run: a pure function `train(key) -> TrainResult`, which can be jitted and vmapped, e.g. over keys.
 
     Attributes:
         env: the environment.
         policy: the `ppo_parts.Policy`.
-        rollout, learner: as made by `ppo_parts.rollout` and `ppo_parts.learner`.
-        num_updates: rollouts and updates in the whole run.
-        steps_per_update: environment steps in each.
+        rollout, learner: results of `ppo_parts.rollout` and `ppo_parts.learner`.
+        num_updates: number of rollouts, each followed by an update, in the whole run.
+        steps_per_update: environment steps per update.
     """
 
     env: Any
@@ -59,7 +59,7 @@ class Train:
     def __post_init__(self) -> None:
         count("train", "num_updates", self.num_updates)
         count("train", "steps_per_update", self.steps_per_update)
-        _ = self.shapes  # what cannot work fails here, before anything is made or trained
+        _ = self.shapes  # traces a step, so that a run that cannot work fails before it is started
 
     @functools.cached_property
     def shapes(self) -> tuple[TrainState, dict[str, Any]]:
@@ -68,19 +68,19 @@ class Train:
 
     @functools.cached_property
     def compiled_step(self) -> Callable[[TrainState], tuple[TrainState, dict[str, Array]]]:
-        """`jax.jit(step)`: however often it is looked at, it is traced once."""
+        """`jax.jit(step)`, cached so that it is traced only once."""
         return jax.jit(self.step)
 
     @classmethod
     def of(
         cls, config: Any, env: Any, policy: Policy, pipeline: Part, optimizer: Any, *, value_each_step: bool = False
     ) -> Train:
-        """The run that a configuration describes.
+        """Make the run that a configuration describes.
 
         Args:
-            config: a `training.Config`, or whatever else has its fields.
+            config: a `training.Config`, or any object with its fields.
             env: the environment.
-            policy: the `ppo_parts.Policy`, in the learner evaluated on pieces of `config.microbatch` elements.
+            policy: the `ppo_parts.Policy`; the learner evaluates it on `config.microbatch` elements at a time.
             pipeline, optimizer: as in `ppo_parts.learner`.
             value_each_step: as in `ppo_parts.rollout`.
         """
@@ -96,20 +96,20 @@ class Train:
         )
 
     def init(self, key: Array) -> TrainState:
-        """Fresh parameters and environments."""
+        """Initialise parameters and environments."""
         key, params_key, env_key, parts_key = jax.random.split(key, 4)
 
         def init(params_key: Array, parts_key: Array) -> LearnerState:
             return without_weak_types(self.learner.init(self.policy.init(params_key), parts_key))
 
-        # One seed after another, because orthogonal initialisers factorise matrices.
+        # One seed after another, because batched factorisations (of orthogonal initialisers) can deadlock on a CPU.
         learner = sequential_vmap_on_cpu(init)(params_key, parts_key)
         return TrainState(key, learner, self.rollout.init(env_key))
 
     def step(self, state: TrainState) -> tuple[TrainState, Metrics]:
-        """One rollout and one update.
+        """Run one rollout and one update.
 
-        An update in which a number was not finite changes nothing in the learner but its count of updates.
+        An update in which a number is not finite changes only the learner's count of updates.
         """
         key, rollout_key, update_key = jax.random.split(state.key, 3)
         rollout_state, batch, episodes = self.rollout.collect(rollout_key, state.learner.params, state.rollout)
@@ -123,18 +123,18 @@ class Train:
         return TrainState(key, kept._replace(step=updated.step), rollout_state), metrics
 
     def __call__(self, key: Array) -> TrainResult:
-        """The whole run inside one program."""
+        """Run the whole training in one program."""
         state, metrics = jax.lax.scan(lambda state, _: self.step(state), self.init(key), None, length=self.num_updates)
         return TrainResult(state, metrics)
 
     def evaluate_policy(self, key: Array, state: TrainState, episodes: int, *, mode: bool = False) -> EpisodeResults:
-        """Run whole episodes with the policy of `state`, as `evaluate_episodes` does."""
+        """Play whole episodes with the policy of `state`; see `evaluate_episodes`."""
         env = self.env.evaluation(state.rollout.env_state)
         return evaluate_episodes(env, self.policy, state.learner.params, key, episodes, mode=mode)
 
 
 NONFINITE = "nonfinite/"
-"""What the names of metrics that count numbers that are not finite have in them."""
+"""Part of the names of all metrics that count numbers that are not finite."""
 
 
 def _count_nonfinite(tree: Any) -> Array:
@@ -143,23 +143,23 @@ def _count_nonfinite(tree: Any) -> Array:
 
 
 def vmap_over_seeds(function: Callable[..., Any], num_seeds: int) -> Callable[..., Any]:
-    """`function` with a leading axis for the seeds, if there are several."""
+    """Add a leading axis for the seeds to `function`, if there are several."""
     return jax.vmap(function) if num_seeds > 1 else function
 
 
 def seed_keys(seed: int, num_seeds: int) -> Array:
-    """The keys that `seed`, `seed + 1`, ... stand for; a single one has no axis."""
-    if not 0 <= seed <= 2**32 - num_seeds:  # of a larger one, JAX takes the last 32 bits
+    """Make the keys of `seed`, `seed + 1`, ...; a single key has no axis."""
+    if not 0 <= seed <= 2**32 - num_seeds:  # JAX would use only the last 32 bits of a larger seed
         raise UserValueError(f"seeds must lie in [0, 2**32), got {seed} to {seed + num_seeds - 1}: give another seed")
     keys = jnp.stack([jax.random.key(seed + i) for i in range(num_seeds)])
     return keys if num_seeds > 1 else keys[0]
 
 
 def updates_in(total_timesteps: int, *, num_envs: int, num_steps: int) -> int:
-    """How many whole updates of `num_envs * num_steps` environment steps there are in `total_timesteps`.
+    """Compute how many whole updates of `num_envs * num_steps` environment steps fit into `total_timesteps`.
 
     Raises:
-        ValueError: not one.
+        ValueError: fewer than one.
 
     Example:
         >>> updates_in(500_000, num_envs=4, num_steps=128)
@@ -180,15 +180,15 @@ def updates_in(total_timesteps: int, *, num_envs: int, num_steps: int) -> int:
 
 
 def last_episodes_return(episode_return: Any, episodes: Any, last: int = 100) -> Any:
-    """Mean return of (at least) the last so many episodes, from the metrics of each update.
+    """Compute the mean return of (at least) the `last` episodes, from the metrics of each update.
 
     Args:
-        episode_return: `[..., updates]`, mean over the episodes that ended in an update, NaN where none did.
-        episodes: `[..., updates]`, how many ended.
-        last: updates are taken from the end until they hold this many.
+        episode_return: `[..., updates]`, mean over the episodes that ended in an update, NaN where none ended.
+        episodes: `[..., updates]`, number of episodes that ended.
+        last: updates are taken from the end until they hold this many episodes.
 
     Returns:
-        `[...]`, NaN where no episode ended at all.
+        `[...]`, NaN where no episode ended.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What a run shows while it is at work: the progress bar and TensorBoard."""
+"""The progress bar and the TensorBoard events of a run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ._train import Train
 
 
 class Watch:
-    """The progress bar, and TensorBoard, where a record is the mean of `log_every` updates.
+    """Updates the progress bar and writes TensorBoard records, each of which is the mean of `log_every` updates.
 
-    Records end at multiples of `log_every`, at evaluations and with the run, so they do not depend on how many updates
-    a device call does, nor on interruptions.
+    Records end at multiples of `log_every`, at evaluations and at the end of the run. They therefore depend neither on
+    the number of updates per device call nor on interruptions.
 
     Args:
         train: the run.
-        options: how it is kept.
-        folder: where TensorBoard's events go.
-        rows: of the updates that are done.
-        done: how many these are.
+        options: the options of the run.
+        folder: folder for TensorBoard's events.
+        rows: rows of the updates that are done.
+        done: number of updates that are done.
     """
 
     def __init__(self, train: Train, options: RunOptions, folder: Path, rows: list[Row], done: int) -> None:
@@ -37,7 +37,7 @@ class Watch:
             initial=done * self._each * self._seeds,
             unit="step",
             unit_scale=True,
-            disable=None if options.progress else True,  # None: shown on terminals alone
+            disable=None if options.progress else True,  # None: shown only on terminals
         )
         self._events = _Events(folder, purge=done * self._each + 1 if done else None) if options.tensorboard else None
         self._pending: list[Row] = []
@@ -45,7 +45,7 @@ class Watch:
             self._pending = [] if self._ends_record(row) else [*self._pending, row]
 
     def show(self, rows: list[Row]) -> None:
-        """Rows that are on the disk."""
+        """Show rows that have been written to the disk."""
         returns = np.asarray([row["episode_return"] for row in rows], float)
         if np.isfinite(returns).any():
             self._bar.set_postfix_str(f"return {np.nanmean(returns):.1f}")
@@ -59,12 +59,12 @@ class Watch:
                 self._pending = []
 
     def flush(self) -> None:
-        """Have TensorBoard's events on the disk."""
+        """Flush TensorBoard's events to the disk."""
         if self._events is not None:
             self._events.flush()
 
     def close(self) -> None:
-        """Take the bar away, and close the events."""
+        """Close the progress bar and the events."""
         self._bar.close()
         if self._events is not None:
             self._events.close()
@@ -83,7 +83,7 @@ class Watch:
 
 
 class _Events:
-    """TensorBoard's event file, written at once: the usual writer has a queue, which is lost when the process dies."""
+    """TensorBoard's event file, written directly: the usual writer has a queue, which is lost if the process dies."""
 
     def __init__(self, folder: Path, purge: int | None) -> None:
         require_package("tensorboardX", "train")
@@ -92,9 +92,9 @@ class _Events:
         from tensorboardX.summary import scalar
 
         self._event, self._scalar = Event, scalar
-        suffix = "" if purge is None else f".{purge}"  # names have the second only: two may begin within one
+        suffix = "" if purge is None else f".{purge}"  # names have a resolution of one second, and two may start in one
         self._writer = EventsWriter(str(folder / "events"), suffix)
-        if purge is not None:  # what a killed process wrote from this step on is made again
+        if purge is not None:  # discards what a killed process wrote from this step on
             self._writer.write_event(Event(step=purge, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, record: dict[str, float], step: int) -> None:
