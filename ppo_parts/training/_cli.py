@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import decimal
+import inspect
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ from .._errors import UserError, UserValueError
 from .._extras import require_package
 from ..envs import is_discrete
 from ..functional import ShapeError
-from ._config import Range, check_config, check_memory, kinds_of, ranges
+from ._config import check_config, check_memory, kinds_of, ranges
 from ._options import RunOptions, stored_options
 from ._run import run
 from ._stored import stored_config, stored_run
@@ -142,22 +143,40 @@ def _fields(config: Any) -> dict[str, Any]:
 
 
 def _with_ranges(kind: type, arg: Callable[..., Any]) -> type:
-    """Return the class of a configuration with the ranges of its fields added to their help."""
-    hints = get_type_hints(kind)
+    """Return the class of a configuration with the ranges of its fields, and their comments, in their help."""
+    hints, comments, declared_ranges = get_type_hints(kind), _comments(kind), ranges(kind)
 
-    def shown(name: str, declared: Range) -> Any:
+    def shown(name: str) -> Any:
+        declared, said = declared_ranges.get(name), {"help": comments[name]} if name in comments else {}
+        if declared is None:
+            return Annotated[hints[name], arg(**said)]
         kinds = [get_args(x)[0] if get_origin(x) is tuple else x for x in kinds_of(hints[name])]
         numeric, *_ = (x.__name__.upper() for x in kinds if x in (int, float))
         words = [str(word) for x in kinds if get_origin(x) is Literal for word in get_args(x)]
         words += ["None"] * (type(None) in kinds)
-        return Annotated[hints[name], arg(metavar="|".join([f"{numeric} in {declared}", *words]))]
+        return Annotated[hints[name], arg(metavar="|".join([f"{numeric} in {declared}", *words]), **said)]
 
-    fields = [(name, shown(name, declared)) for name, declared in ranges(kind).items()]
+    fields = [(name, shown(name)) for name in {**declared_ranges, **comments}]
     made = dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, kw_only=True)
     for name in ("__module__", "__qualname__", "__firstlineno__"):  # where tyro finds the comments beside the fields
         if hasattr(kind, name):
             setattr(made, name, getattr(kind, name))
     return made
+
+
+def _comments(kind: type) -> dict[str, str]:
+    """The comments at the ends of the lines on which a dataclass declares its fields."""
+    try:
+        source = inspect.getsource(kind)
+    except (OSError, TypeError):  # a class without a file, made in a console
+        return {}
+    found = {}
+    for line in source.splitlines():
+        name, _, rest = line.strip().partition(":")
+        _, marker, comment = rest.rpartition("  # ")
+        if marker and name in kind.__dataclass_fields__:  # type: ignore[attr-defined]
+            found[name] = comment.strip()
+    return found
 
 
 def whole_number(text: str) -> int:
