@@ -15,6 +15,7 @@ from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, choice, count, number, spread_nan
 from ._policy import evaluate_current
 from ._refresh import Refresh, RefreshName, refresh_of
+from ._trees import gathered
 from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, EmptyState, Part, no_state
 from .functional._common import unsqueezed
 
@@ -66,6 +67,7 @@ class Sampler(Divider):
         batch = batch.replace(metrics={}, reductions=(), losses={}, weight=weight)
         if indices is None:
             return batch
+        batch = gathered(batch)
         time, segments = batch.log_prob.shape[:2]
 
         def pick(x: Array, rows: Array, along: int) -> Array:
@@ -105,6 +107,7 @@ class Sampler(Divider):
         """`buffer` `[T, N]` with the rows of a minibatch written back."""
         if indices is None:
             return rows.astype(buffer.dtype)
+        buffer, rows = gathered((buffer, rows))
         if self.axis == "segment":
             return buffer.at[:, indices].set(rows)
         flat, places = buffer.reshape((-1, *buffer.shape[2:])), self._rows(indices, buffer.shape[1])

@@ -36,3 +36,19 @@ def varying_like(tree: Any, like: Any) -> Any:
         return x | zero.astype(bool) if x.dtype == bool else x + zero.astype(x.dtype)
 
     return jax.tree.map(lambda x: varying(jnp.asarray(x)), tree)
+
+
+def gathered(tree: Any) -> Any:
+    """The tree with arrays that are sharded over an explicit mesh gathered on each of its devices.
+
+    JAX refuses to guess the sharding of rows that are picked from such an array. Gathering costs time, never numbers.
+    """
+
+    def whole(x: Any) -> Any:
+        sharding = getattr(jax.typeof(x), "sharding", None)
+        if sharding is None or all(axis is None for axis in sharding.spec):
+            return x
+        spec = jax.sharding.PartitionSpec(*(None,) * x.ndim)
+        return jax.sharding.reshard(x, jax.sharding.NamedSharding(sharding.mesh, spec))
+
+    return jax.tree.map(whole, tree) if hasattr(jax, "typeof") else tree
