@@ -13,7 +13,7 @@ from tests.common import evaluate, make_params, rollout
 SPOILT = {
     "gamma": (0.9, 1.5),
     "gae_lambda": (0.8, -0.1),
-    "rho_clip": (1.0, 0.0),
+    "rho_clip": (1.0, -1.0),
     "c_clip": (1.0, -1.0),
     "alpha": (0.8, -0.5),
     "beta": (0.4, 1.2),
