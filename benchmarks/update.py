@@ -299,7 +299,7 @@ def measure(recipe: str, time: int, envs: int, rounds: int) -> dict[str, Any]:
         thunks[name] = lambda call=call, start=start: call(key, start, batch)
     for rival in ("handwritten", "with_diagnostics"):
         assert_same(results["ours"][0].params, results[rival][0].params, f"{rival}: params")
-    assert_same(results["ours"][1], results["with_diagnostics"][1], "metrics", 1e-3)
+    assert_same(dict(results["ours"][1]), results["with_diagnostics"][1], "metrics", 1e-3)
     wall, cpu = _timing.interleaved(thunks, rounds)
     rivals = ("handwritten", "with_diagnostics")
     return {
