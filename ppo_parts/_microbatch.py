@@ -24,15 +24,16 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
     """Evaluate a network on pieces of at most `size` elements of a minibatch, one after another.
 
     The backward pass evaluates each piece again instead of storing its activations. The gradient is that of the whole
-    minibatch (up to rounding: losses, means and statistics are taken over all of it) with the memory of one piece. On a
-    CPU, where the activations of a piece stay in the cache, large minibatches are faster as well. Not for networks that
-    mix elements, as batch normalisation does.
+    minibatch (up to rounding: losses, means and statistics are taken over all of it) with the memory of one piece. On one
+    core of a CPU, where the activations of a piece stay in the cache, large minibatches are faster as well; with several
+    cores XLA shares out a large minibatch, and all at once may be faster. Not for networks that mix elements, as batch
+    normalisation does.
 
     Args:
         evaluate: the network, as in `learner`. Its distribution has to be a pytree of arrays.
         size: elements per piece; pieces of a recurrent policy are whole segments, at least one. "auto": 1024 where that
-            is faster, which is on a CPU, for minibatches of 16,384 elements or more with observations of at most 128
-            numbers, and without recurrence; otherwise all at once.
+            is faster on one core, which is on a CPU, for minibatches of 16,384 elements or more with observations of at
+            most 128 numbers, and without recurrence; otherwise all at once.
 
     Returns:
         `evaluate` of the same signature, which returns an `Output`; a `Policy` of a `Policy`.
