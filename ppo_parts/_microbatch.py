@@ -24,10 +24,10 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
     """Evaluate a network on pieces of at most `size` elements of a minibatch, one after another.
 
     The backward pass evaluates each piece again instead of storing its activations. The gradient is that of the whole
-    minibatch (up to rounding: losses, means and statistics are taken over all of it) with the memory of one piece. On one
-    core of a CPU, where the activations of a piece stay in the cache, large minibatches are faster as well; with several
-    cores XLA shares out a large minibatch, and all at once may be faster. Not for networks that mix elements, as batch
-    normalisation does.
+    minibatch (up to rounding: losses, means and statistics are taken over all of it) with the memory of one piece. On
+    one core of a CPU, where the activations of a piece stay in the cache, large minibatches are faster as well. With
+    several cores XLA shares out a large minibatch, and all at once may be faster. Not for networks that mix elements,
+    as batch normalisation does.
 
     Args:
         evaluate: the network, as in `learner`. Its distribution has to be a pytree of arrays.
