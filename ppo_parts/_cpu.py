@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -33,3 +34,11 @@ def sequential_vmap_on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.tree.unflatten(structure, jax.custom_batching.sequential_vmap(call)(list(traced.consts), given))
 
     return run
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use, which is how many threads XLA shares its work out to on a CPU."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return os.cpu_count() or 1

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from ._cpu import usable_cores
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import count
 from ._policy import evaluate_policy
@@ -26,14 +27,14 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
     The backward pass evaluates each piece again instead of storing its activations. The gradient is that of the whole
     minibatch (up to rounding: losses, means and statistics are taken over all of it) with the memory of one piece. On
     one core of a CPU, where the activations of a piece stay in the cache, large minibatches are faster as well. With
-    several cores XLA shares out a large minibatch, and all at once may be faster. Not for networks that mix elements,
+    several cores XLA shares out a large minibatch, and all at once is faster. Not for networks that mix elements,
     as batch normalisation does.
 
     Args:
         evaluate: the network, as in `learner`. Its distribution has to be a pytree of arrays.
         size: elements per piece; pieces of a recurrent policy are whole segments, at least one. "auto": 1024 where that
-            is faster on one core, which is on a CPU, for minibatches of 16,384 elements or more with observations of at
-            most 128 numbers, and without recurrence; otherwise all at once.
+            is faster, which is on a single core of a CPU, for minibatches of 16,384 elements or more with observations
+            of at most 128 numbers, and without recurrence; otherwise all at once.
 
     Returns:
         `evaluate` of the same signature, which returns an `Output`; a `Policy` of a `Policy`.
@@ -133,7 +134,7 @@ def _stuck_in_a_trace(structure: Any, leaves: Any, action: Any) -> Any:
 def _pieces_where_faster(batch: Batch, shape: tuple[int, ...], axis: int) -> int:
     wide = sum(math.prod(jnp.shape(x)[len(shape) :]) for x in jax.tree.leaves(batch.obs)) > MAX_INPUTS
     recurrent = bool(jax.tree.leaves(batch.carry))
-    if wide or recurrent or math.prod(shape) < MIN_ELEMENTS or jax.default_backend() != "cpu":
+    if wide or recurrent or math.prod(shape) < MIN_ELEMENTS or jax.default_backend() != "cpu" or usable_cores() > 1:
         return 1
     pieces, needed = _equal_pieces(shape, axis, PIECE_ELEMENTS)
     return pieces if pieces <= 2 * needed else 1

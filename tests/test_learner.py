@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import distributions
+from ppo_parts import _microbatch, distributions
 
 from . import reference
 from .common import (
@@ -856,11 +856,18 @@ def test_microbatches_need_less_memory():
 
 
 @pytest.mark.parametrize(
-    ("segments", "backend", "size", "pieces"),
-    [(128, "cpu", 2, 16), (124, "cpu", 2, 1), (128, "gpu", 2, 1), (131, "cpu", 2, 1), (128, "cpu", 200, 1)],
+    ("segments", "backend", "cores", "size", "pieces"),
+    [
+        (128, "cpu", 1, 2, 16),
+        (128, "cpu", 2, 2, 1),
+        (124, "cpu", 1, 2, 1),
+        (128, "gpu", 1, 2, 1),
+        (131, "cpu", 1, 2, 1),
+        (128, "cpu", 1, 200, 1),
+    ],
 )
-def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, backend, size, pieces):
-    """From 16,384 elements on, on a CPU, where the minibatch can be cut (131 is a prime)."""
+def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, backend, cores, size, pieces):
+    """From 16,384 elements on, on one core of a CPU, where the minibatch can be cut (131 is a prime)."""
     seen = []
 
     def recording(params, batch):
@@ -868,6 +875,7 @@ def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, ba
         return distributions.Categorical(batch.obs * params), batch.obs[..., 0]
 
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(_microbatch, "usable_cores", lambda: cores)
     shape = (128, segments)
     batch = pp.Batch(obs=jnp.ones((*shape, size)), action=jnp.ones(shape, int), log_prob=jnp.zeros(shape))
     pipeline = pp.chain(
