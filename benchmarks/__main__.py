@@ -14,7 +14,7 @@ COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what 
     "study": "what priorities, V-trace and refreshing are worth",
     "sweep": "a sweep of hyperparameters in one program",
     "kill": "kills a run at random moments and compares its end with an undisturbed one",
-    "vmapped_init": "trains ten vmapped seeds again and again on a busy CPU: does it ever stand still?",
+    "vmapped_init": "trains ten vmapped seeds again and again on a busy CPU: does it ever deadlock?",
     "attack": "damages, fills, removes and signals runs: are they identical, or is it said?",
     "report": "tables and pictures of the recorded results: docs/benchmarks.md",
     "compare": "what became slower between two recorded results",

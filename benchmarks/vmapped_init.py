@@ -1,9 +1,9 @@
-"""Train ten vmapped seeds again and again on a busy CPU: does it ever stand still?
+"""Train ten vmapped seeds again and again on a busy CPU: does it ever deadlock?
 
     python -m benchmarks vmapped_init --runs 500
 
 Each run initialises ten sets of parameters and makes two updates. A program that finishes no run for `--patience`
-seconds is said to stand still, and is ended. Why that used to happen: docs/decisions/0004-batched-lapack.md.
+seconds counts as deadlocked, and is ended. Why that used to happen: docs/decisions/0004-batched-lapack.md.
 """
 
 from __future__ import annotations

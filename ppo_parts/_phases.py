@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 from ._chain import Chain, chain, divider
@@ -11,8 +10,6 @@ from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import count
 from ._samplers import Sampler
 from ._types import Array, Batch, Context, Divider, Params, Part
-
-Trains = str | Callable[[Params], Any] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
