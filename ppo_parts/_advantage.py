@@ -165,7 +165,7 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
                 f"{jnp.shape(batch.advantage)}"
             )
         normalized = functional.advantage_normalize(
-            batch.advantage, batch.mask, axis=axis, ddof=ddof, eps=at(eps, context.step)
+            batch.advantage, axis=axis, ddof=ddof, eps=at(eps, context.step), mask=batch.mask
         )
         return batch.replace(advantage=normalized), state
 
@@ -234,6 +234,6 @@ def _seen(where: str, batch: Batch) -> tuple[Array, Array, Array]:
 
 def _write(batch: Batch, advantage: Array, target: Array) -> Batch:
     if batch.current is None:  # of several estimators, the last one's target is what the critic learns
-        variance = functional.explained_variance(batch.value, target, batch.mask)
+        variance = functional.explained_variance(batch.value, target, mask=batch.mask)
         batch = batch.replace(metrics={**batch.metrics, "explained_variance": variance})
     return batch.replace(advantage=advantage, target=target)

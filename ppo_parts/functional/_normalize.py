@@ -9,11 +9,11 @@ from ._common import Array, floating, kept, same_shape, scalar
 
 def advantage_normalize(
     advantage: Array,
-    mask: Array | None = None,
     *,
     axis: int | tuple[int, ...] | None = None,
     ddof: int = 0,
     eps: float | Array = 1e-8,
+    mask: Array | None = None,
 ) -> Array:
     r"""Subtract the mean and divide by the standard deviation. Gradients flow, also through both statistics.
 
@@ -26,10 +26,10 @@ def advantage_normalize(
 
     Args:
         advantage: any shape, floating.
-        mask: None, or 0/1 of the same shape; masked elements do not count, and are 0 in the result.
         axis: axis or axes over which the statistics are taken; None: all.
         ddof: number subtracted from the count in the variance, 0 (population) or 1 (sample).
         eps: added to the standard deviation, in the units of the advantage.
+        mask: None, or 0/1 of the same shape; masked elements do not count, and are 0 in the result.
 
     Returns:
         The standardised advantage, same shape and dtype. A group of equal elements, or of one, gives 0, not NaN.

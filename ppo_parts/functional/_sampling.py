@@ -49,7 +49,7 @@ def permutation(key: Array, size: int) -> Array:
 
 
 def segment_priorities(
-    advantage: Array, mask: Array | None = None, *, alpha: float | Array, eps: float | Array = 1e-6
+    advantage: Array, *, alpha: float | Array, eps: float | Array = 1e-6, mask: Array | None = None
 ) -> Array:
     r"""Probability of drawing each segment, from a power of its summed absolute advantage. Gradients are stopped.
 
@@ -61,9 +61,9 @@ def segment_priorities(
 
     Args:
         advantage: `[T, N]`; axis 0 is summed over.
-        mask: None, or 0/1 of the same shape; masked elements have no effect, whatever they contain.
         alpha: exponent, >= 0.
         eps: >= 0, added to every priority, so that every segment has a positive probability.
+        mask: None, or 0/1 of the same shape; masked elements have no effect, whatever they contain.
 
     Returns:
         `[N]` probabilities that sum to 1 (all 0 if everything is masked).

@@ -94,7 +94,7 @@ def clip_fraction(
     return outside.astype(jnp.result_type(log_ratio))
 
 
-def explained_variance(value: Array, target: Array, mask: Array | None = None) -> Array:
+def explained_variance(value: Array, target: Array, *, mask: Array | None = None) -> Array:
     r"""Compute the share of the target's variance that the value explains. Gradients are stopped.
 
     .. math:: 1 - \frac{\mathrm{Var}(\text{target} - v)}{\mathrm{Var}(\text{target})}
