@@ -355,9 +355,7 @@ def test_within_reads_the_policy_being_trained():
     params = make_params() | {"second": jnp.ones(3)}
     batch = rollout(masked=False)
     batch = batch.replace(extras={"target": batch.reward})
-    loss = pp.within(
-        pp.value_loss(), read={"value": "current.aux.second", "target": "extras.target"}, name="second"
-    )
+    loss = pp.within(pp.value_loss(), read={"value": "current.aux.second", "target": "extras.target"}, name="second")
     state, metrics = run(pp.chain(pp.full_batch(), loss), batch, params=params, policy=with_aux)
     gradient = jax.grad(lambda w: 0.5 * jnp.mean(jnp.square(batch.obs @ w - batch.reward)))(params["second"])
     np.testing.assert_allclose(state.params["second"], params["second"] - 0.1 * gradient, rtol=1e-5)

@@ -215,7 +215,9 @@ def test_losses_equal_their_reference(shape):
     for estimator in ("k1", "k2", "k3"):
         close(f.approx_kl(log_ratio, estimator=estimator), reference.approx_kl(log_ratio, estimator))
     for mask in (None, given["mask"]):
-        close(f.explained_variance(value, target, mask=mask), np.array(reference.explained_variance(value, target, mask)))
+        close(
+            f.explained_variance(value, target, mask=mask), np.array(reference.explained_variance(value, target, mask))
+        )
         close(f.masked_mean(value, mask), np.array(reference.masked_mean(value, mask)))
 
 
