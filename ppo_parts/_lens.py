@@ -1,4 +1,4 @@
-"""Existing parts on other fields: a second critic, a cost critic, two lambdas."""
+"""Run existing parts on other fields: for a second critic, a cost critic, or two lambdas."""
 
 from __future__ import annotations
 
@@ -145,7 +145,8 @@ def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
         >>> import ppo_parts as pp
         >>> part = pp.combine_advantages({"advantage": 2., "extras.advantage_intrinsic": 1.})
 
-    Reference: Burda et al. 2018, Exploration by Random Network Distillation, arXiv:1810.12894, section 2.3.
+    Reference: Burda et al. 2018, Exploration by Random Network Distillation, arXiv:1810.12894, the section on combining
+    intrinsic and extrinsic returns.
     """
     if not coefficients:
         raise UserValueError("combine_advantages: name at least one advantage")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._common import Array, ShapeError, accumulator, floating, same_shape
+from ._common import Array, ShapeError, accumulator_dtype, check_floating, check_same_shape
 from ._recurrence import Implementation, associative, choose, scan
 from ._steps import Steps, checked, cut_at_masked, effective
 
@@ -148,9 +148,9 @@ def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementa
         >>> reverse_recurrence(jnp.ones(3), jnp.full(3, .5)).tolist()
         [1.75, 1.5, 1.0]
     """
-    floating("reverse_recurrence", delta=delta)
-    same_shape("reverse_recurrence", delta=delta, trace=trace)
-    delta, trace, dtype = jnp.asarray(delta), jnp.asarray(trace), accumulator(delta)
+    check_floating("reverse_recurrence", delta=delta)
+    check_same_shape("reverse_recurrence", delta=delta, trace=trace)
+    delta, trace, dtype = jnp.asarray(delta), jnp.asarray(trace), accumulator_dtype(delta)
     if not delta.ndim:
         raise ShapeError("reverse_recurrence works along axis 0, time, and the delta given is a single number")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from ._common import Array, ShapeError, binary, floating, present, same_shape
+from ._common import Array, ShapeError, check_arrays, check_flags, check_floating, check_same_shape
 
 
 def next_values(
@@ -40,17 +40,17 @@ def next_values(
         >>> next_values(jnp.array([1., 2., 3.]), jnp.array(4.), jnp.array([0, 1, 0]), jnp.array([0., 9., 0.])).tolist()
         [2.0, 9.0, 4.0]
 
-    Reference: Pardo et al. 2018, Time Limits in Reinforcement Learning, arXiv:1712.00378, eq. 6.
+    Reference: Pardo et al. 2018, Time Limits in Reinforcement Learning, arXiv:1712.00378 (partial-episode bootstrapping).
     """
-    floating("next_values", value=value)
+    check_floating("next_values", value=value)
     if (truncated is None) != (final_value is None):
         raise ValueError(
             "next_values: give truncated and final_value together (final_value is V of the final "
             "observation of each truncated episode), or neither"
         )
-    same_shape("next_values", value=value, truncated=truncated, final_value=final_value)
-    present("next_values", last_value=last_value)
-    binary("next_values", truncated=truncated)
+    check_same_shape("next_values", value=value, truncated=truncated, final_value=final_value)
+    check_arrays("next_values", last_value=last_value)
+    check_flags("next_values", truncated=truncated)
     value = jnp.asarray(value)
     if not value.ndim:
         raise ShapeError("next_values works along axis 0, time, and the value given is a single number")

@@ -1,10 +1,10 @@
-"""Standardisation of advantages."""
+"""Normalization of advantages."""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 
-from ._common import Array, floating, kept, same_shape, scalar
+from ._common import Array, check_floating, check_same_shape, checked_scalar, zero_masked
 
 
 def advantage_normalize(
@@ -45,13 +45,13 @@ def advantage_normalize(
         >>> advantage_normalize(jnp.array([5.]), ddof=1).tolist()
         [0.0]
 
-    Reference: Andrychowicz et al. 2021, arXiv:2006.05990, section 3.5 (choice C67).
+    Reference: Andrychowicz et al. 2021, arXiv:2006.05990, the section on normalization and clipping.
     """
     where = "advantage_normalize"
-    floating(where, advantage=advantage)
-    same_shape(where, advantage=advantage, mask=mask)
-    eps = scalar(where, "eps", eps, 0)
-    (x,) = kept(where, mask, advantage)
+    check_floating(where, advantage=advantage)
+    check_same_shape(where, advantage=advantage, mask=mask)
+    eps = checked_scalar(where, "eps", eps, 0)
+    (x,) = zero_masked(where, mask, advantage)
     keep = jnp.ones_like(x) if mask is None else jnp.asarray(mask).astype(bool).astype(x.dtype)
     count = jnp.sum(keep, axis=axis, keepdims=True)
     mean = jnp.sum(x, axis=axis, keepdims=True) / jnp.maximum(count, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ._common import Array, concrete, floating, kept, same_shape, scalar
+from ._common import Array, check_floating, check_same_shape, checked_scalar, known_values, zero_masked
 
 
 def permutation(key: Array, size: int) -> Array:
@@ -81,10 +81,10 @@ def segment_priorities(
     Reference: PufferLib 3.0; the exponent is that of Schaul et al. 2016, arXiv:1511.05952, eq. 1.
     """
     where = "segment_priorities"
-    floating(where, advantage=advantage)
-    same_shape(where, advantage=advantage, mask=mask)
-    alpha, eps = scalar(where, "alpha", alpha, 0), scalar(where, "eps", eps, 0)
-    (kept_advantage,) = kept(where, mask, jax.lax.stop_gradient(advantage))
+    check_floating(where, advantage=advantage)
+    check_same_shape(where, advantage=advantage, mask=mask)
+    alpha, eps = checked_scalar(where, "alpha", alpha, 0), checked_scalar(where, "eps", eps, 0)
+    (kept_advantage,) = zero_masked(where, mask, jax.lax.stop_gradient(advantage))
     total = jnp.sum(jnp.abs(kept_advantage), axis=0)
     priority = jnp.where(jnp.isfinite(total), total, 0) ** alpha + eps
     if mask is not None:
@@ -120,12 +120,12 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: float | Ar
 
     Reference: Schaul et al. 2016, arXiv:1511.05952, section 3.4.
     """
-    floating("importance_weights", probabilities=probabilities)
+    check_floating("importance_weights", probabilities=probabilities)
     if not jnp.issubdtype(jnp.result_type(indices), jnp.integer):
         raise TypeError(f"importance_weights: indices must be integers, got {jnp.result_type(indices)}")
-    beta = scalar("importance_weights", "beta", beta, 0, 1)
+    beta = checked_scalar("importance_weights", "beta", beta, 0, 1)
     probabilities = jax.lax.stop_gradient(jnp.asarray(probabilities))
-    if (drawn := concrete(indices)) is not None:  # JAX would clamp or wrap indices out of range
+    if (drawn := known_values(indices)) is not None:  # JAX would clamp or wrap indices out of range
         number = probabilities.shape[0]
         outside = drawn[(drawn < 0) | (drawn >= number)]
         if outside.size:

@@ -8,13 +8,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._common import Array, ShapeError, accumulator, binary, concrete, fitting, floating, present, same_shape
+from ._common import (
+    Array,
+    ShapeError,
+    accumulator_dtype,
+    check_arrays,
+    check_flags,
+    check_floating,
+    check_same_shape,
+    checked_hyperparameter,
+    known_values,
+)
 
 
 class Steps(NamedTuple):
-    """What an estimator reads, of all steps `[T, ...]` or of one step `[...]`; None for what is not given.
+    """What an estimator reads, for all steps `[T, ...]` or for one step `[...]`; None for what is not given.
 
-    A hyperparameter (gamma and all that follow, except the log-ratio) may be a single number.
+    The hyperparameters, `gamma`, `gae_lambda` and the two clips, may be single numbers. Only `vtrace` has ratios and clips.
     """
 
     reward: Array
@@ -25,7 +35,7 @@ class Steps(NamedTuple):
     mask: Array | None
     gamma: Any
     gae_lambda: Any
-    log_ratio: Array | None = None
+    log_ratio: Any = None
     rho_clip: Any = None
     c_clip: Any = None
 
@@ -37,7 +47,7 @@ class Steps(NamedTuple):
 def unless(flag: Array | None, x: Array) -> Array:
     """Compute `(1 - flag) * x` with a select, because x may be anything where the flag is 1, including NaN.
 
-    Without a flag (None), this is x.
+    None means that no flag is set.
     """
     if flag is None:
         return x
@@ -53,19 +63,19 @@ def checked(where: str, x: Steps) -> Steps:
     The hyperparameters are converted to the dtype to compute in.
     """
     ratios = {} if x.rho_clip is None else {"log_ratio": x.log_ratio}
-    present(where, reward=x.reward, terminated=x.terminated)
-    floating(where, value=x.value, next_value=x.next_value, **ratios)
+    check_arrays(where, reward=x.reward, terminated=x.terminated)
+    check_floating(where, value=x.value, next_value=x.next_value, **ratios)
     ends = {"terminated": x.terminated, "truncated": x.truncated, "mask": x.mask}
-    same_shape(where, reward=x.reward, value=x.value, next_value=x.next_value, **ratios, **ends)
-    shape, dtype = jnp.shape(x.value), accumulator(x.value)
+    check_same_shape(where, reward=x.reward, value=x.value, next_value=x.next_value, **ratios, **ends)
+    shape, dtype = jnp.shape(x.value), accumulator_dtype(x.value)
     if not shape:
         raise ShapeError(f"{where} works along axis 0, time, and the value given is a single number")
-    binary(where, truncated=x.truncated, mask=x.mask)
+    check_flags(where, truncated=x.truncated, mask=x.mask)
     _check_terminated(where, x)
     numbers = {"gamma": (0, 1), "gae_lambda": (0, 1)}
     clips = {} if x.rho_clip is None else {"rho_clip": (0, np.inf), "c_clip": (0, np.inf)}
     fit = {
-        name: fitting(where, name, getattr(x, name), shape, *bounds, open_low=name in clips, dtype=dtype)
+        name: checked_hyperparameter(where, name, getattr(x, name), shape, *bounds, open_low=name in clips, dtype=dtype)
         for name, bounds in (numbers | clips).items()
     }
     return jax.tree.map(jnp.asarray, x._replace(**fit))
@@ -73,7 +83,7 @@ def checked(where: str, x: Steps) -> Steps:
 
 def _check_terminated(where: str, x: Steps) -> None:
     """Raise if an unmasked element of `terminated` is known not to be a probability."""
-    terminated, counts = concrete(x.terminated), concrete(True if x.mask is None else x.mask)
+    terminated, counts = known_values(x.terminated), known_values(True if x.mask is None else x.mask)
     if terminated is None or counts is None:
         return
     odd = ~((terminated >= 0) & (terminated <= 1)) & counts.astype(bool)
