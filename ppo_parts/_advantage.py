@@ -83,8 +83,8 @@ def vtrace(
     """Write `advantage` and `target` by V-trace, with the latest importance ratios.
 
     Before the sampler the ratio is `exp(log_ratio)`, which is 1 until a `refresh` writes it. After a sampler that keeps
-    time, ratio and values are those of the policy being trained. See `functional.vtrace` for the equations. Gradients do
-    not flow through it. Before the sampler it also writes the metric `explained_variance`.
+    time, ratio and values are those of the policy being trained. See `functional.vtrace` for the equations. Gradients
+    do not flow through it. Before the sampler it also writes the metric `explained_variance`.
 
     Args:
         gamma: discount per step, in [0, 1]; a schedule counts learner updates (so do the others).
@@ -204,7 +204,7 @@ def advantage_weight() -> Part:
 
 
 def align_weight(batch: Batch, like: Array) -> Array:
-    """Return the weight `[M]` of each sampled element with the axes of `like`: time comes before it, agents after it."""
+    """Return the weight `[M]` of each sampled element with the axes of `like`: time before it, agents after it."""
     weight, sampled = batch.weight, len(batch.axes) - 1
     return weight.reshape((1,) * sampled + weight.shape + (1,) * (like.ndim - sampled - 1)).astype(like.dtype)
 

@@ -46,9 +46,7 @@ def _scale_by_checked(learning_rate: Any) -> optax.GradientTransformationExtraAr
     def update(updates: Any, state: Any, params: Any = None, *, step: Any = None, **extra: Any) -> tuple[Any, Any]:
         del params, extra
         if step is None:
-            raise UserValueError(
-                "scale_by_update_schedule: update needs the extra argument step=..., which learner() passes"
-            )
+            raise UserValueError("scale_by_update_schedule: update needs the argument step=..., which learner() passes")
         scale = at(learning_rate, step)
         return jax.tree.map(lambda u: -jnp.asarray(scale, u.dtype) * u, updates), state
 
@@ -108,7 +106,7 @@ def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(params)}
         if len(sizes) != 1 or () in sizes:
             raise UserValueError(
-                "per_agent: the first axis of every parameter must be that of the agents, and their first axes have the "
+                "per_agent: the first axis of every parameter must be that of the agents, and the first axes have the "
                 f"sizes {sorted(sizes)}; parameters that agents share do not need per_agent"
             )
         return jax.vmap(inner.init)(params)

@@ -41,8 +41,8 @@ def kl_early_stop(
       minibatch (CleanRL; jaxagents with `estimator="k1", reduction="sum"`), `over="mean"` by the mean over them.
 
     Without `vmap`, a stop skips the remaining computation. If a chain has several of these parts, the first whose
-    threshold is exceeded stops it. Metric: `<name>`, the divergence, averaged over the minibatches that ran. The learner
-    adds `minibatches`, `epochs` and `early_stopped`.
+    threshold is exceeded stops it. Metric: `<name>`, the divergence, averaged over the minibatches that ran. The
+    learner adds `minibatches`, `epochs` and `early_stopped`.
 
     Args:
         target_kl: threshold, in nats, >= 0; a schedule counts learner updates.
