@@ -394,7 +394,8 @@ class MultiCategorical(_Distribution):
         self._check_same_kind(other)
         if len(self.parts) != len(other.parts):
             raise ShapeError(
-                f"MultiCategorical.kl_divergence: the two distributions have {len(self.parts)} and {len(other.parts)} choices"
+                f"MultiCategorical.kl_divergence: the two distributions have {len(self.parts)} and {len(other.parts)} "
+                "choices"
             )
         return _total(ours.kl_divergence(theirs) for ours, theirs in zip(self.parts, other.parts, strict=True))
 
@@ -462,6 +463,6 @@ def _check_trailing_axes(where: str, whose: str, shape: tuple[int, ...], value: 
 def _check_equal_shapes(where: str, ours: Array, theirs: Array) -> None:
     if ours.shape != theirs.shape:
         raise ShapeError(
-            f"{where}.kl_divergence: the two distributions have the shapes {ours.shape} and {theirs.shape}, and nothing is "
-            "broadcast"
+            f"{where}.kl_divergence: the two distributions have the shapes {ours.shape} and {theirs.shape}, and "
+            "nothing is broadcast"
         )

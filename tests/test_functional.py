@@ -1,5 +1,6 @@
 """The array layer: worked numbers, float64 references, gradients, and what each function becomes at its limits."""
 
+import inspect
 import itertools
 import re
 
@@ -808,3 +809,12 @@ def test_a_permutation_has_a_size():
     with pytest.raises(ValueError, match="at least 1, got 0"):
         f.permutation(jax.random.key(0), 0)
     assert jax.eval_shape(lambda key: f.permutation(key, 2**24 + 1), jax.random.key(0)).shape == (2**24 + 1,)
+
+
+def test_mask_is_a_keyword_everywhere():
+    """Except in `masked_mean`, whose subject it is."""
+    for function in vars(f).values():
+        parameters = inspect.signature(function).parameters if inspect.isfunction(function) else {}
+        if "mask" in parameters and function is not f.masked_mean:
+            assert parameters["mask"].kind == inspect.Parameter.KEYWORD_ONLY, function.__name__
+            assert list(parameters)[-1] == "mask" or function in (f.gae, f.vtrace), function.__name__

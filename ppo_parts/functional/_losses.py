@@ -41,7 +41,7 @@ def clipped_surrogate(
         The loss per element (to be minimised), same shape, in the dtype of `log_ratio`.
 
     Raises:
-        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: a hyperparameter is out of its range.
+        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: a hyperparameter is out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -143,7 +143,7 @@ def clipped_value_loss(
         The loss per element, same shape, in squared reward units and in the dtype of `value`.
 
     Raises:
-        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: `clip_eps` is out of its range.
+        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: `clip_eps` is out of range.
 
     Example:
         >>> import jax.numpy as jnp

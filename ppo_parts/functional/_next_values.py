@@ -40,7 +40,7 @@ def next_values(
         >>> next_values(jnp.array([1., 2., 3.]), jnp.array(4.), jnp.array([0, 1, 0]), jnp.array([0., 9., 0.])).tolist()
         [2.0, 9.0, 4.0]
 
-    Reference: Pardo et al. 2018, Time Limits in Reinforcement Learning, arXiv:1712.00378 (partial-episode bootstrapping).
+    Reference: Pardo et al. 2018, Time Limits in Reinforcement Learning, arXiv:1712.00378, partial-episode bootstrap.
     """
     check_floating("next_values", value=value)
     if (truncated is None) != (final_value is None):

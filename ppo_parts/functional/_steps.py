@@ -24,7 +24,7 @@ from ._common import (
 class Steps(NamedTuple):
     """What an estimator reads, for all steps `[T, ...]` or for one step `[...]`; None for what is not given.
 
-    The hyperparameters, `gamma`, `gae_lambda` and the two clips, may be single numbers. Only `vtrace` has ratios and clips.
+    `gamma`, `gae_lambda` and the two clips may be single numbers. Only `vtrace` has ratios and clips.
     """
 
     reward: Array
