@@ -1,4 +1,4 @@
-"""Normalization of advantages."""
+"""Standardisation of advantages."""
 
 from __future__ import annotations
 
