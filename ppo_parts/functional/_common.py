@@ -198,7 +198,7 @@ def masked_sum(x: Array, mask: Array | None = None, axis: Axes = None) -> Array:
 
 
 def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None, keepdims: bool = False) -> Array:
-    r"""Mean over the elements where `mask` is 1. Gradients flow to `x`; they are 0 for masked elements.
+    r"""Compute the mean over the elements where `mask` is 1. Gradients flow to `x`; they are 0 for masked elements.
 
     .. math:: \bar x = \frac{\sum_i m_i x_i}{\max(1, \sum_i m_i)}
 

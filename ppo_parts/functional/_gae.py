@@ -30,7 +30,7 @@ def gae(
     stop_gradient: bool = True,
     implementation: Implementation = "auto",
 ) -> Advantages:
-    r"""Generalized advantage estimation, correct at terminations *and* truncations. Gradients are stopped.
+    r"""Compute generalized advantage estimates, correct at terminations *and* truncations. Gradients are stopped.
 
     The result is constant when the loss is differentiated, so it may be computed inside the loss. With
     `stop_gradient=False`, gradients flow to all floating inputs.

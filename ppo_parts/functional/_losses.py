@@ -19,7 +19,7 @@ def clipped_surrogate(
     dual_clip: float | Array | None = None,
     mask: Array | None = None,
 ) -> Array:
-    r"""PPO's clipped objective, as a loss per element. Gradients flow to `log_ratio`; `advantage` is a constant.
+    r"""Compute PPO's clipped objective as a loss per element. Gradients flow to `log_ratio`; `advantage` is a constant.
 
     .. math:: L_i = -\min\left(r_i A_i,\ \mathrm{clip}(r_i, 1-\epsilon, 1+\epsilon_{high}) A_i\right),
               \qquad r_i = e^{\ell_i}
@@ -93,7 +93,7 @@ def _bounded_ratio(ratio: Array, advantage: Array, low: Array, high: Array, limi
 
 
 def value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Array:
-    r"""Half the squared error, per element. Gradients flow to `value`; `target` is a constant.
+    r"""Compute half the squared error per element. Gradients flow to `value`; `target` is a constant.
 
     .. math:: L_i = \frac{1}{2}(v_i - \text{target}_i)^2
 
@@ -124,7 +124,7 @@ def value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Arr
 def clipped_value_loss(
     value: Array, old_value: Array, target: Array, *, clip_eps: float | Array, mask: Array | None = None
 ) -> Array:
-    r"""Value loss that does not reward moving far from the old prediction. Gradients flow only to `value`.
+    r"""Compute a value loss that does not reward moving far from the old prediction. Gradients flow only to `value`.
 
     .. math:: L_i = \frac{1}{2}\max\left((v_i - \text{target}_i)^2,\ (v^{clip}_i - \text{target}_i)^2\right),
               \qquad v^{clip}_i = v^{old}_i + \mathrm{clip}(v_i - v^{old}_i, -\epsilon, \epsilon)

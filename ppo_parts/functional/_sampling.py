@@ -51,7 +51,7 @@ def permutation(key: Array, size: int) -> Array:
 def segment_priorities(
     advantage: Array, *, alpha: float | Array, eps: float | Array = 1e-6, mask: Array | None = None
 ) -> Array:
-    r"""Probability of drawing each segment, from a power of its summed absolute advantage. Gradients are stopped.
+    r"""Compute the probability of each segment from a power of its summed absolute advantage. Gradients are stopped.
 
     .. math:: w_n = \Big(\sum_t m_{tn} |A_{tn}|\Big)^{\alpha}, \qquad
               P_n = \frac{w_n + \epsilon}{\sum_k (w_k + \epsilon)}
@@ -94,7 +94,7 @@ def segment_priorities(
 
 
 def importance_weights(probabilities: Array, indices: Array, *, beta: float | Array, normalize: bool = False) -> Array:
-    r"""Weights that undo prioritised sampling. Gradients are stopped.
+    r"""Compute the weights that undo prioritised sampling. Gradients are stopped.
 
     .. math:: w_i = (N \cdot P_i)^{-\beta}, \qquad N = \#\{n : P_n > 0\}
 
@@ -110,8 +110,8 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: float | Ar
         `[M]` weights, in the dtype of `probabilities`.
 
     Raises:
-        TypeError: `indices` are not integers, or `probabilities` are not floating. ValueError: `beta` is out of its
-            range, or a known index is (traced indices are not checked).
+        TypeError: `indices` are not integers, or `probabilities` are not floating. ValueError: `beta` or a known index
+            is out of its range (traced indices are not checked).
 
     Example:
         >>> import jax.numpy as jnp

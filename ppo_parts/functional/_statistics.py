@@ -76,7 +76,8 @@ def clip_fraction(
         0.0 or 1.0 per element; usually the mean is logged.
 
     Raises:
-        ShapeError: `mask` has another shape. TypeError: `log_ratio` is not floating. ValueError: a clip is out of range.
+        ShapeError: `mask` has another shape. TypeError: `log_ratio` is not floating. ValueError: a hyperparameter is
+            out of range.
 
     Example:
         >>> import jax.numpy as jnp

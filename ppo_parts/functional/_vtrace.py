@@ -36,7 +36,7 @@ def vtrace(
     stop_gradient: bool = True,
     implementation: Implementation = "auto",
 ) -> VTrace:
-    r"""V-trace: GAE with TD errors and traces weighted by clipped importance ratios. Gradients are stopped.
+    r"""Compute V-trace: GAE with TD errors and traces weighted by clipped importance ratios. Gradients are stopped.
 
     The result is constant when the loss is differentiated, so it may be computed inside the loss. With
     `stop_gradient=False`, gradients flow to all floating inputs.
