@@ -339,7 +339,7 @@ def test_an_action_that_is_none_has_no_probability(action):
 
 
 def test_actions_have_the_shape_of_their_logits():
-    with pytest.raises(ValueError, match=r"actions have shape \(4, 1\), their logits \(4, 3\)"):
+    with pytest.raises(ValueError, match=r"actions have shape \(4, 1\) and their logits \(4, 3\)"):
         distributions.Categorical(jnp.zeros((4, 3))).log_prob(jnp.zeros((4, 1), int))
 
 
