@@ -349,7 +349,7 @@ def test_normal_says_what_is_wrong():
     with pytest.raises(pp.ShapeError, match="single number"):
         distributions.Normal(jnp.zeros(()), 1.0)
     for scale in (jnp.ones(4), jnp.ones((4, 1)), jnp.ones((1, 3))):
-        with pytest.raises(pp.ShapeError, match=r"scale must have the same shape, \(3,\) or \(\)"):
+        with pytest.raises(pp.ShapeError, match=r"scale must have the shape of loc, \(3,\) or \(\)"):
             distributions.Normal(jnp.zeros((4, 3)), scale)
 
 

@@ -21,22 +21,21 @@ def estimate(
     where: str,
     steps: Steps,
     terms: Terms,
-    policy_advantage: PolicyAdvantage | None = None,
-    *,
     stop_gradient: bool,
     implementation: Implementation,
+    policy_advantage: PolicyAdvantage | None = None,
 ) -> tuple[Array, ...]:
     """Check the inputs and solve the recursion whose terms these are.
 
-    Both functions are elementwise, so that they compute a single step as well as all steps at once.
+    The functions `terms` and `policy_advantage` are elementwise: they compute a single step or all steps at once.
 
     Args:
         where: name of the estimator in error messages.
         steps: the inputs, as the caller gave them.
         terms: `steps -> (delta, trace)`.
-        policy_advantage: `(steps, next target) -> policy advantage`; None: there is none.
         stop_gradient: whether the result is constant under differentiation.
         implementation: as in `gae`.
+        policy_advantage: `(steps, next target) -> policy advantage`; None: there is none.
 
     Returns:
         Error (the solution), target (= error + value) and, if there is one, the policy advantage.

@@ -92,5 +92,7 @@ def gae(
         trace = unless(x.truncated, unless(x.terminated, x.gamma * x.gae_lambda))
         return delta, trace
 
+    # `estimate` checks the steps, applies the mask, solves A_t = delta_t + trace_t A_{t+1}, and adds the value.
     steps = Steps(reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda)
-    return Advantages(*estimate("gae", steps, terms, stop_gradient=stop_gradient, implementation=implementation))
+    advantage, target = estimate("gae", steps, terms, stop_gradient, implementation)
+    return Advantages(advantage, target)

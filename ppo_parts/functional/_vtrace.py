@@ -92,12 +92,12 @@ def vtrace(
         follows = next_target if x.truncated is None else jnp.where(x.truncated, x.next_value, next_target)
         return td_error(x, follows)
 
+    # `estimate` checks the steps, applies the mask, solves e_t = (rho delta)_t + trace_t e_{t+1}, and adds the value.
     steps = Steps(
         reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda, log_ratio, rho_clip, c_clip
     )
-    return VTrace(
-        *estimate("vtrace", steps, terms, policy_advantage, stop_gradient=stop_gradient, implementation=implementation)
-    )
+    error, target, advantage = estimate("vtrace", steps, terms, stop_gradient, implementation, policy_advantage)
+    return VTrace(error, target, advantage)
 
 
 def _ratio(x: Steps) -> Array:
