@@ -29,7 +29,7 @@ def clipped_surrogate(
 
     Args:
         clip_eps: clip range, > 0; a schedule counts learner updates (so do the others).
-        clip_eps_high: clip range above 1; None: `clip_eps`.
+        clip_eps_high: clip range above 1 (DAPO's clip-higher); None: `clip_eps`.
         dual_clip: None, or a bound c > 1 for elements with a negative advantage.
         name: key in `losses`.
 
@@ -42,7 +42,7 @@ def clipped_surrogate(
         ...
         ppo_parts.UserValueError: clipped_surrogate: clip_eps must lie in (0, inf), got -0.2
 
-    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
+    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7. Dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """
     clip_eps = number("clipped_surrogate", "clip_eps", clip_eps, 0, open_low=True)
     if clip_eps_high is not None:

@@ -45,12 +45,13 @@ def kl_early_stop(
     learner adds `minibatches`, `epochs` and `early_stopped`.
 
     Args:
-        target_kl: threshold, in nats, >= 0; a schedule counts learner updates.
+        target_kl: threshold, in nats (with `reduction="sum"`, in nats times elements), >= 0; a schedule counts learner
+            updates.
         estimator: "k1", "k2" or "k3".
         reduction: over the elements of a minibatch: "mean", or "sum" (which grows with the minibatch).
         check: "minibatch" or "epoch".
         over: with `check="epoch"`: "last" or "mean".
-        name: key in `metrics`.
+        name: key in `metrics`; several of these parts in a chain need different names.
 
     Place: after the sampler.
 
@@ -60,6 +61,7 @@ def kl_early_stop(
         >>> stable_baselines3 = pp.kl_early_stop(1.5 * .01)
 
     Reference: Dossa et al. 2021, An Empirical Investigation of Early Stopping Optimizations in PPO, IEEE Access.
+    Estimators: Schulman 2020, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html.
     """
     target_kl = number("kl_early_stop", "target_kl", target_kl, 0)
     choice("kl_early_stop", "estimator", estimator, ("k1", "k2", "k3"))
@@ -99,8 +101,9 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
     """Stop this phase's gradient steps, for this update, when a metric of the minibatch exceeds a limit, or is NaN.
 
     Args:
-        metric: name of a metric that a part before this one adds, such as "clip_fraction".
-        limit: a schedule counts learner updates.
+        metric: name of a metric that a part before this one adds, such as "clip_fraction". The learner's own metrics, such
+            as "grad_norm", do not exist yet when parts run.
+        limit: any number; a schedule counts learner updates.
         check: "minibatch": neither the minibatch that exceeds nor any later one is applied. "epoch": judged on the last
             minibatch of each epoch, whose steps all stay applied.
 
