@@ -101,8 +101,8 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
     """Stop this phase's gradient steps, for this update, when a metric of the minibatch exceeds a limit, or is NaN.
 
     Args:
-        metric: name of a metric that a part before this one adds, such as "clip_fraction". The learner's own metrics, such
-            as "grad_norm", do not exist yet when parts run.
+        metric: name of a metric that a part before this one adds, such as "clip_fraction". The learner's own metrics,
+            such as "grad_norm", do not exist yet when parts run.
         limit: any number; a schedule counts learner updates.
         check: "minibatch": neither the minibatch that exceeds nor any later one is applied. "epoch": judged on the last
             minibatch of each epoch, whose steps all stay applied.
