@@ -12,17 +12,7 @@ from ._policy import follow
 from ._types import Array, Batch, Context, EmptyState, Part, no_state, require
 from .functional._recurrence import known
 
-ESTIMATOR_READS = (
-    "reward",
-    "value",
-    "next_value",
-    "terminated",
-    "truncated",
-    "mask",
-    "log_ratio",
-    "log_prob",
-    "current",
-)
+ESTIMATOR_READS = ("reward", "value", "next_value", "terminated", "truncated", "mask", "current")
 
 
 def gae(*, gamma: Numeric, gae_lambda: Numeric, implementation: functional.Implementation = "auto") -> Part:
@@ -54,7 +44,7 @@ def gae(*, gamma: Numeric, gae_lambda: Numeric, implementation: functional.Imple
     known("gae", implementation)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        value, next_value, _ = _latest("gae", batch)
+        value, next_value = _latest_values("gae", batch)
         out = functional.gae(
             batch.reward,
             value,
@@ -110,9 +100,9 @@ def vtrace(
     known("vtrace", implementation)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        value, next_value, log_ratio = _latest("vtrace", batch)
+        value, next_value = _latest_values("vtrace", batch)
         out = functional.vtrace(
-            log_ratio,
+            _latest_log_ratio(batch),
             batch.reward,
             value,
             next_value,
@@ -127,7 +117,8 @@ def vtrace(
         )
         return _write(batch, out.policy_advantage if policy_gradient else out.error, out.target), state
 
-    return Part(no_state, update, "vtrace", provides=("advantage", "target"), reads=ESTIMATOR_READS, needs_time=True)
+    reads = (*ESTIMATOR_READS, "log_ratio", "log_prob")
+    return Part(no_state, update, "vtrace", provides=("advantage", "target"), reads=reads, needs_time=True)
 
 
 def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int = 0, eps: Numeric = 1e-8) -> Part:
@@ -209,8 +200,8 @@ def align_weight(batch: Batch, like: Array) -> Array:
     return weight.reshape((1,) * sampled + weight.shape + (1,) * (like.ndim - sampled - 1)).astype(like.dtype)
 
 
-def _latest(where: str, batch: Batch) -> tuple[Array, Array, Array]:
-    """Return value, next value and log-ratio of the latest policy that has been evaluated on the batch."""
+def _latest_values(where: str, batch: Batch) -> tuple[Array, Array]:
+    """Return value and next value of the latest policy that has been evaluated on the batch."""
     require(
         batch,
         where,
@@ -220,15 +211,21 @@ def _latest(where: str, batch: Batch) -> tuple[Array, Array, Array]:
         value="it is V(obs) when the step was taken, from a policy with a critic",
     )
     if batch.current is None:
-        log_ratio = jnp.zeros_like(batch.value) if batch.log_ratio is None else batch.log_ratio
-        return batch.value, batch.next_value, log_ratio
+        return batch.value, batch.next_value
     if batch.current.value is None:
         raise UserValueError(
             f"{where}: the policy has no value, and an advantage along time needs one: give the policy "
             "a critic, or write the advantage with a part of your own"
         )
     value = jax.lax.stop_gradient(batch.current.value)
-    return value, follow(batch, value), jax.lax.stop_gradient(batch.current_log_ratio())
+    return value, follow(batch, value)
+
+
+def _latest_log_ratio(batch: Batch) -> Array:
+    """Return the log-ratio of the latest policy that has been evaluated on the batch."""
+    if batch.current is not None:
+        return jax.lax.stop_gradient(batch.current_log_ratio())
+    return jnp.zeros_like(batch.value) if batch.log_ratio is None else batch.log_ratio
 
 
 def _write(batch: Batch, advantage: Array, target: Array) -> Batch:
