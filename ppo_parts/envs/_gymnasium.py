@@ -134,12 +134,19 @@ def make_ale(game: str, *, episodic_life: bool = False, timeout: float | None = 
         raise unknown_env(game, "Atari", roms.get_all_rom_ids())
 
     def make(num_envs: int) -> Any:
-        mode = {"autoreset_mode": "SameStep", "reward_clipping": False, "episodic_life": episodic_life}
+        # `life_loss_info` terminates an episode without resetting the game, which AtariVectorEnv's `episodic_life` does.
+        mode = {"autoreset_mode": "SameStep", "reward_clipping": False, "life_loss_info": episodic_life}
         return vector.AtariVectorEnv(game, num_envs, **mode, **kwargs)
 
     return from_host(lambda num_envs: _Atari(make(num_envs), timeout))
 
 
 class _Atari(GymnasiumVector):
+    """Atari games, in which a lost life may terminate an episode, while the game continues."""
+
+    lives: Any = 0  # after the last step
+
     def game_over(self, over: np.ndarray, info: Any) -> np.ndarray:
-        return over & (info["lives"] == 0)
+        """Where a new game began: there are fewer lives after one was lost, and as many or more in a new game."""
+        before, self.lives = self.lives, info["lives"].copy()
+        return over & (self.lives >= before)
