@@ -88,10 +88,13 @@ def measure(task: str, steps: int, variant: str, first_seed: int, seeds: int) ->
         return jnp.mean(train.evaluate_policy(key, state, EPISODES, mode=True).episode_return)
 
     advance, evaluate = jax.jit(jax.vmap(several)), jax.jit(jax.vmap(play, in_axes=(0, 0, None)))
-    state, began, rows = jax.jit(jax.vmap(train.init))(keys), time.perf_counter(), []
+    state, began = jax.jit(jax.vmap(train.init))(keys), time.perf_counter()
+    rows: list[dict[str, Any]] = []
+    seen: list[tuple[np.ndarray, np.ndarray]] = []  # returns and numbers of episodes, [seeds, updates]
     for number in range(train.num_updates // every):
         state, metrics = advance(state)
-        returns, episodes = np.asarray(metrics["episode_return"]), np.asarray(metrics["episodes"])
+        seen.append((np.asarray(metrics["episode_return"]), np.asarray(metrics["episodes"])))
+        returns, episodes = (np.concatenate(x, axis=1) for x in zip(*seen, strict=True))
         row = {
             "env_steps": (number + 1) * every * train.steps_per_update,
             "evaluation": np.asarray(evaluate(keys, state, jnp.int32(number))),
