@@ -7,23 +7,21 @@ import contextlib
 import dataclasses
 import decimal
 import inspect
-import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-import jax
-
 from .._errors import UserError, UserValueError
 from .._extras import require_package
 from ..envs import is_discrete
 from ..functional import ShapeError
-from ._config import check_config, check_memory, kinds_of, ranges
+from ._config import check_config, kinds_of, ranges
+from ._config_file import stored_config, stored_run
+from ._device import check_device, check_memory
 from ._options import RunOptions, stored_options
 from ._run import run
-from ._stored import stored_config, stored_run
 from ._train import Train
 
 
@@ -71,7 +69,7 @@ def main(
         given = _parsed(config, options, default, presets, argv, prog, sys.modules[make_train.__module__].__doc__)
         check_config(given.config, flags=True)
         check_config(given.run, flags=True)
-        _check_device()
+        check_device()
         train = make_train(given.config)
         check_memory(train, given.run.num_seeds)
         if known.preset is None and before is None:
@@ -199,15 +197,6 @@ def whole_number(text: str) -> int:
     if not number.is_finite() or number != int(number):
         raise ValueError(f"{text!r} is not a whole number")
     return int(number)
-
-
-def _check_device() -> None:
-    try:
-        jax.devices()
-    except RuntimeError as error:
-        asked = os.environ.get("JAX_PLATFORMS")
-        remedy = "" if asked is None else f". JAX_PLATFORMS={asked} asks for it: unset it to use what there is"
-        raise UserValueError(f"JAX cannot start: {str(error).splitlines()[0].rstrip('.')}{remedy}") from error
 
 
 def fitting_preset(presets: Collection[str], env_id: str, env: Any) -> str:

@@ -66,6 +66,11 @@ KEPT = tuple(
 """Options that a resumed run takes over; all except `num_seeds` may be given again."""
 
 
+def kept_options(options: RunOptions) -> dict[str, Any]:
+    """The options that `config.json` stores."""
+    return {name: getattr(options, name) for name in KEPT}
+
+
 def stored_options(stored: Mapping[str, Any]) -> RunOptions:
     """The options of a run that are stored in its `config.json`."""
     return RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT})

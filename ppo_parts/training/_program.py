@@ -1,7 +1,9 @@
-"""A program that runs as many updates in one device call as fit into a few seconds."""
+"""What a run computes on its device: its first state, its updates and its evaluations."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._metrics import Metrics
+from ._evaluate import metrics_of
+from ._options import RunOptions
+from ._train import Train, seed_keys, vmap_over_seeds
 
 SECONDS = 2.0
 """Intended duration of a device call. The host can do nothing during a call, such as saving after a signal."""
@@ -64,3 +69,57 @@ def compiled(step: Callable[[Any], Any], state: Any, num_updates: int, num_seeds
         return state, {name: values[..., measured.names.index(name)] for name in sorted(measured)}
 
     return advance
+
+
+@dataclasses.dataclass
+class Program:
+    """What a run computes on its device, for all its seeds at once.
+
+    The host loop calls only these three methods. Another class with the same methods runs elsewhere: on many devices,
+    or on environments that are not written in JAX.
+
+    Attributes:
+        train, seed, options: the run, its first seed, and its options.
+        compile: makes the program that runs updates; see `compiled`.
+    """
+
+    train: Train
+    seed: int
+    options: RunOptions
+    compile: Callable[..., Advance] = compiled
+
+    def initial(self) -> Any:
+        """Return the state before the first update."""
+        return jax.jit(vmap_over_seeds(self.train.init, self.options.num_seeds))(self._keys)
+
+    def advance_from(self, state: Any) -> Advance:
+        """Compile `advance(state, most) -> (state, metrics)` for states like this one."""
+        num_seeds = self.options.num_seeds
+        step = vmap_over_seeds(self.train.compiled_step, num_seeds)
+        return self.compile(step, state, self.train.num_updates, num_seeds, Pace())
+
+    def evaluate(self, state: Any, update: int) -> dict[str, Any]:
+        """Return the metrics of an evaluation after an update, each a number, or `[seeds]`.
+
+        Its keys depend only on the seed and the update, so an evaluation does not affect training and can be repeated.
+        """
+        played = jax.device_get(self._play(state, jnp.asarray(update, jnp.int32)))
+        return metrics_of(played, seed_axes=int(self.options.num_seeds > 1))
+
+    @functools.cached_property
+    def _play(self) -> Callable[[Any, jax.Array], Any]:
+        """One compiled program for all evaluations."""
+
+        def play(state: Any, update: jax.Array) -> Any:
+            def of_seed(seed: tuple[jax.Array, Any]) -> Any:
+                key, state = seed
+                key = jax.random.fold_in(jax.random.fold_in(key, 2**20), update)
+                return self.train.evaluate_policy(key, state, self.options.eval_episodes, mode=self.options.eval_mode)
+
+            return vmap_over_seeds(of_seed, self.options.num_seeds)((self._keys, state))
+
+        return jax.jit(play)
+
+    @functools.cached_property
+    def _keys(self) -> jax.Array:
+        return seed_keys(self.seed, self.options.num_seeds)

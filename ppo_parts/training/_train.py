@@ -66,6 +66,12 @@ class Train:
         """Shapes and dtypes of the state, and of the metrics of an update."""
         return jax.eval_shape(lambda key: self.compiled_step(self.init(key)), jax.random.key(0))
 
+    def state_shapes(self, num_seeds: int = 1) -> TrainState:
+        """Shapes and dtypes of the state of a run with several seeds, which are the first axis of every array."""
+        if num_seeds == 1:
+            return self.shapes[0]
+        return jax.eval_shape(lambda: jax.vmap(self.init)(seed_keys(0, num_seeds)))
+
     @functools.cached_property
     def compiled_step(self) -> Callable[[TrainState], tuple[TrainState, dict[str, Array]]]:
         """`jax.jit(step)`, cached so that it is traced only once."""
