@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from .._errors import UserError, UserTypeError, UserValueError
+from .._errors import UserTypeError, UserValueError
 from .._hyperparameters import bounds, choice, count, number
 from ._train import updates_in
 
@@ -93,7 +93,7 @@ def ranges(kind: type) -> dict[str, Range]:
     return found
 
 
-def check_config(config: Any, *, flags: bool = False) -> None:
+def check_config(config: Any) -> None:
     """Raise if a field of a dataclass does not have its declared type, or lies outside its declared range.
 
     Declare the range next to the type: `gamma: Annotated[float, training.between(0, 1)] = 0.99`. Float fields may hold
@@ -101,7 +101,6 @@ def check_config(config: Any, *, flags: bool = False) -> None:
 
     Args:
         config: an instance of a dataclass.
-        flags: name the fields as on the command line, `--max-grad-norm`.
 
     Raises:
         UserTypeError, UserValueError: names the first invalid field, its value, and the values it may hold.
@@ -121,13 +120,7 @@ def check_config(config: Any, *, flags: bool = False) -> None:
     """
     where, declared = type(config).__name__, ranges(type(config))
     for name, hint in get_type_hints(type(config)).items():
-        try:
-            _check_field(where, name, getattr(config, name), hint, declared.get(name))
-        except UserError as error:
-            if not flags:
-                raise
-            message = str(error).removeprefix(f"{where}: {name}")
-            raise type(error)(f"--{name.replace('_', '-')}{message}") from None
+        _check_field(where, name, getattr(config, name), hint, declared.get(name))
 
 
 def _check_field(where: str, name: str, value: Any, hint: Any, declared: Range | None) -> None:

@@ -25,8 +25,8 @@ from benchmarks._runs import (
     tiny,
 )
 from ppo_parts.training import RunOptions
-from ppo_parts.training._writer import open_run
 from ppo_parts.training._program import Pace, compiled
+from ppo_parts.training._writer import open_run
 
 
 def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
@@ -50,6 +50,10 @@ def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
     played = result["evaluation"]
     assert played["episodes"] == 3 == played["terminated"] + played["truncated"]
     assert played["episode_return"]["mean"] == pytest.approx(played["episode_length"])  # CartPole pays 1 a step
+    timing = result["timing"]
+    assert timing["env_steps"] == 16 * UPDATES
+    assert timing["steps_per_second"] == pytest.approx(16 * UPDATES / timing["seconds"])
+    assert timing["device"] == jax.devices()[0].device_kind
     assert steps(folder) == [8, 12]
     earlier, later = (checkpoint(folder, step)["key"] for step in (8, 12))
     assert not np.array_equal(earlier, later)  # every update has keys of its own
@@ -61,7 +65,15 @@ def test_tensorboard_has_the_metrics_at_their_environment_steps(whole):
     assert set(seen) >= {"charts/episode_return", "losses/loss", "losses/approx_kl", "time/steps_per_second"}
     assert list(seen["losses/loss"]) == [row["env_steps"] for row in found[1::2]]
     for row, after in zip(found[::2], found[1::2], strict=True):
-        assert seen["losses/loss"][after["env_steps"]] == pytest.approx((row["loss"] + after["loss"]) / 2, rel=1e-5, abs=1e-7)
+        assert seen["losses/loss"][after["env_steps"]] == pytest.approx(
+            (row["loss"] + after["loss"]) / 2, rel=1e-5, abs=1e-7
+        )
+
+
+def test_run_records_the_learning_rate_of_its_schedule(whole):
+    config = tiny()
+    found = [row["learning_rate"] for row in rows(whole[0])]
+    assert found == pytest.approx([config.learning_rate * (1 - i / UPDATES) for i in range(UPDATES)])
 
 
 def test_run_of_several_seeds_is_one_program(whole, train, place):
@@ -149,7 +161,7 @@ def test_run_options_are_checked_before_a_folder_is_made(train, tmp_path, option
         ({"eval_every": 2}, "run: eval_every=2 needs eval_episodes"),
         (
             {"best_metric": "episode_retrun"},
-            "best_metric='episode_retrun' is not measured in this run; there are appr",
+            "best_metric='episode_retrun' is not measured in this run; there are 'appr",
         ),
         (
             {"best_metric": "evaluation/episode_return"},
@@ -158,7 +170,10 @@ def test_run_options_are_checked_before_a_folder_is_made(train, tmp_path, option
         ({"checkpoint_minutes": 0}, "run: checkpoint_minutes must be more than 0, got 0"),
         ({"on_nonfinite": "ignore"}, "on_nonfinite must be one of 'stop', 'skip', got 'ignore'"),
         ({"best_mode": "most"}, "best_mode must be one of 'max', 'min', got 'most'"),
-        ({"checkpoint": "best"}, "checkpoint='best' says where resume or init_from continues: give one of them"),
+        (
+            {"checkpoint": "best"},
+            "checkpoint='best' says what to load from the run that resume or init_from names",
+        ),
         ({"resume": Path("a"), "init_from": Path("b")}, "give one of them"),
     ],
 )
