@@ -75,8 +75,8 @@ def compiled(step: Callable[[Any], Any], state: Any, num_updates: int, num_seeds
 class Program:
     """What a run computes on its device, for all its seeds at once.
 
-    The host loop calls only these three methods. Another class with the same methods runs elsewhere: on many devices,
-    or on environments that are not written in JAX.
+    The host loop computes nothing by itself: it calls `start`, `advance_from` and `evaluate`. Another class with these
+    methods can train elsewhere: on many devices, or in environments that are not written in JAX.
 
     Attributes:
         train, seed, options: the run, its first seed, and its options.
@@ -88,8 +88,10 @@ class Program:
     options: RunOptions
     compile: Callable[..., Advance] = compiled
 
-    def initial(self) -> Any:
-        """Return the state before the first update."""
+    def start(self, restored: Any = None) -> Any:
+        """Return the state before the first update, or put a restored state where updates need it."""
+        if restored is not None:
+            return restored
         return jax.jit(vmap_over_seeds(self.train.init, self.options.num_seeds))(self._keys)
 
     def advance_from(self, state: Any) -> Advance:

@@ -36,7 +36,7 @@ def result_of_metrics(rows: list[Row]) -> dict[str, Any]:
 
 
 def timing_of(env_steps: int, seconds: float) -> dict[str, Any]:
-    """Return how fast this process trained: steps of all seeds, seconds without those of compiling updates, device."""
+    """Return how fast this process trained, from the steps of all seeds and the seconds after compiling."""
     return {
         "env_steps": env_steps,
         "seconds": seconds,
@@ -104,11 +104,8 @@ def announce(result: dict[str, Any]) -> None:
     if "best" in result:
         print("best {metric}: {value:.4g}, in the checkpoint of update {update}".format(**result["best"]))
     if "timing" in result:
-        print(
-            "{env_steps:,} steps in {seconds:,.1f} s on {device}: {steps_per_second:,.0f} per second".format(
-                **result["timing"]
-            )
-        )
+        text = "{env_steps:,} steps in {seconds:,.1f} s ({steps_per_second:,.0f} per second) on {device}"
+        print(text.format(**result["timing"]))
     if "curve" in result:
         print(f"learning curve: {result['curve']}")
 

@@ -60,11 +60,12 @@ def run(
     """
     options = checked(options or RunOptions(), train)
     program = make_program(train, config.seed, options)
-    with open_run(train, config, options) as folder, Interrupt() as interrupt:
+    with open_run(train, config, options) as folder:
         begun, state = folder.begin(train)
         print(introduction(train, options, folder.path, begun))
-        loop = Loop(train, options, folder, program, interrupt, on_rows)
-        done, state = (begun, state) if begun == train.num_updates else loop(begun, state)
+        with Interrupt() as interrupt:
+            loop = Loop(train, options, folder, program, interrupt, on_rows)
+            done, state = loop(begun, program.start(state))
         result = beginning_of_result(train, config, options.num_seeds, done)
         if done < train.num_updates:  # the sender of the signal is waiting for this process to end
             print(f"interrupted after update {done} of {train.num_updates}; continue with --resume {folder.path}")
@@ -103,10 +104,11 @@ class Loop:
     seconds: float = 0.0
 
     def __call__(self, done: int, state: Any) -> tuple[int, Any]:
-        """Run all remaining updates, or as many as are done before a request to stop; a new run has no state yet."""
+        """Run all remaining updates, or as many as are done before a request to stop."""
         train, options, folder, interrupt = self.train, self.options, self.folder, self.interrupt
+        if done == train.num_updates:
+            return done, state
         folder.remove_result()
-        state = self.program.initial() if state is None else state
         advance = self.program.advance_from(state)
         with self._listeners(done) as listeners:
             interrupt.working, saved, began = True, done, time.monotonic()
