@@ -369,7 +369,8 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
 
     def restart(key: Array, state: NormalizedState) -> tuple[NormalizedState, Array]:
         inner, obs = _restarted(env, key, state.inner)
-        return NormalizedState(inner, state.moments), shown(state.moments, obs)
+        moments = state.moments.updated(obs)
+        return NormalizedState(inner, moments), shown(moments, obs)
 
     restarts = None if env.restart is None else restart
     return env._replace(reset=reset, step=step, evaluation=evaluation, restart=restarts)

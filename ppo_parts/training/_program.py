@@ -94,8 +94,9 @@ class Program:
 
     def start(self, restored: Any = None) -> Any:
         """Return the state before the first update, or put a restored state where updates need it."""
-        first = self.train.init if restored is None else self.train.continued
-        given = self._keys if restored is None else restored
+        if restored is not None and self.train.rollout.restart is None:
+            return restored
+        first, given = (self.train.init, self._keys) if restored is None else (self.train.continued, restored)
         with host_errors():
             return jax.jit(vmap_over_seeds(first, self.options.num_seeds))(given)
 

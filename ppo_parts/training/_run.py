@@ -63,7 +63,7 @@ def run(
     with open_run(train, config, options) as folder:
         begun, state = folder.begin(train)
         print(introduction(train, options, folder.path, begun))
-        if begun and train.rollout.restart is not None:
+        if state is not None and train.rollout.restart is not None:
             print("the environments are on the host, where no checkpoint can hold them: new episodes begin")
         with Interrupt() as interrupt:
             loop = Loop(train, options, folder, program, interrupt, on_rows)
