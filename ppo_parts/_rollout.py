@@ -106,7 +106,9 @@ def rollout(
     each = (num_envs,) if agents is None else (num_envs, agents)
     keeps = {"keep_next_obs": keep_next_obs, "keep_distribution": keep_distribution}
     collector = _Collector(env, policy, each, num_steps, value_each_step, record, **keeps)
-    return Rollout(collector.init, collector.collect, None if getattr(env, "restart", None) is None else collector.restart)
+    return Rollout(
+        collector.init, collector.collect, None if getattr(env, "restart", None) is None else collector.restart
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

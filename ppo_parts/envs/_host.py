@@ -143,9 +143,7 @@ class GymnasiumVector:
             if x.shape != (self.num_envs,):
                 raise ShapeError(f"from_gymnasium: {name} of step must have shape {(self.num_envs,)}, got {x.shape}")
             if name != "reward" and x.dtype != bool:
-                raise UserTypeError(
-                    f"from_gymnasium: {name} of step must be boolean, got {x.dtype}: return {name} > 0"
-                )
+                raise UserTypeError(f"from_gymnasium: {name} of step must be boolean, got {x.dtype}: return {name} > 0")
         if not _is_numeric(reward):
             raise UserTypeError(f"from_gymnasium: reward of step must be numbers, got {reward.dtype}")
         return self._checked_obs("step", obs), reward.astype(np.float32), terminated, truncated
