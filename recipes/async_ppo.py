@@ -24,7 +24,7 @@ PRESETS = mujoco_ppo.PRESETS
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """The run of `recipes.mujoco_ppo` with V-trace, whose ratios compare each epoch's policy with the one that acted."""
+    """The run of `recipes.mujoco_ppo` with V-trace: its ratios compare each epoch's policy with the one that acted."""
     corrected = pp.chain(
         pp.vtrace(gamma=config.gamma, gae_lambda=config.gae_lambda),
         pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh="epoch"),
@@ -40,7 +40,7 @@ class OneAhead(training.Program):
     """Updates on one rollout while a thread collects the next."""
 
     def advance_from(self, state: training.TrainState) -> Any:
-        """Make `advance(state, most) -> (state, metrics)`, which runs one update; the metrics have a first axis of 1."""
+        """Make `advance(state, most) -> (state, metrics)`; it runs one update, so metrics have a first axis of 1."""
         seeds, actor = self.options.num_seeds, ThreadPoolExecutor(1, "actor")
         collect = jax.jit(training.vmap_over_seeds(self.train.collect, seeds))
         learn = jax.jit(training.vmap_over_seeds(self.train.learn, seeds))
