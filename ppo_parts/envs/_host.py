@@ -1,10 +1,10 @@
 """Environments that step on the host, in Python or C++, behind the interface of those that are written in JAX.
 
 A step is a `jax.pure_callback`, so that rollouts, wrappers, recurrent policies, evaluation and `vmap` over seeds work
-as they do for any other environment. A callback must not depend on anything but its arguments, and an environment on the
-host has a hidden state. Therefore the JAX state holds the number of a vector environment and a count of its steps, and
-the vector environment checks the count: a state may be stepped once. Repeating a step with the same action returns the
-same result, which is what JAX needs in order to repeat or to batch a callback.
+as they do for any other environment. A callback must not depend on anything but its arguments, and an environment on
+the host has a hidden state. Therefore the JAX state holds the number of a vector environment and a count of its steps,
+and the vector environment checks the count: a state may be stepped once. Repeating a step with the same action returns
+the same result, which is what JAX needs in order to repeat or to batch a callback.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class GymnasiumVector:
         self.mode = getattr((env.metadata or {}).get("autoreset_mode"), "name", None)
         if self.mode not in ("SAME_STEP", "DISABLED"):
             raise UserValueError(
-                f"from_gymnasium: the environment's autoreset mode is {self.mode}, it must be SAME_STEP or DISABLED: make "
-                "it with gymnasium.make_vec(..., vector_kwargs={'autoreset_mode': AutoresetMode.SAME_STEP})"
+                f"from_gymnasium: the environment's autoreset mode is {self.mode}, it must be SAME_STEP or DISABLED: "
+                "make it with gymnasium.make_vec(..., vector_kwargs={'autoreset_mode': AutoresetMode.SAME_STEP})"
             )
         self.env, self.num_envs = env, env.num_envs
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
