@@ -15,6 +15,7 @@ from ._hyperparameters import count, number
 from ._metrics import Metrics
 from ._policy import apply_policy, evaluate_policy, initial_carry_of
 from ._rollout import episode_metrics, sample_action
+from ._shards import check_shards
 from ._types import Array, Batch, Evaluate, Params
 from .envs import size
 from .functional import ShapeError, next_values
@@ -41,6 +42,7 @@ class HostRollout:
         seed: seed of the environment's first reset.
         timeout: seconds that a reset or a step of the environment may take; None: no limit. With a timeout, the
             environment is called from other threads.
+        shards: as in `ppo_parts.rollout`; `jax.device_put(batch, batch.sharding(mesh))` divides the batch over devices.
 
     Raises:
         UserTypeError: the environment is not a vector environment. UserValueError: it does not reset automatically, or
@@ -61,7 +63,14 @@ class HostRollout:
     """
 
     def __init__(
-        self, env: Any, evaluate: Evaluate, *, num_steps: int, seed: int = 0, timeout: float | None = None
+        self,
+        env: Any,
+        evaluate: Evaluate,
+        *,
+        num_steps: int,
+        seed: int = 0,
+        timeout: float | None = None,
+        shards: int = 1,
     ) -> None:
         count("HostRollout", "num_steps", num_steps)
         if timeout is not None:
@@ -81,6 +90,8 @@ class HostRollout:
                 f"HostRollout: the environment's autoreset mode is {mode}, it must be NEXT_STEP or SAME_STEP: make it "
                 "with gymnasium.make_vec(..., vector_kwargs={'autoreset_mode': AutoresetMode.SAME_STEP})"
             )
+        check_shards("HostRollout", shards, "num_envs", env.num_envs)
+        self._shards = shards
         self._env, self._num_steps, self._same_step = env, num_steps, mode == "SAME_STEP"
         size(env.single_observation_space)  # raises if observations are not arrays
         space = env.single_action_space
@@ -121,7 +132,7 @@ class HostRollout:
         value, last_value = self._value(params, batch.obs), self._value(params, self._obs)
         shifted = next_values(value, last_value, batch.truncated, final_value) if self._same_step else None
         next_value = next_values(value, last_value) if shifted is None else shifted
-        return batch.replace(value=value, next_value=next_value), episode_metrics(*episodes)
+        return batch.replace(value=value, next_value=next_value, shards=self._shards), episode_metrics(*episodes)
 
     def _step(self, key: Array, params: Params) -> tuple[Batch, Any, Any]:
         resets = self._over if not self._same_step else np.zeros_like(self._over)
