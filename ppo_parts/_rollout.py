@@ -273,7 +273,7 @@ def sample_action(distribution: Any, key: Array) -> tuple[Any, Array]:
 
 def episode_metrics(ended: Array, measured: dict[str, Array]) -> Metrics:
     """Means over the episodes that ended (NaN where none did) and over the agents, and how many did."""
-    number = jnp.sum(ended)
+    number = jnp.sum(ended, dtype=jnp.float32)  # as a float, which devices sum along with the others
     some = jnp.maximum(number, 1)
 
     def mean(x: Array) -> Array:

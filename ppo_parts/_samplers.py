@@ -421,7 +421,7 @@ def _within_shards(table: Any, batch: Batch, axis: Axis) -> Any:
     table, segments = table.reshape((*table.shape[:-1], batch.shards, -1)), batch.log_prob.shape[1]
     own = segments // batch.shards
     step, segment = (table // segments, table % segments) if axis == "step" else (0, table)
-    segment = segment - own * np.arange(batch.shards)[:, None]
+    segment = segment - own * np.arange(batch.shards, dtype=np.int32).reshape((1,) * (table.ndim - 2) + (-1, 1))
     return xp.where((segment >= 0) & (segment < own), step * own + segment, -1)
 
 
