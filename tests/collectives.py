@@ -19,14 +19,16 @@ class Collective(NamedTuple):
     times: int
 
     @property
+    def sizes(self) -> list[tuple[int, ...]]:
+        """The shapes as tuples."""
+        return [tuple(int(x) for x in shape.rstrip("]").partition("[")[2].split(",") if x) for shape in self.shapes]
+
+    @property
     def size(self) -> int:
         """Bytes of one run."""
-        total = 0
-        for shape in self.shapes:
-            dtype, _, sizes = shape.rstrip("]").partition("[")
-            width = BYTES.get(dtype) or int(re.sub(r"\D", "", dtype)) // 8
-            total += width * math.prod(int(x) for x in sizes.split(",") if x)
-        return total
+        dtypes = [shape.partition("[")[0] for shape in self.shapes]
+        widths = [BYTES.get(dtype) or int(re.sub(r"\D", "", dtype)) // 8 for dtype in dtypes]
+        return sum(width * math.prod(sizes) for width, sizes in zip(widths, self.sizes, strict=True))
 
 
 def collectives(compiled: Any) -> list[Collective]:

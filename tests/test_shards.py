@@ -311,3 +311,115 @@ class Opaque:
 def test_what_does_not_divide_is_refused(act, message):
     with pytest.raises(ValueError if "pytree" not in message else TypeError, match=message):
         act()
+
+
+# --- n devices are one with n shards ---------------------------------------------------------------------------------
+
+LARGE = (32, 64)
+SAMPLERS = ("shuffled", "segments", "prioritized")
+REFRESHES = ("rollout", "epoch", "minibatch")
+COVERING = list(zip(SAMPLERS, REFRESHES, strict=True))
+MINIBATCHES = 4
+
+
+def chain_of(sampler, refresh):
+    options = {"num_minibatches": 2, "num_epochs": 2, "refresh": refresh}
+    made = {
+        "shuffled": pp.shuffled_minibatches,
+        "segments": pp.segment_minibatches,
+        "prioritized": functools.partial(pp.prioritized_sampler, alpha=0.8, beta=0.4),
+    }[sampler](**options)
+    weighs = (pp.advantage_weight(),) if sampler == "prioritized" else ()
+    return pp.chain(GAE, made, LOSSES[0], *weighs, *LOSSES[1:])
+
+
+def compiled_on_devices(f, state, batch):
+    """`f(key, state, batch)`, compiled for a batch that is divided over all devices, and its arguments."""
+    mesh = jax.make_mesh((DEVICES,), ("devices",))  # explicit axes, which `sharding` makes automatic
+    placed = jax.device_put(batch, batch.sharding(mesh))
+    whole = jax.device_put((KEY, state), jax.sharding.NamedSharding(placed.log_prob.sharding.mesh, P()))
+    return jax.jit(f).lower(*whole, placed).compile(), (*whole, placed)
+
+
+def check_learner(cases):
+    """`cases`: pairs of a sampler and a refresh."""
+    assert jax.device_count() == DEVICES == SHARDS
+    batch = rollout(shape=LARGE).replace(shards=SHARDS)
+    for sampler, refresh in cases:
+        learner = pp.learner(evaluate, chain_of(sampler, refresh), optax.adam(0.05))
+        state = learner.init(make_params())
+        one = jax.jit(learner.update).lower(KEY, state, batch).compile()
+        several, arguments = compiled_on_devices(learner.update, state, batch)
+        expected = one(KEY, state, batch)
+        assert_close(several(*arguments), expected, 2e-5, 1e-5)
+        found = collectives(several)
+        check_communication(found, sampler, refresh)
+        if sampler != "prioritized":
+            share = several.cost_analysis()["flops"] / one.cost_analysis()["flops"]
+            assert share == pytest.approx(1 / DEVICES, rel=0.02)
+        if (sampler, refresh) == COVERING[0]:
+            smaller, _ = compiled_on_devices(learner.update, state, rollout(shape=(T, N)).replace(shards=SHARDS))
+            assert collectives(smaller) == found  # in number, kind and size
+        if (sampler, refresh) == COVERING[1]:  # placed by the user, on a mesh with explicit axes
+            mesh = jax.make_mesh((DEVICES,), ("devices",))
+            shardings = jax.tree.map(lambda x: jax.sharding.NamedSharding(mesh, x.spec), batch.sharding(mesh))
+            assert_close(jax.jit(learner.update)(KEY, state, jax.device_put(batch, shardings)), expected, 2e-5, 1e-5)
+
+
+def check_communication(found, sampler, refresh):
+    """Each minibatch: the gradient, losses with metrics, mean and variance of the advantage, priorities."""
+    policy = sorted(make_params()["policy"].shape)
+    gradients = [x for x in found if policy in [sorted(shape) for shape in x.sizes]]
+    assert [x.times for x in gradients] == [MINIBATCHES], found
+    gathers = [x for x in found if x.kind != "all-reduce"]
+    assert {x.kind for x in gathers} <= ({"all-gather"} if sampler == "prioritized" else set()), found
+    assert all(x.size == 4 * LARGE[1] and x.times == MINIBATCHES for x in gathers), found
+    number = sum(x.times for x in found if x.kind == "all-reduce")
+    estimates = {"rollout": 1, "epoch": 2, "minibatch": MINIBATCHES}[refresh]  # explained variance, in four steps
+    assert number <= 4 * MINIBATCHES + 4 * estimates + 1, found
+
+
+def check_recurrent():
+    """Rollouts and updates of a recurrent policy, in pieces of segments, with an early stop and two phases."""
+    env, shape = clocks(), {"num_envs": 16, "num_steps": 12, "shards": SHARDS}
+    made = pp.rollout(env, REMEMBERING, **shape)
+    params, init = params_with_memory(), jax.jit(made.init)(KEY)
+    mesh = jax.make_mesh((2, DEVICES // 2), ("hosts", "devices"))
+    sharding = made.sharding(mesh)
+    placed = jax.device_put(init, sharding)
+    assert len({str(shard.index) for shard in placed.obs.addressable_shards}) == DEVICES
+    whole = jax.device_put((KEY, params), jax.sharding.NamedSharding(placed.obs.sharding.mesh, P()))
+    compiled = jax.jit(made.collect).lower(*whole, placed).compile()
+    state, batch, metrics = compiled(*whole, placed)
+    expected = jax.jit(made.collect)(KEY, params, init)
+    assert_close((state, batch, metrics), expected, 2e-5, 1e-5)
+    assert all(a.sharding.is_equivalent_to(b, a.ndim) for a, b in zip(*map(jax.tree.leaves, (state, sharding))))
+    assert sum(x.times for x in collectives(compiled)) <= 2, collectives(compiled)  # none in any of the steps
+    assert batch.log_prob.sharding.is_equivalent_to(batch.sharding(mesh).log_prob, 2)
+
+    chunks = pp.chain(pp.time_chunks(2, 2, length=4, burn_in=2), *LOSSES, pp.kl_early_stop(1e-3))
+    again = pp.chain(pp.replay(2, jax.tree.map(jnp.asarray, expected[1])), GAE, pp.full_batch(), pp.value_loss())
+    phases = pp.phases(first=pp.phase(chunks, trains=None), second=pp.phase(again, trains=None))
+    learner = pp.learner(REMEMBERING, pp.chain(GAE, phases), {"first": optax.sgd(0.5), "second": optax.sgd(0.5)})
+    learner_state = learner.init(params)
+    several, arguments = compiled_on_devices(learner.update, learner_state, batch)
+    found = several(*arguments)
+    assert_close(found, jax.jit(learner.update)(KEY, learner_state, expected[1]), 2e-5, 1e-5)
+    assert found[1]["first/early_stopped"] == 1
+    memory = sorted(params["memory"].shape)
+    sums = [x.times for x in collectives(several) if memory in [sorted(shape) for shape in x.sizes]]
+    assert sum(sums) == 4 + 1, sums  # once per minibatch, and not in every step of the recurrence
+    assert counted(collectives(several)).keys() == {"all-reduce"}
+
+
+def test_devices_with_a_shard_each_are_one_device_with_as_many_shards():
+    alone(check_learner, COVERING)
+
+
+@pytest.mark.slow
+def test_devices_with_every_sampler_and_refresh():
+    alone(check_learner, [(sampler, refresh) for sampler in SAMPLERS for refresh in REFRESHES])
+
+
+def test_devices_with_a_recurrent_policy():
+    alone(check_recurrent)
