@@ -15,8 +15,8 @@ from ._errors import UserTypeError
 from ._loop import GradientMetrics, PhaseLoop, PhaseState
 from ._metrics import Metrics, join_metrics
 from ._optim import may_skip
-from ._plan import PhasePlan, divide, with_optimizers
 from ._pieces import evaluate_shards
+from ._plan import PhasePlan, divide, with_optimizers
 from ._policy import evaluate_current
 from ._refresh import Carried, Head, HeadState
 from ._trees import copies, on_automatic_mesh, varying_like

@@ -46,8 +46,8 @@ class PhasePlan:
         """Raise unless a part says that it may stop the phase."""
         if not self.can_stop:
             raise UserValueError(
-                f"learner: a part after {self.sampler.name} (one of {', '.join(part.name for part in self.after)}) asked "
-                'to stop and does not declare it: make it with provides=("stop",)'
+                f"learner: a part after {self.sampler.name} (one of {', '.join(part.name for part in self.after)}) "
+                'asked to stop and does not declare it: make it with provides=("stop",)'
             )
 
     def trained(self, params: Params) -> Params:

@@ -90,8 +90,8 @@ def rollout(
             every step, when final observations are evaluated: after the last step, for which all are kept.
 
     Returns:
-        `Rollout(init, collect, sharding)`; the batch has the fields obs, action, log_prob, value, reward, terminated, truncated
-        and next_value, for a recurrent policy carry and reset, and what the last three arguments ask for.
+        `Rollout(init, collect, sharding)`; the batch has the fields obs, action, log_prob, value, reward, terminated,
+        truncated and next_value, for a recurrent policy carry and reset, and what `record` and `keep_...` ask for.
 
     Example:
         >>> import jax, jax.numpy as jnp, ppo_parts as pp
@@ -208,7 +208,8 @@ class _Collector:
             found = self.estimates(output)
         check_estimates(found, shape)
         if self.shards > 1:
-            final = where_any_of_steps(functools.partial(self.estimates_after, params), batch.truncated, final, self.shards)
+            after = functools.partial(self.estimates_after, params)
+            final = where_any_of_steps(after, batch.truncated, final, self.shards)
         last = self.estimates_after(params, (state.obs, state.carry)) if found else {}
         following = {name: next_values(x, last[name], batch.truncated, final[name]) for name, x in found.items()}
         if "value" in found:

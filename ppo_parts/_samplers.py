@@ -620,8 +620,8 @@ def _whole_passes(
     draw: Draw = _as_planned,
 ) -> Part:
     """A sampler with a plan that has every step once per epoch, and without weights."""
-    size = {"num_minibatches": num_minibatches, "num_epochs": num_epochs}
-    return sampler(where, plan, draw, axis=axis, refresh=refresh, in_range=True, **size)
+    options: dict[str, Any] = {"axis": axis, "refresh": refresh, "in_range": True}
+    return sampler(where, plan, draw, num_epochs=num_epochs, num_minibatches=num_minibatches, **options)
 
 
 def _plan_shards(plan: Plan) -> Plan:

@@ -180,10 +180,7 @@ class Batch:
         along = dict.fromkeys(PER_STEP, axis) | dict.fromkeys(PER_SEGMENT, 0)
         trees = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if not field.metadata}
         return self.replace(
-            **{
-                name: jax.tree.map(lambda _, name=name: sharding(along.get(name)), tree)
-                for name, tree in trees.items()
-            }
+            **{name: jax.tree.map(lambda _, name=name: sharding(along.get(name)), tree) for name, tree in trees.items()}
         )
 
     def add_loss(self, name: str, loss: Array, *, per: Literal["element", "segment", "batch"] = "element") -> Batch:

@@ -32,7 +32,7 @@ class Collective(NamedTuple):
 
 
 def collectives(compiled: Any) -> list[Collective]:
-    """The collectives of a program; loops of known length are multiplied, and both branches of a conditional counted."""
+    """The collectives of a program; those in loops count as often as they run, and those of all branches count."""
     bodies: dict[str, list[str]] = {}
     entry, lines = "", []
     for line in compiled.as_text().splitlines():
@@ -49,10 +49,11 @@ def collectives(compiled: Any) -> list[Collective]:
             if operation:
                 shapes = tuple(re.findall(r"[a-z]+\d*\[[\d,]*\]", operation[1]))
                 found.append(Collective(operation[2], shapes, times))
-            length = re.search(r'known_trip_count[^\d]*(\d+)', line)
+            length = re.search(r"known_trip_count[^\d]*(\d+)", line)
             loop = " while(" in line
             called = re.findall(r"(?:body|condition|to_apply|calls|_computation)=%?([\w.\-]+)", line)
-            called += [x for group in re.findall(r"branch_computations=\{(.*?)\}", line) for x in re.findall(r"[\w.\-]+", group)]
+            for group in re.findall(r"branch_computations=\{(.*?)\}", line):
+                called += re.findall(r"[\w.\-]+", group)
             for inner in called:
                 inside = visit(inner, times * int(length[1]) if loop and length else times)
                 assert not (inside and loop and not length), f"devices communicate in a loop of unknown length: {line}"
