@@ -13,6 +13,9 @@ from ._advantage import reverse_recurrence as reverse_recurrence
 from ._advantage import vtrace as vtrace
 from ._common import ShapeError as ShapeError
 from ._common import masked_mean as masked_mean
+from ._fused import LossImplementation as LossImplementation
+from ._fused import PPOLoss as PPOLoss
+from ._fused import categorical_ppo_loss as categorical_ppo_loss
 from ._losses import clipped_surrogate as clipped_surrogate
 from ._losses import clipped_value_loss as clipped_value_loss
 from ._losses import value_loss as value_loss
