@@ -8,13 +8,12 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from . import _recurrence
 from ._common import Array, ShapeError, accumulator, binary, fitting, floating, masked_mean, same_shape
 from ._losses import clipped_surrogate, clipped_value_loss, value_loss
-from ._recurrence import cannot_run, has, known, unsupported
 from ._statistics import approx_kl, clip_fraction
 
 LossImplementation = Literal["auto", "xla", "pallas"]
-NUMBERS = ("clip_eps", "clip_eps_high", "dual_clip", "value_clip_eps", "value_coef", "entropy_coef")
 MOST_ACTIONS = 4096  # that one program of the kernel holds in its registers
 
 
@@ -89,39 +88,11 @@ def categorical_ppo_loss(
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9.
     """
-    where = "categorical_ppo_loss"
-    known(where, implementation, LossImplementation)
-    floats = {"logits": logits, "log_prob": log_prob, "advantage": advantage, "value": value, "target": target}
-    if (old_value is None) != (value_clip_eps is None):
-        raise ValueError(f"{where}: give old_value and value_clip_eps together, or neither for the plain value loss")
-    if old_value is not None:
-        floats["old_value"] = old_value
-    floating(where, **floats)
-    if not jnp.ndim(logits) or not jnp.shape(logits)[-1]:
-        raise ShapeError(f"{where}: logits have shape {jnp.shape(logits)}; their last axis must be that of the actions")
-    rows = {name: x for name, x in floats.items() if name != "logits"} | {"action": action, "mask": mask}
-    same_shape(where, **{"logits[..., 0]": jnp.asarray(logits)[..., 0]}, **rows)
-    if not jnp.issubdtype(jnp.result_type(action), jnp.integer):
-        raise TypeError(f"{where}: actions must be integers, got {jnp.result_type(action)}")
-    binary(where, mask=mask)
-    dtype = accumulator(*floats.values())
-    ranges = {  # by name: value, lower end, whether it is excluded
-        "clip_eps": (clip_eps, 0, True),
-        "clip_eps_high": (clip_eps_high, 0, True),
-        "dual_clip": (dual_clip, 1, True),
-        "value_clip_eps": (value_clip_eps, 0, True),
-        "value_coef": (value_coef, 0, False),
-        "entropy_coef": (entropy_coef, 0, False),
-    }
-    numbers = {
-        name: None if x is None else fitting(where, name, x, (), low, open_low=open_low, dtype=dtype)
-        for name, (x, low, open_low) in ranges.items()
-    }
-    arrays = {name: None if x is None else jnp.asarray(x) for name, x in (floats | rows).items()}
-    inputs = Inputs(**{"old_value": None, **arrays}, **numbers)
-    fixed = {name: jax.lax.stop_gradient(x) for name, x in inputs._asdict().items() if name not in ("logits", "value")}
-    inputs = inputs._replace(**fixed)
-    loss, *means = _choose(where, implementation, inputs, list(floats))(inputs)
+    arrays = (logits, action, log_prob, advantage, value, target, old_value, mask)
+    inputs = Inputs(*arrays, clip_eps, clip_eps_high, dual_clip, value_clip_eps, value_coef, entropy_coef)
+    inputs = _checked("categorical_ppo_loss", inputs)
+    fixed = jax.lax.stop_gradient(inputs)._replace(logits=inputs.logits, value=inputs.value)
+    loss, *means = _choose("categorical_ppo_loss", implementation, inputs)(fixed)
     return PPOLoss(loss, *jax.lax.stop_gradient(means))
 
 
@@ -134,14 +105,26 @@ class Inputs(NamedTuple):
     advantage: Array
     value: Array
     target: Array
-    old_value: Array | None
-    mask: Array | None
-    clip_eps: Array
-    clip_eps_high: Array | None
-    dual_clip: Array | None
-    value_clip_eps: Array | None
-    value_coef: Array
-    entropy_coef: Array
+    old_value: Any
+    mask: Any
+    clip_eps: Any
+    clip_eps_high: Any
+    dual_clip: Any
+    value_clip_eps: Any
+    value_coef: Any
+    entropy_coef: Any
+
+
+FLOATS = ("logits", "log_prob", "advantage", "value", "target", "old_value")
+NUMBERS = {  # the least value of each, and whether that is excluded
+    "clip_eps": (0, True),
+    "clip_eps_high": (0, True),
+    "dual_clip": (1, True),
+    "value_clip_eps": (0, True),
+    "value_coef": (0, False),
+    "entropy_coef": (0, False),
+}
+OPTIONAL = ("old_value", "mask", "clip_eps_high", "dual_clip", "value_clip_eps")
 
 
 def terms(x: Inputs) -> tuple[Array, ...]:
@@ -149,7 +132,7 @@ def terms(x: Inputs) -> tuple[Array, ...]:
 
     The kernel runs this function, and its derivative, on blocks of elements.
     """
-    dtype, actions = accumulator(x.logits, x.value), x.logits.shape[-1]
+    dtype, actions = x.clip_eps.dtype, x.logits.shape[-1]
     keep = None if x.mask is None else x.mask.astype(bool)
     logits = x.logits.astype(dtype)
     if keep is not None:
@@ -161,7 +144,7 @@ def terms(x: Inputs) -> tuple[Array, ...]:
     chosen = jnp.sum(jnp.where(x.action[..., None].astype(jnp.int32) == option, log_probs, 0), axis=-1)
     valid = (x.action >= 0) & (x.action < actions)
     log_ratio = jnp.where(valid, chosen, jnp.nan) - x.log_prob.astype(dtype)
-    clip = {"clip_eps": x.clip_eps, "clip_eps_high": x.clip_eps_high, "mask": keep}
+    clip: dict[str, Any] = {"clip_eps": x.clip_eps, "clip_eps_high": x.clip_eps_high, "mask": keep}
     policy = clipped_surrogate(log_ratio, x.advantage.astype(dtype), dual_clip=x.dual_clip, **clip)
     value, target = x.value.astype(dtype), x.target.astype(dtype)
     if x.old_value is None:
@@ -175,19 +158,45 @@ def terms(x: Inputs) -> tuple[Array, ...]:
     return policy, critic, entropy, approx_kl(still, mask=keep), clip_fraction(still, **clip)
 
 
-def _choose(where: str, implementation: LossImplementation, x: Inputs, floats: list[str]) -> Any:
-    """As `_recurrence.choose` does: what was asked for, or what suits the platform that a program is compiled for."""
-    reasons = (unsupported(getattr(x, name)) for name in floats)
+def _checked(where: str, x: Inputs) -> Inputs:
+    """Return the inputs as JAX arrays of matching shapes, and the numbers as scalars within their ranges."""
+    if (x.old_value is None) != (x.value_clip_eps is None):
+        raise ValueError(f"{where}: give old_value and value_clip_eps together, or neither for the plain value loss")
+    given = {name: array for name, array in x._asdict().items() if array is not None or name not in OPTIONAL}
+    floats = {name: given[name] for name in FLOATS if name in given}
+    floating(where, **floats)
+    if not jnp.shape(x.logits) or not jnp.shape(x.logits)[-1]:
+        raise ShapeError(
+            f"{where}: logits have shape {jnp.shape(x.logits)}; their last axis must be that of the actions, [..., n]"
+        )
+    arrays = {name: array for name, array in given.items() if name not in NUMBERS}
+    same_shape(where, **{**arrays, "logits": jnp.asarray(x.logits)[..., 0]})
+    if not jnp.issubdtype(jnp.result_type(x.action), jnp.integer):
+        raise TypeError(f"{where}: actions must be integers, got {jnp.result_type(x.action)}")
+    binary(where, mask=x.mask)
+    dtype = accumulator(*floats.values())
+    numbers = {
+        name: fitting(where, name, given[name], (), low, open_low=open_low, dtype=dtype)
+        for name, (low, open_low) in NUMBERS.items()
+        if name in given
+    }
+    return x._replace(**{name: jnp.asarray(array) for name, array in arrays.items()}, **numbers)
+
+
+def _choose(where: str, implementation: LossImplementation, x: Inputs) -> Any:
+    """Choose like `_recurrence.choose`: what was asked for, or what suits the platform of the compiled program."""
+    _recurrence.known(where, implementation, LossImplementation)
     if implementation == "xla":
         return _by_xla
-    reason = next((reason for reason in reasons if reason), None)
+    reasons = (_recurrence.unsupported(array) for name in FLOATS if (array := getattr(x, name)) is not None)
+    reason = next(filter(None, reasons), None)
     if reason is None and x.logits.shape[-1] > MOST_ACTIONS:
-        reason = f"it holds at most {MOST_ACTIONS} logits and there are {x.logits.shape[-1]}"
+        reason = f"it holds at most {MOST_ACTIONS} logits of an element and there are {x.logits.shape[-1]}"
     if implementation == "pallas":
-        if reason := reason or (None if has("cuda") else "no NVIDIA GPU is among JAX's devices"):
-            raise cannot_run(where, reason)
+        if reason := reason or (None if _recurrence.has("cuda") else "no NVIDIA GPU is among JAX's devices"):
+            raise _recurrence.cannot_run(where, reason)
         return _by_kernel
-    if reason or not has("cuda"):
+    if reason or not _recurrence.has("cuda"):
         return _by_xla
     return lambda x: jax.lax.platform_dependent(x, cuda=_by_kernel, default=_by_xla)
 

@@ -6,7 +6,6 @@ The module is imported only where the kernel may run, because Pallas takes a whi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,7 +19,7 @@ from ._fused import NUMBERS, Inputs, combined, terms
 ELEMENTS = 128  # per program at most: one for each thread
 LOGITS = 512  # per program, padding included: few, so that a batch of a few thousand elements fills a GPU
 WARPS = 4
-TERMS = 5  # that `terms` returns; their sums are followed by the number of unmasked elements
+COUNT, COLUMNS = 5, 8  # a row for each program: the sums of five terms, the number of unmasked elements, padding
 
 
 def loss_and_means(x: Inputs, *, interpret: bool = False) -> tuple[Array, ...]:
@@ -43,7 +42,9 @@ def loss_and_means(x: Inputs, *, interpret: bool = False) -> tuple[Array, ...]:
         (x,), (change,) = primals, tangents
         sums, by_logits, by_value = run_with_gradient(x)
         out = _means(x, sums)
-        rate = jnp.sum(by_logits.astype(sums.dtype) * change.logits) + jnp.sum(by_value.astype(sums.dtype) * change.value)
+        rate = jnp.sum(by_logits.astype(sums.dtype) * change.logits) + jnp.sum(
+            by_value.astype(sums.dtype) * change.value
+        )
         return out, (rate / _count(sums), *(jnp.zeros_like(mean) for mean in out[1:]))
 
     @jax.custom_jvp
@@ -53,8 +54,8 @@ def loss_and_means(x: Inputs, *, interpret: bool = False) -> tuple[Array, ...]:
     @run_with_gradient.defjvp
     def _(primals: Any, tangents: Any) -> Any:
         def by_xla(x: Inputs) -> tuple[Array, ...]:
-            sums, gradient = _sums_and_gradient(x)
-            return (jnp.stack(sums), *gradient)
+            table, *gradient = _table_and_gradient(x)
+            return jnp.sum(table.reshape(-1, COLUMNS), axis=0), *gradient
 
         return jax.jvp(by_xla, primals, tangents)
 
@@ -62,16 +63,16 @@ def loss_and_means(x: Inputs, *, interpret: bool = False) -> tuple[Array, ...]:
 
 
 def _means(x: Inputs, sums: Array) -> tuple[Array, ...]:
-    means = tuple(sums[k] / _count(sums) for k in range(TERMS))
+    means = tuple(sums[k] / _count(sums) for k in range(COUNT))
     return (combined(x, means), *means)
 
 
 def _count(sums: Array) -> Array:
-    return jnp.maximum(sums[TERMS], 1)
+    return jnp.maximum(sums[COUNT], 1)
 
 
-def _sums_and_gradient(x: Inputs) -> tuple[Sequence[Array], tuple[Array, Array]]:
-    """Return the sums of all terms and of the mask, and the gradient of the summed loss in logits and value."""
+def _table_and_gradient(x: Inputs) -> tuple[Array, Array, Array]:
+    """Return a column for each term and for the mask, and the gradient of the summed loss in logits and value."""
 
     def losses(logits: Array, value: Array) -> tuple[Array, tuple[Array, ...]]:
         found = terms(x._replace(logits=logits, value=value))
@@ -79,7 +80,11 @@ def _sums_and_gradient(x: Inputs) -> tuple[Sequence[Array], tuple[Array, Array]]
 
     loss, pullback, found = jax.vjp(losses, x.logits, x.value, has_aux=True)
     counts = jnp.ones_like(loss) if x.mask is None else x.mask.astype(loss.dtype)
-    return [jnp.sum(term) for term in (*found, counts)], pullback(jnp.ones_like(loss))
+    table = jnp.zeros((*loss.shape, COLUMNS), loss.dtype)
+    position = jax.lax.broadcasted_iota(jnp.int32, table.shape, table.ndim - 1)
+    for number, column in enumerate((*found, counts)):
+        table = jnp.where(position == number, column[..., None], table)
+    return table, *pullback(jnp.ones_like(loss))
 
 
 def _call(x: Inputs, differentiate: bool, interpret: bool) -> tuple[Array, ...]:
@@ -94,35 +99,32 @@ def _call(x: Inputs, differentiate: bool, interpret: bool) -> tuple[Array, ...]:
         reads, writes = dict(zip(given, refs, strict=False)), refs[len(given) :]
         inside = pl.program_id(0) * tall + jnp.arange(tall) < size
         options = (jnp.arange(wide) < actions)[None, :]
-        keep = inside
-        if "mask" in given:
-            keep &= plt.load(reads["mask"].at[:], mask=inside, other=jnp.zeros((), x.mask.dtype)).astype(bool)
 
-        def read(name: str, mask: Array, padding: float) -> Array:  # masked elements are not even read
+        def read(name: str, mask: Array, padding: float = 0) -> Array:
             return plt.load(reads[name].at[...], mask=mask, other=jnp.asarray(padding, given[name].dtype))
 
-        block = {name: ref[0] if name in NUMBERS else read(name, keep, 0) for name, ref in reads.items() if name not in ("logits", "mask")}
-        block["logits"] = read("logits", keep[:, None] & options, -jnp.inf)  # padding is an impossible action
-        block["action"] = jnp.where(block["action"] < actions, block["action"], -1)
-        sums, gradient = _sums_and_gradient(x._replace(mask=keep, **block))
-        for k, total in enumerate(sums):
-            writes[0][k, 0] = total
+        keep = inside if x.mask is None else inside & read("mask", inside).astype(bool)
+        block = {name: read(name, keep) for name in given if name not in ("logits", "mask", *NUMBERS)}
+        block["action"] = jnp.where(block["action"] < actions, block["action"], -1)  # those of padding are none
+        block["logits"] = read("logits", keep[:, None] & options, -jnp.inf)
+        numbers = {name: reads[name][0] for name in given if name in NUMBERS}
+        table, by_logits, by_value = _table_and_gradient(x._replace(mask=keep, **block, **numbers))
+        plt.store(writes[0].at[...], jnp.sum(table, axis=0, keepdims=True))
         if differentiate:
-            plt.store(writes[1].at[...], gradient[0], mask=inside[:, None] & options)
-            plt.store(writes[2].at[...], gradient[1], mask=inside)
+            plt.store(writes[1].at[...], by_logits, mask=inside[:, None] & options)
+            plt.store(writes[2].at[...], by_value, mask=inside)
 
     matrix = pl.BlockSpec((tall, wide), lambda i: (i, 0))
     column = pl.BlockSpec((tall,), lambda i: (i,))
     single = pl.BlockSpec((1,), lambda i: (0,))
     specs = {name: matrix if name == "logits" else single if name in NUMBERS else column for name in given}
     shapes = {name: (size, actions) if name == "logits" else (1,) if name in NUMBERS else (size,) for name in given}
-    dtype = jax.eval_shape(terms, x)[0].dtype
-    outs = [jax.ShapeDtypeStruct((TERMS + 1, programs), dtype)]
-    out_specs = [pl.BlockSpec((TERMS + 1, 1), lambda i: (0, i))]
+    outs = [jax.ShapeDtypeStruct((programs, COLUMNS), jax.eval_shape(terms, x)[0].dtype)]
+    out_specs = [pl.BlockSpec((1, COLUMNS), lambda i: (i, 0))]
     if differentiate:
         outs += [jax.ShapeDtypeStruct(shapes[name], given[name].dtype) for name in ("logits", "value")]
         out_specs += [matrix, column]
-    partial, *gradient = pl.pallas_call(
+    table, *gradient = pl.pallas_call(
         kernel,
         grid=(programs,),
         in_specs=list(specs.values()),
@@ -132,5 +134,4 @@ def _call(x: Inputs, differentiate: bool, interpret: bool) -> tuple[Array, ...]:
         interpret=interpret,
         name="categorical_ppo_loss",
     )(*(jnp.reshape(array, shapes[name]) for name, array in given.items()))
-    sums = jnp.sum(partial, axis=1)
-    return (sums, gradient[0].reshape(x.logits.shape), gradient[1].reshape(shape)) if differentiate else (sums,)
+    return jnp.sum(table, axis=0), *(g.reshape(y.shape) for g, y in zip(gradient, (x.logits, x.value), strict=False))
