@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import json
 import re
+import sys
 from typing import NamedTuple
 
 import jax
@@ -15,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import ptx, report
+from benchmarks import __main__ as command_line
+from benchmarks import gpu, ptx, report
 from ppo_parts import distributions
 from ppo_parts import functional as f
 from ppo_parts.functional import _fused_kernel, _kernel, _recurrence
@@ -312,7 +314,7 @@ def elements(kind):
 def test_every_array_is_touched_once(name):
     """Loads and stores of one program, times the programs, are the size of the arrays."""
     found = kernel(name)
-    assert found.warps == (1 if name in ("gae", "vtrace") else _fused_kernel.WARPS)
+    assert found.warps == (_kernel.WARPS if name in ("gae", "vtrace") else _fused_kernel.WARPS)
     total = 0
     for access in accesses(found.ir, "load") + accesses(found.ir, "store"):
         count, size = elements(access.kind)
@@ -361,3 +363,52 @@ def test_the_page_has_the_recorded_table():
     record = json.loads((report.ROOT / "benchmarks/results/gpu_ptx.json").read_text())
     assert ptx.table(record["results"]) in (report.ROOT / "docs/gpu.md").read_text()
     assert {row["kernel"] for row in record["results"]} == set(ptx.cases())
+
+
+# --- what a GPU will be asked ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.lenient_ranks  # the network's biases
+def test_dry_run(tmp_path, monkeypatch, capsys):
+    """Every section, end to end; a measurement that fails and one that comes too late do not stop the others."""
+    path = tmp_path / "gpu.json"
+    measure, fails = gpu.timed, []
+
+    def timed(plan, method, *args):
+        fails.append(len(fails) == 2)  # the first after those of the device
+        if fails[-1]:
+            raise RuntimeError("out of memory\nand more")
+        return measure(plan, method, *args)
+
+    monkeypatch.setattr(gpu, "timed", timed)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu", "--dry-run", "--json", str(path)])
+    command_line.main()
+    rows = json.loads(path.read_text())["results"]
+    assert [row["section"] for row in rows if "failed" in row] == ["kernels"]
+    assert "kernels  gae 6x40 float32" in (printed := capsys.readouterr().out)
+    assert "failed: RuntimeError: out of memory\n" in printed
+    found = {
+        section: [row for row in rows if row["section"] == section] for section in {row["section"] for row in rows}
+    }
+    assert set(found) == {"device", "kernels", "loss", "update", "train", "tune"}
+    assert found["device"][0]["copied_bytes_per_second"] > 0
+    assert {(row["way"], row["direction"]) for row in found["loss"]} == {
+        (way, direction) for way in ("functions", "xla", "pallas") for direction in ("forward", "with gradient")
+    }
+    assert max(row["relative_error"] for row in (*found["loss"], *found["update"])) < 1e-4
+    assert [row["way"] for row in found["update"]] == ["separate losses", "fused loss"]
+    (run,) = found["train"]
+    assert run["steps_per_second"] * run["run_seconds"] == pytest.approx(4 * 8 * run["seeds"])
+    assert len(found["tune"]) == 1 + 2
+    assert _recurrence.has("cuda") == bool([d for d in jax.devices() if d.platform == "gpu"])  # emulation has ended
+
+
+def test_a_gpu_run_ends_in_time(tmp_path):
+    bench = gpu.Bench(gpu.TINY, minutes=1.0, path=str(tmp_path / "gpu.json"))
+    bench.attempt("loss", "one", lambda: [{"us": 1.0}])
+    bench.began -= 40  # seconds
+    bench.longest["train"] = 30.0
+    for section in ("loss", "train"):
+        bench.attempt(section, "another", lambda: [{"us": 1.0}])
+    assert ["left_out" in row for row in bench.rows] == [False, False, True]
+    assert json.loads((tmp_path / "gpu.json").read_text())["results"] == bench.rows
