@@ -131,11 +131,11 @@ TINY = Plan(
     copied=2**16,
     repeats=2,
     rounds=2,
-    kernels=(("gae", 6, 40, "float32"),),
+    kernels=(("gae", 3, 40, "float32"),),
     losses=((70, 3, "float32"),),
     update=(8, 4),
     runs=(Setting("cleanrl", train.CARTPOLE, 4, num_steps=8, seeds=2, updates=1),),
-    tuned=((6, 40),),
+    tuned=((4, 40),),
     blocks=((32, 1, 4),),
     loss_blocks=((64, 2),),
 )
@@ -281,7 +281,7 @@ def kernel(plan: Plan, name: str, steps: int, num_envs: int, dtype: str, bandwid
     return rows
 
 
-WAYS = ("functions", "xla", "pallas")
+WAYS, DIRECTIONS = ("functions", "xla", "pallas"), ("forward", "with gradient")
 
 
 def by_functions(given: Row) -> functional.PPOLoss:
@@ -298,7 +298,14 @@ def by_functions(given: Row) -> functional.PPOLoss:
     return functional.PPOLoss(means[0] + 0.5 * means[1] - 0.01 * means[2], *means)
 
 
-def loss(plan: Plan, elements: int, actions: int, dtype: str, ways: tuple[str, ...] = WAYS) -> list[Row]:
+def loss(
+    plan: Plan,
+    elements: int,
+    actions: int,
+    dtype: str,
+    ways: tuple[str, ...] = WAYS,
+    directions: tuple[str, ...] = DIRECTIONS,
+) -> list[Row]:
     """The separate functions, the fused loss by XLA, and its kernel: forward, and with the gradient."""
     keys = jax.random.split(jax.random.key(0), 6)
     names = ("advantage", "value", "target")
@@ -322,10 +329,11 @@ def loss(plan: Plan, elements: int, actions: int, dtype: str, ways: tuple[str, .
 
     methods = {"functions": by_functions, "xla": fused("xla"), "pallas": fused("pallas")}
     rows = []
-    for direction, change in (("forward", lambda f: f), ("with gradient", gradient)):
+    for direction in directions:
         expected = None
         for way in ways:
-            row, out = timed(plan, change(methods[way]), given)
+            method = methods[way] if direction == "forward" else gradient(methods[way])
+            row, out = timed(plan, method, given)
             off = 0.0 if expected is None else error(out, expected)
             expected = out if expected is None else expected
             if off > (0.1 if dtype == "bfloat16" else 1e-3):
@@ -357,6 +365,9 @@ def fused_part() -> pp.Part:
     )
 
 
+MEASURED = ("loss", "grad_norm", *functional.PPOLoss._fields[1:])
+
+
 def learners() -> dict[str, pp.Learner]:
     """CleanRL's update with the separate losses and with the fused one."""
 
@@ -381,13 +392,14 @@ def learners() -> dict[str, pp.Learner]:
 
 
 def whole_update(plan: Plan) -> list[Row]:
-    """A learner with one and with the other."""
+    """A learner with one and with the other, which end with the same parameters and metrics."""
     params = update.init_params(jax.random.key(0))
     batch, rows, ended = update.rollout(jax.random.key(1), params, *plan.update), [], {}
     for name, learner in learners().items():
         args = (jax.random.key(2), learner.init(params), batch)
         call, traced, compiling = _timing.compiled(learner.update, *args)
-        ended[name] = call(*args)[0].params
+        state, metrics = call(*args)
+        ended[name] = state.params, {name: metrics[name] for name in MEASURED}
         wall = _timing.interleaved({name: functools.partial(call, *args)}, plan.rounds, at_least=0)[0][name]
         row = {"way": name, "ms": 1e3 * _timing.quartiles(wall)[0], "trace_seconds": traced}
         rows.append(row | {"compile_seconds": compiling})
@@ -440,7 +452,7 @@ def tuned_loss(plan: Plan, logits: int, warps: int) -> list[Row]:
     before = _fused_kernel.LOGITS, _fused_kernel.ELEMENTS, _fused_kernel.WARPS
     _fused_kernel.LOGITS, _fused_kernel.ELEMENTS, _fused_kernel.WARPS = logits, 32 * warps, warps
     try:
-        return loss(plan, *plan.losses[0], ways=("pallas",))
+        return loss(plan, *plan.losses[0], ("pallas",), ("with gradient",))
     finally:
         _fused_kernel.LOGITS, _fused_kernel.ELEMENTS, _fused_kernel.WARPS = before
 
