@@ -47,7 +47,8 @@ def rows(shape, actions, optional=(), dtype=jnp.float32, seed=0):
     floats = {name: jnp.asarray(rng.normal(size=shape), dtype) for name in names}
     floats["log_prob"] = -jnp.abs(floats["log_prob"])
     logits = jnp.asarray(2 * rng.normal(size=(*shape, actions)), dtype)
-    given = {"logits": logits, "action": jnp.asarray(rng.integers(actions, size=shape)), **floats}
+    action = jnp.asarray(rng.integers(min(actions, 100), size=shape), jnp.int8)  # any integers are actions
+    given = {"logits": logits, "action": action, **floats}
     return given | ({"mask": jnp.asarray(rng.random(shape) < 0.7)} if "mask" in optional else {})
 
 
@@ -244,6 +245,21 @@ def test_the_implementation_follows_the_platform(monkeypatch):
         fused("pallas")(**many)
     with jax.enable_x64(True), pytest.raises(ValueError, match="the values are float64"):
         fused("pallas")(**given | {"target": jnp.zeros(5)})
+
+
+def test_in_shard_map(monkeypatch):
+    """Each device runs the kernel on its own elements; here there is one."""
+    monkeypatch.setattr(_recurrence, "has", lambda platform: platform == "cuda")
+    given, mesh = rows((6,), 3), jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
+    along = jax.sharding.PartitionSpec("d")
+
+    def of(logits, given):
+        return f.categorical_ppo_loss(**given | {"logits": logits}, **COEFFICIENTS).loss[None]
+
+    gradient = jax.grad(lambda *args: of(*args)[0])
+    for function in (of, gradient):
+        mapped = jax.shard_map(function, mesh=mesh, in_specs=along, out_specs=along)
+        assert "triton" in lowered(mapped, "cuda", given["logits"], given)
 
 
 def test_bad_input():

@@ -140,10 +140,9 @@ def terms(x: Inputs) -> tuple[Array, ...]:
     log_probs = jax.nn.log_softmax(logits)
     probs = jnp.exp(log_probs)
     entropy = -jnp.sum(probs * jnp.where(probs > 0, log_probs, 0), axis=-1)
-    option = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    chosen = jnp.sum(jnp.where(x.action[..., None].astype(jnp.int32) == option, log_probs, 0), axis=-1)
-    valid = (x.action >= 0) & (x.action < actions)
-    log_ratio = jnp.where(valid, chosen, jnp.nan) - x.log_prob.astype(dtype)
+    action, option = x.action.astype(jnp.int32), jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    chosen = jnp.sum(jnp.where(action[..., None] == option, log_probs, 0), axis=-1)
+    log_ratio = jnp.where((action >= 0) & (action < actions), chosen, jnp.nan) - x.log_prob.astype(dtype)
     clip: dict[str, Any] = {"clip_eps": x.clip_eps, "clip_eps_high": x.clip_eps_high, "mask": keep}
     policy = clipped_surrogate(log_ratio, x.advantage.astype(dtype), dual_clip=x.dual_clip, **clip)
     value, target = x.value.astype(dtype), x.target.astype(dtype)

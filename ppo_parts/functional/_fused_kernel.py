@@ -42,9 +42,8 @@ def loss_and_means(x: Inputs, *, interpret: bool = False) -> tuple[Array, ...]:
         (x,), (change,) = primals, tangents
         sums, by_logits, by_value = run_with_gradient(x)
         out = _means(x, sums)
-        rate = jnp.sum(by_logits.astype(sums.dtype) * change.logits) + jnp.sum(
-            by_value.astype(sums.dtype) * change.value
-        )
+        pairs = ((by_logits, change.logits), (by_value, change.value))
+        rate = sum(jnp.sum(slope.astype(sums.dtype) * tangent) for slope, tangent in pairs)
         return out, (rate / _count(sums), *(jnp.zeros_like(mean) for mean in out[1:]))
 
     @jax.custom_jvp
@@ -105,7 +104,8 @@ def _call(x: Inputs, differentiate: bool, interpret: bool) -> tuple[Array, ...]:
 
         keep = inside if x.mask is None else inside & read("mask", inside).astype(bool)
         block = {name: read(name, keep) for name in given if name not in ("logits", "mask", *NUMBERS)}
-        block["action"] = jnp.where(block["action"] < actions, block["action"], -1)  # those of padding are none
+        action = block["action"].astype(jnp.int32)
+        block["action"] = jnp.where(action < actions, action, -1)  # the columns of padding are no actions
         block["logits"] = read("logits", keep[:, None] & options, -jnp.inf)
         numbers = {name: reads[name][0] for name in given if name in NUMBERS}
         table, by_logits, by_value = _table_and_gradient(x._replace(mask=keep, **block, **numbers))
@@ -119,16 +119,18 @@ def _call(x: Inputs, differentiate: bool, interpret: bool) -> tuple[Array, ...]:
     single = pl.BlockSpec((1,), lambda i: (0,))
     specs = {name: matrix if name == "logits" else single if name in NUMBERS else column for name in given}
     shapes = {name: (size, actions) if name == "logits" else (1,) if name in NUMBERS else (size,) for name in given}
-    outs = [jax.ShapeDtypeStruct((programs, COLUMNS), jax.eval_shape(terms, x)[0].dtype)]
-    out_specs = [pl.BlockSpec((1, COLUMNS), lambda i: (i, 0))]
-    if differentiate:
-        outs += [jax.ShapeDtypeStruct(shapes[name], given[name].dtype) for name in ("logits", "value")]
-        out_specs += [matrix, column]
+
+    def results() -> tuple[Array, ...]:
+        table, by_logits, by_value = _table_and_gradient(x)
+        sums = jnp.broadcast_to(jnp.sum(table.reshape(-1, COLUMNS), axis=0), (programs, COLUMNS))
+        return sums, by_logits.reshape(shapes["logits"]), by_value.reshape(shapes["value"])
+
+    outs = jax.eval_shape(results)[: 3 if differentiate else 1]  # of what it computes: `shard_map` extends the types
     table, *gradient = pl.pallas_call(
         kernel,
         grid=(programs,),
         in_specs=list(specs.values()),
-        out_specs=out_specs,
+        out_specs=[pl.BlockSpec((1, COLUMNS), lambda i: (i, 0)), matrix, column][: len(outs)],
         out_shape=outs,
         compiler_params=plt.CompilerParams(num_warps=WARPS),
         interpret=interpret,
