@@ -9,7 +9,16 @@ import jax
 import jax.numpy as jnp
 
 from . import _recurrence
-from ._common import Array, ShapeError, accumulator, binary, fitting, floating, masked_mean, same_shape
+from ._common import (
+    Array,
+    ShapeError,
+    accumulator_dtype,
+    check_flags,
+    check_floating,
+    check_same_shape,
+    checked_hyperparameter,
+    masked_mean,
+)
 from ._losses import clipped_surrogate, clipped_value_loss, value_loss
 from ._statistics import approx_kl, clip_fraction
 
@@ -46,13 +55,13 @@ def categorical_ppo_loss(
     mask: Array | None = None,
     implementation: LossImplementation = "auto",
 ) -> PPOLoss:
-    r"""PPO's loss for discrete actions, with its diagnostics. Gradients flow from `loss` to `logits` and `value` only.
+    r"""Compute PPO's whole loss for discrete actions. Gradients flow from `loss` only, to `logits` and `value`.
 
     .. math::
         L &= \frac{1}{M} \sum_i L^{policy}_i + c_v L^{value}_i - c_e H(\pi_i), \qquad
         \ell_i = \log\pi_i(a_i) - \text{log\_prob}_i, \qquad \pi_i = \mathrm{softmax}(z_i)
 
-    The terms are those of `clipped_surrogate`, `value_loss` (or `clipped_value_loss`), `approx_kl` (k3) and
+    The means are those of `clipped_surrogate`, `value_loss` (or `clipped_value_loss`), `approx_kl` (k3) and
     `clip_fraction`, which the rest of this module computes one by one. Unlike them, this function reduces, so that the
     kernel need not write anything per element but the gradient. Everything is computed in float32 at least.
 
@@ -128,7 +137,7 @@ OPTIONAL = ("old_value", "mask", "clip_eps_high", "dual_clip", "value_clip_eps")
 
 
 def terms(x: Inputs) -> tuple[Array, ...]:
-    """Per element: policy loss, value loss, entropy, approximate KL and clip fraction; 0 where masked.
+    """Compute per element the policy loss, value loss, entropy, approximate KL and clip fraction; 0 where masked.
 
     The kernel runs this function, and its derivative, on blocks of elements.
     """
@@ -163,19 +172,19 @@ def _checked(where: str, x: Inputs) -> Inputs:
         raise ValueError(f"{where}: give old_value and value_clip_eps together, or neither for the plain value loss")
     given = {name: array for name, array in x._asdict().items() if array is not None or name not in OPTIONAL}
     floats = {name: given[name] for name in FLOATS if name in given}
-    floating(where, **floats)
+    check_floating(where, **floats)
     if not jnp.shape(x.logits) or not jnp.shape(x.logits)[-1]:
         raise ShapeError(
             f"{where}: logits have shape {jnp.shape(x.logits)}; their last axis must be that of the actions, [..., n]"
         )
     arrays = {name: array for name, array in given.items() if name not in NUMBERS}
-    same_shape(where, **{**arrays, "logits": jnp.asarray(x.logits)[..., 0]})
+    check_same_shape(where, **{**arrays, "logits": jnp.asarray(x.logits)[..., 0]})
     if not jnp.issubdtype(jnp.result_type(x.action), jnp.integer):
         raise TypeError(f"{where}: actions must be integers, got {jnp.result_type(x.action)}")
-    binary(where, mask=x.mask)
-    dtype = accumulator(*floats.values())
+    check_flags(where, mask=x.mask)
+    dtype = accumulator_dtype(*floats.values())
     numbers = {
-        name: fitting(where, name, given[name], (), low, open_low=open_low, dtype=dtype)
+        name: checked_hyperparameter(where, name, given[name], (), low, open_low=open_low, dtype=dtype)
         for name, (low, open_low) in NUMBERS.items()
         if name in given
     }
