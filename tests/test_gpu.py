@@ -55,7 +55,7 @@ def rows(shape, actions, optional=(), dtype=jnp.float32, seed=0):
 def by_parts(settings, logits, value, **given):
     """The same loss from the functions and the distribution that a chain uses."""
     policy, mask = distributions.Categorical(logits), given.get("mask")
-    log_ratio = policy.log_prob(given["action"]) - given["log_prob"]
+    log_ratio = policy.log_prob(given["action"].astype(jnp.int32)) - given["log_prob"]
     if mask is not None:
         log_ratio = jnp.where(mask, log_ratio, 0)
     clip = {name: settings[name] for name in ("clip_eps", "clip_eps_high") if name in settings}
