@@ -37,7 +37,7 @@ from ppo_parts import distributions, envs, functional
 from ppo_parts.functional import _fused_kernel, _kernel, _recurrence
 from recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
-from . import _timing, parts, ptx, train, update
+from . import _timing, ptx, train, update
 
 Row = dict[str, Any]
 BANDWIDTHS = {  # published, bytes per second; the first name that `device_kind` contains counts
@@ -226,6 +226,15 @@ def memory() -> Row:
     return {"peak_bytes_so_far": stats["peak_bytes_in_use"]} if "peak_bytes_in_use" in stats else {}
 
 
+def steps_of(name: str, steps: int, num_envs: int, dtype: str) -> list[jax.Array]:
+    """What gae or vtrace reads: 2 % of the steps terminate an episode and 1 % truncate one."""
+    rng, floats = np.random.default_rng(0), ("log_ratio",) * (name == "vtrace") + ("reward", "value", "next_value")
+    shape = (steps, num_envs)
+    given = [jnp.asarray(rng.standard_normal(shape, np.float32), dtype) for _ in floats]
+    kind = rng.random(shape, np.float32)
+    return [*given, jnp.asarray(kind < 0.02), jnp.asarray(kind > 0.99)]
+
+
 def error(actual: Any, expected: Any) -> float:
     """The largest difference between two trees, relative to the largest number of each pair of leaves."""
     worst = 0.0
@@ -259,10 +268,8 @@ def device(plan: Plan) -> list[Row]:
 
 def kernel(plan: Plan, name: str, steps: int, num_envs: int, dtype: str, bandwidth: float) -> list[Row]:
     """gae or vtrace, in one kernel and by the associative scan, against bandwidth and published times."""
-    arrays = parts.workload(steps, num_envs, dtype)
-    reads = ("log_ratio",) * (name == "vtrace") + ("reward", "value", "next_value", "terminated", "truncated")
-    given = tuple(arrays[read] for read in reads)
-    estimate = functools.partial(getattr(functional, name), gamma=parts.GAMMA, gae_lambda=parts.LAMBDA)
+    given = steps_of(name, steps, num_envs, dtype)
+    estimate = functools.partial(getattr(functional, name), **ptx.GAMMA)
     ways = {way: functools.partial(estimate, implementation=way) for way in ("pallas", "associative")}
     expected = jax.jit(functools.partial(estimate, implementation="scan"))(*given)
     elements, rows = steps * num_envs, []
@@ -307,15 +314,13 @@ def loss(
     directions: tuple[str, ...] = DIRECTIONS,
 ) -> list[Row]:
     """The separate functions, the fused loss by XLA, and its kernel: forward, and with the gradient."""
-    keys = jax.random.split(jax.random.key(0), 6)
+    rng = np.random.default_rng(0)
     names = ("advantage", "value", "target")
-    given: Row = {
-        name: jax.random.normal(key, (elements,)).astype(dtype) for name, key in zip(names, keys, strict=False)
-    }
-    given["logits"] = jax.random.normal(keys[3], (elements, actions)).astype(dtype)
-    given["action"] = jax.random.randint(keys[4], (elements,), 0, actions)
-    behaviour = distributions.Categorical(given["logits"].astype(jnp.float32)).log_prob(given["action"])
-    given["log_prob"] = (behaviour + 0.1 * jax.random.normal(keys[5], (elements,))).astype(dtype)
+    given: Row = {name: jnp.asarray(rng.standard_normal(elements), dtype) for name in names}
+    logits, action = rng.standard_normal((elements, actions)), rng.integers(actions, size=elements)
+    behaviour = logits[np.arange(elements), action] - np.log(np.sum(np.exp(logits), axis=-1))
+    given["log_prob"] = jnp.asarray(behaviour + 0.1 * rng.standard_normal(elements), dtype)
+    given |= {"logits": jnp.asarray(logits, dtype), "action": jnp.asarray(action, jnp.int32)}
 
     def fused(way: Any) -> Callable[[Row], Any]:
         return lambda given: functional.categorical_ppo_loss(**given, **ptx.COEFFICIENTS, implementation=way)
@@ -393,10 +398,13 @@ def learners() -> dict[str, pp.Learner]:
 
 def whole_update(plan: Plan) -> list[Row]:
     """A learner with one and with the other, which end with the same parameters and metrics."""
-    params = update.init_params(jax.random.key(0))
-    batch, rows, ended = update.rollout(jax.random.key(1), params, *plan.update), [], {}
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = jax.jit(update.init_params)(keys[0])
+    batch = jax.jit(update.rollout, static_argnums=(2, 3))(keys[1], params, *plan.update)
+    rows: list[Row] = []
+    ended = {}
     for name, learner in learners().items():
-        args = (jax.random.key(2), learner.init(params), batch)
+        args = (keys[2], jax.jit(learner.init)(params), batch)
         call, traced, compiling = _timing.compiled(learner.update, *args)
         state, metrics = call(*args)
         ended[name] = state.params, {name: metrics[name] for name in MEASURED}
@@ -438,9 +446,8 @@ def tuned(plan: Plan, steps: int, num_envs: int, block: tuple[int, int, int]) ->
     """gae's kernel with other blocks."""
     before = _kernel.COLUMNS, _kernel.WARPS, _kernel.ROWS
     _kernel.COLUMNS, _kernel.WARPS, _kernel.ROWS = block
-    arrays = parts.workload(steps, num_envs, "float32")
-    given = [arrays[name] for name in ("reward", "value", "next_value", "terminated", "truncated")]
-    estimate = functools.partial(functional.gae, gamma=parts.GAMMA, gae_lambda=parts.LAMBDA)
+    given = steps_of("gae", steps, num_envs, "float32")
+    estimate = functools.partial(functional.gae, **ptx.GAMMA)
     try:
         return [timed(plan, lambda *given: estimate(*given, implementation="pallas"), *given)[0]]
     finally:
