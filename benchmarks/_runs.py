@@ -147,12 +147,12 @@ class Two:
 _programs: dict[Any, Any] = {}
 
 
-def by_twos(step: Any, state: Any, num_updates: int, num_seeds: int, pace: Any = None) -> Any:
+def by_twos(step: Any, state: Any, num_updates: int, num_seeds: int, pace: Any = None, donate: bool = True) -> Any:
     """Two updates a call, and one program for all runs of one `Train`."""
     del pace
     key = (step, num_updates, num_seeds)
     if key not in _programs:
-        _programs[key] = compiled(step, state, num_updates, num_seeds, Two())
+        _programs[key] = compiled(step, state, num_updates, num_seeds, Two(), donate)
     return _programs[key]
 
 

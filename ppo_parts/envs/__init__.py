@@ -16,5 +16,7 @@ from ._env import size as size
 from ._env import with_agent_id as with_agent_id
 from ._gymnax import from_gymnax as from_gymnax
 from ._gymnax import make as make
+from ._host import from_gymnasium as from_gymnasium
+from ._host import host_errors as host_errors
 from ._jaxmarl import from_jaxmarl as from_jaxmarl
 from ._jaxmarl import make_agents as make_agents

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._metrics import Metrics
+from ..envs import host_errors
 from ._evaluate import metrics_of
 from ._options import RunOptions
 from ._train import Train, seed_keys, vmap_over_seeds
@@ -38,8 +39,10 @@ class Pace:
         self.updates = min(max(1, fitting), 10 * updates)
 
 
-def compiled(step: Callable[[Any], Any], state: Any, num_updates: int, num_seeds: int, pace: Pace) -> Advance:
-    """Compile `advance` for states like `state`; it donates the buffers of the states it is called with.
+def compiled(
+    step: Callable[[Any], Any], state: Any, num_updates: int, num_seeds: int, pace: Pace, donate: bool = True
+) -> Advance:
+    """Compile `advance` for states like `state`; with `donate`, the state that it is called with is overwritten.
 
     The number of updates is a run-time argument, so a single program serves calls of any length. Dividing a run into
     other calls (because of a checkpoint, an interruption or a slower machine) does not change a single bit.
@@ -58,13 +61,14 @@ def compiled(step: Callable[[Any], Any], state: Any, num_updates: int, num_seeds
 
     print("compiling ... ", end="", flush=True)
     began = time.perf_counter()
-    program = jax.jit(updates, donate_argnums=0).lower(state, jnp.zeros((), jnp.int32)).compile()
+    program = jax.jit(updates, donate_argnums=(0,) if donate else ()).lower(state, jnp.zeros((), jnp.int32)).compile()
     print(f"{time.perf_counter() - began:.1f} s", flush=True)
 
     def advance(state: Any, most: int) -> tuple[Any, dict[str, np.ndarray]]:
         number, began = min(most, size, pace.updates), time.perf_counter()
-        state, measured = program(state, jnp.asarray(number, jnp.int32))
-        values = np.asarray(measured.array)[:number]
+        with host_errors():
+            state, measured = program(state, jnp.asarray(number, jnp.int32))
+            values = np.asarray(measured.array)[:number]
         pace.took(number, time.perf_counter() - began)
         return state, {name: values[..., measured.names.index(name)] for name in sorted(measured)}
 
@@ -90,22 +94,27 @@ class Program:
 
     def start(self, restored: Any = None) -> Any:
         """Return the state before the first update, or put a restored state where updates need it."""
-        if restored is not None:
+        if restored is not None and self.train.rollout.restart is None:
             return restored
-        return jax.jit(vmap_over_seeds(self.train.init, self.options.num_seeds))(self._keys)
+        first, given = (self.train.init, self._keys) if restored is None else (self.train.continued, restored)
+        with host_errors():
+            return jax.jit(vmap_over_seeds(first, self.options.num_seeds))(given)
 
     def advance_from(self, state: Any) -> Advance:
         """Compile `advance(state, most) -> (state, metrics)` for states like this one."""
         num_seeds = self.options.num_seeds
         step = vmap_over_seeds(self.train.compiled_step, num_seeds)
-        return self.compile(step, state, self.train.num_updates, num_seeds, Pace())
+        # After an error of an environment on the host, the run saves the state from before the call.
+        donate = self.train.rollout.restart is None
+        return self.compile(step, state, self.train.num_updates, num_seeds, Pace(), donate)
 
     def evaluate(self, state: Any, update: int) -> dict[str, Any]:
         """Return the metrics of an evaluation after an update, each a number, or `[seeds]`.
 
         Its keys depend only on the seed and the update, so an evaluation does not affect training and can be repeated.
         """
-        played = jax.device_get(self._play(state, jnp.asarray(update, jnp.int32)))
+        with host_errors():
+            played = jax.device_get(self._play(state, jnp.asarray(update, jnp.int32)))
         return metrics_of(played, seed_axes=int(self.options.num_seeds > 1))
 
     @functools.cached_property

@@ -63,6 +63,8 @@ def run(
     with open_run(train, config, options) as folder:
         begun, state = folder.begin(train)
         print(introduction(train, options, folder.path, begun))
+        if state is not None and train.rollout.restart is not None:
+            print("the environments are on the host, where no checkpoint can hold them: new episodes begin")
         with Interrupt() as interrupt:
             loop = Loop(train, options, folder, program, interrupt, on_rows)
             done, state = loop(begun, program.start(state))
@@ -114,7 +116,8 @@ class Loop:
             interrupt.working, saved, began = True, done, time.monotonic()
             last_save = began
             while done < train.num_updates and not interrupt.asked:
-                state, metrics = advance(state, self._next_goal(done) - done)
+                with self._saving_before_errors(done, state, saved):
+                    state, metrics = advance(state, self._next_goal(done) - done)
                 rows = rows_of(metrics, done, train.steps_per_update)
                 self._check_finite(metrics, rows, listeners)
                 done += len(rows)
@@ -134,6 +137,17 @@ class Loop:
                     folder.save(done, state)
             self.seconds = time.monotonic() - began
         return done, state
+
+    @contextlib.contextmanager
+    def _saving_before_errors(self, done: int, state: Any, saved: int) -> Iterator[None]:
+        """Save the state from before a call in which an environment on the host raised an error."""
+        try:
+            yield
+        except Exception:
+            if self.train.rollout.restart is not None and saved < done:
+                self.folder.save(done, state)
+                print(f"saved after update {done}; continue with --resume {self.folder.path}")
+            raise
 
     @contextlib.contextmanager
     def _listeners(self, done: int) -> Iterator[list[OnRows]]:
