@@ -85,10 +85,10 @@ def test_a_missing_package_is_named_with_the_extra_that_installs_it(package, ext
 
 def test_a_command_line_without_its_packages_ends_with_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "tyro", None)
+    config = training.Config(env_id="CartPole-v1", total_timesteps=1, num_envs=1, num_steps=1)
     with pytest.raises(
         SystemExit, match=r'^error: tyro is not installed: install it with pip install "ppo_parts\[train\]"'
     ):
-        config = training.Config(env_id="CartPole-v1", total_timesteps=1, num_envs=1, num_steps=1)
         training.main(lambda config: None, {"default": config}, [])
 
 
