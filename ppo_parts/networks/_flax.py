@@ -206,7 +206,7 @@ def multi_agent_actor_critic(
     """Make an actor and a critic for many agents, with parameters `{"actor": ..., "critic": ...}` for phases to train.
 
     Args:
-        env: environment with an axis of agents, whose observations are `envs.AgentsObs`. Actions that are not available
+        env: environment with an axis of agents, whose observations are `envs.Observation`. Actions that are not available
             have probability 0.
         inputs: function that takes the observations `[..., A, D]` of all agents and returns the inputs of each agent's
             actor and critic: two arrays `[..., A, D']`.
