@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from .._errors import UserValueError
 from ._env import Array, Box, Env, unknown_env
@@ -50,5 +49,5 @@ def from_brax(env: Any, *, time_limit: int | None, reset_ratio: int = 1, obs_key
         return Step(state, seen(state), state.reward, state.done > 0)
 
     obs = jax.eval_shape(lambda: reset(jax.random.key(0))[1])
-    spaces = Box(obs.shape), Box((env.action_size,), jnp.array(-1.0), jnp.array(1.0))
+    spaces = Box(obs.shape), Box((env.action_size,), -1.0, 1.0)
     return auto_reset(reset, step, *spaces, time_limit=time_limit, reset_ratio=reset_ratio)

@@ -58,13 +58,23 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
             f"returns {described(state)}, step {described(after)}"
         )
     _check_observation(env, obs, each)
-    evaluated: list[Any] = []
-    jax.eval_shape(lambda key: evaluated.append(env.evaluation(env.reset(key, num_envs)[0])), key)
-    if not isinstance(evaluated[0], Env):
+    evaluated = described(jax.eval_shape(lambda key: _evaluation(env, key, num_envs).reset(key, num_envs)[1], key))
+    if evaluated != described(obs):
+        raise ShapeError(
+            f"check: observations in the environment of evaluation(state) must be like the others, {described(obs)}, "
+            f"got {evaluated}"
+        )
+
+
+def _evaluation(env: Env, key: Array, num_envs: int) -> Env:
+    """Return the environment to evaluate in."""
+    evaluated = env.evaluation(env.reset(key, num_envs)[0])
+    if not isinstance(evaluated, Env):
         raise UserTypeError(
             f"check: evaluation(state) must return the Env to evaluate in, usually the environment itself; got "
-            f"{type(evaluated[0]).__name__}"
+            f"{type(evaluated).__name__}"
         )
+    return evaluated
 
 
 def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
@@ -224,8 +234,7 @@ def episode_length(played: Played) -> str | None:
 def episode_return(played: Played) -> str | None:
     """`episode_return` is the sum of the unscaled rewards of the episode so far."""
     out, total = played.unscaled, np.zeros(played.unscaled.reward.shape[1:])
-    over, _ = out.episode_ends()
-    for t, ended in enumerate(over.reshape(*played.ended.shape)):
+    for t, ended in enumerate(_ended(out)):
         total = total + out.reward[t]
         wrong = ~np.isclose(out.episode_return[t], total, rtol=1e-3, atol=1e-3)
         if wrong.any():
@@ -291,48 +300,43 @@ def check_laws(
 
 def play(env: Env, act: Callable[[Array, Any], Any], num_envs: int, num_steps: int, seed: int) -> Played:
     """Play an environment twice with one key, and once its evaluation."""
-    key, other_key = jax.random.split(jax.random.key(seed))
 
-    def run(make: Callable[[Array], Env], key: Array) -> tuple[Any, Transition]:
-        env_key, reset_key, key = jax.random.split(key, 3)
-        env = make(env_key)
-        state, obs = env.reset(reset_key, num_envs)
+    def played(make: Callable[[Array], Env]) -> Callable[[Array], Any]:
+        def run(key: Array) -> tuple[Any, Transition, Any]:
+            env_key, reset_key, other_key, key = jax.random.split(key, 4)
+            env = make(env_key)
+            state, obs = env.reset(reset_key, num_envs)
 
-        def step(carry: Any, key: Array) -> Any:
-            action_key, step_key = jax.random.split(key)
-            state, out = env.step(step_key, carry[0], act(action_key, carry[1]))
-            return (state, out.obs), out
+            def step(carry: Any, key: Array) -> Any:
+                action_key, step_key = jax.random.split(key)
+                state, out = env.step(step_key, carry[0], act(action_key, carry[1]))
+                return (state, out.obs), out
 
-        return obs, jax.lax.scan(step, (state, obs), jax.random.split(key, num_steps))[1]
+            _, out = jax.lax.scan(step, (state, obs), jax.random.split(key, num_steps))
+            return obs, out, env.reset(other_key, num_envs)[1]
 
-    def trained(key: Array) -> Env:
-        return env
+        return run
 
-    def evaluated(key: Array) -> Env:
-        return env.evaluation(env.reset(key, num_envs)[0])
+    def evaluation(key: Array) -> Env:
+        return _evaluation(env, key, num_envs)
 
     def numpy(tree: Any) -> Any:
         return jax.tree.map(np.asarray, tree)
 
-    def fresh() -> Any:  # a new function, so that JAX traces it again
-        return lambda key: run(trained, key)
-
-    compiled = jax.jit(fresh())
-    first, out = numpy(compiled(key))
-    repeated = compiled if _same_program(fresh(), fresh(), key) else jax.jit(fresh())
-    again = numpy(repeated(key))
-    other = numpy(env.reset(other_key, num_envs)[1])
-    same = env.evaluation(env.reset(key, num_envs)[0]) is env
-    unscaled = out if same else numpy(jax.jit(lambda key: run(evaluated, key))(key)[1])
-    ended = np.asarray(out.terminated | out.truncated if out.ended is None else out.ended)
-    return Played(env, first, out, ended, again, other, unscaled)
+    key, same = jax.random.key(seed), []
+    one, two = (jax.jit(played(lambda key: env)).trace(key) for _ in range(2))
+    compiled = one.lower().compile()
+    first, out, other = numpy(compiled(key))
+    again = numpy((compiled if _same_program(one.jaxpr, two.jaxpr) else two.lower().compile())(key)[:2])
+    jax.eval_shape(lambda key: same.append(evaluation(key) is env), key)
+    unscaled = out if same[0] else numpy(jax.jit(played(evaluation))(key)[1])
+    return Played(env, first, out, _ended(out), again, other, unscaled)
 
 
-def _same_program(one: Callable[[Array], Any], other: Callable[[Array], Any], key: Array) -> bool:
-    """Return whether tracing two functions gives the same program; a random number of NumPy would differ in it."""
-    traced = [jax.make_jaxpr(f)(key) for f in (one, other)]
-    words = [re.sub("0x[0-9a-f]+", "", str(program)) for program in traced]  # without addresses in memory
-    return words[0] == words[1] and _equal(*([np.asarray(c) for c in program.consts] for program in traced))
+def _same_program(one: Any, other: Any) -> bool:
+    """Return whether two traces are the same; a random number of NumPy, for example, would differ."""
+    words = [re.sub("0x[0-9a-f]+", "", str(program)) for program in (one, other)]  # without addresses in memory
+    return words[0] == words[1] and _equal(*([np.asarray(c) for c in program.consts] for program in (one, other)))
 
 
 def random_action(env: Env) -> Callable[[Array, Any], Array]:
@@ -376,6 +380,11 @@ def report(played: Played) -> Report:
     if not played.out.reward.any():
         notes.append("all rewards of random actions are 0")
     return Report(episodes, int((played.ended & ~cut).sum()), int(cut.sum()), tuple(notes))
+
+
+def _ended(out: Transition) -> np.ndarray:
+    """Where an episode ended, `[T, N]`."""
+    return np.asarray(out.terminated | out.truncated if out.ended is None else out.ended)
 
 
 def _seen(obs: Any) -> np.ndarray:
