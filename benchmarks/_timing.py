@@ -117,7 +117,10 @@ def record(module: str, results: Any) -> dict[str, Any]:
         models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
         cpu = models[0] if models else cpu
     installed = {d.metadata["Name"] for d in importlib.metadata.distributions()}
-    names = "jax jaxlib optax flax distrax gymnax jaxmarl pgx rejax rlax numpy sbx-rl stable_baselines3 torch torchrl ppo_parts"
+    names = (
+        "jax jaxlib optax flax distrax gymnax jaxmarl pgx rejax rlax numpy sbx-rl stable_baselines3 torch torchrl "
+        "ppo_parts"
+    )
     packages = [p for p in names.split() if p in installed]
     return {
         "command": shlex.join(["python", "-m", *module.split(), *sys.argv[1:]]),

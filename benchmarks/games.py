@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 EVALUATED = 5000  # games for each seed
 GAMES = {
     "connect_four": cleanrl_ppo.Config(
-        env_id="pgx:connect_four", total_timesteps=1_200_000, num_envs=64, num_steps=32, hidden=(256, 256),
-        learning_rate=1e-3, ent_coef=0.003,
+        env_id="pgx:connect_four", total_timesteps=2_000_000, num_envs=256, num_steps=16, hidden=(256, 256),
+        num_minibatches=8, learning_rate=1e-3,
     ),
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Environments as pure functions: by name from many packages, wrappers, and what an environment of your own needs."""
 
 from ._brax import from_brax as from_brax
+from ._check import check as check
 from ._env import Box as Box
 from ._env import Discrete as Discrete
 from ._env import Env as Env
@@ -13,10 +14,9 @@ from ._episodes import auto_reset as auto_reset
 from ._gymnax import from_gymnax as from_gymnax
 from ._jaxmarl import from_jaxmarl as from_jaxmarl
 from ._jaxmarl import make_agents as make_agents
-from ._laws import check as check
-from ._laws import check_laws as check_laws
 from ._opponents import frozen_opponent as frozen_opponent
 from ._opponents import random_opponent as random_opponent
+from ._play import check_laws as check_laws
 from ._registry import make as make
 from ._registry import prefixes as prefixes
 from ._registry import register as register

@@ -10,7 +10,8 @@ from typing import Any
 
 from .._errors import UserError, UserTypeError, UserValueError
 from ._env import Env
-from ._laws import LAWS, check_laws
+from ._laws import LAWS
+from ._play import check_laws
 from ._registry import make, prefixes, split_id
 
 
