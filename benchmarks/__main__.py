@@ -12,6 +12,7 @@ COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what 
     "growth": "how an update's cost grows with environments, steps, minibatches and seeds",
     "learning": "learning curves of the recipes, over many seeds",
     "games": "games of two players against random moves: how many are won",
+    "mujoco": "Gymnasium's MuJoCo tasks, in the protocol of Tianshou's benchmark",
     "study": "what priorities, V-trace and refreshing are worth",
     "sweep": "a sweep of hyperparameters in one program",
     "kill": "kills a run at random moments and compares its end with an undisturbed one",

@@ -1,12 +1,13 @@
 """What tests of training runs and attacks on them share: a tiny run, ways to run it, and what it leaves behind."""
 
 import contextlib
+import functools
 import json
 import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental.compilation_cache import compilation_cache
 
-from ppo_parts.training import RunOptions
-from ppo_parts.training._folder import open_run
-from ppo_parts.training._load import continued_from
-from ppo_parts.training._options import checked
+from ppo_parts.training import Program, RunOptions, run
 from ppo_parts.training._program import compiled
-from ppo_parts.training._run import Loop
 from recipes.cleanrl_ppo import Config
 
 ROOT = Path(__file__).parents[1]
@@ -129,7 +126,7 @@ def assert_same_run(folder: Path, expected: Path) -> None:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
     assert (folder / "metrics.jsonl").read_bytes() == (expected / "metrics.jsonl").read_bytes()
     one, other = (json.loads((where / "result.json").read_text()) for where in (folder, expected))
-    for name in (one.keys() & other.keys()) - {"curve"}:  # `evaluation` is there where it was asked for
+    for name in (one.keys() & other.keys()) - {"curve", "timing"}:  # `evaluation` is there where it was asked for
         assert one[name] == other[name], name
 
 
@@ -150,12 +147,14 @@ class Two:
 _programs: dict[Any, Any] = {}
 
 
-def by_twos(step: Any, state: Any, num_updates: int, num_seeds: int, pace: Any = None) -> Any:
+def by_twos(
+    step: Any, state: Any, num_updates: int, num_seeds: int, pace: Any = None, donate: bool = True
+) -> Any:
     """Two updates a call, and one program for all runs of one `Train`."""
     del pace
     key = (step, num_updates, num_seeds)
     if key not in _programs:
-        _programs[key] = compiled(step, state, num_updates, num_seeds, Two())
+        _programs[key] = compiled(step, state, num_updates, num_seeds, Two(), donate)
     return _programs[key]
 
 
@@ -187,17 +186,18 @@ def crash() -> None:
     raise Crash
 
 
-@contextlib.contextmanager
-def opened(train: Any, place: Path | None, name: str, config: Any = None, **options: Any) -> Iterator[Any]:
-    """The parts of a quiet run: train, configuration, options and folder, as `Loop` takes them."""
-    config = config or tiny()
-    where = {} if "resume" in options else {"directory": place, "name": name}
-    kept = checked(RunOptions(**{**QUIET, **options, **where}), train)
-    with open_run(config, kept, train.steps_per_update, continued_from(train, config, kept)) as folder:
-        yield train, config, kept, folder
-
-
-def go(train: Any, place: Path | None, name: str, config: Any = None, compile: Any = by_twos, **options: Any) -> Any:
+def go(
+    train: Any,
+    place: Path | None,
+    name: str,
+    config: Any = None,
+    compile: Any = by_twos,
+    on_rows: Any = None,
+    **options: Any,
+) -> Any:
     """A quiet run by twos; returns its folder and its result."""
-    with opened(train, place, name, config, **options) as parts:
-        return parts[-1].path, Loop(*parts, compile=compile)()
+    where = {} if "resume" in options else {"directory": place, "name": name}
+    kept = RunOptions(**{**QUIET, **options, **where})
+    make_program = functools.partial(Program, compile=compile)
+    result = run(train, config or tiny(), kept, on_rows=on_rows, make_program=make_program)
+    return kept.resume or kept.directory / kept.name, result

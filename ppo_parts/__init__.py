@@ -20,7 +20,6 @@ from ._errors import UserError as UserError
 from ._errors import UserTimeoutError as UserTimeoutError
 from ._errors import UserTypeError as UserTypeError
 from ._errors import UserValueError as UserValueError
-from ._host_rollout import HostRollout as HostRollout
 from ._learner import Learner as Learner
 from ._learner import LearnerState as LearnerState
 from ._learner import learner as learner

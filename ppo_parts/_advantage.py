@@ -12,25 +12,15 @@ from ._policy import follow
 from ._types import Array, Batch, Context, EmptyState, Part, no_state, require
 from .functional._recurrence import known
 
-ESTIMATOR_READS = (
-    "reward",
-    "value",
-    "next_value",
-    "terminated",
-    "truncated",
-    "mask",
-    "log_ratio",
-    "log_prob",
-    "current",
-)
+ESTIMATOR_READS = ("reward", "value", "next_value", "terminated", "truncated", "mask", "current")
 
 
 def gae(*, gamma: Numeric, gae_lambda: Numeric, implementation: functional.Implementation = "auto") -> Part:
     """Write `advantage` and `target` by generalized advantage estimation; see `functional.gae` for the equations.
 
-    Before the sampler it reads the rollout's values; after a sampler that keeps time, the values of the policy being
-    trained (`current.value`), with `next_value` following them except at truncations and at the rollout's end. Nothing
-    is differentiated through it. Before the sampler it also writes the metric `explained_variance`.
+    Before the sampler it reads the rollout's values. After a sampler that keeps time it reads the values of the policy
+    being trained (`current.value`), and takes `next_value` from them, except at truncations and at the rollout's end.
+    Gradients do not flow through it. Before the sampler it also writes the metric `explained_variance`.
 
     Args:
         gamma: discount per step, in [0, 1]; a schedule counts learner updates.
@@ -54,7 +44,7 @@ def gae(*, gamma: Numeric, gae_lambda: Numeric, implementation: functional.Imple
     known("gae", implementation)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        value, next_value, _ = _seen("gae", batch)
+        value, next_value = _latest_values("gae", batch)
         out = functional.gae(
             batch.reward,
             value,
@@ -82,9 +72,9 @@ def vtrace(
 ) -> Part:
     """Write `advantage` and `target` by V-trace, with the latest importance ratios.
 
-    Before the sampler the ratio is `exp(log_ratio)` (1 until a `refresh` writes it); after a sampler that keeps time it
-    is that of the policy being trained, and so are the values. See `functional.vtrace` for the equations. Nothing is
-    differentiated through it. Before the sampler it also writes the metric `explained_variance`.
+    Before the sampler the ratio is `exp(log_ratio)`, which is 1 until a `refresh` writes it. After a sampler that keeps
+    time, ratio and values are those of the policy being trained. See `functional.vtrace` for the equations. Gradients
+    do not flow through it. Before the sampler it also writes the metric `explained_variance`.
 
     Args:
         gamma: discount per step, in [0, 1]; a schedule counts learner updates (so do the others).
@@ -110,9 +100,9 @@ def vtrace(
     known("vtrace", implementation)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        value, next_value, log_ratio = _seen("vtrace", batch)
+        value, next_value = _latest_values("vtrace", batch)
         out = functional.vtrace(
-            log_ratio,
+            _latest_log_ratio(batch),
             batch.reward,
             value,
             next_value,
@@ -127,15 +117,16 @@ def vtrace(
         )
         return _write(batch, out.policy_advantage if policy_gradient else out.error, out.target), state
 
-    return Part(no_state, update, "vtrace", provides=("advantage", "target"), reads=ESTIMATOR_READS, needs_time=True)
+    reads = (*ESTIMATOR_READS, "log_ratio", "log_prob")
+    return Part(no_state, update, "vtrace", provides=("advantage", "target"), reads=reads, needs_time=True)
 
 
 def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int = 0, eps: Numeric = 1e-8) -> Part:
     """Standardise `advantage`; see `functional.advantage_normalize` for the equation and who uses which `ddof`.
 
     Args:
-        axis: axes of the batch the statistics are taken over; None: all. After `segment_minibatches` axis 0 is time and
-            1 the segments; after a step sampler 0 is the only one.
+        axis: axes of the batch over which the statistics are taken; None: all. After `segment_minibatches`, axis 0 is
+            time and axis 1 the segments; after a step sampler there is only axis 0.
         ddof: 0 (population) or 1 (sample).
         eps: added to the standard deviation, >= 0; a schedule counts learner updates.
 
@@ -148,7 +139,7 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
         ...     pp.gae(gamma=.99, gae_lambda=.95), pp.shuffled_minibatches(4), pp.advantage_normalize(ddof=1)
         ... )
 
-    Reference: Andrychowicz et al. 2021, arXiv:2006.05990, choice C67.
+    Reference: Andrychowicz et al. 2021, arXiv:2006.05990, the section on normalization and clipping.
     """
     eps = number("advantage_normalize", "eps", eps, 0)
     if ddof not in (0, 1) or isinstance(ddof, bool):
@@ -165,7 +156,7 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
                 f"{jnp.shape(batch.advantage)}"
             )
         normalized = functional.advantage_normalize(
-            batch.advantage, batch.mask, axis=axis, ddof=ddof, eps=at(eps, context.step)
+            batch.advantage, axis=axis, ddof=ddof, eps=at(eps, context.step), mask=batch.mask
         )
         return batch.replace(advantage=normalized), state
 
@@ -190,8 +181,7 @@ def advantage_weight() -> Part:
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         del context
-        weight = per_element(batch, batch.weight, batch.advantage)
-        return batch.replace(advantage=batch.advantage * weight), state
+        return batch.replace(advantage=batch.advantage * align_weight(batch, batch.advantage)), state
 
     return Part(
         no_state,
@@ -204,14 +194,14 @@ def advantage_weight() -> Part:
     )
 
 
-def per_element(batch: Batch, weight: Array, like: Array) -> Array:
-    """The weight `[M]` of each sampled element, with the axes of `like`: time before it, agents after it."""
-    sampled = len(batch.axes) - 1
+def align_weight(batch: Batch, like: Array) -> Array:
+    """Return the weight `[M]` of each sampled element with the axes of `like`: time before it, agents after it."""
+    weight, sampled = batch.weight, len(batch.axes) - 1
     return weight.reshape((1,) * sampled + weight.shape + (1,) * (like.ndim - sampled - 1)).astype(like.dtype)
 
 
-def _seen(where: str, batch: Batch) -> tuple[Array, Array, Array]:
-    """Value, next value and log-ratio of the latest policy that has been evaluated."""
+def _latest_values(where: str, batch: Batch) -> tuple[Array, Array]:
+    """Return value and next value of the latest policy that has been evaluated on the batch."""
     require(
         batch,
         where,
@@ -221,19 +211,26 @@ def _seen(where: str, batch: Batch) -> tuple[Array, Array, Array]:
         value="it is V(obs) when the step was taken, from a policy with a critic",
     )
     if batch.current is None:
-        log_ratio = jnp.zeros_like(batch.value) if batch.log_ratio is None else batch.log_ratio
-        return batch.value, batch.next_value, log_ratio
+        return batch.value, batch.next_value
     if batch.current.value is None:
         raise UserValueError(
             f"{where}: the policy has no value, and an advantage along time needs one: give the policy "
-            "a critic, or use an estimator without one"
+            "a critic, or write the advantage with a part of your own"
         )
     value = jax.lax.stop_gradient(batch.current.value)
-    return value, follow(batch, value), jax.lax.stop_gradient(batch.current_log_ratio())
+    return value, follow(batch, value)
+
+
+def _latest_log_ratio(batch: Batch) -> Array:
+    """Return the log-ratio of the latest policy that has been evaluated on the batch."""
+    if batch.current is not None:
+        return jax.lax.stop_gradient(batch.current_log_ratio())
+    return jnp.zeros_like(batch.value) if batch.log_ratio is None else batch.log_ratio
 
 
 def _write(batch: Batch, advantage: Array, target: Array) -> Batch:
-    if batch.current is None:  # of several estimators, the last one's target is what the critic learns
-        variance = functional.explained_variance(batch.value, target, batch.mask)
+    """Write the estimates and, before the sampler, how much of the target's variance the value explains."""
+    if batch.current is None:
+        variance = functional.explained_variance(batch.value, target, mask=batch.mask)
         batch = batch.replace(metrics={**batch.metrics, "explained_variance": variance})
     return batch.replace(advantage=advantage, target=target)

@@ -12,7 +12,7 @@ import numpy as np
 from ._errors import UserTypeError, UserValueError
 from ._metrics import Metrics
 from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Params, require
-from .functional._common import ShapeError, floating, masked_sum, same_shape, unsqueezed
+from .functional._common import ShapeError, check_floating, check_same_shape, masked_sum, unsqueezed
 
 TREES = ("obs", "action", "next_obs", "behaviour", "extras")  # fields with leaves [T, N, ...]; the others are [T, N]
 RECORDED = tuple(field for field in PER_STEP if field not in (*TREES, "log_prob"))
@@ -48,8 +48,8 @@ def check_rollout(batch: Batch) -> None:
             f"{where}: log_prob must have the axes [T, N] (time, segment), got shape {jnp.shape(batch.log_prob)}; for "
             "a single environment add an axis of size 1"
         )
-    same_shape(where, log_prob=batch.log_prob, **{name: getattr(batch, name) for name in RECORDED})
-    floating(where, log_prob=batch.log_prob)
+    check_same_shape(where, log_prob=batch.log_prob, **{name: getattr(batch, name) for name in RECORDED})
+    check_floating(where, log_prob=batch.log_prob)
     leading = batch.log_prob.shape[:2]
     for name in TREES:
         remedy = "; what belongs to segments goes into per_segment, anything else into shared" * (name == "extras")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._errors import UserTypeError, UserValueError
-from .functional._common import within
+from .functional._common import check_range
 
 Array = jax.Array
 Numeric = float | Array | Callable[[Any], Any]
@@ -28,7 +28,9 @@ def number(where: str, name: str, value: Any, low: float, high: float = np.inf, 
     if callable(value):
         return _schedule(where, name, value, low, high, open_low)
     try:
-        within(where, name, value, low, high, open_low=open_low, what="a number, an array or a schedule step -> value")
+        check_range(
+            where, name, value, low, high, open_low=open_low, what="a number, an array or a schedule step -> value"
+        )
     except TypeError as error:
         raise UserTypeError(str(error)) from None
     except ValueError as error:

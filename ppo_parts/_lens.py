@@ -1,9 +1,9 @@
-"""Existing parts on other fields: a second critic, a cost critic, two lambdas."""
+"""Run existing parts on other fields: for a second critic, a cost critic, or two lambdas."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -20,14 +20,14 @@ def within(
 
     A path is a field ("reward"), an entry of one ("extras.intrinsic") or a field of the policy being trained
     ("current.value", "current.aux.intrinsic"). Fields that the part writes and `write` does not name are discarded. Its
-    losses and its request to stop are kept, and so are its metrics, as `<name>/<metric>`.
+    request to stop is kept, and so are its losses, as `<name>/<loss>`, and its metrics, as `<name>/<metric>`.
 
     Args:
         part: any part but a sampler.
         read: field that the part reads -> path where it is. A value under `current` is the one being trained:
             `{"value": "current.aux.intrinsic"}` means `{"current.value": "current.aux.intrinsic"}`.
         write: field that the part writes -> path where it goes.
-        name: prefix of its metrics, and what error messages call it.
+        name: prefix of its losses and metrics, and what error messages call it.
 
     Raises:
         ValueError: the part does not write a field that `write` names; an entry that is absent.
@@ -50,7 +50,7 @@ def within(
 
     Reference: a lens, as in Foster et al. 2007, Combinators for Bidirectional Tree Transformations.
     """
-    read, write = read or {}, write or {}
+    read, write = dict(read or {}), dict(write or {})
     if not isinstance(part, Part) or isinstance(part, Divider):
         raise UserTypeError(f"within: expected a part that is not a sampler, got {part!r}")
     for field in write:
@@ -58,53 +58,17 @@ def within(
             raise UserValueError(
                 f"within: {part.name} does not write {field!r}; it writes {', '.join(part.provides) or 'nothing'}"
             )
-    reads = {
-        f"current.{field}" if path.startswith("current.") and not field.startswith("current.") else field: path
-        for field, path in read.items()
-    }
-
     if part.needs_time and "value" in read and "next_value" not in read and "next_value" in (part.reads or ()):
         raise UserValueError(
             f"within {name!r}: {part.name} would read a value of its own and the next_value of another: say where its "
             'next_value stands, e.g. read={"next_value": "extras.next_..."}'
         )
-
-    needed = {path.partition(".")[2] for path in part.requires if path.startswith("metrics.")}
-
-    def seen(batch: Batch) -> Batch:
-        """The batch as the part sees it: with the metrics that it requires, so that it may add any other."""
-        kept = {metric: value for metric, value in batch.metrics.items() if metric in needed}
-        inner = batch.replace(metrics=kept, reductions=())
-        for field, path in reads.items():
-            found = field_at(batch, path)
-            if found is None:
-                raise UserValueError(f"within {name!r}: {part.name} reads {path}, and the batch has none")
-            inner = with_field_at(inner, field, found)
-        return inner
-
-    def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
-        inner = seen(batch)
-        check_batch(part, inner)
-        result, state = part.update(inner, state, context)
-        for field, path in write.items():
-            batch = with_field_at(batch, path, field_at(result, field))
-        if result.losses is not inner.losses or result.stop is not inner.stop:
-            batch = batch.replace(losses=result.losses, stop=result.stop)
-        for metric, value in result.metrics.items():
-            if metric not in needed:
-                way = dict(result.reductions).get(metric, "mean")
-                batch = batch.add_metrics(way, **{f"{name}/{metric}": value})
-        return batch, state
-
-    def finish(batch: Batch, state: Any, context: Context) -> Any:
-        assert part.finish is not None
-        return part.finish(seen(batch), state, context)
-
-    outer = tuple(dict.fromkeys(read.get(field, field) for field in part.requires))
+    lens = _Lens(part, name, read, write)
+    outer = dict.fromkeys(read.get(field, field) for field in part.requires)
     unchanged = None if part.reads is None else (*(field for field in part.reads if field not in read), *read.values())
     return Part(
         part.init,
-        update,
+        lens.update,
         name,
         requires=tuple(path for path in outer if not path.startswith("current.")),
         provides=(*write.values(), *(field for field in part.provides if field in ("losses", "stop"))),
@@ -112,8 +76,61 @@ def within(
         place=part.place,
         needs_time=part.needs_time,
         amend=part.amend,
-        finish=None if part.finish is None else finish,
+        finish=None if part.finish is None else lens.finish,
     )
+
+
+class _Lens(NamedTuple):
+    """The two directions of a lens: the batch that the part sees, and what the outer batch takes from its result."""
+
+    part: Part
+    name: str
+    read: dict[str, str]
+    write: dict[str, str]
+
+    def update(self, batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
+        inner = self._inner(batch)
+        check_batch(self.part, inner)
+        result, state = self.part.update(inner, state, context)
+        return self._outer(batch, inner, result), state
+
+    def finish(self, batch: Batch, state: Any, context: Context) -> Any:
+        assert self.part.finish is not None
+        return self.part.finish(self._inner(batch), state, context)
+
+    def _inner(self, batch: Batch) -> Batch:
+        """The batch as the part sees it.
+
+        It holds only those metrics and losses that the part requires, so that the part may use any other name.
+        """
+        metrics = {name: value for name, value in batch.metrics.items() if f"metrics.{name}" in self.part.requires}
+        losses = batch.losses if "losses" in self.part.requires else {}
+        inner = batch.replace(metrics=metrics, losses=losses, reductions=())
+        for field, path in self.read.items():
+            found = field_at(batch, path)
+            if found is None:
+                raise UserValueError(f"within {self.name!r}: {self.part.name} reads {path}, and the batch has none")
+            trained = path.startswith("current.") and not field.startswith("current.")
+            inner = with_field_at(inner, f"current.{field}" if trained else field, found)
+        return inner
+
+    def _outer(self, batch: Batch, inner: Batch, result: Batch) -> Batch:
+        """The batch with what the part has written: at the paths of `write`, and losses and metrics with the prefix."""
+        for field, path in self.write.items():
+            batch = with_field_at(batch, path, field_at(result, field))
+        changed = {name: loss for name, loss in result.losses.items() if name in inner.losses}
+        added = {f"{self.name}/{name}": loss for name, loss in result.losses.items() if name not in inner.losses}
+        if taken := [name for name in added if name in batch.losses]:
+            raise UserValueError(
+                f"within {self.name!r}: a loss named {taken[0]!r} is already in this chain: give the lens another "
+                'name with name="..."'
+            )
+        batch = batch.replace(losses={**batch.losses, **changed, **added}, stop=result.stop)
+        for name, value in result.metrics.items():
+            if name not in inner.metrics:
+                reduction = dict(result.reductions).get(name, "mean")
+                batch = batch.add_metrics(reduction, **{f"{self.name}/{name}": value})
+        return batch
 
 
 def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
@@ -128,7 +145,8 @@ def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
         >>> import ppo_parts as pp
         >>> part = pp.combine_advantages({"advantage": 2., "extras.advantage_intrinsic": 1.})
 
-    Reference: Burda et al. 2018, Exploration by Random Network Distillation, arXiv:1810.12894, section 2.3.
+    Reference: Burda et al. 2018, Exploration by Random Network Distillation, arXiv:1810.12894, the section on combining
+    intrinsic and extrinsic returns.
     """
     if not coefficients:
         raise UserValueError("combine_advantages: name at least one advantage")

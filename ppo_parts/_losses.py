@@ -1,4 +1,4 @@
-"""Parts that add a named loss per element; they stand after the sampler."""
+"""Parts that add named losses, and measure the policy being trained; they stand after the sampler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from . import functional
-from ._advantage import per_element
+from ._advantage import align_weight
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, count, number, spread_nan
 from ._types import Array, Batch, Context, EmptyState, Part, no_state, require
@@ -29,7 +29,7 @@ def clipped_surrogate(
 
     Args:
         clip_eps: clip range, > 0; a schedule counts learner updates (so do the others).
-        clip_eps_high: clip range above 1; None: `clip_eps`.
+        clip_eps_high: clip range above 1 (DAPO's clip-higher); None: `clip_eps`.
         dual_clip: None, or a bound c > 1 for elements with a negative advantage.
         name: key in `losses`.
 
@@ -42,7 +42,7 @@ def clipped_surrogate(
         ...
         ppo_parts.UserValueError: clipped_surrogate: clip_eps must lie in (0, inf), got -0.2
 
-    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
+    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7. Dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """
     clip_eps = number("clipped_surrogate", "clip_eps", clip_eps, 0, open_low=True)
     if clip_eps_high is not None:
@@ -59,8 +59,7 @@ def clipped_surrogate(
             log_ratio, batch.advantage, clip_eps=low, clip_eps_high=high, dual_clip=bound, mask=batch.mask
         )
         loss = spread_nan(loss, low, high, bound)
-        seen = jax.lax.stop_gradient(log_ratio)  # a metric has no gradient, and need not be traced for one
-        clipped = functional.clip_fraction(seen, clip_eps=low, clip_eps_high=high)
+        clipped = functional.clip_fraction(jax.lax.stop_gradient(log_ratio), clip_eps=low, clip_eps_high=high)
         prefix = "" if name == "policy" else f"{name}_"
         measured = {
             f"{name}_loss": masked_mean(jax.lax.stop_gradient(loss), batch.mask),
@@ -80,7 +79,7 @@ def clipped_surrogate(
 
 
 def policy_diagnostics() -> Part:
-    """Measure how far the policy has moved from the policy that acted, whatever its loss.
+    """Measure how far the policy being trained has moved from the policy that acted.
 
     Metrics, over the unmasked elements of each minibatch: `approx_kl` (k3), `approx_kl_k1`, and `ratio_mean`,
     `ratio_min` and `ratio_max` of the importance ratio. Over the minibatches of an update they are averaged, except
@@ -129,7 +128,7 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
         >>> import ppo_parts as pp
         >>> part = pp.clipped_value_loss(clip_eps=.2, coef=.5)
 
-    Reference: OpenAI baselines' PPO2; Engstrom et al. 2020, arXiv:2005.12729, section 3.
+    Reference: OpenAI baselines' PPO2; Engstrom et al. 2020, arXiv:2005.12729, value function clipping.
     """
     clip_eps = number("clipped_value_loss", "clip_eps", clip_eps, 0, open_low=True)
     coef = number("clipped_value_loss", "coef", coef, 0)
@@ -250,7 +249,7 @@ def loss_weight(*names: str) -> Part:
         if missing:
             there = ", ".join(batch.losses) or "none yet (put it after the losses)"
             raise UserValueError(f"loss_weight: no loss is named {missing[0]!r}, there are: {there}")
-        weighed = {name: batch.losses[name] * per_element(batch, batch.weight, batch.losses[name]) for name in names}
+        weighed = {name: batch.losses[name] * align_weight(batch, batch.losses[name]) for name in names}
         return batch.replace(losses={**batch.losses, **weighed}), state
 
     return Part(
@@ -265,7 +264,7 @@ def loss_weight(*names: str) -> Part:
 
 
 def _closed_form_entropy(distribution: Any) -> Array | None:
-    """The entropy, or None if the distribution does not define it. An error inside `entropy()` is raised as it is."""
+    """Return the entropy, or None if the distribution does not define it; other errors of `entropy()` are raised."""
     if not hasattr(distribution, "entropy"):
         return None
     try:
@@ -275,11 +274,13 @@ def _closed_form_entropy(distribution: Any) -> Array | None:
 
 
 def _require_critic(where: str, batch: Batch) -> None:
+    """Raise unless the policy being trained has a value."""
     if batch.current.value is None:
         raise UserValueError(f"{where}: the policy has no value to learn: give it a critic, or leave {where} out")
 
 
 def _add_scaled(batch: Batch, name: str, loss: Array, coef: Array | float) -> Batch:
+    """Add the loss times its coefficient, and as a metric its mean without the coefficient."""
     return batch.add_loss(name, (coef * loss).astype(loss.dtype)).add_metrics(
         **{f"{name}_loss": masked_mean(loss, batch.mask)}
     )

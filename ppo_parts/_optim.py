@@ -17,7 +17,7 @@ def scale_by_update_schedule(learning_rate: Any | Callable[[Any], Any]) -> optax
     r"""Scale updates by :math:`-\alpha(k)`, where k counts *learner updates*: constant within each.
 
     optax's own schedules count gradient steps, of which an update has num_minibatches * num_epochs, or fewer if it
-    stopped early. If you confuse the two units, a learning rate decays that many times too fast.
+    stopped early. A learning rate whose schedule counts the wrong unit decays that many times too fast.
 
     Args:
         learning_rate: a number, >= 0, or a schedule of the number of updates so far (0 during the first).
@@ -46,7 +46,7 @@ def _scale_by_checked(learning_rate: Any) -> optax.GradientTransformationExtraAr
     def update(updates: Any, state: Any, params: Any = None, *, step: Any = None, **extra: Any) -> tuple[Any, Any]:
         del params, extra
         if step is None:
-            raise UserValueError("scale_by_update_schedule: needs the extra argument step=..., which learner() passes")
+            raise UserValueError("scale_by_update_schedule: update needs the argument step=..., which learner() passes")
         scale = at(learning_rate, step)
         return jax.tree.map(lambda u: -jnp.asarray(scale, u.dtype) * u, updates), state
 
@@ -80,7 +80,7 @@ def clipped_adam(
 
 
 def transformation(where: str, optimizer: Any) -> optax.GradientTransformationExtraArgs:
-    """The optimizer, ready for extra arguments; raises `TypeError` if it is not one."""
+    """Return the optimizer, extended to accept extra arguments; raise `TypeError` if it is not an optimizer."""
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         called = f": did you forget to call it, {optimizer.__name__}(...)?" if hasattr(optimizer, "__name__") else ""
         raise UserTypeError(f"{where}: the optimizer must be an optax transformation, got {optimizer!r}{called}")
@@ -106,8 +106,8 @@ def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(params)}
         if len(sizes) != 1 or () in sizes:
             raise UserValueError(
-                "per_agent: every parameter needs the axis of agents in front, and the sizes of the first axes are "
-                f"{sorted(sizes)}; shared parameters need no per_agent"
+                "per_agent: the first axis of every parameter must be that of the agents, and the first axes have the "
+                f"sizes {sorted(sizes)}; parameters that agents share do not need per_agent"
             )
         return jax.vmap(inner.init)(params)
 
@@ -118,12 +118,12 @@ def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
 
 
 def may_skip(opt_state: Any) -> bool:
-    """Whether the optimizer skips gradients that are not finite, as `optax.apply_if_finite` does."""
+    """Return whether the optimizer skips gradients that are not finite, as `optax.apply_if_finite` does."""
     return bool(_skippers(opt_state))
 
 
 def skipped(opt_state: Any) -> Any:
-    """Whether the optimizer skipped the last gradient, a boolean scalar."""
+    """Return whether the optimizer skipped the last gradient, as a boolean scalar."""
     return ~jnp.all(jnp.stack([jnp.all(state.last_finite) for state in _skippers(opt_state)]))
 
 

@@ -42,10 +42,13 @@ class Rollout(NamedTuple):
             `episode_length` (means over the episodes that ended, NaN where none did) and `episodes` (how many did);
             with many agents the return is a mean over them, too. Entries of the environment's `info` become
             `episode_<name>`.
+        restart: `restart(key, state) -> RolloutState`, new episodes that keep running statistics, for environments
+            whose state cannot be restored from a checkpoint (`Env.restart`); None: every state can be continued.
     """
 
     init: Callable[[Array], RolloutState]
     collect: Callable[[Array, Params, RolloutState], tuple[RolloutState, Batch, Metrics]]
+    restart: Callable[[Array, RolloutState], RolloutState] | None = None
 
 
 def rollout(
@@ -103,7 +106,7 @@ def rollout(
     each = (num_envs,) if agents is None else (num_envs, agents)
     keeps = {"keep_next_obs": keep_next_obs, "keep_distribution": keep_distribution}
     collector = _Collector(env, policy, each, num_steps, value_each_step, record, **keeps)
-    return Rollout(collector.init, collector.collect)
+    return Rollout(collector.init, collector.collect, None if getattr(env, "restart", None) is None else collector.restart)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,7 +123,13 @@ class _Collector:
     keep_distribution: bool
 
     def init(self, key: Array) -> RolloutState:
-        initial_carry, (env_state, obs) = initial_carry_of(self.policy), self.env.reset(key, self.each[0])
+        return self._beginning(*self.env.reset(key, self.each[0]))
+
+    def restart(self, key: Array, state: RolloutState) -> RolloutState:
+        return self._beginning(*self.env.restart(key, state.env_state))
+
+    def _beginning(self, env_state: Any, obs: Any) -> RolloutState:
+        initial_carry = initial_carry_of(self.policy)
         if initial_carry is None:
             return without_weak_types(RolloutState(env_state, obs))
         carry, reset = initial_carry(self.each[0]), jnp.ones(self.each, bool)

@@ -410,9 +410,9 @@ def prioritized_sampler(
         powers = [at(x, context.step) for x in (alpha, beta, eps)]
         probabilities = functional.segment_priorities(
             advantage.reshape((*advantage.shape[:2], -1)).swapaxes(1, 2).reshape(-1, segments),
-            None if mask is None else mask.reshape((*mask.shape[:2], -1)).swapaxes(1, 2).reshape(-1, segments),
             alpha=powers[0],
             eps=powers[2],
+            mask=None if mask is None else mask.reshape((*mask.shape[:2], -1)).swapaxes(1, 2).reshape(-1, segments),
         )
         indices = jax.random.choice(item, segments, (size,), replace=replacement, p=probabilities)
         weight = functional.importance_weights(probabilities, indices, beta=powers[1], normalize=normalize_weights)

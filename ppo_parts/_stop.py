@@ -33,24 +33,25 @@ def kl_early_stop(
     """Stop this phase's gradient steps, for this update, when the policy has moved too far.
 
     The divergence is that of the policy *before* the minibatch's step, estimated by `functional.approx_kl`. It exceeds
-    where it is greater than `target_kl`, or NaN.
+    the threshold if it is greater than `target_kl`, or NaN.
 
     * `check="minibatch"`: neither the minibatch that exceeds nor any later one is applied (Stable-Baselines3, whose
       threshold is 1.5 times its `target_kl`).
     * `check="epoch"`: judged at the end of an epoch, whose steps all stay applied: `over="last"` by its last
       minibatch (CleanRL; jaxagents with `estimator="k1", reduction="sum"`), `over="mean"` by the mean over them.
 
-    When not vmapped, stopping really skips the work. With several in a chain, the first that exceeds stops it. Metrics:
-    `<name>` (what was judged, mean over the minibatches run); the learner adds `minibatches`, `epochs` and
-    `early_stopped`.
+    Without `vmap`, a stop skips the remaining computation. If a chain has several of these parts, the first whose
+    threshold is exceeded stops it. Metric: `<name>`, the divergence, averaged over the minibatches that ran. The
+    learner adds `minibatches`, `epochs` and `early_stopped`.
 
     Args:
-        target_kl: threshold, in nats, >= 0; a schedule counts learner updates.
+        target_kl: threshold, in nats (with `reduction="sum"`, in nats times elements), >= 0; a schedule counts learner
+            updates.
         estimator: "k1", "k2" or "k3".
         reduction: over the elements of a minibatch: "mean", or "sum" (which grows with the minibatch).
         check: "minibatch" or "epoch".
         over: with `check="epoch"`: "last" or "mean".
-        name: key in `metrics`.
+        name: key in `metrics`; several of these parts in a chain need different names.
 
     Place: after the sampler.
 
@@ -60,6 +61,7 @@ def kl_early_stop(
         >>> stable_baselines3 = pp.kl_early_stop(1.5 * .01)
 
     Reference: Dossa et al. 2021, An Empirical Investigation of Early Stopping Optimizations in PPO, IEEE Access.
+    Estimators: Schulman 2020, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html.
     """
     target_kl = number("kl_early_stop", "target_kl", target_kl, 0)
     choice("kl_early_stop", "estimator", estimator, ("k1", "k2", "k3"))
@@ -68,7 +70,7 @@ def kl_early_stop(
     choice("kl_early_stop", "over", over, ("last", "mean"))
     averaged = check == "epoch" and over == "mean"
     if check == "minibatch" and over == "mean":
-        raise UserValueError('kl_early_stop: over="mean" is the mean over an epoch, it needs check="epoch"')
+        raise UserValueError('kl_early_stop: over="mean" is the mean over an epoch, so it needs check="epoch"')
 
     def init(params: Params, key: Array | None = None) -> EmptyState | KLEarlyStopState:
         del params, key
@@ -85,12 +87,10 @@ def kl_early_stop(
             judged = total / context.num_minibatches
         threshold = at(target_kl, context.step)
         if isinstance(threshold, jax.Array):
-            # A threshold that left its range is NaN and stops everything: said here, for no loss would show it.
+            # A threshold that has left its range is NaN, and stops every update. It is counted here, because it reaches
+            # no loss.
             batch = batch.add_metrics("sum", **{f"nonfinite/{name}/target_kl": jnp.isnan(threshold)})
-        exceeds = ~(judged <= threshold)  # NaN exceeds, too
-        if check == "minibatch":
-            return batch.add_stop(discard=exceeds), state
-        return batch.add_stop(after=exceeds & jnp.equal(context.minibatch, context.num_minibatches - 1)), state
+        return _stop_if_above(threshold, judged, batch, context, check), state
 
     return Part(
         init, update, "kl_early_stop", provides=("stop",), reads=("current", "log_prob", "mask"), place="after_sampler"
@@ -101,8 +101,9 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
     """Stop this phase's gradient steps, for this update, when a metric of the minibatch exceeds a limit, or is NaN.
 
     Args:
-        metric: name of a metric that a part before this one adds, such as "clip_fraction".
-        limit: a schedule counts learner updates.
+        metric: name of a metric that a part before this one adds, such as "clip_fraction". The learner's own metrics,
+            such as "grad_norm", do not exist yet when parts run.
+        limit: any number; a schedule counts learner updates.
         check: "minibatch": neither the minibatch that exceeds nor any later one is applied. "epoch": judged on the last
             minibatch of each epoch, whose steps all stay applied.
 
@@ -118,10 +119,7 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
     choice("early_stop", "check", check, ("minibatch", "epoch"))
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        exceeds = ~(batch.metrics[metric] <= at(limit, context.step))  # NaN exceeds, too
-        if check == "minibatch":
-            return batch.add_stop(discard=exceeds), state
-        return batch.add_stop(after=exceeds & jnp.equal(context.minibatch, context.num_minibatches - 1)), state
+        return _stop_if_above(at(limit, context.step), batch.metrics[metric], batch, context, check), state
 
     return Part(
         no_state,
@@ -132,3 +130,11 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
         reads=(),
         place="after_sampler",
     )
+
+
+def _stop_if_above(limit: Array | float, value: Array, batch: Batch, context: Context, check: str) -> Batch:
+    """Ask the learner to stop if the value is greater than the limit, or NaN."""
+    exceeds = ~(value <= limit)
+    if check == "minibatch":
+        return batch.add_stop(discard=exceeds)
+    return batch.add_stop(after=exceeds & jnp.equal(context.minibatch, context.num_minibatches - 1))

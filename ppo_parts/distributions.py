@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._errors import UserTypeError, UserValueError
-from .functional._common import ShapeError, accumulator, floating
+from .functional._common import ShapeError, accumulator_dtype, check_floating
 
 Array = jax.Array
 
@@ -48,7 +48,7 @@ class _Distribution:
         value = self.sample(seed=seed, sample_shape=sample_shape)
         return value, self.log_prob(value)
 
-    def _same_kind(self, other: Any) -> None:
+    def _check_same_kind(self, other: Any) -> None:
         if type(other) is not type(self):
             raise UserTypeError(
                 f"{type(self).__name__}.kl_divergence: the other distribution must be a {type(self).__name__}, too, "
@@ -82,12 +82,12 @@ class Normal(_Distribution):
     """
 
     def __init__(self, loc: Array, scale: Any) -> None:
-        floating("Normal", loc=loc)
+        check_floating("Normal", loc=loc)
         if not jnp.ndim(loc):
             raise ShapeError("Normal: loc is a single number; its last axis must be that of the action, [..., D]")
         dtype = jnp.result_type(loc, scale)
         self.loc = jnp.asarray(loc, dtype)
-        self.scale = _each("Normal", "scale", scale, self.loc, dtype)
+        self.scale = _fit_to_loc("Normal", "scale", scale, self.loc, dtype)
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
         """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to `loc` and `scale`."""
@@ -100,7 +100,7 @@ class Normal(_Distribution):
 
     def log_prob(self, value: Array) -> Array:
         """Log-density of actions `[..., D]`, summed over D; they may have additional leading axes."""
-        _trailing("Normal", "its mean", self.loc.shape, value)
+        _check_trailing_axes("Normal", "its mean", self.loc.shape, value)
         loc, scale = self._wide(jnp.shape(value))
         return jnp.sum(_log_density(value, loc, scale), axis=-1).astype(self.loc.dtype)
 
@@ -115,15 +115,15 @@ class Normal(_Distribution):
         .. math:: \sum_d \log\frac{\sigma_{2d}}{\sigma_{1d}} + \frac{\sigma_{1d}^2 + (\mu_{1d} - \mu_{2d})^2}
                   {2 \sigma_{2d}^2} - \frac12
         """
-        self._same_kind(other)
-        _equal_shapes("Normal", self.loc, other.loc)
+        self._check_same_kind(other)
+        _check_equal_shapes("Normal", self.loc, other.loc)
         log_ratio, shift = _relation(self._wide(self.loc.shape), other._wide(self.loc.shape))
         divergence = 0.5 * (jnp.expm1(2 * log_ratio) - 2 * log_ratio + jnp.square(shift))
         return jnp.sum(divergence, axis=-1).astype(jnp.result_type(self.loc, other.loc))
 
     def _wide(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
         """Broadcast mean and standard deviation to a shape, in the dtype to compute in."""
-        dtype = accumulator(self.loc)
+        dtype = accumulator_dtype(self.loc)
         loc, scale = (jnp.broadcast_to(x.astype(dtype), shape) for x in (self.loc, self.scale))
         return loc, scale
 
@@ -170,7 +170,7 @@ class TanhNormal(_Distribution):
 
     def __init__(self, loc: Array, scale: Any, low: Any = -1.0, high: Any = 1.0, eps: float = 1e-6) -> None:
         self.base = Normal(loc, scale)
-        dtype, wide = self.base.loc.dtype, accumulator(self.base.loc)
+        dtype, wide = self.base.loc.dtype, accumulator_dtype(self.base.loc)
         resolution = 4 * float(jnp.finfo(dtype).eps)
         if not any(isinstance(x, jax.core.Tracer) for x in (low, high)):
             least, most = np.asarray(low, float), np.asarray(high, float)
@@ -178,7 +178,9 @@ class TanhNormal(_Distribution):
                 raise UserValueError(f"TanhNormal: the box must be finite, with low < high, got low={low}, high={high}")
             if np.any(resolution * np.maximum(np.abs(least), np.abs(most)) > (most - least) / 4):
                 raise UserValueError(f"TanhNormal: {dtype} cannot resolve the box low={low}, high={high}: use float32")
-        low, high = (_each("TanhNormal", name, x, self.base.loc, wide) for name, x in (("low", low), ("high", high)))
+        low, high = (
+            _fit_to_loc("TanhNormal", name, x, self.base.loc, wide) for name, x in (("low", low), ("high", high))
+        )
         self.middle, self.half = (high + low) / 2, (high - low) / 2
         # In a narrow box far from 0, an action has few digits left to resolve the box, so the edge must be wider.
         self.eps = jnp.maximum(eps, resolution * (1 + jnp.abs(self.middle) / self.half))
@@ -194,7 +196,7 @@ class TanhNormal(_Distribution):
 
     def log_prob(self, value: Array) -> Array:
         """Log-probability of actions `[..., D]`, summed over D; they may have additional leading axes."""
-        _trailing("TanhNormal", "its mean", self.base.loc.shape, value)
+        _check_trailing_axes("TanhNormal", "its mean", self.base.loc.shape, value)
         shape = jnp.shape(value)
         loc, scale = self.base._wide(shape)
         middle, half, eps = (jnp.broadcast_to(x, shape) for x in (self.middle, self.half, self.eps))
@@ -231,8 +233,8 @@ class TanhNormal(_Distribution):
             ValueError: the boxes differ, so each has edges that the other does not have. If they differ but are traced,
                 and so cannot be compared yet, the divergence is infinite instead.
         """
-        self._same_kind(other)
-        _equal_shapes("TanhNormal", self.base.loc, other.base.loc)
+        self._check_same_kind(other)
+        _check_equal_shapes("TanhNormal", self.base.loc, other.base.loc)
         boxes = [jnp.stack([x.middle, x.half, x.eps]) for x in (self, other)]
         same = jnp.all(boxes[0] == boxes[1], axis=0)
         if not isinstance(same, jax.core.Tracer) and not np.all(same):
@@ -290,7 +292,7 @@ class Categorical(_Distribution):
     """
 
     def __init__(self, logits: Array) -> None:
-        floating("Categorical", logits=logits)
+        check_floating("Categorical", logits=logits)
         if not jnp.ndim(logits):
             raise ShapeError("Categorical: logits are a single number; their last axis must be that of the actions")
         self.logits = jax.nn.log_softmax(logits)
@@ -313,7 +315,7 @@ class Categorical(_Distribution):
         value, shape = jnp.asarray(value), self.logits.shape
         if value.shape[value.ndim - len(shape) + 1 :] != shape[:-1]:
             raise ShapeError(
-                f"Categorical: actions have shape {value.shape}, their logits {shape}: nothing is broadcast"
+                f"Categorical: actions have shape {value.shape} and their logits {shape}, and nothing is broadcast"
             )
         every = (*value.shape, shape[-1])
         option = jax.lax.broadcasted_iota(jnp.int32, every, value.ndim)
@@ -331,8 +333,8 @@ class Categorical(_Distribution):
         Actions that are impossible under self contribute 0. The divergence is infinite (with `mask_logits`, as large as
         a float can be) if an action is possible under self but not under the other.
         """
-        self._same_kind(other)
-        _equal_shapes("Categorical", self.logits, other.logits)
+        self._check_same_kind(other)
+        _check_equal_shapes("Categorical", self.logits, other.logits)
         probs = self.probs
         ours, theirs = (jnp.where(probs > 0, x.logits, 0) for x in (self, other))
         return jnp.sum(probs * (ours - theirs), axis=-1)
@@ -380,7 +382,7 @@ class MultiCategorical(_Distribution):
     def log_prob(self, value: Array) -> Array:
         """Log-probability of actions `[..., K]`, summed over K; they may have additional leading axes."""
         batch = self.parts[0].logits.shape[:-1]
-        _trailing("MultiCategorical", "its choices", (*batch, len(self.parts)), value)
+        _check_trailing_axes("MultiCategorical", "its choices", (*batch, len(self.parts)), value)
         return _total(part.log_prob(value[..., k]) for k, part in enumerate(self.parts))
 
     def entropy(self) -> Array:
@@ -389,9 +391,12 @@ class MultiCategorical(_Distribution):
 
     def kl_divergence(self, other: MultiCategorical) -> Array:
         """KL(self || other) in nats, summed over the choices."""
-        self._same_kind(other)
+        self._check_same_kind(other)
         if len(self.parts) != len(other.parts):
-            raise ShapeError(f"MultiCategorical.kl_divergence: {len(self.parts)} choices against {len(other.parts)}")
+            raise ShapeError(
+                f"MultiCategorical.kl_divergence: the two distributions have {len(self.parts)} and {len(other.parts)} "
+                "choices"
+            )
         return _total(ours.kl_divergence(theirs) for ours, theirs in zip(self.parts, other.parts, strict=True))
 
 
@@ -422,38 +427,42 @@ def mask_logits(logits: Array, available: Array) -> Array:
 
 
 def _log_density(value: Any, loc: Any, scale: Any) -> Array:
-    """Log-density of a Gaussian, per dimension."""
+    """Return the log-density of a Gaussian for each dimension."""
     return -0.5 * jnp.square((value - loc) / scale) - jnp.log(scale) - 0.5 * math.log(2 * math.pi)
 
 
 def _relation(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Log ratio of two Gaussians' standard deviations, and their difference of means in units of the second one's."""
+    """Return the log-ratio of the standard deviations, and the difference of the means in units of the second one."""
     (loc, scale), (other_loc, other_scale) = first, second
     return jnp.log(scale / other_scale), (loc - other_loc) / other_scale
 
 
 def _total(summands: Any) -> Array:
+    """Add arrays without starting from 0, which would be one more addition."""
     first, *rest = summands
     return sum(rest, first)
 
 
-def _each(where: str, name: str, x: Any, loc: Array, dtype: Any) -> Array:
+def _fit_to_loc(where: str, name: str, x: Any, loc: Array, dtype: Any) -> Array:
     """Broadcast `x` to the shape of `loc`; it has this shape, that of the last axis, or is a single number."""
     if jnp.shape(x) not in (loc.shape, loc.shape[-1:], ()):
         raise ShapeError(
-            f"{where}: loc has shape {loc.shape} and {name} {jnp.shape(x)}; {name} must have the same shape, "
+            f"{where}: loc has shape {loc.shape} and {name} {jnp.shape(x)}; {name} must have the shape of loc, "
             f"{loc.shape[-1:]} or ()"
         )
     return jnp.broadcast_to(jnp.asarray(x, dtype), loc.shape)
 
 
-def _trailing(where: str, whose: str, shape: tuple[int, ...], value: Any) -> None:
+def _check_trailing_axes(where: str, whose: str, shape: tuple[int, ...], value: Any) -> None:
     """Raise `ShapeError` unless the trailing axes of actions match those of the distribution."""
     given = jnp.shape(value)
     if len(given) < len(shape) or given[len(given) - len(shape) :] != shape:
-        raise ShapeError(f"{where}: an action has shape {given}, {whose} {shape}: nothing is broadcast")
+        raise ShapeError(f"{where}: an action has shape {given} and {whose} {shape}, and nothing is broadcast")
 
 
-def _equal_shapes(where: str, ours: Array, theirs: Array) -> None:
+def _check_equal_shapes(where: str, ours: Array, theirs: Array) -> None:
     if ours.shape != theirs.shape:
-        raise ShapeError(f"{where}.kl_divergence: {ours.shape} against {theirs.shape}: nothing is broadcast")
+        raise ShapeError(
+            f"{where}.kl_divergence: the two distributions have the shapes {ours.shape} and {theirs.shape}, and "
+            "nothing is broadcast"
+        )

@@ -73,8 +73,9 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         pp.identity() if config.target_kl is None else pp.kl_early_stop(config.target_kl, check="epoch"),
     )
     annealed = pp.linear_schedule(config.learning_rate, 0.0, config.num_updates)
-    optimizer = pp.clipped_adam(annealed if config.anneal_lr else config.learning_rate, config.max_grad_norm)
-    return training.Train.of(config, env, policy, cleanrl if pipeline is None else pipeline, optimizer)
+    rate = annealed if config.anneal_lr else config.learning_rate
+    optimizer, schedules = pp.clipped_adam(rate, config.max_grad_norm), {"learning_rate": rate}
+    return training.Train.of(config, env, policy, pipeline or cleanrl, optimizer, schedules=schedules)
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ import dataclasses
 from typing import Annotated, Any, Literal
 
 import jax
-import optax
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
@@ -102,13 +101,14 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         ),
     )
 
-    def optimizer(learning_rate: Any) -> optax.GradientTransformation:
-        rate = pp.linear_schedule(learning_rate, 0.0, config.num_updates) if config.anneal_lr else learning_rate
-        adam = pp.clipped_adam(rate, config.max_grad_norm)
-        return pp.per_agent(adam) if independent else adam
-
-    optimizers = {"actor": optimizer(config.actor_learning_rate), "critic": optimizer(config.critic_learning_rate)}
-    return training.Train.of(config, env, policy, ippo if pipeline is None else pipeline, optimizers)
+    rates: dict[str, Any] = {"actor": config.actor_learning_rate, "critic": config.critic_learning_rate}
+    if config.anneal_lr:
+        rates = {name: pp.linear_schedule(rate, 0.0, config.num_updates) for name, rate in rates.items()}
+    optimizers = {name: pp.clipped_adam(rate, config.max_grad_norm) for name, rate in rates.items()}
+    if independent:
+        optimizers = {name: pp.per_agent(adam) for name, adam in optimizers.items()}
+    schedules = {f"{name}/learning_rate": rate for name, rate in rates.items()}
+    return training.Train.of(config, env, policy, pipeline or ippo, optimizers, schedules=schedules)
 
 
 def main() -> None:

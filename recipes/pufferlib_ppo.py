@@ -82,7 +82,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     clips = {"rho_clip": config.vtrace_rho_clip, "c_clip": config.vtrace_c_clip}
     beta = pp.linear_schedule(config.prio_beta0, 1.0, config.num_updates)
     ent_coef = pp.linear_schedule(config.ent_coef, 0.0, config.num_updates) if config.anneal_ent else config.ent_coef
-    pufferlib = pp.chain(
+    puffer = pp.chain(
         pp.vtrace(gamma=config.gamma, gae_lambda=config.gae_lambda, **clips),
         pp.prioritized_sampler(
             config.num_minibatches,
@@ -98,15 +98,16 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         pp.clipped_value_loss(clip_eps=config.vf_clip_coef, coef=config.vf_coef),
         pp.entropy_bonus(coef=ent_coef),
     )
-    steps = config.num_updates * config.update_epochs * config.num_minibatches
-    rate = pp.cosine_decay_schedule(config.learning_rate, steps) if config.anneal_lr else config.learning_rate
+    steps = config.update_epochs * config.num_minibatches  # gradient steps in an update
+    annealed = pp.cosine_decay_schedule(config.learning_rate, config.num_updates * steps)
+    rate = annealed if config.anneal_lr else config.learning_rate
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     if config.optimizer == "muon":
         optimizer = optax.chain(clip, optax.contrib.muon(rate))
     else:  # one vector of all parameters is faster; Muon needs the weight matrices
         optimizer = optax.flatten(optax.chain(clip, optax.adam(rate, eps=config.adam_eps)))
-    pipeline = pufferlib if pipeline is None else pipeline
-    return training.Train.of(config, env, policy, pipeline, optimizer, value_each_step=True)
+    rates = {"learning_rate": (lambda update: annealed(update * steps)) if config.anneal_lr else rate}
+    return training.Train.of(config, env, policy, pipeline or puffer, optimizer, value_each_step=True, schedules=rates)
 
 
 def main() -> None:

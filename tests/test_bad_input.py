@@ -667,11 +667,11 @@ for name, call in {
     "vtrace": lambda x: f.vtrace(x, FIVE, FIVE, FIVE, FIVE, gamma=0.9),
     "vtrace truncated": lambda x: f.vtrace(FIVE, FIVE, FIVE, FIVE, FIVE, x, gamma=0.9),
     "next_values": lambda x: f.next_values(FIVE, jnp.ones(()), FIVE, x),
-    "advantage_normalize": lambda x: f.advantage_normalize(FIVE, x),
+    "advantage_normalize": lambda x: f.advantage_normalize(FIVE, mask=x),
     "clipped_surrogate": lambda x: f.clipped_surrogate(FIVE, x, clip_eps=0.2),
     "clipped_value_loss": lambda x: f.clipped_value_loss(FIVE, FIVE, x, clip_eps=0.2),
     "value_loss": lambda x: f.value_loss(FIVE, x),
-    "segment_priorities": lambda x: f.segment_priorities(jnp.ones((5, 2)), x, alpha=1.0),
+    "segment_priorities": lambda x: f.segment_priorities(jnp.ones((5, 2)), alpha=1.0, mask=x),
     "explained_variance": lambda x: f.explained_variance(FIVE, x),
     "masked_mean": lambda x: f.masked_mean(FIVE, x),
 }.items():

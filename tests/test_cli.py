@@ -1,6 +1,7 @@
 """The command line of recipes, and the ranges of their configurations: what cannot work ends with one sentence."""
 
 import dataclasses
+import json
 import os
 import re
 import subprocess
@@ -11,15 +12,17 @@ from typing import Annotated, Literal, get_type_hints
 import jax
 import jax.numpy as jnp
 import pytest
+import yaml
 
 import ppo_parts as pp
 from benchmarks._runs import tiny
 from ppo_parts import envs, training
-from ppo_parts.training import _cli
-from ppo_parts.training._cli import fitting_preset, whole_number
-from ppo_parts.training._config import check_memory, ranges
+from ppo_parts.training._cli import fitting_preset, name_flags, whole_number
+from ppo_parts.training._config import ranges
+from ppo_parts.training._device import check_memory
 from ppo_parts.training._train import seed_keys
 from recipes import cleanrl_ppo, ippo, pufferlib_ppo
+from recipes.__main__ import listed
 
 pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
 RECIPES = (cleanrl_ppo, pufferlib_ppo, ippo)
@@ -29,23 +32,26 @@ class Reached(Exception):
     """Where a run would begin."""
 
 
-@pytest.fixture(autouse=True)
-def no_run(monkeypatch):
+def main(recipe, *argv, run=None):
+    """The command line up to where a run begins, with its configuration and options."""
+
     def begin(train, config, options):
-        raise Reached(config)
+        raise Reached(config, options)
 
-    monkeypatch.setattr(_cli, "run", begin)
+    return training.main(recipe.make_train, recipe.PRESETS, [*argv], run=run or begin)
 
 
-def main(recipe, *argv):
-    return training.main(recipe.make_train, recipe.PRESETS, [*argv])
+def reached(*argv, recipe=cleanrl_ppo):
+    with pytest.raises(Reached) as begun:
+        main(recipe, *argv)
+    return begun.value.args
 
 
 # --- ranges ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_number_of_a_recipe_declares_its_range(recipe):
+def test_config_numbers_of_a_recipe_declare_their_range(recipe):
     """Of what is out of range the command line names the flag and Python the field, before an environment is made."""
     for preset in recipe.PRESETS.values():
         training.check_config(preset)
@@ -65,7 +71,7 @@ def test_every_number_of_a_recipe_declares_its_range(recipe):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_help_says_what_each_field_is_and_its_range(recipe, capsys, monkeypatch):
+def test_help_says_what_each_field_is_and_its_range(recipe, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")  # options below each other
     with pytest.raises(SystemExit):
         main(recipe, "--help")
@@ -111,29 +117,29 @@ class Config:
         ({"name": None}, "name must be a string, got None"),
     ],
 )
-def test_a_field_that_cannot_be_used_is_named(changes, says):
+def test_config_field_that_cannot_be_used_is_named(changes, says):
     with pytest.raises((pp.UserTypeError, pp.UserValueError), match=re.escape(f"Config: {says}")):
         training.check_config(Config(**changes))
 
 
-def test_what_is_in_range_or_traced_passes():
+def test_config_in_range_or_traced_passes():
     training.check_config(Config(size=9, rate=1e-9, sizes=(), piece=1, free=-3.0))
     jax.eval_shape(lambda rate: training.check_config(Config(rate=rate)), jnp.ones(()))
 
 
-def test_seeds_are_those_that_differ():
+def test_seeds_outside_32_bits_are_refused():
     for seed, number in ((-1, 1), (2**32, 1), (2**32 - 1, 2)):
         with pytest.raises(pp.UserValueError, match=r"seeds must lie in \[0, 2\*\*32\)"):
             seed_keys(seed, number)
     assert seed_keys(2**32 - 2, 2).shape == (2,)
 
 
-def test_more_updates_than_are_counted_are_refused():
+def test_updates_beyond_the_counter_are_refused():
     with pytest.raises(pp.UserValueError, match="1953125000000000 updates, and they are counted to"):
         training.updates_in(10**18, num_envs=4, num_steps=128)
 
 
-def test_seeds_that_do_not_fit_into_memory_are_refused_at_once():
+def test_memory_that_does_not_suffice_is_refused_at_once():
     train = cleanrl_ppo.make_train(tiny(2))
     check_memory(train, 100)
     with pytest.raises(
@@ -146,16 +152,14 @@ def test_seeds_that_do_not_fit_into_memory_are_refused_at_once():
 
 
 @pytest.mark.parametrize("given", ["1000000", "1_000_000", "1e6", "+1.0e6", "0.001e9"])
-def test_whole_numbers_may_be_written_as_people_do(given):
-    with pytest.raises(Reached) as reached:
-        main(cleanrl_ppo, "--total-timesteps", given)
-    (config,) = reached.value.args
+def test_flag_of_a_whole_number_takes_scientific_notation(given):
+    config, _ = reached("--total-timesteps", given)
     assert config.total_timesteps == 1_000_000
     assert isinstance(config.total_timesteps, int)
 
 
 @pytest.mark.parametrize("given", ["1.5", "1e-3", "abc", "", "inf", "nan", "1e999999999"])
-def test_what_is_not_a_whole_number_is_refused(given, capsys):
+def test_flag_of_a_whole_number_refuses_other_numbers(given, capsys):
     with pytest.raises(ValueError, match=r"is not a whole number|is too large"):
         whole_number(given)
     with pytest.raises(SystemExit) as ended:
@@ -164,8 +168,98 @@ def test_what_is_not_a_whole_number_is_refused(given, capsys):
     assert "--num-envs" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flag", "field", "value"),
+    [
+        ("--microbatch", "microbatch", 1000),
+        ("--hidden", "hidden", (1000,)),
+        ("--num-seeds", "num_seeds", 1000),
+        ("--eval-episodes", "eval_episodes", 1000),
+        ("--checkpoint-every", "checkpoint_every", 1000),
+        ("--keep-checkpoints", "keep_checkpoints", 1000),
+    ],
+)
+def test_flag_takes_scientific_notation_wherever_a_whole_number_may_stand(flag, field, value):
+    config, options = reached(flag, "1e3", *(["--hidden", "8"] if field == "num_seeds" else []))
+    found = getattr(config if hasattr(config, field) else options, field)
+    assert found == value
+    assert type(found) is type(value)
+
+
+FILE = {
+    "num_envs": "1e1",
+    "total-timesteps": 1e6,
+    "hidden": [8, 16],
+    "anneal_lr": False,
+    "target_kl": None,
+    "learning_rate": 0.001,
+    "eval_episodes": 5,
+    "tensorboard": False,
+}
+
+
+@pytest.mark.parametrize("suffix", [".json", ".yaml"])
+def test_config_file_sets_what_flags_do_not(tmp_path, suffix):
+    path = tmp_path / f"mine{suffix}"
+    path.write_text(json.dumps(FILE) if suffix == ".json" else yaml.safe_dump(FILE))
+    config, options = reached("--num-steps", "64", "--config", str(path), "--hidden", "4", "--anneal-lr")
+    assert (config.num_envs, config.total_timesteps, config.num_steps) == (10, 1_000_000, 64)
+    assert (config.hidden, config.anneal_lr, config.target_kl, config.learning_rate) == ((4,), True, None, 1e-3)
+    assert (options.eval_episodes, options.tensorboard) == (5, False)
+    config, _ = reached("--config", str(path))
+    assert (config.hidden, config.anneal_lr) == ((8, 16), False)
+
+
+def test_config_file_may_name_a_preset(tmp_path):
+    (tmp_path / "mine.yaml").write_text("preset: continuous\nnum_envs: 2\n")
+    config, _ = reached("--config", str(tmp_path / "mine.yaml"))
+    assert (config.env_id, config.num_envs, config.num_steps) == ("Pendulum-v1", 2, 2048)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("num_env: 3", "'num_env' is not an option; the nearest is 'num_envs'"),
+        ("anneal_lr: 3", "--anneal-lr must be true or false, got 3"),
+        ("- 3", "must map names of options to values, got [3]"),
+        ("a: [", "cannot be read: "),
+        ("clip_coef: -1", "error: --clip-coef must lie in (0, inf), got -1.0"),
+    ],
+)
+def test_config_file_that_cannot_be_used_is_refused(tmp_path, content, says):
+    (tmp_path / "mine.yaml").write_text(content)
+    with pytest.raises(SystemExit, match=f"^error: .*{re.escape(says.removeprefix('error: '))}"):
+        main(cleanrl_ppo, "--config", str(tmp_path / "mine.yaml"))
+    with pytest.raises(SystemExit, match=r"^error: .*No such file"):
+        main(cleanrl_ppo, "--config", str(tmp_path / "absent.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("Config: gamma must lie in [0, 1], got 2.0", "--gamma must lie in [0, 1], got 2.0"),
+        ("run: eval_every=2 needs eval_episodes", "--eval-every 2 needs --eval-episodes"),
+        ("there are 'learning_rate', 'loss'", "there are 'learning_rate', 'loss'"),
+        ("runs/num_envs=3 holds no run: give another name", "runs/num_envs=3 holds no run: give another name"),
+        ("num_envs * num_steps = 16 steps", "--num-envs * --num-steps = 16 steps"),
+    ],
+)
+def test_error_names_flags(message, expected):
+    fields = ["gamma", "eval_every", "eval_episodes", "learning_rate", "num_envs", "num_steps", "name"]
+    assert name_flags(message, fields) == expected
+    assert name_flags(message, []) == message
+
+
+def test_recipes_are_listed_with_their_presets():
+    lines = list(listed())
+    assert len([line for line in lines if line.startswith("python -m recipes.")]) == len(RECIPES)
+    for recipe in RECIPES:
+        for name, config in recipe.PRESETS.items():
+            assert any(f"--preset {name} " in line and config.env_id in line for line in lines)
+
+
 @pytest.mark.parametrize("flag", ["--resume", "--init-from"])
-def test_a_preset_beside_an_older_run_is_refused(flag, tmp_path):
+def test_preset_beside_an_older_run_is_refused(flag, tmp_path):
     with pytest.raises(
         SystemExit, match=rf"^error: --preset continuous is for new runs, and {flag} takes the settings"
     ):
@@ -181,9 +275,8 @@ def test_a_preset_beside_an_older_run_is_refused(flag, tmp_path):
         (cleanrl_ppo, ["--env-id", "Pendulum-v1", "--preset", "discrete"], None),
     ],
 )
-def test_a_preset_that_fits_better_is_named(recipe, argv, fits, capsys):
-    with pytest.raises(Reached):
-        main(recipe, *argv)
+def test_preset_that_fits_better_is_named(recipe, argv, fits, capsys):
+    reached(*argv, recipe=recipe)
     said = capsys.readouterr().err
     assert said == (
         ""
@@ -194,7 +287,7 @@ def test_a_preset_that_fits_better_is_named(recipe, argv, fits, capsys):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_preset_is_the_one_for_its_environment(recipe):
+def test_preset_fits_its_own_environment(recipe):
     for name, config in recipe.PRESETS.items():
         env = SimpleNamespace(action_space=None) if recipe is ippo else envs.make(config.env_id)
         assert fitting_preset(recipe.PRESETS, config.env_id, env) == name
@@ -204,19 +297,19 @@ def test_every_preset_is_the_one_for_its_environment(recipe):
     "error",
     [pp.UserValueError("a"), pp.UserTypeError("a"), pp.UserTimeoutError("a"), pp.ShapeError("a"), OSError("a")],
 )
-def test_errors_of_the_users_making_end_with_a_sentence(error):
+def test_error_of_the_user_ends_with_a_sentence(error):
     with pytest.raises(SystemExit, match=r"^error: a$"), training.exit_on_user_error():
         raise error
 
 
 @pytest.mark.parametrize("error", [ValueError("a"), TypeError("a"), FloatingPointError("a"), KeyError("a")])
-def test_other_errors_keep_their_traceback(error):
+def test_error_of_another_kind_keeps_its_traceback(error):
     with pytest.raises(type(error)), training.exit_on_user_error():
         raise error
 
 
-def test_a_platform_that_is_not_there_is_named():
-    code = "from ppo_parts import training\nwith training.exit_on_user_error():\n    training._cli._check_device()\n"
+def test_device_that_is_missing_is_named():
+    code = "from ppo_parts import training\nwith training.exit_on_user_error():\n    training._device.check_device()\n"
     environment = {**os.environ, "JAX_PLATFORMS": "nonsense"}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 1

@@ -355,17 +355,38 @@ def test_within_reads_the_policy_being_trained():
     params = make_params() | {"second": jnp.ones(3)}
     batch = rollout(masked=False)
     batch = batch.replace(extras={"target": batch.reward})
-    loss = pp.within(
-        pp.value_loss(name="second"),
-        read={"value": "current.aux.second", "target": "extras.target"},
-        write={},
-        name="second",
-    )
+    loss = pp.within(pp.value_loss(), read={"value": "current.aux.second", "target": "extras.target"}, name="second")
     state, metrics = run(pp.chain(pp.full_batch(), loss), batch, params=params, policy=with_aux)
     gradient = jax.grad(lambda w: 0.5 * jnp.mean(jnp.square(batch.obs @ w - batch.reward)))(params["second"])
     np.testing.assert_allclose(state.params["second"], params["second"] - 0.1 * gradient, rtol=1e-5)
     assert_same(state.params["value"], params["value"])
-    assert "second/second_loss" in metrics
+    assert {"second/value_loss", "nonfinite/loss/second/value"} <= set(metrics)
+
+
+def test_within_prefixes_losses_as_it_does_metrics():
+    batch = rollout()
+    current = pp.Current(None, batch.log_prob, batch.value)
+    batch = batch.replace(current=current, advantage=batch.reward, target=batch.reward, weight=jnp.full(SEGMENTS, 2.0))
+    context = pp.Context(key=KEY)
+
+    def losses(*parts):
+        pipeline = pp.chain(*parts)
+        return pipeline.update(batch, pipeline.init(None), context)[0].losses
+
+    plain, second = pp.value_loss(), pp.within(pp.value_loss(), name="second")
+    both = losses(plain, second)
+    assert set(both) == {"value", "second/value"}
+    np.testing.assert_array_equal(both["second/value"], both["value"])
+    inside = losses(plain, pp.within(pp.chain(pp.value_loss(), pp.loss_weight("value")), name="second"))
+    np.testing.assert_array_equal(inside["second/value"], 2 * inside["value"])
+    outside = losses(plain, pp.within(pp.loss_weight("value"), name="second"))  # it changes a loss that is there
+    assert set(outside) == {"value"}
+    np.testing.assert_array_equal(outside["value"], 2 * both["value"])
+    named = pp.stateless(
+        lambda batch: batch.add_loss("value", batch.reward), name="f", provides=("losses",), place="after_sampler"
+    )
+    with pytest.raises(ValueError, match="within 'second': a loss named 'second/value' is already in this chain"):
+        losses(second, pp.within(named, name="second"))
 
 
 # --- samplers --------------------------------------------------------------------------------------------------------

@@ -339,7 +339,7 @@ def test_an_action_that_is_none_has_no_probability(action):
 
 
 def test_actions_have_the_shape_of_their_logits():
-    with pytest.raises(ValueError, match=r"actions have shape \(4, 1\), their logits \(4, 3\)"):
+    with pytest.raises(ValueError, match=r"actions have shape \(4, 1\) and their logits \(4, 3\)"):
         distributions.Categorical(jnp.zeros((4, 3))).log_prob(jnp.zeros((4, 1), int))
 
 
@@ -349,7 +349,7 @@ def test_normal_says_what_is_wrong():
     with pytest.raises(pp.ShapeError, match="single number"):
         distributions.Normal(jnp.zeros(()), 1.0)
     for scale in (jnp.ones(4), jnp.ones((4, 1)), jnp.ones((1, 3))):
-        with pytest.raises(pp.ShapeError, match=r"scale must have the same shape, \(3,\) or \(\)"):
+        with pytest.raises(pp.ShapeError, match=r"scale must have the shape of loc, \(3,\) or \(\)"):
             distributions.Normal(jnp.zeros((4, 3)), scale)
 
 

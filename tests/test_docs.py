@@ -16,6 +16,7 @@ import jax
 import pytest
 
 import ppo_parts as pp
+from docs import reference
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -95,6 +96,10 @@ def test_every_public_name_has_a_section():
 def test_every_function_is_listed():
     names = {name for name in vars(pp.functional) if not name.startswith("_")}
     assert sorted(name for name in names if f"`{name}" not in page_of_parts()) == []
+
+
+def test_parts_page_shows_the_docstrings():
+    assert reference.regenerated(page_of_parts()) == page_of_parts(), "run python -m docs.reference"
 
 
 def test_every_page_is_linked_from_the_index():

@@ -69,7 +69,7 @@ print([name for name in {OPTIONAL} if name in sys.modules and name not in before
 def test_the_core_depends_on_jax_and_optax():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [requirement.partition(">=")[0] for requirement in project["dependencies"]] == ["jax", "optax"]
-    packages = {"brax", "playground", "craftax", "jumanji", "pgx", "xminigrid"}
+    packages = {"brax", "playground", "craftax", "jumanji", "pgx", "xminigrid", "gymnasium", "envpool", "atari"}
     assert set(project["optional-dependencies"]) == {"envs", "train", "marl", "cuda", "test", "all"} | packages
 
 

@@ -1,5 +1,6 @@
 """The array layer: worked numbers, float64 references, gradients, and what each function becomes at its limits."""
 
+import inspect
 import itertools
 import re
 
@@ -120,7 +121,7 @@ def test_normalize_by_hand():
     close(f.advantage_normalize(advantage, axis=0), np.array([[-1.0, -1.0], [1.0, 1.0]]))
     # without the 9: mean 3, deviations -2 2 0
     mask = jnp.array([[1, 1], [1, 0]])
-    close(f.advantage_normalize(advantage, mask), np.array([[-2.0, 2.0], [0.0, 0.0]]) / np.sqrt(8 / 3))
+    close(f.advantage_normalize(advantage, mask=mask), np.array([[-2.0, 2.0], [0.0, 0.0]]) / np.sqrt(8 / 3))
 
 
 def test_statistics_by_hand():
@@ -145,9 +146,9 @@ def test_priorities_by_hand():
     close(f.segment_priorities(advantage, alpha=0.5, eps=1.0), np.array([3, 2, 1]) / 6)
     # without the -3: sums 1 1 0, priorities 2 2 1 of 5; without column 1: 3 and 1 of 4
     mask = jnp.ones((2, 3))
-    close(f.segment_priorities(advantage, mask.at[1, 0].set(0), alpha=0.5, eps=1.0), np.array([2, 2, 1]) / 5)
-    close(f.segment_priorities(advantage, mask.at[:, 1].set(0), alpha=0.5, eps=1.0), np.array([3, 0, 1]) / 4)
-    close(f.segment_priorities(advantage, 0 * mask, alpha=0.5), np.zeros(3))
+    close(f.segment_priorities(advantage, mask=mask.at[1, 0].set(0), alpha=0.5, eps=1.0), np.array([2, 2, 1]) / 5)
+    close(f.segment_priorities(advantage, mask=mask.at[:, 1].set(0), alpha=0.5, eps=1.0), np.array([3, 0, 1]) / 4)
+    close(f.segment_priorities(advantage, mask=0 * mask, alpha=0.5), np.zeros(3))
     close(f.segment_priorities(advantage.at[0, 1].set(np.nan), alpha=0.5, eps=1.0), np.array([3, 1, 1]) / 5)
     # N*P = 2, 1.5, .5, 0 with N = 4: one over it; of three that can be drawn (the 0 cannot): N = 3
     probabilities = jnp.array([0.5, 0.375, 0.125, 0.0])
@@ -190,7 +191,7 @@ def test_normalize_equals_its_reference(axis, ddof):
     given = arrays(4, 3, 2)
     for mask, eps in itertools.product((None, given["mask"]), (1e-8, 0.1)):
         expected = reference.advantage_normalize(given["value"], mask, axis=axis, ddof=ddof, eps=eps)
-        close(f.advantage_normalize(given["value"], mask, axis=axis, ddof=ddof, eps=eps), expected)
+        close(f.advantage_normalize(given["value"], mask=mask, axis=axis, ddof=ddof, eps=eps), expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -215,7 +216,9 @@ def test_losses_equal_their_reference(shape):
     for estimator in ("k1", "k2", "k3"):
         close(f.approx_kl(log_ratio, estimator=estimator), reference.approx_kl(log_ratio, estimator))
     for mask in (None, given["mask"]):
-        close(f.explained_variance(value, target, mask), np.array(reference.explained_variance(value, target, mask)))
+        close(
+            f.explained_variance(value, target, mask=mask), np.array(reference.explained_variance(value, target, mask))
+        )
         close(f.masked_mean(value, mask), np.array(reference.masked_mean(value, mask)))
 
 
@@ -223,7 +226,7 @@ def test_priorities_equal_their_reference():
     given = arrays(5, 4)
     indices = jnp.array([0, 3, 1, 0])
     for mask, alpha in itertools.product((None, given["mask"], given["mask"].at[:, 2].set(0)), (0.0, 0.6, 1.0, 2.0)):
-        probabilities = f.segment_priorities(given["value"], mask, alpha=alpha)
+        probabilities = f.segment_priorities(given["value"], mask=mask, alpha=alpha)
         close(probabilities, reference.segment_priorities(given["value"], mask, alpha=alpha))
         close(jnp.sum(probabilities), np.array(1.0))
         for beta, normalize in itertools.product((0.0, 0.4, 1.0), (False, True)):
@@ -334,7 +337,7 @@ def test_without_clips_the_losses_are_the_unclipped_ones():
 
 def test_normalize_has_mean_0_and_deviation_1():
     given = arrays(5, 4, scale=30.0)
-    normalized = f.advantage_normalize(given["value"] + 100, given["mask"])
+    normalized = f.advantage_normalize(given["value"] + 100, mask=given["mask"])
     close(f.masked_mean(normalized, given["mask"]), np.array(0.0), atol=1e-5)
     close(f.masked_mean(normalized**2, given["mask"]), np.array(1.0))
     once = f.advantage_normalize(given["value"], eps=0.0)
@@ -354,7 +357,7 @@ def test_alpha_0_draws_uniformly():
     given = arrays(5, 4)
     close(f.segment_priorities(given["value"], alpha=0.0), np.full(4, 1 / 4))
     none_left = given["mask"].at[:, 1].set(0)
-    close(f.segment_priorities(given["value"], none_left, alpha=0.0), np.array([1, 0, 1, 1]) / 3)
+    close(f.segment_priorities(given["value"], mask=none_left, alpha=0.0), np.array([1, 0, 1, 1]) / 3)
     close(f.importance_weights(jnp.full(4, 0.25), jnp.arange(4), beta=0.7), np.ones(4))
     close(f.importance_weights(jnp.array([0.1, 0.9]), jnp.arange(2), beta=0.0), np.ones(2))
 
@@ -362,7 +365,7 @@ def test_alpha_0_draws_uniformly():
 def test_beta_1_makes_the_weighted_mean_unbiased():
     given = arrays(5, 4)
     mask = given["mask"].at[:, 3].set(0)  # segment 3 is never drawn, and is not part of the mean
-    probabilities = f.segment_priorities(given["value"], mask, alpha=1.0)
+    probabilities = f.segment_priorities(given["value"], mask=mask, alpha=1.0)
     weights = f.importance_weights(probabilities, jnp.arange(4), beta=1.0)
     quantity = jnp.array([3.0, -1.0, 5.0, 100.0])
     # exact: E[w f] = sum_n P_n w_n f_n
@@ -695,7 +698,7 @@ def test_a_constant_target_has_no_variance_to_explain():
     far = 1e4 + value  # small beside its size, and not constant
     np.testing.assert_allclose(f.explained_variance(far, far), 1.0)
     mask = jnp.arange(3001) % 2
-    assert np.isnan(f.explained_variance(value, jnp.where(mask, 0.1, value), mask))
+    assert np.isnan(f.explained_variance(value, jnp.where(mask, 0.1, value), mask=mask))
 
 
 # --- rlax ------------------------------------------------------------------------------------------------------------
@@ -806,3 +809,12 @@ def test_a_permutation_has_a_size():
     with pytest.raises(ValueError, match="at least 1, got 0"):
         f.permutation(jax.random.key(0), 0)
     assert jax.eval_shape(lambda key: f.permutation(key, 2**24 + 1), jax.random.key(0)).shape == (2**24 + 1,)
+
+
+def test_mask_is_a_keyword_everywhere():
+    """Except in `masked_mean`, whose subject it is."""
+    for function in vars(f).values():
+        parameters = inspect.signature(function).parameters if inspect.isfunction(function) else {}
+        if "mask" in parameters and function is not f.masked_mean:
+            assert parameters["mask"].kind == inspect.Parameter.KEYWORD_ONLY, function.__name__
+            assert list(parameters)[-1] == "mask" or function in (f.gae, f.vtrace), function.__name__

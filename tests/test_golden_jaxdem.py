@@ -176,7 +176,7 @@ def read_minibatch(batch: pp.Batch) -> dict[str, jax.Array]:
         "value_loss": batch.metrics["value_loss"],
         "entropy": batch.metrics["entropy"],
         "approx_KL": batch.metrics["kl"],
-        "explained_variance": pp.functional.explained_variance(batch.current.value, batch.target, batch.mask),
+        "explained_variance": pp.functional.explained_variance(batch.current.value, batch.target, mask=batch.mask),
         "value": batch.current.value,
         "ratio": jnp.exp(batch.current_log_ratio()),
         "advantage": batch.advantage,

@@ -166,7 +166,7 @@ def seed_chain(config: dict[str, Any], drawn: Any, weights: Any, noise: Any, sha
             "value_loss": batch.metrics["value_loss"],
             "entropy": batch.metrics["entropy"],
             "approx_KL": batch.metrics["approx_kl"],
-            "explained_variance": pp.functional.explained_variance(batch.current.value, batch.target, batch.mask),
+            "explained_variance": pp.functional.explained_variance(batch.current.value, batch.target, mask=batch.mask),
             "ratio": jnp.exp(batch.current_log_ratio()),
             "returns": batch.target,
             "advantage": batch.advantage,

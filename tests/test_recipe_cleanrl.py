@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import signal
 
 import gymnax
@@ -12,7 +13,6 @@ import pytest
 
 from benchmarks._runs import arguments, assert_same_run, compiled_programs_kept_in, rows, tiny
 from ppo_parts import envs, training
-from ppo_parts.training import _cli
 from recipes import cleanrl_ppo
 from recipes.cleanrl_ppo import PRESETS, Config, make_train
 from tests.test_rollout import echo
@@ -31,8 +31,8 @@ def quick_compilation():
     """Set once for the whole module (`cache`)."""
 
 
-def main(*argv):
-    return training.main(cleanrl_ppo.make_train, PRESETS, argv=[*argv])
+def main(*argv, run=training.run):
+    return training.main(cleanrl_ppo.make_train, PRESETS, argv=[*argv], run=run)
 
 
 def test_defaults_are_those_of_cleanrl():
@@ -144,12 +144,16 @@ def test_the_command_line_trains(trained):
     }
 
 
-def test_resuming_keeps_the_configuration_and_the_options(trained, monkeypatch):
+def test_resuming_keeps_the_configuration_and_the_options(trained):
     folder, _ = trained
     seen = []
-    monkeypatch.setattr(_cli, "run", lambda train, config, options: seen.append((config, options)) or {})
-    main("--resume", str(folder))
-    main("--resume", str(folder), "--eval-episodes", "7", "--tensorboard")
+
+    def run(train, config, options):
+        seen.append((config, options))
+        return {}
+
+    main("--resume", str(folder), run=run)
+    main("--resume", str(folder), "--eval-episodes", "7", "--tensorboard", run=run)
     (config, options), (_, given) = seen
     assert config == tiny(4)
     assert (options.eval_episodes, options.tensorboard, options.num_seeds) == (2, False, 1)
@@ -198,11 +202,11 @@ def test_the_continuous_preset_trains(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--num-minibatches", "3"], "error: shuffled_minibatches: num_minibatches=3 does not divide the 16 steps"),
-        (["--total-timesteps", "9"], "error: total_timesteps=9 is less than one update"),
+        (["--num-minibatches", "3"], "error: shuffled_minibatches: --num-minibatches 3 does not divide the 16 steps"),
+        (["--total-timesteps", "9"], "error: --total-timesteps 9 is less than one update"),
         (["--env-id", "Cartpole-v1"], "error: 'Cartpole-v1' is not a gymnax environment; did you mean CartPole-v1"),
         (["--clip-coef", "-1"], "error: --clip-coef must lie in"),
-        (["--num-seeds", "0"], "error: run: num_seeds must be at least 1"),
+        (["--num-seeds", "0"], "error: --num-seeds must be at least 1"),
         (["--resume", "/nowhere"], "error: /nowhere holds no run: it has no config.json"),
     ],
 )
@@ -244,29 +248,28 @@ def test_a_mistake_in_somebodys_own_recipe_keeps_its_traceback(tmp_path):
             training.main(recipe, PRESETS, argv=["--directory", str(tmp_path)])
 
 
-def test_an_interrupted_run_ends_with_the_signals_exit_status(monkeypatch):
-    for name in ("SIGINT", "SIGTERM"):
-        monkeypatch.setattr(_cli, "run", lambda *_, name=name: {"interrupted_by": name})
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 128 + signal.Signals[name]
-
-    def second(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(_cli, "run", second)
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupted_run_ends_with_the_signals_exit_status(name):
     with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 130
+        main(run=lambda *_: {"interrupted_by": name})
+    assert ended.value.code == 128 + signal.Signals[name]
 
 
-def test_a_full_disk_ends_with_a_sentence(monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device", "runs/x")
+def test_a_run_that_stopped_itself_ends_normally():
+    assert main(run=lambda *_: {"interrupted_by": "StopRun"}) == {"interrupted_by": "StopRun"}
 
-    monkeypatch.setattr(_cli, "run", full)
-    with pytest.raises(SystemExit, match=r"error: .*No space left on device"):
-        main()
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(KeyboardInterrupt(), 130), (OSError(28, "No space left on device", "x"), "error: .*No space left on device")],
+)
+def test_a_run_that_fails_outside_the_code_ends_without_a_traceback(error, code):
+    def run(*_):
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        main(run=run)
+    assert ended.value.code == code or re.match(str(code), str(ended.value.code))
 
 
 @pytest.mark.slow

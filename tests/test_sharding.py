@@ -80,7 +80,7 @@ def losses(given):
         policy = f.clipped_surrogate(log_ratio, given["reward"], clip_eps=0.2, dual_clip=3.0, mask=mask)
         kl = f.approx_kl(log_ratio, mask=mask) + f.clip_fraction(log_ratio, clip_eps=0.2, mask=mask)
         critic = f.clipped_value_loss(value, given["next_value"], given["reward"], clip_eps=0.2, mask=mask)
-        advantage = f.advantage_normalize(given["reward"], mask, axis=0)
+        advantage = f.advantage_normalize(given["reward"], mask=mask, axis=0)
         loss = policy + kl + critic + advantage * f.value_loss(value, given["reward"], mask=mask)
         return jnp.sum(loss), loss
 

@@ -12,6 +12,8 @@ from ._env import size as size
 from ._episodes import Step as Step
 from ._episodes import auto_reset as auto_reset
 from ._gymnax import from_gymnax as from_gymnax
+from ._host import from_gymnasium as from_gymnasium
+from ._host import host_errors as host_errors
 from ._jaxmarl import from_jaxmarl as from_jaxmarl
 from ._jaxmarl import make_agents as make_agents
 from ._opponents import frozen_opponent as frozen_opponent

@@ -146,6 +146,8 @@ class Env(NamedTuple):
         evaluation: `evaluation(state) -> Env`, the environment to evaluate in: running statistics are frozen as in
             `state`, and rewards are unscaled.
         num_agents: A, if observations, rewards and ends have an axis of agents; None: one agent, without that axis.
+        restart: `restart(key, state) -> (state, obs)` begins new episodes and keeps running statistics, where a state
+            from a checkpoint cannot be continued, as on the host; None: every state can be.
     """
 
     reset: Callable[[Array, int], tuple[Any, Any]]
@@ -154,6 +156,7 @@ class Env(NamedTuple):
     action_space: Any
     evaluation: Callable[[Any], Any]
     num_agents: int | None = None
+    restart: Callable[[Array, Any], tuple[Any, Any]] | None = None
 
 
 def unknown_env(env_id: Any, library: str, known: Iterable[str]) -> UserValueError:
@@ -162,10 +165,7 @@ def unknown_env(env_id: Any, library: str, known: Iterable[str]) -> UserValueErr
     lowered = {name.lower(): name for name in known}
     near = [lowered[name] for name in difflib.get_close_matches(str(env_id).lower(), lowered, 3, 0.6)]
     if _in_gymnasium(env_id):
-        text += (
-            ", but one of Gymnasium, which steps on the host: play it with pp.HostRollout in a loop of your own, see "
-            "docs/environments.md"
-        )
+        text += f", but one of Gymnasium: envs.make('gym:{env_id}') makes it"
         return UserValueError(text + f"; {library} has {', '.join(near)}" * bool(near))
     return UserValueError(text + (f"; did you mean {', '.join(near)}?" if near else f"; there are {', '.join(known)}"))
 

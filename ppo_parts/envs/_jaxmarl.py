@@ -20,11 +20,6 @@ SMAX_SETTINGS = {"see_enemy_actions": True, "walls_cause_death": True, "attack_m
 """The SMAX settings of JaxMARL's own baselines; `make_agents` can override each of them."""
 
 
-def make(name: str, **settings: Any) -> Env:
-    """Make a JaxMARL environment; see `make_agents`."""
-    return make_agents(name, **settings)
-
-
 def make_agents(env_id: str, **settings: Any) -> Env:
     """Make a JaxMARL environment from its name: "MPE_simple_spread_v3", "overcooked", "switch_riddle", "SMAX/3m", ...
 

@@ -17,25 +17,30 @@ class Source(NamedTuple):
     """Where the environments of a prefix come from.
 
     Attributes:
-        adapter: the module of this package whose `make(name, **settings)` wraps them.
+        adapter: the module of this package with the function that wraps them.
         package: the module that must be there to import.
         extra: the extra of `ppo_parts` that installs it.
+        make: the name of the function, which is called as `make(name, **settings)`.
     """
 
     adapter: str
     package: str
     extra: str
+    make: str = "make"
 
 
 SOURCES = {
     "gymnax": Source("_gymnax", "gymnax", "envs"),
-    "jaxmarl": Source("_jaxmarl", "jaxmarl", "marl"),
+    "jaxmarl": Source("_jaxmarl", "jaxmarl", "marl", "make_agents"),
     "brax": Source("_brax", "brax.envs", "brax"),
     "playground": Source("_playground", "mujoco_playground", "playground"),
     "craftax": Source("_craftax", "craftax.craftax_env", "craftax"),
     "jumanji": Source("_jumanji", "jumanji", "jumanji"),
     "pgx": Source("_pgx", "pgx", "pgx"),
     "xminigrid": Source("_xminigrid", "xminigrid", "xminigrid"),
+    "gym": Source("_gymnasium", "gymnasium", "gymnasium", "make_gymnasium"),
+    "envpool": Source("_gymnasium", "envpool", "envpool", "make_envpool"),
+    "ale": Source("_gymnasium", "ale_py.vector_env", "atari", "make_ale"),
 }
 """The prefixes that come with this package."""
 
@@ -76,7 +81,8 @@ def make(env_id: str, **settings: Any) -> Env:
         )
     source = SOURCES[prefix]
     require_package(source.package, source.extra)
-    return importlib.import_module(f".{source.adapter}", __package__).make(name, **settings)
+    adapter = importlib.import_module(f".{source.adapter}", __package__)
+    return getattr(adapter, source.make)(name, **settings)
 
 
 def register(prefix: str, make: Callable[..., Env]) -> None:

@@ -132,9 +132,15 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
             inner, out = frozen.step(key, inner, action)
             return inner, out._replace(obs=shown(moments, out.obs), final_obs=shown(moments, out.final_obs))
 
-        return frozen._replace(reset=frozen_reset, step=frozen_step)
+        return frozen._replace(reset=frozen_reset, step=frozen_step, restart=None)
 
-    return env._replace(reset=reset, step=step, evaluation=evaluation)
+    def restart(key: Array, state: NormalizedState) -> tuple[NormalizedState, Any]:
+        inner, obs = _restarted(env, key, state.inner)
+        moments = state.moments.updated(seen(obs))
+        return NormalizedState(inner, moments), shown(moments, obs)
+
+    restarts = None if env.restart is None else restart
+    return env._replace(reset=reset, step=step, evaluation=evaluation, restart=restarts)
 
 
 def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps: float = 1e-8) -> Env:
@@ -173,7 +179,21 @@ def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps:
         running = jnp.where(out.terminated | out.truncated | ~jnp.isfinite(running), 0, running)
         return NormalizedState(inner, moments, running), out._replace(reward=reward)
 
-    return env._replace(reset=reset, step=step, evaluation=lambda state: env.evaluation(state.inner))
+    def restart(key: Array, state: NormalizedState) -> tuple[NormalizedState, Any]:
+        inner, obs = _restarted(env, key, state.inner)
+        return NormalizedState(inner, state.moments, jnp.zeros_like(state.running_return)), obs
+
+    return env._replace(
+        reset=reset,
+        step=step,
+        evaluation=lambda state: env.evaluation(state.inner),
+        restart=None if env.restart is None else restart,
+    )
+
+
+def _restarted(env: Env, key: Array, state: Any) -> tuple[Any, Any]:
+    assert env.restart is not None
+    return env.restart(key, state)
 
 
 def fold_agents(env: Env, *, agent_id: bool = False) -> Env:

@@ -5,17 +5,15 @@ in float32), and losses are returned per element. The first paragraph of each do
 Where `mask` is 0, result and gradient are 0, whatever the inputs contain.
 """
 
-from ._advantage import Advantages as Advantages
-from ._advantage import VTrace as VTrace
-from ._advantage import gae as gae
-from ._advantage import next_values as next_values
-from ._advantage import reverse_recurrence as reverse_recurrence
-from ._advantage import vtrace as vtrace
+from ._backward import reverse_recurrence as reverse_recurrence
 from ._common import ShapeError as ShapeError
 from ._common import masked_mean as masked_mean
+from ._gae import Advantages as Advantages
+from ._gae import gae as gae
 from ._losses import clipped_surrogate as clipped_surrogate
 from ._losses import clipped_value_loss as clipped_value_loss
 from ._losses import value_loss as value_loss
+from ._next_values import next_values as next_values
 from ._normalize import advantage_normalize as advantage_normalize
 from ._recurrence import Implementation as Implementation
 from ._sampling import importance_weights as importance_weights
@@ -25,3 +23,5 @@ from ._statistics import KLEstimator as KLEstimator
 from ._statistics import approx_kl as approx_kl
 from ._statistics import clip_fraction as clip_fraction
 from ._statistics import explained_variance as explained_variance
+from ._vtrace import VTrace as VTrace
+from ._vtrace import vtrace as vtrace

@@ -19,7 +19,7 @@ class ShapeError(ValueError, AssertionError):
     """Array shapes do not match; arrays are never broadcast to make them match."""
 
 
-def present(where: str, **arrays: Any) -> None:
+def check_arrays(where: str, **arrays: Any) -> None:
     """Raise `TypeError` unless each argument is a JAX or NumPy array, or a number that stands for one."""
     for name, x in arrays.items():
         if isinstance(x, (jax.Array, np.ndarray, np.generic, bool, int, float)) or hasattr(x, "__jax_array__"):
@@ -33,10 +33,10 @@ def present(where: str, **arrays: Any) -> None:
         raise TypeError(f"{where}: {name} must be an array, got a {kind}; convert it with {remedy}")
 
 
-def same_shape(where: str, **arrays: Any) -> None:
+def check_same_shape(where: str, **arrays: Any) -> None:
     """Raise `ShapeError` unless all arrays (None is skipped) have exactly the same shape."""
     arrays = {name: x for name, x in arrays.items() if x is not None}
-    present(where, **arrays)
+    check_arrays(where, **arrays)
     shapes = {name: jnp.shape(x) for name, x in arrays.items()}
     if len(set(shapes.values())) > 1:
         listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
@@ -68,9 +68,9 @@ def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
     return ""
 
 
-def floating(where: str, **arrays: Any) -> None:
+def check_floating(where: str, **arrays: Any) -> None:
     """Raise `TypeError` unless every array has a floating dtype."""
-    present(where, **arrays)
+    check_arrays(where, **arrays)
     for name, x in arrays.items():
         if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
             raise TypeError(
@@ -79,14 +79,14 @@ def floating(where: str, **arrays: Any) -> None:
             )
 
 
-def concrete(x: Any) -> np.ndarray | None:
+def known_values(x: Any) -> np.ndarray | None:
     """Return the values of `x`, or None while JAX traces or where this process does not hold all of them."""
     if isinstance(x, jax.core.Tracer) or not getattr(x, "is_fully_addressable", True):
         return None
     return np.asarray(x)
 
 
-def within(
+def check_range(
     where: str,
     name: str,
     value: Any,
@@ -101,7 +101,7 @@ def within(
     if isinstance(value, (bool, str)) or value is None:
         raise refused
     try:
-        if (known := concrete(value)) is None:
+        if (known := known_values(value)) is None:
             return
         numbers = known.astype(np.float64)
     except (TypeError, ValueError):
@@ -112,15 +112,15 @@ def within(
         raise ValueError(f"{where}: {name} must lie in {bounds}, got {value!r}")
 
 
-def scalar(where: str, name: str, value: Any, low: float, high: float = np.inf) -> Any:
+def checked_scalar(where: str, name: str, value: Any, low: float, high: float = np.inf) -> Any:
     """Return `value`, after checking that it is a single number in [low, high]."""
-    within(where, name, value, low, high)
+    check_range(where, name, value, low, high)
     if np.shape(value):
         raise ShapeError(f"{where}: {name} must be one number, got an array of shape {np.shape(value)}")
     return value
 
 
-def fitting(
+def checked_hyperparameter(
     where: str,
     name: str,
     value: Any,
@@ -132,7 +132,7 @@ def fitting(
     dtype: Any,
 ) -> Array:
     """Return a hyperparameter in [low, high] as a single number, or as an array of exactly `shape` if it varies."""
-    within(where, name, value, low, high, open_low=open_low)
+    check_range(where, name, value, low, high, open_low=open_low)
     x = jnp.asarray(value, dtype)
     if not x.ndim:
         return x
@@ -144,32 +144,32 @@ def fitting(
     return jnp.broadcast_to(x, shape)
 
 
-def binary(where: str, **arrays: Any) -> None:
+def check_flags(where: str, **arrays: Any) -> None:
     """Raise `ValueError` if a flag array is known to hold anything but 0 and 1; None is skipped."""
     for name, x in arrays.items():
-        if x is None or (numbers := concrete(x)) is None:
+        if x is None or (numbers := known_values(x)) is None:
             continue
         odd = (numbers != 0) & (numbers != 1)
         if odd.any():
             raise ValueError(f"{where}: {name} must hold 0 and 1, got {numbers[odd].flat[0]}")
 
 
-def kept(where: str, mask: Any, *arrays: Any) -> tuple[Array, ...]:
+def zero_masked(where: str, mask: Any, *arrays: Any) -> tuple[Array, ...]:
     """Return the arrays in the dtype to compute in, with masked elements replaced by 0.
 
     Masking the inputs makes the gradient of a masked element exactly 0. Masking the results instead would leave 0 * NaN
     in the gradient where an input is not finite.
     """
-    dtype = accumulator(*arrays)
+    dtype = accumulator_dtype(*arrays)
     wide = tuple(jnp.asarray(x).astype(dtype) for x in arrays)
     if mask is None:
         return wide
-    binary(where, mask=mask)
+    check_flags(where, mask=mask)
     keep = jnp.asarray(mask).astype(bool)
     return tuple(jnp.where(keep, x, 0) for x in wide)
 
 
-def accumulator(*arrays: ArrayLike) -> jnp.dtype:
+def accumulator_dtype(*arrays: ArrayLike) -> jnp.dtype:
     """Return the dtype to compute in: float32 for anything narrower, else the widest dtype of the inputs."""
     return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 
@@ -198,7 +198,7 @@ def masked_sum(x: Array, mask: Array | None = None, axis: Axes = None) -> Array:
 
 
 def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None, keepdims: bool = False) -> Array:
-    r"""Mean over the elements where `mask` is 1. Gradients flow to `x`; they are 0 for masked elements.
+    r"""Compute the mean over the elements where `mask` is 1. Gradients flow to `x`; they are 0 for masked elements.
 
     .. math:: \bar x = \frac{\sum_i m_i x_i}{\max(1, \sum_i m_i)}
 
@@ -223,10 +223,10 @@ def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None, keepdims
     """
     if mask is None:
         return jnp.mean(x, axis=axis, keepdims=keepdims)
-    same_shape("masked_mean", x=x, mask=mask)
-    binary("masked_mean", mask=mask)
+    check_same_shape("masked_mean", x=x, mask=mask)
+    check_flags("masked_mean", mask=mask)
     x, keep = jnp.asarray(x), jnp.asarray(mask).astype(bool)
-    dtype = accumulator(x)
+    dtype = accumulator_dtype(x)
     total = jnp.sum(jnp.where(keep, x, 0), axis=axis, keepdims=keepdims, dtype=dtype)
     count = jnp.sum(keep, axis=axis, keepdims=keepdims, dtype=dtype)
     mean = total / jnp.maximum(count, 1)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._common import Array, fitting, floating, kept, same_shape
+from ._common import Array, check_floating, check_same_shape, checked_hyperparameter, zero_masked
 
 
 def clipped_surrogate(
@@ -19,7 +19,7 @@ def clipped_surrogate(
     dual_clip: float | Array | None = None,
     mask: Array | None = None,
 ) -> Array:
-    r"""PPO's clipped objective, as a loss per element. Gradients flow to `log_ratio`; `advantage` is a constant.
+    r"""Compute PPO's clipped objective as a loss per element. Gradients flow to `log_ratio`; `advantage` is a constant.
 
     .. math:: L_i = -\min\left(r_i A_i,\ \mathrm{clip}(r_i, 1-\epsilon, 1+\epsilon_{high}) A_i\right),
               \qquad r_i = e^{\ell_i}
@@ -41,7 +41,7 @@ def clipped_surrogate(
         The loss per element (to be minimised), same shape, in the dtype of `log_ratio`.
 
     Raises:
-        ShapeError: shapes differ. TypeError: not floating. ValueError: a hyperparameter out of its range.
+        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: a hyperparameter is out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -52,13 +52,13 @@ def clipped_surrogate(
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7. Dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """
     where = "clipped_surrogate"
-    floating(where, log_ratio=log_ratio, advantage=advantage)
-    same_shape(where, log_ratio=log_ratio, advantage=advantage, mask=mask)
-    logs, gains = kept(where, mask, log_ratio, jax.lax.stop_gradient(advantage))
+    check_floating(where, log_ratio=log_ratio, advantage=advantage)
+    check_same_shape(where, log_ratio=log_ratio, advantage=advantage, mask=mask)
+    logs, gains = zero_masked(where, mask, log_ratio, jax.lax.stop_gradient(advantage))
     low, high = clip_range(where, clip_eps, clip_eps_high, logs)
     limit = None
     if dual_clip is not None:
-        limit = fitting(where, "dual_clip", dual_clip, logs.shape, 1, open_low=True, dtype=logs.dtype)
+        limit = checked_hyperparameter(where, "dual_clip", dual_clip, logs.shape, 1, open_low=True, dtype=logs.dtype)
     # An infinite upper end is replaced by the largest finite number, so that an advantage of 0 has a loss of 0.
     most = jnp.minimum(1 + high, jnp.finfo(logs.dtype).max)
     return _surrogate(logs, gains, 1 - low, most, limit).astype(jnp.result_type(log_ratio))
@@ -73,7 +73,7 @@ def _surrogate(log_ratio: Array, advantage: Array, low: Array, high: Array, limi
 def _(primals: Any, tangents: Any) -> Any:
     """The slope is the loss itself, and 0 where a bound is active.
 
-    JAX's own rule would multiply that 0 by e^l, which may be infinite.
+    JAX's own rule would multiply this 0 by the ratio, which may be infinite.
     """
     log_ratio, advantage, *bounds = primals
     ratio = jnp.exp(log_ratio)
@@ -93,7 +93,7 @@ def _bounded_ratio(ratio: Array, advantage: Array, low: Array, high: Array, limi
 
 
 def value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Array:
-    r"""Half the squared error, per element. Gradients flow to `value`; `target` is a constant.
+    r"""Compute half the squared error per element. Gradients flow to `value`; `target` is a constant.
 
     .. math:: L_i = \frac{1}{2}(v_i - \text{target}_i)^2
 
@@ -106,7 +106,7 @@ def value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Arr
         The loss per element, same shape, in squared reward units and in the dtype of `value`.
 
     Raises:
-        ShapeError: shapes differ (`[N]` is never broadcast against `[N, 1]`). TypeError: not floating.
+        ShapeError: shapes differ (`[N]` is never broadcast against `[N, 1]`). TypeError: an input is not floating.
 
     Example:
         >>> import jax.numpy as jnp
@@ -115,16 +115,16 @@ def value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Arr
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9 (without the factor 1/2, so double the coefficient).
     """
-    floating("value_loss", value=value, target=target)
-    same_shape("value_loss", value=value, target=target, mask=mask)
-    v, aim = kept("value_loss", mask, value, jax.lax.stop_gradient(target))
+    check_floating("value_loss", value=value, target=target)
+    check_same_shape("value_loss", value=value, target=target, mask=mask)
+    v, aim = zero_masked("value_loss", mask, value, jax.lax.stop_gradient(target))
     return _half_square(v - aim).astype(jnp.result_type(value))
 
 
 def clipped_value_loss(
     value: Array, old_value: Array, target: Array, *, clip_eps: float | Array, mask: Array | None = None
 ) -> Array:
-    r"""Value loss that does not reward moving far from the old prediction. Gradients flow only to `value`.
+    r"""Compute a value loss that does not reward moving far from the old prediction. Gradients flow only to `value`.
 
     .. math:: L_i = \frac{1}{2}\max\left((v_i - \text{target}_i)^2,\ (v^{clip}_i - \text{target}_i)^2\right),
               \qquad v^{clip}_i = v^{old}_i + \mathrm{clip}(v_i - v^{old}_i, -\epsilon, \epsilon)
@@ -143,7 +143,7 @@ def clipped_value_loss(
         The loss per element, same shape, in squared reward units and in the dtype of `value`.
 
     Raises:
-        ShapeError: shapes differ. TypeError: not floating. ValueError: `clip_eps` out of its range.
+        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: `clip_eps` is out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -151,13 +151,13 @@ def clipped_value_loss(
         >>> [round(float(l), 4) for l in clipped_value_loss(v, old, target, clip_eps=.5)]  # .5 * (.5 - 2)^2
         [1.125]
 
-    Reference: OpenAI baselines' PPO2; Engstrom et al. 2020, arXiv:2005.12729, section 3.
+    Reference: OpenAI baselines' PPO2; Engstrom et al. 2020, arXiv:2005.12729, value function clipping.
     """
     where = "clipped_value_loss"
-    floating(where, value=value, old_value=old_value, target=target)
-    same_shape(where, value=value, old_value=old_value, target=target, mask=mask)
-    v, old, aim = kept(where, mask, value, *jax.lax.stop_gradient((old_value, target)))
-    eps = fitting(where, "clip_eps", clip_eps, v.shape, 0, open_low=True, dtype=v.dtype)
+    check_floating(where, value=value, old_value=old_value, target=target)
+    check_same_shape(where, value=value, old_value=old_value, target=target, mask=mask)
+    v, old, aim = zero_masked(where, mask, value, *jax.lax.stop_gradient((old_value, target)))
+    eps = checked_hyperparameter(where, "clip_eps", clip_eps, v.shape, 0, open_low=True, dtype=v.dtype)
     return _larger_error(v, old, aim, eps).astype(jnp.result_type(value))
 
 
@@ -179,10 +179,12 @@ def _(primals: Any, tangents: Any) -> Any:
 
 def clip_range(where: str, clip_eps: Any, clip_eps_high: Any, like: Array) -> tuple[Array, Array]:
     """Return how far below and above 1 the ratio may move."""
-    low = fitting(where, "clip_eps", clip_eps, like.shape, 0, open_low=True, dtype=like.dtype)
+    low = checked_hyperparameter(where, "clip_eps", clip_eps, like.shape, 0, open_low=True, dtype=like.dtype)
     if clip_eps_high is None:
         return low, low
-    return low, fitting(where, "clip_eps_high", clip_eps_high, like.shape, 0, open_low=True, dtype=like.dtype)
+    return low, checked_hyperparameter(
+        where, "clip_eps_high", clip_eps_high, like.shape, 0, open_low=True, dtype=like.dtype
+    )
 
 
 def _half_square(x: Array) -> Array:

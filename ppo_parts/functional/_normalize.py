@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from ._common import Array, floating, kept, same_shape, scalar
+from ._common import Array, check_floating, check_same_shape, checked_scalar, zero_masked
 
 
 def advantage_normalize(
     advantage: Array,
-    mask: Array | None = None,
     *,
     axis: int | tuple[int, ...] | None = None,
     ddof: int = 0,
     eps: float | Array = 1e-8,
+    mask: Array | None = None,
 ) -> Array:
     r"""Subtract the mean and divide by the standard deviation. Gradients flow, also through both statistics.
 
@@ -26,10 +26,10 @@ def advantage_normalize(
 
     Args:
         advantage: any shape, floating.
-        mask: None, or 0/1 of the same shape; masked elements do not count, and are 0 in the result.
         axis: axis or axes over which the statistics are taken; None: all.
         ddof: number subtracted from the count in the variance, 0 (population) or 1 (sample).
         eps: added to the standard deviation, in the units of the advantage.
+        mask: None, or 0/1 of the same shape; masked elements do not count, and are 0 in the result.
 
     Returns:
         The standardised advantage, same shape and dtype. A group of equal elements, or of one, gives 0, not NaN.
@@ -45,13 +45,13 @@ def advantage_normalize(
         >>> advantage_normalize(jnp.array([5.]), ddof=1).tolist()
         [0.0]
 
-    Reference: Andrychowicz et al. 2021, arXiv:2006.05990, section 3.5 (choice C67).
+    Reference: Andrychowicz et al. 2021, arXiv:2006.05990, the section on normalization and clipping.
     """
     where = "advantage_normalize"
-    floating(where, advantage=advantage)
-    same_shape(where, advantage=advantage, mask=mask)
-    eps = scalar(where, "eps", eps, 0)
-    (x,) = kept(where, mask, advantage)
+    check_floating(where, advantage=advantage)
+    check_same_shape(where, advantage=advantage, mask=mask)
+    eps = checked_scalar(where, "eps", eps, 0)
+    (x,) = zero_masked(where, mask, advantage)
     keep = jnp.ones_like(x) if mask is None else jnp.asarray(mask).astype(bool).astype(x.dtype)
     count = jnp.sum(keep, axis=axis, keepdims=True)
     mean = jnp.sum(x, axis=axis, keepdims=True) / jnp.maximum(count, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ._common import Array, concrete, floating, kept, same_shape, scalar
+from ._common import Array, check_floating, check_same_shape, checked_scalar, known_values, zero_masked
 
 
 def permutation(key: Array, size: int) -> Array:
@@ -49,9 +49,9 @@ def permutation(key: Array, size: int) -> Array:
 
 
 def segment_priorities(
-    advantage: Array, mask: Array | None = None, *, alpha: float | Array, eps: float | Array = 1e-6
+    advantage: Array, *, alpha: float | Array, eps: float | Array = 1e-6, mask: Array | None = None
 ) -> Array:
-    r"""Probability of drawing each segment, from a power of its summed absolute advantage. Gradients are stopped.
+    r"""Compute the probability of each segment from a power of its summed absolute advantage. Gradients are stopped.
 
     .. math:: w_n = \Big(\sum_t m_{tn} |A_{tn}|\Big)^{\alpha}, \qquad
               P_n = \frac{w_n + \epsilon}{\sum_k (w_k + \epsilon)}
@@ -61,9 +61,9 @@ def segment_priorities(
 
     Args:
         advantage: `[T, N]`; axis 0 is summed over.
-        mask: None, or 0/1 of the same shape; masked elements have no effect, whatever they contain.
         alpha: exponent, >= 0.
         eps: >= 0, added to every priority, so that every segment has a positive probability.
+        mask: None, or 0/1 of the same shape; masked elements have no effect, whatever they contain.
 
     Returns:
         `[N]` probabilities that sum to 1 (all 0 if everything is masked).
@@ -81,10 +81,10 @@ def segment_priorities(
     Reference: PufferLib 3.0; the exponent is that of Schaul et al. 2016, arXiv:1511.05952, eq. 1.
     """
     where = "segment_priorities"
-    floating(where, advantage=advantage)
-    same_shape(where, advantage=advantage, mask=mask)
-    alpha, eps = scalar(where, "alpha", alpha, 0), scalar(where, "eps", eps, 0)
-    (kept_advantage,) = kept(where, mask, jax.lax.stop_gradient(advantage))
+    check_floating(where, advantage=advantage)
+    check_same_shape(where, advantage=advantage, mask=mask)
+    alpha, eps = checked_scalar(where, "alpha", alpha, 0), checked_scalar(where, "eps", eps, 0)
+    (kept_advantage,) = zero_masked(where, mask, jax.lax.stop_gradient(advantage))
     total = jnp.sum(jnp.abs(kept_advantage), axis=0)
     priority = jnp.where(jnp.isfinite(total), total, 0) ** alpha + eps
     if mask is not None:
@@ -94,7 +94,7 @@ def segment_priorities(
 
 
 def importance_weights(probabilities: Array, indices: Array, *, beta: float | Array, normalize: bool = False) -> Array:
-    r"""Weights that undo prioritised sampling. Gradients are stopped.
+    r"""Compute the weights that undo prioritised sampling. Gradients are stopped.
 
     .. math:: w_i = (N \cdot P_i)^{-\beta}, \qquad N = \#\{n : P_n > 0\}
 
@@ -110,8 +110,8 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: float | Ar
         `[M]` weights, in the dtype of `probabilities`.
 
     Raises:
-        TypeError: `indices` are not integers, or `probabilities` are not floating. ValueError: `beta` is out of its
-            range, or a known index is (traced indices are not checked).
+        TypeError: `indices` are not integers, or `probabilities` are not floating. ValueError: `beta` or a known index
+            is out of its range (traced indices are not checked).
 
     Example:
         >>> import jax.numpy as jnp
@@ -120,12 +120,12 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: float | Ar
 
     Reference: Schaul et al. 2016, arXiv:1511.05952, section 3.4.
     """
-    floating("importance_weights", probabilities=probabilities)
+    check_floating("importance_weights", probabilities=probabilities)
     if not jnp.issubdtype(jnp.result_type(indices), jnp.integer):
         raise TypeError(f"importance_weights: indices must be integers, got {jnp.result_type(indices)}")
-    beta = scalar("importance_weights", "beta", beta, 0, 1)
+    beta = checked_scalar("importance_weights", "beta", beta, 0, 1)
     probabilities = jax.lax.stop_gradient(jnp.asarray(probabilities))
-    if (drawn := concrete(indices)) is not None:  # JAX would clamp or wrap indices out of range
+    if (drawn := known_values(indices)) is not None:  # JAX would clamp or wrap indices out of range
         number = probabilities.shape[0]
         outside = drawn[(drawn < 0) | (drawn >= number)]
         if outside.size:

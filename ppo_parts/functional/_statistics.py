@@ -7,7 +7,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from ._common import Array, floating, kept, masked_mean, same_shape
+from ._common import Array, check_floating, check_same_shape, masked_mean, zero_masked
 from ._losses import clip_range
 
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -32,7 +32,7 @@ def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | 
         The estimate per element, same shape, in nats. Its mean estimates the divergence.
 
     Raises:
-        ValueError: unknown estimator. TypeError: not floating.
+        ValueError: `estimator` is unknown. TypeError: `log_ratio` is not floating.
 
     Example:
         >>> import jax.numpy as jnp
@@ -42,9 +42,9 @@ def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | 
 
     Reference: Schulman 2020, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html.
     """
-    floating("approx_kl", log_ratio=log_ratio)
-    same_shape("approx_kl", log_ratio=log_ratio, mask=mask)
-    (logs,) = kept("approx_kl", mask, log_ratio)
+    check_floating("approx_kl", log_ratio=log_ratio)
+    check_same_shape("approx_kl", log_ratio=log_ratio, mask=mask)
+    (logs,) = zero_masked("approx_kl", mask, log_ratio)
     if estimator == "k1":
         kl = -logs
     elif estimator == "k2":
@@ -76,7 +76,8 @@ def clip_fraction(
         0.0 or 1.0 per element; usually the mean is logged.
 
     Raises:
-        ShapeError: `mask` has another shape. TypeError: not floating. ValueError: a hyperparameter is out of its range.
+        ShapeError: `mask` has another shape. TypeError: `log_ratio` is not floating. ValueError: a hyperparameter is
+            out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -85,16 +86,16 @@ def clip_fraction(
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 12.
     """
-    floating("clip_fraction", log_ratio=log_ratio)
-    same_shape("clip_fraction", log_ratio=log_ratio, mask=mask)
-    (logs,) = kept("clip_fraction", mask, jax.lax.stop_gradient(log_ratio))
+    check_floating("clip_fraction", log_ratio=log_ratio)
+    check_same_shape("clip_fraction", log_ratio=log_ratio, mask=mask)
+    (logs,) = zero_masked("clip_fraction", mask, jax.lax.stop_gradient(log_ratio))
     low, high = clip_range("clip_fraction", clip_eps, clip_eps_high, logs)
     moved = jnp.exp(logs) - 1
     outside = (moved > high) | (moved < -low)
     return outside.astype(jnp.result_type(log_ratio))
 
 
-def explained_variance(value: Array, target: Array, mask: Array | None = None) -> Array:
+def explained_variance(value: Array, target: Array, *, mask: Array | None = None) -> Array:
     r"""Compute the share of the target's variance that the value explains. Gradients are stopped.
 
     .. math:: 1 - \frac{\mathrm{Var}(\text{target} - v)}{\mathrm{Var}(\text{target})}
@@ -111,7 +112,7 @@ def explained_variance(value: Array, target: Array, mask: Array | None = None) -
         last place), because there is no variance to explain.
 
     Raises:
-        ShapeError: shapes differ. TypeError: not floating.
+        ShapeError: shapes differ. TypeError: an input is not floating.
 
     Example:
         >>> import jax.numpy as jnp
@@ -119,17 +120,21 @@ def explained_variance(value: Array, target: Array, mask: Array | None = None) -
         >>> float(explained_variance(t, t)), float(explained_variance(0 * t, t))
         (1.0, 0.0)
 
-    Reference: OpenAI baselines; Huang et al. 2022, detail 12. Variances are population ones (ddof 0).
+    Reference: OpenAI baselines; Huang et al. 2022, detail 12. Variances are those of a population (ddof 0).
     """
-    floating("explained_variance", value=value, target=target)
-    same_shape("explained_variance", value=value, target=target, mask=mask)
-    v, aim = kept("explained_variance", mask, *jax.lax.stop_gradient((value, target)))
-    some = jnp.max(aim, where=True if mask is None else jnp.asarray(mask).astype(bool), initial=-jnp.inf)
+    check_floating("explained_variance", value=value, target=target)
+    check_same_shape("explained_variance", value=value, target=target, mask=mask)
+    v, aim = zero_masked("explained_variance", mask, *jax.lax.stop_gradient((value, target)))
+    if mask is None:
+        some = jnp.max(jnp.atleast_1d(aim)[:1])  # of the first step, because a maximum over all steps costs a pass
+    else:
+        some = jnp.max(aim, where=jnp.asarray(mask).astype(bool), initial=-jnp.inf)
 
     def variance(x: Array) -> Array:
         return masked_mean(jnp.square(x - masked_mean(x, mask)), mask)
 
-    # Subtract one of the targets first: the mean of many equal numbers has a rounding error, their differences do not.
+    # One of the targets is subtracted first, because the mean of equal numbers has a rounding error, and the mean of
+    # their differences, which are 0, has none.
     total = variance(aim - some)
     varies = jnp.sqrt(total) > 4 * jnp.finfo(aim.dtype).eps * jnp.abs(some)
     explained = 1 - variance(aim - v) / jnp.where(varies, total, 1)

@@ -98,6 +98,7 @@ class ActorCritic(nn.Module):
     shared: bool
     memory: Cell | None
     squash: bool
+    log_std: float
 
     @nn.compact
     def __call__(self, obs: Array, available: Any, carry: Any, reset: Any) -> Output:
@@ -112,7 +113,7 @@ class ActorCritic(nn.Module):
             head = dense(size, gain=0.01)(x)
             x = mlp(obs, self.hidden, self.activation)
             value = dense(1, gain=1.0)(x)
-        log_std = _log_std(self, self.space)
+        log_std = _log_std(self, self.space, self.log_std)
         distribution = action_distribution(self.space, head, log_std, available=available, squash=self.squash)
         return Output(distribution, value[..., 0], carry)
 
@@ -125,13 +126,13 @@ def actor_critic(
     shared: bool = False,
     memory: Cell | None = None,
     squash: bool = False,
+    log_std: float = 0.0,
 ) -> Policy:
     """Make the policy of most PPO implementations: an MLP for the actor and one for the critic, or one for both.
 
     Observations are converted to float32 and flattened. In an environment whose observations are `envs.Observation`,
     actions that are not available have probability 0. Weights are orthogonal with a gain of sqrt(2) in hidden layers,
-    0.01 in the policy head and 1 in the value head. The standard deviation of continuous actions is a parameter, and is
-    1 initially.
+    0.01 in the policy head and 1 in the value head. The standard deviation of continuous actions is a parameter.
 
     Args:
         env: the environment, whose spaces determine the sizes of inputs and outputs.
@@ -142,6 +143,7 @@ def actor_critic(
         memory: "lstm" or "gru": a recurrent cell of `hidden[-1]` units between the shared layers and the heads.
         squash: squash continuous actions into their box with tanh. Otherwise they are unbounded; see
             `envs.clip_action`.
+        log_std: initial logarithm of the standard deviation of continuous actions.
 
     Returns:
         `ppo_parts.Policy`, for any leading axes.
@@ -167,7 +169,7 @@ def actor_critic(
             f"actor_critic: this environment has an axis of {env.num_agents} agents: use multi_agent_actor_critic, or "
             "envs.fold_agents to make each agent an environment of its own"
         )
-    network = ActorCritic(env.action_space, tuple(hidden), activation, shared, memory, squash)
+    network = ActorCritic(env.action_space, tuple(hidden), activation, shared, memory, squash, log_std)
     observed, axes = size(env.observation_space), len(env.observation_space.shape)
 
     def init(key: Array) -> Any:
@@ -281,8 +283,8 @@ def multi_agent_actor_critic(
     return Policy(init, evaluate, None if memory is None else lambda n: carry_of(n, agents))
 
 
-def _log_std(module: nn.Module, space: Any) -> Any:
+def _log_std(module: nn.Module, space: Any, initial: float = 0.0) -> Any:
     """Make a parameter for the log standard deviation of continuous actions; None for other outputs."""
     if space is None or is_discrete(space):
         return None
-    return module.param("log_std", nn.initializers.zeros, (action_size(space),))
+    return module.param("log_std", nn.initializers.constant(initial), (action_size(space),))

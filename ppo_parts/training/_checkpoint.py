@@ -19,7 +19,7 @@ import numpy as np
 from .._errors import UserValueError
 from .._extras import require_package
 from ._errors import RunFolderError, RunNotFoundError
-from ._records import sync
+from ._files import sync
 
 
 class Checkpoints:

@@ -6,24 +6,25 @@ import argparse
 import contextlib
 import dataclasses
 import decimal
+import difflib
 import inspect
-import os
+import json
+import re
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-import jax
-
 from .._errors import UserError, UserValueError
 from .._extras import require_package
 from ..envs import is_discrete
 from ..functional import ShapeError
-from ._config import check_config, check_memory, kinds_of, ranges
+from ._config import check_config, kinds_of, ranges
+from ._config_file import stored_config, stored_run
+from ._device import check_device, check_memory
 from ._options import RunOptions, stored_options
-from ._run import run
-from ._stored import stored_config, stored_run
+from ._run import run as run_on_host
 from ._train import Train
 
 
@@ -32,11 +33,14 @@ def main(
     presets: Mapping[str, Any],
     argv: Sequence[str] | None = None,
     prog: str = "",
+    *,
+    run: Callable[[Train, Any, RunOptions], dict[str, Any]] = run_on_host,
 ) -> dict[str, Any]:
     """Run the command line of a recipe, with the fields of its `Config`, `RunOptions`, and `--preset` as options.
 
-    With `--resume` or `--init-from`, options that are not given keep their values from that run. A user error ends the
-    process with a message of one sentence.
+    `--config FILE` reads options from a YAML or JSON file; those on the command line override them. With `--resume` or
+    `--init-from`, options that are not given keep their values from that run. A user error ends the process with a
+    message of one sentence.
 
     Args:
         make_train: `make_train(config) -> Train`.
@@ -45,19 +49,23 @@ def main(
             actions. If no preset was chosen and another one fits, a note is printed.
         argv: arguments; None: those of the process.
         prog: name of the command, for its help.
+        run: what trains, such as `functools.partial(training.run, on_rows=...)`.
 
     Returns:
         The result, which is also written to `result.json`.
     """
-    first = argparse.ArgumentParser(prog or None, add_help=False, allow_abbrev=False)
-    first.add_argument("--preset")
-    first.add_argument("--resume", type=Path)
-    first.add_argument("--init-from", "--init_from", type=Path)
-    known, _ = first.parse_known_args(argv)
-    default = next(iter(presets)) if known.preset is None else known.preset
-    if default not in presets:
-        first.error(f"--preset {known.preset}: there are {', '.join(presets)}")
-    with exit_on_user_error():
+    kind = type(next(iter(presets.values())))
+    names = [field.name for fields_of in (kind, RunOptions) for field in dataclasses.fields(fields_of)]
+    with exit_on_user_error(names):
+        argv = with_config_file(sys.argv[1:] if argv is None else argv, kind, prog)
+        first = argparse.ArgumentParser(prog or None, add_help=False, allow_abbrev=False)
+        first.add_argument("--preset")
+        first.add_argument("--resume", type=Path)
+        first.add_argument("--init-from", "--init_from", type=Path)
+        known, _ = first.parse_known_args(argv)
+        default = next(iter(presets)) if known.preset is None else known.preset
+        if default not in presets:
+            first.error(f"--preset {known.preset}: there are {', '.join(presets)}")
         config, options = presets[default], RunOptions()
         before, flag = (known.resume, "--resume") if known.resume is not None else (known.init_from, "--init-from")
         if before is not None:
@@ -69,31 +77,105 @@ def main(
             stored = stored_run(before)
             config, options = stored_config(type(config), stored), stored_options(stored)
         given = _parsed(config, options, default, presets, argv, prog, sys.modules[make_train.__module__].__doc__)
-        check_config(given.config, flags=True)
-        check_config(given.run, flags=True)
-        _check_device()
-        train = make_train(given.config)
+        check_config(given.settings)
+        check_config(given.run)
+        check_device()
+        train = make_train(given.settings)
         check_memory(train, given.run.num_seeds)
         if known.preset is None and before is None:
-            _note_preset(fitting_preset(presets, given.config.env_id, train.env), default, given.config.env_id)
-        result = run(train, given.config, given.run)
-    if "interrupted_by" in result:
-        raise SystemExit(128 + signal.Signals[result["interrupted_by"]])
+            _note_preset(fitting_preset(presets, given.settings.env_id, train.env), default, given.settings.env_id)
+        result = run(train, given.settings, given.run)
+    number = getattr(signal, result.get("interrupted_by", ""), None)
+    if number is not None:
+        raise SystemExit(128 + number)
     return result
 
 
 @contextlib.contextmanager
-def exit_on_user_error() -> Iterator[None]:
+def exit_on_user_error(fields: Collection[str] = ()) -> Iterator[None]:
     """End the process with a short message for errors that the user can fix; other errors keep their traceback.
 
     These errors are this library's own (`UserError`, `ShapeError`), those of the operating system, and Ctrl-C.
+
+    Args:
+        fields: names of fields that are flags of a command line; messages name the flags.
     """
     try:
         yield
-    except (UserError, ShapeError, OSError) as error:
+    except (UserError, ShapeError) as error:
+        raise SystemExit(f"error: {name_flags(str(error), fields)}") from error
+    except OSError as error:
         raise SystemExit(f"error: {error}") from error
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
+
+
+def name_flags(message: str, fields: Collection[str]) -> str:
+    """Name fields in a message as on the command line.
+
+    Example:
+        >>> name_flags("run: eval_every=2 needs eval_episodes", ["eval_every", "eval_episodes"])
+        '--eval-every 2 needs --eval-episodes'
+    """
+    if not fields:
+        return message
+    names = sorted(map(re.escape, fields), key=len, reverse=True)
+    several_words = "|".join(name for name in names if "_" in name)  # any other may be an ordinary word, such as "name"
+    alone = r"(?<![\w./'-])"
+    message = re.sub(rf"^(Config|RunOptions|run): (?=({'|'.join(names)})\b)", "", message)
+    message = re.sub(rf"{alone}({'|'.join(names)})=", lambda match: f"{_flag(match[1])} ", message)
+    message = re.sub(rf"{alone}({'|'.join(names)})(?= must\b)", lambda match: _flag(match[1]), message)
+    return re.sub(rf"{alone}({several_words})(?![\w./'])", lambda match: _flag(match[1]), message)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def with_config_file(argv: Sequence[str], kind: type, prog: str = "") -> list[str]:
+    """Replace `--config FILE` by the flags that the file stands for, in front, so that those given override them.
+
+    Args:
+        argv: arguments of the command line.
+        kind: the class of the configuration.
+        prog: name of the command.
+
+    Raises:
+        UserValueError: the file cannot be read, or has a key that is not an option; the message names the nearest.
+    """
+    first = argparse.ArgumentParser(prog or None, add_help=False, allow_abbrev=False)
+    first.add_argument("--config", type=Path)
+    known, others = first.parse_known_args(list(argv))
+    if known.config is None:
+        return others
+    hints = {"preset": str, **get_type_hints(RunOptions), **get_type_hints(kind)}
+    flags: list[str] = []
+    for key, value in _read_config(known.config).items():
+        name = str(key).replace("-", "_")
+        if name not in hints:
+            near = difflib.get_close_matches(name, hints, n=1, cutoff=0)
+            raise UserValueError(f"{known.config}: {key!r} is not an option; the nearest is {near[0]!r}")
+        flag = _flag(name)
+        if hints[name] is bool:
+            if not isinstance(value, bool):
+                raise UserValueError(f"{known.config}: {key} must be true or false, got {value!r}")
+            flags.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            flags += [flag, *map(str, value if isinstance(value, list) else [value])]
+    return [*flags, *others]
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text()
+        content = json.loads(text) if path.suffix == ".json" else require_package("yaml", "train").safe_load(text)
+    except (OSError, UserError):
+        raise
+    except Exception as error:  # not JSON, not YAML, or not text at all
+        raise UserValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise UserValueError(f"{path} must map names of options to values, got {content!r}")
+    return content
 
 
 def _parsed(
@@ -101,11 +183,11 @@ def _parsed(
     options: RunOptions,
     preset: str,
     presets: Mapping[str, Any],
-    argv: Sequence[str] | None,
+    argv: Sequence[str],
     prog: str,
     description: str | None,
 ) -> Any:
-    """Parse the command line into `config`, `run` and `preset`."""
+    """Parse the command line into `settings`, `run` and `preset`."""
     tyro = require_package("tyro", "train")
 
     registry = tyro.constructors.ConstructorRegistry()
@@ -123,19 +205,26 @@ def _parsed(
         )
 
     names = Literal[tuple(presets)]  # type: ignore[valid-type]
-    shown = _with_ranges(type(config), tyro.conf.arg)
-    fields = [("config", shown), ("run", RunOptions), ("preset", names, dataclasses.field(default=preset))]
+    shown, said = _with_ranges(type(config), tyro.conf.arg), tyro.conf.arg
+    presets_help = "complete configuration, which the other options modify"
+    file_help = "YAML or JSON file with values of these options by name; those on the command line override them"
+    fields = [
+        ("settings", shown),
+        ("run", RunOptions),
+        ("preset", Annotated[names, said(help=presets_help)], dataclasses.field(default=preset)),
+        ("config", Annotated[Path | None, said(help=file_help)], dataclasses.field(default=None)),
+    ]
     arguments = dataclasses.make_dataclass("Arguments", fields)  # type: ignore[arg-type]
     with registry:
         given = tyro.cli(
             arguments,
             config=(tyro.conf.OmitArgPrefixes,),
-            default=arguments(config=shown(**_fields(config)), run=options, preset=preset),
+            default=arguments(settings=shown(**_fields(config)), run=options, preset=preset),
             args=argv,
             prog=prog or None,
             description=description,
         )
-    return dataclasses.replace(given, config=type(config)(**_fields(given.config)))
+    return dataclasses.replace(given, settings=type(config)(**_fields(given.settings)))
 
 
 def _fields(config: Any) -> dict[str, Any]:
@@ -158,6 +247,7 @@ def _with_ranges(kind: type, arg: Callable[..., Any]) -> type:
 
     fields = [(name, shown(name)) for name in {**declared_ranges, **comments}]
     made = dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, kw_only=True)
+    made.__doc__ = kind.__doc__
     for name in ("__module__", "__qualname__", "__firstlineno__"):  # where tyro finds the comments beside the fields
         if hasattr(kind, name):
             setattr(made, name, getattr(kind, name))
@@ -199,15 +289,6 @@ def whole_number(text: str) -> int:
     if not number.is_finite() or number != int(number):
         raise ValueError(f"{text!r} is not a whole number")
     return int(number)
-
-
-def _check_device() -> None:
-    try:
-        jax.devices()
-    except RuntimeError as error:
-        asked = os.environ.get("JAX_PLATFORMS")
-        remedy = "" if asked is None else f". JAX_PLATFORMS={asked} asks for it: unset it to use what there is"
-        raise UserValueError(f"JAX cannot start: {str(error).splitlines()[0].rstrip('.')}{remedy}") from error
 
 
 def fitting_preset(presets: Collection[str], env_id: str, env: Any) -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import types
 import typing
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-import jax
 import numpy as np
 
-from .._errors import UserError, UserTypeError, UserValueError
+from .._errors import UserTypeError, UserValueError
 from .._hyperparameters import bounds, choice, count, number
 from ._train import updates_in
 
@@ -95,7 +93,7 @@ def ranges(kind: type) -> dict[str, Range]:
     return found
 
 
-def check_config(config: Any, *, flags: bool = False) -> None:
+def check_config(config: Any) -> None:
     """Raise if a field of a dataclass does not have its declared type, or lies outside its declared range.
 
     Declare the range next to the type: `gamma: Annotated[float, training.between(0, 1)] = 0.99`. Float fields may hold
@@ -103,7 +101,6 @@ def check_config(config: Any, *, flags: bool = False) -> None:
 
     Args:
         config: an instance of a dataclass.
-        flags: name the fields as on the command line, `--max-grad-norm`.
 
     Raises:
         UserTypeError, UserValueError: names the first invalid field, its value, and the values it may hold.
@@ -123,13 +120,7 @@ def check_config(config: Any, *, flags: bool = False) -> None:
     """
     where, declared = type(config).__name__, ranges(type(config))
     for name, hint in get_type_hints(type(config)).items():
-        try:
-            _check_field(where, name, getattr(config, name), hint, declared.get(name))
-        except UserError as error:
-            if not flags:
-                raise
-            message = str(error).removeprefix(f"{where}: {name}")
-            raise type(error)(f"--{name.replace('_', '-')}{message}") from None
+        _check_field(where, name, getattr(config, name), hint, declared.get(name))
 
 
 def _check_field(where: str, name: str, value: Any, hint: Any, declared: Range | None) -> None:
@@ -167,38 +158,3 @@ def _check_number(where: str, name: str, value: Any, kind: type, declared: Range
     whole = count(where, name, value, low)
     if declared is not None and whole > declared.high:
         raise UserValueError(f"{where}: {name} must lie in [{low}, {int(declared.high)}], got {value!r}")
-
-
-def check_memory(train: Any, num_seeds: int, limit: float | None = None) -> None:
-    """Raise if a run with `num_seeds` seeds is certain not to fit into the memory of its device.
-
-    This counts the state of a run and one rollout. Gradients and activations need additional memory.
-
-    Args:
-        train: the run.
-        num_seeds: the number of seeds that are trained at once.
-        limit: memory in bytes; None: that of the device, if it reports it.
-    """
-    limit = _memory() if limit is None else limit
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(train.init, key)
-    shapes = state, jax.eval_shape(train.rollout.collect, key, state.learner.params, state.rollout)
-    needed = num_seeds * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-    if limit is not None and needed > limit:
-        raise UserValueError(
-            f"this run needs at least {needed / 2**30:,.1f} GiB of memory for its states and rollouts, and there are "
-            f"{limit / 2**30:,.1f} GiB: give fewer seeds (num_seeds={num_seeds}), environments or steps, or a smaller "
-            "network"
-        )
-
-
-def _memory() -> float | None:
-    """Memory of the first device in bytes; for a CPU, the memory of the machine."""
-    device = jax.devices()[0]
-    statistics = device.memory_stats() if device.platform != "cpu" else None
-    if statistics:
-        return statistics.get("bytes_limit")
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):  # this system does not report it
-        return None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._records import plain, write_whole
+from ._files import plain, write_whole
 
 Row = dict[str, Any]
 

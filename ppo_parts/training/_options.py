@@ -66,6 +66,11 @@ KEPT = tuple(
 """Options that a resumed run takes over; all except `num_seeds` may be given again."""
 
 
+def kept_options(options: RunOptions) -> dict[str, Any]:
+    """The options that `config.json` stores."""
+    return {name: getattr(options, name) for name in KEPT}
+
+
 def stored_options(stored: Mapping[str, Any]) -> RunOptions:
     """The options of a run that are stored in its `config.json`."""
     return RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT})
@@ -89,10 +94,14 @@ def checked(options: RunOptions, train: Train) -> RunOptions:
         if getattr(options, name) is not None:
             count("run", name, getattr(options, name))
     if options.resume is not None and options.init_from is not None:
-        raise UserValueError("run: resume continues a run, init_from begins a new one with its state: give one of them")
+        raise UserValueError(
+            f"run: resume={options.resume} continues a run and init_from={options.init_from} begins a new one: give "
+            "one of them"
+        )
     if options.checkpoint != "latest" and options.resume is None and options.init_from is None:
         raise UserValueError(
-            f"run: checkpoint={options.checkpoint!r} says where resume or init_from continues: give one of them"
+            f"run: checkpoint={options.checkpoint!r} says what to load from the run that resume or init_from names: "
+            "give one of them"
         )
     if options.eval_every is not None and not options.eval_episodes:
         raise UserValueError(f"run: eval_every={options.eval_every} needs eval_episodes, how many episodes to play")
@@ -113,6 +122,6 @@ def checked(options: RunOptions, train: Train) -> RunOptions:
             hint = "evaluation/... needs eval_every; " if options.best_metric.startswith(EVALUATION) else ""
             raise UserValueError(
                 f"run: best_metric={options.best_metric!r} is not measured in this run; {hint}"
-                f"there are {', '.join(sorted(measured))}"
+                f"there are {', '.join(map(repr, sorted(measured)))}"
             )
     return options

@@ -1,7 +1,9 @@
-"""A program that runs as many updates in one device call as fit into a few seconds."""
+"""What a run computes on its device: its first state, its updates and its evaluations."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._metrics import Metrics
+from ..envs import host_errors
+from ._evaluate import metrics_of
+from ._options import RunOptions
+from ._train import Train, seed_keys, vmap_over_seeds
 
 SECONDS = 2.0
 """Intended duration of a device call. The host can do nothing during a call, such as saving after a signal."""
@@ -33,8 +39,10 @@ class Pace:
         self.updates = min(max(1, fitting), 10 * updates)
 
 
-def compiled(step: Callable[[Any], Any], state: Any, num_updates: int, num_seeds: int, pace: Pace) -> Advance:
-    """Compile `advance` for states like `state`; it donates the buffers of the states it is called with.
+def compiled(
+    step: Callable[[Any], Any], state: Any, num_updates: int, num_seeds: int, pace: Pace, donate: bool = True
+) -> Advance:
+    """Compile `advance` for states like `state`; with `donate`, the state that it is called with is overwritten.
 
     The number of updates is a run-time argument, so a single program serves calls of any length. Dividing a run into
     other calls (because of a checkpoint, an interruption or a slower machine) does not change a single bit.
@@ -53,14 +61,76 @@ def compiled(step: Callable[[Any], Any], state: Any, num_updates: int, num_seeds
 
     print("compiling ... ", end="", flush=True)
     began = time.perf_counter()
-    program = jax.jit(updates, donate_argnums=0).lower(state, jnp.zeros((), jnp.int32)).compile()
+    program = jax.jit(updates, donate_argnums=(0,) if donate else ()).lower(state, jnp.zeros((), jnp.int32)).compile()
     print(f"{time.perf_counter() - began:.1f} s", flush=True)
 
     def advance(state: Any, most: int) -> tuple[Any, dict[str, np.ndarray]]:
         number, began = min(most, size, pace.updates), time.perf_counter()
-        state, measured = program(state, jnp.asarray(number, jnp.int32))
-        values = np.asarray(measured.array)[:number]
+        with host_errors():
+            state, measured = program(state, jnp.asarray(number, jnp.int32))
+            values = np.asarray(measured.array)[:number]
         pace.took(number, time.perf_counter() - began)
         return state, {name: values[..., measured.names.index(name)] for name in sorted(measured)}
 
     return advance
+
+
+@dataclasses.dataclass
+class Program:
+    """What a run computes on its device, for all its seeds at once.
+
+    The host loop computes nothing by itself: it calls `start`, `advance_from` and `evaluate`. Another class with these
+    methods can train elsewhere: on many devices, or in environments that are not written in JAX.
+
+    Attributes:
+        train, seed, options: the run, its first seed, and its options.
+        compile: makes the program that runs updates; see `compiled`.
+    """
+
+    train: Train
+    seed: int
+    options: RunOptions
+    compile: Callable[..., Advance] = compiled
+
+    def start(self, restored: Any = None) -> Any:
+        """Return the state before the first update, or put a restored state where updates need it."""
+        if restored is not None and self.train.rollout.restart is None:
+            return restored
+        first, given = (self.train.init, self._keys) if restored is None else (self.train.continued, restored)
+        with host_errors():
+            return jax.jit(vmap_over_seeds(first, self.options.num_seeds))(given)
+
+    def advance_from(self, state: Any) -> Advance:
+        """Compile `advance(state, most) -> (state, metrics)` for states like this one."""
+        num_seeds = self.options.num_seeds
+        step = vmap_over_seeds(self.train.compiled_step, num_seeds)
+        # After an error of an environment on the host, the run saves the state from before the call.
+        donate = self.train.rollout.restart is None
+        return self.compile(step, state, self.train.num_updates, num_seeds, Pace(), donate)
+
+    def evaluate(self, state: Any, update: int) -> dict[str, Any]:
+        """Return the metrics of an evaluation after an update, each a number, or `[seeds]`.
+
+        Its keys depend only on the seed and the update, so an evaluation does not affect training and can be repeated.
+        """
+        with host_errors():
+            played = jax.device_get(self._play(state, jnp.asarray(update, jnp.int32)))
+        return metrics_of(played, seed_axes=int(self.options.num_seeds > 1))
+
+    @functools.cached_property
+    def _play(self) -> Callable[[Any, jax.Array], Any]:
+        """One compiled program for all evaluations."""
+
+        def play(state: Any, update: jax.Array) -> Any:
+            def of_seed(seed: tuple[jax.Array, Any]) -> Any:
+                key, state = seed
+                key = jax.random.fold_in(jax.random.fold_in(key, 2**20), update)
+                return self.train.evaluate_policy(key, state, self.options.eval_episodes, mode=self.options.eval_mode)
+
+            return vmap_over_seeds(of_seed, self.options.num_seeds)((self._keys, state))
+
+        return jax.jit(play)
+
+    @functools.cached_property
+    def _keys(self) -> jax.Array:
+        return seed_keys(self.seed, self.options.num_seeds)

@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .._extras import require_package
+from ._config_file import versions
+from ._device import device_name
 from ._evaluate import EVALUATION
-from ._folder import RunFolder
 from ._metrics_file import Row, column
-from ._records import plot_curve, versions
-from ._statistics import summary
+from ._statistics import interval, summary
 from ._train import NONFINITE, Train, last_episodes_return
 
 
-def result_of(train: Train, config: Any, num_seeds: int, rows: list[Row], done: int) -> dict[str, Any]:
-    """Compute the part of the result after `done` updates that follows from the metrics."""
-    result: dict[str, Any] = {
+def beginning_of_result(train: Train, config: Any, num_seeds: int, done: int) -> dict[str, Any]:
+    """Return the part of the result that is known even if the run was interrupted."""
+    return {
         "config": dataclasses.asdict(config),
         "num_seeds": num_seeds,
         "env_steps": done * train.steps_per_update,
         "versions": versions(),
     }
-    if rows:
-        returns, episodes = column(rows, "episode_return"), column(rows, "episodes")
-        last = last_episodes_return(returns.T, episodes.T)
-        result["last_100_episodes_return"] = summary(np.asarray(last))
-        result |= skipped(rows)
-    return result
+
+
+def result_of_metrics(rows: list[Row]) -> dict[str, Any]:
+    """Return the part of the result that follows from the metrics of all updates."""
+    returns, episodes = column(rows, "episode_return"), column(rows, "episodes")
+    last = last_episodes_return(returns.T, episodes.T)
+    return {"last_100_episodes_return": summary(np.asarray(last)), **skipped(rows)}
+
+
+def timing_of(env_steps: int, seconds: float) -> dict[str, Any]:
+    """Return how fast this process trained, from the steps of all seeds and the seconds after compiling."""
+    return {
+        "env_steps": env_steps,
+        "seconds": seconds,
+        "steps_per_second": env_steps / seconds,
+        "device": device_name(),
+    }
 
 
 def skipped(rows: list[Row]) -> dict[str, Any]:
@@ -52,14 +66,13 @@ def evaluation_of(played: dict[str, Any], episodes: int) -> dict[str, Any]:
     }
 
 
-def draw(folder: RunFolder, rows: list[Row], title: str) -> dict[str, str]:
+def draw(path: Path, rows: list[Row], title: str) -> dict[str, str]:
     """Draw the learning curve, if any episode ended, and return its path."""
     returns = column(rows, "episode_return")
     if not np.isfinite(returns).any():
         return {}
     played = EVALUATION + "episode_return"
     evaluation = column(rows, played) if any(played in row for row in rows) else None
-    path = folder.path / "curve.png"
     plot_curve(path, column(rows, "env_steps"), returns, title, evaluation=evaluation)
     return {"curve": str(path)}
 
@@ -90,5 +103,65 @@ def announce(result: dict[str, Any]) -> None:
         print(sentence(f"evaluation over {played['episodes']} episodes", played["episode_return"]))
     if "best" in result:
         print("best {metric}: {value:.4g}, in the checkpoint of update {update}".format(**result["best"]))
+    if "timing" in result:
+        text = "{env_steps:,} steps in {seconds:,.1f} s ({steps_per_second:,.0f} per second) on {device}"
+        print(text.format(**result["timing"]))
     if "curve" in result:
         print(f"learning curve: {result['curve']}")
+
+
+def plot_curve(
+    path: Path,
+    env_steps: np.ndarray,
+    returns: np.ndarray,
+    title: str,
+    window: int = 25,
+    evaluation: np.ndarray | None = None,
+) -> None:
+    """Draw the learning curve: `returns` `[updates]` or `[updates, seeds]`, with a 95 % interval over the seeds.
+
+    `evaluation` has the same shape, with NaN for updates without one; its mean over the seeds is drawn.
+    """
+    figure = require_package("matplotlib.figure", "train").Figure(figsize=(7, 4.2), layout="constrained")
+    require_package("matplotlib.backends.backend_agg", "train").FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    smooth = smoothed(returns, window)
+    if returns.ndim == 1:
+        axes.plot(env_steps, returns, color="C0", alpha=0.25, linewidth=0.8)
+        axes.plot(env_steps, smooth, color="C0")
+    else:
+        low, high = interval(smooth)
+        axes.plot(env_steps, smooth, color="C0", alpha=0.15, linewidth=0.7)
+        axes.fill_between(env_steps, low, high, color="C0", alpha=0.3, linewidth=0)
+        axes.plot(env_steps, _known_mean(smooth), color="C0", label=f"mean of {returns.shape[1]} seeds, 95 % CI")
+    if evaluation is not None:
+        played = _known_mean(evaluation.reshape(len(evaluation), -1))
+        at = np.isfinite(played)
+        axes.plot(env_steps[at], played[at], color="C1", marker=".", linewidth=0.8, label="evaluation")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, loc="best")
+    axes.set(xlabel="environment steps", ylabel=f"episode return (mean over {window} updates)", title=title)
+    axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
+    axes.grid(alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    partial = path.with_suffix(".tmp.png")
+    figure.savefig(partial, dpi=130)
+    os.replace(partial, path)
+
+
+def smoothed(returns: np.ndarray, window: int) -> np.ndarray:
+    """Average over those of the last `window` updates in which an episode ended; NaN where there is none."""
+    known = np.isfinite(returns)
+    total = np.cumsum(np.where(known, returns, 0), axis=0)
+    number = np.cumsum(known, axis=0)
+    before = np.zeros_like(total[:1])
+    total = total - np.concatenate([np.repeat(before, min(window, len(total)), 0), total])[: len(total)]
+    number = number - np.concatenate([np.repeat(before, min(window, len(number)), 0), number])[: len(number)]
+    return np.where(number > 0, total / np.maximum(number, 1), np.nan)
+
+
+def _known_mean(x: np.ndarray) -> np.ndarray:
+    """Average over the last axis without NaN; NaN where there are no other values."""
+    known = np.isfinite(x)
+    mean = np.sum(np.where(known, x, 0), axis=-1) / np.maximum(np.sum(known, axis=-1), 1)
+    return np.where(known.any(axis=-1), mean, np.nan)

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .._checks import nonfinite_report
-from ._errors import NonFiniteError, RunFolderError
-from ._evaluate import metrics_of
-from ._folder import RunWriter, open_run
-from ._load import continued_from
+from ._errors import NonFiniteError
 from ._metrics_file import Row
 from ._options import RunOptions, checked
-from ._program import Advance, Pace, compiled
-from ._result import announce, draw, evaluation_of, result_of
+from ._program import Program
+from ._progress import OnRows, ProgressBar, StopRun, TensorBoard
+from ._result import announce, beginning_of_result, draw, evaluation_of, result_of_metrics, timing_of
 from ._signals import Interrupt
-from ._train import NONFINITE, Train, seed_keys, vmap_over_seeds
-from ._watch import Watch
+from ._train import NONFINITE, Train
+from ._writer import RunWriter, open_run
 
 
-def run(train: Train, config: Any, options: RunOptions | None = None) -> dict[str, Any]:
+def run(
+    train: Train,
+    config: Any,
+    options: RunOptions | None = None,
+    *,
+    on_rows: OnRows | None = None,
+    make_program: Callable[[Train, int, RunOptions], Program] = Program,
+) -> dict[str, Any]:
     """Train on this host, and keep all files in `<directory>/<name>/`.
 
     The folder holds `config.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/`, `curve.png` and, at the end,
@@ -40,10 +43,15 @@ def run(train: Train, config: Any, options: RunOptions | None = None) -> dict[st
         train: the run, as a recipe's `make_train` returns it.
         config: a dataclass with the fields `seed` and `env_id`, among others; recorded, and compared on resuming.
         options: see `RunOptions`.
+        on_rows: called with the metrics of new updates after they were written, a list of dictionaries in order. Each
+            has `update` and `env_steps`; with several seeds, each metric is an array with one number per seed. The
+            function may raise `StopRun` to save the run and end it. Updates after the last checkpoint are repeated, and
+            reported again, if the process is killed.
+        make_program: makes what computes updates and evaluations; see `Program`.
 
     Returns:
-        The result: returns of the last 100 episodes per seed, evaluation, versions, paths. After a signal, only the
-        number of steps, the versions, and the signal's name as `interrupted_by`.
+        The result: returns of the last 100 episodes per seed, evaluation, versions, timing, paths. If the run was
+        interrupted, only the number of steps, the versions, and `interrupted_by`: the name of the signal, or "StopRun".
 
     Raises:
         FileExistsError: the folder already holds a run. FileNotFoundError: there is no run to resume.
@@ -51,72 +59,115 @@ def run(train: Train, config: Any, options: RunOptions | None = None) -> dict[st
         FloatingPointError: numbers that are not finite appeared, and `options.on_nonfinite` is "stop".
     """
     options = checked(options or RunOptions(), train)
-    source = continued_from(train, config, options)
-    with open_run(config, options, train.steps_per_update, source) as folder:
-        return Loop(train, config, options, folder)()
+    program = make_program(train, config.seed, options)
+    with open_run(train, config, options) as folder:
+        begun, state = folder.begin(train)
+        print(introduction(train, options, folder.path, begun))
+        if state is not None and train.rollout.restart is not None:
+            print("the environments are on the host, where no checkpoint can hold them: new episodes begin")
+        with Interrupt() as interrupt:
+            loop = Loop(train, options, folder, program, interrupt, on_rows)
+            done, state = loop(begun, program.start(state))
+        result = beginning_of_result(train, config, options.num_seeds, done)
+        if done < train.num_updates:  # the sender of the signal is waiting for this process to end
+            print(f"interrupted after update {done} of {train.num_updates}; continue with --resume {folder.path}")
+            return result | interrupt.reason
+        best = folder.best()
+        if best is not None:
+            result["best"] = {"metric": options.best_metric, "update": best[0], "value": best[1]}
+        if options.eval_episodes:
+            result["evaluation"] = evaluation_of(program.evaluate(state, done), options.eval_episodes)
+        if rows := folder.log.rows:
+            result |= result_of_metrics(rows)
+            result |= draw(folder.path / "curve.png", rows, title=str(getattr(config, "env_id", "")))
+        if done > begun:
+            env_steps = (done - begun) * train.steps_per_update * options.num_seeds
+            result["timing"] = timing_of(env_steps, loop.seconds)
+        folder.write_result(result)
+    announce(result)
+    return result
 
 
 @dataclasses.dataclass
 class Loop:
-    """The loop of one run, from the state in its folder to its end or to a signal.
+    """The loop over updates, from a state to the end of the run or to a request to stop.
 
     Attributes:
-        train, config, options, folder: the run, and where its files are kept.
-        compile: makes the program that runs updates; see `compiled`.
+        train, options, folder, program, interrupt, on_rows: see `run`.
+        seconds: how long the updates took, without the time to compile them.
     """
 
     train: Train
-    config: Any
     options: RunOptions
     folder: RunWriter
-    compile: Callable[..., Advance] = compiled
+    program: Program
+    interrupt: Interrupt
+    on_rows: OnRows | None
+    seconds: float = 0.0
 
-    def __call__(self) -> dict[str, Any]:
-        """Train, and return the result."""
-        with Interrupt() as interrupt:
-            done, state = self.folder.begin(self.train)
-            self._introduce(done)
-            if done < self.train.num_updates:
-                done, state = self._updates(done, self._initial() if state is None else state, interrupt)
-        return self._ended(done, state, interrupt.asked)
-
-    def _introduce(self, done: int) -> None:
-        train, seeds = self.train, self.options.num_seeds
-        print(
-            f"{self.folder.path}: {train.num_updates} updates of {train.steps_per_update} steps = "
-            f"{train.num_updates * train.steps_per_update:,} environment steps"
-            + (f", {seeds} seeds" if seeds > 1 else "")
-            + (f", from update {done}" if done else "")
-        )
-
-    def _initial(self) -> Any:
-        seeds = self.options.num_seeds
-        return jax.jit(vmap_over_seeds(self.train.init, seeds))(seed_keys(self.config.seed, seeds))
-
-    def _updates(self, done: int, state: Any, interrupt: Interrupt) -> tuple[int, Any]:
-        """Run all remaining updates, or as many as are done before a signal."""
-        train, options, folder = self.train, self.options, self.folder
+    def __call__(self, done: int, state: Any) -> tuple[int, Any]:
+        """Run all remaining updates, or as many as are done before a request to stop."""
+        train, options, folder, interrupt = self.train, self.options, self.folder, self.interrupt
+        if done == train.num_updates:
+            return done, state
         folder.remove_result()
-        step = vmap_over_seeds(train.compiled_step, options.num_seeds)
-        advance = self.compile(step, state, train.num_updates, options.num_seeds, Pace())
-        with contextlib.closing(Watch(train, options, folder.path, folder.log.rows, done)) as watch:
-            interrupt.working, saved = True, time.monotonic()
+        advance = self.program.advance_from(state)
+        with self._listeners(done) as listeners:
+            interrupt.working, saved, began = True, done, time.monotonic()
+            last_save = began
             while done < train.num_updates and not interrupt.asked:
-                state, measured = advance(state, self._next_goal(done) - done)
-                rows = self._rows(done, measured)
-                self._check_finite(done, rows, measured)
+                with self._saving_before_errors(done, state, saved):
+                    state, metrics = advance(state, self._next_goal(done) - done)
+                rows = rows_of(metrics, done, train.steps_per_update)
+                self._check_finite(metrics, rows, listeners)
                 done += len(rows)
                 evaluated = self._due(done, options.eval_every)
                 if evaluated:
-                    rows[-1] |= self._evaluate(state, done)
-                due = self._due(done, options.checkpoint_every) or interrupt.asked or interrupt.save
-                due = due or time.monotonic() - saved > 60 * options.checkpoint_minutes
-                if self._keep(done, state, rows, bool(due), evaluated, watch):
-                    interrupt.save, saved = False, time.monotonic()
-                watch.show(rows)
+                    rows[-1] |= self.program.evaluate(state, done)
+                with folder.rescuing(done, state, rows):
+                    folder.append(rows)
+                    self._tell(listeners, rows)
+                    late = time.monotonic() - last_save > 60 * options.checkpoint_minutes
+                    due = self._due(done, options.checkpoint_every) or late or interrupt.save or bool(interrupt.asked)
+                    if due or (evaluated and folder.is_best(done)):
+                        folder.save(done, state)
+                        interrupt.save, last_save, saved = False, time.monotonic(), done
+            if saved < done:  # a signal came after the last look
+                with folder.rescuing(done, state, []):
+                    folder.save(done, state)
+            self.seconds = time.monotonic() - began
         return done, state
 
+    @contextlib.contextmanager
+    def _saving_before_errors(self, done: int, state: Any, saved: int) -> Iterator[None]:
+        """Save the state from before a call in which an environment on the host raised an error."""
+        try:
+            yield
+        except Exception:
+            if self.train.rollout.restart is not None and saved < done:
+                self.folder.save(done, state)
+                print(f"saved after update {done}; continue with --resume {self.folder.path}")
+            raise
+
+    @contextlib.contextmanager
+    def _listeners(self, done: int) -> Iterator[list[OnRows]]:
+        """Yield what is called with new rows."""
+        with contextlib.ExitStack() as stack:
+            listeners: list[OnRows] = [stack.enter_context(closing(ProgressBar(self.train, self.options, done)))]
+            if self.options.tensorboard:
+                board = TensorBoard(self.train, self.options, self.folder.path, self.folder.log.rows, done)
+                listeners.append(stack.enter_context(closing(board)))
+            yield listeners if self.on_rows is None else [*listeners, self.on_rows]
+
+    def _tell(self, listeners: list[OnRows], rows: list[Row]) -> None:
+        for listen in listeners:
+            try:
+                listen([dict(row) for row in rows])
+            except StopRun as stop:
+                self.interrupt.ask("StopRun", str(stop))
+
     def _next_goal(self, done: int) -> int:
+        """Return the next update after which the host has something to do."""
         goals = [
             (done // every + 1) * every for every in (self.options.checkpoint_every, self.options.eval_every) if every
         ]
@@ -125,88 +176,46 @@ class Loop:
     def _due(self, done: int, every: int | None) -> bool:
         return every is not None and (done % every == 0 or done == self.train.num_updates)
 
-    def _rows(self, done: int, measured: Mapping[str, np.ndarray]) -> list[Row]:
-        number = len(next(iter(measured.values())))
-        return [
-            {"update": done + i, "env_steps": (done + i + 1) * self.train.steps_per_update}
-            | {name: x[i] for name, x in measured.items()}
-            for i in range(number)
-        ]
-
-    def _keep(self, done: int, state: Any, rows: list[Row], due: bool, evaluated: bool, watch: Watch) -> bool:
-        """Write rows and, if a checkpoint is due or is the best so far, the state; returns whether it was written."""
-        folder = self.folder
-        try:
-            folder.append(rows)
-            found = folder.best_with(done, self.train.num_updates) if due or evaluated else None
-            if not due and (found is None or found[0] != done):
-                return False
-            watch.flush()
-            folder.save(done, state, best=found and found[0])
-        except RunFolderError as error:
-            raise folder.rescue(done, state, rows, error) from error
-        return True
-
-    def _check_finite(self, done: int, rows: list[Row], measured: Mapping[str, np.ndarray]) -> None:
-        """Raise at the first update with numbers that are not finite, after writing the rows up to it."""
-        found = None if self.options.on_nonfinite == "skip" else first_nonfinite(measured)
+    def _check_finite(self, metrics: Mapping[str, np.ndarray], rows: list[Row], listeners: list[OnRows]) -> None:
+        """Raise at the first update with numbers that are not finite, after recording the rows up to it."""
+        found = None if self.options.on_nonfinite == "skip" else first_nonfinite(metrics)
         if found is None:
             return
         index, report = found
         self.folder.append(rows[: index + 1])
+        self._tell(listeners, rows[: index + 1])
         latest = self.folder.latest()
         last = "there is no checkpoint yet" if latest is None else f"its last checkpoint, of update {latest}, is sound"
+        update = rows[index]["update"]
         raise NonFiniteError(
-            f"update {done + index}{report}. The run ends here; {last}. --on-nonfinite skip skips such updates and "
-            "counts them"
+            f"update {update}{report}. The run ends here; {last}. --on-nonfinite skip skips such updates "
+            "and counts them"
         )
 
-    @functools.cached_property
-    def _evaluate(self) -> Callable[[Any, int], dict[str, Any]]:
-        """`evaluate(state, update)` returns the metrics of an evaluation; one program serves all updates.
 
-        Its keys depend only on the seed and the update, so an evaluation does not affect training and can be repeated.
-        """
-        train, options = self.train, self.options
-        keys = seed_keys(self.config.seed, options.num_seeds)
-
-        def play(seed: tuple[jax.Array, Any], update: jax.Array) -> Any:
-            key, state = seed
-            key = jax.random.fold_in(jax.random.fold_in(key, 2**20), update)
-            return train.evaluate_policy(key, state, options.eval_episodes, mode=options.eval_mode)
-
-        @jax.jit
-        def program(state: Any, update: jax.Array) -> Any:
-            return vmap_over_seeds(lambda seed: play(seed, update), options.num_seeds)((keys, state))
-
-        return lambda state, update: metrics_of(
-            jax.device_get(program(state, jnp.asarray(update, jnp.int32))), seed_axes=int(options.num_seeds > 1)
-        )
-
-    def _ended(self, done: int, state: Any, asked: int) -> dict[str, Any]:
-        """Return the result; if the run is complete, also write and print it."""
-        train, options, folder = self.train, self.options, self.folder
-        if done < train.num_updates:  # the sender of the signal is waiting for this process to end
-            print(f"interrupted after update {done} of {train.num_updates}; continue with --resume {folder.path}")
-            interrupted_by = {"interrupted_by": signal.Signals(asked).name}
-            return result_of(train, self.config, options.num_seeds, [], done) | interrupted_by
-        rows = folder.log.rows
-        result = result_of(train, self.config, options.num_seeds, rows, done)
-        found = folder.best_with(None, train.num_updates)
-        if found is not None:
-            result["best"] = {"metric": options.best_metric, "update": found[0], "value": found[1]}
-        if options.eval_episodes:
-            result["evaluation"] = evaluation_of(self._evaluate(state, done), options.eval_episodes)
-        if rows:
-            result |= draw(folder, rows, str(getattr(self.config, "env_id", "")))
-        folder.write_result(result)
-        announce(result)
-        return result
+def introduction(train: Train, options: RunOptions, path: Path, done: int) -> str:
+    """Say what the run is, before it starts."""
+    return (
+        f"{path}: {train.num_updates} updates of {train.steps_per_update} steps = "
+        f"{train.num_updates * train.steps_per_update:,} environment steps"
+        + (f", {options.num_seeds} seeds" if options.num_seeds > 1 else "")
+        + (f", from update {done}" if done else "")
+    )
 
 
-def first_nonfinite(measured: Mapping[str, np.ndarray]) -> tuple[int, str] | None:
+def rows_of(metrics: Mapping[str, np.ndarray], done: int, steps_per_update: int) -> list[Row]:
+    """Return one row for each update, from metrics `[updates, ...]` that follow `done` updates."""
+    number = len(next(iter(metrics.values())))
+    return [
+        {"update": done + i, "env_steps": (done + i + 1) * steps_per_update}
+        | {name: x[i] for name, x in metrics.items()}
+        for i in range(number)
+    ]
+
+
+def first_nonfinite(metrics: Mapping[str, np.ndarray]) -> tuple[int, str] | None:
     """Return the first update with numbers that are not finite, and where they arose; later ones follow from it."""
-    counts = {name: x.reshape(len(x), -1) for name, x in measured.items() if NONFINITE in name}
+    counts = {name: x.reshape(len(x), -1) for name, x in metrics.items() if NONFINITE in name}
     total = np.sum(list(counts.values()), axis=0)  # [updates, seeds]
     if not np.any(total):
         return None

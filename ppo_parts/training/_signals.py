@@ -27,15 +27,24 @@ class Interrupt:
     through a socket.
 
     Attributes:
-        asked: the number of the signal that asked to stop, or 0.
+        asked: the name of what asked to stop first, such as "SIGTERM", or None.
+        reason: what asked to stop, and why, for the result of the run.
         save: whether a checkpoint was requested. The run resets it.
         working: whether there is anything to save. Until then, SIGTERM and SIGHUP end the process at once.
     """
 
     def __init__(self, end: Callable[[int], Any] = os._exit) -> None:
-        self.asked, self.save, self.working = 0, False, False
+        self.asked: str | None = None
+        self.reason: dict[str, str] = {}
+        self.save = self.working = False
         self._end, self._first = end, 0.0
         self._before: dict[int, Any] = {}
+
+    def ask(self, name: str, reason: str = "") -> None:
+        """Ask to save and stop."""
+        if self.asked is None:
+            self.reason = {"interrupted_by": name} | ({"reason": reason} if reason else {})
+            self.asked = name
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is not threading.main_thread():
@@ -67,10 +76,11 @@ class Interrupt:
 
     def _handle(self, number: int, frame: Any) -> None:
         del frame
-        if signal.Signals(number).name == SAVE:
+        name = signal.Signals(number).name
+        if name == SAVE:
             self.save = True
         else:
-            self.asked = self.asked or number
+            self.ask(name)
 
     def _listen(self) -> None:
         while received := self._received.recv(1):

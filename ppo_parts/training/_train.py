@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .._cpu import sequential_vmap_on_cpu
 from .._errors import UserValueError
-from .._hyperparameters import count
+from .._hyperparameters import Numeric, at, count
 from .._learner import Learner, LearnerState, learner
 from .._metrics import Metrics, join_metrics
 from .._microbatch import microbatched
@@ -47,6 +47,8 @@ class Train:
         rollout, learner: results of `ppo_parts.rollout` and `ppo_parts.learner`.
         num_updates: number of rollouts, each followed by an update, in the whole run.
         steps_per_update: environment steps per update.
+        schedules: hyperparameters to record as metrics, by name: numbers, or schedules of the number of updates so far.
+            They do not affect training; give the optimizer and the parts the same ones.
     """
 
     env: Any
@@ -55,6 +57,7 @@ class Train:
     learner: Learner
     num_updates: int
     steps_per_update: int
+    schedules: Mapping[str, Numeric] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         count("train", "num_updates", self.num_updates)
@@ -66,6 +69,12 @@ class Train:
         """Shapes and dtypes of the state, and of the metrics of an update."""
         return jax.eval_shape(lambda key: self.compiled_step(self.init(key)), jax.random.key(0))
 
+    def state_shapes(self, num_seeds: int = 1) -> TrainState:
+        """Shapes and dtypes of the state of a run with several seeds, which are the first axis of every array."""
+        if num_seeds == 1:
+            return self.shapes[0]
+        return jax.eval_shape(lambda: jax.vmap(self.init)(seed_keys(0, num_seeds)))
+
     @functools.cached_property
     def compiled_step(self) -> Callable[[TrainState], tuple[TrainState, dict[str, Array]]]:
         """`jax.jit(step)`, cached so that it is traced only once."""
@@ -73,7 +82,15 @@ class Train:
 
     @classmethod
     def of(
-        cls, config: Any, env: Any, policy: Policy, pipeline: Part, optimizer: Any, *, value_each_step: bool = False
+        cls,
+        config: Any,
+        env: Any,
+        policy: Policy,
+        pipeline: Part,
+        optimizer: Any,
+        *,
+        value_each_step: bool = False,
+        schedules: Mapping[str, Numeric] | None = None,
     ) -> Train:
         """Make the run that a configuration describes.
 
@@ -83,6 +100,7 @@ class Train:
             policy: the `ppo_parts.Policy`; the learner evaluates it on `config.microbatch` elements at a time.
             pipeline, optimizer: as in `ppo_parts.learner`.
             value_each_step: as in `ppo_parts.rollout`.
+            schedules: hyperparameters to record as metrics, e.g. `{"learning_rate": annealed}`; see `Train`.
         """
         sizes = {"num_envs": config.num_envs, "num_steps": config.num_steps}
         evaluate = policy if config.microbatch is None else microbatched(policy, config.microbatch)
@@ -93,6 +111,7 @@ class Train:
             learner=learner(evaluate, pipeline, optimizer),
             num_updates=updates_in(config.total_timesteps, **sizes),
             steps_per_update=config.num_envs * config.num_steps,
+            schedules=schedules or {},
         )
 
     def init(self, key: Array) -> TrainState:
@@ -106,6 +125,13 @@ class Train:
         learner = sequential_vmap_on_cpu(init)(params_key, parts_key)
         return TrainState(key, learner, self.rollout.init(env_key))
 
+    def continued(self, state: TrainState) -> TrainState:
+        """Return the state from which a restored run continues: the same, or with new episodes on the host."""
+        if self.rollout.restart is None:
+            return state
+        key = jax.random.fold_in(state.key, state.learner.step)
+        return state._replace(rollout=self.rollout.restart(key, state.rollout))
+
     def step(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """Run one rollout and one update.
 
@@ -116,7 +142,9 @@ class Train:
         updated, metrics = sequential_vmap_on_cpu(self.learner.update)(update_key, state.learner, batch)
         name = NONFINITE + "parameters"
         parameters = Metrics.of({name: _count_nonfinite(updated.params)}, {name: "sum"})
-        metrics = join_metrics(episodes, metrics, parameters)
+        step = state.learner.step
+        scheduled = Metrics.of({name: jnp.asarray(at(x, step), jnp.float32) for name, x in self.schedules.items()})
+        metrics = join_metrics(episodes, metrics, parameters, scheduled)
         counts = jnp.array([NONFINITE in name for name in metrics.names])
         finite = jnp.sum(metrics.array, where=counts) == 0
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state.learner)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from benchmarks._runs import (
-    STEPS_PER_UPDATE,
     UPDATES,
     Crash,
     acting,
@@ -26,8 +25,8 @@ from benchmarks._runs import (
     tiny,
 )
 from ppo_parts.training import RunOptions
-from ppo_parts.training._folder import open_run
 from ppo_parts.training._program import Pace, compiled
+from ppo_parts.training._writer import open_run
 
 
 def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
@@ -51,6 +50,10 @@ def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
     played = result["evaluation"]
     assert played["episodes"] == 3 == played["terminated"] + played["truncated"]
     assert played["episode_return"]["mean"] == pytest.approx(played["episode_length"])  # CartPole pays 1 a step
+    timing = result["timing"]
+    assert timing["env_steps"] == 16 * UPDATES
+    assert timing["steps_per_second"] == pytest.approx(16 * UPDATES / timing["seconds"])
+    assert timing["device"] == jax.devices()[0].device_kind
     assert steps(folder) == [8, 12]
     earlier, later = (checkpoint(folder, step)["key"] for step in (8, 12))
     assert not np.array_equal(earlier, later)  # every update has keys of its own
@@ -59,10 +62,18 @@ def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
 def test_tensorboard_has_the_metrics_at_their_environment_steps(whole):
     folder, _ = whole
     seen, found = scalars(folder), rows(folder)
-    assert set(seen) >= {"episode_return", "loss", "approx_kl", "steps_per_second"}
-    assert list(seen["loss"]) == [row["env_steps"] for row in found[1::2]]
+    assert set(seen) >= {"charts/episode_return", "losses/loss", "losses/approx_kl", "time/steps_per_second"}
+    assert list(seen["losses/loss"]) == [row["env_steps"] for row in found[1::2]]
     for row, after in zip(found[::2], found[1::2], strict=True):
-        assert seen["loss"][after["env_steps"]] == pytest.approx((row["loss"] + after["loss"]) / 2, rel=1e-5, abs=1e-7)
+        assert seen["losses/loss"][after["env_steps"]] == pytest.approx(
+            (row["loss"] + after["loss"]) / 2, rel=1e-5, abs=1e-7
+        )
+
+
+def test_run_records_the_learning_rate_of_its_schedule(whole):
+    config = tiny()
+    found = [row["learning_rate"] for row in rows(whole[0])]
+    assert found == pytest.approx([config.learning_rate * (1 - i / UPDATES) for i in range(UPDATES)])
 
 
 def test_run_of_several_seeds_is_one_program(whole, train, place):
@@ -116,11 +127,11 @@ def test_run_has_one_writer(train, tmp_path):
         go(train, tmp_path, "run", compile=acting(2, again))
 
 
-def test_run_without_a_name_gets_a_new_folder(monkeypatch, tmp_path):
+def test_run_without_a_name_gets_a_new_folder(monkeypatch, train, tmp_path):
     monkeypatch.setattr(time, "strftime", lambda format: "now")
     folders = []
     for _ in range(2):
-        with open_run(tiny(), RunOptions(directory=tmp_path), STEPS_PER_UPDATE) as folder:
+        with open_run(train, tiny(), RunOptions(directory=tmp_path)) as folder:
             folders.append(folder.path.name)
     assert folders == ["CartPole-v1-s1-now", "CartPole-v1-s1-now-2"]
 
@@ -150,7 +161,7 @@ def test_run_options_are_checked_before_a_folder_is_made(train, tmp_path, option
         ({"eval_every": 2}, "run: eval_every=2 needs eval_episodes"),
         (
             {"best_metric": "episode_retrun"},
-            "best_metric='episode_retrun' is not measured in this run; there are appr",
+            "best_metric='episode_retrun' is not measured in this run; there are 'appr",
         ),
         (
             {"best_metric": "evaluation/episode_return"},
@@ -159,7 +170,10 @@ def test_run_options_are_checked_before_a_folder_is_made(train, tmp_path, option
         ({"checkpoint_minutes": 0}, "run: checkpoint_minutes must be more than 0, got 0"),
         ({"on_nonfinite": "ignore"}, "on_nonfinite must be one of 'stop', 'skip', got 'ignore'"),
         ({"best_mode": "most"}, "best_mode must be one of 'max', 'min', got 'most'"),
-        ({"checkpoint": "best"}, "checkpoint='best' says where resume or init_from continues: give one of them"),
+        (
+            {"checkpoint": "best"},
+            "checkpoint='best' says what to load from the run that resume or init_from names",
+        ),
         ({"resume": Path("a"), "init_from": Path("b")}, "give one of them"),
     ],
 )
@@ -206,9 +220,9 @@ def test_run_tensorboard_is_on_the_disk_at_each_checkpoint(train, tmp_path):
     look_and_crash = acting(10, lambda: seen.append(scalars(folder)) or crash())
     with pytest.raises(Crash):
         go(train, tmp_path, "run", compile=look_and_crash, tensorboard=True)
-    assert list(seen[0]["loss"]) == [32, 64, 96]  # the checkpoint of update 8 comes before its record is shown
+    assert list(seen[0]["losses/loss"]) == [32, 64, 96, 128]  # the record of update 8 comes before its checkpoint
     go(train, None, "", resume=folder, tensorboard=True)
-    assert list(scalars(folder)["loss"]) == [16 * update for update in (2, 4, 6, 8, 10, 12)]
+    assert list(scalars(folder)["losses/loss"]) == [16 * update for update in (2, 4, 6, 8, 10, 12)]
 
 
 @pytest.mark.parametrize("gone", ["metrics.jsonl", "config.json", ""])

@@ -23,8 +23,8 @@ from benchmarks._runs import (
 )
 from ppo_parts import training
 from ppo_parts.training import RunOptions
+from ppo_parts.training._config_file import stored_run
 from ppo_parts.training._signals import Interrupt
-from ppo_parts.training._stored import stored_run
 from recipes import cleanrl_ppo
 
 
@@ -79,7 +79,7 @@ def test_signal_again_ends_at_once():
     ((status, then),) = ended
     assert status == 128 + signal.SIGINT
     assert then - began < 1.5
-    assert interrupt.asked == signal.SIGINT
+    assert interrupt.asked == "SIGINT"
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])

@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 
 from ppo_parts import training
-from ppo_parts.training import _records
+from ppo_parts.training import _result
 from ppo_parts.training._statistics import interval
 
 
@@ -57,7 +57,7 @@ def test_statistics_interquartile_mean_and_intervals():
 
 def test_statistics_smoothing_and_the_picture_take_what_is_missing(tmp_path):
     returns = np.array([[np.nan, np.nan], [1.0, np.nan], [3.0, 2.0], [np.nan, np.nan], [np.nan, 8.0], [np.nan, 1.0]])
-    smooth = _records.smoothed(returns, 3)
+    smooth = _result.smoothed(returns, 3)
     for t in range(6):
         for seed in range(2):
             window = returns[max(0, t - 2) : t + 1, seed]

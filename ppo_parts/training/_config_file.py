@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import importlib.metadata
 import json
+import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from .._errors import UserValueError
 from ._errors import RunNotFoundError
-from ._options import RunOptions
-from ._records import plain, versions
+from ._files import plain
+from ._options import RunOptions, kept_options
 
 
 def stored_run(folder: Path) -> dict[str, Any]:
@@ -51,13 +55,14 @@ def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
     return kind(**{name: tuple(x) if isinstance(x, list) else x for name, x in stored["config"].items()})
 
 
-def described(config: Any, kept: Mapping[str, Any], steps_per_update: int) -> dict[str, Any]:
+def described(config: Any, options: RunOptions, steps_per_update: int) -> dict[str, Any]:
     """Describe a new run for `config.json`.
 
     Raises:
         UserValueError: JSON cannot hold the configuration.
     """
-    whole = {"config": plain(dataclasses.asdict(config)), "run": dict(kept), "steps_per_update": steps_per_update}
+    own = {"config": plain(dataclasses.asdict(config)), "run": kept_options(options)}
+    whole = {**own, "steps_per_update": steps_per_update}
     back = stored_config(type(config), json.loads(json.dumps(whole, default=str)))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -98,3 +103,12 @@ def digest(stored: Mapping[str, Any]) -> str:
     """Hash the configuration and the number of seeds, to mark the checkpoints made with them."""
     made_from = [stored["config"], stored["run"]["num_seeds"]]
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the installed packages that affect the numbers of a run."""
+    found = {"python": platform.python_version(), "ppo_parts": __version__}
+    for name in ("jax", "jaxlib", "optax", "flax", "gymnax", "numpy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

@@ -1,0 +1,138 @@
+"""Gymnasium's MuJoCo tasks with `recipes.mujoco_ppo`, in the protocol of Tianshou's benchmark.
+
+    python -m benchmarks mujoco HalfCheetah-v5 --steps 1e6 --seeds 10
+    python -m benchmarks mujoco HalfCheetah-v5 --steps 1e6 --seeds 10 --variant refresh_rollout
+
+After every 1/20 of a run, 10 episodes are played with the mode of the policy and frozen statistics, with keys of their
+own for each seed. Two numbers are recorded for each seed: the best of these evaluations, as Tianshou reports it, and
+the mean return of the last 100 training episodes. The best of twenty evaluations favours a lucky one, so the last
+evaluation is recorded, too. The results are in benchmarks/results/mujoco/<task>_<steps>_<variant>_<first seed>.json,
+which is written after each evaluation. A variant changes one thing of the recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ppo_parts as pp
+from ppo_parts import envs, training
+from recipes import mujoco_ppo
+
+from ._timing import record
+
+RESULTS = Path(__file__).resolve().parent / "results/mujoco"
+EVALUATIONS, EPISODES = 20, 10
+Config = mujoco_ppo.Config
+
+
+def chain(
+    config: Config,
+    *,
+    refresh: Any = "epoch",
+    normalize: bool = False,
+    clip_value: bool = False,
+) -> pp.Part:
+    """The recipe's chain with one thing changed; without a change it is the recipe's, which a test checks."""
+    return pp.chain(
+        pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
+        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh=refresh),
+        pp.advantage_normalize() if normalize else pp.identity(),
+        pp.clipped_surrogate(clip_eps=config.clip_coef),
+        pp.policy_diagnostics(),
+        pp.clipped_value_loss(clip_eps=config.clip_coef, coef=config.vf_coef)
+        if clip_value
+        else pp.value_loss(coef=config.vf_coef),
+        pp.entropy_bonus(coef=config.ent_coef),
+    )
+
+
+def unscaled_rewards(config: Config) -> envs.Env:
+    """The environment with normalised observations only."""
+    return envs.normalize_observation(envs.clip_action(envs.make(config.env_id)))
+
+
+Variant = Callable[[Config], training.Train]
+VARIANTS: dict[str, Variant] = {
+    "recipe": mujoco_ppo.make_train,
+    "refresh_rollout": lambda c: mujoco_ppo.make_train(c, pipeline=chain(c, refresh="rollout")),
+    "refresh_minibatch": lambda c: mujoco_ppo.make_train(c, pipeline=chain(c, refresh="minibatch")),
+    "value_clip": lambda c: mujoco_ppo.make_train(c, pipeline=chain(c, clip_value=True)),
+    "advantage_normalize": lambda c: mujoco_ppo.make_train(c, pipeline=chain(c, normalize=True)),
+    "lambda_0.9": lambda c: mujoco_ppo.make_train(dataclasses.replace(c, gae_lambda=0.9)),
+    "lambda_0.98": lambda c: mujoco_ppo.make_train(dataclasses.replace(c, gae_lambda=0.98)),
+    "unscaled_rewards": lambda c: mujoco_ppo.make_train(c, unscaled_rewards(c)),
+}
+
+
+def measure(task: str, steps: int, variant: str, first_seed: int, seeds: int) -> None:
+    """Train some seeds in one program, and write the results after each evaluation."""
+    config = Config(env_id=f"gym:{task}", total_timesteps=steps, seed=first_seed)
+    train = VARIANTS[variant](config)
+    every = max(1, train.num_updates // EVALUATIONS)
+    keys = jnp.stack([jax.random.key(first_seed + i) for i in range(seeds)])
+
+    def several(state: Any) -> Any:
+        return jax.lax.scan(lambda state, _: train.step(state), state, None, length=every)
+
+    def play(key: jax.Array, state: Any, number: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.fold_in(key, 2**20), number)
+        return jnp.mean(train.evaluate_policy(key, state, EPISODES, mode=True).episode_return)
+
+    advance, evaluate = jax.jit(jax.vmap(several)), jax.jit(jax.vmap(play, in_axes=(0, 0, None)))
+    state, began = jax.jit(jax.vmap(train.init))(keys), time.perf_counter()
+    rows: list[dict[str, Any]] = []
+    seen: list[tuple[np.ndarray, np.ndarray]] = []  # returns and numbers of episodes, [seeds, updates]
+    for number in range(train.num_updates // every):
+        state, metrics = advance(state)
+        seen.append((np.asarray(metrics["episode_return"]), np.asarray(metrics["episodes"])))
+        returns, episodes = (np.concatenate(x, axis=1) for x in zip(*seen, strict=True))
+        row = {
+            "env_steps": (number + 1) * every * train.steps_per_update,
+            "evaluation": np.asarray(evaluate(keys, state, jnp.int32(number))),
+            "last_100_episodes": np.asarray(training.last_episodes_return(returns, episodes)),
+            "approx_kl": float(np.nanmean(metrics["approx_kl"])),
+            "seconds": time.perf_counter() - began,
+        }
+        rows.append(row)
+        best = np.max([row["evaluation"] for row in rows], axis=0)
+        result = {
+            "task": task,
+            "variant": variant,
+            "config": dataclasses.asdict(config),
+            "seeds": list(range(first_seed, first_seed + seeds)),
+            "env_steps": row["env_steps"],
+            "complete": number + 1 == train.num_updates // every,
+            "best_evaluation": training.summary(best),
+            "last_evaluation": training.summary(row["evaluation"]),
+            "last_100_episodes": training.summary(row["last_100_episodes"]),
+            "curve": rows,
+        }
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        name = f"{task}_{steps}_{variant}_{first_seed}.json"
+        training.write_json(RESULTS / name, record("benchmarks mujoco", result))
+        print(f"{task} {variant} {row['env_steps']:>9,}: best {best.mean():7.1f} +- {best.std():.1f}", flush=True)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", help="HalfCheetah-v5, Ant-v5, Walker2d-v5, Hopper-v5, Humanoid-v5, ...")
+    parser.add_argument("--steps", type=float, default=1e6, help="environment steps of each seed")
+    parser.add_argument("--seeds", type=int, default=10, help="how many seeds")
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--variant", choices=VARIANTS, default="recipe")
+    args = parser.parse_args()
+    measure(args.task, int(args.steps), args.variant, args.first_seed, args.seeds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Gymnasium environments by name, and those of EnvPool and of the Arcade Learning Environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from .._errors import UserValueError
+from .._extras import require_package
+from ._env import Env, unknown_env
+from ._host import GymnasiumVector, from_gymnasium, from_host
+
+Vectorization = Literal["sync", "async"]
+
+
+def make_gymnasium(
+    env_id: str,
+    *,
+    vectorization: Vectorization = "sync",
+    wrappers: tuple[Callable[[Any], Any], ...] = (),
+    timeout: float | None = None,
+    **kwargs: Any,
+) -> Env:
+    """Make a Gymnasium environment from its name, e.g. "HalfCheetah-v5".
+
+    Args:
+        env_id: a registered name, or "module:name" for one that a module registers.
+        vectorization: "sync" steps one environment after another; "async" in processes, which pays where a step takes
+            longer than about a millisecond.
+        wrappers: applied to each environment, such as Gymnasium's own.
+        timeout: see `from_gymnasium`.
+        **kwargs: for `gymnasium.make`.
+
+    Raises:
+        UserValueError: unknown name (similar names are listed). MissingPackage: Gymnasium is not installed.
+    """
+    gymnasium = require_package("gymnasium", "gymnasium")
+    if vectorization not in ("sync", "async"):
+        raise UserValueError(f'vectorization must be "sync" or "async", got {vectorization!r}')
+    if ":" not in env_id and env_id not in gymnasium.registry:
+        raise unknown_env(env_id, "Gymnasium", gymnasium.registry)
+
+    def make(num_envs: int) -> Any:
+        return gymnasium.make_vec(
+            env_id,
+            num_envs,
+            vectorization_mode=vectorization,
+            wrappers=wrappers,
+            vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP},
+            **kwargs,
+        )
+
+    return from_gymnasium(make, timeout=timeout)
+
+
+def make_envpool(env_id: str, *, timeout: float | None = None, **kwargs: Any) -> Env:
+    """Make an EnvPool environment from its name, e.g. "HalfCheetah-v5"; its environments step in C++ threads.
+
+    Args:
+        env_id: a name that EnvPool knows.
+        timeout: see `from_gymnasium`.
+        **kwargs: for `envpool.make`, such as `num_threads`.
+
+    Raises:
+        UserValueError: unknown name (similar names are listed). MissingPackage: EnvPool is not installed.
+    """
+    envpool = require_package("envpool", "envpool")
+    if env_id not in envpool.list_all_envs():
+        raise unknown_env(env_id, "EnvPool", envpool.list_all_envs())
+    return from_host(lambda num_envs: GymnasiumVector(_EnvPool(envpool, env_id, num_envs, kwargs), timeout))
+
+
+class _EnvPool:
+    """An EnvPool as a vector environment that resets the environments of a mask, and takes seeds when it resets."""
+
+    metadata: dict[str, Any]
+
+    def __init__(self, envpool: Any, env_id: str, num_envs: int, kwargs: dict[str, Any]) -> None:
+        from gymnasium.vector import AutoresetMode
+
+        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
+        self.num_envs = num_envs
+
+        def make(seed: int) -> Any:
+            return envpool.make(env_id, env_type="gymnasium", num_envs=num_envs, seed=seed, **kwargs)
+
+        self.make, self.envs, self.obs = make, make(0), np.zeros(0)
+        self.single_observation_space = self.envs.observation_space
+        self.single_action_space = self.envs.action_space
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        if options is None:
+            self.envs = self.make(seed)
+            self.obs, info = self.envs.reset()
+            return self.obs, info
+        where = np.flatnonzero(options["reset_mask"])
+        obs, info = self.envs.reset(where)  # in the order of info["env_id"], without it its next step would reset
+        self.obs = self.obs.copy()
+        self.obs[info["env_id"]] = obs
+        return self.obs, info
+
+    def step(self, action: np.ndarray) -> tuple[Any, ...]:
+        returned = self.envs.step(action.astype(self.single_action_space.dtype))
+        order = np.argsort(returned[4]["env_id"])
+        self.obs = returned[0][order]
+        return self.obs, *(x[order] for x in returned[1:4]), returned[4]
+
+    def close(self) -> None:
+        self.envs.close()
+
+
+def make_ale(game: str, *, episodic_life: bool = False, timeout: float | None = None, **kwargs: Any) -> Env:
+    """Make an Atari game from its name, e.g. "breakout", with the usual preprocessing, in C++ threads.
+
+    Frames are maximised over two, skipped by four, scaled to 84 x 84 grey pixels and stacked by four; up to 30 no-ops
+    and a press of FIRE, where the game has it, begin an episode. Rewards are those of the game: clip them with
+    `clip_reward`.
+
+    Args:
+        game: its name in `ale_py`, in snake case.
+        episodic_life: whether a lost life terminates an episode. The returns of episodes remain those of whole games.
+        timeout: see `from_gymnasium`.
+        **kwargs: for `ale_py.vector_env.AtariVectorEnv`, such as `repeat_action_probability` (sticky actions).
+
+    Raises:
+        UserValueError: unknown game (similar names are listed). MissingPackage: ale-py is not installed.
+
+    Reference: Mnih et al. 2015, doi:10.1038/nature14236, Methods; Machado et al. 2018, arXiv:1709.06009.
+    """
+    roms, vector = require_package("ale_py.roms", "atari"), require_package("ale_py.vector_env", "atari")
+    if game not in roms.get_all_rom_ids():
+        raise unknown_env(game, "Atari", roms.get_all_rom_ids())
+
+    def make(num_envs: int) -> Any:
+        # `life_loss_info` terminates an episode without resetting the game, which AtariVectorEnv's `episodic_life` does.
+        mode = {"autoreset_mode": "SameStep", "reward_clipping": False, "life_loss_info": episodic_life}
+        return vector.AtariVectorEnv(game, num_envs, **mode, **kwargs)
+
+    return from_host(lambda num_envs: _Atari(make(num_envs), timeout))
+
+
+class _Atari(GymnasiumVector):
+    """Atari games, in which a lost life may terminate an episode, while the game continues."""
+
+    lives: Any = 0  # after the last step
+
+    def game_over(self, over: np.ndarray, info: Any) -> np.ndarray:
+        """Where a new game began: there are fewer lives after one was lost, and as many or more in a new game."""
+        before, self.lives = self.lives, info["lives"].copy()
+        return over & (self.lives >= before)

@@ -1,0 +1,386 @@
+"""Environments that step on the host, in Python or C++, behind the interface of those that are written in JAX.
+
+A step is a `jax.pure_callback`, so that rollouts, wrappers, recurrent policies, evaluation and `vmap` over seeds work as
+they do for any other environment. A callback must not depend on anything but its arguments, and an environment on the
+host has a hidden state. Therefore the JAX state holds the number of a vector environment and a count of its steps, and
+the vector environment checks the count: a state may be stepped once. Repeating a step with the same action returns the
+same result, which is what JAX needs in order to repeat or to batch a callback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import UserTimeoutError, UserTypeError, UserValueError
+from .._hyperparameters import number
+from ..functional import ShapeError
+from ..functional._common import unsqueezed
+from ._env import Array, Env, Transition, is_discrete, size
+
+
+class HostState(NamedTuple):
+    """State of N environments on the host.
+
+    Attributes:
+        instance: int32, the number of the vector environment.
+        count: int32, how often it has been stepped.
+        episode_return, episode_length: `[N]`, of the episodes so far.
+    """
+
+    instance: Array
+    count: Array
+    episode_return: Array
+    episode_length: Array
+
+
+class HostStep(NamedTuple):
+    """The result of one step of a vector environment, NumPy arrays `[N, ...]`; the fields are those of `Transition`."""
+
+    obs: np.ndarray
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    final_obs: np.ndarray
+    ended: np.ndarray
+
+
+class GymnasiumVector:
+    """N environments of a `gymnasium.vector` environment; checks everything that they return.
+
+    Args:
+        env: the vector environment.
+        timeout: seconds that a reset or a step may take; None: no limit.
+    """
+
+    def __init__(self, env: Any, timeout: float | None = None) -> None:
+        if not hasattr(env, "num_envs"):
+            raise UserTypeError(
+                f"from_gymnasium: {env} is not a vector environment: make it with gymnasium.make_vec(..., num_envs=...)"
+            )
+        self.mode = getattr((env.metadata or {}).get("autoreset_mode"), "name", None)
+        if self.mode not in ("SAME_STEP", "DISABLED"):
+            raise UserValueError(
+                f"from_gymnasium: the environment's autoreset mode is {self.mode}, and it must be SAME_STEP or DISABLED: "
+                "make it with gymnasium.make_vec(..., vector_kwargs={'autoreset_mode': AutoresetMode.SAME_STEP})"
+            )
+        self.env, self.num_envs = env, env.num_envs
+        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+        size(self.observation_space)  # raises if observations are not arrays
+        if not is_discrete(self.action_space) and not hasattr(self.action_space, "low"):
+            raise UserValueError(f"{self.action_space} is not supported: actions must be a Discrete or a Box space")
+        self.shape = tuple(self.observation_space.shape)
+        self.dtype = obs_dtype(self.observation_space)
+        self.first_action = int(getattr(self.action_space, "start", 0))  # Discrete actions need not start at 0
+        self.call = Deadline(timeout)
+
+    def reset(self, seed: int) -> np.ndarray:
+        """Start new episodes in all environments; return their observations."""
+        returned = self.call("reset", lambda: self.env.reset(seed=seed))
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise UserTypeError(f"from_gymnasium: reset must return (obs, info), got {_kind(returned)}")
+        return self._checked_obs("reset", returned[0])
+
+    def step(self, action: np.ndarray) -> HostStep:
+        """Step all environments once."""
+        if self.first_action:
+            action = action + self.first_action
+        returned = self.call("step", lambda: self.env.step(action))
+        if not isinstance(returned, tuple) or len(returned) != 5:
+            raise UserTypeError(
+                "from_gymnasium: step must return (obs, reward, terminated, truncated, info), as in Gymnasium 1.0, got "
+                + _kind(returned)
+            )
+        obs, reward, terminated, truncated = self._checked(*returned[:4])
+        over = terminated | truncated
+        ended = self.game_over(over, returned[4])
+        obs, final_obs = self._after_reset(obs, over, returned[4])
+        return HostStep(obs, reward, terminated, truncated, final_obs, ended)
+
+    def game_over(self, over: np.ndarray, info: Any) -> np.ndarray:
+        """Where an episode ended for good; environments in which a lost life terminates an episode override this."""
+        del info
+        return over
+
+    def close(self) -> None:
+        """Release the environments."""
+        self.env.close()
+
+    def _after_reset(self, obs: np.ndarray, over: np.ndarray, info: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The observations to act on, after a reset where an episode ended, and those that followed the step."""
+        if not over.any():
+            return obs, obs
+        if self.mode == "SAME_STEP":
+            return obs, self._final_obs(obs, over, info)
+        after, _ = self.call("reset", lambda: self.env.reset(options={"reset_mask": over}))
+        return np.where(unsqueezed(over, obs.ndim), self._checked_obs("reset", after), obs), obs
+
+    def _final_obs(self, obs: np.ndarray, over: np.ndarray, info: Any) -> np.ndarray:
+        final, given = obs.copy(), info.get("final_obs") if isinstance(info, dict) else None
+        for i in np.flatnonzero(over):
+            one: Any = None if given is None else given[i]
+            if one is None or np.shape(one) != self.shape:
+                got = "None" if one is None else f"shape {np.shape(one)}"
+                raise UserTypeError(
+                    f'from_gymnasium: info["final_obs"][{i}] must be the final observation of environment {i}, of '
+                    f"shape {self.shape}, because its episode ended; got {got}. The autoreset mode SAME_STEP promises "
+                    "it; without it, use DISABLED"
+                )
+            final[i] = one
+        return final
+
+    def _checked(self, obs: Any, *fields: Any) -> tuple[np.ndarray, ...]:
+        # Copies, because an environment may write its next step into the same arrays.
+        reward, terminated, truncated = (np.array(x) for x in fields)
+        named = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        for name, x in named.items():
+            if x.shape != (self.num_envs,):
+                raise ShapeError(f"from_gymnasium: {name} of step must have shape {(self.num_envs,)}, got {x.shape}")
+            if name != "reward" and x.dtype != bool:
+                raise UserTypeError(
+                    f"from_gymnasium: {name} of step must be boolean, got {x.dtype}: return {name} > 0"
+                )
+        if not _is_numeric(reward):
+            raise UserTypeError(f"from_gymnasium: reward of step must be numbers, got {reward.dtype}")
+        return self._checked_obs("step", obs), reward.astype(np.float32), terminated, truncated
+
+    def _checked_obs(self, what: str, obs: Any) -> np.ndarray:
+        obs = np.asarray(obs)
+        if obs.shape != (self.num_envs, *self.shape):
+            expected = (self.num_envs, *self.shape)
+            raise ShapeError(f"from_gymnasium: the obs of {what} must have shape {expected}, got {obs.shape}")
+        if not _is_numeric(obs):
+            raise UserTypeError(f"from_gymnasium: the obs of {what} must be numbers, got {obs.dtype}")
+        return obs.astype(self.dtype)  # a copy
+
+
+def from_gymnasium(make: Callable[[int], Any], *, timeout: float | None = None) -> Env:
+    """Make an `Env` of Gymnasium vector environments, which step on the host.
+
+    Everything that takes an `Env` takes it. Two things differ. A checkpoint cannot hold the state of such an
+    environment, so a run that is resumed begins new episodes. And a state may be stepped only once: after an update of
+    a rollout, only the latest state can be continued.
+
+    Gymnasium's automatic reset modes SAME_STEP and DISABLED are supported. NEXT_STEP, its default, is not, because it
+    spends a step on each reset, which a learner must not see.
+
+    Args:
+        make: `make(num_envs)` returns a new vector environment with that many environments. Its `reset` takes a seed.
+        timeout: seconds that a reset or a step may take; None: no limit. With a timeout, the environment is called from
+            other threads.
+
+    Raises:
+        UserTypeError: the environment is not a vector environment. UserValueError: it does not declare how it resets,
+            or its spaces are not supported. At a step: an error that names the invalid value that the environment
+            returned, or UserTimeoutError.
+
+    Example:
+        >>> import gymnasium, jax
+        >>> from gymnasium.vector import AutoresetMode
+        >>> from ppo_parts import envs
+        >>> def make(num_envs):
+        ...     kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        ...     return gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="sync", vector_kwargs=kwargs)
+        >>> env = envs.from_gymnasium(make)
+        >>> state, obs = env.reset(jax.random.key(0), 2)
+        >>> obs.shape
+        (2, 4)
+    """
+    if timeout is not None:
+        number("from_gymnasium", "timeout", timeout, 0, open_low=True)
+    return from_host(lambda num_envs: GymnasiumVector(make(num_envs), timeout))
+
+
+def from_host(make: Callable[[int], GymnasiumVector]) -> Env:
+    """Make an `Env` from a function that returns N environments on the host."""
+    example = make(1)
+    dtype = example.dtype
+    observation_space, action_space = example.observation_space, example.action_space
+    example.close()
+
+    def env_of(instances: Instances) -> Env:
+        def reset(key: Array, num_envs: int) -> tuple[HostState, Array]:
+            shapes = (_shape((), np.int32), _shape((num_envs, *observation_space.shape), dtype))
+            seed = jax.random.bits(key, (), np.uint32)
+            instance, obs = _callback(lambda seed: instances.open(num_envs, seed), shapes, seed)
+            zeros = jnp.zeros(num_envs)
+            return HostState(instance, jnp.zeros_like(instance), zeros, zeros.astype(jnp.int32)), obs
+
+        def step(key: Array, state: HostState, action: Array) -> tuple[HostState, Transition]:
+            del key
+            num_envs = state.episode_length.shape[-1]
+            obs, flags = _shape((num_envs, *observation_space.shape), dtype), _shape((num_envs,), bool)
+            shapes = HostStep(obs, _shape((num_envs,), np.float32), flags, flags, obs, flags)
+            out = _callback(instances.step, shapes, state.instance, state.count, action)
+            collected, length = state.episode_return + out.reward, state.episode_length + 1
+            after = HostState(
+                state.instance, state.count + 1, jnp.where(out.ended, 0, collected), jnp.where(out.ended, 0, length)
+            )
+            return after, Transition(**out._asdict(), episode_return=collected, episode_length=length)
+
+        def restart(key: Array, state: HostState) -> tuple[HostState, Array]:
+            return reset(key, state.episode_length.shape[-1])
+
+        def evaluation(state: HostState) -> Env:
+            del state
+            return env_of(evaluating)
+
+        return Env(reset, step, observation_space, action_space, evaluation, restart=restart)
+
+    evaluating = Instances(make, reuse=True)
+    return env_of(Instances(make, reuse=False))
+
+
+class Instances:
+    """The vector environments of an `Env`, by number.
+
+    Args:
+        make: makes a vector environment of a given size.
+        reuse: whether a reset may end the episodes of earlier ones, as in evaluations, of which there is one at a time.
+    """
+
+    def __init__(self, make: Callable[[int], GymnasiumVector], reuse: bool) -> None:
+        self.make, self.reuse = make, reuse
+        self.envs: list[GymnasiumVector] = []
+        self.counts: list[int] = []
+        self.latest: list[tuple[np.ndarray, HostStep] | None] = []  # the action and the result of the last step
+        self.failed: set[int] = set()  # instances of which a step failed, so that their state is unknown
+
+    def open(self, num_envs: int, seed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Reset a vector environment for each seed; return their numbers and observations."""
+        pairs = [self._open(index, num_envs, int(one)) for index, one in enumerate(seed.ravel())]
+        numbers, obs = (np.stack(x) for x in zip(*pairs, strict=True))
+        return numbers.reshape(seed.shape).astype(np.int32), obs.reshape(*seed.shape, *obs.shape[1:])
+
+    def _open(self, index: int, num_envs: int, seed: int) -> tuple[int, np.ndarray]:
+        if not self.reuse or index == len(self.envs):
+            index = len(self.envs)
+            self.envs.append(self.make(num_envs))
+            self.counts.append(0)
+            self.latest.append(None)
+        elif self.envs[index].num_envs != num_envs:
+            self.envs[index].close()
+            self.envs[index] = self.make(num_envs)
+        self.counts[index], self.latest[index] = 0, None
+        self.failed.discard(index)
+        return index, self.envs[index].reset(seed % 2**31)
+
+    def step(self, instance: np.ndarray, count: np.ndarray, action: np.ndarray) -> HostStep:
+        """Step the vector environments with these numbers."""
+        actions = action.reshape(instance.size, *action.shape[instance.ndim :])
+        steps = [self._step(*each) for each in zip(instance.ravel(), count.ravel(), actions, strict=True)]
+        if not instance.ndim:
+            return steps[0]
+        return HostStep(*(np.stack(x).reshape(*instance.shape, *x[0].shape) for x in zip(*steps, strict=True)))
+
+    def _step(self, index: int, count: int, action: np.ndarray) -> HostStep:
+        if not 0 <= index < len(self.envs):
+            raise UserValueError(
+                "this state of an environment on the host was made in another process: begin new episodes with "
+                "env.restart(key, state)"
+            )
+        latest = self.latest[index]
+        if latest is not None and count == self.counts[index] - 1 and np.array_equal(latest[0], action):
+            return latest[1]
+        if count != self.counts[index]:
+            raise UserValueError(
+                f"this state of an environment on the host is from step {count} and the environment has done "
+                f"{self.counts[index]}: it cannot go back; step the latest state, or env.restart(key, state)"
+            )
+        if index in self.failed:
+            raise UserValueError(
+                "an earlier step of this environment failed, so its state is unknown: begin new episodes with "
+                "env.restart(key, state)"
+            )
+        self.failed.add(index)
+        result = self.envs[index].step(action)
+        self.failed.discard(index)
+        self.counts[index], self.latest[index] = count + 1, (action, result)
+        return result
+
+
+class Deadline:
+    """Calls functions, and raises `UserTimeoutError` for those that take longer than `timeout` seconds."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self.timeout = timeout
+        self.late: threading.Thread | None = None  # the thread of the latest call
+
+    def __call__(self, what: str, call: Callable[[], Any]) -> Any:
+        """Return or raise what `call` does."""
+        if self.timeout is None:
+            return call()
+        if self.late is not None:
+            self.late.join(self.timeout)
+            if self.late.is_alive():
+                raise UserTimeoutError("the environment still hangs in an earlier call: make a new one")
+        done: list[Any] = []
+
+        def run() -> None:
+            try:
+                done.append((call(), None))
+            except BaseException as error:  # raised again below, in the calling thread
+                done.append((None, error))
+
+        self.late = threading.Thread(target=run, daemon=True)  # a hanging call must not block exit
+        self.late.start()
+        self.late.join(self.timeout)
+        if not done:
+            raise UserTimeoutError(
+                f"the environment has not returned from {what} within timeout={self.timeout:g} seconds: it hangs, or "
+                "needs a longer one"
+            )
+        returned, error = done[0]
+        if error is not None:
+            raise error
+        return returned
+
+
+_raised: list[BaseException] = []  # the latest error of an environment, which XLA reports as text only
+
+
+@contextlib.contextmanager
+def host_errors() -> Iterator[None]:
+    """Raise the error of an environment on the host itself, rather than XLA's report of it."""
+    _raised.clear()
+    try:
+        yield
+    except Exception as error:
+        if not _raised or _raised[0] is error:
+            raise
+        raise _raised.pop() from None
+
+
+def _callback(function: Callable[..., Any], shapes: Any, *args: Array) -> Any:
+    def call(*args: Any) -> Any:
+        try:
+            return function(*(np.asarray(x) for x in args))
+        except BaseException as error:
+            _raised[:] = [error]
+            raise
+
+    return jax.pure_callback(call, shapes, *args, vmap_method="broadcast_all")
+
+
+def obs_dtype(space: Any) -> Any:
+    """The dtype of observations on the device: 32 bits instead of 64."""
+    dtype = np.dtype(getattr(space, "dtype", None) or np.float32)
+    return {"float64": np.dtype(np.float32), "int64": np.dtype(np.int32)}.get(dtype.name, dtype)
+
+
+def _shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _is_numeric(x: np.ndarray) -> bool:
+    return np.issubdtype(x.dtype, np.number) or x.dtype == bool
+
+
+def _kind(x: Any) -> str:
+    return f"{len(x)} items" if isinstance(x, tuple) else type(x).__name__

@@ -1,0 +1,98 @@
+"""Generalized advantage estimation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ._backward import estimate
+from ._common import Array
+from ._recurrence import Implementation
+from ._steps import Steps, unless
+
+
+class Advantages(NamedTuple):
+    """Result of `gae`: `advantage` and `target` (= advantage + value), both `[T, ...]`."""
+
+    advantage: Array
+    target: Array
+
+
+def gae(
+    reward: Array,
+    value: Array,
+    next_value: Array,
+    terminated: Array,
+    truncated: Array | None = None,
+    *,
+    gamma: float | Array,
+    gae_lambda: float | Array,
+    mask: Array | None = None,
+    stop_gradient: bool = True,
+    implementation: Implementation = "auto",
+) -> Advantages:
+    r"""Compute generalized advantage estimates, correct at terminations *and* truncations. Gradients are stopped.
+
+    The result is constant when the loss is differentiated, so it may be computed inside the loss. With
+    `stop_gradient=False`, gradients flow to all floating inputs.
+
+    .. math::
+        \delta_t &= r_t + \gamma (1 - \text{terminated}_t)\, v'_t - v_t \\
+        A_t &= \delta_t + \gamma\lambda (1 - \text{terminated}_t)(1 - \text{truncated}_t)\, A_{t+1},
+        \qquad A_T = 0 \\
+        \text{target}_t &= A_t + v_t
+
+    A termination removes the bootstrap and cuts the trace. A truncation cuts the trace and keeps the
+    bootstrap, which is why `next_value` is a separate input (see `next_values`). `gae_lambda=0` gives the
+    one-step TD error, and 1 gives the discounted return minus the value.
+
+    Args:
+        reward: `[T, ...]`, of the transition out of step t, in reward units.
+        value: `[T, ...]`, V(obs[t]), floating; its dtype is that of the result.
+        next_value: `[T, ...]`, V of the observation that followed step t.
+        terminated: `[T, ...]`, 1 (or True) where the transition out of step t ended the episode. Numbers
+            between 0 and 1 are read as probabilities. Other numbers raise an error where they are known; under tracing
+            they are not checked, and NaN gives NaN.
+        truncated: `[T, ...]`, 1 (or True) where a time limit cut the episode at step t, else 0; None: nowhere.
+        gamma: discount per step, in [0, 1].
+        gae_lambda: trace decay, in [0, 1].
+        mask: `[T, ...]`, 1 where the step counts; None: everywhere. A step before a masked one is treated as
+            truncated, so that a masked step does not affect any other step. Masked elements return 0 and have a
+            gradient of 0, whatever the inputs contain.
+        stop_gradient: whether the result is constant under differentiation.
+        implementation: how the recursion runs; all choices compute the same numbers. "scan": one step after another,
+            the best choice on CPUs. "associative": `lax.associative_scan`. "pallas": one fused kernel on NVIDIA GPUs,
+            for values of 32 or 16 bits, with the derivatives of the scan. "auto": the kernel if the program is compiled
+            for a GPU that can run it, the associative scan on other GPUs or for other values there, and the scan
+            everywhere else.
+
+    Returns:
+        `Advantages(advantage, target)`, each `[T, ...]`.
+
+    Raises:
+        ShapeError: inputs of different shapes. TypeError: `value` or `next_value` is not floating. ValueError: a known
+            number is out of its range; `implementation` is unknown, or "pallas" where the kernel cannot run.
+
+    Note:
+        Narrow floats (bfloat16, float16) are accumulated in float32 and cast back.
+
+    Example:
+        Two steps, of which the second terminates: A_1 = 1 - 0.5 = 0.5 and A_0 = (1 + 0.9*0.5 - 0.5) + 0.9*0.5*A_1.
+
+        >>> import jax.numpy as jnp
+        >>> ones, half = jnp.ones(2), jnp.full(2, .5)
+        >>> out = gae(ones, half, half, jnp.array([0, 1]), gamma=.9, gae_lambda=.5)
+        >>> [round(float(a), 4) for a in out.advantage]
+        [1.175, 0.5]
+
+    Reference: Schulman et al. 2016, arXiv:1506.02438, eq. 16. Truncation: Pardo et al. 2018, arXiv:1712.00378.
+    """
+
+    def terms(x: Steps) -> tuple[Array, Array]:
+        delta = x.reward + x.gamma * unless(x.terminated, x.next_value) - x.value
+        trace = unless(x.truncated, unless(x.terminated, x.gamma * x.gae_lambda))
+        return delta, trace
+
+    # `estimate` checks the steps, applies the mask, solves A_t = delta_t + trace_t A_{t+1}, and adds the value.
+    steps = Steps(reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda)
+    advantage, target = estimate("gae", steps, terms, stop_gradient, implementation)
+    return Advantages(advantage, target)

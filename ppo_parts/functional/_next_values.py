@@ -1,0 +1,65 @@
+"""Values of the observations that followed."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from ._common import Array, ShapeError, check_arrays, check_flags, check_floating, check_same_shape
+
+
+def next_values(
+    value: Array,
+    last_value: Array,
+    truncated: Array | None = None,
+    final_value: Array | None = None,
+) -> Array:
+    r"""Return V of the observation that followed each step, by shifting `value` one step back. Gradients flow.
+
+    .. math:: v'_t = \begin{cases} \text{final\_value}_t & \text{if truncated}_t \\
+              \text{last\_value} & \text{if } t = T-1 \\ v_{t+1} & \text{else} \end{cases}
+
+    With automatic resets, the observation stored at t+1 is the first of a *new* episode wherever step t ended
+    one. After a termination its value is never used. After a truncation it must be replaced by V of the observation
+    that actually followed (the final observation).
+
+    Args:
+        value: `[T, ...]`, V(obs[t]).
+        last_value: `[...]`, V of the observation after the last step.
+        truncated: `[T, ...]`, 1 where a time limit cut the episode at step t, else 0; None: nowhere.
+        final_value: `[T, ...]`, V(final observation); read only where `truncated` is 1.
+
+    Returns:
+        `[T, ...]` next values, in the dtype of `value`.
+
+    Raises:
+        ShapeError: shapes do not match.
+        ValueError: `truncated` without `final_value`, or the reverse; a known element of `truncated` is not 0 or 1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> next_values(jnp.array([1., 2., 3.]), jnp.array(4.), jnp.array([0, 1, 0]), jnp.array([0., 9., 0.])).tolist()
+        [2.0, 9.0, 4.0]
+
+    Reference: Pardo et al. 2018, Time Limits in Reinforcement Learning, arXiv:1712.00378, partial-episode bootstrap.
+    """
+    check_floating("next_values", value=value)
+    if (truncated is None) != (final_value is None):
+        raise ValueError(
+            "next_values: give truncated and final_value together (final_value is V of the final "
+            "observation of each truncated episode), or neither"
+        )
+    check_same_shape("next_values", value=value, truncated=truncated, final_value=final_value)
+    check_arrays("next_values", last_value=last_value)
+    check_flags("next_values", truncated=truncated)
+    value = jnp.asarray(value)
+    if not value.ndim:
+        raise ShapeError("next_values works along axis 0, time, and the value given is a single number")
+    if jnp.shape(last_value) != value.shape[1:]:
+        raise ShapeError(
+            f"next_values: last_value must have shape {value.shape[1:]}, value's without its time axis, "
+            f"got {jnp.shape(last_value)}"
+        )
+    shifted = jnp.concatenate([value[1:], jnp.asarray(last_value, value.dtype)[None]])
+    if truncated is None or final_value is None:
+        return shifted
+    return jnp.where(jnp.asarray(truncated).astype(bool), final_value, shifted).astype(value.dtype)

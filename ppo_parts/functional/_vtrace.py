@@ -1,0 +1,110 @@
+"""V-trace."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from ._backward import estimate
+from ._common import Array
+from ._recurrence import Implementation
+from ._steps import Steps, unless
+
+
+class VTrace(NamedTuple):
+    """Result of `vtrace`: `error`, `target` (= error + value) and `policy_advantage`, all `[T, ...]`."""
+
+    error: Array
+    target: Array
+    policy_advantage: Array
+
+
+def vtrace(
+    log_ratio: Array,
+    reward: Array,
+    value: Array,
+    next_value: Array,
+    terminated: Array,
+    truncated: Array | None = None,
+    *,
+    gamma: float | Array,
+    gae_lambda: float | Array = 1.0,
+    rho_clip: float | Array = 1.0,
+    c_clip: float | Array = 1.0,
+    mask: Array | None = None,
+    stop_gradient: bool = True,
+    implementation: Implementation = "auto",
+) -> VTrace:
+    r"""Compute V-trace: GAE with TD errors and traces weighted by clipped importance ratios. Gradients are stopped.
+
+    The result is constant when the loss is differentiated, so it may be computed inside the loss. With
+    `stop_gradient=False`, gradients flow to all floating inputs.
+
+    .. math::
+        \rho_t &= \min(e^{\ell_t}, \bar\rho), \qquad c_t = \min(e^{\ell_t}, \bar c) \\
+        \delta_t &= r_t + \gamma (1 - \text{terminated}_t)\, v'_t - v_t \\
+        e_t &= \rho_t \delta_t + \gamma\lambda\, c_t (1 - \text{terminated}_t)(1 - \text{truncated}_t)\, e_{t+1} \\
+        \text{target}_t &= e_t + v_t \\
+        A^{\pi}_t &= \rho_t \left(r_t + \gamma (1 - \text{terminated}_t)\, w_t - v_t\right)
+
+    where :math:`w_t` is :math:`\text{target}_{t+1}` inside an episode and :math:`v'_t` where the trace is cut, that is
+    at a truncation and at the end of the batch, because the next row does not continue the episode there. With ratio 1
+    and both clips at least 1, `error` equals `gae`'s advantage.
+
+    Several estimators share this name: PufferLib and JaxDEM use `error` as PPO's advantage, IMPALA uses
+    `policy_advantage`, and all of them use `target` as the value target.
+
+    Args:
+        log_ratio: `[T, ...]`, log pi_current(a_t) - log pi_behaviour(a_t), in nats.
+        reward, value, next_value, terminated, truncated, gamma, mask, stop_gradient, implementation: as in `gae`.
+        gae_lambda: trace decay, in [0, 1]; IMPALA uses 1.
+        rho_clip: upper clip of the ratio that weights the TD error, > 0.
+        c_clip: upper clip of the ratio that weights the trace, > 0.
+
+    Returns:
+        `VTrace(error, target, policy_advantage)`, each `[T, ...]` in the dtype of `value`.
+
+    Raises:
+        ShapeError: inputs of different shapes. TypeError: `value` or `log_ratio` is not floating. ValueError: as in
+            `gae`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = jnp.ones(2)
+        >>> out = vtrace(jnp.log(jnp.array([2., .5])), x, 0 * x, 0 * x, 0 * x, gamma=1.)
+        >>> out.error.tolist()  # e_1 = .5 * 1, e_0 = 1 * 1 + 1 * e_1
+        [1.5, 0.5]
+
+    Reference: Espeholt et al. 2018, IMPALA, arXiv:1802.01561, eq. 1 and section 4.2.
+    """
+
+    def td_error(x: Steps, next_value: Array) -> Array:
+        rho = jnp.minimum(_ratio(x), x.rho_clip)
+        return rho * (x.reward + x.gamma * unless(x.terminated, next_value) - x.value)
+
+    def terms(x: Steps) -> tuple[Array, Array]:
+        c = jnp.minimum(_ratio(x), x.c_clip)
+        trace = unless(x.truncated, unless(x.terminated, x.gamma * x.gae_lambda * c))
+        return td_error(x, x.next_value), trace
+
+    def policy_advantage(x: Steps, next_target: Array) -> Array:
+        follows = next_target if x.truncated is None else jnp.where(x.truncated, x.next_value, next_target)
+        return td_error(x, follows)
+
+    # `estimate` checks the steps, applies the mask, solves e_t = (rho delta)_t + trace_t e_{t+1}, and adds the value.
+    steps = Steps(
+        reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda, log_ratio, rho_clip, c_clip
+    )
+    error, target, advantage = estimate("vtrace", steps, terms, stop_gradient, implementation, policy_advantage)
+    return VTrace(error, target, advantage)
+
+
+def _ratio(x: Steps) -> Array:
+    """Return the importance ratio, bounded by the larger of the two clips.
+
+    The log-ratio is bounded before it is exponentiated, so that neither the ratio nor its gradient overflows.
+    """
+    bound = jnp.maximum(x.rho_clip, x.c_clip)
+    beyond = x.log_ratio > jnp.log(bound)
+    return jnp.where(beyond, bound, jnp.exp(jnp.where(beyond, 0, x.log_ratio)))

@@ -1,0 +1,67 @@
+"""The convolutional policy of Atari agents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from .._errors import UserValueError
+from .._types import Batch, Output, Policy
+from ..envs import Env
+from ._dense import orthogonal
+from ._flax import dense
+from ._heads import Array, action_distribution, action_size
+
+
+class NatureCNN(nn.Module):
+    """Three convolutions and a dense layer, which actor and critic share, and their heads."""
+
+    space: Any
+    features: int
+
+    @nn.compact
+    def __call__(self, frames: Array) -> Output:
+        """Evaluate frames `[..., C, H, W]`."""
+        x = jnp.moveaxis(frames.reshape(-1, *frames.shape[-3:]), 1, -1).astype(jnp.float32) / 255
+        for features, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+            weights = orthogonal(2**0.5)
+            x = nn.relu(nn.Conv(features, (kernel, kernel), stride, padding="VALID", kernel_init=weights)(x))
+        x = nn.relu(dense(self.features)(x.reshape(*frames.shape[:-3], -1)))
+        head, value = dense(action_size(self.space), gain=0.01)(x), dense(1, gain=1.0)(x)
+        return Output(action_distribution(self.space, head), value[..., 0])
+
+
+def nature_cnn(env: Env, features: int = 512) -> Policy:
+    """Make the policy of most Atari agents: the convolutions of DQN, shared by actor and critic, and two heads.
+
+    Convolutions of 32 8x8 filters with stride 4, 64 4x4 filters with stride 2 and 64 3x3 filters with stride 1, and a
+    dense layer, each with ReLU. Weights are orthogonal with a gain of sqrt(2), 0.01 in the policy head and 1 in the
+    value head. Pixels are divided by 255.
+
+    Args:
+        env: the environment; observations are `[C, H, W]` frames of at least 36 x 36 pixels, actions are discrete.
+        features: number of units of the dense layer.
+
+    Returns:
+        `ppo_parts.Policy`, for any leading axes.
+
+    Raises:
+        ValueError: other observations.
+
+    Reference: Mnih et al. 2015, doi:10.1038/nature14236, Methods; Huang et al. 2022, The 37 Implementation Details of
+    PPO, detail 8 of Atari.
+    """
+    shape = tuple(getattr(env.observation_space, "shape", None) or ())
+    if len(shape) != 3 or min(shape[1:]) < 36:
+        raise UserValueError(
+            f"nature_cnn: observations must be [C, H, W] frames of at least 36 x 36 pixels, got shape {shape}: use "
+            "actor_critic, or a network of your own"
+        )
+    network = NatureCNN(env.action_space, features)
+
+    def evaluate(params: Any, batch: Batch) -> Output:
+        return network.apply(params, batch.obs)
+
+    return Policy(lambda key: network.init(key, jnp.zeros((1, *shape))), evaluate)

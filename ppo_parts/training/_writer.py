@@ -1,0 +1,270 @@
+"""The folder of a run, for the one process that writes it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .._errors import UserValueError
+from ._config_file import changes, check_unchanged, described, stored_run
+from ._errors import RunExistsError, RunFolderError, RunNotFoundError
+from ._files import write_json
+from ._folder import RunFolder
+from ._metrics_file import Log, MetricsFile, Row, read_log, write_rows
+from ._options import RunOptions, kept_options
+from ._train import Train
+
+
+@contextlib.contextmanager
+def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[RunWriter]:
+    """Open the folder of a new run, or of the run to resume, and lock it against other writers.
+
+    Raises:
+        RunExistsError: the folder already holds a run, or another process is writing to it.
+        RunNotFoundError: there is no run to resume, or to start from.
+        UserValueError: it has another configuration, or its state does not fit. No folder was created.
+    """
+    if options.resume is not None:
+        path, stored = options.resume, stored_run(options.resume)
+        check_unchanged(stored, config, options)
+    else:
+        source = {} if options.init_from is None else {"continued_from": _continued_from(train, config, options)}
+        stored = {**described(config, options, train.steps_per_update), **source}
+        path = _new_folder(config, options)
+    with _locked(path):
+        if options.resume is None:
+            if (path / "config.json").exists() or (path / "checkpoints").exists():
+                raise RunExistsError(
+                    f"{path} holds a run already: continue it with --resume {path}, or give another --name"
+                )
+            write_json(path / "config.json", stored)
+        with contextlib.closing(RunWriter(path, stored, options, train.num_updates)) as folder:
+            yield folder
+
+
+class RunWriter(RunFolder):
+    """The folder of a run for the single process that writes to it; `open_run` creates it.
+
+    Whenever the process dies, the folder holds a run that can be resumed. No results are deleted: files that the run
+    cannot continue from are moved to `aside/`.
+    """
+
+    def __init__(self, path: Path, stored: dict[str, Any], options: RunOptions, num_updates: int) -> None:
+        super().__init__(path, stored)
+        self.options = options
+        self._num_updates = num_updates
+        self._log: MetricsFile | None = None
+        self._checkpoints = self.checkpoints()
+
+    @property
+    def log(self) -> MetricsFile:
+        """The metrics so far; available after `begin`."""
+        assert self._log is not None, "begin() comes first"
+        return self._log
+
+    def latest(self) -> int | None:
+        """Return the update of the latest checkpoint."""
+        return max(self._checkpoints.steps(), default=None)
+
+    def best(self, new: int | None = None) -> tuple[int, float] | None:
+        """Return the best of the checkpoints and of a `new` one, and its value; None without a `best_metric`."""
+        steps = [*self._checkpoints.steps(), *([] if new is None else [new])]
+        return self.best_of(steps, self.log.rows, self._num_updates)
+
+    def is_best(self, update: int) -> bool:
+        """Return whether a checkpoint of this update would be the best so far."""
+        found = self.best(update)
+        return found is not None and found[0] == update
+
+    def begin(self, train: Train) -> tuple[int, Any]:
+        """Load the log; return how many updates are done, and the state after them (None for a new run).
+
+        Later checkpoints and rows are set aside only after the state has been accepted.
+        """
+        source = self.stored.get("continued_from")
+        begun = bool(self._checkpoints.steps())
+        if begun:
+            done, state = self.restore(train, self.options.checkpoint)
+        elif source is not None:
+            before = RunFolder(source["folder"])
+            done, state = before.restore(train, source["update"])
+            self._set_aside_log()
+            write_rows(self.log_path, before.rows(done))
+        elif self.options.resume is not None and self.options.checkpoint != "latest":
+            raise RunNotFoundError(f"{self.path} has no checkpoints, so not {self.options.checkpoint!r} either")
+        else:
+            done, state = 0, None
+        for later in self._checkpoints.steps():
+            if later > done:
+                self._checkpoints.set_aside(later, self._aside(f"checkpoint-{later}"))
+        inherited = source is not None and not begun
+        self._log = MetricsFile(self.log_path, read_log(self.log_path) if inherited else self._accepted(done))
+        self._write_config()
+        if inherited:
+            self.save(done, state)
+        return done, state
+
+    def append(self, rows: list[Row]) -> None:
+        """Add rows to the log.
+
+        Raises:
+            RunFolderError: it cannot be written.
+        """
+        try:
+            self.log.append(rows)
+        except OSError as error:
+            raise RunFolderError(f"{self.log_path}: {error.strerror}") from error
+
+    def save(self, update: int, state: Any) -> None:
+        """Write a checkpoint. The latest ones and the best one are kept.
+
+        Raises:
+            RunFolderError: it cannot be written.
+        """
+        if not (self.path / "config.json").exists():
+            raise RunFolderError(f"{self.path} was removed")
+        found = self.best(update)
+        self._checkpoints.save(update, state, best=found and found[0])
+
+    @contextlib.contextmanager
+    def rescuing(self, update: int, state: Any, rows: list[Row]) -> Iterator[None]:
+        """After a failure to write inside this context, save as much of the state and the rows as possible.
+
+        If files were removed, this recreates the configuration, the rows that were written before, the rows that were
+        to be written now, and the state. If the disk is full, it writes what fits.
+
+        Raises:
+            RunFolderError: after any failure; the message states how much was saved.
+        """
+        try:
+            yield
+        except RunFolderError as error:
+            raise self._rescue(update, state, rows, error) from error
+
+    def _rescue(self, update: int, state: Any, rows: list[Row], error: RunFolderError) -> RunFolderError:
+        written = self.log.rows[-1]["update"] + 1 if self.log.rows else 0
+        missing = [row for row in rows if row["update"] >= written]
+        try:
+            if not (self.log.intact() and (self.path / "config.json").exists()):
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._write_config()
+                self._set_aside_log()
+                write_rows(self.log_path, self.log.rows + missing)
+                missing = []
+            self._checkpoints.close()
+            self._checkpoints = self.checkpoints()
+            self.save(update, state)
+        except OSError as second:
+            latest = "there is no checkpoint" if self.latest() is None else f"the latest checkpoint is {self.latest()}"
+            return RunFolderError(f"{error}. The state after update {update} is lost ({second}); {latest}")
+        try:  # after the state, which matters more, and whose checkpoint may have made room
+            if missing:
+                self.log.append(missing)
+        except OSError:
+            error = RunFolderError(f"{error}. The metrics of {len(missing)} updates are lost")
+        return RunFolderError(
+            f"{error}. The run ends here; the state after update {update} is saved: continue with --resume {self.path}"
+        )
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Write `result.json`, which marks the run as complete."""
+        write_json(self.path / "result.json", result)
+
+    def remove_result(self) -> None:
+        """Remove `result.json`, because the run is not complete."""
+        (self.path / "result.json").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Release the files."""
+        if self._log is not None:
+            self._log.close()
+        self._checkpoints.close()
+
+    def _write_config(self) -> None:
+        write_json(self.path / "config.json", {**self.stored, "run": kept_options(self.options)})
+
+    def _accepted(self, done: int) -> Log:
+        """Return the rows up to an accepted checkpoint; a log that lacks some of them is moved aside unchanged."""
+        log = read_log(self.log_path, before=done)
+        if len(log.rows) < done:
+            self.rows(done)  # warns
+            self._set_aside_log()
+            write_rows(self.log_path, log.rows)
+        elif not done and read_log(self.log_path, before=1).rows:
+            print(f"{self.path} has no checkpoint: the run begins again; its log is in aside/", file=sys.stderr)
+            self._set_aside_log()
+        return log
+
+    def _set_aside_log(self) -> None:
+        if self.log_path.exists():
+            os.rename(self.log_path, self._aside("metrics.jsonl"))
+
+    def _aside(self, name: str) -> Path:
+        """Return an unused path in `aside/`."""
+        place = self.path / "aside"
+        place.mkdir(exist_ok=True)
+        return next(path for path in _numbered(place / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}") if not path.exists())
+
+
+def _continued_from(train: Train, config: Any, options: RunOptions) -> dict[str, Any]:
+    """Describe the run that `options.init_from` starts from, for `config.json`; raise if its state does not fit."""
+    assert options.init_from is not None
+    run = RunFolder(options.init_from.resolve())
+    changed = changes(run.stored, config, options)
+    fixed = [f"{name} was {was!r}, is {now!r}" for name, (was, now) in changed.items() if name in ("seed", "num_seeds")]
+    if fixed:
+        raise UserValueError(f"a run that begins with the state of {run.path} continues its keys; {'; '.join(fixed)}")
+    update, _ = run.restore(train, options.checkpoint)
+    steps = update * run.stored["steps_per_update"]
+    if run.stored["steps_per_update"] != train.steps_per_update:
+        raise UserValueError(
+            f"the {update} updates of {run.path} were {steps} environment steps, but an update is now "
+            f"{train.steps_per_update}: keep num_envs * num_steps, so that the counters continue"
+        )
+    if update >= train.num_updates:
+        raise UserValueError(
+            f"{run.path} begins this run with {update} updates, {steps} environment steps, and there are "
+            f"{train.num_updates} in all: raise total_timesteps"
+        )
+    return {"folder": str(run.path), "update": update, "changed": changed}
+
+
+def _new_folder(config: Any, options: RunOptions) -> Path:
+    if options.name is not None:
+        folder = options.directory / options.name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    name = f"{getattr(config, 'env_id', 'run')}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for folder in _numbered(options.directory / name):  # several runs may begin within a second
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("there is always a next number")
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    """Yield `path`, and then the same path with the suffixes -2, -3, ..."""
+    return (path if n == 1 else path.with_name(f"{path.name}-{n}") for n in itertools.count(1))
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock `folder` for this process; the operating system releases the lock however the process ends."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunExistsError(f"{folder} is being written by another process") from None
+        except (ImportError, OSError):  # no locks on this system, or on this file system
+            pass
+        yield

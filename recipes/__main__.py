@@ -1,0 +1,27 @@
+"""List the recipes and their presets.
+
+python -m recipes
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+import recipes
+
+
+def listed() -> Iterator[str]:
+    """Yield one line for each recipe, and one for each of its presets."""
+    for found in pkgutil.iter_modules(recipes.__path__):
+        if found.name.startswith("_"):
+            continue
+        recipe = importlib.import_module(f"recipes.{found.name}")
+        title, *_ = recipe.__doc__.splitlines()
+        yield f"python -m recipes.{found.name}: {title}"
+        for name, config in recipe.PRESETS.items():
+            yield f"  --preset {name:<12}{config.env_id:<24}{config.total_timesteps:>12,} steps"
+
+
+if __name__ == "__main__":
+    print("\n".join(listed()))
+    print("Each has its own --help. --env-id and the other options modify a preset; the first preset is the default.")

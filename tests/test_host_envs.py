@@ -1,0 +1,350 @@
+"""Environments that step on the host, behind the same interface as those written in JAX."""
+
+import threading
+from time import monotonic
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import ppo_parts as pp
+from ppo_parts import envs, training
+from tests.common import Softmax
+
+MODES = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
+LIMITS = (2, 3, 100)
+
+
+class Scripted(gymnasium.Env):
+    """Obs = (episode, time); reward = 10 * episode + time + 1; ends after `limit` steps, by turns in two ways."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, limit):
+        self.limit, self.episode = limit, -1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.time = self.episode + 1, 0
+        return np.array([self.episode, 0.0]), {}
+
+    def step(self, action):
+        reward = 10 * self.episode + self.time + 1
+        self.time += 1
+        over = self.time >= self.limit
+        truncated = over and self.episode % 2 == 0
+        return np.array([self.episode, self.time], float), float(reward), over and not truncated, truncated, {}
+
+
+def host(*environments, mode=AutoresetMode.SAME_STEP, timeout=None, **kwargs):
+    """An `Env` of these environments, however many are asked for."""
+    return envs.from_gymnasium(
+        lambda n: SyncVectorEnv(list(environments)[:n], autoreset_mode=mode, **kwargs), timeout=timeout
+    )
+
+
+def scripted(limits=LIMITS, **kwargs):
+    return host(*[lambda limit=limit: Scripted(limit) for limit in limits], **kwargs)
+
+
+def valued(params, batch):
+    """V = 100 * episode + time, as a function of the observation."""
+    return Softmax(jnp.zeros((*batch.obs.shape[:-1], 2))), batch.obs @ jnp.array([100.0, 1.0]) * params
+
+
+def collected(env, num_envs, num_steps, evaluate=valued, key=0):
+    rollout = pp.rollout(env, evaluate, num_envs=num_envs, num_steps=num_steps)
+    collect, state = jax.jit(rollout.collect), rollout.init(jax.random.key(key))
+    return collect, state
+
+
+def story(limit, steps):
+    """What one environment should record, step by step, and the finished episodes; written from the definition."""
+    rows, episodes, episode, time, total = [], [], 0, 0, 0.0
+    for _ in range(steps):
+        reward = 10 * episode + time + 1
+        over = time + 1 >= limit
+        truncated = over and episode % 2 == 0
+        rows.append((episode, time, reward, over and not truncated, truncated, 100 * episode + time + 1))
+        total, time = total + reward, time + 1
+        if over:
+            episodes.append((total, time))
+            episode, time, total = episode + 1, 0, 0.0
+    return rows, episodes
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_rollout_records_what_happened_on_the_host(mode):
+    steps, rollouts = 5, 3
+    collect, state = collected(scripted(mode=mode), 3, steps)
+    batches, metrics = [], []
+    for i in range(rollouts):
+        state, batch, measured = collect(jax.random.key(i), 1.0, state)
+        batches.append(batch)
+        metrics.append(measured)
+    names = ("obs", "value", "reward", "terminated", "truncated", "next_value")
+    joined = {name: np.concatenate([np.asarray(getattr(batch, name)) for batch in batches]) for name in names}
+    finished = []
+    for n, limit in enumerate(LIMITS):
+        rows, episodes = story(limit, steps * rollouts)
+        finished += episodes
+        for t, (episode, time, reward, terminated, truncated, following) in enumerate(rows):
+            assert joined["obs"][t, n].tolist() == [episode, time]
+            assert joined["value"][t, n] == 100 * episode + time
+            assert joined["reward"][t, n] == reward
+            assert joined["terminated"][t, n] == terminated
+            assert joined["truncated"][t, n] == truncated
+            if not terminated:
+                assert joined["next_value"][t, n] == following, (t, n)
+    number = [int(m["episodes"]) for m in metrics]
+    assert sum(number) == len(finished)
+    for name, column in (("episode_return", 0), ("episode_length", 1)):
+        total = sum(float(m[name]) * k for m, k in zip(metrics, number, strict=True) if k)
+        np.testing.assert_allclose(total, sum(episode[column] for episode in finished), rtol=1e-6)
+
+
+def test_vmapped_seeds_step_environments_of_their_own():
+    rollout = pp.rollout(scripted((2, 3)), valued, num_envs=2, num_steps=4)
+
+    def run(key):
+        state = rollout.init(key)
+        for i in range(2):
+            state, batch, _ = rollout.collect(jax.random.fold_in(key, i), 1.0, state)
+        return batch.obs
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    alone = jax.jit(run)(keys[0])
+    np.testing.assert_array_equal(jax.jit(jax.vmap(run))(keys), jnp.stack([alone] * 3))
+    assert alone[-1, :, 0].tolist() == [3, 2]
+
+
+class Noise(gymnasium.Env):
+    """Observations drawn from the environment's own generator."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.normal(size=2).astype(np.float32), {}
+
+    def step(self, action):
+        return self.np_random.normal(size=2).astype(np.float32), 0.0, False, False, {}
+
+
+def test_the_key_seeds_environments_on_the_host():
+    env = host(Noise, Noise)
+    collect, _ = collected(env, 2, 3)
+    init = pp.rollout(env, valued, num_envs=2, num_steps=3).init
+    seen = [collect(jax.random.key(0), 1.0, init(jax.random.key(seed)))[1].obs for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(seen[0], seen[1])
+    assert not np.any(np.asarray(seen[0]) == np.asarray(seen[2]))
+    assert not np.any(np.asarray(seen[0][:, 0]) == np.asarray(seen[0][:, 1]))
+
+
+def test_evaluation_leaves_the_environments_of_training_alone():
+    env = scripted((2, 3))
+    collect, state = collected(env, 2, 3)
+    state, _, _ = collect(jax.random.key(0), 1.0, state)
+    frozen = env.evaluation(state.env_state)
+    played = jax.jit(
+        jax.vmap(lambda key: training.evaluate_episodes(frozen, valued, 1.0, key, 2).episode_return, axis_size=2)
+    )(jax.random.split(jax.random.key(1), 2))
+    assert played.tolist() == [[3.0, 6.0]] * 2  # the first episode of each
+    _, batch, _ = collect(jax.random.key(0), 1.0, state)
+    assert batch.obs[0, :, 1].tolist() == [1, 0]  # after three steps, as if there had not been an evaluation
+
+
+def test_restart_begins_new_episodes_and_keeps_statistics():
+    env = envs.prepare(scripted((50, 50)), normalize=True, gamma=0.9)
+    key = jax.random.key(0)
+    state, _ = env.reset(key, 2)
+    for _ in range(3):
+        state, out = env.step(key, state, jnp.zeros(2, int))
+    after, obs = env.restart(key, state)
+    np.testing.assert_array_equal(after.moments.var, state.moments.var)
+    assert float(after.inner.moments.seen) == float(state.inner.moments.seen) + 2
+    assert after.running_return.tolist() == [0, 0]
+    assert obs.shape == out.obs.shape
+    _, out = env.step(key, after, jnp.zeros(2, int))
+    assert out.episode_length.tolist() == [1, 1]
+
+
+def test_a_state_on_the_host_is_stepped_once():
+    env = scripted((50,))
+    key = jax.random.key(0)
+    state, _ = env.reset(key, 1)
+    first = env.step(key, state, jnp.zeros(1, int))
+    again = env.step(key, state, jnp.zeros(1, int))  # JAX may repeat a callback
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    env.step(key, first[0], jnp.zeros(1, int))
+    with pytest.raises(pp.UserValueError, match=r"from step 0 and .* done 2: it cannot go back"), envs.host_errors():
+        env.step(key, state, jnp.zeros(1, int))
+    with pytest.raises(pp.UserValueError, match=r"another process: .* env\.restart"), envs.host_errors():
+        env.step(key, state._replace(instance=jnp.int32(9)), jnp.zeros(1, int))
+
+
+def test_observations_are_copied_before_an_environment_overwrites_them():
+    collect, state = collected(scripted((50,), copy=False), 1, 6)
+    _, batch, _ = collect(jax.random.key(0), 1.0, state)
+    assert batch.obs[:, 0, 1].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+class Reach(gymnasium.Env):
+    """A continuous action; the observation is the action that arrived."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+    action_space = gymnasium.spaces.Box(-0.5, 1.0, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(np.asarray(action, np.float32))
+        return np.asarray(action, np.float32), 0.0, False, False, {}
+
+
+def test_actions_arrive_on_the_host_clipped_and_shifted():
+    def wide(params, batch):
+        return pp.distributions.Normal(jnp.zeros_like(batch.obs), 3 * jnp.ones_like(batch.obs)), batch.obs[..., 0]
+
+    collect, state = collected(envs.prepare(host(Reach, Reach)), 2, 6, wide)
+    _, batch, _ = collect(jax.random.key(0), None, state)
+    assert float(jnp.abs(batch.action).max()) > 1
+    np.testing.assert_array_equal(batch.obs[1:], np.clip(batch.action[:-1], -0.5, 1.0))
+
+    arrived = []
+
+    class FromFive(Scripted):
+        action_space = gymnasium.spaces.Discrete(2, start=5)
+
+        def step(self, action):
+            arrived.append(int(action))
+            return super().step(action)
+
+    collect, state = collected(host(lambda: FromFive(50)), 1, 8)
+    _, batch, _ = collect(jax.random.key(0), 1.0, state)
+    assert arrived == [int(a) + 5 for a in batch.action[:, 0]]
+
+
+def test_environments_that_would_be_played_wrongly_are_refused():
+    with pytest.raises(pp.UserTypeError, match=r"not a vector environment.*make_vec"):
+        envs.from_gymnasium(lambda n: Scripted(3))
+    with pytest.raises(pp.UserValueError, match=r"autoreset mode is NEXT_STEP.*SAME_STEP"):
+        scripted(mode=AutoresetMode.NEXT_STEP)
+
+    class Parts(Scripted):
+        observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Discrete(2)})
+
+    with pytest.raises(ValueError, match="not a space of arrays"):
+        host(lambda: Parts(3))
+
+    class Several(Scripted):
+        action_space = gymnasium.spaces.MultiDiscrete([2, 3])
+
+    with pytest.raises(pp.UserValueError, match=r"MultiDiscrete.* not supported: .* Discrete or a Box"):
+        host(lambda: Several(3))
+    with pytest.raises(pp.UserValueError, match=r"timeout must lie in \(0, inf\)"):
+        scripted(timeout=0)
+
+
+class Unruly(Scripted):
+    """Ends after three steps; `act(env)` may do something in a step before anything is written down."""
+
+    def __init__(self, act):
+        super().__init__(3)
+        self.act, self.steps = act, 0
+
+    def step(self, action):
+        self.steps += 1
+        self.act(self)
+        return super().step(action)
+
+
+def test_after_an_error_new_episodes_begin():
+    def act(env):
+        if env.steps == 2:
+            raise RuntimeError("the simulator crashed")
+
+    env = host(lambda: Unruly(act), lambda: Scripted(3))
+    key, action = jax.random.key(0), jnp.zeros(2, int)
+    state, _ = env.reset(key, 2)
+    state, _ = env.step(key, state, action)
+    with pytest.raises(RuntimeError, match="the simulator crashed"), envs.host_errors():
+        env.step(key, state, action)
+    with pytest.raises(pp.UserValueError, match="an earlier step of this environment failed"), envs.host_errors():
+        env.step(key, state, action)
+    state, obs = env.restart(key, state)
+    assert obs.shape == (2, 2)
+    _, out = env.step(key, state, action)
+    assert out.episode_length.tolist() == [1, 1]
+
+
+def test_an_environment_that_hangs_is_left_after_the_timeout():
+    released = threading.Event()
+
+    def act(env):
+        if env.steps == 2:
+            released.wait(20)
+
+    env = host(lambda: Unruly(act), timeout=0.3)
+    key, action = jax.random.key(0), jnp.zeros(1, int)
+    state, _ = env.reset(key, 1)
+    state, _ = env.step(key, state, action)
+    began = monotonic()
+    says = r"not returned from step within timeout=0\.3 seconds: it hangs"
+    with pytest.raises(pp.UserTimeoutError, match=says), envs.host_errors():
+        env.step(key, state, action)
+    assert monotonic() - began < 10
+    released.set()
+
+
+class Returns:
+    """A vector environment that returns what it is told to."""
+
+    num_envs = 2
+    single_observation_space, single_action_space = Scripted.observation_space, Scripted.action_space
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, **changes):
+        yes, obs = np.ones(2, bool), np.zeros((2, 2), np.float32)
+        self.reset_to = changes.pop("reset", (obs, {}))
+        self.out = {"obs": obs, "reward": np.zeros(2), "terminated": ~yes, "truncated": yes, "info": {"final_obs": obs}}
+        self.out |= changes
+
+    def reset(self, seed=None):
+        return self.reset_to
+
+    def step(self, action):
+        return tuple(self.out.values())
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"info": {"final_obs": None}}, r'info\["final_obs"\]\[0\] must be .* shape \(2,\), .*; got None.*DISABLED'),
+        ({"info": {}}, r'info\["final_obs"\]\[0\] must be the final observation of environment 0'),
+        ({"info": {"final_obs": np.array([None, None])}}, r'info\["final_obs"\]\[0\] must be .*; got None'),
+        ({"info": {"final_obs": np.zeros((2, 3))}}, r'info\["final_obs"\]\[0\] must be .*; got shape \(3,\)'),
+        ({"terminated": np.zeros(2)}, r"terminated of step must be boolean, got float64: return terminated > 0"),
+        ({"truncated": np.zeros((2, 1), bool)}, r"truncated of step must have shape \(2,\), got \(2, 1\)"),
+        ({"reward": np.array(["a", "b"])}, r"reward of step must be numbers, got <U1"),
+        ({"reward": np.float64(1)}, r"reward of step must have shape \(2,\), got \(\)"),
+        ({"obs": np.zeros((2, 3))}, r"the obs of step must have shape \(2, 2\), got \(2, 3\)"),
+        ({"more": 0}, r"step must return \(obs, reward, terminated, truncated, info\).* got 6 items"),
+        ({"reset": np.zeros((2, 2))}, r"reset must return \(obs, info\), got ndarray"),
+        ({"reset": (np.zeros(2), {})}, r"the obs of reset must have shape \(2, 2\), got \(2,\)"),
+    ],
+)
+def test_a_wrong_field_of_a_host_environment_is_named(changes, says):
+    env = envs.from_gymnasium(lambda n: Returns(**changes))
+    with pytest.raises((pp.UserTypeError, pp.ShapeError), match=says), envs.host_errors():
+        state, _ = env.reset(jax.random.key(0), 2)
+        env.step(jax.random.key(0), state, jnp.zeros(2, int))
