@@ -66,8 +66,8 @@ def play(env: Env, act: Callable[[Array, Any], Any], num_envs: int, num_steps: i
     """Play an environment twice with one key, and once its evaluation."""
 
     def played(make: Callable[[Array], Env]) -> Callable[[Array], Any]:
-        def run(key: Array) -> tuple[Any, Transition, Any]:
-            env_key, reset_key, other_key, key = jax.random.split(key, 4)
+        def run(key: Array) -> tuple[Any, Transition]:
+            env_key, reset_key, key = jax.random.split(key, 3)
             env = make(env_key)
             state, obs = env.reset(reset_key, num_envs)
 
@@ -76,8 +76,7 @@ def play(env: Env, act: Callable[[Array, Any], Any], num_envs: int, num_steps: i
                 state, out = env.step(step_key, carry[0], act(action_key, carry[1]))
                 return (state, out.obs), out
 
-            _, out = jax.lax.scan(step, (state, obs), jax.random.split(key, num_steps))
-            return obs, out, env.reset(other_key, 8 * num_envs)[1]
+            return obs, jax.lax.scan(step, (state, obs), jax.random.split(key, num_steps))[1]
 
         return run
 
@@ -90,8 +89,9 @@ def play(env: Env, act: Callable[[Array, Any], Any], num_envs: int, num_steps: i
     key, same = jax.random.key(seed), []
     one, two = (jax.jit(played(lambda key: env)).trace(key) for _ in range(2))
     compiled = one.lower().compile()
-    first, out, other = numpy(compiled(key))
-    again = numpy((compiled if _same_program(one.jaxpr, two.jaxpr) else two.lower().compile())(key)[:2])
+    first, out = numpy(compiled(key))
+    again = numpy((compiled if _same_program(one.jaxpr, two.jaxpr) else two.lower().compile())(key))
+    other = numpy(jax.jit(lambda key: env.reset(key, 8 * num_envs)[1])(jax.random.key(seed + 1)))
     jax.eval_shape(lambda key: same.append(evaluation(key) is env), key)
     unscaled = out if same[0] else numpy(jax.jit(played(evaluation))(key)[1])
     return Played(env, first, out, ended_in(out), again, other, unscaled)
