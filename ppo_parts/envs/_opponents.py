@@ -16,6 +16,31 @@ Opponent = Callable[[Array, Observation], Array]
 """`opponent(key, obs) -> action`, for one observation."""
 
 
+def until_turn(move: Callable[[Array, Any], Any], key: Array, state: Any) -> tuple[Any, Array]:
+    """Let the opponent move until it is the turn of player 0, or the game is over.
+
+    Args:
+        move: `move(key, state) -> state`, a move of the opponent.
+        key: PRNG key.
+        state: the state of a game of Pgx after a move of player 0, or at the beginning.
+
+    Returns:
+        The state, and what player 0 has received since its move, including the reward of `state`.
+    """
+
+    def waits(carry: Any) -> Array:
+        _, state, _ = carry
+        return (state.current_player != 0) & ~state.terminated & ~state.truncated
+
+    def wait(carry: Any) -> Any:
+        key, state, reward = carry
+        key, move_key = jax.random.split(key)
+        state = move(move_key, state)
+        return key, state, reward + state.rewards[0]
+
+    return jax.lax.while_loop(waits, wait, (key, state, state.rewards[0]))[1:]
+
+
 def random_opponent(key: Array, obs: Observation) -> Array:
     """Draw one of the legal actions."""
     return jax.random.categorical(key, jnp.where(obs.available, 0.0, -jnp.inf)).astype(jnp.int32)

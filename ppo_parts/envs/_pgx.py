@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from .._errors import UserValueError
 from ._env import Array, Box, Discrete, Env, Observation, unknown_env
 from ._episodes import Step, auto_reset
-from ._opponents import Opponent, random_opponent
+from ._opponents import Opponent, random_opponent, until_turn
 
 
 def make(name: str, *, opponent: Opponent | None = None, time_limit: int | None = None, reset_ratio: int = 1) -> Env:
@@ -36,20 +36,12 @@ def make(name: str, *, opponent: Opponent | None = None, time_limit: int | None 
     def seen(state: Any) -> Observation:
         return Observation(state.observation.astype(jnp.float32), state.legal_action_mask)
 
+    def opponents_move(key: Array, state: Any) -> Any:
+        action_key, step_key = jax.random.split(key)
+        return env.step(state, choose_action(action_key, seen(state)), step_key)
+
     def others(key: Array, state: Any) -> tuple[Any, Array]:
-        """Let the opponent act until it is the policy's turn; returns the state and what the policy got meanwhile."""
-
-        def act(carry: Any) -> Any:
-            key, state, reward = carry
-            key, action_key, step_key = jax.random.split(key, 3)
-            state = env.step(state, choose_action(action_key, seen(state)), step_key)
-            return key, state, reward + state.rewards[0]
-
-        def waits(carry: Any) -> Array:
-            return (carry[1].current_player != 0) & ~carry[1].terminated & ~carry[1].truncated
-
-        start = key, state, state.rewards[0]
-        return jax.lax.while_loop(waits, act, start)[1:] if env.num_players > 1 else start[1:]
+        return (state, state.rewards[0]) if env.num_players == 1 else until_turn(opponents_move, key, state)
 
     def reset(key: Array) -> tuple[Any, Observation]:
         key, others_key = jax.random.split(key)
