@@ -51,15 +51,21 @@ PRESETS = {
 }  # fmt: skip
 
 
-def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
+def make_train(
+    config: Config,
+    env: envs.Env | None = None,
+    pipeline: pp.Part | None = None,
+    policy: pp.Policy | None = None,
+) -> training.Train:
     """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers.
 
-    `env` is an environment of your own, wrapped as you like, and `pipeline` a chain of your own; None: as configured.
+    `env` is an environment of your own, wrapped as you like, `pipeline` a chain and `policy` a policy of your own;
+    None: as configured.
     """
     training.check_config(config)
     if env is None:
         env = envs.prepare(envs.make(config.env_id), normalize=config.normalize_env, gamma=config.gamma)
-    policy = networks.actor_critic(env, config.hidden, "tanh")
+    policy = policy or networks.actor_critic(env, config.hidden, "tanh")
     cleanrl = pp.chain(
         pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
         pp.shuffled_minibatches(config.num_minibatches, config.update_epochs),

@@ -26,6 +26,19 @@ def clip_action(env: Env) -> Env:
     return env._replace(step=step, evaluation=lambda state: clip_action(env.evaluation(state)))
 
 
+def clip_reward(env: Env) -> Env:
+    """Replace rewards by their sign, as most Atari agents do; episode returns and `evaluation` keep the rewards.
+
+    Reference: Mnih et al. 2015, doi:10.1038/nature14236, Methods.
+    """
+
+    def step(key: Array, state: Any, action: Any) -> tuple[Any, Transition]:
+        state, out = env.step(key, state, action)
+        return state, out._replace(reward=jnp.sign(out.reward))
+
+    return env._replace(step=step)
+
+
 def prepare(env: Env, *, normalize: bool = False, gamma: Any = None) -> Env:
     """Apply PPO's usual wrappers: clip actions to their box and, with `normalize`, normalise observations and rewards.
 
