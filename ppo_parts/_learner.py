@@ -225,14 +225,17 @@ class _Program:
         self, progress: _Progress, ready: Batch, rollouts: dict[Any, Batch], context: Context
     ) -> tuple[tuple[Any, ...], dict[Any, Any]]:
         """The states of all parts after those with `finish` have seen the rollout under the updated policy."""
-        context = context.replace(key=jax.random.fold_in(context.key, len(self.plans) + 1), params=progress.params)
+        key = jax.random.fold_in(context.key, len(self.plans) + 1)
+        shared_context, *contexts = (
+            context.replace(key=jax.random.fold_in(key, i), params=progress.params)
+            for i in range(1 + 2 * len(self.plans))
+        )
         states = {}
-        for number, plan in enumerate(self.plans):
+        for plan, before_context, after_context in zip(self.plans, contexts[::2], contexts[1::2], strict=True):
             before, after = progress.states[plan.name]
-            here, there = (context.replace(key=part_key(context.key, 2 * number + i)) for i in (1, 2))
-            before = finish(plan.before, before, ready, here)
-            states[plan.name] = before, finish(plan.after, after, rollouts[plan.name], there)
-        return finish(self.shared, progress.shared, ready, context), states
+            before = finish(plan.before, before, ready, before_context)
+            states[plan.name] = before, finish(plan.after, after, rollouts[plan.name], after_context)
+        return finish(self.shared, progress.shared, ready, shared_context), states
 
 
 def _keeps_finite(progress: _Progress) -> bool:

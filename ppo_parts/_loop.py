@@ -86,13 +86,14 @@ class PhaseLoop:
     def _minibatch(self, state: PhaseState, rollout: Batch, item: Any, context: Context) -> tuple[PhaseState, Metrics]:
         """Draw, evaluate, differentiate, step."""
         plan, sampler = self.plan, self.plan.sampler
-        head_key, own_key = jax.random.fold_in(context.key, 0), jax.random.fold_in(context.key, 1)
+        # The parent of these keys goes to nobody: `split` makes children of it that `fold_in` makes, too.
+        head_key, own_key, draw_key = (jax.random.fold_in(context.key, i) for i in range(3))
         before = sampler.refresh.before_minibatch(self.head, rollout, state.carried, context.replace(key=head_key))
         rollout, carried = before
         refreshed, params = _metrics_of(rollout), carried.params
         context = context.replace(params=params)
         check_batch(sampler, rollout)
-        indices, weight = sampler.draw(item, rollout, context)
+        indices, weight = sampler.draw(item, rollout, context.replace(key=draw_key))
         minibatch = sampler.take(rollout, indices, weight)
 
         (loss, (batch, after, current)), gradient = jax.value_and_grad(self._loss, has_aux=True)(

@@ -242,8 +242,9 @@ def _sampler(
         return on_automatic_mesh(first, batch.log_prob)(batch, context), state
 
     def first(batch: Batch, context: Context) -> Batch:
-        item = jax.tree.map(lambda x: x[0], plan(context.key, batch, 0))
-        indices, weight = draw(item, batch, context)
+        plan_key, draw_key = jax.random.split(context.key)
+        item = jax.tree.map(lambda x: x[0], plan(plan_key, batch, 0))
+        indices, weight = draw(item, batch, context.replace(key=draw_key))
         minibatch = whole.take(batch, indices, weight)
         return minibatch.replace(current=evaluate_current(context.evaluate, context.params, minibatch))
 

@@ -291,6 +291,53 @@ def test_finish_has_a_key_for_every_part():
     assert pp.part_state(state, pipeline, "first") != pp.part_state(state, pipeline, "second")
 
 
+@pytest.mark.parametrize("refresh", ["rollout", "epoch", "minibatch"])
+def test_no_key_of_an_update_is_given_twice(refresh):
+    seen = []
+
+    def see(key):  # the key, and what a part may make from it
+        for one in (key, *jax.random.split(key, 3)):
+            jax.debug.callback(lambda data: seen.append(tuple(np.asarray(data).tolist())), jax.random.key_data(one))
+
+    def looks(name):
+        def update(batch, state, context):
+            see(context.key)
+            return batch, state
+
+        def finish(batch, state, context):
+            see(context.key)
+            return state
+
+        return part(update, name, finish=finish)
+
+    def plan(key, batch, epoch):
+        see(key)
+        return jnp.arange(batch.log_prob.size).reshape(2, -1)
+
+    def draw(item, batch, context):
+        see(context.key)
+        return item, None
+
+    def divided(name):
+        sampler = pp.sampler("looks", plan, draw, num_epochs=2, num_minibatches=2, axis="step", refresh=refresh)
+        inside = (looks(f"{name} {place}") for place in ("one", "two", "three", "four"))
+        return pp.chain(next(inside), next(inside), sampler, SURROGATE, next(inside), next(inside))
+
+    shared = (looks("first"), looks("second"), looks("third"))
+    phases = {name: pp.phase(divided(name), trains=None) for name in ("a", "b")}
+    pipeline = pp.chain(*shared, GAE, pp.phases(**phases))
+    optimizer = dict.fromkeys(phases, optax.sgd(0.1))
+    batch = rollout().replace(shards=2)
+    learner = pp.learner(evaluate, pipeline, optimizer)
+    jax.block_until_ready(learner.update(KEY, learner.init(make_params()), batch))
+    jax.effects_barrier()
+    # Per epoch a key for each shard's plan; per minibatch one for each shard's draw and each of the two parts after it.
+    runs = {"rollout": 2 * 2 + 3, "epoch": 2 * 2 * 5, "minibatch": 2 * 4 * 5}[refresh]
+    finishes, loops = 2 * 4 + 3, 2 * (2 * 2 + 4 * (2 + 2))
+    assert len(seen) == 4 * (runs + finishes + loops)
+    assert len(set(seen)) == len(seen)
+
+
 def test_a_large_number_in_a_masked_place_has_no_gradient():
     def squared(params, batch):
         distribution, value = evaluate(params, batch)
