@@ -39,7 +39,10 @@ from ._optim import per_agent as per_agent
 from ._optim import scale_by_update_schedule as scale_by_update_schedule
 from ._phases import phase as phase
 from ._phases import phases as phases
+from ._refresh import Estimates as Estimates
 from ._refresh import Refresh as Refresh
+from ._refresh import Upstream as Upstream
+from ._refresh import UpstreamState as UpstreamState
 from ._replay import replay as replay
 from ._rollout import Rollout as Rollout
 from ._rollout import RolloutState as RolloutState

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import jax
 import jax.numpy as jnp
 
 from . import functional
 from ._errors import UserTypeError, UserValueError
-from ._hyperparameters import Numeric, at, number
+from ._hyperparameters import Numeric, at, choice, number
 from ._policy import follow
 from ._types import Array, Batch, Context, EmptyState, Part, no_state, require
-from .functional._recurrence import known
 
 ESTIMATOR_READS = ("reward", "value", "next_value", "terminated", "truncated", "mask", "current")
 
@@ -41,7 +42,7 @@ def gae(*, gamma: Numeric, gae_lambda: Numeric, implementation: functional.Imple
     """
     gamma = number("gae", "gamma", gamma, 0, 1)
     gae_lambda = number("gae", "gae_lambda", gae_lambda, 0, 1)
-    known("gae", implementation)
+    choice("gae", "implementation", implementation, get_args(functional.Implementation))
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         value, next_value = _latest_values("gae", batch)
@@ -97,7 +98,7 @@ def vtrace(
     gae_lambda = number("vtrace", "gae_lambda", gae_lambda, 0, 1)
     rho_clip = number("vtrace", "rho_clip", rho_clip, 0, open_low=True)
     c_clip = number("vtrace", "c_clip", c_clip, 0, open_low=True)
-    known("vtrace", implementation)
+    choice("vtrace", "implementation", implementation, get_args(functional.Implementation))
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         value, next_value = _latest_values("vtrace", batch)
@@ -232,5 +233,6 @@ def _write(batch: Batch, advantage: Array, target: Array) -> Batch:
     """Write the estimates and, before the sampler, how much of the target's variance the value explains."""
     if batch.current is None:
         variance = functional.explained_variance(batch.value, target, mask=batch.mask)
+        # Not by `add_metrics`: where a chain has two estimators, the last one's target is what the value learns.
         batch = batch.replace(metrics={**batch.metrics, "explained_variance": variance})
     return batch.replace(advantage=advantage, target=target)

@@ -17,20 +17,32 @@ Numeric = float | Array | Callable[[Any], Any]
 """A float, an array (a traced one too, so that sweeps vmap) or a schedule of the learner's update count."""
 
 
-def number(where: str, name: str, value: Any, low: float, high: float = np.inf, *, open_low: bool = False) -> Any:
-    """Return `value` if it can be what it should: a number in [low, high], or what will be one.
+def number(
+    where: str,
+    name: str,
+    value: Any,
+    low: float,
+    high: float = np.inf,
+    *,
+    open_low: bool = False,
+    schedule: bool = True,
+) -> Any:
+    """Return `value` if it is a valid number, one in [low, high], or something that yields one later.
 
     A concrete number is checked at once, a schedule at its ends: at step 0, and at the value on which it settles, if it
     does. What can only be known at run time (a schedule in between, a traced number) is returned so that it is NaN
     wherever it leaves the range. A part makes sure that such a NaN reaches its loss, where the learner counts it: see
-    `spread_nan`.
+    `spread_nan`. `schedule=False` refuses schedules, for what is needed before there is a step.
     """
-    if callable(value):
+    if callable(value) and schedule:
         return _schedule(where, name, value, low, high, open_low)
-    try:
-        check_range(
-            where, name, value, low, high, open_low=open_low, what="a number, an array or a schedule step -> value"
+    if callable(value):
+        raise UserTypeError(
+            f"{where}: {name} must be a number or an array, and cannot follow a schedule; got {value!r}"
         )
+    try:
+        what = "a number, an array or a schedule step -> value" if schedule else "a number or an array"
+        check_range(where, name, value, low, high, open_low=open_low, what=what)
     except TypeError as error:
         raise UserTypeError(str(error)) from None
     except ValueError as error:

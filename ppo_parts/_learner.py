@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from ._chain import chain, check_every_write_is_read, part_key
 from ._checks import check_params, check_rollout, count_nonfinite, finite_where_masked
 from ._errors import UserTypeError
-from ._loop import GradientMetrics, PhaseLoop, PhaseState
+from ._loop import GradientMetrics, PhaseLoop, PhaseState, run_every
 from ._metrics import Metrics, join_metrics
 from ._optim import may_skip
 from ._pieces import evaluate_shards
-from ._plan import PhasePlan, divide, with_optimizers
 from ._policy import evaluate_current
-from ._refresh import Carried, Head, HeadState
+from ._refresh import PartStates, Upstream, UpstreamState
+from ._spec import PhaseSpec, by_phase, divide, with_optimizers, without_names
 from ._trees import copies, on_automatic_mesh, varying_like
 from ._types import Array, Batch, Context, Evaluate, Output, Params, Part
 
@@ -44,8 +44,8 @@ class Learner(NamedTuple):
 
     Attributes:
         init: `init(params, key=None) -> LearnerState`; the key is for parts that draw their first state.
-        update: `update(key, state, batch) -> (LearnerState, Metrics)`; metrics are scalars. With `return_batch` the
-            third item is the rollout as the parts before the sampler left it.
+        update: `update(key, state, batch) -> (LearnerState, Metrics)`; metrics are scalars. With `return_batch` there
+            is a third item, the rollout; see `learner`.
     """
 
     init: Callable[..., LearnerState]
@@ -69,9 +69,10 @@ def learner(
 
     Metrics are reduced over the minibatches that ran, each as the part that adds it says (`Batch.add_metrics`; by
     default the mean). The learner adds `loss`, `grad_norm` (before the optimizer), `minibatches` (gradient steps
-    applied), `epochs` (begun) and `early_stopped` (0 or 1, where the chain can stop). `nonfinite/...` count what is not
-    finite, by where it arose: elements of the rollout's unmasked `reward`, `log_prob`, `value` and `next_value`,
-    elements of the minibatches' `advantage`, and minibatches whose loss or `gradient` is not; see `nonfinite_report`.
+    applied: neither discarded by a part nor skipped by the optimizer), `epochs` (begun) and `early_stopped` (0 or 1,
+    where the chain can stop). `nonfinite/...` count what is not finite, by where it arose: elements of the rollout's
+    unmasked `reward`, `log_prob`, `value` and `next_value`, elements of the minibatches' `advantage`, and minibatches
+    whose loss or `gradient` is not; see `nonfinite_report`.
 
     To skip gradients that are not finite, wrap the optimizer in `optax.apply_if_finite`: a skipped step leaves the
     states of the parts after the sampler as they were, and parts before it keep their last state that was finite.
@@ -87,7 +88,9 @@ def learner(
             (those of the minibatch, by name), so that a learning rate may follow a divergence or a loss.
         gradient_metrics: `gradient -> {name: scalar}`: further metrics of each gradient, such as separate norms for
             actor and critic.
-        return_batch: whether `update` also returns the rollout as the parts before the sampler left it.
+        return_batch: whether `update` also returns the rollout as the parts before the sampler left it; with `phases`,
+            those of the first phase. Parts that run again (see `refresh`) leave several rollouts. None of these is
+            returned, but the rollout as `update` got it, with finite numbers in masked places.
 
     Returns:
         `Learner(init, update)`. Both are pure: jit, vmap and scan them.
@@ -120,29 +123,29 @@ def learner(
         raise UserTypeError(
             f"learner: evaluate must be a Policy or a function (params, batch) -> Output, got {evaluate!r}"
         )
-    shared, plans = divide(chain(pipeline))
-    plans = with_optimizers(plans, optimizer)
-    check_every_write_is_read(shared, [(*plan.before, plan.sampler, *plan.after) for plan in plans])
-    program = _Program(shared, tuple(plans), evaluate, gradient_metrics or (lambda gradient: {}), return_batch)
-    return Learner(program.init, program.update)
+    shared, specs = divide(chain(pipeline))
+    phases = with_optimizers(specs, optimizer)
+    check_every_write_is_read(shared, [(*spec.before, spec.sampler, *spec.after) for spec in phases])
+    made = _Update(shared, phases, evaluate, gradient_metrics or (lambda gradient: {}), return_batch)
+    return Learner(made.init, made.update)
 
 
-class _Progress(NamedTuple):
+class _SoFar(NamedTuple):
     """What an update has made so far; the states of phases by name."""
 
     params: Params
-    opt_states: dict[Any, Any]
+    opt_states: dict[str, Any]
     shared: tuple[Any, ...]
-    states: dict[Any, tuple[Any, Any]]
+    states: dict[str, tuple[Any, Any]]
     metrics: tuple[Metrics, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Program:
+class _Update:
     """The two functions of a learner; see `learner` for the fields."""
 
     shared: tuple[Part, ...]
-    plans: tuple[PhasePlan, ...]
+    phases: tuple[PhaseSpec, ...]
     policy: Evaluate
     gradient_metrics: GradientMetrics
     return_batch: bool
@@ -150,112 +153,105 @@ class _Program:
     def evaluate(self, params: Params, batch: Batch) -> Output:
         return evaluate_shards(self.policy, params, batch)
 
-    def unnamed(self, states: dict[Any, Any]) -> Any:
-        """The states by phase; those of a pipeline without phases alone."""
-        return states[None] if self.plans[0].name is None else states
-
-    def by_name(self, states: Any) -> dict[Any, Any]:
-        return {None: states} if self.plans[0].name is None else dict(states)
-
     def init(self, params: Params, key: Array | None = None) -> LearnerState:
         check_params(params)
         states = {}
-        for number, plan in enumerate(self.plans):
+        for number, spec in enumerate(self.phases):
             phase_key = part_key(key, number + 1)
-            before = chain(*plan.before).init(params, part_key(phase_key, 1))
-            states[plan.name] = before, chain(*plan.after).init(params, part_key(phase_key, 2))
-        opt_states = {plan.name: plan.optimizer.init(plan.trained(params)) for plan in self.plans}
-        pipeline = (chain(*self.shared).init(params, key), self.unnamed(states))
-        return LearnerState(params, self.unnamed(opt_states), copies(pipeline), jnp.zeros((), jnp.int32))
+            before = chain(*spec.before).init(params, part_key(phase_key, 1))
+            states[spec.name] = before, chain(*spec.after).init(params, part_key(phase_key, 2))
+        opt_states = {spec.name: spec.optimizer.init(spec.trained(params)) for spec in self.phases}
+        pipeline = (chain(*self.shared).init(params, key), without_names(states, self.phases))
+        opt_state = without_names(opt_states, self.phases)
+        return LearnerState(params, opt_state, copies(pipeline), jnp.zeros((), jnp.int32))
 
     def update(self, key: Array, state: LearnerState, batch: Batch) -> Any:
         check_rollout(batch)
         return on_automatic_mesh(self._update, batch.log_prob)(key, state, batch)
 
     def _update(self, key: Array, state: LearnerState, batch: Batch) -> Any:
+        """Run the shared parts, each phase, and what parts do at the end."""
         key, state = varying_like((key, state), batch.log_prob)
-        raw = finite_where_masked(batch.replace(metrics={}, reductions=(), losses={}, current=None, stop=None))
+        recorded = finite_where_masked(batch.replace(metrics={}, reductions=(), losses={}, current=None, stop=None))
         context = Context(key=key, step=state.step, params=state.params, evaluate=self.evaluate)
         shared, states = state.pipeline
-        opt_states = self.by_name(state.opt_state)
-        progress = _Progress(state.params, opt_states, shared, self.by_name(states), (count_nonfinite(raw),))
-        ready, progress = self._run_shared(raw, progress, context)
+        opt_states, states = by_phase(state.opt_state, self.phases), by_phase(states, self.phases)
+        so_far = _SoFar(state.params, opt_states, shared, states, (count_nonfinite(recorded),))
+        prepared, so_far = self._run_shared(recorded, so_far, context)
         rollouts = {}
-        for number, plan in enumerate(self.plans):
-            rollouts[plan.name], progress = self._run_phase(number, plan, raw, ready, progress, context)
-        shared, states = self._finished(progress, ready, rollouts, context)
-        pipeline = (shared, self.unnamed(states))
-        result = LearnerState(progress.params, self.unnamed(progress.opt_states), pipeline, state.step + 1)
-        metrics = join_metrics(*progress.metrics)
-        return (result, metrics, rollouts[self.plans[0].name]) if self.return_batch else (result, metrics)
+        for number, spec in enumerate(self.phases):
+            upstream = Upstream(
+                shared=self.shared,
+                own=spec.before,
+                evaluate=self.evaluate,
+                recorded=recorded,
+                prepared=prepared,
+                moved=number > 0,
+                keep_finite=_keeps_finite(so_far),
+            )
+            phase_context = context.replace(key=jax.random.fold_in(key, number + 1))
+            rollouts[spec.name], so_far = self._run_phase(spec, upstream, so_far, phase_context)
+        finish_context = context.replace(key=jax.random.fold_in(key, len(self.phases) + 1), params=so_far.params)
+        shared, states = self._finished(so_far, prepared, rollouts, finish_context)
+        pipeline = (shared, without_names(states, self.phases))
+        opt_state = without_names(so_far.opt_states, self.phases)
+        result = LearnerState(so_far.params, opt_state, pipeline, state.step + 1)
+        metrics = join_metrics(*so_far.metrics)
+        return (result, metrics, rollouts[self.phases[0].name]) if self.return_batch else (result, metrics)
 
-    def _run_shared(self, raw: Batch, progress: _Progress, context: Context) -> tuple[Batch, _Progress]:
-        """The parts that all phases share, once, for the phases that do not run them again."""
-        if not any(plan.sampler.refresh.shares_head for plan in self.plans):
-            return raw, progress
-        head = Head((), self.shared, self.evaluate, raw, raw, False, _keeps_finite(progress))
-        context = context.replace(key=jax.random.fold_in(context.key, 0))
-        ready, carried = head.run_own(Carried(progress.params, HeadState((), progress.shared)), context)
-        metrics = (*progress.metrics, Metrics.of(ready.metrics, dict(ready.reductions)))
-        return ready, progress._replace(params=carried.params, shared=carried.head.own, metrics=metrics)
-
-    def _run_phase(
-        self, number: int, plan: PhasePlan, raw: Batch, ready: Batch, progress: _Progress, context: Context
-    ) -> tuple[Batch, _Progress]:
-        head = Head(self.shared, plan.before, self.evaluate, raw, ready, number > 0, _keeps_finite(progress))
-        key = jax.random.fold_in(context.key, number + 1)
-        context = context.replace(key=key, num_minibatches=plan.sampler.num_minibatches)
-        before, after = progress.states[plan.name]
-        carried = Carried(progress.params, HeadState(progress.shared, before))
-        stopped = jnp.zeros_like(context.step, bool)
-        state = PhaseState(carried, progress.opt_states[plan.name], after, stopped)
-        state, metrics, rollout = run_every(
-            PhaseLoop(plan, head, context, self.gradient_metrics), plan.every, state, ready
+    def _run_shared(self, recorded: Batch, so_far: _SoFar, context: Context) -> tuple[Batch, _SoFar]:
+        """Run the parts that all phases share, once, for the phases that do not run them again."""
+        if not any(spec.sampler.refresh.shares_upstream for spec in self.phases):
+            return recorded, so_far
+        upstream = Upstream(
+            shared=(),
+            own=self.shared,  # nobody shares them here, so that they run as a phase's own parts do
+            evaluate=self.evaluate,
+            recorded=recorded,
+            prepared=recorded,
+            moved=False,
+            keep_finite=_keeps_finite(so_far),
         )
-        metrics = metrics if plan.name is None else metrics.prefixed(f"{plan.name}/")
-        return rollout, _Progress(
-            state.carried.params,
-            {**progress.opt_states, plan.name: state.opt_state},
-            state.carried.head.shared,
-            {**progress.states, plan.name: (state.carried.head.own, state.after)},
-            (*progress.metrics, metrics),
+        context = context.replace(key=jax.random.fold_in(context.key, 0))
+        prepared, state = upstream.run_own(UpstreamState(so_far.params, PartStates((), so_far.shared)), context)
+        metrics = (*so_far.metrics, Metrics.of(prepared.metrics, dict(prepared.reductions)))
+        return prepared, so_far._replace(params=state.params, shared=state.parts.own, metrics=metrics)
+
+    def _run_phase(self, spec: PhaseSpec, upstream: Upstream, so_far: _SoFar, context: Context) -> tuple[Batch, _SoFar]:
+        """Run one phase, in the updates in which it runs."""
+        context = context.replace(num_minibatches=spec.sampler.num_minibatches)
+        before, after = so_far.states[spec.name]
+        upstream_state = UpstreamState(so_far.params, PartStates(so_far.shared, before))
+        stopped = jnp.zeros_like(context.step, bool)
+        state = PhaseState(upstream_state, so_far.opt_states[spec.name], after, stopped)
+        loop = PhaseLoop(spec, upstream, context, self.gradient_metrics)
+        state, metrics, rollout = run_every(loop, spec.every, state)
+        metrics = metrics.prefixed(f"{spec.name}/") if spec.name else metrics
+        return rollout, _SoFar(
+            state.upstream.params,
+            {**so_far.opt_states, spec.name: state.opt_state},
+            state.upstream.parts.shared,
+            {**so_far.states, spec.name: (state.upstream.parts.own, state.after)},
+            (*so_far.metrics, metrics),
         )
 
     def _finished(
-        self, progress: _Progress, ready: Batch, rollouts: dict[Any, Batch], context: Context
-    ) -> tuple[tuple[Any, ...], dict[Any, Any]]:
+        self, so_far: _SoFar, prepared: Batch, rollouts: dict[str, Batch], context: Context
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The states of all parts after those with `finish` have seen the rollout under the updated policy."""
-        key = jax.random.fold_in(context.key, len(self.plans) + 1)
         shared_context, *contexts = (
-            context.replace(key=jax.random.fold_in(key, i), params=progress.params)
-            for i in range(1 + 2 * len(self.plans))
+            context.replace(key=jax.random.fold_in(context.key, i)) for i in range(1 + 2 * len(self.phases))
         )
         states = {}
-        for plan, before_context, after_context in zip(self.plans, contexts[::2], contexts[1::2], strict=True):
-            before, after = progress.states[plan.name]
-            before = finish(plan.before, before, ready, before_context)
-            states[plan.name] = before, finish(plan.after, after, rollouts[plan.name], after_context)
-        return finish(self.shared, progress.shared, ready, shared_context), states
+        for spec, before_context, after_context in zip(self.phases, contexts[::2], contexts[1::2], strict=True):
+            before, after = so_far.states[spec.name]
+            before = finish(spec.before, before, prepared, before_context)
+            states[spec.name] = before, finish(spec.after, after, rollouts[spec.name], after_context)
+        return finish(self.shared, so_far.shared, prepared, shared_context), states
 
 
-def _keeps_finite(progress: _Progress) -> bool:
-    return any(may_skip(opt_state) for opt_state in progress.opt_states.values())
-
-
-def run_every(phase: PhaseLoop, every: int, state: PhaseState, ready: Batch) -> tuple[PhaseState, Metrics, Batch]:
-    """Run the phase once in `every` updates; in the others the state is unchanged and metrics are NaN (sums: 0)."""
-    if every == 1:
-        return phase.run(state)
-
-    def run(state: PhaseState) -> tuple[PhaseState, Metrics]:
-        return phase.run(state)[:2]
-
-    def skip(state: PhaseState) -> tuple[PhaseState, Metrics]:
-        metrics = jax.eval_shape(run, state)[1]
-        absent = jnp.array([0.0 if way == "sum" else jnp.nan for way in metrics.reductions], metrics.array.dtype)
-        return state, Metrics(absent, metrics.names, metrics.reductions)
-
-    return (*jax.lax.cond((phase.context.step + 1) % every == 0, run, skip, state), ready)
+def _keeps_finite(so_far: _SoFar) -> bool:
+    return any(may_skip(opt_state) for opt_state in so_far.opt_states.values())
 
 
 def finish(parts: tuple[Part, ...], states: tuple[Any, ...], rollout: Batch, context: Context) -> tuple[Any, ...]:
@@ -288,15 +284,16 @@ def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
         >>> float(pp.part_state(learner.init({"w": jnp.zeros(2)}), pipeline, "kl_early_stop").total)
         0.0
     """
-    shared, plans = divide(chain(pipeline))
+    shared, specs = divide(chain(pipeline))
     found = [(part.name, own) for part, own in zip(shared, state.pipeline[0], strict=True)]
-    for plan in plans:
-        states = state.pipeline[1] if plan.name is None else state.pipeline[1][plan.name]
-        prefix = "" if plan.name is None else f"{plan.name}/"
-        for parts, own in zip((plan.before, plan.after), states, strict=True):
+    by_name = by_phase(state.pipeline[1], specs)
+    for spec in specs:
+        prefix = f"{spec.name}/" if spec.name else ""
+        for parts, own in zip((spec.before, spec.after), by_name[spec.name], strict=True):
             found += [(prefix + part.name, one) for part, one in zip(parts, own, strict=True)]
     matches = [own for called, own in found if called == name]
     if len(matches) != 1:
         there = ", ".join(called for called, _ in found)
-        raise KeyError(f"{len(matches)} parts are named {name!r}; the parts are {there}")
+        remedy = "; put one of them into within(part, name=...) to name it apart" if matches else ""
+        raise KeyError(f"{len(matches)} parts are named {name!r}; the parts are {there}{remedy}")
     return matches[0]

@@ -1,5 +1,24 @@
 """One phase of an update: epochs of minibatches, which are drawn, evaluated, differentiated and applied."""
 
+# What `PhaseLoop.run` computes, without keys, states of parts, metrics, early stops and refreshes:
+#
+#     rollout = run the parts before the sampler on the recorded rollout        (refresh.init)
+#     for epoch in range(sampler.num_epochs):
+#         rollout = refresh.before_epoch(rollout)                               (usually as it was)
+#         plan = sampler.plan(rollout)
+#         for item in plan:                                                     (PhaseLoop._minibatch)
+#             rollout = refresh.before_minibatch(rollout)                       (usually as it was)
+#             minibatch = sampler.take(rollout, sampler.draw(item))
+#             gradient = derivative of loss(params, minibatch)
+#             params = params + optimizer.update(gradient)                      (PhaseLoop._step)
+#             refresh.after_minibatch(minibatch)                                (usually nothing)
+#
+#     def loss(params, minibatch):                                              (PhaseLoop._loss)
+#         minibatch.current = evaluate(params, minibatch)
+#         return sum of the mean losses that the parts after the sampler add to the minibatch
+#
+# A refresh may run the parts before the sampler again, on what the policy in training returns: see `Refresh`.
+
 from __future__ import annotations
 
 import dataclasses
@@ -14,25 +33,40 @@ from ._chain import check_batch, fold
 from ._errors import UserValueError
 from ._metrics import Metrics, join_metrics
 from ._optim import may_skip, skipped
-from ._plan import PhasePlan
 from ._policy import evaluate_current
-from ._refresh import Carried, Head, amend
+from ._refresh import Upstream, UpstreamState, amend
 from ._samplers import Sampler
+from ._spec import PhaseSpec
 from ._trees import varying_like
-from ._types import Array, Batch, Context, Params
+from ._types import Array, Batch, Context, Params, Stop
 from .functional import masked_mean
-from .functional._common import masked_sum
+from .functional._common import ShapeError, masked_sum
 
 GradientMetrics = Callable[[Any], Mapping[str, Array]]
 
 
 class PhaseState(NamedTuple):
-    """What changes from minibatch to minibatch."""
+    """What changes from minibatch to minibatch.
 
-    carried: Carried
+    Attributes:
+        upstream: the latest parameters, and the states of the parts before the sampler.
+        opt_state: the state of the phase's optimizer.
+        after: the states of the parts after the sampler.
+        stopped: whether a part has stopped the phase.
+    """
+
+    upstream: UpstreamState
     opt_state: Any
-    after: tuple[Any, ...]  # states of the parts after the sampler
+    after: tuple[Any, ...]
     stopped: Array
+
+
+class Stepped(NamedTuple):
+    """What a gradient step changes, and a minibatch that is discarded does not."""
+
+    params: Params
+    opt_state: Any
+    after: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,29 +74,30 @@ class PhaseLoop:
     """One phase at work on one rollout.
 
     Attributes:
-        plan: what it does.
-        head: the rollout, and the parts before the sampler.
+        spec: what it does.
+        upstream: the rollout, and the parts before the sampler.
         context: the update's step, the policy and this phase's key.
         gradient_metrics: metrics of the gradient.
     """
 
-    plan: PhasePlan
-    head: Head
+    spec: PhaseSpec
+    upstream: Upstream
     context: Context
     gradient_metrics: GradientMetrics
 
     def run(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
-        """Run all epochs; also return the rollout from which minibatches were drawn."""
-        can_stop = self.plan.can_stop
-        sampler, refresh, key = self.plan.sampler, self.plan.sampler.refresh, self.context.key
-        rollout, carried = refresh.init(self.head, state.carried, self.context.replace(key=jax.random.fold_in(key, 0)))
+        """Run all epochs; also return the rollout as the refresh began with it."""
+        can_stop = self.spec.can_stop
+        sampler, refresh, key = self.spec.sampler, self.spec.sampler.refresh, self.context.key
+        context = self.context.replace(key=jax.random.fold_in(key, 0))
+        rollout, upstream = refresh.init(self.upstream, state.upstream, context)
         first = _metrics_of(rollout)
         rollout = _without_metrics(rollout)
 
         def epoch(state: PhaseState, number: Array) -> tuple[PhaseState, tuple[Metrics, Metrics, Array]]:
             keys = jax.random.split(jax.random.fold_in(key, number + 1), 3)
             context = self.context.replace(key=keys[0], epoch=number)
-            drawn_from, carried = refresh.before_epoch(self.head, rollout, state.carried, context)
+            drawn_from, upstream = refresh.before_epoch(self.upstream, rollout, state.upstream, context)
             refreshed, drawn_from = _metrics_of(drawn_from), _without_metrics(drawn_from)
             items = sampler.plan(keys[1], drawn_from, number)
             check_plan(sampler, items)
@@ -73,64 +108,80 @@ class PhaseLoop:
                 return self._minibatch(state, drawn_from, item, here)
 
             numbered = (jnp.arange(sampler.num_minibatches), items)
-            state, measured, ran = scan_until(minibatch, state._replace(carried=carried), numbered, can_stop)
+            state, measured, ran = scan_until(minibatch, state._replace(upstream=upstream), numbered, can_stop)
             return state, (refreshed, measured, ran)
 
-        state = state._replace(carried=carried)
+        state = state._replace(upstream=upstream)
         epochs = jnp.arange(sampler.num_epochs)
         state, (refreshed, measured, ran), begun = scan_until(epoch, state, epochs, can_stop)
         own = {"epochs": jnp.sum(begun)} | ({"early_stopped": state.stopped} if can_stop else {})
         metrics = join_metrics(first, refreshed.reduce(begun), measured.reduce(ran), Metrics.of(own))
-        return state._replace(carried=state.carried._replace(estimates=None)), metrics, rollout
+        return state._replace(upstream=state.upstream._replace(estimates=None)), metrics, rollout
 
     def _minibatch(self, state: PhaseState, rollout: Batch, item: Any, context: Context) -> tuple[PhaseState, Metrics]:
-        """Draw, evaluate, differentiate, step."""
-        plan, sampler = self.plan, self.plan.sampler
-        # The parent of these keys goes to nobody: `split` makes children of it that `fold_in` makes, too.
-        head_key, own_key, draw_key = (jax.random.fold_in(context.key, i) for i in range(3))
-        before = sampler.refresh.before_minibatch(self.head, rollout, state.carried, context.replace(key=head_key))
-        rollout, carried = before
-        refreshed, params = _metrics_of(rollout), carried.params
+        """Draw, differentiate, step, discard if a part asks for it, write back."""
+        spec, sampler, refresh = self.spec, self.spec.sampler, self.spec.sampler.refresh
+        # Nobody gets the parent of these keys, because `split` would make the same keys from it.
+        upstream_key, loss_key, draw_key = (jax.random.fold_in(context.key, i) for i in range(3))
+        rollout, upstream = refresh.before_minibatch(
+            self.upstream, rollout, state.upstream, context.replace(key=upstream_key)
+        )
+        params, refreshed = upstream.params, _metrics_of(rollout)
         context = context.replace(params=params)
         check_batch(sampler, rollout)
         indices, weight = sampler.draw(item, rollout, context.replace(key=draw_key))
         minibatch = sampler.take(rollout, indices, weight)
 
         (loss, (batch, after, current)), gradient = jax.value_and_grad(self._loss, has_aux=True)(
-            plan.trained(params), params, minibatch, state.after, context.replace(key=own_key)
+            spec.trained(params), params, minibatch, state.after, context.replace(key=loss_key)
         )
-        gradient = plan.masked(gradient, params)
-        updates, opt_state = plan.optimizer.update(
-            gradient, state.opt_state, plan.trained(params), step=context.step, value=loss, metrics=batch.metrics
+        gradient = spec.masked(gradient, params)
+        old = Stepped(params, state.opt_state, state.after)
+        new, applied = self._step(old, after, gradient, loss, batch.metrics)
+        new, kept, stopped = self._discard_if_asked(batch.stop, old, new, state.stopped)
+
+        upstream = upstream._replace(params=new.params)
+        upstream = refresh.after_minibatch(
+            self.upstream, upstream, sampler, minibatch.replace(current=current), indices
         )
-        updates = plan.masked(updates, params)  # weight decay moves what has no gradient
-        stepped = plan.merged(params, optax.apply_updates(plan.trained(params), updates))
-        if may_skip(state.opt_state):
-            after = jax.tree.map(lambda new, old: jnp.where(skipped(opt_state), old, new), after, state.after)
-        stepped = amend(plan.after, stepped, state.after, after)
-        applied, stopped = jnp.ones((), bool), state.stopped
-        if batch.stop is not None:
-            plan.check_stop()
-            applied, stopped = ~batch.stop.discard, batch.stop.discard | batch.stop.after
-            stepped, opt_state, after = jax.tree.map(
-                lambda new, old: jnp.where(applied, new, old),
-                (stepped, opt_state, after),
-                (params, state.opt_state, state.after),
-            )
-        carried = sampler.refresh.after_minibatch(
-            self.head, carried._replace(params=stepped), sampler, minibatch.replace(current=current), indices
+        measured = self._measured(loss, gradient, applied & kept, minibatch)
+        metrics = join_metrics(refreshed, _metrics_of(batch), *measured)
+        return PhaseState(upstream, new.opt_state, new.after, stopped), metrics
+
+    def _step(
+        self, old: Stepped, after: tuple[Any, ...], gradient: Params, loss: Array, metrics: Mapping[str, Array]
+    ) -> tuple[Stepped, Array]:
+        """One step of the optimizer, amended by the parts; also whether the optimizer applied it."""
+        spec = self.spec
+        updates, opt_state = spec.optimizer.update(
+            gradient, old.opt_state, spec.trained(old.params), step=self.context.step, value=loss, metrics=metrics
         )
-        measured = join_metrics(refreshed, _metrics_of(batch), self._own_metrics(loss, gradient, applied, minibatch))
-        return PhaseState(carried, opt_state, after, stopped), measured
+        updates = spec.masked(updates, old.params)  # because weight decay moves leaves without a gradient, too
+        params = spec.merged(old.params, optax.apply_updates(spec.trained(old.params), updates))
+        applied = jnp.ones((), bool)
+        if may_skip(opt_state):
+            applied = ~skipped(opt_state)
+            after = _where(applied, after, old.after)
+        return Stepped(amend(spec.after, params, old.after, after), opt_state, after), applied
+
+    def _discard_if_asked(
+        self, stop: Stop | None, old: Stepped, new: Stepped, stopped: Array
+    ) -> tuple[Stepped, Array, Array]:
+        """The step, undone if a part discards the minibatch; whether it was kept, and whether the phase stops."""
+        if stop is None:
+            return new, jnp.ones((), bool), stopped
+        self.spec.check_stop()
+        kept = ~stop.discard
+        return _where(kept, new, old), kept, stop.discard | stop.after
 
     def _loss(
         self, trained: Params, params: Params, minibatch: Batch, states: tuple[Any, ...], context: Context
     ) -> tuple[Array, tuple[Batch, tuple[Any, ...], Any]]:
         """The sum of the reduced losses that the parts after the sampler add."""
-        params = self.plan.merged(params, trained)
+        params = self.spec.merged(params, trained)
         current = evaluate_current(self.context.evaluate, params, minibatch)
         batch = minibatch.replace(current=current)
-        batch, after = fold(self.plan.after, batch, states, context.replace(params=params))
+        batch, after = fold(self.spec.after, batch, states, context.replace(params=params))
         if not batch.losses:
             raise UserValueError(
                 "learner: no part added a loss: put one, such as clipped_surrogate(), after the sampler"
@@ -140,16 +191,43 @@ class PhaseLoop:
         current = current._replace(distribution=None, aux=None)
         return sum(means.values(), jnp.zeros(())), (batch.replace(current=None, losses={}), after, current)
 
-    def _own_metrics(self, loss: Array, gradient: Params, applied: Array, minibatch: Batch) -> Metrics:
-        """The learner's own measurements of a minibatch."""
+    def _measured(self, loss: Array, gradient: Params, applied: Array, minibatch: Batch) -> tuple[Metrics, Metrics]:
+        """What the learner itself, and the user's function of the gradient, measure on a minibatch."""
         # The norm of one vector, as optax.flatten makes it, so that XLA computes it once for this and for clipping.
         norm = optax.tree.norm(jnp.concatenate([jnp.reshape(x, -1) for x in jax.tree.leaves(gradient)]))
         counts = {"minibatches": applied, "nonfinite/gradient": ~jnp.isfinite(norm)}
         if minibatch.advantage is not None:
-            bad = ~jnp.isfinite(minibatch.advantage)  # counted as floats, which devices sum along with others
+            bad = ~jnp.isfinite(minibatch.advantage)
+            # As floats, because devices then sum this count together with the other numbers.
             counts["nonfinite/advantage"] = masked_sum(bad.astype(jnp.float32), minibatch.mask)
-        named = {"loss": loss, "grad_norm": norm, **self.gradient_metrics(gradient), **counts}
-        return Metrics.of(named, dict.fromkeys(counts, "sum"))
+        own = Metrics.of({"loss": loss, "grad_norm": norm, **counts}, dict.fromkeys(counts, "sum"))
+        measured = self.gradient_metrics(gradient)
+        for name, value in measured.items():
+            if jnp.shape(value) != ():
+                raise ShapeError(
+                    f"learner: gradient_metrics must return scalars, and {name!r} has shape {jnp.shape(value)}"
+                )
+        return own, Metrics.of(measured)
+
+
+def run_every(phase: PhaseLoop, every: int, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
+    """Run the phase once in `every` updates; in the others the state is unchanged and metrics are NaN (sums: 0).
+
+    The third result is the rollout that its parts with `finish` get.
+    """
+    if every == 1:
+        return phase.run(state)
+
+    def run(state: PhaseState) -> tuple[PhaseState, Metrics]:
+        return phase.run(state)[:2]
+
+    def skip(state: PhaseState) -> tuple[PhaseState, Metrics]:
+        metrics = jax.eval_shape(run, state)[1]
+        absent = jnp.array([0.0 if way == "sum" else jnp.nan for way in metrics.reductions], metrics.array.dtype)
+        return state, Metrics(absent, metrics.names, metrics.reductions)
+
+    state, metrics = jax.lax.cond((phase.context.step + 1) % every == 0, run, skip, state)
+    return state, metrics, phase.upstream.prepared
 
 
 def reduce_loss(loss: Array, batch: Batch) -> Array:
@@ -196,6 +274,10 @@ def scan_until(
 
     state, (ys, ran) = jax.lax.scan(guarded, state, xs)
     return state, ys, ran
+
+
+def _where(condition: Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
 
 
 def _metrics_of(batch: Batch) -> Metrics:

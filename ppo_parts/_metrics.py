@@ -97,8 +97,9 @@ def join_metrics(*groups: Metrics) -> Metrics:
     for name in names:
         if names.count(name) > 1:
             raise UserValueError(
-                f"learner: a metric named {name!r} is written twice, by parts on both sides of the sampler or by a "
-                "part and by the learner itself: give the part's metric another name"
+                f"learner: a metric named {name!r} is written twice, by two of: the parts before the sampler, those "
+                "after it, gradient_metrics and the learner itself; give one of them another name, or put the part "
+                "into within(part, name=...)"
             )
     if len(groups) == 1:
         return groups[0]

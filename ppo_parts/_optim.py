@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,10 +9,10 @@ import jax.numpy as jnp
 import optax
 
 from ._errors import UserTypeError, UserValueError
-from ._hyperparameters import at, number
+from ._hyperparameters import Numeric, at, number
 
 
-def scale_by_update_schedule(learning_rate: Any | Callable[[Any], Any]) -> optax.GradientTransformationExtraArgs:
+def scale_by_update_schedule(learning_rate: Numeric) -> optax.GradientTransformationExtraArgs:
     r"""Scale updates by :math:`-\alpha(k)`, where k counts *learner updates*: constant within each.
 
     optax's own schedules count gradient steps, of which an update has num_minibatches * num_epochs, or fewer if it
@@ -38,7 +37,7 @@ def scale_by_update_schedule(learning_rate: Any | Callable[[Any], Any]) -> optax
     return _scale_by_checked(number("scale_by_update_schedule", "learning_rate", learning_rate, 0))
 
 
-def _scale_by_checked(learning_rate: Any) -> optax.GradientTransformationExtraArgs:
+def _scale_by_checked(learning_rate: Numeric) -> optax.GradientTransformationExtraArgs:
     def init(params: Any) -> optax.EmptyState:
         del params
         return optax.EmptyState()
@@ -54,7 +53,7 @@ def _scale_by_checked(learning_rate: Any) -> optax.GradientTransformationExtraAr
 
 
 def clipped_adam(
-    learning_rate: Any | Callable[[Any], Any], max_grad_norm: float, *, eps: float = 1e-5
+    learning_rate: Numeric, max_grad_norm: float, *, eps: float = 1e-5
 ) -> optax.GradientTransformationExtraArgs:
     """Adam on the gradient clipped by its global norm, with a learning rate that is constant within an update.
 
@@ -73,8 +72,8 @@ def clipped_adam(
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 3, 4 and 11.
     """
     learning_rate = number("clipped_adam", "learning_rate", learning_rate, 0)
-    max_grad_norm = number("clipped_adam", "max_grad_norm", max_grad_norm, 0, open_low=True)
-    eps = number("clipped_adam", "eps", eps, 0)
+    max_grad_norm = number("clipped_adam", "max_grad_norm", max_grad_norm, 0, open_low=True, schedule=False)
+    eps = number("clipped_adam", "eps", eps, 0, schedule=False)
     clip = optax.clip_by_global_norm(max_grad_norm)
     return optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=eps), _scale_by_checked(learning_rate)))
 

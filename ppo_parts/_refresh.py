@@ -17,40 +17,51 @@ RefreshName = Literal["rollout", "epoch", "minibatch"]
 
 
 class Estimates(NamedTuple):
-    """What a policy returns for the rollout, each `[T, N]`; values are None without a critic."""
+    """What a policy returns for the rollout, each `[T, N]`.
+
+    Attributes:
+        value: V of each observation; None without a critic.
+        next_value: V of the observation that followed; None without a critic.
+        log_ratio: log pi - log pi_behaviour of the recorded actions.
+    """
 
     value: Array | None
     next_value: Array | None
     log_ratio: Array
 
 
-class HeadState(NamedTuple):
-    """States of the parts before the sampler: those that all phases share, and the phase's own."""
+class PartStates(NamedTuple):
+    """States of the parts before the sampler: of those that all phases share, and of the phase's own."""
 
     shared: tuple[Any, ...]
     own: tuple[Any, ...]
 
 
-class Carried(NamedTuple):
-    """What a phase carries from minibatch to minibatch on behalf of the head.
+class UpstreamState(NamedTuple):
+    """What a phase passes from minibatch to minibatch for the parts before its sampler.
 
-    `estimates` is None unless the refresh updates it.
+    Attributes:
+        params: the latest parameters.
+        parts: the states of these parts.
+        estimates: what the policy returned for each step when it last evaluated it; None unless the refresh updates it.
     """
 
     params: Params
-    head: HeadState
+    parts: PartStates
     estimates: Estimates | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Head:
+class Upstream:
     """The parts before a phase's sampler, and the rollout they work on.
 
     Attributes:
-        shared, own: the parts that all phases share, and those of this phase.
+        shared: the parts that all phases share.
+        own: the parts of this phase.
         evaluate: the policy network.
-        raw: the rollout as it was given.
-        ready: the rollout after the shared parts have run once.
+        recorded: the rollout as the learner got it, with finite numbers in masked places.
+        prepared: the rollout that `run_own` works on: after the shared parts, if a phase has a refresh with
+            `shares_upstream`; otherwise `recorded`.
         moved: whether an earlier phase has trained the policy since the rollout.
         keep_finite: whether a part keeps its last finite state, because the optimizer skips gradients that are not
             finite.
@@ -59,141 +70,156 @@ class Head:
     shared: tuple[Part, ...]
     own: tuple[Part, ...]
     evaluate: Evaluate
-    raw: Batch
-    ready: Batch
+    recorded: Batch
+    prepared: Batch
     moved: bool
     keep_finite: bool
 
-    def run_own(self, carried: Carried, context: Context) -> tuple[Batch, Carried]:
+    def run_own(self, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
         """Run the phase's own parts on the rollout that the shared parts have prepared."""
-        batch, carried_own = self._run(self.own, self.ready.replace(metrics={}), carried, carried.head.own, context)
-        states, params = carried_own
-        return batch, carried._replace(params=params, head=carried.head._replace(own=states))
+        batch = self.prepared.replace(metrics={})
+        batch, states, params = self._run(self.own, batch, state.params, state.parts.own, context)
+        return batch, state._replace(params=params, parts=state.parts._replace(own=states))
 
-    def run(self, estimates: Estimates, carried: Carried, context: Context) -> tuple[Batch, Carried]:
+    def run(self, estimates: Estimates, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
         """Run all parts again, on the rollout with other estimates."""
-        batch = self.raw.replace(**estimates._asdict())
-        states = (*carried.head.shared, *carried.head.own)
-        batch, (states, params) = self._run((*self.shared, *self.own), batch, carried, states, context)
-        head = HeadState(states[: len(self.shared)], states[len(self.shared) :])
-        return batch, carried._replace(params=params, head=head)
+        batch = self.recorded.replace(**estimates._asdict())
+        states = (*state.parts.shared, *state.parts.own)
+        batch, states, params = self._run((*self.shared, *self.own), batch, state.params, states, context)
+        parts = PartStates(states[: len(self.shared)], states[len(self.shared) :])
+        return batch, state._replace(params=params, parts=parts)
 
     def _run(
-        self, parts: tuple[Part, ...], batch: Batch, carried: Carried, states: tuple[Any, ...], context: Context
-    ) -> tuple[Batch, tuple[tuple[Any, ...], Params]]:
-        batch, after = fold(parts, batch, states, context.replace(params=carried.params))
-        check_head(parts, batch)
+        self, parts: tuple[Part, ...], batch: Batch, params: Params, states: tuple[Any, ...], context: Context
+    ) -> tuple[Batch, tuple[Any, ...], Params]:
+        batch, after = fold(parts, batch, states, context.replace(params=params))
+        check_upstream(parts, batch)
         if self.keep_finite:
             after = tuple(finite_or_old(new, old) for new, old in zip(after, states, strict=True))
-        return batch, (after, amend(parts, carried.params, states, after))
+        return batch, after, amend(parts, params, states, after)
 
-    def recorded(self) -> Estimates:
+    def recorded_estimates(self) -> Estimates:
         """The estimates of the behaviour policy, as the rollout recorded them."""
-        raw = self.raw
-        log_ratio = jnp.zeros_like(raw.log_prob) if raw.log_ratio is None else raw.log_ratio
-        return Estimates(raw.value, raw.next_value, log_ratio)
+        batch = self.recorded
+        log_ratio = jnp.zeros_like(batch.log_prob) if batch.log_ratio is None else batch.log_ratio
+        return Estimates(batch.value, batch.next_value, log_ratio)
 
     def evaluated(self, params: Params) -> Estimates:
         """The estimates of the policy with these parameters."""
-        current = evaluate_current(self.evaluate, params, self.raw)
-        return self.estimates(current.value, current.log_prob - self.raw.log_prob)
+        current = evaluate_current(self.evaluate, params, self.recorded)
+        return self.with_next_value(current.value, current.log_prob - self.recorded.log_prob)
 
-    def estimates(self, value: Array | None, log_ratio: Array) -> Estimates:
+    def with_next_value(self, value: Array | None, log_ratio: Array) -> Estimates:
         """Estimates in the dtypes of the rollout, with `next_value` following `value`."""
-        raw, log_ratio = self.raw, log_ratio.astype(self.raw.log_prob.dtype)
-        if value is None or raw.value is None:
-            return Estimates(raw.value, raw.next_value, log_ratio)
-        value = value.astype(raw.value.dtype)
-        following = None if raw.next_value is None else follow(raw, value).astype(raw.next_value.dtype)
+        batch, log_ratio = self.recorded, log_ratio.astype(self.recorded.log_prob.dtype)
+        if value is None or batch.value is None:
+            return Estimates(batch.value, batch.next_value, log_ratio)
+        value = value.astype(batch.value.dtype)
+        following = None if batch.next_value is None else follow(batch, value).astype(batch.next_value.dtype)
         return Estimates(value, following, log_ratio)
 
 
 class Refresh:
-    """How often the parts before the sampler (the head) run; this class runs them once.
+    """How often the parts before the sampler run; this class runs them once.
 
     Subclasses override its methods. `init` is called before the first epoch of a phase, the others when their names
-    say. All but the last get the rollout to draw from and return it. Each may evaluate the policy, run the head, and
-    change what is carried.
+    say. All but the last get the rollout to draw from and return it. Each may evaluate the policy, run these
+    parts, and change the state.
     """
 
     name = "rollout"
-    shares_head = True
+    shares_upstream = True
     """Whether the parts that all phases share run once for it, before the first phase."""
 
-    def init(self, head: Head, carried: Carried, context: Context) -> tuple[Batch, Carried]:
+    def init(self, upstream: Upstream, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
         """Run the parts before the sampler, once for all epochs."""
-        return head.run_own(carried, context)
+        return upstream.run_own(state, context)
 
-    def before_epoch(self, head: Head, rollout: Batch, carried: Carried, context: Context) -> tuple[Batch, Carried]:
+    def before_epoch(
+        self, upstream: Upstream, rollout: Batch, state: UpstreamState, context: Context
+    ) -> tuple[Batch, UpstreamState]:
         """Before epoch `context.epoch`."""
-        del head, context
-        return rollout, carried
+        del upstream, context
+        return rollout, state
 
-    def before_minibatch(self, head: Head, rollout: Batch, carried: Carried, context: Context) -> tuple[Batch, Carried]:
+    def before_minibatch(
+        self, upstream: Upstream, rollout: Batch, state: UpstreamState, context: Context
+    ) -> tuple[Batch, UpstreamState]:
         """Before minibatch `context.minibatch` is drawn."""
-        del head, context
-        return rollout, carried
+        del upstream, context
+        return rollout, state
 
-    def after_minibatch(self, head: Head, carried: Carried, sampler: Any, minibatch: Batch, indices: Any) -> Carried:
+    def after_minibatch(
+        self, upstream: Upstream, state: UpstreamState, sampler: Any, minibatch: Batch, indices: Any
+    ) -> UpstreamState:
         """After the gradient step; `minibatch.current` is the policy before it."""
-        del head, sampler, minibatch, indices
-        return carried
+        del upstream, sampler, minibatch, indices
+        return state
 
 
 class EachEpoch(Refresh):
-    """Before each epoch the current policy evaluates the whole rollout, and the head runs on that."""
+    """Before each epoch the current policy evaluates the whole rollout, and the parts before the sampler run on it."""
 
     name = "epoch"
-    shares_head = False
+    shares_upstream = False
 
-    def init(self, head: Head, carried: Carried, context: Context) -> tuple[Batch, Carried]:
-        """Run nothing yet: the head runs before the first epoch, as before the others."""
+    def init(self, upstream: Upstream, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
+        """Run nothing yet: the parts run before the first epoch, as before the others."""
         del context
-        return head.raw, carried
+        return upstream.recorded, state
 
-    def before_epoch(self, head: Head, rollout: Batch, carried: Carried, context: Context) -> tuple[Batch, Carried]:
-        """Evaluate the rollout, unless the policy is still the one that acted, and run the head."""
+    def before_epoch(
+        self, upstream: Upstream, rollout: Batch, state: UpstreamState, context: Context
+    ) -> tuple[Batch, UpstreamState]:
+        """Evaluate the rollout, unless the policy is still the one that acted, and run the parts."""
         del rollout
-        if head.moved:
-            estimates = head.evaluated(carried.params)
+        if upstream.moved:
+            estimates = upstream.evaluated(state.params)
         else:
-            estimates = jax.lax.cond(context.epoch > 0, head.evaluated, lambda params: head.recorded(), carried.params)
-        return head.run(estimates, carried, context)
+            estimates = jax.lax.cond(
+                context.epoch > 0, upstream.evaluated, lambda params: upstream.recorded_estimates(), state.params
+            )
+        return upstream.run(estimates, state, context)
 
 
 class EachMinibatch(Refresh):
-    """Before each minibatch the head runs on what the policy returned for each step when it last evaluated it."""
+    """Before each minibatch the parts run on what the policy returned for each step when it last evaluated it."""
 
     name = "minibatch"
-    shares_head = False
+    shares_upstream = False
 
-    def init(self, head: Head, carried: Carried, context: Context) -> tuple[Batch, Carried]:
+    def init(self, upstream: Upstream, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
         """Begin with the recorded estimates, or with those of the policy that an earlier phase has trained."""
         del context
-        estimates = head.evaluated(carried.params) if head.moved else head.recorded()
-        return head.raw, carried._replace(estimates=estimates)
+        estimates = upstream.evaluated(state.params) if upstream.moved else upstream.recorded_estimates()
+        return upstream.recorded, state._replace(estimates=estimates)
 
-    def before_minibatch(self, head: Head, rollout: Batch, carried: Carried, context: Context) -> tuple[Batch, Carried]:
-        """Run the head on the latest estimates."""
+    def before_minibatch(
+        self, upstream: Upstream, rollout: Batch, state: UpstreamState, context: Context
+    ) -> tuple[Batch, UpstreamState]:
+        """Run the parts on the latest estimates."""
         del rollout
-        assert carried.estimates is not None
-        batch, carried = head.run(carried.estimates, carried, context)
-        if batch.log_prob.shape != head.raw.log_prob.shape:
+        assert state.estimates is not None
+        batch, state = upstream.run(state.estimates, state, context)
+        if batch.log_prob.shape != upstream.recorded.log_prob.shape:
             raise UserValueError(
-                f'refresh="minibatch" writes values back into the rollout of shape {head.raw.log_prob.shape}, and a '
-                f'part before the sampler made it {batch.log_prob.shape}: use refresh="rollout" or "epoch"'
+                'refresh="minibatch" writes values back into the rollout of shape '
+                f"{upstream.recorded.log_prob.shape}, and a part before the sampler made it {batch.log_prob.shape}: "
+                'use refresh="rollout" or "epoch"'
             )
-        return batch, carried
+        return batch, state
 
-    def after_minibatch(self, head: Head, carried: Carried, sampler: Any, minibatch: Batch, indices: Any) -> Carried:
+    def after_minibatch(
+        self, upstream: Upstream, state: UpstreamState, sampler: Any, minibatch: Batch, indices: Any
+    ) -> UpstreamState:
         """Write the minibatch's values and log-ratios back."""
         current: Current = minibatch.current
-        assert carried.estimates is not None
-        value, _, log_ratio = carried.estimates
+        assert state.estimates is not None
+        value, _, log_ratio = state.estimates
         log_ratio = sampler.put(log_ratio, indices, current.log_prob - minibatch.log_prob, minibatch.shards)
         if value is not None and current.value is not None:
             value = sampler.put(value, indices, current.value, minibatch.shards)
-        return carried._replace(estimates=head.estimates(value, log_ratio))
+        return state._replace(estimates=upstream.with_next_value(value, log_ratio))
 
 
 REFRESHES: dict[str, Refresh] = {kind.name: kind() for kind in (Refresh, EachEpoch, EachMinibatch)}
@@ -218,7 +244,7 @@ def amend(parts: tuple[Part, ...], params: Params, old: tuple[Any, ...], new: tu
     return params
 
 
-def check_head(parts: tuple[Part, ...], batch: Batch) -> None:
+def check_upstream(parts: tuple[Part, ...], batch: Batch) -> None:
     """Raise if a part before the sampler added a loss or asked to stop, which only minibatches can do."""
     names = ", ".join(part.name for part in parts)
     if batch.losses:

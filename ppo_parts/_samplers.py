@@ -242,8 +242,8 @@ def _sampler(
         return on_automatic_mesh(first, batch.log_prob)(batch, context), state
 
     def first(batch: Batch, context: Context) -> Batch:
-        plan_key, draw_key = jax.random.split(context.key)
-        item = jax.tree.map(lambda x: x[0], plan(plan_key, batch, 0))
+        draw_key = jax.random.fold_in(context.key, 2**31)  # a large number, for the reason given in `part_key`
+        item = jax.tree.map(lambda x: x[0], plan(context.key, batch, 0))
         indices, weight = draw(item, batch, context.replace(key=draw_key))
         minibatch = whole.take(batch, indices, weight)
         return minibatch.replace(current=evaluate_current(context.evaluate, context.params, minibatch))

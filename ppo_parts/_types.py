@@ -230,7 +230,8 @@ class Batch:
         for name, value in metrics.items():
             if name in self.metrics:
                 raise UserValueError(
-                    f"a metric named {name!r} is already in this chain: give one of its two parts another name"
+                    f"a metric named {name!r} is already in this chain: give one of the two parts another name, or "
+                    "put it into within(part, name=...)"
                 )
             if jnp.shape(value) != ():
                 raise ShapeError(f"metric {name!r} must be a scalar, got shape {jnp.shape(value)}: reduce it first")

@@ -87,6 +87,14 @@ bad(
     ValueError,
     "vtrace ... shuffled_minibatches ... segment_minibatches",
 )
+bad("gae, implementation", lambda: pp.gae(gamma=0.9, gae_lambda=0.9, implementation="x"), pp.UserValueError, "'scan'")
+bad("vtrace, implementation", lambda: pp.vtrace(gamma=0.9, implementation="x"), pp.UserValueError, "'scan'")
+bad(
+    "a clip that follows a schedule",
+    lambda: pp.clipped_adam(1e-3, max_grad_norm=lambda step: 0.5),
+    TypeError,
+    "clipped_adam: max_grad_norm must be a number or an array, and cannot follow a schedule",
+)
 bad(
     "gae after a step sampler",
     lambda: pp.chain(pp.given_indices([[0]]), GAE),

@@ -151,6 +151,17 @@ def test_gradient_metrics_are_reported():
 # --- parts that amend, finish and draw -------------------------------------------------------------------------------
 
 
+def test_gradient_metrics_that_replace_others_or_are_not_scalars_are_refused():
+    for measured, message in (
+        ({"loss": 99.0}, r"'loss' is written twice.*gradient_metrics.*give one of them another name"),
+        ({"norms": jnp.ones(2)}, r"gradient_metrics must return scalars, and 'norms' has shape \(2,\)"),
+    ):
+        pipeline, options = pp.chain(GAE, pp.full_batch(), SURROGATE), {"gradient_metrics": lambda g, m=measured: m}
+        learner = pp.learner(evaluate, pipeline, optax.sgd(0.1), **options)
+        with pytest.raises(ValueError, match=message):
+            jax.eval_shape(learner.update, KEY, learner.init(make_params()), rollout())
+
+
 def test_amend_changes_parameters_outside_the_gradient():
     def count(batch, state, context):
         return batch, state + 1
@@ -756,7 +767,7 @@ def test_a_skipped_step_keeps_the_states_of_parts():
     state, batch = learner.init(make_params()), rollout(masked=False)
     state, _ = update(KEY, state, batch)
     spoiled, metrics = update(KEY, state, batch.replace(reward=batch.reward.at[0, 0].set(jnp.nan)))
-    assert metrics["nonfinite/gradient"] == 2
+    assert (metrics["nonfinite/gradient"], metrics["minibatches"]) == (2, 0)
     assert_same(spoiled.params, state.params)
     for name in ("scale", "count"):
         assert_same(*(pp.part_state(s, pipeline, name) for s in (spoiled, state)))

@@ -190,7 +190,7 @@ def from_gymnasium(make: Callable[[int], Any], *, timeout: float | None = None) 
         (2, 4)
     """
     if timeout is not None:
-        number("from_gymnasium", "timeout", timeout, 0, open_low=True)
+        number("from_gymnasium", "timeout", timeout, 0, open_low=True, schedule=False)
     return from_host(lambda num_envs: GymnasiumVector(make(num_envs), timeout))
 
 

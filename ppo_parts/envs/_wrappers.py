@@ -289,7 +289,8 @@ def _all_present(where: str, out: Transition) -> None:
 
 
 def _constants(where: str, clip: Any, eps: Any) -> tuple[Any, Any]:
-    return number(where, "clip", clip, 0, open_low=True), number(where, "eps", eps, 0)
+    clip = number(where, "clip", clip, 0, open_low=True, schedule=False)
+    return clip, number(where, "eps", eps, 0, schedule=False)
 
 
 def _one_agent(where: str, env: Env) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,18 +18,18 @@ from ._types import Params, Part
 
 
 @dataclasses.dataclass(frozen=True)
-class PhasePlan:
+class PhaseSpec:
     """What one phase does: a sampler with the parts on both sides of it, an optimizer, and what it trains.
 
     Attributes:
-        name: of the phase; None where the pipeline has no phases.
+        name: the name of the phase; "" where the pipeline has no phases.
         before, sampler, after: the parts of its chain.
         optimizer: an optax transformation that takes extra arguments.
         trains: None: all parameters; names of entries of the parameter tree; or a function `params -> mask`.
         every: it runs once in this many updates.
     """
 
-    name: str | None
+    name: str
     before: tuple[Part, ...]
     sampler: Sampler
     after: tuple[Part, ...]
@@ -76,7 +76,7 @@ class PhasePlan:
         return jax.tree.map(lambda keep, x: jnp.where(keep, x, 0).astype(x.dtype), self.trains(params), tree)
 
 
-def divide(pipeline: Part) -> tuple[tuple[Part, ...], list[PhasePlan]]:
+def divide(pipeline: Part) -> tuple[tuple[Part, ...], list[PhaseSpec]]:
     """The parts that all phases share, and the phases; a pipeline without `phases` is one phase without a name."""
     assert isinstance(pipeline, Chain)
     for part in pipeline.parts:
@@ -90,30 +90,40 @@ def divide(pipeline: Part) -> tuple[tuple[Part, ...], list[PhasePlan]]:
         )
     before, dividing, after = pipeline.parts[:index], pipeline.parts[index], pipeline.parts[index + 1 :]
     if isinstance(dividing, Sampler):
-        return (), [PhasePlan(None, before, dividing, after)]
+        return (), [PhaseSpec("", before, dividing, after)]
     if not isinstance(dividing, Phases):
         raise UserTypeError(f"learner: {dividing.name} is not a sampler or phases: make samplers with pp.sampler(...)")
     if after:
         raise UserValueError(f"learner: {after[0].name} stands after phases(): move it into one of the phases")
-    plans = []
+    specs = []
     for name, phase in dividing.phases.items():
-        _, (plan,) = divide(phase.chain)
+        _, (spec,) = divide(phase.chain)
         trains = (name,) if phase.trains == "own" else phase.trains
         trains = (trains,) if isinstance(trains, str) else trains
-        plans.append(dataclasses.replace(plan, name=name, trains=trains, every=phase.every))
-    return before, plans
+        specs.append(dataclasses.replace(spec, name=name, trains=trains, every=phase.every))
+    return before, specs
 
 
-def with_optimizers(plans: list[PhasePlan], optimizer: Any) -> list[PhasePlan]:
-    """The plans, each with its optimizer; raises where there are too few or too many."""
-    names = [plan.name for plan in plans]
-    if names == [None]:
+def with_optimizers(specs: list[PhaseSpec], optimizer: Any) -> tuple[PhaseSpec, ...]:
+    """The phases, each with its optimizer; raises where there are too few or too many."""
+    names = [spec.name for spec in specs]
+    if names == [""]:
         if isinstance(optimizer, Mapping):
             raise UserValueError(
                 "learner: a dict of optimizers goes with phases(); this pipeline has one sampler, give one"
             )
-        optimizer = {None: optimizer}
+        optimizer = {"": optimizer}
     elif not isinstance(optimizer, Mapping) or set(optimizer) != set(names):
         got = f"a dict with {sorted(optimizer)}" if isinstance(optimizer, Mapping) else type(optimizer).__name__
-        raise UserValueError(f"learner: phases need a dict of optimizers named {sorted(map(str, names))}, got {got}")
-    return [dataclasses.replace(plan, optimizer=transformation("learner", optimizer[plan.name])) for plan in plans]
+        raise UserValueError(f"learner: phases need a dict of optimizers named {sorted(names)}, got {got}")
+    return tuple(dataclasses.replace(spec, optimizer=transformation("learner", optimizer[spec.name])) for spec in specs)
+
+
+def by_phase(states: Any, specs: Sequence[PhaseSpec]) -> dict[str, Any]:
+    """The states of the phases by name, from what a `LearnerState` holds; the inverse of `without_names`."""
+    return {"": states} if specs[0].name == "" else dict(states)
+
+
+def without_names(states: dict[str, Any], specs: Sequence[PhaseSpec]) -> Any:
+    """The states of the phases as a `LearnerState` holds them: by name, or of the only one alone."""
+    return states[""] if specs[0].name == "" else states
