@@ -40,7 +40,7 @@ class LearnerState(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """What `learner` returns, two pure functions.
+    """The result of `learner`: two pure functions.
 
     Attributes:
         init: `init(params, key=None) -> LearnerState`; the key is for parts that draw their first state.
@@ -67,15 +67,15 @@ def learner(
 
     .. math:: L = \sum_{\text{names}} \frac{\sum_i m_i L^{\text{name}}_i}{\max(1, \sum_i m_i)}
 
-    Metrics are reduced over the minibatches that ran, each as the part that adds it says (`Batch.add_metrics`; by
+    Metrics are reduced over the minibatches that ran, as specified by the part that adds them (`Batch.add_metrics`; by
     default the mean). The learner adds `loss`, `grad_norm` (before the optimizer), `minibatches` (gradient steps
-    applied: neither discarded by a part nor skipped by the optimizer), `epochs` (begun) and `early_stopped` (0 or 1,
-    where the chain can stop). `nonfinite/...` count what is not finite, by where it arose: elements of the rollout's
-    unmasked `reward`, `log_prob`, `value` and `next_value`, elements of the minibatches' `advantage`, and minibatches
-    whose loss or `gradient` is not; see `nonfinite_report`.
+    applied: neither discarded by a part nor skipped by the optimizer), `epochs` (begun) and `early_stopped` (0 or 1, if
+    the chain can stop). `nonfinite/...` count numbers that are not finite, by where they arose: unmasked elements of
+    the rollout's `reward`, `log_prob`, `value` and `next_value`, elements of the minibatches' `advantage`, and
+    minibatches whose loss or `gradient` is not finite; see `nonfinite_report`.
 
     To skip gradients that are not finite, wrap the optimizer in `optax.apply_if_finite`: a skipped step leaves the
-    states of the parts after the sampler as they were, and parts before it keep their last state that was finite.
+    states of the parts after the sampler unchanged, and parts before it keep their last finite state.
 
     Args:
         evaluate: a `Policy`, or `evaluate(params, batch) -> Output` (or `(distribution, value[, carry])`), from any
@@ -83,9 +83,9 @@ def learner(
             these. The distribution is any object with `log_prob` (and `entropy` or `sample` where a part needs it).
             See `microbatched` for networks that need too much memory.
         pipeline: a part with one sampler (or `phases`) in it, usually a `chain`.
-        optimizer: an optax transformation; with `phases` a dict with the names of the phases. Its `update` gets the
+        optimizer: an optax transformation; with `phases` a dict with the names of the phases. Its `update` receives the
             extra arguments `step` (updates so far, see `scale_by_update_schedule`), `value` (the loss) and `metrics`
-            (those of the minibatch, by name), so that a learning rate may follow a divergence or a loss.
+            (those of the minibatch, by name), so that a learning rate can adapt to a divergence or a loss.
         gradient_metrics: `gradient -> {name: scalar}`: further metrics of each gradient, such as separate norms for
             actor and critic.
         return_batch: whether `update` also returns the rollout as the parts before the sampler left it; with `phases`,
@@ -131,7 +131,7 @@ def learner(
 
 
 class _SoFar(NamedTuple):
-    """What an update has made so far; the states of phases by name."""
+    """The intermediate results of an update; the states of phases by name."""
 
     params: Params
     opt_states: dict[str, Any]
@@ -238,7 +238,7 @@ class _Update:
     def _finished(
         self, so_far: _SoFar, prepared: Batch, rollouts: dict[str, Batch], context: Context
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The states of all parts after those with `finish` have seen the rollout under the updated policy."""
+        """Return the states of all parts, after calling `finish` on the rollout under the updated policy."""
         shared_context, *contexts = (
             context.replace(key=jax.random.fold_in(context.key, i)) for i in range(1 + 2 * len(self.phases))
         )
@@ -255,7 +255,7 @@ def _keeps_finite(so_far: _SoFar) -> bool:
 
 
 def finish(parts: tuple[Part, ...], states: tuple[Any, ...], rollout: Batch, context: Context) -> tuple[Any, ...]:
-    """The states after parts with `finish` have seen the rollout under the updated policy."""
+    """Return the states of the parts, after calling `finish` on the rollout under the updated policy."""
     if all(part.finish is None for part in parts):
         return states
     batch = rollout.replace(current=evaluate_current(context.evaluate, context.params, rollout))
@@ -266,7 +266,7 @@ def finish(parts: tuple[Part, ...], states: tuple[Any, ...], rollout: Batch, con
 
 
 def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
-    """The state of the part with that name.
+    """Return the state of the part with that name.
 
     Args:
         state: the state of a learner.
@@ -274,7 +274,7 @@ def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
         name: the part's `name`; "phase/name" within `phases`.
 
     Raises:
-        KeyError: no part has that name, or several do.
+        KeyError: no part has that name, or several parts do.
 
     Example:
         >>> import jax.numpy as jnp, optax, ppo_parts as pp

@@ -46,7 +46,7 @@ GradientMetrics = Callable[[Any], Mapping[str, Array]]
 
 
 class PhaseState(NamedTuple):
-    """What changes from minibatch to minibatch.
+    """The state that changes from minibatch to minibatch.
 
     Attributes:
         upstream: the latest parameters, and the states of the parts before the sampler.
@@ -62,7 +62,7 @@ class PhaseState(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """What a gradient step changes, and a minibatch that is discarded does not."""
+    """The values that a gradient step changes, unless its minibatch is discarded."""
 
     params: Params
     opt_state: Any
@@ -71,13 +71,13 @@ class Stepped(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PhaseLoop:
-    """One phase at work on one rollout.
+    """The loop of one phase over the minibatches of one rollout.
 
     Attributes:
-        spec: what it does.
+        spec: the sampler, the parts and the optimizer of the phase.
         upstream: the rollout, and the parts before the sampler.
-        context: the update's step, the policy and this phase's key.
-        gradient_metrics: metrics of the gradient.
+        context: the step of the update, the policy, and the key of this phase.
+        gradient_metrics: function that returns metrics of the gradient.
     """
 
     spec: PhaseSpec
@@ -119,9 +119,9 @@ class PhaseLoop:
         return state._replace(upstream=state.upstream._replace(estimates=None)), metrics, rollout
 
     def _minibatch(self, state: PhaseState, rollout: Batch, item: Any, context: Context) -> tuple[PhaseState, Metrics]:
-        """Draw, differentiate, step, discard if a part asks for it, write back."""
+        """Draw a minibatch, differentiate the loss, apply the gradient step unless a part discards it, and write back."""
         spec, sampler, refresh = self.spec, self.spec.sampler, self.spec.sampler.refresh
-        # Nobody gets the parent of these keys, because `split` would make the same keys from it.
+        # The parent of these keys is not used itself, because a part that splits it would get the same keys.
         upstream_key, loss_key, draw_key = (jax.random.fold_in(context.key, i) for i in range(3))
         rollout, upstream = refresh.before_minibatch(
             self.upstream, rollout, state.upstream, context.replace(key=upstream_key)
@@ -151,12 +151,12 @@ class PhaseLoop:
     def _step(
         self, old: Stepped, after: tuple[Any, ...], gradient: Params, loss: Array, metrics: Mapping[str, Array]
     ) -> tuple[Stepped, Array]:
-        """One step of the optimizer, amended by the parts; also whether the optimizer applied it."""
+        """Apply the optimizer and the amendments of parts; also return whether the optimizer applied the gradient."""
         spec = self.spec
         updates, opt_state = spec.optimizer.update(
             gradient, old.opt_state, spec.trained(old.params), step=self.context.step, value=loss, metrics=metrics
         )
-        updates = spec.masked(updates, old.params)  # because weight decay moves leaves without a gradient, too
+        updates = spec.masked(updates, old.params)  # because weight decay also changes parameters without a gradient
         params = spec.merged(old.params, optax.apply_updates(spec.trained(old.params), updates))
         applied = jnp.ones((), bool)
         if may_skip(opt_state):
@@ -167,7 +167,7 @@ class PhaseLoop:
     def _discard_if_asked(
         self, stop: Stop | None, old: Stepped, new: Stepped, stopped: Array
     ) -> tuple[Stepped, Array, Array]:
-        """The step, undone if a part discards the minibatch; whether it was kept, and whether the phase stops."""
+        """Undo the step if a part discards the minibatch; also return whether it was kept, and whether the phase stops."""
         if stop is None:
             return new, jnp.ones((), bool), stopped
         self.spec.check_stop()
@@ -177,7 +177,7 @@ class PhaseLoop:
     def _loss(
         self, trained: Params, params: Params, minibatch: Batch, states: tuple[Any, ...], context: Context
     ) -> tuple[Array, tuple[Batch, tuple[Any, ...], Any]]:
-        """The sum of the reduced losses that the parts after the sampler add."""
+        """Return the sum of the reduced losses that the parts after the sampler add."""
         params = self.spec.merged(params, trained)
         current = evaluate_current(self.context.evaluate, params, minibatch)
         batch = minibatch.replace(current=current)
@@ -192,8 +192,8 @@ class PhaseLoop:
         return sum(means.values(), jnp.zeros(())), (batch.replace(current=None, losses={}), after, current)
 
     def _measured(self, loss: Array, gradient: Params, applied: Array, minibatch: Batch) -> tuple[Metrics, Metrics]:
-        """What the learner itself, and the user's function of the gradient, measure on a minibatch."""
-        # The norm of one vector, as optax.flatten makes it, so that XLA computes it once for this and for clipping.
+        """Return the metrics that the learner adds for a minibatch, and those of `gradient_metrics`."""
+        # The norm of one vector, as optax.flatten makes it, so that XLA computes it once for metrics and clipping.
         norm = optax.tree.norm(jnp.concatenate([jnp.reshape(x, -1) for x in jax.tree.leaves(gradient)]))
         counts = {"minibatches": applied, "nonfinite/gradient": ~jnp.isfinite(norm)}
         if minibatch.advantage is not None:
@@ -211,9 +211,9 @@ class PhaseLoop:
 
 
 def run_every(phase: PhaseLoop, every: int, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
-    """Run the phase once in `every` updates; in the others the state is unchanged and metrics are NaN (sums: 0).
+    """Run the phase once in `every` updates; in other updates the state is unchanged, and metrics are NaN (sums: 0).
 
-    The third result is the rollout that its parts with `finish` get.
+    The third result is the rollout that parts with `finish` receive.
     """
     if every == 1:
         return phase.run(state)
@@ -231,7 +231,7 @@ def run_every(phase: PhaseLoop, every: int, state: PhaseState) -> tuple[PhaseSta
 
 
 def reduce_loss(loss: Array, batch: Batch) -> Array:
-    """The mean of a loss over the elements or segments that count; a scalar is returned as it is."""
+    """Return the mean of a loss over the unmasked elements or segments; a scalar is returned unchanged."""
     if loss.ndim == 0:
         return loss
     if loss.shape == batch.log_prob.shape:
@@ -255,11 +255,11 @@ def check_plan(sampler: Sampler, items: Any) -> None:
 def scan_until(
     step: Callable[[PhaseState, Any], tuple[PhaseState, Any]], state: PhaseState, xs: Any, can_stop: bool
 ) -> tuple[PhaseState, Any, Array]:
-    """`lax.scan` that skips the steps after `state.stopped`; also returns which steps ran."""
+    """Run `lax.scan`, skipping the steps after `state.stopped`; also return which steps ran."""
     if not can_stop:
         state, ys = jax.lax.scan(step, state, xs)
         return state, ys, jnp.ones(jax.tree.leaves(xs)[0].shape[0], bool)
-    # As a closure, so that the state keeps the axes over which it varies inside `shard_map`.
+    # The state is a closure, not an argument, so that it keeps the axes over which it varies inside `shard_map`.
     shapes = jax.eval_shape(lambda: step(state, jax.tree.map(lambda x: x[0], xs)))[1]
 
     def skip(state: PhaseState, x: Any) -> tuple[PhaseState, Any]:
