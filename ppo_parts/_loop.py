@@ -119,7 +119,7 @@ class PhaseLoop:
         return state._replace(upstream=state.upstream._replace(estimates=None)), metrics, rollout
 
     def _minibatch(self, state: PhaseState, rollout: Batch, item: Any, context: Context) -> tuple[PhaseState, Metrics]:
-        """Draw a minibatch, differentiate the loss, apply the gradient step unless a part discards it, and write back."""
+        """Draw a minibatch, differentiate, apply the gradient step unless a part discards it, and write back."""
         spec, sampler, refresh = self.spec, self.spec.sampler, self.spec.sampler.refresh
         # The parent of these keys is not used itself, because a part that splits it would get the same keys.
         upstream_key, loss_key, draw_key = (jax.random.fold_in(context.key, i) for i in range(3))
@@ -167,7 +167,7 @@ class PhaseLoop:
     def _discard_if_asked(
         self, stop: Stop | None, old: Stepped, new: Stepped, stopped: Array
     ) -> tuple[Stepped, Array, Array]:
-        """Undo the step if a part discards the minibatch; also return whether it was kept, and whether the phase stops."""
+        """Undo the step if a part discards the minibatch; also return whether it was kept, and whether to stop."""
         if stop is None:
             return new, jnp.ones((), bool), stopped
         self.spec.check_stop()
