@@ -199,7 +199,7 @@ def test_parts_draw_their_first_state():
         for name in ("drawing", "another")
     ]
     assert len({float(x[0]) for x in drawn}) == 4
-    with pytest.raises(TypeError, match=r"init takes \(params, key\)"):
+    with pytest.raises(TypeError, match=r"init must take \(params, key\)"):
         pp.Part(lambda params: (), lambda b, s, c: (b, s), "old")
 
 
@@ -420,7 +420,7 @@ def test_time_chunks_count_every_step_once(burn_in):
     steps, starts = np.asarray(minibatch.extras["row"]) // SEGMENTS, np.asarray(minibatch.extras["row"])[0] // SEGMENTS
     np.testing.assert_array_equal(steps, starts + np.arange(2 + burn_in)[:, None])
     np.testing.assert_array_equal(minibatch.reset[0], starts > 0)
-    with pytest.raises(ValueError, match="length=4 has to divide the 6 steps"):
+    with pytest.raises(ValueError, match="length=4 must divide the 6 steps"):
         run(pp.chain(GAE, pp.time_chunks(2, length=4), pp.value_loss()), batch)
 
 
