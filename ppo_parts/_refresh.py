@@ -17,7 +17,7 @@ RefreshName = Literal["rollout", "epoch", "minibatch"]
 
 
 class Estimates(NamedTuple):
-    """What a policy returns for the rollout, each `[T, N]`.
+    """The estimates of a policy for the rollout, each `[T, N]`.
 
     Attributes:
         value: V of each observation; None without a critic.
@@ -38,12 +38,12 @@ class PartStates(NamedTuple):
 
 
 class UpstreamState(NamedTuple):
-    """What a phase passes from minibatch to minibatch for the parts before its sampler.
+    """The state that a phase passes from minibatch to minibatch for the parts before its sampler.
 
     Attributes:
         params: the latest parameters.
         parts: the states of these parts.
-        estimates: what the policy returned for each step when it last evaluated it; None unless the refresh updates it.
+        estimates: those of the latest evaluation of each step; None unless the refresh updates them.
     """
 
     params: Params
@@ -53,14 +53,14 @@ class UpstreamState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Upstream:
-    """The parts before a phase's sampler, and the rollout they work on.
+    """The parts before a phase's sampler, and the rollout on which they run.
 
     Attributes:
         shared: the parts that all phases share.
         own: the parts of this phase.
         evaluate: the policy network.
-        recorded: the rollout as the learner got it, with finite numbers in masked places.
-        prepared: the rollout that `run_own` works on: after the shared parts, if a phase has a refresh with
+        recorded: the rollout before any part has run; numbers in masked places are finite.
+        prepared: the rollout on which `run_own` runs: after the shared parts, if a phase has a refresh with
             `shares_upstream`; otherwise `recorded`.
         moved: whether an earlier phase has trained the policy since the rollout.
         keep_finite: whether a part keeps its last finite state, because the optimizer skips gradients that are not
@@ -82,7 +82,7 @@ class Upstream:
         return batch, state._replace(params=params, parts=state.parts._replace(own=states))
 
     def run(self, estimates: Estimates, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
-        """Run all parts again, on the rollout with other estimates."""
+        """Run all parts again, on the rollout with new estimates."""
         batch = self.recorded.replace(**estimates._asdict())
         states = (*state.parts.shared, *state.parts.own)
         batch, states, params = self._run((*self.shared, *self.own), batch, state.params, states, context)
@@ -99,18 +99,18 @@ class Upstream:
         return batch, after, amend(parts, params, states, after)
 
     def recorded_estimates(self) -> Estimates:
-        """The estimates of the behaviour policy, as the rollout recorded them."""
+        """Return the estimates of the behaviour policy, as recorded in the rollout."""
         batch = self.recorded
         log_ratio = jnp.zeros_like(batch.log_prob) if batch.log_ratio is None else batch.log_ratio
         return Estimates(batch.value, batch.next_value, log_ratio)
 
     def evaluated(self, params: Params) -> Estimates:
-        """The estimates of the policy with these parameters."""
+        """Return the estimates of the policy with these parameters."""
         current = evaluate_current(self.evaluate, params, self.recorded)
         return self.with_next_value(current.value, current.log_prob - self.recorded.log_prob)
 
     def with_next_value(self, value: Array | None, log_ratio: Array) -> Estimates:
-        """Estimates in the dtypes of the rollout, with `next_value` following `value`."""
+        """Make estimates in the dtypes of the rollout, with `next_value` computed from `value`."""
         batch, log_ratio = self.recorded, log_ratio.astype(self.recorded.log_prob.dtype)
         if value is None or batch.value is None:
             return Estimates(batch.value, batch.next_value, log_ratio)
@@ -120,16 +120,16 @@ class Upstream:
 
 
 class Refresh:
-    """How often the parts before the sampler run; this class runs them once.
+    """Determines how often the parts before the sampler run; this class runs them once.
 
-    Subclasses override its methods. `init` is called before the first epoch of a phase, the others when their names
-    say. All but the last get the rollout to draw from and return it. Each may evaluate the policy, run these
-    parts, and change the state.
+    Subclasses override its methods. `init` is called before the first epoch of a phase, the others at the times that
+    their names state. All except the last return the rollout from which minibatches are drawn. Each may evaluate the
+    policy, run the parts, and change the state.
     """
 
     name = "rollout"
     shares_upstream = True
-    """Whether the parts that all phases share run once for it, before the first phase."""
+    """Whether the parts that all phases share run only once, before the first phase."""
 
     def init(self, upstream: Upstream, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
         """Run the parts before the sampler, once for all epochs."""
@@ -138,40 +138,40 @@ class Refresh:
     def before_epoch(
         self, upstream: Upstream, rollout: Batch, state: UpstreamState, context: Context
     ) -> tuple[Batch, UpstreamState]:
-        """Before epoch `context.epoch`."""
+        """Return the rollout for epoch `context.epoch`."""
         del upstream, context
         return rollout, state
 
     def before_minibatch(
         self, upstream: Upstream, rollout: Batch, state: UpstreamState, context: Context
     ) -> tuple[Batch, UpstreamState]:
-        """Before minibatch `context.minibatch` is drawn."""
+        """Return the rollout from which minibatch `context.minibatch` is drawn."""
         del upstream, context
         return rollout, state
 
     def after_minibatch(
         self, upstream: Upstream, state: UpstreamState, sampler: Any, minibatch: Batch, indices: Any
     ) -> UpstreamState:
-        """After the gradient step; `minibatch.current` is the policy before it."""
+        """Return the state after the gradient step; `minibatch.current` is the policy before this step."""
         del upstream, sampler, minibatch, indices
         return state
 
 
 class EachEpoch(Refresh):
-    """Before each epoch the current policy evaluates the whole rollout, and the parts before the sampler run on it."""
+    """Evaluates the whole rollout with the current policy before each epoch, and runs the parts on the result."""
 
     name = "epoch"
     shares_upstream = False
 
     def init(self, upstream: Upstream, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
-        """Run nothing yet: the parts run before the first epoch, as before the others."""
+        """Return the rollout unchanged: the parts run before each epoch, including the first."""
         del context
         return upstream.recorded, state
 
     def before_epoch(
         self, upstream: Upstream, rollout: Batch, state: UpstreamState, context: Context
     ) -> tuple[Batch, UpstreamState]:
-        """Evaluate the rollout, unless the policy is still the one that acted, and run the parts."""
+        """Evaluate the rollout, unless the policy is still the behaviour policy, and run the parts."""
         del rollout
         if upstream.moved:
             estimates = upstream.evaluated(state.params)
@@ -183,13 +183,13 @@ class EachEpoch(Refresh):
 
 
 class EachMinibatch(Refresh):
-    """Before each minibatch the parts run on what the policy returned for each step when it last evaluated it."""
+    """Runs the parts before each minibatch, on the estimates from the latest evaluation of each step."""
 
     name = "minibatch"
     shares_upstream = False
 
     def init(self, upstream: Upstream, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
-        """Begin with the recorded estimates, or with those of the policy that an earlier phase has trained."""
+        """Start from the recorded estimates, or from those of the policy that an earlier phase has trained."""
         del context
         estimates = upstream.evaluated(state.params) if upstream.moved else upstream.recorded_estimates()
         return upstream.recorded, state._replace(estimates=estimates)
@@ -226,7 +226,7 @@ REFRESHES: dict[str, Refresh] = {kind.name: kind() for kind in (Refresh, EachEpo
 
 
 def refresh_of(where: str, refresh: RefreshName | Refresh) -> Refresh:
-    """The refresh of that name, or the object itself."""
+    """Return the refresh of that name, or the object itself."""
     if isinstance(refresh, Refresh):
         return refresh
     if not isinstance(refresh, str):
@@ -237,7 +237,7 @@ def refresh_of(where: str, refresh: RefreshName | Refresh) -> Refresh:
 
 
 def amend(parts: tuple[Part, ...], params: Params, old: tuple[Any, ...], new: tuple[Any, ...]) -> Params:
-    """The parameters after each part has amended them."""
+    """Return the parameters after each part has amended them."""
     for part, before, after in zip(parts, old, new, strict=True):
         if part.amend is not None:
             params = part.amend(params, before, after)
@@ -245,7 +245,7 @@ def amend(parts: tuple[Part, ...], params: Params, old: tuple[Any, ...], new: tu
 
 
 def check_upstream(parts: tuple[Part, ...], batch: Batch) -> None:
-    """Raise if a part before the sampler added a loss or asked to stop, which only minibatches can do."""
+    """Raise if a part before the sampler added a loss or requested a stop, which only parts after it may do."""
     names = ", ".join(part.name for part in parts)
     if batch.losses:
         raise UserValueError(
@@ -254,13 +254,13 @@ def check_upstream(parts: tuple[Part, ...], batch: Batch) -> None:
         )
     if batch.stop is not None:
         raise UserValueError(
-            f"learner: a part before the sampler (one of {names}) asked to stop, and only a minibatch can be stopped: "
+            f"learner: a part before the sampler (one of {names}) requested a stop, which only parts after it may do: "
             "put it after the sampler"
         )
 
 
 def finite_or_old(new: Any, old: Any) -> Any:
-    """The new state of a part, or the old one if a number in the new one is not finite."""
+    """Return the new state of a part, or the old one if a number in the new one is not finite."""
     floats = [x for x in jax.tree.leaves(new) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
     if not floats:
         return new
