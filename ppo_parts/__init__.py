@@ -47,11 +47,11 @@ from ._replay import replay as replay
 from ._rollout import Rollout as Rollout
 from ._rollout import RolloutState as RolloutState
 from ._rollout import rollout as rollout
-from ._samplers import Windows as Windows
+from ._sampler import Windows as Windows
+from ._sampler import sampler as sampler
 from ._samplers import full_batch as full_batch
 from ._samplers import given_indices as given_indices
 from ._samplers import prioritized_sampler as prioritized_sampler
-from ._samplers import sampler as sampler
 from ._samplers import segment_minibatches as segment_minibatches
 from ._samplers import shuffled_minibatches as shuffled_minibatches
 from ._samplers import time_chunks as time_chunks

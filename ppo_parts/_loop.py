@@ -35,7 +35,7 @@ from ._metrics import Metrics, join_metrics
 from ._optim import may_skip, skipped
 from ._policy import evaluate_current
 from ._refresh import Upstream, UpstreamState, amend
-from ._samplers import Sampler
+from ._sampler import Sampler
 from ._spec import PhaseSpec
 from ._trees import varying_like
 from ._types import Array, Batch, Context, Params, Stop

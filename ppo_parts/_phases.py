@@ -8,7 +8,7 @@ from typing import Any
 from ._chain import Chain, chain, divider
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import count
-from ._samplers import Sampler
+from ._sampler import Sampler
 from ._types import Array, Batch, Context, Divider, Params, Part
 
 

@@ -13,7 +13,7 @@ from ._chain import Chain, divider
 from ._errors import UserTypeError, UserValueError
 from ._optim import transformation
 from ._phases import Phase, Phases
-from ._samplers import Sampler
+from ._sampler import Sampler
 from ._types import Params, Part
 
 

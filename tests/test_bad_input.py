@@ -204,7 +204,7 @@ bad(
     "weight of an unknown loss",
     lambda: update(GAE, pp.prioritized_sampler(2, alpha=1.0, beta=1.0), VALUE, pp.loss_weight("policy")),
     ValueError,
-    "'policy' ... there are: value",
+    "'policy' ... losses are: value",
 )
 bad(
     "two losses of one name",
@@ -228,7 +228,7 @@ bad(
     "a metric on both sides",
     lambda: update(GAE, metric("a"), FULL, VALUE, metric("a")),
     ValueError,
-    "'a' ... both sides of the sampler",
+    "'a' ... the parts before the sampler, those after it",
 )
 bad(
     "a metric that is no scalar",
