@@ -141,16 +141,16 @@ def divider(parts: Sequence[Part]) -> int | None:
     return found[0] if found else None
 
 
-def check_every_write_is_read(head: Sequence[Part], tails: Iterable[Sequence[Part]]) -> None:
+def check_every_write_is_read(shared: Sequence[Part], tails: Iterable[Sequence[Part]]) -> None:
     """Raise if a part writes fields that no later part reads, because it would silently have no effect.
 
     Args:
-        head: the parts that all phases share.
+        shared: the parts that all phases share.
         tails: the parts of each phase.
     """
     tails = [tuple(tail) for tail in tails]
-    for index, part in enumerate(head):
-        _check_read(part, [reader for tail in (head[index + 1 :], *tails) for reader in tail])
+    for index, part in enumerate(shared):
+        _check_read(part, [reader for tail in (shared[index + 1 :], *tails) for reader in tail])
     for tail in tails:
         for index, part in enumerate(tail):
             _check_read(part, tail[index + 1 :])
@@ -161,17 +161,19 @@ def describe(parts: Sequence[Part]) -> str:
     if not parts:
         return "chain()"
     width = max(len(part.name) for part in parts) + 2
-    where, lines = divider(parts), []
+    divides, lines = divider(parts), []
     for index, part in enumerate(parts):
-        divides = "phases" if hasattr(part, "chains") else "sampler"
-        stage = "" if where is None else "rollout" if index < where else "minibatch" if index > where else divides
+        if isinstance(part, Divider):
+            stage = part.stage
+        else:
+            stage = "" if divides is None else "rollout" if index < divides else "minibatch"
         reads = ", ".join(dict.fromkeys((*part.requires, *(part.reads or ()))))
         writes = ", ".join(part.provides)
         text = f"{stage:<11}{part.name:<{width}}"
         text += f"reads {reads or ('nothing' if part.reads is not None else 'what its update reads')}"
         lines.append(text + (f"; writes {writes}" if writes else ""))
-        for name, inner in getattr(part, "chains", {}).items():
-            lines += [f"  {name}:", *("    " + line for line in describe(inner.parts).splitlines())]
+        for name, inner in (part.chains if isinstance(part, Divider) else {}).items():
+            lines += [f"  {name}:", *("    " + line for line in describe(inner).splitlines())]
     return "\n".join(lines)
 
 
@@ -192,18 +194,19 @@ def _check_read(part: Part, later: Sequence[Part]) -> None:
 
 
 def _check_order(parts: tuple[Part, ...]) -> None:
-    where = divider(parts)
+    divides = divider(parts)
     for index, part in enumerate(parts):
-        if where is not None:
-            sampler = parts[where]
-            if index < where and part.place == "after_sampler":
+        if divides is not None:
+            sampler = parts[divides]
+            assert isinstance(sampler, Divider)
+            if index < divides and part.place == "after_sampler":
                 raise UserValueError(
                     f"chain: {part.name} needs the policy being trained, which is evaluated after the sampler: move it "
                     f"after {sampler.name}"
                 )
-            if index > where and part.place == "before_sampler":
+            if index > divides and part.place == "before_sampler":
                 raise UserValueError(f"chain: {part.name} works on the whole rollout: move it before {sampler.name}")
-            if index > where and part.needs_time and getattr(sampler, "axis", None) == "step":
+            if index > divides and part.needs_time and sampler.cuts_time:
                 raise UserValueError(
                     f"chain: {part.name} works along time, but {sampler.name} before it cuts the time axis: move "
                     f"{part.name} before it, or use segment_minibatches()"

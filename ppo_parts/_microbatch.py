@@ -62,8 +62,10 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
         pieces = _pieces_where_faster(batch, shape, axis) if size == "auto" else _pieces(shape, axis, size)
         if pieces == 1:
             return evaluate_policy(evaluate, params, batch)
-        within = (joined, batch.shards, side_by_side) if batch.shards > 1 else (evaluate, pieces, one_after_another)
-        output = evaluate_pieces(within[0], params, batch, *within[1:], "microbatched", optional=size == "auto")
+        network, number, run = evaluate, pieces, one_after_another
+        if batch.shards > 1:  # side by side, each of which calls this function again with one shard
+            network, number, run = joined, batch.shards, side_by_side
+        output = evaluate_pieces(network, params, batch, number, run, "microbatched", optional=size == "auto")
         return evaluate_policy(evaluate, params, batch) if output is None else output
 
     return dataclasses.replace(evaluate, evaluate=joined) if isinstance(evaluate, Policy) else joined

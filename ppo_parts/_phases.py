@@ -25,8 +25,15 @@ class Phase(Part):
 class Phases(Divider):
     """The result of `phases`: named phases."""
 
-    chains: dict[str, Chain]
     phases: dict[str, Phase]
+
+    @property
+    def stage(self) -> str:
+        return "phases"
+
+    @property
+    def chains(self) -> dict[str, tuple[Part, ...]]:
+        return {name: phase.chain.parts for name, phase in self.phases.items()}
 
 
 def phase(part: Part, *, trains: Any = "own", every: int = 1) -> Part:
@@ -113,5 +120,4 @@ def phases(**chains: Part) -> Part:
         )
 
     requires = tuple(dict.fromkeys(field for part in whole.values() for field in part.requires))
-    inner = {name: part.chain for name, part in whole.items()}
-    return Phases(init, update, "phases", requires, place="before_sampler", chains=inner, phases=whole)
+    return Phases(init, update, "phases", requires, place="before_sampler", phases=whole)

@@ -65,6 +65,7 @@ def evaluate_pieces(
     """
     axes = field_axes(batch)
     axis = axes["log_prob"]
+    # `evaluate_leaves` appends to this list while it is traced: a tree structure cannot be an output of `eval_shape`.
     structures: list[Any] = []
 
     def evaluate_leaves(params: Params, batch: Batch) -> Output:

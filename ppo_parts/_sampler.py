@@ -63,6 +63,10 @@ class Sampler(Divider):
     draw: Draw
     in_range: bool = False
 
+    @property
+    def cuts_time(self) -> bool:
+        return self.axis == "step"
+
     def take(self, batch: Batch, indices: Any, weight: Array | None) -> Batch:
         """Return the minibatch with these indices; metrics and losses start empty."""
         batch = batch.replace(metrics={}, reductions=(), losses={}, weight=weight)

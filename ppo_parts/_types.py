@@ -358,6 +358,21 @@ class Part:
 class Divider(Part):
     """Base class of the parts that divide a chain: parts before it see the rollout, parts after it see minibatches."""
 
+    @property
+    def stage(self) -> str:
+        """The word for it in a printed chain."""
+        return "sampler"
+
+    @property
+    def cuts_time(self) -> bool:
+        """Whether the minibatches have no time axis."""
+        return False
+
+    @property
+    def chains(self) -> Mapping[str, tuple[Part, ...]]:
+        """The parts of the chains inside it, by name."""
+        return {}
+
 
 def no_state(params: Params, key: Array | None = None) -> EmptyState:
     """The `init` of a part without state."""
@@ -378,7 +393,8 @@ def stateless(
     """Make a `Part` from a function `batch -> batch`, or `(batch, context) -> batch`.
 
     Args:
-        f: pure function of a `Batch`, and of the `Context` if it takes two arguments without a default.
+        f: pure function of a `Batch`, and of the `Context` if it takes two arguments without a
+            default, or if its second argument is named `context`.
         name: its name in error messages; by default the name of the function.
         requires, provides, reads, place, needs_time: as in `Part`; with them, `chain` checks this part like any other.
             For a loss, pass `provides=("losses",), place="after_sampler"`.
