@@ -93,7 +93,7 @@ def rollout(
             evaluated after the last step, so that devices do not wait for each other at every step.
 
     Returns:
-        `Rollout(init, collect, sharding)`; the batch has the fields obs, action, log_prob, value, reward, terminated,
+        `Rollout(init, collect, sharding, restart)`; the batch has the fields obs, action, log_prob, value, reward, terminated,
         truncated and next_value, for a recurrent policy carry and reset, and the fields that `record` and `keep_...`
         add.
 
@@ -123,7 +123,7 @@ def rollout(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Collector:
-    """The two functions of a rollout; see `rollout` for the fields. `each`: `(N,)`, or `(N, A)` with agents."""
+    """The functions of a rollout; see `rollout` for the fields. `each`: `(N,)`, or `(N, A)` with agents."""
 
     env: Any
     policy: Evaluate
