@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ._branches import cond_any
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import count
 from ._metrics import Metrics
@@ -93,9 +94,9 @@ def rollout(
             evaluated after the last step, so that devices do not wait for each other at every step.
 
     Returns:
-        `Rollout(init, collect, sharding, restart)`; the batch has the fields obs, action, log_prob, value, reward, terminated,
-        truncated and next_value, for a recurrent policy carry and reset, and the fields that `record` and `keep_...`
-        add.
+        `Rollout(init, collect, sharding, restart)`; the batch has the fields obs, action, log_prob, value, reward,
+        terminated, truncated and next_value, for a recurrent policy carry and reset, and the fields that `record` and
+        `keep_...` add.
 
     Example:
         >>> import jax, jax.numpy as jnp, ppo_parts as pp
@@ -298,26 +299,12 @@ def episode_metrics(ended: Array, measured: dict[str, Array]) -> Metrics:
 
 
 def where_any(f: Callable[..., Any], wanted: Array, params: Any, x: Any) -> Any:
-    """Compute `f(params, x)` if any element of `wanted` is True, else zeros; even under `vmap`, only one branch runs.
+    """Return `f(params, x)` if any element of `wanted` is True, else zeros; see `cond_any`."""
 
-    `vmap` turns a `cond` with a batched predicate into a select that runs both branches. Here the predicate is reduced
-    over the batch first, so that it remains a `cond`.
-    """
+    def zeros(params: Any, x: Any) -> Any:
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(f, params, x))
 
-    @jax.custom_batching.custom_vmap
-    def call(wanted: Array, params: Any, x: Any) -> Any:
-        shapes = jax.eval_shape(f, params, x)
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        return jax.lax.cond(jnp.any(wanted), f, lambda *_: zeros, params, x)
-
-    @call.def_vmap
-    def rule(axis_size: int, in_batched: Any, wanted: Array, params: Any, x: Any) -> tuple[Any, Any]:
-        axes = jax.tree.map(lambda batched: 0 if batched else None, tuple(in_batched[1:]))
-        batched = jax.vmap(f, in_axes=axes, axis_size=axis_size)
-        result = where_any(batched, wanted, params, x)
-        return result, jax.tree.map(lambda _: True, result)
-
-    return call(wanted, params, x)
+    return cond_any(wanted, f, zeros, params, x)
 
 
 def where_any_of_steps(f: Callable[[Any], Any], wanted: Array, x: Any, shards: int) -> Any:

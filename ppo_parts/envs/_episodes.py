@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._branches import cond_any
 from .._errors import UserTypeError
 from .._hyperparameters import count
 from .._trees import without_weak_types
@@ -140,24 +141,3 @@ def auto_reset(
 
     env = Env(reset_all, step_all, observation_space, action_space, lambda state: env)
     return env
-
-
-def cond_any(wanted: Array, f: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any) -> Any:
-    """Return `f(*operands)` if any element of `wanted` is True, else `otherwise(*operands)`; one branch runs.
-
-    `vmap` turns a `cond` with a batched predicate into a select that runs both branches. Here the predicate is reduced
-    over the batch first, so that it remains a `cond`; `f` must not change what `wanted` does not ask for.
-    """
-
-    @jax.custom_batching.custom_vmap
-    def call(wanted: Array, *operands: Any) -> Any:
-        return jax.lax.cond(jnp.any(wanted), f, otherwise, *operands)
-
-    @call.def_vmap
-    def rule(axis_size: int, in_batched: Any, wanted: Array, *operands: Any) -> tuple[Any, Any]:
-        axes = jax.tree.map(lambda batched: 0 if batched else None, tuple(in_batched[1:]))
-        branches = (jax.vmap(branch, in_axes=axes, axis_size=axis_size) for branch in (f, otherwise))
-        result = cond_any(wanted, *branches, *operands)
-        return result, jax.tree.map(lambda _: True, result)
-
-    return call(wanted, *operands)
