@@ -100,7 +100,8 @@ def count_nonfinite(batch: Batch) -> Metrics:
             continue
         bad[f"nonfinite/{name}"] = ~jnp.isfinite(x)
         if name == "next_value" and batch.terminated is not None:
-            bad[f"nonfinite/{name}"] &= ~(batch.terminated == 1)  # it may be anything there
+            # After a termination next_value is not used, and may be any number.
+            bad[f"nonfinite/{name}"] &= ~(batch.terminated == 1)
     # Sum one array, because each sum compiles to three kernels.
     whole = jnp.stack(list(bad.values())).astype(jnp.float32)
     counts = masked_sum(whole, batch.mask, axis=tuple(range(1, whole.ndim)))

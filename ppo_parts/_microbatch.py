@@ -16,8 +16,9 @@ from ._pieces import evaluate_pieces, one_after_another, side_by_side
 from ._policy import evaluate_policy
 from ._types import Batch, Evaluate, Output, Params, Policy
 
-# Thresholds of "auto", measured on CPUs with networks of 64 to 256 units and 4 to 400 inputs: the smallest minibatch
-# for which pieces are faster, the elements of a piece that stay in the cache, and the widest observations that gain.
+# These thresholds of "auto" were measured on CPUs, with networks of 64 to 256 units and 4 to 400 inputs. They are the
+# smallest minibatch for which pieces are faster, the number of elements in a piece that stay in the cache, and the
+# widest observations for which pieces are faster.
 MIN_ELEMENTS, PIECE_ELEMENTS, MAX_INPUTS = 16_384, 1024, 128
 
 

@@ -243,7 +243,7 @@ def sampler_of_shards(
     choice(name, "axis", axis, ("step", "segment", "window"))
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        # As a plain part: the first minibatch of the first epoch, under the context's parameters.
+        # A sampler that runs as a plain part draws the first minibatch of the first epoch.
         return on_automatic_mesh(first, batch.log_prob)(batch, context), state
 
     def first(batch: Batch, context: Context) -> Batch:
