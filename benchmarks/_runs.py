@@ -147,9 +147,7 @@ class Two:
 _programs: dict[Any, Any] = {}
 
 
-def by_twos(
-    step: Any, state: Any, num_updates: int, num_seeds: int, pace: Any = None, donate: bool = True
-) -> Any:
+def by_twos(step: Any, state: Any, num_updates: int, num_seeds: int, pace: Any = None, donate: bool = True) -> Any:
     """Two updates a call, and one program for all runs of one `Train`."""
     del pace
     key = (step, num_updates, num_seeds)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ._errors import UserTypeError, UserValueError
 from ._metrics import Metrics
+from ._shards import check_shards
 from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Params, require
 from .functional._common import ShapeError, check_floating, check_same_shape, masked_sum, unsqueezed
 
@@ -51,6 +52,7 @@ def check_rollout(batch: Batch) -> None:
     check_same_shape(where, log_prob=batch.log_prob, **{name: getattr(batch, name) for name in RECORDED})
     check_floating(where, log_prob=batch.log_prob)
     leading = batch.log_prob.shape[:2]
+    check_shards(where, batch.shards, "the number of segments", leading[1])
     for name in TREES:
         remedy = "; what belongs to segments goes into per_segment, anything else into shared" * (name == "extras")
         for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(batch, name)):
@@ -100,9 +102,9 @@ def count_nonfinite(batch: Batch) -> Metrics:
         if name == "next_value" and batch.terminated is not None:
             bad[f"nonfinite/{name}"] &= ~(batch.terminated == 1)  # it may be anything there
     # As one array, because each sum compiles to three kernels.
-    whole = jnp.stack(list(bad.values()))
+    whole = jnp.stack(list(bad.values())).astype(jnp.float32)
     counts = masked_sum(whole, batch.mask, axis=tuple(range(1, whole.ndim)))
-    return Metrics(counts.astype(jnp.float32), tuple(bad), tuple("sum" for _ in bad))
+    return Metrics(counts, tuple(bad), tuple("sum" for _ in bad))
 
 
 def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 from ._chain import chain, check_every_write_is_read, part_key
 from ._checks import check_params, check_rollout, count_nonfinite, finite_where_masked
 from ._errors import UserTypeError
-from ._loop import GradientMetrics, PhaseRun, PhaseState
+from ._loop import GradientMetrics, PhaseLoop, PhaseState
 from ._metrics import Metrics, join_metrics
 from ._optim import may_skip
+from ._pieces import evaluate_shards
 from ._plan import PhasePlan, divide, with_optimizers
-from ._policy import evaluate_current, evaluate_policy
+from ._policy import evaluate_current
 from ._refresh import Carried, Head, HeadState
-from ._trees import varying_like
+from ._trees import copies, on_automatic_mesh, varying_like
 from ._types import Array, Batch, Context, Evaluate, Output, Params, Part
 
 
@@ -147,7 +148,7 @@ class _Program:
     return_batch: bool
 
     def evaluate(self, params: Params, batch: Batch) -> Output:
-        return evaluate_policy(self.policy, params, batch)
+        return evaluate_shards(self.policy, params, batch)
 
     def unnamed(self, states: dict[Any, Any]) -> Any:
         """The states by phase; those of a pipeline without phases alone."""
@@ -165,10 +166,13 @@ class _Program:
             states[plan.name] = before, chain(*plan.after).init(params, part_key(phase_key, 2))
         opt_states = {plan.name: plan.optimizer.init(plan.trained(params)) for plan in self.plans}
         pipeline = (chain(*self.shared).init(params, key), self.unnamed(states))
-        return LearnerState(params, self.unnamed(opt_states), _copies(pipeline), jnp.zeros((), jnp.int32))
+        return LearnerState(params, self.unnamed(opt_states), copies(pipeline), jnp.zeros((), jnp.int32))
 
     def update(self, key: Array, state: LearnerState, batch: Batch) -> Any:
         check_rollout(batch)
+        return on_automatic_mesh(self._update, batch.log_prob)(key, state, batch)
+
+    def _update(self, key: Array, state: LearnerState, batch: Batch) -> Any:
         key, state = varying_like((key, state), batch.log_prob)
         raw = finite_where_masked(batch.replace(metrics={}, reductions=(), losses={}, current=None, stop=None))
         context = Context(key=key, step=state.step, params=state.params, evaluate=self.evaluate)
@@ -206,7 +210,7 @@ class _Program:
         stopped = jnp.zeros_like(context.step, bool)
         state = PhaseState(carried, progress.opt_states[plan.name], after, stopped)
         state, metrics, rollout = run_every(
-            PhaseRun(plan, head, context, self.gradient_metrics), plan.every, state, ready
+            PhaseLoop(plan, head, context, self.gradient_metrics), plan.every, state, ready
         )
         metrics = metrics if plan.name is None else metrics.prefixed(f"{plan.name}/")
         return rollout, _Progress(
@@ -235,7 +239,7 @@ def _keeps_finite(progress: _Progress) -> bool:
     return any(may_skip(opt_state) for opt_state in progress.opt_states.values())
 
 
-def run_every(phase: PhaseRun, every: int, state: PhaseState, ready: Batch) -> tuple[PhaseState, Metrics, Batch]:
+def run_every(phase: PhaseLoop, every: int, state: PhaseState, ready: Batch) -> tuple[PhaseState, Metrics, Batch]:
     """Run the phase once in `every` updates; in the others the state is unchanged and metrics are NaN (sums: 0)."""
     if every == 1:
         return phase.run(state)
@@ -293,8 +297,3 @@ def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
         there = ", ".join(called for called, _ in found)
         raise KeyError(f"{len(matches)} parts are named {name!r}; the parts are {there}")
     return matches[0]
-
-
-def _copies(tree: Any) -> Any:
-    """The tree in buffers of its own, so that donating a state that holds the parameters twice does not fail."""
-    return jax.tree.map(lambda x: jnp.array(x, copy=True) if isinstance(x, jax.Array) else x, tree)

@@ -36,7 +36,7 @@ class PhaseState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PhaseRun:
+class PhaseLoop:
     """One phase at work on one rollout.
 
     Attributes:
@@ -53,15 +53,7 @@ class PhaseRun:
 
     def run(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
         """Run all epochs; also return the rollout from which minibatches were drawn."""
-        declared = any("stop" in part.provides for part in self.plan.after)
-        for can_stop in (True,) if declared else (False, True):
-            asked: list[bool] = []  # filled while tracing: whether a part asked to stop without declaring it
-            result = self._run(state, can_stop, asked)
-            if can_stop or not any(asked):
-                break
-        return result
-
-    def _run(self, state: PhaseState, can_stop: bool, asked: list[bool]) -> tuple[PhaseState, Metrics, Batch]:
+        can_stop = self.plan.can_stop
         sampler, refresh, key = self.plan.sampler, self.plan.sampler.refresh, self.context.key
         rollout, carried = refresh.init(self.head, state.carried, self.context.replace(key=jax.random.fold_in(key, 0)))
         first = _metrics_of(rollout)
@@ -78,7 +70,7 @@ class PhaseRun:
             def minibatch(state: PhaseState, numbered: Any) -> tuple[PhaseState, Metrics]:
                 index, item = numbered
                 here = context.replace(key=jax.random.fold_in(keys[2], index), minibatch=index)
-                return self._minibatch(state, drawn_from, item, here, asked)
+                return self._minibatch(state, drawn_from, item, here)
 
             numbered = (jnp.arange(sampler.num_minibatches), items)
             state, measured, ran = scan_until(minibatch, state._replace(carried=carried), numbered, can_stop)
@@ -91,9 +83,7 @@ class PhaseRun:
         metrics = join_metrics(first, refreshed.reduce(begun), measured.reduce(ran), Metrics.of(own))
         return state._replace(carried=state.carried._replace(estimates=None)), metrics, rollout
 
-    def _minibatch(
-        self, state: PhaseState, rollout: Batch, item: Any, context: Context, asked: list[bool]
-    ) -> tuple[PhaseState, Metrics]:
+    def _minibatch(self, state: PhaseState, rollout: Batch, item: Any, context: Context) -> tuple[PhaseState, Metrics]:
         """Draw, evaluate, differentiate, step."""
         plan, sampler = self.plan, self.plan.sampler
         head_key, own_key = jax.random.fold_in(context.key, 0), jax.random.fold_in(context.key, 1)
@@ -118,8 +108,8 @@ class PhaseRun:
             after = jax.tree.map(lambda new, old: jnp.where(skipped(opt_state), old, new), after, state.after)
         stepped = amend(plan.after, stepped, state.after, after)
         applied, stopped = jnp.ones((), bool), state.stopped
-        asked.append(batch.stop is not None)
         if batch.stop is not None:
+            plan.check_stop()
             applied, stopped = ~batch.stop.discard, batch.stop.discard | batch.stop.after
             stepped, opt_state, after = jax.tree.map(
                 lambda new, old: jnp.where(applied, new, old),
@@ -155,7 +145,8 @@ class PhaseRun:
         norm = optax.tree.norm(jnp.concatenate([jnp.reshape(x, -1) for x in jax.tree.leaves(gradient)]))
         counts = {"minibatches": applied, "nonfinite/gradient": ~jnp.isfinite(norm)}
         if minibatch.advantage is not None:
-            counts["nonfinite/advantage"] = masked_sum(~jnp.isfinite(minibatch.advantage), minibatch.mask)
+            bad = ~jnp.isfinite(minibatch.advantage)  # counted as floats, which devices sum along with others
+            counts["nonfinite/advantage"] = masked_sum(bad.astype(jnp.float32), minibatch.mask)
         named = {"loss": loss, "grad_norm": norm, **self.gradient_metrics(gradient), **counts}
         return Metrics.of(named, dict.fromkeys(counts, "sum"))
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from ._cpu import usable_cores
-from ._errors import UserTypeError, UserValueError
+from ._errors import UserValueError
 from ._hyperparameters import count
+from ._pieces import evaluate_pieces, one_after_another, side_by_side
 from ._policy import evaluate_policy
-from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Evaluate, Output, Params, Policy, kind
+from ._types import Batch, Evaluate, Output, Params, Policy
 
 # Thresholds of "auto", measured on CPUs with networks of 64 to 256 units and 4 to 400 inputs: the smallest minibatch
 # for which pieces are faster, the elements of a piece that stay in the cache, and the widest observations that gain.
@@ -32,9 +32,10 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
 
     Args:
         evaluate: the network, as in `learner`. Its distribution has to be a pytree of arrays.
-        size: elements per piece; pieces of a recurrent policy are whole segments, at least one. "auto": 1024 where that
-            is faster, which is on a single core of a CPU, for minibatches of 16,384 elements or more with observations
-            of at most 128 numbers, and without recurrence; otherwise all at once.
+        size: elements per piece; pieces of a recurrent policy are whole segments, at least one. With several shards,
+            the elements of each: they are cut into pieces side by side. "auto": 1024 where that is faster, which is on
+            a single core of a CPU, for minibatches of 16,384 elements or more with observations of at most 128 numbers,
+            and without recurrence; otherwise all at once.
 
     Returns:
         `evaluate` of the same signature, which returns an `Output`; a `Policy` of a `Policy`.
@@ -55,80 +56,17 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
     def joined(params: Params, batch: Batch) -> Output:
         if batch.log_prob is None:  # not a minibatch, but observations that a part or a rollout evaluates
             return evaluate_policy(evaluate, params, batch)
-        shape, axis = jnp.shape(batch.log_prob), len(batch.axes) - 1
+        axis = len(batch.axes) - 1
+        shape = (*jnp.shape(batch.log_prob)[:axis], jnp.shape(batch.log_prob)[axis] // batch.shards)
+        shape += jnp.shape(batch.log_prob)[axis + 1 :]  # of one shard
         pieces = _pieces_where_faster(batch, shape, axis) if size == "auto" else _pieces(shape, axis, size)
         if pieces == 1:
             return evaluate_policy(evaluate, params, batch)
-        return _in_pieces(evaluate, params, batch, pieces, optional=size == "auto")
+        within = (joined, batch.shards, side_by_side) if batch.shards > 1 else (evaluate, pieces, one_after_another)
+        output = evaluate_pieces(within[0], params, batch, *within[1:], "microbatched", optional=size == "auto")
+        return evaluate_policy(evaluate, params, batch) if output is None else output
 
     return dataclasses.replace(evaluate, evaluate=joined) if isinstance(evaluate, Policy) else joined
-
-
-def _in_pieces(evaluate: Evaluate, params: Params, batch: Batch, pieces: int, optional: bool) -> Output:
-    axis = len(batch.axes) - 1  # pieces are cut along the last of the leading axes
-    segments = 0  # the axis of segments in fields without time
-    structures: list[Any] = []
-
-    def evaluate_leaves(params: Params, batch: Batch) -> Output:
-        """The output with the distribution replaced by its leaves, which a loop can carry for any class."""
-        output = evaluate_policy(evaluate, params, batch)
-        leaves, structure = jax.tree.flatten(output.distribution)
-        for leaf in leaves:
-            if not isinstance(leaf, jax.Array):
-                raise UserTypeError(
-                    f"microbatched: the distribution must be a pytree of arrays, and {kind(leaf)} is not: use one of "
-                    "ppo_parts.distributions, register it with jax.tree_util, or leave microbatches out"
-                )
-        structures.append(structure)
-        return output._replace(distribution=leaves)
-
-    # Take the structure from the whole minibatch, because that of a piece may contain the shape of a piece.
-    shapes = jax.eval_shape(evaluate_leaves, params, batch)
-    structure = structures[0]
-    stuck = _stuck_in_a_trace(structure, shapes.distribution, batch.action)
-    if stuck is not None:
-        if optional:
-            return evaluate_policy(evaluate, params, batch)
-        raise UserTypeError(
-            f"microbatched: {kind(stuck)} keeps arrays outside the leaves of its pytree (in bound methods, say), so "
-            "that its pieces cannot be joined: use one of ppo_parts.distributions, or leave microbatches out"
-        )
-
-    def split(along: int) -> Callable[[Array], Array]:
-        return lambda x: jnp.moveaxis(x.reshape(*x.shape[:along], pieces, -1, *x.shape[along + 1 :]), along, 0)
-
-    fields = {field: jax.tree.map(split(axis), getattr(batch, field)) for field in PER_STEP}
-    for field in PER_SEGMENT:
-        fields[field] = jax.tree.map(split(segments), getattr(batch, field))
-
-    @jax.checkpoint
-    def piece(params: Params, fields: Any) -> Output:
-        return evaluate_leaves(params, batch.replace(**fields, weight=None))
-
-    results = jax.lax.map(lambda fields: piece(params, fields), fields)
-
-    def join(along: int) -> Callable[[Array, Any], Array]:
-        def joined(x: Array, whole: Any) -> Array:
-            # A leaf of a piece with the shape of the whole does not depend on the elements; all pieces have the same.
-            return x[0] if x.shape[1:] == whole.shape else jnp.moveaxis(x, 0, along).reshape(whole.shape)
-
-        return joined
-
-    output = jax.tree.map(join(axis), results._replace(carry=None), shapes._replace(carry=None))
-    carry = jax.tree.map(join(segments), results.carry, shapes.carry)
-    return output._replace(distribution=jax.tree.unflatten(structure, output.distribution), carry=carry)
-
-
-def _stuck_in_a_trace(structure: Any, leaves: Any, action: Any) -> Any:
-    """The distribution, if it computes with arrays of the trace it was made in, besides its leaves; else None."""
-    distribution = jax.tree.unflatten(structure, leaves)
-    if not hasattr(distribution, "log_prob"):
-        return None
-    try:
-        traced = jax.make_jaxpr(lambda x, a: jax.tree.unflatten(structure, x).log_prob(a))(leaves, action)
-    except jax.errors.UnexpectedTracerError:
-        return distribution
-    return distribution if any(isinstance(x, jax.core.Tracer) for x in traced.consts) else None
 
 
 def _pieces_where_faster(batch: Batch, shape: tuple[int, ...], axis: int) -> int:

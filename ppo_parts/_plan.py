@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from ._chain import Chain, divider
 from ._errors import UserTypeError, UserValueError
 from ._optim import transformation
-from ._phases import Phase as PhasePart
-from ._phases import Phases
+from ._phases import Phase, Phases
 from ._samplers import Sampler
 from ._types import Params, Part
 
@@ -37,6 +36,19 @@ class PhasePlan:
     optimizer: Any = None
     trains: tuple[str, ...] | Callable[[Params], Any] | None = None
     every: int = 1
+
+    @property
+    def can_stop(self) -> bool:
+        """Whether a part says that it may stop the phase, in whose loop minibatches can then be skipped."""
+        return any("stop" in part.provides for part in self.after)
+
+    def check_stop(self) -> None:
+        """Raise unless a part says that it may stop the phase."""
+        if not self.can_stop:
+            raise UserValueError(
+                f"learner: a part after {self.sampler.name} (one of {', '.join(part.name for part in self.after)}) "
+                'asked to stop and does not declare it: make it with provides=("stop",)'
+            )
 
     def trained(self, params: Params) -> Params:
         """The parameters that the optimizer steps."""
@@ -68,7 +80,7 @@ def divide(pipeline: Part) -> tuple[tuple[Part, ...], list[PhasePlan]]:
     """The parts that all phases share, and the phases; a pipeline without `phases` is one phase without a name."""
     assert isinstance(pipeline, Chain)
     for part in pipeline.parts:
-        if isinstance(part, PhasePart):
+        if isinstance(part, Phase):
             raise UserValueError("learner: a phase stands alone in the chain: put it into phases(name=phase(...))")
     index = divider(pipeline.parts)
     if index is None:

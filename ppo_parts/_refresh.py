@@ -190,9 +190,9 @@ class EachMinibatch(Refresh):
         current: Current = minibatch.current
         assert carried.estimates is not None
         value, _, log_ratio = carried.estimates
-        log_ratio = sampler.put(log_ratio, indices, current.log_prob - minibatch.log_prob)
+        log_ratio = sampler.put(log_ratio, indices, current.log_prob - minibatch.log_prob, minibatch.shards)
         if value is not None and current.value is not None:
-            value = sampler.put(value, indices, current.value)
+            value = sampler.put(value, indices, current.value, minibatch.shards)
         return carried._replace(estimates=head.estimates(value, log_ratio))
 
 

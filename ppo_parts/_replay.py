@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import count
+from ._shards import split
 from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Params, Part
 
 
@@ -20,7 +21,7 @@ class ReplayState(NamedTuple):
 
 
 def replay(num_rollouts: int, like: Batch) -> Part:
-    """Replace the rollout by the latest k, this one among them, side by side: `[T, k*N]`.
+    """Replace the rollout by the latest k, this one among them, side by side: `[T, k*N]`, within each shard.
 
     Slots that are not filled yet are masked; `replay(1, like)` leaves the rollout as it is. Each update stores its
     rollout, also where the phase that this part stands in does not run, as the parts that all phases share left it.
@@ -63,9 +64,9 @@ def replay(num_rollouts: int, like: Batch) -> Part:
         latest = stored_with(batch, state)
 
         def beside(x: Array, axis: int) -> Array:
-            """`[k, ..., N, ...]` with k merged into the axis of segments."""
-            x = jnp.moveaxis(x, 0, axis)
-            return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+            """`[k, ..., N, ...]` with k merged into the axis of segments, within each shard."""
+            x = jnp.moveaxis(split(x, batch.shards, axis + 1), 0, axis + 1)
+            return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 3 :])
 
         fields = {
             name: jax.tree.map(lambda x, axis=axis: beside(x, axis), latest.fields[name])
@@ -74,7 +75,7 @@ def replay(num_rollouts: int, like: Batch) -> Part:
             if name in kept
         }
         filled = jnp.arange(num_rollouts) < latest.stored
-        slots = jnp.broadcast_to(filled[:, None], (num_rollouts, like.log_prob.shape[1])).reshape(-1)
+        slots = beside(jnp.broadcast_to(filled[:, None], (num_rollouts, like.log_prob.shape[1])), 0)
         shape = fields["log_prob"].shape
         counts = jnp.broadcast_to(slots.reshape(1, -1, *(1,) * (len(shape) - 2)), shape)
         mask = fields["mask"] * counts if "mask" in fields else counts.astype(fields["log_prob"].dtype)

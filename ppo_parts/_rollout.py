@@ -14,7 +14,8 @@ from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import count
 from ._metrics import Metrics
 from ._policy import apply_policy, check_value, evaluate_policy, initial_carry_of
-from ._trees import without_weak_types
+from ._shards import check_shards, joined, split
+from ._trees import axis_sharding, without_weak_types
 from ._types import ABSENT, Array, Batch, Evaluate, Output, Params, kind
 from .functional import next_values
 from .functional._common import ShapeError, unsqueezed
@@ -34,7 +35,7 @@ class RolloutState(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """What `rollout` returns, two pure functions.
+    """What `rollout` returns, pure functions.
 
     Attributes:
         init: `init(key) -> RolloutState`, fresh environments.
@@ -42,12 +43,16 @@ class Rollout(NamedTuple):
             `episode_length` (means over the episodes that ended, NaN where none did) and `episodes` (how many did);
             with many agents the return is a mean over them, too. Entries of the environment's `info` become
             `episode_<name>`.
+        sharding: `sharding(mesh) -> RolloutState`, the `NamedSharding` of each leaf of the state, by which environments
+            are divided over the devices of a mesh: as many devices as shards, or a divisor of that. Leaves whose shape
+            does not depend on the number of environments, such as running statistics, are whole on each device.
         restart: `restart(key, state) -> RolloutState`, new episodes that keep running statistics, for environments
             whose state cannot be restored from a checkpoint (`Env.restart`); None: every state can be continued.
     """
 
     init: Callable[[Array], RolloutState]
     collect: Callable[[Array, Params, RolloutState], tuple[RolloutState, Batch, Metrics]]
+    sharding: Callable[[jax.sharding.Mesh], RolloutState]
     restart: Callable[[Array, RolloutState], RolloutState] | None = None
 
 
@@ -61,6 +66,7 @@ def rollout(
     record: tuple[str, ...] = (),
     keep_next_obs: bool = False,
     keep_distribution: bool = False,
+    shards: int = 1,
 ) -> Rollout:
     """Step N environments T times with the current policy; with A agents in each, `[T, N]` below is `[T, N, A]`.
 
@@ -82,10 +88,13 @@ def rollout(
             and `extras["next_" + name]` of the observation that followed, as `next_value` is of `value`.
         keep_next_obs: keep the observation that followed each step as `next_obs`, final observations included.
         keep_distribution: keep the distribution that acted as `behaviour`, for exact divergences.
+        shards: S, `batch.shards`: equal blocks of environments that samplers do not mix, so that each can stay on a
+            device of its own. It changes which minibatches are drawn, and, as devices must not wait for each other at
+            every step, when final observations are evaluated: after the last step, for which all are kept.
 
     Returns:
-        `Rollout(init, collect)`; the batch has the fields obs, action, log_prob, value, reward, terminated, truncated
-        and next_value, for a recurrent policy carry and reset, and what the last three arguments ask for.
+        `Rollout(init, collect, sharding)`; the batch has the fields obs, action, log_prob, value, reward, terminated,
+        truncated and next_value, for a recurrent policy carry and reset, and what `record` and `keep_...` ask for.
 
     Example:
         >>> import jax, jax.numpy as jnp, ppo_parts as pp
@@ -100,13 +109,15 @@ def rollout(
     """
     count("rollout", "num_envs", num_envs)
     count("rollout", "num_steps", num_steps)
+    check_shards("rollout", shards, "num_envs", num_envs)
     if isinstance(record, str):
         raise UserTypeError(f"rollout: record is a tuple of names, got {record!r}: record=({record!r},)")
     agents = getattr(env, "num_agents", None)
     each = (num_envs,) if agents is None else (num_envs, agents)
     keeps = {"keep_next_obs": keep_next_obs, "keep_distribution": keep_distribution}
-    collector = _Collector(env, policy, each, num_steps, value_each_step, record, **keeps)
-    return Rollout(collector.init, collector.collect, None if getattr(env, "restart", None) is None else collector.restart)
+    collector = _Collector(env, policy, each, num_steps, value_each_step, record, shards=shards, **keeps)
+    restarts = getattr(env, "restart", None) is not None
+    return Rollout(collector.init, collector.collect, collector.sharding, collector.restart if restarts else None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,6 +132,7 @@ class _Collector:
     record: tuple[str, ...]
     keep_next_obs: bool
     keep_distribution: bool
+    shards: int
 
     def init(self, key: Array) -> RolloutState:
         return self._beginning(*self.env.reset(key, self.each[0]))
@@ -134,6 +146,18 @@ class _Collector:
             return without_weak_types(RolloutState(env_state, obs))
         carry, reset = initial_carry(self.each[0]), jnp.ones(self.each, bool)
         return without_weak_types(RolloutState(env_state, obs, carry, reset))
+
+    def sharding(self, mesh: jax.sharding.Mesh) -> RolloutState:
+        sharding = axis_sharding("Rollout.sharding", mesh, self.shards)
+        twice = dataclasses.replace(self, each=(2 * self.each[0], *self.each[1:]))
+        shapes = (jax.eval_shape(one.init, jax.random.key(0)) for one in (self, twice))
+
+        def of_leaf(once: Any, twice: Any) -> Any:
+            """Of the axis that grows with the number of environments."""
+            grown = (axis for axis, (a, b) in enumerate(zip(once.shape, twice.shape, strict=True)) if a != b)
+            return sharding(next(grown, None))
+
+        return jax.tree.map(of_leaf, *shapes)
 
     def estimates(self, output: Output) -> dict[str, Array]:
         """The value and the recorded entries of aux, by name."""
@@ -151,12 +175,17 @@ class _Collector:
         return jax.jit(estimates)
 
     def step(self, params: Params, state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
-        """One step of all environments: what is recorded, the estimates, those of final observations, episodes."""
+        """One step of all environments: what is recorded, the estimates, those of final observations, episodes.
+
+        With several shards, the final observations themselves: whether there is one is for all devices to say.
+        """
         output = apply_policy(self.policy, params, state.obs, state.carry, state.reset)
         action, log_prob = sample_action(output.distribution, keys[0])
         env_state, out = self.env.step(keys[1], state.env_state, action)
         out.check(state.obs, self.each)
-        final = where_any(self.estimates_after, out.truncated, params, (out.final_obs, output.carry))
+        final: Any = (out.final_obs, output.carry)
+        if self.shards == 1:
+            final = where_any(self.estimates_after, out.truncated, params, final)
         recorded = Batch(
             obs=state.obs,
             action=action,
@@ -188,12 +217,15 @@ class _Collector:
             check_value(output, shape)
             found = self.estimates(output)
         check_estimates(found, shape)
+        if self.shards > 1:
+            after = functools.partial(self.estimates_after, params)
+            final = where_any_of_steps(after, batch.truncated, final, self.shards)
         last = self.estimates_after(params, (state.obs, state.carry)) if found else {}
         following = {name: next_values(x, last[name], batch.truncated, final[name]) for name, x in found.items()}
         if "value" in found:
             batch = batch.replace(value=found.pop("value"), next_value=following.pop("value"))
         extras = found | {f"next_{name}": x for name, x in following.items()}
-        return state, batch.replace(carry=carry, extras=extras), episode_metrics(*episodes)
+        return state, batch.replace(carry=carry, extras=extras, shards=self.shards), episode_metrics(*episodes)
 
 
 def check_estimates(found: dict[str, Array], shape: tuple[int, ...]) -> None:
@@ -252,7 +284,7 @@ def sample_action(distribution: Any, key: Array) -> tuple[Any, Array]:
 
 def episode_metrics(ended: Array, measured: dict[str, Array]) -> Metrics:
     """Means over the episodes that ended (NaN where none did) and over the agents, and how many did."""
-    number = jnp.sum(ended)
+    number = jnp.sum(ended, dtype=jnp.float32)  # as a float, which devices sum along with the others
     some = jnp.maximum(number, 1)
 
     def mean(x: Array) -> Array:
@@ -284,3 +316,31 @@ def where_any(f: Callable[..., Any], wanted: Array, params: Any, x: Any) -> Any:
         return result, jax.tree.map(lambda _: True, result)
 
     return call(wanted, params, x)
+
+
+def where_any_of_steps(f: Callable[[Any], Any], wanted: Array, x: Any, shards: int) -> Any:
+    """`f(x[t])` in the steps t in which any element of `wanted` `[T, N]` is True, else anything; shard by shard.
+
+    In round i, every shard evaluates the i-th of its own steps. Devices with a shard each agree once, on the number of
+    rounds, and not in each step.
+    """
+    by_shard = jax.tree.map(lambda leaf: split(leaf, shards, 1), x)
+    flags = split(wanted, shards, 1)
+    flags = jnp.any(flags.reshape(*flags.shape[:2], -1), axis=-1)
+    order = jnp.argsort(~flags, axis=0)
+    rounds = jnp.max(jnp.sum(flags, axis=0))
+
+    def rows(step: Array) -> Any:
+        one = jax.vmap(lambda leaf, t: jax.lax.dynamic_index_in_dim(leaf, t, keepdims=False), (1, 0))
+        return jax.tree.map(lambda leaf: joined(one(leaf, step), 0), by_shard)
+
+    def evaluated(index: Array, results: Any) -> Any:
+        step = order[index]
+        write = jax.vmap(lambda leaf, row, t: jax.lax.dynamic_update_index_in_dim(leaf, row, t, 0), (1, 0, 0), 1)
+        return jax.tree.map(lambda leaf, row: write(leaf, split(row, shards, 0), step), results, f(rows(step)))
+
+    shapes = jax.eval_shape(lambda x: f(jax.tree.map(lambda leaf: leaf[0], x)), x)
+    zeros = jax.tree.map(lambda s: jnp.zeros((len(wanted), *s.shape), s.dtype), shapes)
+    results = jax.tree.map(lambda leaf: split(leaf, shards, 1), zeros)
+    results = jax.lax.fori_loop(0, rounds, evaluated, results)
+    return jax.tree.map(lambda leaf: joined(leaf, 1), results)

@@ -15,7 +15,8 @@ from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, choice, count, number, spread_nan
 from ._policy import evaluate_current
 from ._refresh import Refresh, RefreshName, refresh_of
-from ._trees import gathered
+from ._shards import field_axes, joined, map_shards, pick, split
+from ._trees import on_automatic_mesh
 from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, EmptyState, Part, no_state
 from .functional._common import unsqueezed
 
@@ -51,7 +52,8 @@ class Sampler(Divider):
         plan: `plan(key, batch, epoch) -> tree` with leading axis `[num_minibatches]`, made at the start of an epoch
             from the batch that the parts before the sampler left.
         draw: `draw(item, batch, context) -> (indices [M] | Windows | None, weight [M] | None)`, `item` being one row of
-            the plan. Indices None: everything, as it is.
+            the plan. Indices None: everything, as it is. Where the batch has S > 1 shards, all leaves have a leading
+            axis `[S]`, and indices are positions within a shard.
     """
 
     num_epochs: int
@@ -66,30 +68,60 @@ class Sampler(Divider):
         """The minibatch that `indices` name; metrics and losses start empty."""
         batch = batch.replace(metrics={}, reductions=(), losses={}, weight=weight)
         if indices is None:
-            return batch
-        batch = gathered(batch)
-        time, segments = batch.log_prob.shape[:2]
+            return batch.replace(weight=None if weight is None else weight.reshape(-1))
+        time, segments = batch.log_prob.shape[0], batch.log_prob.shape[1] // batch.shards
+        axes = ("step",) if self.axis == "step" else batch.axes
+        if batch.shards == 1:
+            minibatch = self._take(batch, indices, segments).replace(axes=axes)
+        else:
+            minibatch = self._take_shards(batch, indices, segments, axes)
+            indices, weight = _in_one_row(indices), None if weight is None else weight.reshape(-1)
+        if not self.in_range:
+            minibatch = minibatch.replace(log_prob=self._nan_outside(minibatch.log_prob, indices, (time, segments)))
+        minibatch = minibatch.replace(weight=weight)
+        return _from_windows(minibatch, indices) if self.axis == "window" else minibatch
 
-        def pick(x: Array, rows: Array, along: int) -> Array:
+    def _take(self, batch: Batch, indices: Any, segments: int) -> Batch:
+        """The rows of a batch with one shard."""
+
+        def rows(x: Array, rows: Array, along: int) -> Array:
             # Samplers draw indices in range; "clip" avoids the default's handling of negative and outlying ones.
             return jnp.take(x, rows, axis=along, mode="clip")
 
         def per_step(x: Array) -> Array:
             if self.axis == "segment":
-                return pick(x, indices, 1)
-            flat = x.reshape((time * segments, *x.shape[2:]))
-            return pick(flat, self._rows(indices, segments), 0)
+                return rows(x, indices, 1)
+            return rows(x.reshape((-1, *x.shape[2:])), self._rows(indices, segments), 0)
 
         def per_segment(x: Array) -> Array:
             chosen = {"segment": lambda: indices, "window": lambda: indices.segment, "step": lambda: indices % segments}
-            return pick(x, chosen[self.axis](), 0)
+            return rows(x, chosen[self.axis](), 0)
 
         picked = {field: jax.tree.map(per_step, getattr(batch, field)) for field in PER_STEP}
-        picked |= {field: jax.tree.map(per_segment, getattr(batch, field)) for field in PER_SEGMENT}
-        minibatch = batch.replace(**picked, axes=("step",) if self.axis == "step" else batch.axes)
-        if not self.in_range:
-            minibatch = minibatch.replace(log_prob=self._nan_outside(minibatch.log_prob, indices, (time, segments)))
-        return _from_windows(minibatch, indices) if self.axis == "window" else minibatch
+        return batch.replace(**picked, **{f: jax.tree.map(per_segment, getattr(batch, f)) for f in PER_SEGMENT})
+
+    def _take_shards(self, batch: Batch, indices: Any, segments: int, axes: tuple[str, ...]) -> Batch:
+        """The rows of every shard, side by side."""
+        if self.axis == "window":
+            counts = jnp.moveaxis(indices.counts, 0, 1)
+            step: Array | None = indices.start[None] + jnp.arange(len(counts))[:, None, None]
+            segment, own = jnp.broadcast_to(indices.segment[None], counts.shape), indices.segment
+        else:
+            step = indices // segments if self.axis == "step" else None
+            segment = own = indices % segments if self.axis == "step" else indices
+
+        def taken(x: Array, axis: int, along: int) -> Array:
+            """`axis` has the segments of the rollout, `along` the elements of the minibatch."""
+            if axis == 0:  # a field without time, which `pick` takes for a rollout of one step
+                return joined(pick(split(x, batch.shards, 0)[None], None, own)[0], 0)
+            return joined(pick(split(x, batch.shards, axis), step, segment), along)
+
+        before, after = field_axes(batch), field_axes(batch.replace(axes=axes))
+        fields = {
+            name: jax.tree.map(lambda x, name=name: taken(x, before[name], after[name]), getattr(batch, name))
+            for name in before
+        }
+        return batch.replace(**fields, axes=axes)
 
     def _nan_outside(self, log_prob: Array, indices: Any, shape: tuple[int, int]) -> Array:
         """The log-probabilities, NaN where an index names nothing."""
@@ -103,11 +135,14 @@ class Sampler(Divider):
         inside = inside.reshape((1,) * (leading - 1) + inside.shape + (1,) * (log_prob.ndim - leading))
         return jnp.where(inside, log_prob, jnp.nan)
 
-    def put(self, buffer: Array, indices: Any, rows: Array) -> Array:
+    def put(self, buffer: Array, indices: Any, rows: Array, shards: int = 1) -> Array:
         """`buffer` `[T, N]` with the rows of a minibatch written back."""
         if indices is None:
             return rows.astype(buffer.dtype)
-        buffer, rows = gathered((buffer, rows))
+        if shards > 1:
+            along = 0 if self.axis == "step" else 1
+            put = jax.vmap(self.put, in_axes=(1, 0, along), out_axes=1)
+            return joined(put(split(buffer, shards, 1), indices, split(rows, shards, along)), 1)
         if self.axis == "segment":
             return buffer.at[:, indices].set(rows)
         flat, places = buffer.reshape((-1, *buffer.shape[2:])), self._rows(indices, buffer.shape[1])
@@ -139,6 +174,10 @@ def sampler(
 ) -> Part:
     """A sampler of your own: which elements of the rollout make each minibatch.
 
+    It need not know of shards. Where the rollout has several, `plan` and `draw` are called for every shard (by `vmap`),
+    each time with a key of its own and with the batch of one shard, `[T, N / S]` and `batch.shards` 1. A minibatch
+    consists of what they draw from all shards.
+
     Args:
         name: what error messages call it.
         plan: `plan(key, batch, epoch) -> tree`, every leaf with leading axis `[num_minibatches]`; called once per epoch
@@ -166,16 +205,47 @@ def sampler(
         ...     return item, None
         >>> newest = pp.sampler("newest", plan, draw, num_minibatches=2, axis="step")
     """
+    return _sampler(
+        name,
+        _plan_shards(plan),
+        _draw_shards(draw),
+        num_epochs=num_epochs,
+        num_minibatches=num_minibatches,
+        axis=axis,
+        refresh=refresh,
+        weighs=weighs,
+        requires=requires,
+        in_range=in_range,
+    )
+
+
+def _sampler(
+    name: str,
+    plan: Plan,
+    draw: Draw,
+    *,
+    num_epochs: int,
+    num_minibatches: int,
+    axis: Axis,
+    refresh: RefreshName | Refresh,
+    weighs: bool = False,
+    requires: tuple[str, ...] = (),
+    in_range: bool = True,
+) -> Part:
+    """A sampler whose plan and draw get the whole rollout, with all its shards; see `Sampler.draw`."""
     count(name, "num_minibatches", num_minibatches)
     count(name, "num_epochs", num_epochs)
     choice(name, "axis", axis, ("step", "segment", "window"))
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         # As a plain part: the first minibatch of the first epoch, under the context's parameters.
+        return on_automatic_mesh(first, batch.log_prob)(batch, context), state
+
+    def first(batch: Batch, context: Context) -> Batch:
         item = jax.tree.map(lambda x: x[0], plan(context.key, batch, 0))
         indices, weight = draw(item, batch, context)
         minibatch = whole.take(batch, indices, weight)
-        return minibatch.replace(current=evaluate_current(context.evaluate, context.params, minibatch)), state
+        return minibatch.replace(current=evaluate_current(context.evaluate, context.params, minibatch))
 
     whole = Sampler(
         no_state,
@@ -260,7 +330,6 @@ def full_batch(num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, algorithm 1, with M = NT.
     """
-    count("full_batch", "num_epochs", num_epochs)
 
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Array:
         del key, batch, epoch
@@ -270,16 +339,7 @@ def full_batch(num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout
         del item, batch, context
         return None, None
 
-    return sampler(
-        "full_batch",
-        plan,
-        draw,
-        num_epochs=num_epochs,
-        num_minibatches=1,
-        axis="segment",
-        refresh=refresh,
-        in_range=True,
-    )
+    return _whole_passes("full_batch", plan, 1, num_epochs, "segment", refresh, draw)
 
 
 def given_indices(
@@ -290,13 +350,15 @@ def given_indices(
     Args:
         indices: integers `[K, M]`, K minibatches of one epoch, or `[E, K, M]`, E epochs (which matter to
             `kl_early_stop(check="epoch")`). They are rows of the flattened time-major rollout, t*N + n. Traced
-            integers are not known yet: those that are out of range make the loss NaN.
+            integers are not known yet: those that are out of range make the loss NaN. Where the rollout has S shards,
+            the M indices of a minibatch are S equal blocks, one for each shard in turn.
         axis: "segment": the integers are segment numbers instead.
         weights: importance weights of the shape of `indices`, or None.
         refresh: as in `shuffled_minibatches`.
 
     Raises:
-        TypeError: not integers. ValueError: another rank, weights of another shape, an index out of range.
+        TypeError: not integers. ValueError: another rank, weights of another shape, an index out of range or in a block
+            of another shard.
 
     Example:
         >>> import ppo_parts as pp
@@ -317,23 +379,29 @@ def given_indices(
 
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Any:
         del key
-        size = _size("given_indices", batch, axis)
+        size, rows = _size("given_indices", batch, axis), table
         if not traced and (table.min() < 0 or table.max() >= size):
             raise UserValueError(
                 f"given_indices: indices must lie in [0, {size}) for {axis}s of this batch, got "
                 f"{table.min()} to {table.max()}"
             )
-        rows = jnp.asarray(table)[epoch]
+        if batch.shards > 1:
+            rows = _within_shards(table, batch, axis)
+            if not traced and rows.min() < 0:
+                raise UserValueError(
+                    f"given_indices: this batch has {batch.shards} shards, so each minibatch must be {batch.shards} "
+                    f"equal blocks of indices, block s with {axis}s of shard s; another order has no meaning here"
+                )
         if weights is None:
-            return rows, None
-        return rows, jnp.asarray(weights, batch.log_prob.dtype).reshape(table.shape)[epoch]
+            return jnp.asarray(rows)[epoch], None
+        return jnp.asarray(rows)[epoch], jnp.asarray(weights, batch.log_prob.dtype).reshape(rows.shape)[epoch]
 
     def draw(item: Any, batch: Batch, context: Context) -> tuple[Array, Array | None]:
         del batch, context
         return item
 
     epochs, minibatches = table.shape[:2]
-    return sampler(
+    return _sampler(
         "given_indices",
         plan,
         draw,
@@ -346,12 +414,23 @@ def given_indices(
     )
 
 
+def _within_shards(table: Any, batch: Batch, axis: Axis) -> Any:
+    """Indices `[..., M]` into the rollout as `[..., S, M / S]` within its shards; -1 in a block of another shard."""
+    xp, size = jnp if isinstance(table, jax.Array) else np, table.shape[-1]
+    _share("given_indices", batch.shards, size, "indices of a minibatch", "shards")
+    table, segments = table.reshape((*table.shape[:-1], batch.shards, -1)), batch.log_prob.shape[1]
+    own = segments // batch.shards
+    step, segment = (table // segments, table % segments) if axis == "step" else (0, table)
+    segment = segment - own * np.arange(batch.shards, dtype=np.int32).reshape((1,) * (table.ndim - 2) + (-1, 1))
+    return xp.where((segment >= 0) & (segment < own), step * own + segment, -1)
+
+
 def prioritized_sampler(
     num_minibatches: int,
+    num_epochs: int = 1,
     *,
     alpha: Numeric,
     beta: Numeric,
-    num_epochs: int = 1,
     replacement: bool = False,
     normalize_weights: bool = False,
     segments_per_minibatch: int | None = None,
@@ -364,13 +443,14 @@ def prioritized_sampler(
 
     Each minibatch is drawn independently, so a segment can be in several minibatches of an epoch and another in none.
     The weight goes to `batch.weight`; `advantage_weight` or `loss_weight` apply it. Masked steps do not count, and
-    fully masked segments are never drawn (as long as enough others exist).
+    fully masked segments are never drawn (as long as enough others exist). Where the rollout has S shards, M / S
+    segments are drawn from each, with the probabilities and weights of its own N / S segments.
 
     Args:
         num_minibatches: draws per epoch; divides the number of segments N unless `segments_per_minibatch` is given.
+        num_epochs: multiplies the number of draws.
         alpha: exponent of the priority, >= 0 (0: uniform); a schedule counts learner updates.
         beta: exponent of the weight, in [0, 1] (1: unbiased); a schedule counts learner updates.
-        num_epochs: multiplies the number of draws.
         replacement: whether a segment can be drawn twice for one minibatch.
         normalize_weights: divide the weights by the largest any segment could have.
         segments_per_minibatch: M; None: N / num_minibatches.
@@ -389,8 +469,6 @@ def prioritized_sampler(
     Reference: PufferLib 3.0; Schaul et al. 2016, arXiv:1511.05952, eq. 1 and section 3.4.
     """
     where = "prioritized_sampler"
-    count(where, "num_minibatches", num_minibatches)
-    count(where, "num_epochs", num_epochs)
     alpha = number(where, "alpha", alpha, 0)
     beta = number(where, "beta", beta, 0, 1)
     eps = number(where, "eps", eps, 0)
@@ -404,21 +482,29 @@ def prioritized_sampler(
     def draw(item: Array, batch: Batch, context: Context) -> tuple[Array, Array]:
         segments = _size(where, batch, "segment")
         size = segments_per_minibatch or _share(where, num_minibatches, segments, "segments N")
+        size = _share(where, batch.shards, size, "segments of a minibatch", "shards")
+        segments = segments // batch.shards
         if size > segments and not replacement:
             raise UserValueError(f"{where}: {size} of {segments} segments cannot be drawn without replacement")
-        advantage, mask = batch.advantage, batch.mask
         powers = [at(x, context.step) for x in (alpha, beta, eps)]
-        probabilities = functional.segment_priorities(
-            advantage.reshape((*advantage.shape[:2], -1)).swapaxes(1, 2).reshape(-1, segments),
-            alpha=powers[0],
-            eps=powers[2],
-            mask=None if mask is None else mask.reshape((*mask.shape[:2], -1)).swapaxes(1, 2).reshape(-1, segments),
-        )
-        indices = jax.random.choice(item, segments, (size,), replace=replacement, p=probabilities)
-        weight = functional.importance_weights(probabilities, indices, beta=powers[1], normalize=normalize_weights)
-        return indices, spread_nan(weight, *powers)
 
-    return sampler(
+        def drawn(batch: Batch, key: Array) -> tuple[Array, Array]:
+            advantage, mask = batch.advantage, batch.mask
+            probabilities = functional.segment_priorities(
+                advantage.reshape((*advantage.shape[:2], -1)).swapaxes(1, 2).reshape(-1, segments),
+                alpha=powers[0],
+                eps=powers[2],
+                mask=None if mask is None else mask.reshape((*mask.shape[:2], -1)).swapaxes(1, 2).reshape(-1, segments),
+            )
+            indices = jax.random.choice(key, segments, (size,), replace=replacement, p=probabilities)
+            weight = functional.importance_weights(probabilities, indices, beta=powers[1], normalize=normalize_weights)
+            return indices, spread_nan(weight, *powers)
+
+        if batch.shards == 1:
+            return drawn(batch, item)
+        return map_shards(drawn, batch, jax.random.split(item, batch.shards))
+
+    return _sampler(
         where,
         plan,
         draw,
@@ -428,15 +514,14 @@ def prioritized_sampler(
         refresh=refresh,
         weighs=not _is_zero(beta),
         requires=("advantage",),
-        in_range=True,
     )
 
 
 def time_chunks(
-    length: int,
     num_minibatches: int,
     num_epochs: int = 1,
     *,
+    length: int,
     burn_in: int = 0,
     refresh: RefreshName | Refresh = "rollout",
 ) -> Part:
@@ -447,9 +532,9 @@ def time_chunks(
     statistic.
 
     Args:
-        length: steps per piece; has to divide T.
         num_minibatches: minibatches per epoch; has to divide the number of pieces, N * T / length.
         num_epochs: passes over the rollout.
+        length: steps per piece; has to divide T.
         burn_in: steps that warm up the recurrent state; burn_in + length is at most T.
         refresh: as in `shuffled_minibatches`.
 
@@ -458,7 +543,7 @@ def time_chunks(
 
     Example:
         >>> import ppo_parts as pp
-        >>> sampler = pp.time_chunks(length=16, num_minibatches=4, burn_in=8)
+        >>> sampler = pp.time_chunks(num_minibatches=4, length=16, burn_in=8)
 
     Reference: Kapturowski et al. 2019, Recurrent Experience Replay (R2D2), section 3.
     """
@@ -492,16 +577,7 @@ def time_chunks(
         step = start[None] + jnp.arange(burn_in + length)[:, None]
         return Windows(start, segment, (step >= first[None]) & (step < first[None] + length)), None
 
-    return sampler(
-        where,
-        plan,
-        draw,
-        num_epochs=num_epochs,
-        num_minibatches=num_minibatches,
-        axis="window",
-        refresh=refresh,
-        in_range=True,
-    )
+    return _whole_passes(where, plan, num_minibatches, num_epochs, "window", refresh, draw)
 
 
 def _from_windows(minibatch: Batch, windows: Windows) -> Batch:
@@ -520,29 +596,68 @@ def _is_zero(value: Any) -> bool:
 
 
 def _shuffled(where: str, axis: Axis, num_minibatches: int, num_epochs: int, refresh: RefreshName | Refresh) -> Part:
-    count(where, "num_minibatches", num_minibatches)
-    count(where, "num_epochs", num_epochs)
-
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Array:
         del epoch
         size = _size(where, batch, axis)
         _share(where, num_minibatches, size, "steps T*N" if axis == "step" else "segments N")
         return functional.permutation(key, size).reshape(num_minibatches, -1)
 
-    def draw(item: Array, batch: Batch, context: Context) -> tuple[Array, None]:
-        del batch, context
-        return item, None
+    return _whole_passes(where, plan, num_minibatches, num_epochs, axis, refresh)
 
-    return sampler(
-        where,
-        plan,
-        draw,
-        num_epochs=num_epochs,
-        num_minibatches=num_minibatches,
-        axis=axis,
-        refresh=refresh,
-        in_range=True,
-    )
+
+def _as_planned(item: Any, batch: Batch, context: Context) -> tuple[Any, None]:
+    del batch, context
+    return item, None
+
+
+def _whole_passes(
+    where: str,
+    plan: Plan,
+    num_minibatches: int,
+    num_epochs: int,
+    axis: Axis,
+    refresh: RefreshName | Refresh,
+    draw: Draw = _as_planned,
+) -> Part:
+    """A sampler with a plan that has every step once per epoch, and without weights."""
+    options: dict[str, Any] = {"axis": axis, "refresh": refresh, "in_range": True}
+    return sampler(where, plan, draw, num_epochs=num_epochs, num_minibatches=num_minibatches, **options)
+
+
+def _plan_shards(plan: Plan) -> Plan:
+    """The plan of every shard, `[num_minibatches, shards, ...]`."""
+
+    def planned(key: Array, batch: Batch, epoch: Array | int) -> Any:
+        if batch.shards == 1:
+            return plan(key, batch, epoch)
+        keys = jax.random.split(key, batch.shards)
+        try:
+            items = map_shards(lambda shard, key: plan(key, shard, epoch), batch, keys)
+        except UserValueError as error:
+            raise UserValueError(f"{error} (a plan is made for each of {batch.shards} shards)") from error
+        return jax.tree.map(lambda x: jnp.moveaxis(x, 0, min(1, x.ndim - 1)), items)
+
+    return planned
+
+
+def _draw_shards(draw: Draw) -> Draw:
+    """The indices and weights of every shard, `[shards, ...]`."""
+
+    def drawn(item: Any, batch: Batch, context: Context) -> tuple[Any, Array | None]:
+        if batch.shards == 1:
+            return draw(item, batch, context)
+        keys = jax.random.split(context.key, batch.shards)
+        return map_shards(lambda shard, item, key: draw(item, shard, context.replace(key=key)), batch, item, keys)
+
+    return drawn
+
+
+def _in_one_row(indices: Any) -> Any:
+    """The indices of several shards, `[shards, M / shards]`, as `[M]`."""
+    if not isinstance(indices, Windows):
+        return indices.reshape(-1)
+    counts = jnp.moveaxis(indices.counts, 0, 1)
+    return Windows(indices.start.reshape(-1), indices.segment.reshape(-1), joined(counts, 1))
 
 
 def _size(where: str, batch: Batch, axis: Axis) -> int:
@@ -554,12 +669,12 @@ def _size(where: str, batch: Batch, axis: Axis) -> int:
     return time * segments if axis == "step" else segments
 
 
-def _share(where: str, num_minibatches: int, size: int, what: str) -> int:
-    if size % num_minibatches:
+def _share(where: str, number: int, size: int, what: str, name: str = "num_minibatches") -> int:
+    if size % number:
         divisors = [d for d in range(1, size + 1) if size % d == 0]
-        near = sorted(divisors, key=lambda d: abs(d - num_minibatches))[:3]
+        near = sorted(divisors, key=lambda d: abs(d - number))[:3]
         raise UserValueError(
-            f"{where}: num_minibatches={num_minibatches} does not divide the {size} {what} of this batch; "
+            f"{where}: {name}={number} does not divide the {size} {what} of this batch; "
             f"nearest that do: {', '.join(map(str, sorted(near)))}"
         )
-    return size // num_minibatches
+    return size // number

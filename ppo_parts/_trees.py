@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from ._errors import UserValueError
 
 
 def without_weak_types(tree: Any) -> Any:
@@ -16,6 +19,11 @@ def without_weak_types(tree: Any) -> Any:
         return x if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jax.lax.convert_element_type(x, dtype)
 
     return jax.tree.map(strengthened, tree)
+
+
+def copies(tree: Any) -> Any:
+    """The tree in buffers of its own, so that donating a state that holds the parameters twice does not fail."""
+    return jax.tree.map(lambda x: jnp.array(x, copy=True) if isinstance(x, jax.Array) else x, tree)
 
 
 def varying_like(tree: Any, like: Any) -> Any:
@@ -38,17 +46,38 @@ def varying_like(tree: Any, like: Any) -> Any:
     return jax.tree.map(lambda x: varying(jnp.asarray(x)), tree)
 
 
-def gathered(tree: Any) -> Any:
-    """The tree with arrays that are sharded over an explicit mesh gathered on each of its devices.
+def on_automatic_mesh(f: Callable[..., Any], like: Any) -> Callable[..., Any]:
+    """`f`, in which XLA chooses the shardings, if the array `like` is divided over a mesh with explicit axes.
 
-    JAX refuses to guess the sharding of rows that are picked from such an array. Gathering costs time, never numbers.
+    There JAX refuses to guess the sharding of rows that are picked from an array. What `f` returns is then whole on
+    each device.
     """
+    sharding = getattr(jax.typeof(like), "sharding", None) if hasattr(jax, "typeof") else None
+    if sharding is None or not hasattr(jax.sharding, "auto_axes") or all(axis is None for axis in sharding.spec):
+        return f
+    whole = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+    return jax.sharding.auto_axes(f, out_sharding=whole)
 
-    def whole(x: Any) -> Any:
-        sharding = getattr(jax.typeof(x), "sharding", None)
-        if sharding is None or all(axis is None for axis in sharding.spec):
-            return x
-        spec = jax.sharding.PartitionSpec(*(None,) * x.ndim)
-        return jax.sharding.reshard(x, jax.sharding.NamedSharding(sharding.mesh, spec))
 
-    return jax.tree.map(whole, tree) if hasattr(jax, "typeof") else tree
+def axis_sharding(where: str, mesh: jax.sharding.Mesh, shards: int) -> Callable[[int | None], Any]:
+    """`sharding(axis)` that divides one axis of an array over all devices of a mesh; None: each device has the array.
+
+    The axes of the mesh become automatic, so that no function needs to state the shardings of what it returns.
+
+    Raises:
+        ValueError: devices that do not divide the shards.
+    """
+    if shards % mesh.size:
+        raise UserValueError(
+            f"{where}: shards={shards} cannot be divided over a mesh of {mesh.size} devices: samplers mix the segments "
+            f"of a shard, so a device must hold whole shards; make shards {mesh.size} or a multiple of it"
+        )
+    kinds = getattr(jax.sharding, "AxisType", None)
+    automatic = {} if kinds is None else {"axis_types": (kinds.Auto,) * len(mesh.axis_names)}
+    mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names, **automatic)
+
+    def sharding(axis: int | None) -> Any:
+        spec = () if axis is None else (*(None,) * axis, mesh.axis_names)
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+
+    return sharding

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import choice
+from ._trees import axis_sharding
 from .functional._common import ShapeError
 
 Array = jax.Array
@@ -126,6 +127,8 @@ class Batch:
         shared: anything else that your own parts need: any pytree, never sampled.
         stop: what early-stop parts ask for (`Stop`); None: nothing.
         axes: names of the leading axes, ("time", "segment") or ("step",).
+        shards: number of equal blocks of neighbouring segments that samplers do not mix, so that each can stay on a
+            device of its own; `rollout(..., shards=S)` writes it. The `[M]` elements of a minibatch are S blocks, too.
         reductions: names and `Reduction`s of the metrics that are not averaged over minibatches; see `add_metrics`.
     """
 
@@ -155,10 +158,30 @@ class Batch:
     stop: Stop = ABSENT
     axes: tuple[str, ...] = dataclasses.field(default=("time", "segment"), metadata={"static": True})
     reductions: tuple[tuple[str, Reduction], ...] = dataclasses.field(default=(), metadata={"static": True})
+    shards: int = dataclasses.field(default=1, metadata={"static": True})
 
     def replace(self, **changes: Any) -> Batch:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
+
+    def sharding(self, mesh: jax.sharding.Mesh) -> Batch:
+        """A batch with the `NamedSharding` of each leaf, by which a rollout is divided over the devices of a mesh.
+
+        Segments are divided over all axes of the mesh; each device has all of `shared`. Use it with `jax.device_put` or
+        as `in_shardings` of `jax.jit`.
+
+        Args:
+            mesh: as many devices as there are shards, or a divisor of that.
+
+        Raises:
+            ValueError: devices that do not divide the shards.
+        """
+        sharding, axis = axis_sharding("Batch.sharding", mesh, self.shards), len(self.axes) - 1
+        along = dict.fromkeys(PER_STEP, axis) | dict.fromkeys(PER_SEGMENT, 0)
+        trees = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if not field.metadata}
+        return self.replace(
+            **{name: jax.tree.map(lambda _, name=name: sharding(along.get(name)), tree) for name, tree in trees.items()}
+        )
 
     def add_loss(self, name: str, loss: Array, *, per: Literal["element", "segment", "batch"] = "element") -> Batch:
         """A copy with one more named loss.

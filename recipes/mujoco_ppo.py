@@ -58,9 +58,9 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         pp.value_loss(coef=config.vf_coef),
         pp.entropy_bonus(coef=config.ent_coef),
     )
-    annealed = pp.linear_schedule(config.learning_rate, 0.0, config.num_updates)
-    optimizer = pp.clipped_adam(annealed, config.max_grad_norm)
-    return training.Train.of(config, env, policy, mujoco if pipeline is None else pipeline, optimizer)
+    rate = pp.linear_schedule(config.learning_rate, 0.0, config.num_updates)
+    optimizer, schedules = pp.clipped_adam(rate, config.max_grad_norm), {"learning_rate": rate}
+    return training.Train.of(config, env, policy, pipeline or mujoco, optimizer, schedules=schedules)
 
 
 def main() -> None:

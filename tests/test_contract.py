@@ -409,7 +409,7 @@ def test_time_chunks_count_every_step_once(burn_in):
         extras={"row": rows}, carry=jnp.ones((SEGMENTS, 1)), reset=jnp.zeros((TIME, SEGMENTS))
     )
     recorder = recording_rows((6, 2 + burn_in, 2))
-    sampler = pp.time_chunks(2, 6, burn_in=burn_in)
+    sampler = pp.time_chunks(6, length=2, burn_in=burn_in)
     pipeline = pp.chain(GAE, sampler, recorder, pp.value_loss())
     state, _ = run(pipeline, batch)
     seen, count = pp.part_state(state, pipeline, "recorder")
@@ -421,7 +421,7 @@ def test_time_chunks_count_every_step_once(burn_in):
     np.testing.assert_array_equal(steps, starts + np.arange(2 + burn_in)[:, None])
     np.testing.assert_array_equal(minibatch.reset[0], starts > 0)
     with pytest.raises(ValueError, match="length=4 has to divide the 6 steps"):
-        run(pp.chain(GAE, pp.time_chunks(4, 2), pp.value_loss()), batch)
+        run(pp.chain(GAE, pp.time_chunks(2, length=4), pp.value_loss()), batch)
 
 
 def test_a_sampler_of_ones_own_draws_what_it_plans():
@@ -578,15 +578,17 @@ def test_an_identity_changes_no_key():
         assert_same(chained.update(batch, chained.init(None), context)[0].reward, expected)
 
 
-def test_a_stop_is_honoured_whoever_asks():
-    def stop(discard):
+def test_a_stop_is_honoured_if_a_part_declares_it():
+    def stop(discard, **declared):
         def update(batch, state, context):
             return batch.replace(stop=pp.Stop(jnp.asarray(discard), jnp.asarray(False))), state
 
-        return part(update, "undeclared")
+        return part(update, "undeclared", **declared)
 
     parts = (GAE, pp.full_batch(3), SURROGATE)
-    _, metrics = run(pp.chain(*parts, stop(True)))
+    with pytest.raises(ValueError, match=r"surrogate, undeclared\) asked to stop and does not declare it"):
+        run(pp.chain(*parts, stop(True)))
+    _, metrics = run(pp.chain(*parts, stop(True, provides=("stop",))))
     assert (metrics["minibatches"], metrics["early_stopped"]) == (0, 1)
     _, metrics = run(pp.chain(*parts, pp.kl_early_stop(0.0), stop(False)))  # it cannot take the first one back
     assert (metrics["minibatches"], metrics["early_stopped"]) == (0, 1)

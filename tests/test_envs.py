@@ -1,20 +1,15 @@
 """Environments: gymnax by name, the wrappers against whole-stream references, and Gymnasium vectors from the host."""
 
-import threading
-from time import monotonic
-
-import gymnasium
 import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import ppo_parts as pp
 from ppo_parts import envs
-from tests.common import Softmax, assert_close, assert_same
+from tests.common import Softmax, assert_same
 
 TYPICAL = ("CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "FourRooms-misc", "FrozenLake-misc")
 

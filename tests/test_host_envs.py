@@ -345,6 +345,10 @@ class Returns:
 )
 def test_a_wrong_field_of_a_host_environment_is_named(changes, says):
     env = envs.from_gymnasium(lambda n: Returns(**changes))
-    with pytest.raises((pp.UserTypeError, pp.ShapeError), match=says), envs.host_errors():
+
+    def play():
         state, _ = env.reset(jax.random.key(0), 2)
         env.step(jax.random.key(0), state, jnp.zeros(2, int))
+
+    with pytest.raises((pp.UserTypeError, pp.ShapeError), match=says), envs.host_errors():
+        play()

@@ -90,7 +90,7 @@ class _EnvPool:
         self.single_observation_space = self.envs.observation_space
         self.single_action_space = self.envs.action_space
 
-    def reset(self, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+    def reset(self, seed: int = 0, options: Any = None) -> tuple[Any, Any]:
         if options is None:
             self.envs = self.make(seed)
             self.obs, info = self.envs.reset()
@@ -134,7 +134,7 @@ def make_ale(game: str, *, episodic_life: bool = False, timeout: float | None = 
         raise unknown_env(game, "Atari", roms.get_all_rom_ids())
 
     def make(num_envs: int) -> Any:
-        # `life_loss_info` terminates an episode without resetting the game, which AtariVectorEnv's `episodic_life` does.
+        # `episodic_life` of AtariVectorEnv would reset the game; `life_loss_info` only terminates the episode.
         mode = {"autoreset_mode": "SameStep", "reward_clipping": False, "life_loss_info": episodic_life}
         return vector.AtariVectorEnv(game, num_envs, **mode, **kwargs)
 

@@ -1,10 +1,10 @@
 """Environments that step on the host, in Python or C++, behind the interface of those that are written in JAX.
 
-A step is a `jax.pure_callback`, so that rollouts, wrappers, recurrent policies, evaluation and `vmap` over seeds work as
-they do for any other environment. A callback must not depend on anything but its arguments, and an environment on the
-host has a hidden state. Therefore the JAX state holds the number of a vector environment and a count of its steps, and
-the vector environment checks the count: a state may be stepped once. Repeating a step with the same action returns the
-same result, which is what JAX needs in order to repeat or to batch a callback.
+A step is a `jax.pure_callback`, so that rollouts, wrappers, recurrent policies, evaluation and `vmap` over seeds work
+as they do for any other environment. A callback must not depend on anything but its arguments, and an environment on
+the host has a hidden state. Therefore the JAX state holds the number of a vector environment and a count of its steps,
+and the vector environment checks the count: a state may be stepped once. Repeating a step with the same action returns
+the same result, which is what JAX needs in order to repeat or to batch a callback.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import numpy as np
 from .._errors import UserTimeoutError, UserTypeError, UserValueError
 from .._hyperparameters import number
 from ..functional import ShapeError
-from ..functional._common import unsqueezed
 from ._env import Array, Env, Transition, is_discrete, size
 
 
@@ -30,25 +29,25 @@ class HostState(NamedTuple):
 
     Attributes:
         instance: int32, the number of the vector environment.
-        count: int32, how often it has been stepped.
+        steps: int32, how often it has been stepped.
         episode_return, episode_length: `[N]`, of the episodes so far.
     """
 
     instance: Array
-    count: Array
+    steps: Array
     episode_return: Array
     episode_length: Array
 
 
 class HostStep(NamedTuple):
-    """The result of one step of a vector environment, NumPy arrays `[N, ...]`; the fields are those of `Transition`."""
+    """The result of one step of a vector environment, arrays `[N, ...]`; the fields are those of `Transition`."""
 
-    obs: np.ndarray
-    reward: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    final_obs: np.ndarray
-    ended: np.ndarray
+    obs: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    final_obs: Any
+    ended: Any
 
 
 class GymnasiumVector:
@@ -67,7 +66,7 @@ class GymnasiumVector:
         self.mode = getattr((env.metadata or {}).get("autoreset_mode"), "name", None)
         if self.mode not in ("SAME_STEP", "DISABLED"):
             raise UserValueError(
-                f"from_gymnasium: the environment's autoreset mode is {self.mode}, and it must be SAME_STEP or DISABLED: "
+                f"from_gymnasium: the environment's autoreset mode is {self.mode}, it must be SAME_STEP or DISABLED: "
                 "make it with gymnasium.make_vec(..., vector_kwargs={'autoreset_mode': AutoresetMode.SAME_STEP})"
             )
         self.env, self.num_envs = env, env.num_envs
@@ -119,7 +118,7 @@ class GymnasiumVector:
         if self.mode == "SAME_STEP":
             return obs, self._final_obs(obs, over, info)
         after, _ = self.call("reset", lambda: self.env.reset(options={"reset_mask": over}))
-        return np.where(unsqueezed(over, obs.ndim), self._checked_obs("reset", after), obs), obs
+        return np.where(over.reshape(-1, *[1] * (obs.ndim - 1)), self._checked_obs("reset", after), obs), obs
 
     def _final_obs(self, obs: np.ndarray, over: np.ndarray, info: Any) -> np.ndarray:
         final, given = obs.copy(), info.get("final_obs") if isinstance(info, dict) else None
@@ -143,9 +142,7 @@ class GymnasiumVector:
             if x.shape != (self.num_envs,):
                 raise ShapeError(f"from_gymnasium: {name} of step must have shape {(self.num_envs,)}, got {x.shape}")
             if name != "reward" and x.dtype != bool:
-                raise UserTypeError(
-                    f"from_gymnasium: {name} of step must be boolean, got {x.dtype}: return {name} > 0"
-                )
+                raise UserTypeError(f"from_gymnasium: {name} of step must be boolean, got {x.dtype}: return {name} > 0")
         if not _is_numeric(reward):
             raise UserTypeError(f"from_gymnasium: reward of step must be numbers, got {reward.dtype}")
         return self._checked_obs("step", obs), reward.astype(np.float32), terminated, truncated
@@ -217,10 +214,10 @@ def from_host(make: Callable[[int], GymnasiumVector]) -> Env:
             num_envs = state.episode_length.shape[-1]
             obs, flags = _shape((num_envs, *observation_space.shape), dtype), _shape((num_envs,), bool)
             shapes = HostStep(obs, _shape((num_envs,), np.float32), flags, flags, obs, flags)
-            out = _callback(instances.step, shapes, state.instance, state.count, action)
+            out = _callback(instances.step, shapes, state.instance, state.steps, action)
             collected, length = state.episode_return + out.reward, state.episode_length + 1
             after = HostState(
-                state.instance, state.count + 1, jnp.where(out.ended, 0, collected), jnp.where(out.ended, 0, length)
+                state.instance, state.steps + 1, jnp.where(out.ended, 0, collected), jnp.where(out.ended, 0, length)
             )
             return after, Transition(**out._asdict(), episode_return=collected, episode_length=length)
 

@@ -61,7 +61,7 @@ def nature_cnn(env: Env, features: int = 512) -> Policy:
         )
     network = NatureCNN(env.action_space, features)
 
-    def evaluate(params: Any, batch: Batch) -> Output:
+    def evaluate(params: Any, batch: Batch) -> Any:
         return network.apply(params, batch.obs)
 
     return Policy(lambda key: network.init(key, jnp.zeros((1, *shape))), evaluate)

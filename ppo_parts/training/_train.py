@@ -18,7 +18,7 @@ from .._metrics import Metrics, join_metrics
 from .._microbatch import microbatched
 from .._rollout import Rollout, RolloutState, rollout
 from .._trees import without_weak_types
-from .._types import Array, Part, Policy
+from .._types import Array, Batch, Part, Policy
 from ._evaluate import EpisodeResults, evaluate_episodes
 
 
@@ -28,6 +28,10 @@ class TrainState(NamedTuple):
     key: Array
     learner: LearnerState
     rollout: RolloutState
+
+
+Collected = tuple[RolloutState, Batch, Metrics]
+"""The result of a rollout: the state of the environments after it, the steps, and the metrics of episodes."""
 
 
 class TrainResult(NamedTuple):
@@ -133,12 +137,21 @@ class Train:
         return state._replace(rollout=self.rollout.restart(key, state.rollout))
 
     def step(self, state: TrainState) -> tuple[TrainState, Metrics]:
-        """Run one rollout and one update.
+        """Run one rollout and one update; see `collect` and `learn`."""
+        return self.learn(state, self.collect(state))
+
+    def collect(self, state: TrainState) -> Collected:
+        """Run one rollout with the policy of `state`."""
+        _, key, _ = jax.random.split(state.key, 3)
+        return self.rollout.collect(key, state.learner.params, state.rollout)
+
+    def learn(self, state: TrainState, collected: Collected) -> tuple[TrainState, Metrics]:
+        """Run one update on a rollout.
 
         An update in which a number is not finite changes only the learner's count of updates.
         """
-        key, rollout_key, update_key = jax.random.split(state.key, 3)
-        rollout_state, batch, episodes = self.rollout.collect(rollout_key, state.learner.params, state.rollout)
+        rollout_state, batch, episodes = collected
+        key, _, update_key = jax.random.split(state.key, 3)
         updated, metrics = sequential_vmap_on_cpu(self.learner.update)(update_key, state.learner, batch)
         name = NONFINITE + "parameters"
         parameters = Metrics.of({name: _count_nonfinite(updated.params)}, {name: "sum"})

@@ -1,0 +1,126 @@
+"""Networks evaluated on equal pieces of a batch, and the results joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._errors import UserTypeError
+from ._policy import evaluate_policy
+from ._shards import field_axes, split
+from ._types import Array, Batch, Evaluate, Output, Params, kind
+
+Piece = Callable[[Params, dict[str, Any]], Output]
+Run = Callable[[Piece, Params, dict[str, Any], dict[str, int]], Output]
+"""`run(piece, params, fields, axes)` calls `piece(params, fields)` for each piece, of which `axes` are the axes in the
+fields; the leaves that it returns begin with `[pieces]`."""
+
+
+def one_after_another(piece: Piece, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
+    """Evaluate the pieces in a loop, and each again in the backward pass, for less memory."""
+    first = {
+        name: jax.tree.map(lambda x, axis=axes[name]: jnp.moveaxis(x, axis, 0), tree) for name, tree in fields.items()
+    }
+    again = jax.checkpoint(piece)
+    return jax.lax.map(lambda fields: again(params, fields), first)
+
+
+def side_by_side(piece: Piece, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
+    """Evaluate all pieces at once, each under a copy of the parameters.
+
+    What a loop inside the network (over time, say) sums into the gradient, it sums for each copy. The sum over the
+    copies, and with it all communication between devices, comes once, after the loop.
+    """
+    number = jax.tree.leaves(fields["log_prob"])[0].shape[axes["log_prob"]]
+    copies = jax.tree.map(lambda x: jnp.broadcast_to(x, (number, *jnp.shape(x))), params)
+    return jax.vmap(piece, in_axes=(0, axes))(copies, fields)
+
+
+def evaluate_shards(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
+    """`evaluate(params, batch)`, for a recurrent policy shard by shard."""
+    if batch.shards == 1 or batch.log_prob is None or not jax.tree.leaves(batch.carry):
+        return evaluate_policy(evaluate, params, batch)
+    where = "learner: for a recurrent policy and several shards"
+    output = evaluate_pieces(evaluate, params, batch, batch.shards, side_by_side, where)
+    assert output is not None
+    return output
+
+
+def evaluate_pieces(
+    evaluate: Evaluate, params: Params, batch: Batch, pieces: int, run: Run, where: str, optional: bool = False
+) -> Output | None:
+    """`evaluate(params, batch)` on equal pieces of a rollout or a minibatch.
+
+    Args:
+        evaluate: the network.
+        params: its parameters.
+        batch: the batch, cut along the last of its leading axes.
+        pieces: how many.
+        run: the order in which pieces are evaluated.
+        where: what error messages begin with.
+        optional: return None, instead of an error, for a distribution of which pieces cannot be joined.
+    """
+    axes = field_axes(batch)
+    axis = axes["log_prob"]
+    structures: list[Any] = []
+
+    def evaluate_leaves(params: Params, batch: Batch) -> Output:
+        """The output with the distribution replaced by its leaves, which a loop can carry for any class."""
+        output = evaluate_policy(evaluate, params, batch)
+        leaves, structure = jax.tree.flatten(output.distribution)
+        for leaf in leaves:
+            if not isinstance(leaf, jax.Array):
+                raise UserTypeError(
+                    f"{where}: the distribution must be a pytree of arrays, and {kind(leaf)} is not: use one of "
+                    "ppo_parts.distributions, register it with jax.tree_util, or leave microbatches and shards out"
+                )
+        structures.append(structure)
+        return output._replace(distribution=leaves)
+
+    # Take the structure from the whole batch, because that of a piece may contain the shape of a piece.
+    whole = batch.replace(shards=1)
+    shapes = jax.eval_shape(evaluate_leaves, params, whole)
+    structure = structures[0]
+    stuck = _stuck_in_a_trace(structure, shapes.distribution, batch.action)
+    if stuck is not None:
+        if optional:
+            return None
+        raise UserTypeError(
+            f"{where}: {kind(stuck)} keeps arrays outside the leaves of its pytree (in bound methods, say), so "
+            "that its pieces cannot be joined: use one of ppo_parts.distributions, or leave microbatches and shards out"
+        )
+
+    def piece(params: Params, fields: dict[str, Any]) -> Output:
+        return evaluate_leaves(params, whole.replace(**fields, weight=None))
+
+    fields = {
+        name: jax.tree.map(lambda x, along=along: split(x, pieces, along), getattr(batch, name))
+        for name, along in axes.items()
+    }
+    results = run(piece, params, fields, axes)
+
+    def join(along: int) -> Callable[[Array, Any], Array]:
+        def joined(x: Array, whole: Any) -> Array:
+            # A leaf of a piece with the shape of the whole does not depend on the elements; all pieces have the same.
+            return x[0] if x.shape[1:] == whole.shape else jnp.moveaxis(x, 0, along).reshape(whole.shape)
+
+        return joined
+
+    output = jax.tree.map(join(axis), results._replace(carry=None), shapes._replace(carry=None))
+    carry = jax.tree.map(join(0), results.carry, shapes.carry)
+    return output._replace(distribution=jax.tree.unflatten(structure, output.distribution), carry=carry)
+
+
+def _stuck_in_a_trace(structure: Any, leaves: Any, action: Any) -> Any:
+    """The distribution, if it computes with arrays of the trace it was made in, besides its leaves; else None."""
+    distribution = jax.tree.unflatten(structure, leaves)
+    if not hasattr(distribution, "log_prob"):
+        return None
+    try:
+        traced = jax.make_jaxpr(lambda x, a: jax.tree.unflatten(structure, x).log_prob(a))(leaves, action)
+    except jax.errors.UnexpectedTracerError:
+        return distribution
+    return distribution if any(isinstance(x, jax.core.Tracer) for x in traced.consts) else None

@@ -1,0 +1,79 @@
+"""Shards: equal blocks of neighbouring segments, which samplers do not mix and devices can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._errors import UserValueError
+from ._types import PER_SEGMENT, PER_STEP, Array, Batch
+
+
+def split(x: Array, shards: int, axis: int) -> Array:
+    """The array with `axis` divided in two, shards and the positions within a shard."""
+    return x.reshape((*x.shape[:axis], shards, -1, *x.shape[axis + 1 :]))
+
+
+def joined(x: Array, axis: int) -> Array:
+    """The array with `axis` and the next one, shards and the positions within a shard, as one axis."""
+    return x.reshape((*x.shape[:axis], -1, *x.shape[axis + 2 :]))
+
+
+def field_axes(batch: Batch) -> dict[str, int]:
+    """The axis of each field that holds segments, or steps where time is gone."""
+    return dict.fromkeys(PER_STEP, len(batch.axes) - 1) | dict.fromkeys(PER_SEGMENT, 0)
+
+
+def check_shards(where: str, shards: int, what: str, size: int) -> None:
+    """Raise unless the shards are a positive number that divides the segments."""
+    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1 or size % shards:
+        raise UserValueError(
+            f"{where}: shards={shards!r} must be a whole number that divides {what} = {size}: shards are equal blocks "
+            "of neighbouring segments"
+        )
+
+
+def map_shards(f: Callable[..., Any], batch: Batch, *each: Any) -> Any:
+    """`f(batch, *each)` for every shard, by `vmap`; leaves of `each` and of the result begin with `[shards]`.
+
+    Every call gets the segments of one shard as a batch that has one shard.
+    """
+    axes = field_axes(batch)
+    fields = {
+        name: jax.tree.map(lambda x, axis=axis: split(x, batch.shards, axis), getattr(batch, name))
+        for name, axis in axes.items()
+    }
+
+    def one(fields: dict[str, Any], *each: Any) -> Any:
+        return f(batch.replace(**fields, shards=1), *each)
+
+    return jax.vmap(one, in_axes=(axes, *(0 for _ in each)))(fields, *each)
+
+
+def pick(x: Array, step: Array | None, segment: Array) -> Array:
+    """Elements of `x` `[T, shards, n, ...]` at a step and a segment of each shard.
+
+    Args:
+        x: the rollout.
+        step, segment: integers `[..., shards, m]`, positions within a shard; step None: all steps, `[T]` in front.
+
+    Returns:
+        `[..., shards, m, ...]`: the shards stay apart, so that each device picks from what it holds.
+    """
+    indexed = (2,) if step is None else (0, 2)
+    starts = jnp.stack([segment] if step is None else [step, segment], axis=-1)
+    rank, trailing = segment.ndim, x.ndim - 3
+    ahead = () if step is not None else (0,)
+    numbers = jax.lax.GatherDimensionNumbers(
+        offset_dims=(*ahead, *(rank + len(ahead) + i for i in range(trailing))),
+        collapsed_slice_dims=indexed,
+        start_index_map=indexed,
+        operand_batching_dims=(1,),
+        start_indices_batching_dims=(rank - 2,),
+    )
+    sizes = (x.shape[0] if step is None else 1, 1, 1, *x.shape[3:])
+    # Samplers draw indices in range; "clip" avoids the default's handling of negative and outlying ones.
+    return jax.lax.gather(x, starts, numbers, sizes, mode="clip")

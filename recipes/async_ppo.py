@@ -1,0 +1,70 @@
+"""PPO whose actor plays one rollout ahead of the learner; V-trace corrects for the older policy.
+
+    python -m recipes.async_ppo --env-id gym:HalfCheetah-v5
+
+While the learner updates on one rollout, the actor plays the next in a thread, with the policy from before that update.
+This pays where environments step on the host, because they and the learner then use different cores or devices.
+"""
+
+from __future__ import annotations
+
+import functools
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+
+import ppo_parts as pp
+from ppo_parts import envs, training
+from recipes import mujoco_ppo
+
+Config = mujoco_ppo.Config
+PRESETS = mujoco_ppo.PRESETS
+
+
+def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
+    """The run of `recipes.mujoco_ppo` with V-trace: its ratios compare each epoch's policy with the one that acted."""
+    corrected = pp.chain(
+        pp.vtrace(gamma=config.gamma, gae_lambda=config.gae_lambda),
+        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh="epoch"),
+        pp.clipped_surrogate(clip_eps=config.clip_coef),
+        pp.policy_diagnostics(),
+        pp.value_loss(coef=config.vf_coef),
+        pp.entropy_bonus(coef=config.ent_coef),
+    )
+    return mujoco_ppo.make_train(config, env, pipeline or corrected)
+
+
+class OneAhead(training.Program):
+    """Updates on one rollout while a thread collects the next."""
+
+    def advance_from(self, state: training.TrainState) -> Any:
+        """Make `advance(state, most) -> (state, metrics)`; it runs one update, so metrics have a first axis of 1."""
+        seeds, actor = self.options.num_seeds, ThreadPoolExecutor(1, "actor")
+        collect = jax.jit(training.vmap_over_seeds(self.train.collect, seeds))
+        learn = jax.jit(training.vmap_over_seeds(self.train.learn, seeds))
+        next_key = jax.jit(training.vmap_over_seeds(lambda state: jax.random.split(state.key, 3)[0], seeds))
+        ahead: list[Future[Any]] = []  # the rollout that is being collected
+
+        def advance(state: training.TrainState, most: int) -> tuple[training.TrainState, dict[str, np.ndarray]]:
+            del most
+            with envs.host_errors():
+                collected = ahead.pop().result() if ahead else collect(state)
+                later = training.TrainState(next_key(state), state.learner, collected[0])
+                ahead.append(actor.submit(lambda: jax.block_until_ready(collect(later))))
+                state, metrics = jax.block_until_ready(learn(state, collected))
+            values = np.asarray(metrics.array)
+            return state, {name: values[None, ..., i] for i, name in enumerate(metrics.names)}
+
+        return advance
+
+
+def main() -> None:
+    """Train from the command line, and write metrics, a learning curve and checkpoints to runs/."""
+    run = functools.partial(training.run, make_program=OneAhead)
+    training.main(make_train, PRESETS, prog="python -m recipes.async_ppo", run=run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The actor that plays one rollout ahead of the learner, against the same written as a loop."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ppo_parts import envs, training
+from recipes import async_ppo, mujoco_ppo
+
+SIZES = {"num_envs": 2, "num_steps": 8, "num_minibatches": 2, "update_epochs": 2, "hidden": (8,)}
+
+
+@pytest.fixture(scope="module")
+def lagging():
+    config = async_ppo.Config(env_id="CartPole-v1", total_timesteps=64, **SIZES)
+    return config, async_ppo.make_train(config, envs.make("CartPole-v1"))
+
+
+@pytest.mark.lenient_ranks  # gymnax
+def test_the_actor_plays_with_the_policy_from_before_the_update(lagging, tmp_path):
+    config, train = lagging
+    options = training.RunOptions(directory=tmp_path, name="run", tensorboard=False, progress=False)
+    run = functools.partial(training.run, make_program=async_ppo.OneAhead)
+    run(train, config, options)
+    ended = training.load(tmp_path / "run", returning(train)).state
+
+    state = jax.jit(train.init)(jax.random.key(config.seed))
+    collect, learn = jax.jit(train.collect), jax.jit(train.learn)
+    collected = collect(state)
+    for _ in range(train.num_updates):
+        later = training.TrainState(jax.random.split(state.key, 3)[0], state.learner, collected[0])
+        state, _ = learn(state, collected)
+        collected = collect(later)
+    jax.tree.map(np.testing.assert_array_equal, ended.learner.params, state.learner.params)
+
+
+def returning(train):
+    def make_train(config: async_ppo.Config):
+        return train
+
+    return make_train
+
+
+@pytest.mark.lenient_ranks  # gymnax
+def test_vtrace_corrects_a_lagging_actor(lagging):
+    """On a rollout of its own policy the update is that of the recipe without a lag; on an older one it is not."""
+    config, train = lagging
+    plain = mujoco_ppo.make_train(config, envs.make("CartPole-v1"))
+    state = jax.jit(train.init)(jax.random.key(0))
+    own = jax.jit(train.collect)(state)
+    update = [jax.jit(one.learner.update) for one in (train, plain)]
+    first = [one(state.key, state.learner, own[1])[1]["policy_loss"] for one in update]
+    np.testing.assert_allclose(first[0], first[1], rtol=1e-3, atol=1e-5)
+    older = own[1].replace(log_prob=own[1].log_prob + 1.0)  # as if the actor had found its actions more likely
+    losses = [one(state.key, state.learner, older)[1]["policy_loss"] for one in update]
+    assert abs(float(losses[0] - losses[1])) > 1e-3
+    assert bool(jnp.isfinite(losses[0]))
