@@ -51,7 +51,7 @@ def summarize(played: EpisodeResults) -> dict[str, Any]:
     Returns:
         `episode_return`: with several seeds, `training.summary` of the mean returns of the seeds; with one seed, of the
         returns of its episodes, as `per_episode` instead of `per_seed`. The mean return is over agents as well. Also
-        the mean `episode_length`, the numbers of `terminated` and `truncated` episodes, and the means of the
+        the mean `episode_length`, the numbers of `terminated` and `truncated` episodes, and as `info` the means of the
         environment's own numbers about an episode.
     """
     seeds, episodes = np.shape(played.episode_length)
@@ -66,7 +66,7 @@ def summarize(played: EpisodeResults) -> dict[str, Any]:
         "episode_length": float(np.mean(played.episode_length)),
         "terminated": int(np.sum(played.terminated)),
         "truncated": int(np.sum(played.truncated)),
-        **{name: float(np.mean(x)) for name, x in played.info.items()},
+        "info": {name: float(np.mean(x)) for name, x in played.info.items()},
     }
 
 
@@ -86,9 +86,7 @@ def describe(result: dict[str, Any]) -> str:
         f"\nmean length {result['episode_length']:.1f}; {result['terminated']} of {result['seeds'] * result['episodes']} "
         f"episodes terminated, {result['truncated']} truncated"
     )
-    known = ("seeds", "episodes", "episode_return", "episode_length", "terminated", "truncated")
-    own = {name: x for name, x in result.items() if name not in known}
-    return text + "".join(f"\nmean {name} {x:.4g}" for name, x in own.items())
+    return text + "".join(f"\nmean {name} {x:.4g}" for name, x in result["info"].items())
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:

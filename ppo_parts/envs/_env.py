@@ -132,6 +132,10 @@ class Env(NamedTuple):
         num_agents: A, if observations, rewards and ends have an axis of agents; None: one agent, without that axis.
         restart: `restart(key, state) -> (state, obs)` begins new episodes and keeps running statistics, where a state
             from a checkpoint cannot be continued, as on the host; None: every state can be.
+        observe: `observe(state, obs) -> obs`, what wrappers make of an observation `[N, ...]` of the innermost
+            environment, with the running statistics in `state`; None: they do not change it.
+        render: `render(state) -> [H, W, 3]`, a picture (uint8) of the first of the N environments, made on the host;
+            None: there are no pictures.
     """
 
     reset: Callable[[Array, int], tuple[Any, Any]]
@@ -141,6 +145,8 @@ class Env(NamedTuple):
     evaluation: Callable[[Any], Any]
     num_agents: int | None = None
     restart: Callable[[Array, Any], tuple[Any, Any]] | None = None
+    observe: Callable[[Any, Any], Any] | None = None
+    render: Callable[[Any], Any] | None = None
 
 
 def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
@@ -365,15 +371,27 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
             inner, out = frozen.step(key, inner, action)
             return inner, out._replace(obs=shown(moments, out.obs), final_obs=shown(moments, out.final_obs))
 
-        return frozen._replace(reset=frozen_reset, step=frozen_step, restart=None)
+        def frozen_observe(inner: Any, obs: Any) -> Any:
+            return shown(moments, obs if frozen.observe is None else frozen.observe(inner, obs))
+
+        return frozen._replace(reset=frozen_reset, step=frozen_step, restart=None, observe=frozen_observe)
 
     def restart(key: Array, state: NormalizedState) -> tuple[NormalizedState, Array]:
         inner, obs = _restarted(env, key, state.inner)
         moments = state.moments.updated(obs)
         return NormalizedState(inner, moments), shown(moments, obs)
 
-    restarts = None if env.restart is None else restart
-    return env._replace(reset=reset, step=step, evaluation=evaluation, restart=restarts)
+    def observe(state: NormalizedState, obs: Any) -> Any:
+        return shown(state.moments, obs if env.observe is None else env.observe(state.inner, obs))
+
+    return env._replace(
+        reset=reset,
+        step=step,
+        evaluation=evaluation,
+        restart=None if env.restart is None else restart,
+        observe=observe,
+        render=_of_inner(env.render),
+    )
 
 
 def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps: float = 1e-8) -> Env:
@@ -421,7 +439,14 @@ def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps:
         step=step,
         evaluation=lambda state: env.evaluation(state.inner),
         restart=None if env.restart is None else restart,
+        observe=_of_inner(env.observe),
+        render=_of_inner(env.render),
     )
+
+
+def _of_inner(function: Callable[..., Any] | None) -> Any:
+    """Make a function of a wrapper's state from one of the state inside it; None of None."""
+    return None if function is None else lambda state, *arguments: function(state.inner, *arguments)
 
 
 def _restarted(env: Env, key: Array, state: Any) -> tuple[Any, Any]:

@@ -11,6 +11,7 @@ from .._errors import UserTypeError, UserValueError
 from .._extras import require_package
 from .._trees import without_weak_types
 from ._env import Array, Env, Transition, unknown_env
+from ._rendering import gymnax_renderer
 
 
 class GymnaxState(NamedTuple):
@@ -78,5 +79,13 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
         final_obs = info["final_observation"]
         return state, Transition(obs, reward, terminated, truncated, final_obs, collected, length)
 
-    wrapped = Env(reset, step, env.observation_space(env_params), env.action_space(env_params), lambda state: wrapped)
+    render = gymnax_renderer(env, env_params)
+    wrapped = Env(
+        reset,
+        step,
+        env.observation_space(env_params),
+        env.action_space(env_params),
+        lambda state: wrapped,
+        render=None if render is None else lambda state: render(state.inner),
+    )
     return wrapped
