@@ -18,17 +18,23 @@ from ppo_parts._extras import require_package
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(pp.__file__).parent
 OPTIONAL = (
+    "brax",
     "chex",
+    "craftax",
     "distrax",
     "flax",
     "gymnax",
     "gymnasium",
     "jaxmarl",
+    "jumanji",
     "matplotlib",
+    "mujoco_playground",
     "orbax",
+    "pgx",
     "tensorboardX",
     "tqdm",
     "tyro",
+    "xminigrid",
 )
 
 
@@ -63,7 +69,8 @@ print([name for name in {OPTIONAL} if name in sys.modules and name not in before
 def test_the_core_depends_on_jax_and_optax():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [requirement.partition(">=")[0] for requirement in project["dependencies"]] == ["jax", "optax"]
-    assert set(project["optional-dependencies"]) == {"envs", "train", "marl", "cuda", "test", "all"}
+    packages = {"brax", "playground", "craftax", "jumanji", "pgx", "xminigrid", "gymnasium", "envpool", "atari"}
+    assert set(project["optional-dependencies"]) == {"envs", "train", "marl", "cuda", "test", "all"} | packages
 
 
 @pytest.mark.parametrize(
@@ -85,10 +92,11 @@ def test_a_missing_package_is_named_with_the_extra_that_installs_it(package, ext
 
 def test_a_command_line_without_its_packages_ends_with_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "tyro", None)
+    config = training.Config(env_id="CartPole-v1", total_timesteps=1, num_envs=1, num_steps=1)
     with pytest.raises(
         SystemExit, match=r'^error: tyro is not installed: install it with pip install "ppo_parts\[train\]"'
     ):
-        training.main(lambda config: None, {"default": None}, [])
+        training.main(lambda config: None, {"default": config}, [])
 
 
 def test_a_package_that_lacks_one_of_its_own_names_it(tmp_path, monkeypatch):
