@@ -18,7 +18,10 @@ def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m ppo_parts.{prog}", description=description, allow_abbrev=False)
     parser.add_argument("run", type=Path, help="folder of the run, such as runs/first")
     parser.add_argument(
-        "--checkpoint", type=_checkpoint, default="latest", help='"latest" (default), "best", or the number of an update'
+        "--checkpoint",
+        type=_checkpoint,
+        default="latest",
+        help='"latest" (default), "best", or the number of an update',
     )
     parser.add_argument("--recipe", help="module with the make_train of the run, if config.json does not name it")
     return parser

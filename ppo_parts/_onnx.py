@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import export
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from ._errors import UserValueError
@@ -34,7 +35,7 @@ def to_model(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, An
             its rows. MissingPackage: onnx is not installed.
     """
     onnx = require_package("onnx", "export")
-    (batch,) = jax.export.symbolic_shape(BATCH)
+    (batch,) = export.symbolic_shape(BATCH)
     specs = {name: jax.ShapeDtypeStruct((batch, *x.shape), x.dtype) for name, x in inputs.items()}
     shapes: dict[str, Any] = {}
 
@@ -88,14 +89,17 @@ class Graph:
         values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
 
         def value(x: Any) -> Any:
-            return np.asarray(x.val, x.aval.dtype) if isinstance(x, Literal) else values[x]
+            if not isinstance(x, Literal):
+                return values[x]
+            aval: Any = x.aval
+            return np.asarray(x.val, aval.dtype)
 
         for eqn in needed(jaxpr):
             results = self.apply(eqn, [value(x) for x in eqn.invars])
             values.update(zip(eqn.outvars, results, strict=True))
         return [value(x) for x in jaxpr.outvars]
 
-    def apply(self, eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
+    def apply(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         """Add one primitive; return its results."""
         primitive = eqn.primitive.name
         if primitive in RULES:
@@ -108,7 +112,7 @@ class Graph:
             if isinstance(inner, Jaxpr):
                 return self.translate(inner, [], inputs)
         raise UserValueError(
-            f"the policy cannot be exported: there is no translation of JAX's {primitive!r} to ONNX; there are those of "
+            f"the policy cannot be exported: JAX's {primitive!r} has no translation to ONNX here; these have: "
             f"{', '.join(sorted(RULES))}"
         )
 
@@ -180,7 +184,7 @@ def _reduce(kind: str) -> Callable[..., str]:
     return lambda graph, eqn, x: graph.op(kind, x, np.asarray(eqn.params["axes"], np.int64), keepdims=0)
 
 
-def _select(graph: Graph, eqn: JaxprEqn, which: Any, *cases: Any) -> str:
+def _select(graph: Graph, eqn: Any, which: Any, *cases: Any) -> str:
     if len(cases) != 2:
         raise UserValueError(f"the policy cannot be exported: it selects from {len(cases)} cases instead of 2")
     off, on = cases
@@ -189,18 +193,18 @@ def _select(graph: Graph, eqn: JaxprEqn, which: Any, *cases: Any) -> str:
     return graph.op("Where", which, on, off)
 
 
-def _is_finite(graph: Graph, eqn: JaxprEqn, x: Any) -> str:
+def _is_finite(graph: Graph, eqn: Any, x: Any) -> str:
     return graph.op("Not", graph.op("Or", graph.op("IsInf", x), graph.op("IsNaN", x)))
 
 
-def _integer_pow(graph: Graph, eqn: JaxprEqn, x: Any) -> str:
+def _integer_pow(graph: Graph, eqn: Any, x: Any) -> str:
     power = x
     for _ in range(abs(eqn.params["y"]) - 1):
         power = graph.op("Mul", power, x)
     return power if eqn.params["y"] > 0 else graph.op("Reciprocal", power)
 
 
-def _broadcast(graph: Graph, eqn: JaxprEqn, x: Any, *_: Any) -> str:
+def _broadcast(graph: Graph, eqn: Any, x: Any, *_: Any) -> str:
     sizes, kept = eqn.params["shape"], eqn.params["broadcast_dimensions"]
     before = eqn.invars[0].aval.shape
     if len(before) not in (0, len(sizes)):
@@ -209,7 +213,7 @@ def _broadcast(graph: Graph, eqn: JaxprEqn, x: Any, *_: Any) -> str:
     return graph.op("Expand", x, graph.shape(sizes))
 
 
-def _slice(graph: Graph, eqn: JaxprEqn, x: Any) -> str:
+def _slice(graph: Graph, eqn: Any, x: Any) -> str:
     own, starts, ends = eqn.invars[0].aval.shape, eqn.params["start_indices"], eqn.params["limit_indices"]
     steps = eqn.params["strides"] or (1,) * len(own)
     cut = [i for i, size in enumerate(own) if (starts[i], ends[i], steps[i]) != (0, size, 1)]
@@ -218,12 +222,12 @@ def _slice(graph: Graph, eqn: JaxprEqn, x: Any) -> str:
     )))  # fmt: skip
 
 
-def _split(graph: Graph, eqn: JaxprEqn, x: Any) -> list[str]:
+def _split(graph: Graph, eqn: Any, x: Any) -> list[str]:
     sizes = np.asarray(eqn.params["sizes"], np.int64)
     return graph.ops("Split", len(sizes), x, sizes, axis=eqn.params["axis"])
 
 
-def _gather(graph: Graph, eqn: JaxprEqn, x: Any, index: Any) -> str:
+def _gather(graph: Graph, eqn: Any, x: Any, index: Any) -> str:
     """Indexing along one axis, with an integer or an array: `x[..., 0]`, `table[i]`."""
     dims, own = eqn.params["dimension_numbers"], eqn.invars[0].aval.shape
     shape = eqn.invars[1].aval.shape[:-1]
@@ -242,7 +246,7 @@ def _gather(graph: Graph, eqn: JaxprEqn, x: Any, index: Any) -> str:
     return graph.op("Gather", x, graph.reshape(index, shape), axis=axes[0])
 
 
-def _dot(graph: Graph, eqn: JaxprEqn, x: Any, y: Any) -> str:
+def _dot(graph: Graph, eqn: Any, x: Any, y: Any) -> str:
     (of_x, of_y), (batch_x, batch_y) = eqn.params["dimension_numbers"]
     rank_x, rank_y = (len(v.aval.shape) for v in eqn.invars)
     if not batch_x and tuple(of_x) == (rank_x - 1,) and tuple(of_y) == (0,) and rank_y <= 2:
@@ -257,7 +261,7 @@ def _dot(graph: Graph, eqn: JaxprEqn, x: Any, y: Any) -> str:
     return graph.op("Einsum", x, y, equation=f"{''.join(words[0])},{''.join(words[1])}->{''.join(out)}")
 
 
-def _conv(graph: Graph, eqn: JaxprEqn, x: Any, kernel: Any) -> str:
+def _conv(graph: Graph, eqn: Any, x: Any, kernel: Any) -> str:
     params = eqn.params
     if params["batch_group_count"] != 1 or set(params["lhs_dilation"]) != {1}:
         raise UserValueError("the policy cannot be exported: it has a transposed or a batch-grouped convolution")
@@ -275,7 +279,7 @@ def _conv(graph: Graph, eqn: JaxprEqn, x: Any, kernel: Any) -> str:
     return graph.op("Transpose", y, perm=[int(i) for i in np.argsort(dims.out_spec)])
 
 
-def _scan(graph: Graph, eqn: JaxprEqn, *inputs: Any) -> list[Any]:
+def _scan(graph: Graph, eqn: Any, *inputs: Any) -> list[Any]:
     """A loop over a static number of steps, which is one for a recurrent policy, step by step."""
     params = eqn.params
     consts, carry = params["num_consts"], params["num_carry"]

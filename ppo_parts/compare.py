@@ -64,7 +64,7 @@ def read_curve(label: str, folders: Sequence[Path], metric: str = "episode_retur
         raise UserValueError(f"{label}: the runs are of several environments, {', '.join(sorted(env_ids))}")
     seeds = [run["config"].get("seed", 0) + i for run in stored for i in range(run["run"]["num_seeds"])]
     if len(set(seeds)) < len(seeds):
-        raise UserValueError(f"{label}: two of the runs have the same seed, of {sorted(seeds)}: they are not independent")
+        raise UserValueError(f"{label}: two runs have the same seed, of {sorted(seeds)}, so they are not independent")
     tables = [_measured(folder, metric, window) for folder in folders]
     last = min(steps[-1] for steps, _ in tables)
     grid = np.linspace(min(steps[0] for steps, _ in tables), last, POINTS)

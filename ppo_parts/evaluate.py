@@ -83,8 +83,8 @@ def describe(result: dict[str, Any]) -> str:
     if several:
         text += "\nmean return of each seed: " + ", ".join(f"{x:.2f}" for x in returns["per_seed"])
     text += (
-        f"\nmean length {result['episode_length']:.1f}; {result['terminated']} of {result['seeds'] * result['episodes']} "
-        f"episodes terminated, {result['truncated']} truncated"
+        f"\nmean length {result['episode_length']:.1f}; of {result['seeds'] * result['episodes']} episodes, "
+        f"{result['terminated']} terminated and {result['truncated']} were truncated"
     )
     return text + "".join(f"\nmean {name} {x:.4g}" for name, x in result["info"].items())
 

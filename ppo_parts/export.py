@@ -52,7 +52,8 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
     carry = None if initial_carry is None else jax.eval_shape(lambda: initial_carry(1))
     leaves, structure = jax.tree.flatten(carry)
     seen, observed = jax.tree.flatten(obs)
-    names = ["obs"] if len(seen) == 1 else [f"obs{jax.tree_util.keystr(path)}" for path, _ in jax.tree.leaves_with_path(obs)]
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(obs)]
+    names = ["obs"] if len(seen) == 1 else [f"obs{path}" for path in paths]
     rows = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in zip(names, seen, strict=True)}
     rows |= {f"carry_{i}": jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for i, x in enumerate(leaves)}
 
@@ -126,9 +127,10 @@ def random_inputs(rows: dict[str, Any], number: int, seed: int) -> dict[str, np.
         shape, dtype = (number, *x.shape), np.dtype(x.dtype)
         if np.issubdtype(dtype, np.floating):
             return (random.normal(size=shape) * random.choice([0.1, 1, 3], size=shape)).astype(dtype)
-        return np.ones(shape, bool) if dtype == bool else random.integers(0, 256, shape).astype(dtype)
+        return np.ones(shape, bool) if dtype.kind == "b" else random.integers(0, 256, shape).astype(dtype)
 
-    return {name: draw(x) for name, x in rows.items()}
+    inputs = {name: draw(x) for name, x in rows.items()}
+    return {name: np.tanh(x) if name.startswith("carry") else x for name, x in inputs.items()}
 
 
 def _numbered(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -148,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         model = to_onnx(run.train, state, about)
         difference = largest_difference(model, run.train, state)
         if not difference < TOLERANCE:
-            raise UserValueError(f"the exported policy differs from JAX by {difference:.1e}; {given.output} is not written")
+            raise UserValueError(f"the model differs from JAX by {difference:.1e}; {given.output} is not written")
         given.output.write_bytes(model.SerializeToString())
         for kind, values in {"inputs": model.graph.input, "outputs": model.graph.output}.items():
             print(f"{kind}:", ", ".join(_described(value) for value in values))

@@ -89,6 +89,7 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
     if path.suffix not in FORMATS:
         raise UserValueError(f"{path} must end with {' or '.join(FORMATS)}, which names its format")
     image = require_package("PIL.Image", "watch")
+    number = 0
 
     def resized(frame: np.ndarray) -> Any:
         height = max(2, 2 * round(frame.shape[0] * width / frame.shape[1] / 2))  # MP4 needs even sizes
@@ -101,7 +102,7 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
             number += 1
             yield resized(frame)
 
-    number, pictures = 0, counted()
+    pictures = counted()
     if path.suffix == ".mp4":
         require_package("imageio_ffmpeg", "watch")
         imageio = require_package("imageio", "watch")

@@ -11,7 +11,7 @@ def iqm(x: np.ndarray) -> float:
 
 
 def iqm_over_seeds(x: np.ndarray) -> np.ndarray:
-    """Interquartile mean over the last axis, of which a quarter is cut at each end; numbers are cut in part if need be."""
+    """Interquartile mean over the last axis: a quarter is cut at each end, and a fraction of a number if need be."""
     n = x.shape[-1]
     weight = np.clip(np.minimum(np.arange(1, n + 1), 0.75 * n) - np.maximum(np.arange(n), 0.25 * n), 0, None)
     return np.sort(x, axis=-1) @ (weight / np.sum(weight))
