@@ -228,22 +228,20 @@ def _split(graph: Graph, eqn: Any, x: Any) -> list[str]:
 
 
 def _gather(graph: Graph, eqn: Any, x: Any, index: Any) -> str:
-    """Indexing along one axis, with an integer or an array: `x[..., 0]`, `table[i]`."""
-    dims, own = eqn.params["dimension_numbers"], eqn.invars[0].aval.shape
-    shape = eqn.invars[1].aval.shape[:-1]
-    axes = dims.start_index_map
-    whole = [size for i, size in enumerate(own) if i not in axes]
-    taken = [size for i, size in enumerate(eqn.params["slice_sizes"]) if i not in axes]
-    batch = [i for i in range(len(eqn.outvars[0].aval.shape)) if i not in dims.offset_dims]
-    if (
-        len(axes) != 1
-        or tuple(dims.collapsed_slice_dims) != tuple(axes)
-        or dims.operand_batching_dims
-        or whole != taken
-        or batch != list(range(axes[0], axes[0] + len(shape)))
-    ):
-        raise UserValueError("the policy cannot be exported: it indexes several axes at once, or parts of them")
-    return graph.op("Gather", x, graph.reshape(index, shape), axis=axes[0])
+    """Indexing along one axis, with an integer, a slice or an array: `x[..., 0]`, `x[..., 1:]`, `table[i]`."""
+    dims, own, sizes = eqn.params["dimension_numbers"], eqn.invars[0].aval.shape, eqn.params["slice_sizes"]
+    indexed, shape = dims.start_index_map, eqn.invars[1].aval.shape[:-1]
+    kept = [i for i in range(len(eqn.outvars[0].aval.shape)) if i not in dims.offset_dims]
+    whole = all(i in indexed or sizes[i] == size for i, size in enumerate(own))
+    if len(indexed) != 1 or dims.operand_batching_dims or not whole:
+        raise UserValueError("the policy cannot be exported: it indexes several axes at once")
+    (axis,) = indexed
+    if not dims.collapsed_slice_dims and not shape:
+        steps = np.arange(sizes[axis], dtype=eqn.invars[1].aval.dtype)
+        return graph.op("Gather", x, graph.op("Add", index, steps), axis=axis)
+    if tuple(dims.collapsed_slice_dims) != (axis,) or kept != list(range(axis, axis + len(shape))):
+        raise UserValueError("the policy cannot be exported: it takes slices at several places at once")
+    return graph.op("Gather", x, graph.reshape(index, shape), axis=axis)
 
 
 def _dot(graph: Graph, eqn: Any, x: Any, y: Any) -> str:

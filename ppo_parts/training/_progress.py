@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -187,7 +188,7 @@ class WeightsAndBiases:
         wandb = require_package("wandb", "track")
         path = folder / "wandb_id.txt"
         if not path.exists():
-            path.write_text(wandb.util.generate_id())
+            path.write_text(secrets.token_hex(4))
         identifier = path.read_text()
         self._run = wandb.init(
             project=project, name=folder.name, id=identifier, resume="allow", config=dict(config), dir=str(folder)
