@@ -46,7 +46,7 @@ class Curve:
     values: np.ndarray
 
 
-def read_curve(label: str, folders: Sequence[Path], metric: str = "episode_return", window: int = 25) -> Curve:
+def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode_return", window: int = 25) -> Curve:
     """Read a metric of runs that differ only in their seeds.
 
     Args:
@@ -58,14 +58,15 @@ def read_curve(label: str, folders: Sequence[Path], metric: str = "episode_retur
     Raises:
         UserValueError: the metric was not measured, or the runs are of several environments or have a seed in common.
     """
-    stored = [stored_run(folder) for folder in folders]
+    paths = [Path(folder) for folder in folders]
+    stored = [stored_run(path) for path in paths]
     env_ids = {str(run["config"].get("env_id")) for run in stored}
     if len(env_ids) > 1:
         raise UserValueError(f"{label}: the runs are of several environments, {', '.join(sorted(env_ids))}")
     seeds = [run["config"].get("seed", 0) + i for run in stored for i in range(run["run"]["num_seeds"])]
     if len(set(seeds)) < len(seeds):
         raise UserValueError(f"{label}: two runs have the same seed, of {sorted(seeds)}, so they are not independent")
-    tables = [_measured(folder, metric, window) for folder in folders]
+    tables = [_measured(path, metric, window) for path in paths]
     last = min(steps[-1] for steps, _ in tables)
     grid = np.linspace(min(steps[0] for steps, _ in tables), last, POINTS)
     values = [_at(grid, steps, x) for steps, table in tables for x in table.T]
@@ -180,10 +181,10 @@ def _at(grid: np.ndarray, steps: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.interp(grid, steps[known], values[known], left=np.nan)
 
 
-def _named_runs(text: str) -> tuple[str, list[Path]]:
+def _named_runs(text: str) -> tuple[str, list[str]]:
     """Parse "runs/a", or "name=runs/a1,runs/a2"."""
     label, equals, folders = text.partition("=")
-    return (label, [Path(x) for x in folders.split(",")]) if equals else (text, [Path(text)])
+    return (label, folders.split(",")) if equals else (text, [text])
 
 
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:

@@ -90,6 +90,7 @@ def to_onnx(train: Train, state: TrainState, about: dict[str, str] | None = None
         UserValueError: the policy cannot be translated; the message names the reason. MissingPackage: onnx is not
             installed.
     """
+    require_package("onnx", "export")
     from ._onnx import to_model
 
     act, rows = policy_function(train, state)
