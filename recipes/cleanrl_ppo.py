@@ -37,7 +37,7 @@ class Config(training.Config):
     ent_coef: Annotated[float, at_least(0)] = 0.01  # weight of the entropy bonus
     vf_coef: Annotated[float, at_least(0)] = 0.5  # weight of the value loss
     max_grad_norm: Annotated[float, more_than(0)] = 0.5  # a gradient with a larger norm is scaled down to this one
-    target_kl: Annotated[float | None, at_least(0)] = None  # end an update after an epoch with more, in nats
+    target_kl: Annotated[float | None, at_least(0)] = None  # end an update after an epoch whose KL exceeds this
     normalize_env: bool = False  # standardise and clip observations and rewards by running statistics
     hidden: Annotated[tuple[int, ...], at_least(1)] = (64, 64)  # units of each hidden layer
 

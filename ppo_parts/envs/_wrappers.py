@@ -1,4 +1,4 @@
-"""Wrappers: each takes an `Env` and returns one."""
+"""Wrappers of environments, and what they share."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
 
     def reset(key: Array, num_envs: int) -> tuple[Any, Any]:
         if num_envs % agents:
-            raise UserValueError(f"fold_agents: {agents} agents each do not make num_envs={num_envs}: give a multiple")
+            raise UserValueError(f"fold_agents: num_envs={num_envs} must be a multiple of the {agents} agents")
         state, obs = env.reset(key, num_envs // agents)
         return state, each_agent(obs)
 
@@ -251,12 +251,17 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
             obs=each_agent(out.obs), final_obs=each_agent(out.final_obs), mask=mask, **each, **whole
         )
 
+    def restart(key: Array, state: Any) -> tuple[Any, Any]:
+        state, obs = _restarted(env, key, state)
+        return state, each_agent(obs)
+
     space = env.observation_space
     if agent_id:
         space = Box((space.shape[0] + agents,))
     return env._replace(
         reset=reset,
         step=step,
+        restart=None if env.restart is None else restart,
         observation_space=space,
         evaluation=lambda state: fold_agents(env.evaluation(state), agent_id=agent_id),
         num_agents=None,
