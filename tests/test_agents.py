@@ -218,7 +218,7 @@ def test_clipping_per_agent_is_each_agents_own():
     optimizer = pp.per_agent(clip)
     clipped, _ = optimizer.update(updates, optimizer.init(updates))
     np.testing.assert_allclose(clipped["w"], [[0.6, 0.8], [0.3, 0.4]], rtol=1e-6)
-    with pytest.raises(ValueError, match="shared parameters"):
+    with pytest.raises(ValueError, match="agents share"):
         optimizer.init({"w": jnp.ones((2, 3)), "b": jnp.ones(3)})
     with pytest.raises(TypeError, match="optax transformation"):
         pp.per_agent(optax.adam)

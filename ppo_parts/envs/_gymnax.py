@@ -15,7 +15,7 @@ from ._rendering import gymnax_renderer
 
 
 def make(name: str, **params: Any) -> Env:
-    """Make one of `gymnax.registered_envs`; `params` are fields of its `EnvParams`, as `max_steps_in_episode=200`."""
+    """Make one of `gymnax.registered_envs`; `params` are fields of its `EnvParams`: `max_steps_in_episode=200`, say."""
     gymnax = require_package("gymnax", "envs")
     if name not in gymnax.registered_envs:
         raise unknown_env(name, "gymnax", gymnax.registered_envs)

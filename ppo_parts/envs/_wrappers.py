@@ -1,4 +1,4 @@
-"""Wrappers: each takes an `Env` and returns one."""
+"""Wrappers of environments, and what they share."""
 
 from __future__ import annotations
 
@@ -25,6 +25,19 @@ def clip_action(env: Env) -> Env:
         return env.step(key, state, jnp.clip(action, low, high))
 
     return env._replace(step=step, evaluation=lambda state: clip_action(env.evaluation(state)))
+
+
+def clip_reward(env: Env) -> Env:
+    """Replace rewards by their sign, as most Atari agents do; episode returns and `evaluation` keep the rewards.
+
+    Reference: Mnih et al. 2015, doi:10.1038/nature14236, Methods.
+    """
+
+    def step(key: Array, state: Any, action: Any) -> tuple[Any, Transition]:
+        state, out = env.step(key, state, action)
+        return state, out._replace(reward=jnp.sign(out.reward))
+
+    return env._replace(step=step)
 
 
 def prepare(env: Env, *, normalize: bool = False, gamma: Any = None) -> Env:
@@ -245,7 +258,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
 
     def reset(key: Array, num_envs: int) -> tuple[Any, Any]:
         if num_envs % agents:
-            raise UserValueError(f"fold_agents: {agents} agents each do not make num_envs={num_envs}: give a multiple")
+            raise UserValueError(f"fold_agents: num_envs={num_envs} must be a multiple of the {agents} agents")
         state, obs = env.reset(key, num_envs // agents)
         return state, each_agent(obs)
 
@@ -258,12 +271,17 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
             obs=each_agent(out.obs), final_obs=each_agent(out.final_obs), mask=mask, **each, **whole
         )
 
+    def restart(key: Array, state: Any) -> tuple[Any, Any]:
+        state, obs = _restarted(env, key, state)
+        return state, each_agent(obs)
+
     space = env.observation_space
     if agent_id:
         space = Box((space.shape[0] + agents,))
     return env._replace(
         reset=reset,
         step=step,
+        restart=None if env.restart is None else restart,
         observation_space=space,
         evaluation=lambda state: fold_agents(env.evaluation(state), agent_id=agent_id),
         num_agents=None,
