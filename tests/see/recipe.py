@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +22,7 @@ class Config(training.Config):
     num_steps: int = 4
     microbatch: int | None = None
     drawn: bool = True
+    memory: Literal["lstm"] | None = None
 
 
 def walk() -> envs.Env:
@@ -45,7 +47,8 @@ def make_train(config: Config) -> training.Train:
     training.check_config(config)
     drawn = walk()._replace(render=render if config.drawn else None, evaluation=lambda state: drawn)
     env = envs.prepare(drawn, normalize=True, gamma=0.9)
+    policy = networks.actor_critic(env, (4,), shared=config.memory is not None, memory=config.memory)
     pipeline = pp.chain(
         pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2), pp.value_loss(coef=0.5)
     )
-    return training.Train.of(config, env, networks.actor_critic(env, (4,)), pipeline, pp.clipped_adam(0.1, 0.5))
+    return training.Train.of(config, env, policy, pipeline, pp.clipped_adam(0.1, 0.5))
