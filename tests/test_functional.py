@@ -653,7 +653,7 @@ def test_values_out_of_range_are_refused(call, words):
         (lambda: f.clipped_surrogate(ONES, ONES[0], clip_eps=0.2), "jnp.broadcast_to(advantage, log_ratio.shape)"),
         (
             lambda: f.clipped_surrogate(ONES, ONES[:, 0], clip_eps=0.2),
-            "sum log_ratio over the action's dimensions, or, with one advantage for each row of it, say "
+            "sum log_ratio over the action's dimensions, or, with one advantage for each row of it, use "
             "jnp.broadcast_to(advantage[..., None], log_ratio.shape)",
         ),
         (lambda: f.value_loss(ONES[..., None], ONES), "index the trailing axis of size 1 away, value[..., 0]."),
