@@ -101,7 +101,7 @@ CASES = (
         options={"name": "within", "read": {"reward": "extras.own"}, "write": {"advantage": "extras.advantage"}},
     ),
     Case(pp.combine_advantages, ({"advantage": 0.5, "extras.own": 2.0},)),
-    Case(pp.time_chunks, (2, 3), options={"burn_in": 1}),
+    Case(pp.time_chunks, (2,), options={"length": 3, "burn_in": 1}),
     Case(pp.sampler, ("sampler", _halves, _whole_item), options={"num_minibatches": 2, "axis": "step"}),
     Case(pp.given_indices, (_ROWS,)),
     Case(pp.given_indices, ([[0, 2], [1, 0]], "segment", [[1.0, 0.5], [2.0, 1.0]]), note="weighted segments"),

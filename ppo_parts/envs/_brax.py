@@ -13,7 +13,7 @@ from ._episodes import Step, auto_reset
 
 
 def make(name: str, *, time_limit: int = 1000, reset_ratio: int = 1, **settings: Any) -> Env:
-    """Make an environment of `brax.envs`; `settings` go to its constructor, as `backend="spring"`.
+    """Make an environment of `brax.envs`; `settings` go to its constructor, such as `backend="spring"`.
 
     Its `done` is a termination; after `time_limit` steps an episode is truncated.
     """

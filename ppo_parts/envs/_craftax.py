@@ -14,7 +14,7 @@ NAMES = ("Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic-v
 
 
 def make(name: str, *, reset_ratio: int = 16, **params: Any) -> Env:
-    """Make one of the environments of Craftax; `params` are fields of its `EnvParams`, as `max_timesteps=1000`.
+    """Make one of the environments of Craftax; `params` are fields of its `EnvParams`, such as `max_timesteps=1000`.
 
     An episode that ends because of `max_timesteps` alone is truncated. `achievements` is the number of achievements
     that an episode unlocked.

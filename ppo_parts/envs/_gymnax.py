@@ -11,10 +11,11 @@ from .._errors import UserTypeError, UserValueError
 from .._extras import require_package
 from ._env import Array, Env, Transition, unknown_env
 from ._episodes import EpisodeState
+from ._rendering import gymnax_renderer
 
 
 def make(name: str, **params: Any) -> Env:
-    """Make one of `gymnax.registered_envs`; `params` are fields of its `EnvParams`, as `max_steps_in_episode=200`."""
+    """Make one of `gymnax.registered_envs`; `params` are fields of its `EnvParams`: `max_steps_in_episode=200`, say."""
     gymnax = require_package("gymnax", "envs")
     if name not in gymnax.registered_envs:
         raise unknown_env(name, "gymnax", gymnax.registered_envs)
@@ -65,5 +66,13 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
         )
         return counted.proceed(inner, terminated | truncated), transition
 
-    wrapped = Env(reset, step, env.observation_space(env_params), env.action_space(env_params), lambda state: wrapped)
+    render = gymnax_renderer(env, env_params)
+    wrapped = Env(
+        reset,
+        step,
+        env.observation_space(env_params),
+        env.action_space(env_params),
+        lambda state: wrapped,
+        render=None if render is None else lambda state: render(state.inner),
+    )
     return wrapped

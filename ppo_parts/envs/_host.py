@@ -29,7 +29,7 @@ class HostState(NamedTuple):
 
     Attributes:
         instance: int32, the number of the vector environment.
-        steps: int32, how often it has been stepped.
+        steps: int32, how many times it has been stepped.
         episode_return, episode_length: `[N]`, of the episodes so far.
     """
 
@@ -106,6 +106,16 @@ class GymnasiumVector:
         """Where an episode ended for good; environments in which a lost life terminates an episode override this."""
         del info
         return over
+
+    def render(self) -> np.ndarray:
+        """Draw the first environment, `[H, W, 3]`."""
+        if getattr(self.env, "render_mode", None) != "rgb_array":
+            raise UserValueError(
+                'this environment was made without render_mode="rgb_array", so it cannot be drawn: make it with '
+                'gymnasium.make_vec(..., render_mode="rgb_array")'
+            )
+        frame, *_ = self.call("render", self.env.render)
+        return np.asarray(frame, np.uint8)
 
     def close(self) -> None:
         """Release the environments."""
@@ -228,7 +238,10 @@ def from_host(make: Callable[[int], GymnasiumVector]) -> Env:
             del state
             return env_of(evaluating)
 
-        return Env(reset, step, observation_space, action_space, evaluation, restart=restart)
+        def render(state: HostState) -> np.ndarray:
+            return instances.envs[int(state.instance)].render()
+
+        return Env(reset, step, observation_space, action_space, evaluation, restart=restart, render=render)
 
     evaluating = Instances(make, reuse=True)
     return env_of(Instances(make, reuse=False))

@@ -75,7 +75,7 @@ def _made(env_id: str, settings: dict[str, Any]) -> Any:
     try:
         return jaxmarl.make(name, **settings)
     except TypeError as error:
-        raise UserValueError(f"JaxMARL makes no {env_id} of the settings {settings}: {error}") from error
+        raise UserValueError(f"JaxMARL cannot make {env_id} with the settings {settings}: {error}") from error
 
 
 def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -> Env:
@@ -100,7 +100,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
     discrete = is_discrete(spaces[0])
     if any(is_discrete(space) != discrete for space in spaces):
         raise UserValueError(
-            f"{env.name}: some agents have discrete actions and some have not; wrap it so that all agree"
+            f"{env.name}: some agents have discrete actions and some do not; wrap it so that all agree"
         )
     if not discrete and len({(space.shape, str(space.low), str(space.high)) for space in spaces}) > 1:
         listed = ", ".join(f"{agent} {space.shape}" for agent, space in zip(agents, spaces, strict=True))

@@ -14,7 +14,7 @@ from ._episodes import Step, auto_reset
 
 
 def make(name: str, *, reset_ratio: int = 1, **settings: Any) -> Env:
-    """Make one of `jumanji.registered_environments()`; `settings` go to its constructor, as `time_limit=500`.
+    """Make one of `jumanji.registered_environments()`; `settings` go to its constructor, such as `time_limit=500`.
 
     The entries of an observation, except the action mask, become one vector of float32. Several choices at once become
     one action per combination if the mask is one of combinations. An episode that ends with a discount of 0 is

@@ -162,7 +162,7 @@ def ended_in(out: Transition) -> np.ndarray:
 
 
 def array_of(obs: Any) -> np.ndarray:
-    """The first leaf of observations; the mask is not it."""
+    """The first leaf of observations; masks are skipped."""
     return jax.tree.leaves(obs)[0]
 
 

@@ -25,7 +25,7 @@ def make(
         reset_ratio: as in `auto_reset`.
         obs_key: which entry the policy sees, where observations are a dict.
         impl: "jax" runs on every device; "warp", on NVIDIA GPUs only, is faster.
-        **overrides: fields of the configuration, as `ctrl_dt=0.02`.
+        **overrides: fields of the configuration, such as `ctrl_dt=0.02`.
     """
     from mujoco_playground import registry
 

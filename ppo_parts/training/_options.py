@@ -11,6 +11,7 @@ from typing import Any, Literal
 import jax
 
 from .._errors import UserValueError
+from .._extras import require_package
 from .._hyperparameters import choice, count
 from ._evaluate import EVALUATION, metric_names
 from ._train import Train
@@ -18,7 +19,7 @@ from ._train import Train
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """How a run is recorded; no option here changes what is learned."""
+    """How a run is recorded. Only `init_from`, with its `checkpoint`, changes what is learned."""
 
     name: str | None = None
     """folder of the run inside --directory; by default named after the environment, the seed and the time"""
@@ -49,11 +50,15 @@ class RunOptions:
     best_mode: Literal["max", "min"] = "max"
     """whether the best value of that metric is the highest or the lowest"""
     log_every: int | None = None
-    """updates averaged into one TensorBoard record; by default a two-hundredth of the run"""
+    """updates averaged into one record of TensorBoard or Weights & Biases; by default a two-hundredth of the run"""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """if a number is not finite: stop the run, or skip the update and count it"""
     tensorboard: bool = True
     """write TensorBoard events"""
+    track: bool = False
+    """log to Weights & Biases as well, with wandb's own settings, such as WANDB_MODE=offline"""
+    track_project: str = "ppo_parts"
+    """project in Weights & Biases"""
     progress: bool = True
     """show a progress bar if the output is a terminal"""
 
@@ -93,6 +98,8 @@ def checked(options: RunOptions, train: Train) -> RunOptions:
     for name in ("eval_every", "keep_checkpoints"):
         if getattr(options, name) is not None:
             count("run", name, getattr(options, name))
+    if options.track:
+        require_package("wandb", "track")  # fails now rather than after compiling
     if options.resume is not None and options.init_from is not None:
         raise UserValueError(
             f"run: resume={options.resume} continues a run and init_from={options.init_from} begins a new one: give "
@@ -104,7 +111,7 @@ def checked(options: RunOptions, train: Train) -> RunOptions:
             "give one of them"
         )
     if options.eval_every is not None and not options.eval_episodes:
-        raise UserValueError(f"run: eval_every={options.eval_every} needs eval_episodes, how many episodes to play")
+        raise UserValueError(f"run: eval_every={options.eval_every} needs eval_episodes, the number of episodes")
     if not options.checkpoint_minutes > 0:
         raise UserValueError(f"run: checkpoint_minutes must be more than 0, got {options.checkpoint_minutes}")
     choice("run", "on_nonfinite", options.on_nonfinite, ("stop", "skip"))

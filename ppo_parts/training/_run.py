@@ -17,7 +17,7 @@ from ._errors import NonFiniteError
 from ._metrics_file import Row
 from ._options import RunOptions, checked
 from ._program import Program
-from ._progress import OnRows, ProgressBar, StopRun, TensorBoard
+from ._progress import Destination, OnRows, ProgressBar, Records, StopRun, TensorBoard, WeightsAndBiases
 from ._result import announce, beginning_of_result, draw, evaluation_of, result_of_metrics, timing_of
 from ._signals import Interrupt
 from ._train import NONFINITE, Train
@@ -154,9 +154,15 @@ class Loop:
         """Yield what is called with new rows."""
         with contextlib.ExitStack() as stack:
             listeners: list[OnRows] = [stack.enter_context(closing(ProgressBar(self.train, self.options, done)))]
+            destinations: list[Destination] = []
             if self.options.tensorboard:
-                board = TensorBoard(self.train, self.options, self.folder.path, self.folder.log.rows, done)
-                listeners.append(stack.enter_context(closing(board)))
+                destinations.append(TensorBoard(self.folder.path, done * self.train.steps_per_update))
+            if self.options.track:
+                config = self.folder.stored["config"]
+                destinations.append(WeightsAndBiases(self.folder.path, config, self.options.track_project))
+            for destination in destinations:
+                records = Records(self.train, self.options, self.folder.log.rows, done, destination)
+                listeners.append(stack.enter_context(closing(records)))
             yield listeners if self.on_rows is None else [*listeners, self.on_rows]
 
     def _tell(self, listeners: list[OnRows], rows: list[Row]) -> None:
