@@ -128,7 +128,8 @@ class _Lens(NamedTuple):
                 f"within {self.name!r}: a loss named {taken[0]!r} is already in this chain: give the lens another "
                 'name with name="..."'
             )
-        batch = batch.replace(losses={**batch.losses, **changed, **added}, stop=result.stop)
+        losses = {**batch.losses, **changed, **added} if changed or added else batch.losses
+        batch = batch.replace(losses=losses, stop=result.stop)
         for name, value in result.metrics.items():
             if name not in inner.metrics:
                 reduction = dict(result.reductions).get(name, "mean")
