@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .._checks import nonfinite_report
+from ._devices import devices_of
 from ._errors import NonFiniteError
 from ._metrics_file import Row
 from ._options import RunOptions, checked
@@ -199,6 +200,7 @@ def introduction(train: Train, options: RunOptions, path: Path, done: int) -> st
         f"{path}: {train.num_updates} updates of {train.steps_per_update} steps = "
         f"{train.num_updates * train.steps_per_update:,} environment steps"
         + (f", {options.num_seeds} seeds" if options.num_seeds > 1 else "")
+        + (f", on {devices_of(options)} devices" if devices_of(options) > 1 else "")
         + (f", from update {done}" if done else "")
     )
 
