@@ -10,6 +10,8 @@ COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what 
     "update": "a whole update against the same update written by hand",
     "train": "whole training runs against others: environment steps per second, compile time",
     "growth": "how an update's cost grows with environments, steps, minibatches and seeds",
+    "gpu": "everything that a GPU should be asked, in eight minutes: kernels, the loss, whole runs",
+    "ptx": "what becomes of the GPU kernels, without a GPU: bytes per element, registers",
     "learning": "learning curves of the recipes, over many seeds",
     "mujoco": "Gymnasium's MuJoCo tasks, in the protocol of Tianshou's benchmark",
     "study": "what priorities, V-trace and refreshing are worth",

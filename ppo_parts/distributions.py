@@ -317,6 +317,7 @@ class Categorical(_Distribution):
             raise ShapeError(
                 f"Categorical: actions have shape {value.shape} and their logits {shape}, and nothing is broadcast"
             )
+        value = value.astype(jnp.promote_types(value.dtype, jnp.int32))  # n may be more than int8 can hold
         every = (*value.shape, shape[-1])
         option = jax.lax.broadcasted_iota(jnp.int32, every, value.ndim)
         chosen = jnp.sum(jnp.where(value[..., None] == option, jnp.broadcast_to(self.logits, every), 0), axis=-1)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Literal, get_type_hints
 
@@ -241,7 +242,7 @@ def test_config_file_that_cannot_be_used_is_refused(tmp_path, content, says):
         ("run: eval_every=2 needs eval_episodes", "--eval-every 2 needs --eval-episodes"),
         ("there are 'learning_rate', 'loss'", "there are 'learning_rate', 'loss'"),
         ("runs/num_envs=3 holds no run: give another name", "runs/num_envs=3 holds no run: give another name"),
-        ("num_envs * num_steps = 16 steps", "--num-envs * --num-steps = 16 steps"),
+        ("num_envs * num_steps = 16 steps: raise num_envs.", "--num-envs * --num-steps = 16 steps: raise --num-envs."),
     ],
 )
 def test_error_names_flags(message, expected):
@@ -252,7 +253,9 @@ def test_error_names_flags(message, expected):
 
 def test_recipes_are_listed_with_their_presets():
     lines = list(listed())
-    assert len([line for line in lines if line.startswith("python -m recipes.")]) == len(RECIPES)
+    files = {path.stem for path in Path(cleanrl_ppo.__file__).parent.glob("[a-z]*.py")}
+    commands = {line.partition(":")[0] for line in lines if line[0] != " "}
+    assert commands == {f"python -m recipes.{name}" for name in files}
     for recipe in RECIPES:
         for name, config in recipe.PRESETS.items():
             assert any(f"--preset {name} " in line and config.env_id in line for line in lines)

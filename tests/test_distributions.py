@@ -403,3 +403,9 @@ def test_microbatch_refuses_a_distribution_that_hides_arrays_and_auto_leaves_it_
     common.assert_close(
         updated(distrax.MultivariateNormalDiag, "auto", large), updated(distributions.Normal, None, large)
     )
+
+
+def test_categorical_takes_narrow_actions_among_more_than_they_can_name():
+    many = distributions.Categorical(jnp.zeros((3, 513)))
+    common.assert_close(many.log_prob(jnp.array([0, 5, 127], jnp.int8)), jnp.full(3, -jnp.log(513.0)))
+    assert bool(jnp.isnan(many.log_prob(jnp.array([-1, 0, 0], jnp.int8))[0]))

@@ -85,10 +85,11 @@ def test_a_missing_package_is_named_with_the_extra_that_installs_it(package, ext
 
 def test_a_command_line_without_its_packages_ends_with_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "tyro", None)
+    config = training.Config(env_id="CartPole-v1", total_timesteps=1, num_envs=1, num_steps=1)
     with pytest.raises(
         SystemExit, match=r'^error: tyro is not installed: install it with pip install "ppo_parts\[train\]"'
     ):
-        training.main(lambda config: None, {"default": None}, [])
+        training.main(lambda config: None, {"default": config}, [])
 
 
 def test_a_package_that_lacks_one_of_its_own_names_it(tmp_path, monkeypatch):

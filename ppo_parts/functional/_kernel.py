@@ -17,7 +17,8 @@ from jax.experimental.pallas import triton as plt
 from ._common import Array
 from ._recurrence import scan
 
-COLUMNS = 32  # per program: one warp, so that a float32 row is one 128-byte line and few columns still fill a GPU
+COLUMNS = 32  # per program: a float32 row is one 128-byte line, and few columns still fill a GPU
+WARPS = 1  # per program: a thread for each column
 ROWS = 8  # rows loaded ahead of the recursion, so that the latencies of their loads overlap
 
 
@@ -90,7 +91,7 @@ def _call(step: Callable[..., Any], last: Any, inputs: Any, interpret: bool) -> 
         + [block if varied else single for varied in varies],
         out_specs=[block for _ in outs],
         out_shape=outs,
-        compiler_params=plt.CompilerParams(num_warps=1),
+        compiler_params=plt.CompilerParams(num_warps=WARPS),
         interpret=interpret,
         name="backwards",
     )(

@@ -59,10 +59,7 @@ def choose(
         return associative
     if implementation == "pallas":
         if reason := unsupported(value) or (None if has("cuda") else "no NVIDIA GPU is among JAX's devices"):
-            raise ValueError(
-                f'{where}: implementation="pallas" cannot run, {reason}; leave implementation at "auto", which then '
-                "takes another way to the same numbers"
-            )
+            raise cannot_run(where, reason)
         return pallas
     if not (has("cuda") or has("rocm")):
         return scan
@@ -70,10 +67,18 @@ def choose(
     return lambda inputs: jax.lax.platform_dependent(inputs, cuda=cuda, rocm=associative, default=scan)
 
 
-def known(where: str, implementation: str) -> None:
+def cannot_run(where: str, reason: str) -> ValueError:
+    """Return the error for a kernel that was asked for by name and cannot run."""
+    return ValueError(
+        f'{where}: implementation="pallas" cannot run, {reason}; leave implementation at "auto", which then takes '
+        "another way to the same numbers"
+    )
+
+
+def known(where: str, implementation: str, implementations: Any = Implementation) -> None:
     """Raise `ValueError` for an unknown implementation."""
-    if implementation not in get_args(Implementation):
-        listed = ", ".join(map(repr, get_args(Implementation)))
+    if implementation not in get_args(implementations):
+        listed = ", ".join(map(repr, get_args(implementations)))
         raise ValueError(f"{where}: implementation must be one of {listed}, got {implementation!r}")
 
 

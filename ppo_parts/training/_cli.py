@@ -139,7 +139,7 @@ def name_flags(message: str, fields: Collection[str]) -> str:
     message = re.sub(rf"^(Config|RunOptions|run): (?=({'|'.join(names)})\b)", "", message)
     message = re.sub(rf"{alone}({'|'.join(names)})=", lambda match: f"{_flag(match[1])} ", message)
     message = re.sub(rf"{alone}({'|'.join(names)})(?= must\b)", lambda match: _flag(match[1]), message)
-    return re.sub(rf"{alone}({several_words})(?![\w./'])", lambda match: _flag(match[1]), message)
+    return re.sub(rf"{alone}({several_words})(?![\w/'])", lambda match: _flag(match[1]), message)
 
 
 def _flag(name: str) -> str:

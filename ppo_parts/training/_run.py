@@ -129,11 +129,11 @@ class Loop:
                     folder.append(rows)
                     self._tell(listeners, rows)
                     late = time.monotonic() - last_save > 60 * options.checkpoint_minutes
-                    due = self._due(done, options.checkpoint_every) or late or interrupt.save or bool(interrupt.asked)
+                    due = self._due(done, options.checkpoint_every) or late or interrupt.save
                     if due or (evaluated and folder.is_best(done)):
                         folder.save(done, state)
                         interrupt.save, last_save, saved = False, time.monotonic(), done
-            if saved < done:  # a signal came after the last look
+            if saved < done:  # the run was asked to stop
                 with folder.rescuing(done, state, []):
                     folder.save(done, state)
             self.seconds = time.monotonic() - began

@@ -1,0 +1,505 @@
+"""Everything that a GPU should be asked, in one command and eight minutes.
+
+`python -m benchmarks gpu --json benchmarks/results/gpu_h100.json`
+
+Sections, in this order: `device` (its bandwidth, published and measured with a copy), `kernels` (gae and V-trace, as
+one kernel and as an associative scan), `loss` (`categorical_ppo_loss` and the functions that it replaces, forward and
+with its gradient), `update` (a learner with one and with the other), `train` (whole recipes), `tune` (both kernels with
+other sizes of blocks). The results are written after every measurement, so that a run that is cut short loses one.
+What fails is recorded with the reason, and so is what the time did not suffice for.
+
+*inside*: one call within a compiled loop of many, which is what it costs within a training step; *alone*: one compiled
+call, waited for, which for small arrays is the time to dispatch it. Each kernel is compared with the plain functions
+before it is timed. The figures to compare with were published for an H100: rl-triton's kernels (arXiv 2608.17641, time
+on the device, 16 bytes per element for gae) and PufferLib's loss kernel (pull request 472, GPU not named).
+
+Without a GPU, or with `--dry-run`, everything is tiny, kernels are emulated, and the times mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import ppo_parts as pp
+from ppo_parts import distributions, envs, functional
+from ppo_parts.functional import _fused_kernel, _kernel, _recurrence
+from recipes import cleanrl_ppo, ippo, pufferlib_ppo
+
+from . import _timing, ptx, train, update
+
+Row = dict[str, Any]
+BANDWIDTHS = {  # published, bytes per second; the first name that `device_kind` contains counts
+    "H200": 4.8e12,
+    "H100 PCIe": 2.0e12,
+    "H100 NVL": 3.9e12,
+    "H100": 3.35e12,
+    "B200": 8.0e12,
+    "A100-SXM4-80GB": 2.04e12,
+    "A100-SXM4-40GB": 1.56e12,
+    "A100": 1.94e12,
+    "RTX 5090": 1.79e12,
+    "RTX 4090": 1.01e12,
+    "L40": 0.86e12,
+    "L4": 0.3e12,
+    "T4": 0.32e12,
+}
+RL_TRITON = {  # microseconds on an H100 by function, steps and environments
+    ("gae", 512, 16384): 46.0,
+    ("vtrace", 512, 16384): 78.0,
+    ("gae", 128, 32768): 22.9,
+    ("vtrace", 128, 32768): 40.8,
+    ("gae", 128, 4096): 3.95,
+    ("gae", 2048, 8192): 103.4,
+    ("gae", 128, 2048): 2.67,
+    ("vtrace", 2048, 4096): 98.0,
+}
+PUFFERLIB_LOSS = 3.3  # microseconds forward, and as many backward, at 32,768 elements and 4 actions
+GOALS = {  # steps per second of a recipe: 15 M for one agent; PureJaxRL's 256 seeds on an A100
+    train.CARTPOLE: 15e6,
+    train.BREAKOUT: 7.9e6,
+}
+
+
+class Setting(NamedTuple):
+    """A whole run: recipe, environment, how many of it, steps per update, seeds at once, updates, matrix products."""
+
+    recipe: str
+    env_id: str
+    num_envs: int
+    num_steps: int = train.STEPS
+    seeds: int = 1
+    updates: int = 4
+    precision: str | None = None
+
+
+class Plan(NamedTuple):
+    """How large everything is."""
+
+    copied: int  # bytes
+    repeats: int
+    rounds: int
+    kernels: tuple[tuple[str, int, int, str], ...]
+    losses: tuple[tuple[int, int, str], ...]
+    update: tuple[int, int]
+    runs: tuple[Setting, ...]
+    tuned: tuple[tuple[int, int], ...]
+    blocks: tuple[tuple[int, int, int], ...]  # columns, warps, rows
+    loss_blocks: tuple[tuple[int, int], ...]  # logits, warps
+
+
+FULL = Plan(
+    copied=2**30,
+    repeats=50,
+    rounds=7,
+    kernels=(
+        *((*sized, "float32") for sized in RL_TRITON),
+        ("gae", 512, 16384, "bfloat16"),
+        ("vtrace", 512, 16384, "bfloat16"),
+    ),
+    losses=((32768, 4, "float32"), (2048, 2, "float32"), (262144, 18, "float32"), (32768, 4, "bfloat16")),
+    update=(128, 2048),
+    runs=(
+        Setting("cleanrl", train.CARTPOLE, 65536),
+        Setting("cleanrl", train.BREAKOUT, 8192),
+        Setting("cleanrl", train.CARTPOLE, 2048, seeds=32),
+        Setting("cleanrl", train.CARTPOLE, 2048, updates=16),
+        Setting("cleanrl", train.CARTPOLE, 65536, precision="bfloat16"),
+        Setting("pufferlib", train.CARTPOLE, 16384),
+        Setting("ippo", train.CARTPOLE, 16384),
+        Setting("cleanrl", train.BREAKOUT, 2048, seeds=8),
+        Setting("cleanrl", train.CARTPOLE, 16384),
+        Setting("cleanrl", train.CARTPOLE, 16384, seeds=8),
+        Setting("cleanrl", train.BREAKOUT, 65536, num_steps=32),
+    ),
+    tuned=((128, 4096), (512, 16384)),
+    blocks=tuple((columns, warps, rows) for columns, warps in ((32, 1), (64, 1), (128, 4)) for rows in (4, 8, 16, 32)),
+    loss_blocks=((256, 2), (1024, 4), (1024, 8)),
+)
+TINY = Plan(
+    copied=2**16,
+    repeats=2,
+    rounds=2,
+    kernels=(("gae", 3, 40, "float32"),),
+    losses=((70, 3, "float32"),),
+    update=(8, 4),
+    runs=(Setting("cleanrl", train.CARTPOLE, 4, num_steps=8, seeds=2, updates=1),),
+    tuned=((4, 40),),
+    blocks=((32, 1, 4),),
+    loss_blocks=((64, 2),),
+)
+
+
+class Bench:
+    """The measurements: each is attempted while there is time, printed, and written at once."""
+
+    def __init__(self, plan: Plan, minutes: float, path: str | None) -> None:
+        self.plan, self.minutes, self.path = plan, minutes, path
+        self.began = time.monotonic()
+        self.rows: list[Row] = []
+        self.longest: dict[str, float] = {}
+
+    def attempt(self, section: str, what: str, measure: Callable[[], list[Row]]) -> None:
+        """Measure, unless less time is left than the longest measurement of this section took."""
+        began, longest = time.monotonic(), self.longest.get(section, 0.0)
+        if began - self.began + longest > 60 * self.minutes:
+            found: list[Row] = [{"left_out": f"{self.minutes:g} minutes do not suffice for it"}]
+        else:
+            try:
+                found = measure()
+            except Exception as error:  # whatever it is, the next measurement may work
+                said = str(error).strip().partition("\n")[0][:300]
+                found = [{"failed": f"{type(error).__name__}: {said}"}]
+            jax.clear_caches()
+        seconds = time.monotonic() - began
+        self.longest[section] = max(longest, seconds)
+        for row in found:
+            self.rows.append({"section": section, "what": what, **row, "measuring_seconds": seconds / len(found)})
+            print(show(self.rows[-1]), flush=True)
+        _timing.write(self.path, "benchmarks gpu", self.rows)
+
+
+def show(row: Row) -> str:
+    """A line of the log."""
+    head = f"{row['section']:8} {row['what']:44}"
+    for reason in ("failed", "left_out"):
+        if reason in row:
+            return f"{head} {reason.replace('_', ' ')}: {row[reason]}"
+    shown = {name: x for name, x in row.items() if name not in ("section", "what", "measuring_seconds")}
+    return f"{head} " + ", ".join(
+        f"{name} {x:.4g}" if isinstance(x, float) else f"{name} {x}" for name, x in shown.items()
+    )
+
+
+@contextlib.contextmanager
+def emulated() -> Iterator[None]:
+    """Run kernels in Pallas' interpret mode, on any machine."""
+    backwards, fused = _kernel.backwards, _fused_kernel.loss_and_means
+    _kernel.backwards = functools.partial(backwards, interpret=True)
+    _fused_kernel.loss_and_means = functools.partial(fused, interpret=True)
+    try:
+        with ptx.as_if_there_were_a_gpu():
+            yield
+    finally:
+        _kernel.backwards, _fused_kernel.loss_and_means = backwards, fused
+
+
+def repeated(method: Callable[..., Any], n: int) -> Callable[..., Any]:
+    """`method` n times in one program, a number that the compiler knows: else it asks the GPU whether to go on."""
+
+    def run(*args: Any) -> Any:
+        def body(_: Any, carry: Any) -> Any:
+            args, _ = jax.lax.optimization_barrier(carry)
+            return args, method(*args)
+
+        start = jax.tree.map(lambda out: jnp.zeros(out.shape, out.dtype), jax.eval_shape(method, *args))
+        return jax.lax.fori_loop(0, n, body, (args, start))[1]
+
+    return run
+
+
+def timed(plan: Plan, method: Callable[..., Any], *args: Any) -> tuple[Row, Any]:
+    """Microseconds inside a program and alone (median, and quartiles of the first), seconds to compile; the result."""
+    call, traced, compiling = _timing.compiled(method, *args)
+    loop = _timing.compiled(repeated(method, plan.repeats), *args)[0]
+    thunks = {"inside": functools.partial(loop, *args), "alone": functools.partial(call, *args)}
+    walls = _timing.interleaved(thunks, plan.rounds, at_least=0)[0]
+    inside, low, high = (1e6 * x / plan.repeats for x in _timing.quartiles(walls["inside"]))
+    row = {"us": inside, "us_q1": low, "us_q3": high, "us_alone": 1e6 * _timing.quartiles(walls["alone"])[0]}
+    return row | {"trace_seconds": traced, "compile_seconds": compiling}, call(*args)
+
+
+def memory() -> Row:
+    """The most memory that the process has held on the device so far."""
+    stats = jax.devices()[0].memory_stats() or {}
+    return {"peak_bytes_so_far": stats["peak_bytes_in_use"]} if "peak_bytes_in_use" in stats else {}
+
+
+def steps_of(name: str, steps: int, num_envs: int, dtype: str) -> list[jax.Array]:
+    """What gae or vtrace reads: 2 % of the steps terminate an episode and 1 % truncate one."""
+    rng, floats = np.random.default_rng(0), ("log_ratio",) * (name == "vtrace") + ("reward", "value", "next_value")
+    shape = (steps, num_envs)
+    given = [jnp.asarray(rng.standard_normal(shape, np.float32), dtype) for _ in floats]
+    kind = rng.random(shape, np.float32)
+    return [*given, jnp.asarray(kind < 0.02), jnp.asarray(kind > 0.99)]
+
+
+def error(actual: Any, expected: Any) -> float:
+    """The largest difference between two trees, relative to the largest number of each pair of leaves."""
+    worst = 0.0
+    for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        worst = max(worst, float(np.max(np.abs(x - y)) / max(1e-30, np.max(np.abs(y)))))
+    return worst
+
+
+# --- the sections ---------------------------------------------------------------------------------------------------
+
+
+def device(plan: Plan) -> list[Row]:
+    """The device, its published bandwidth, and that of a copy; what an empty call costs."""
+    kind = jax.devices()[0].device_kind
+    known = next((x for name, x in BANDWIDTHS.items() if name.replace(" ", "") in kind.replace(" ", "")), None)
+    x = jnp.zeros(plan.copied // 4, jnp.float32)
+    copied, _ = timed(plan._replace(repeats=min(10, plan.repeats)), lambda x: x + 1, x)
+    empty, _ = timed(plan, lambda x: x + 1, jnp.zeros(32))
+    return [
+        {
+            "device": kind,
+            "platform": jax.default_backend(),
+            "published_bytes_per_second": known,
+            "copied_bytes_per_second": 2 * x.nbytes / copied["us"] * 1e6,
+            "empty_us": empty["us"],
+            "empty_us_alone": empty["us_alone"],
+        }
+    ]
+
+
+def kernel(plan: Plan, name: str, steps: int, num_envs: int, dtype: str, bandwidth: float) -> list[Row]:
+    """gae or vtrace, in one kernel and by the associative scan, against bandwidth and published times."""
+    given = steps_of(name, steps, num_envs, dtype)
+    estimate = functools.partial(getattr(functional, name), **ptx.GAMMA)
+    ways = {way: functools.partial(estimate, implementation=way) for way in ("pallas", "associative")}
+    expected = jax.jit(functools.partial(estimate, implementation="scan"))(*given)
+    elements, rows = steps * num_envs, []
+    touched = sum(x.nbytes for x in (*given, *expected))
+    for way, method in ways.items():
+        row, out = timed(plan, method, *given)
+        off = error(out, expected)
+        if off > (2e-2 if dtype == "bfloat16" else 1e-3):
+            raise AssertionError(f"{way} differs from the scan by {off:.2g} of the largest number")
+        row = {"way": way, "g_elements_per_second": elements / row["us"] / 1e3, "relative_error": off, **row}
+        row["bytes_per_element"] = touched / elements
+        row["share_of_bandwidth"] = touched / row["us"] * 1e6 / bandwidth
+        if dtype == "float32" and (published := RL_TRITON.get((name, steps, num_envs))):
+            row |= {"rl_triton_us": published, "over_rl_triton": row["us"] / published}
+        rows.append(row)
+    return rows
+
+
+WAYS, DIRECTIONS = ("functions", "xla", "pallas"), ("forward", "with gradient")
+
+
+def by_functions(given: Row) -> functional.PPOLoss:
+    """The loss from the functions of a chain."""
+    policy = distributions.Categorical(given["logits"])
+    log_ratio = policy.log_prob(given["action"]) - given["log_prob"]
+    means = [
+        jnp.mean(functional.clipped_surrogate(log_ratio, given["advantage"], clip_eps=0.2)),
+        jnp.mean(functional.value_loss(given["value"], given["target"])),
+        jnp.mean(policy.entropy()),
+        jnp.mean(functional.approx_kl(jax.lax.stop_gradient(log_ratio))),
+        jnp.mean(functional.clip_fraction(log_ratio, clip_eps=0.2)),
+    ]
+    return functional.PPOLoss(means[0] + 0.5 * means[1] - 0.01 * means[2], *means)
+
+
+def loss(
+    plan: Plan,
+    elements: int,
+    actions: int,
+    dtype: str,
+    ways: tuple[str, ...] = WAYS,
+    directions: tuple[str, ...] = DIRECTIONS,
+) -> list[Row]:
+    """The separate functions, the fused loss by XLA, and its kernel: forward, and with the gradient."""
+    rng = np.random.default_rng(0)
+    names = ("advantage", "value", "target")
+    given: Row = {name: jnp.asarray(rng.standard_normal(elements), dtype) for name in names}
+    logits, action = rng.standard_normal((elements, actions)), rng.integers(actions, size=elements)
+    behaviour = logits[np.arange(elements), action] - np.log(np.sum(np.exp(logits), axis=-1))
+    given["log_prob"] = jnp.asarray(behaviour + 0.1 * rng.standard_normal(elements), dtype)
+    given |= {"logits": jnp.asarray(logits, dtype), "action": jnp.asarray(action, jnp.int32)}
+
+    def fused(way: Any) -> Callable[[Row], Any]:
+        return lambda given: functional.categorical_ppo_loss(**given, **ptx.COEFFICIENTS, implementation=way)
+
+    def gradient(method: Callable[[Row], Any]) -> Callable[[Row], Any]:
+        def of(logits: Any, value: Any, given: Row) -> Any:
+            out = method({**given, "logits": logits, "value": value})
+            return out.loss, out
+
+        return lambda given: jax.value_and_grad(of, (0, 1), has_aux=True)(given["logits"], given["value"], given)
+
+    methods = {"functions": by_functions, "xla": fused("xla"), "pallas": fused("pallas")}
+    rows = []
+    for direction in directions:
+        expected = None
+        for way in ways:
+            method = methods[way] if direction == "forward" else gradient(methods[way])
+            row, out = timed(plan, method, given)
+            off = 0.0 if expected is None else error(out, expected)
+            expected = out if expected is None else expected
+            if off > (0.1 if dtype == "bfloat16" else 1e-3):
+                raise AssertionError(
+                    f"the loss, {way}, differs from that of {ways[0]} by {off:.2g} of the largest number"
+                )
+            row = {"way": way, "direction": direction, "relative_error": off, **row}
+            if (elements, actions, dtype) == (32768, 4, "float32"):
+                published = PUFFERLIB_LOSS * (1 if direction == "forward" else 2)
+                row |= {"pufferlib_us": published, "over_pufferlib": row["us"] / published}
+            rows.append(row)
+    return rows
+
+
+def fused_part() -> pp.Part:
+    """`categorical_ppo_loss` in a chain; the policy returns its logits as `aux`, too."""
+
+    def run(batch: pp.Batch) -> pp.Batch:
+        steps = (batch.action, batch.log_prob, batch.advantage)
+        values = (batch.current.value, batch.target, batch.value)
+        numbers = {"clip_eps": update.CLIP, "value_clip_eps": update.CLIP}
+        numbers |= {"value_coef": update.VALUE_COEF, "entropy_coef": update.ENTROPY_COEF}
+        out = functional.categorical_ppo_loss(batch.current.aux, *steps, *values, **numbers, mask=batch.mask)
+        batch = batch.add_loss("ppo", out.loss, per="batch")
+        return batch.add_metrics(**{name: x for name, x in out._asdict().items() if name != "loss"})
+
+    return pp.stateless(
+        run, name="fused_loss", requires=("advantage", "target"), provides=("losses",), place="after_sampler"
+    )
+
+
+MEASURED = ("loss", "grad_norm", *functional.PPOLoss._fields[1:])
+
+
+def learners() -> dict[str, pp.Learner]:
+    """CleanRL's update with the separate losses and with the fused one."""
+
+    def evaluate(params: Any, batch: pp.Batch) -> pp.Output:
+        distribution, value = update.network(params, batch.obs)
+        return pp.Output(distributions.Categorical(distribution.logits), value, aux=distribution.logits)
+
+    separate = (
+        pp.clipped_surrogate(clip_eps=update.CLIP),
+        pp.policy_diagnostics(),
+        pp.clipped_value_loss(clip_eps=update.CLIP, coef=update.VALUE_COEF),
+        pp.entropy_bonus(coef=update.ENTROPY_COEF),
+    )
+    head = (
+        pp.gae(gamma=update.GAMMA, gae_lambda=update.LAMBDA),
+        pp.shuffled_minibatches(update.MINIBATCHES, update.EPOCHS),
+        pp.advantage_normalize(),
+    )
+    chains = {"separate losses": pp.chain(*head, *separate), "fused loss": pp.chain(*head, fused_part())}
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(2.5e-4, eps=1e-5))
+    return {name: pp.learner(evaluate, pipeline, optimizer) for name, pipeline in chains.items()}
+
+
+def whole_update(plan: Plan) -> list[Row]:
+    """A learner with one and with the other, which end with the same parameters and metrics."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = jax.jit(update.init_params)(keys[0])
+    batch = jax.jit(update.rollout, static_argnums=(2, 3))(keys[1], params, *plan.update)
+    rows: list[Row] = []
+    ended = {}
+    for name, learner in learners().items():
+        args = (keys[2], jax.jit(learner.init)(params), batch)
+        call, traced, compiling = _timing.compiled(learner.update, *args)
+        state, metrics = call(*args)
+        ended[name] = state.params, {name: metrics[name] for name in MEASURED}
+        wall = _timing.interleaved({name: functools.partial(call, *args)}, plan.rounds, at_least=0)[0][name]
+        row = {"way": name, "ms": 1e3 * _timing.quartiles(wall)[0], "trace_seconds": traced}
+        rows.append(row | {"compile_seconds": compiling})
+    return [row | {"relative_error": error(*ended.values())} for row in rows]
+
+
+def run(plan: Plan, setting: Setting) -> list[Row]:
+    """A recipe from its start: environment steps of all seeds per second."""
+    steps = setting.updates * setting.num_envs * setting.num_steps
+    common = {
+        "env_id": setting.env_id,
+        "total_timesteps": steps,
+        "num_envs": setting.num_envs,
+        "num_steps": setting.num_steps,
+    }
+    if setting.recipe == "pufferlib":
+        made = pufferlib_ppo.make_train(pufferlib_ppo.Config(**common, optimizer="adam"))
+    elif setting.recipe == "ippo":
+        made = ippo.make_train(ippo.Config(**common), train.one_agent(envs.make(setting.env_id)))
+    else:
+        made = cleanrl_ppo.make_train(cleanrl_ppo.Config(**common))
+    key = jax.random.key(0)
+    function, argument = (made, key) if setting.seeds == 1 else (jax.vmap(made), jax.random.split(key, setting.seeds))
+    with jax.default_matmul_precision(setting.precision) if setting.precision else contextlib.nullcontext():
+        call, traced, compiling = _timing.compiled(function, argument)
+    wall = _timing.interleaved({"run": functools.partial(call, argument)}, min(3, plan.rounds), at_least=0)[0]["run"]
+    per_second = steps * setting.seeds / _timing.quartiles(wall)[0]
+    needed = call.memory_analysis()
+    row: Row = {**setting._asdict(), "steps_per_second": per_second, "run_seconds": _timing.quartiles(wall)[0]}
+    row |= {"trace_seconds": traced, "compile_seconds": compiling, **memory()}
+    row["temporary_bytes"] = needed.temp_size_in_bytes if needed else None
+    return [row | {"over_goal": per_second / GOALS[setting.env_id]}]
+
+
+def tuned(plan: Plan, steps: int, num_envs: int, block: tuple[int, int, int]) -> list[Row]:
+    """gae's kernel with other blocks."""
+    before = _kernel.COLUMNS, _kernel.WARPS, _kernel.ROWS
+    _kernel.COLUMNS, _kernel.WARPS, _kernel.ROWS = block
+    given = steps_of("gae", steps, num_envs, "float32")
+    estimate = functools.partial(functional.gae, **ptx.GAMMA)
+    try:
+        return [timed(plan, lambda *given: estimate(*given, implementation="pallas"), *given)[0]]
+    finally:
+        _kernel.COLUMNS, _kernel.WARPS, _kernel.ROWS = before
+
+
+def tuned_loss(plan: Plan, logits: int, warps: int) -> list[Row]:
+    """The loss with other blocks."""
+    before = _fused_kernel.LOGITS, _fused_kernel.ELEMENTS, _fused_kernel.WARPS
+    _fused_kernel.LOGITS, _fused_kernel.ELEMENTS, _fused_kernel.WARPS = logits, 32 * warps, warps
+    try:
+        return loss(plan, *plan.losses[0], ("pallas",), ("with gradient",))
+    finally:
+        _fused_kernel.LOGITS, _fused_kernel.ELEMENTS, _fused_kernel.WARPS = before
+
+
+def everything(bench: Bench, wanted: tuple[str, ...]) -> None:
+    """All measurements of these sections, the most wanted first."""
+    plan = bench.plan
+
+    def attempt(section: str, what: str, measure: Callable[..., list[Row]], *args: Any) -> None:
+        if section in wanted:
+            bench.attempt(section, what, functools.partial(measure, plan, *args))
+
+    bench.attempt("device", "bandwidth and dispatch", functools.partial(device, plan))
+    found = bench.rows[0]
+    bandwidth = found.get("published_bytes_per_second") or found.get("copied_bytes_per_second") or math.nan
+    for sized in plan.kernels:
+        attempt("kernels", "{} {}x{} {}".format(*sized), kernel, *sized, bandwidth)
+    for sized in plan.losses:
+        attempt("loss", "{} elements, {} actions, {}".format(*sized), loss, *sized)
+    attempt("update", "{}x{}".format(*plan.update), whole_update)
+    for setting in plan.runs:
+        what = f"{setting.recipe} {setting.env_id} {setting.num_envs}, {setting.seeds} seeds"
+        attempt("train", f"{what} {setting.precision or ''}", run, setting)
+    for size, block in itertools.product(plan.tuned, plan.blocks):
+        attempt("tune", "gae {}x{}, {} columns, {} warps, {} rows".format(*size, *block), tuned, *size, block)
+    for block in plan.loss_blocks:
+        attempt("tune", "loss, {} logits, {} warps".format(*block), tuned_loss, *block)
+
+
+def main() -> None:
+    """Measure and print; write with `--json`."""
+    names = ("kernels", "loss", "update", "train", "tune")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sections", nargs="+", choices=names, default=names)
+    parser.add_argument("--minutes", type=float, default=8, help="start no measurement that would end later")
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes and emulated kernels, for a test")
+    parser.add_argument("--json", metavar="PATH", help="write the results here, after each measurement")
+    options = parser.parse_args()
+    dry = options.dry_run or not _recurrence.has("cuda")
+    if dry:
+        print("a dry run: sizes are tiny, kernels are emulated, and times mean nothing")
+    with emulated() if dry else contextlib.nullcontext():
+        everything(Bench(TINY if dry else FULL, options.minutes, options.json), tuple(options.sections))
