@@ -103,6 +103,9 @@ class Program:
     options: RunOptions
     compile: Callable[..., Advance] = compiled
 
+    def __post_init__(self) -> None:
+        _ = self.placed  # a run that cannot be divided fails before it has a folder
+
     @functools.cached_property
     def placed(self) -> Placement | None:
         """How the run is divided over devices; None: it has one."""

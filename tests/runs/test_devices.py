@@ -1,0 +1,88 @@
+"""Runs on several simulated devices: the same rows to rounding; several seeds, the same bits."""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks._runs import checkpoint, go, rows, tiny
+from ppo_parts import training
+from recipes import cleanrl_ppo
+
+from ..collectives import collectives
+from ..test_sharding import alone
+
+CONFIG = tiny(total_timesteps=6 * 64, num_envs=8, shards=4, normalize_env=True)
+CHECKSUM = "checksum of the rest"
+
+
+def until(update):
+    """Ends a run after so many updates."""
+
+    def on_rows(new):
+        if new[-1]["update"] + 1 >= update:
+            raise training.StopRun
+
+    return on_rows
+
+
+def close(some, others):
+    assert [row["update"] for row in some] == [row["update"] for row in others]
+    for one, other in zip(some, others, strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            np.testing.assert_allclose(one[name] or 0, other[name] or 0, 1e-4, 1e-5, err_msg=name)
+
+
+def check_environments(place):
+    """Four devices, then one, then two: the rows of one device; the checkpoints of all are the same."""
+    options = {"eval_episodes": 3, "checkpoint_every": 6}
+    train = cleanrl_ppo.make_train(CONFIG)
+    run = functools.partial(go, train, place, config=CONFIG, **options)
+    expected, result = run("one")
+    several, _ = run("several", num_devices=4, on_rows=until(2))
+    run(None, resume=several, num_devices=1, on_rows=until(4))
+    _, other = run(None, resume=several, num_devices=2)
+    close(rows(several), rows(expected))
+    found, whole = checkpoint(several), checkpoint(expected)
+    assert found.keys() == whole.keys()
+    for name in found.keys() - {CHECKSUM}:
+        np.testing.assert_allclose(found[name], whole[name], 1e-4, 1e-5, err_msg=name)
+    assert other["evaluation"]["episode_length"] == pytest.approx(result["evaluation"]["episode_length"])
+    assert "num_devices" not in json.loads((several / "config.json").read_text())["run"]
+
+
+def check_seeds(place):
+    """Four seeds on two devices: the bits of one device, and no device needs another."""
+    programs, compile = [], jax.stages.Lowered.compile
+
+    def remembered(lowered, *args, **options):
+        programs.append(compile(lowered, *args, **options))
+        return programs[-1]
+
+    config = dataclasses.replace(CONFIG, shards=None)
+    train = cleanrl_ppo.make_train(config)
+    run = functools.partial(go, train, place, config=config, num_seeds=4, eval_episodes=3)
+    expected, result = run("one")
+    jax.stages.Lowered.compile = remembered
+    several, other = run("several", num_devices=2)
+    (program,) = programs
+    assert collectives(program) == []
+    assert rows(several) == rows(expected)
+    assert other["evaluation"] == result["evaluation"]
+    found, whole = checkpoint(several), checkpoint(expected)
+    for name in whole:
+        np.testing.assert_array_equal(found[name], whole[name], err_msg=name)
+
+
+def check_runs(place):
+    check_environments(Path(place) / "environments")
+    check_seeds(Path(place) / "seeds")
+
+
+def test_runs_on_several_devices(tmp_path):
+    alone(check_runs, str(tmp_path))
