@@ -25,6 +25,7 @@ from ._config_file import stored_config, stored_run
 from ._device import check_device, check_memory
 from ._devices import devices_of
 from ._options import RunOptions, stored_options
+from ._processes import initialize
 from ._run import run as run_on_host
 from ._train import Train
 
@@ -80,6 +81,8 @@ def main(
         given = _parsed(config, options, default, presets, argv, prog, sys.modules[make_train.__module__].__doc__)
         check_config(given.settings)
         check_config(given.run)
+        if given.run.distributed:
+            initialize(given.run.heartbeat_timeout)
         check_device()
         if known.resume is None:
             given = dataclasses.replace(given, settings=with_shards(given.settings, given.run))

@@ -58,8 +58,8 @@ def initialize(heartbeat_timeout: int) -> None:
         ) from error
 
 
-def writes() -> bool:
-    """Whether this process writes the files of its run: the first one does."""
+def is_first() -> bool:
+    """Whether this is the first process of its run, which writes the files."""
     return jax.process_index() == 0
 
 
@@ -83,7 +83,7 @@ def of_first(tree: Any, like: Any) -> Any:
         shape = jax.eval_shape(jax.random.key_data, x) if is_key(x) else x
         return np.zeros(shape.shape, shape.dtype)
 
-    numbers = multihost_utils.broadcast_one_to_all(jax.tree.map(raw, tree) if writes() else jax.tree.map(empty, like))
+    numbers = multihost_utils.broadcast_one_to_all(jax.tree.map(raw, tree) if is_first() else jax.tree.map(empty, like))
 
     def restored(x: Any, like: Any) -> Any:
         return jax.random.wrap_key_data(jnp.asarray(x), impl=jax.random.key_impl(like)) if is_key(like) else x

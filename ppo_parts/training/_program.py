@@ -17,6 +17,7 @@ from ..envs import host_errors
 from ._devices import Placement, placement
 from ._evaluate import metrics_of
 from ._options import RunOptions
+from ._processes import agreed
 from ._train import Train, seed_keys, vmap_over_seeds
 
 SECONDS = 2.0
@@ -79,8 +80,8 @@ def compiled(
         number, began = min(most, size, pace.updates), time.perf_counter()
         with host_errors():
             state, measured = program(state, np.int32(number))
-            values = np.asarray(measured.array)[:number]
-        pace.took(number, time.perf_counter() - began)
+            values = np.asarray(_whole(placed, measured.array))[:number]
+        pace.took(number, *agreed(time.perf_counter() - began))
         return state, {name: values[..., measured.names.index(name)] for name in sorted(measured)}
 
     return advance
@@ -129,6 +130,10 @@ class Program:
         step = vmap_over_seeds(self.train.compiled_step, num_seeds)
         return self.compile(step, state, self.train.num_updates, num_seeds, Pace(), donate, self.placed)
 
+    def whole(self, state: Any) -> Any:
+        """Return the state as this process can read it; all processes of the run have to call this."""
+        return _whole(self.placed, state)
+
     def evaluate(self, state: Any, update: int) -> dict[str, Any]:
         """Return the metrics of an evaluation after an update, each a number, or `[seeds]`.
 
@@ -136,7 +141,7 @@ class Program:
         On several devices, each one plays all episodes of a run with one seed, and those of its own seeds otherwise.
         """
         with host_errors():
-            played = jax.device_get(self._play(self._keys, state, np.int32(update)))
+            played = jax.device_get(_whole(self.placed, self._play(self._keys, state, np.int32(update))))
         return metrics_of(played, seed_axes=int(self.options.num_seeds > 1))
 
     @functools.cached_property
@@ -156,6 +161,11 @@ class Program:
     @functools.cached_property
     def _keys(self) -> jax.Array:
         return seed_keys(self.seed, self.options.num_seeds)
+
+
+def _whole(placed: Placement | None, x: Any) -> Any:
+    """Return arrays as this process can read them: gathered, if other processes have parts of them."""
+    return x if placed is None or jax.process_count() == 1 else placed.gathered(x)
 
 
 def _jit(

@@ -64,7 +64,7 @@ def check_seeds(place):
         programs.append(compile(lowered, *args, **options))
         return programs[-1]
 
-    config = dataclasses.replace(CONFIG, shards=None)
+    config = dataclasses.replace(CONFIG, shards=None, normalize_env=False)
     train = cleanrl_ppo.make_train(config)
     run = functools.partial(go, train, place, config=config, num_seeds=4, eval_episodes=3)
     expected, result = run("one")
