@@ -206,13 +206,15 @@ def _sync_all(folder: Path) -> None:
         sync(Path(place))
 
 
-def _is_key(x: Any) -> bool:
+def is_key(x: Any) -> bool:
+    """Whether an array, or the shape of one, holds PRNG keys."""
     return isinstance(x, (jax.Array, jax.ShapeDtypeStruct)) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _key(like: Any, data: Any) -> jax.Array:
+def as_key(like: Any, data: Any) -> jax.Array:
+    """Return the keys of this data, of the kind of `like`, which may be a shape."""
     implementations: list[Any] = []
-    jax.eval_shape(lambda key: implementations.append(jax.random.key_impl(key)), like)  # `like` may be a shape only
+    jax.eval_shape(lambda key: implementations.append(jax.random.key_impl(key)), like)
     return jax.random.wrap_key_data(data, impl=implementations[0])
 
 
@@ -224,8 +226,8 @@ def _named(state: Any) -> dict[str, Any]:
 
 def _raw(x: Any) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x
-    return np.asarray(jax.random.key_data(x) if _is_key(x) else x)
+        return jax.eval_shape(jax.random.key_data, x) if is_key(x) else x
+    return np.asarray(jax.random.key_data(x) if is_key(x) else x)
 
 
 def _fitted(like: Any, found: dict[str, Any], where: str) -> Any:
@@ -243,7 +245,8 @@ def _fitted(like: Any, found: dict[str, Any], where: str) -> Any:
         raise UserValueError(f"checkpoint {where} is of another configuration: {'; '.join(differences[:3])}{more}")
     leaves, tree = jax.tree.flatten(like)
     restored = [
-        _key(x, found[name]) if _is_key(x) else jnp.asarray(found[name]) for name, x in zip(wanted, leaves, strict=True)
+        as_key(x, found[name]) if is_key(x) else jnp.asarray(found[name])
+        for name, x in zip(wanted, leaves, strict=True)
     ]
     return jax.tree.unflatten(tree, restored)
 

@@ -12,14 +12,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
 from .._errors import UserError, UserValueError
+from ._checkpoint import as_key, is_key
 
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 """Variables that torchrun sets."""
+
+
+LOST = ("Gloo", "NCCL", "RCCL", "coordination service", "Connection reset", "heartbeat")
+"""Words of which one occurs in every error of a collective operation whose other end is gone."""
 
 
 class ProcessLostError(UserError, ConnectionError):
@@ -48,9 +52,9 @@ def initialize(heartbeat_timeout: int) -> None:
         given["process_id"] = int(rank)
         if "LOCAL_RANK" in os.environ:
             given["local_device_ids"] = int(os.environ["LOCAL_RANK"])
-    limits = {"heartbeat_timeout_seconds": heartbeat_timeout, "shutdown_timeout_seconds": heartbeat_timeout}
+    given |= {"heartbeat_timeout_seconds": heartbeat_timeout, "shutdown_timeout_seconds": heartbeat_timeout}
     try:
-        jax.distributed.initialize(**given, **limits)
+        jax.distributed.initialize(**given)
     except (ValueError, RuntimeError) as error:
         raise UserValueError(
             f"run: distributed=True: {' '.join(str(error).split())[:300]}. Processes are started by srun, mpirun, a "
@@ -73,22 +77,21 @@ def agreed(*numbers: float) -> list[float]:
 def of_first(tree: Any, like: Any) -> Any:
     """A tree of arrays as the first process has it; the others give anything, and `like` has the shapes and dtypes."""
 
-    def is_key(x: Any) -> bool:
-        return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    wanted = raw(like)  # keys as their data
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), wanted)
+    numbers = multihost_utils.broadcast_one_to_all(jax.tree.map(np.asarray, raw(tree)) if is_first() else zeros)
+    return jax.tree.map(lambda like, x: as_key(like, x) if is_key(like) else x, like, numbers)
 
-    def raw(x: Any) -> Any:
-        return np.asarray(jax.random.key_data(x) if is_key(x) else x)
 
-    def empty(x: Any) -> Any:
-        shape = jax.eval_shape(jax.random.key_data, x) if is_key(x) else x
-        return np.zeros(shape.shape, shape.dtype)
+def raw(tree: Any) -> Any:
+    """The tree with the data of keys in their place, which NumPy can hold; shapes, if it is one of shapes."""
 
-    numbers = multihost_utils.broadcast_one_to_all(jax.tree.map(raw, tree) if is_first() else jax.tree.map(empty, like))
+    def of_leaf(x: Any) -> Any:
+        if not is_key(x):
+            return x
+        return jax.random.key_data(x) if isinstance(x, jax.Array) else jax.eval_shape(jax.random.key_data, x)
 
-    def restored(x: Any, like: Any) -> Any:
-        return jax.random.wrap_key_data(jnp.asarray(x), impl=jax.random.key_impl(like)) if is_key(like) else x
-
-    return jax.tree.map(restored, numbers, like)
+    return jax.tree.map(of_leaf, tree)
 
 
 @contextlib.contextmanager
@@ -111,8 +114,8 @@ def noticing_losses() -> Iterator[None]:
     """Say in a sentence that another process is lost, which is otherwise an error of a collective operation."""
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        if isinstance(error, UserError) or not any(word in str(error) for word in LOST):
             raise
         raise ProcessLostError(
             f"another process of this run does not answer, so it ends here ({' '.join(str(error).split())[:200]}). Its "

@@ -182,12 +182,12 @@ class Loop:
             yield
         except Exception:
             if self.train.rollout.restart is not None and saved < done:
-                self.folder.save(done, state)
+                self.folder.save(done, state)  # these environments belong to a single process
                 print(f"saved after update {done}; continue with --resume {self.folder.path}")
             raise
 
     def _rescuing(self, done: int, state: Any, rows: list[Row]) -> contextlib.AbstractContextManager[None]:
-        """Save as much as possible if a file cannot be written; one of several processes has only a part of the state."""
+        """Save as much as possible if a file cannot be written; one of several processes has only part of the state."""
         if isinstance(self.folder, Follower) or jax.process_count() > 1:
             return contextlib.nullcontext()
         return self.folder.rescuing(done, state, rows)

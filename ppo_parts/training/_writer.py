@@ -215,6 +215,8 @@ class RunWriter(RunFolder):
 class Follower:
     """What other processes of a run than the first have in place of its folder: they write nothing."""
 
+    path = "the folder of the first process"
+
     def __init__(self) -> None:
         self._saved: int | None = None
 

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks._collectives import collectives
 from benchmarks._runs import checkpoint, go, rows, tiny
 from ppo_parts import training
 from recipes import cleanrl_ppo
 
-from ..collectives import collectives
 from ..test_sharding import alone
 
 CONFIG = tiny(total_timesteps=6 * 64, num_envs=8, shards=4, normalize_env=True)
