@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -79,7 +80,37 @@ def check_seeds(place):
         np.testing.assert_array_equal(found[name], whole[name], err_msg=name)
 
 
+def check_refusals():
+    """What devices cannot share equally is refused before a run has a folder; shards follow --num-devices."""
+    train, host = cleanrl_ppo.make_train(CONFIG), SimpleNamespace(rollout=SimpleNamespace(restart=lambda: None))
+    for run, options, message in (
+        (train, {"num_devices": 8}, "num_devices=8, and JAX finds 4 .*device_count=8 simulates"),
+        (train, {"num_devices": 3}, "shards=4 cannot be divided over a mesh of 3 devices"),
+        (train, {"num_devices": 2, "num_seeds": 3}, "num_devices=2 does not divide num_seeds=3"),
+        (host, {"num_devices": 2}, "num_devices=2 divides environments that are written in JAX.*on the host"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            training.Program(run, 1, training.RunOptions(**options))
+
+    class Reached(Exception):
+        pass
+
+    def begin(train, config, options):
+        raise Reached(config.shards)
+
+    for argv, shards in (
+        (["--num-devices", "2"], 2),
+        (["--num-devices", "2", "--shards", "4"], 4),
+        (["--num-devices", "2", "--num-seeds", "2"], None),
+        ([], None),
+    ):
+        with pytest.raises(Reached) as reached:
+            training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, argv, run=begin)
+        assert reached.value.args == (shards,)
+
+
 def check_runs(place):
+    check_refusals()
     check_environments(Path(place) / "environments")
     check_seeds(Path(place) / "seeds")
 
