@@ -102,6 +102,11 @@ def checked(options: RunOptions, train: Train) -> RunOptions:
     for name in ("eval_every", "keep_checkpoints", "num_devices"):
         if getattr(options, name) is not None:
             count("run", name, getattr(options, name))
+    if options.distributed and not jax.distributed.is_initialized():
+        raise UserValueError(
+            "run: distributed=True is for processes that have called jax.distributed.initialize() before anything used "
+            "a device, as the command lines of recipes do: call it first"
+        )
     if options.resume is not None and options.init_from is not None:
         raise UserValueError(
             f"run: resume={options.resume} continues a run and init_from={options.init_from} begins a new one: give "

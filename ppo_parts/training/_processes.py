@@ -115,7 +115,8 @@ def noticing_losses() -> Iterator[None]:
     try:
         yield
     except (jax.errors.JaxRuntimeError, ValueError) as error:
-        if isinstance(error, UserError) or not any(word in str(error) for word in LOST):
+        of_collective = any(word in str(error) for word in LOST)
+        if jax.process_count() == 1 or isinstance(error, UserError) or not of_collective:
             raise
         raise ProcessLostError(
             f"another process of this run does not answer, so it ends here ({' '.join(str(error).split())[:200]}). Its "
