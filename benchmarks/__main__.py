@@ -13,6 +13,7 @@ COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what 
     "gpu": "everything that a GPU should be asked, in eight minutes: kernels, the loss, whole runs",
     "ptx": "what becomes of the GPU kernels, without a GPU: bytes per element, registers",
     "learning": "learning curves of the recipes, over many seeds",
+    "games": "games of two players against random moves: how many are won",
     "mujoco": "Gymnasium's MuJoCo tasks, in the protocol of Tianshou's benchmark",
     "study": "what priorities, V-trace and refreshing are worth",
     "devices": "what 1 to 64 devices send each other, and what each of them does; compiled only",

@@ -68,8 +68,8 @@ def one_agent(env: envs.Env) -> envs.Env:
     def lift(x: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf[:, None], x)
 
-    def seen(obs: jax.Array) -> envs.AgentsObs:
-        return envs.AgentsObs(obs.reshape(obs.shape[0], 1, -1).astype(jnp.float32))
+    def seen(obs: jax.Array) -> envs.Observation:
+        return envs.Observation(obs.reshape(obs.shape[0], 1, -1).astype(jnp.float32))
 
     def reset(key: jax.Array, num_envs: int) -> Any:
         state, obs = env.reset(key, num_envs)

@@ -3,7 +3,9 @@
     python -m recipes.async_ppo --env-id gym:HalfCheetah-v5
 
 While the learner updates on one rollout, the actor plays the next in a thread, with the policy from before that update.
-This pays where environments step on the host, because they and the learner then use different cores or devices.
+This pays where environments step on the host, because they and the learner then use different cores or devices. A run
+that is resumed has no rollout in progress, so its first one is played with the latest policy, and the run is not
+bit-identical to one that was not interrupted.
 """
 
 from __future__ import annotations
@@ -51,8 +53,10 @@ class OneAhead(training.Program):
             del most
             with envs.host_errors():
                 collected = ahead.pop().result() if ahead else collect(state)
-                later = training.TrainState(next_key(state), state.learner, collected[0])
-                ahead.append(actor.submit(lambda: jax.block_until_ready(collect(later))))
+                done = int(np.max(state.learner.step)) + 1
+                if done < self.train.num_updates:
+                    later = training.TrainState(next_key(state), state.learner, collected[0])
+                    ahead.append(actor.submit(lambda: jax.block_until_ready(collect(later))))
                 state, metrics = jax.block_until_ready(learn(state, collected))
             values = np.asarray(metrics.array)
             return state, {name: values[None, ..., i] for i, name in enumerate(metrics.names)}

@@ -37,7 +37,7 @@ class Config(training.Config):
     ent_coef: Annotated[float, at_least(0)] = 0.01  # weight of the entropy bonus
     vf_coef: Annotated[float, at_least(0)] = 0.5  # weight of the value loss
     max_grad_norm: Annotated[float, more_than(0)] = 0.5  # a gradient with a larger norm is scaled down to this one
-    target_kl: Annotated[float | None, at_least(0)] = None  # end an update after an epoch with more, in nats
+    target_kl: Annotated[float | None, at_least(0)] = None  # end an update after an epoch whose KL exceeds this
     normalize_env: bool = False  # standardise and clip observations and rewards by running statistics
     hidden: Annotated[tuple[int, ...], at_least(1)] = (64, 64)  # units of each hidden layer
 
@@ -51,15 +51,21 @@ PRESETS = {
 }  # fmt: skip
 
 
-def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
+def make_train(
+    config: Config,
+    env: envs.Env | None = None,
+    pipeline: pp.Part | None = None,
+    policy: pp.Policy | None = None,
+) -> training.Train:
     """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers.
 
-    `env` is an environment of your own, wrapped as you like, and `pipeline` a chain of your own; None: as configured.
+    `env` is an environment of your own, wrapped as you like, `pipeline` a chain and `policy` a policy of your own;
+    None: as configured.
     """
     training.check_config(config)
     if env is None:
         env = envs.prepare(envs.make(config.env_id), normalize=config.normalize_env, gamma=config.gamma)
-    policy = networks.actor_critic(env, config.hidden, "tanh")
+    policy = policy or networks.actor_critic(env, config.hidden, "tanh")
     cleanrl = pp.chain(
         pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
         pp.shuffled_minibatches(config.num_minibatches, config.update_epochs),

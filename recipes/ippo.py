@@ -32,10 +32,10 @@ class Config(training.Config):
     parameters: Literal["shared", "independent"] = "shared"  # one network for all agents, or one each
     critic: Literal["local", "central"] = "local"  # sees the agent's own observation (IPPO), or everybody's (MAPPO)
     agent_id: bool = False  # append its number to each agent's observation, so that shared networks tell them apart
-    actor_learning_rate: Annotated[float, at_least(0)] = 2.5e-4  # of the actor's Adam
-    critic_learning_rate: Annotated[float, at_least(0)] = 2.5e-4  # of the critic's Adam
-    anneal_lr: bool = True  # linearly to 0 over the updates of the run
-    max_grad_norm: Annotated[float, more_than(0)] = 0.5  # of actor and critic each, and of each independent agent
+    actor_learning_rate: Annotated[float, at_least(0)] = 2.5e-4  # learning rate of the actor's Adam
+    critic_learning_rate: Annotated[float, at_least(0)] = 2.5e-4  # learning rate of the critic's Adam
+    anneal_lr: bool = True  # anneal learning rates linearly to 0 over the run
+    max_grad_norm: Annotated[float, more_than(0)] = 0.5  # for actor and critic, and each independent agent, separately
     gamma: Annotated[float, between(0, 1)] = 0.99  # discount of rewards per step
     gae_lambda: Annotated[float, between(0, 1)] = 0.95  # trace decay: 0 has the least variance, 1 the least bias
     num_minibatches: Annotated[int, at_least(1)] = 4  # must divide num_envs * num_steps; with memory, num_envs
@@ -44,7 +44,7 @@ class Config(training.Config):
     clip_coef: Annotated[float, more_than(0)] = 0.2  # how far the ratio and the value may move from the rollout
     vf_coef: Annotated[float, at_least(0)] = 0.5  # weight of the value loss
     ent_coef: Annotated[float, at_least(0)] = 0.01  # weight of the entropy bonus
-    target_kl: Annotated[float | None, at_least(0)] = None  # end the actor's phase after an epoch with more, in nats
+    target_kl: Annotated[float | None, at_least(0)] = None  # end the actor's phase after an epoch whose KL exceeds this
     actor_gain: Annotated[float, more_than(0)] = 0.01  # of the policy's head; 1 makes actions depend on observations
     hidden: Annotated[int, at_least(1)] = 64  # units of each of two hidden layers, and of the recurrent cell
     activation: Literal["tanh", "relu"] = "tanh"  # activation of the hidden layers
@@ -66,7 +66,7 @@ PRESETS = {
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """Make a pure function `train(key) -> TrainResult(state, metrics)`; call it in a vmapped function for a sweep.
+    """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers.
 
     `env` is an environment of your own with an axis of agents, and `pipeline` a chain of your own; None: as configured.
     """

@@ -69,7 +69,7 @@ PRESETS = {
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """Make a pure function `train(key) -> TrainResult(state, metrics)`; call it in a vmapped function for a sweep.
+    """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers.
 
     `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
     """
@@ -106,8 +106,9 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         optimizer = optax.chain(clip, optax.contrib.muon(rate))
     else:  # one vector of all parameters is faster; Muon needs the weight matrices
         optimizer = optax.flatten(optax.chain(clip, optax.adam(rate, eps=config.adam_eps)))
-    rates = {"learning_rate": (lambda update: annealed(update * steps)) if config.anneal_lr else rate}
-    return training.Train.of(config, env, policy, pipeline or puffer, optimizer, value_each_step=True, schedules=rates)
+    schedules = {"learning_rate": (lambda update: annealed(update * steps)) if config.anneal_lr else rate}
+    pipeline = pipeline or puffer
+    return training.Train.of(config, env, policy, pipeline, optimizer, value_each_step=True, schedules=schedules)
 
 
 def main() -> None:

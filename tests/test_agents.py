@@ -30,7 +30,7 @@ def probe(mortal: bool = False) -> envs.Env:
 
     def reset(key, num_envs):
         obs = see(key, num_envs)
-        return (obs, jnp.zeros(num_envs, jnp.int32), jnp.zeros((num_envs, AGENTS))), envs.AgentsObs(obs)
+        return (obs, jnp.zeros(num_envs, jnp.int32), jnp.zeros((num_envs, AGENTS))), envs.Observation(obs)
 
     def step(key, state, action):
         obs, time, collected = state
@@ -40,11 +40,11 @@ def probe(mortal: bool = False) -> envs.Env:
         ended = time == EPISODE
         gone = (time >= 2)[:, None] & (jnp.arange(AGENTS) == 1)
         out = envs.Transition(
-            obs=envs.AgentsObs(new),
+            obs=envs.Observation(new),
             reward=reward,
             terminated=gone if mortal else jnp.zeros_like(gone),
             truncated=jnp.broadcast_to(ended[:, None], gone.shape) & (~gone if mortal else True),
-            final_obs=envs.AgentsObs(new + 0.5),
+            final_obs=envs.Observation(new + 0.5),
             episode_return=collected,
             episode_length=time,
             mask=~((time > 2)[:, None] & (jnp.arange(AGENTS) == 1)) if mortal else None,
@@ -218,7 +218,7 @@ def test_clipping_per_agent_is_each_agents_own():
     optimizer = pp.per_agent(clip)
     clipped, _ = optimizer.update(updates, optimizer.init(updates))
     np.testing.assert_allclose(clipped["w"], [[0.6, 0.8], [0.3, 0.4]], rtol=1e-6)
-    with pytest.raises(ValueError, match="shared parameters"):
+    with pytest.raises(ValueError, match="agents share"):
         optimizer.init({"w": jnp.ones((2, 3)), "b": jnp.ones(3)})
     with pytest.raises(TypeError, match="optax transformation"):
         pp.per_agent(optax.adam)

@@ -20,46 +20,12 @@ TYPICAL = ("CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "FourRooms-misc", "
     [name if name in TYPICAL else pytest.param(name, marks=pytest.mark.slow) for name in gymnax.registered_envs],
 )
 def test_every_gymnax_environment_steps(env_id):
-    """Random actions in a scan; state and types are those of the reset, and what is promised of episodes holds."""
     try:
         env = envs.make(env_id)
-        state, obs = env.reset(jax.random.key(0), 2)
+        seen = envs.check_laws(env, num_envs=2, num_steps=120)
     except OSError as error:
         pytest.skip(f"needs a download: {error}")
-    steps, space = 120, env.action_space
-
-    def step(carry, key):
-        state, _ = carry
-        action_key, key = jax.random.split(key)
-        if envs.is_discrete(space):
-            action = jax.random.randint(action_key, (2,), 0, space.n)
-        else:
-            action = jax.random.uniform(action_key, (2, *space.shape), minval=space.low, maxval=space.high)
-        after, out = env.step(key, state, action)
-        same = jax.tree.map(
-            lambda x, y: (x.shape, x.dtype, x.weak_type) == (y.shape, y.dtype, y.weak_type), state, after
-        )
-        assert all(jax.tree.leaves(same)), same
-        return (after, out.obs), out
-
-    assert obs.shape == (2, *env.observation_space.shape)
-    _, out = jax.jit(lambda carry, keys: jax.lax.scan(step, carry, keys))(
-        (state, obs), jax.random.split(jax.random.key(1), steps)
-    )
-    for name in ("reward", "terminated", "truncated", "episode_return", "episode_length"):
-        assert getattr(out, name).shape == (steps, 2)
-    assert out.terminated.dtype == out.truncated.dtype == bool
-    assert out.obs.shape == out.final_obs.shape == (steps, *obs.shape)
-    assert np.isfinite(out.reward).all()
-    ended = np.asarray(out.terminated | out.truncated)
-    total, length = np.zeros(2), np.zeros(2, int)
-    for t in range(steps):
-        total, length = total + np.asarray(out.reward[t]), length + 1
-        np.testing.assert_allclose(out.episode_return[t], total, rtol=1e-4, atol=1e-4)
-        np.testing.assert_array_equal(out.episode_length[t], length)
-        total, length = np.where(ended[t], 0, total), np.where(ended[t], 0, length)
-    running = ~ended
-    np.testing.assert_allclose(np.asarray(out.obs)[running], np.asarray(out.final_obs)[running], rtol=1e-5, atol=1e-6)
+    assert seen.terminated + seen.truncated == seen.episodes
 
 
 def test_an_unknown_environment_or_parameter_names_what_there_is():
@@ -72,10 +38,7 @@ def test_an_unknown_environment_or_parameter_names_what_there_is():
 @pytest.mark.parametrize(
     ("env_id", "says"),
     [
-        (
-            "HalfCheetah-v5",
-            r"'HalfCheetah-v5' is not a gymnax environment, but one of Gymnasium.*pp\.HostRollout.*md$",
-        ),
+        ("HalfCheetah-v5", r"'HalfCheetah-v5' is not a gymnax environment, but .* envs\.make\('gym:HalfCheetah-v5'\)"),
         ("CartPole-v0", r"one of Gymnasium.*; gymnax has CartPole-v1"),
         ("walker", r"'walker' is not a gymnax environment; there are .*CartPole-v1.*Pendulum-v1"),
         (3, r"3 is not a gymnax environment; there are"),

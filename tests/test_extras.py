@@ -18,17 +18,23 @@ from ppo_parts._extras import require_package
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(pp.__file__).parent
 OPTIONAL = (
+    "brax",
     "chex",
+    "craftax",
     "distrax",
     "flax",
     "gymnax",
     "gymnasium",
     "jaxmarl",
+    "jumanji",
     "matplotlib",
+    "mujoco_playground",
     "orbax",
+    "pgx",
     "tensorboardX",
     "tqdm",
     "tyro",
+    "xminigrid",
 )
 
 
@@ -63,7 +69,8 @@ print([name for name in {OPTIONAL} if name in sys.modules and name not in before
 def test_the_core_depends_on_jax_and_optax():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [requirement.partition(">=")[0] for requirement in project["dependencies"]] == ["jax", "optax"]
-    assert set(project["optional-dependencies"]) == {"envs", "train", "marl", "cuda", "test", "all"}
+    packages = {"brax", "playground", "craftax", "jumanji", "pgx", "xminigrid", "gymnasium", "envpool", "atari"}
+    assert set(project["optional-dependencies"]) == {"envs", "train", "marl", "cuda", "test", "all"} | packages
 
 
 @pytest.mark.parametrize(

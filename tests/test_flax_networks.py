@@ -81,7 +81,7 @@ def agents_batch(agents, memory, policy):
     obs = jax.random.normal(jax.random.key(1), (6, 2, agents, 5))
     available = jnp.ones((6, 2, agents, 3), bool).at[..., 0, 1].set(False)
     carry = policy.initial_carry(2) if memory else None
-    return pp.Batch(obs=envs.AgentsObs(obs, available), carry=carry, reset=jnp.zeros((6, 2, agents), bool))
+    return pp.Batch(obs=envs.Observation(obs, available), carry=carry, reset=jnp.zeros((6, 2, agents), bool))
 
 
 @pytest.mark.parametrize("memory", [None, "lstm"])
@@ -115,7 +115,7 @@ def test_a_central_critic_sees_what_all_agents_see():
     other = obs.at[:, 1].add(1.0)
     for policy, moves in ((own, False), (central, True)):
         params = policy.init(jax.random.key(0))
-        one, two = (policy(params, pp.Batch(obs=envs.AgentsObs(x))) for x in (obs, other))
+        one, two = (policy(params, pp.Batch(obs=envs.Observation(x))) for x in (obs, other))
         np.testing.assert_array_equal(one.distribution.loc[:, 0], two.distribution.loc[:, 0])
         assert bool((one.value[:, 0] != two.value[:, 0]).all()) is moves
 

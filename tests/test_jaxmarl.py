@@ -68,6 +68,12 @@ def test_agents_that_leave_early_are_absent_until_the_next_episode():
     np.testing.assert_array_equal(out.episode_return[3, 0], [8, 40])
 
 
+def test_agents_follow_the_laws_of_environments():
+    env = envs.from_jaxmarl(Dwindling(), timed_out=lambda state: state["time"] == 4)
+    seen = envs.check_laws(env, num_steps=24)
+    assert (seen.episodes, seen.terminated, seen.truncated) == (24, 0, 24)
+
+
 def test_a_time_limit_is_what_the_caller_says():
     _, out = played(envs.from_jaxmarl(Dwindling(), timed_out=lambda state: state["time"] == 4), 4, [0, 0])
     np.testing.assert_array_equal(out.truncated[:, 0], [[0, 0], [0, 0], [0, 0], [1, 0]])  # "b" had gone before

@@ -1,22 +1,33 @@
-"""Environments as pure functions: gymnax and JaxMARL environments by name, and wrappers."""
+"""Environments as pure functions: by name from many packages, wrappers, and what an environment of your own needs."""
 
-from ._env import AgentsObs as AgentsObs
+from ._brax import from_brax as from_brax
+from ._check import check as check
+from ._env import Box as Box
+from ._env import Discrete as Discrete
 from ._env import Env as Env
-from ._env import Moments as Moments
+from ._env import Observation as Observation
 from ._env import Transition as Transition
-from ._env import check as check
-from ._env import clip_action as clip_action
-from ._env import fold_agents as fold_agents
 from ._env import is_discrete as is_discrete
-from ._env import normalize_observation as normalize_observation
-from ._env import normalize_reward as normalize_reward
-from ._env import prepare as prepare
-from ._env import share_observations as share_observations
 from ._env import size as size
-from ._env import with_agent_id as with_agent_id
+from ._episodes import Step as Step
+from ._episodes import auto_reset as auto_reset
 from ._gymnax import from_gymnax as from_gymnax
-from ._gymnax import make as make
 from ._host import from_gymnasium as from_gymnasium
 from ._host import host_errors as host_errors
 from ._jaxmarl import from_jaxmarl as from_jaxmarl
 from ._jaxmarl import make_agents as make_agents
+from ._opponents import frozen_opponent as frozen_opponent
+from ._opponents import random_opponent as random_opponent
+from ._play import check_laws as check_laws
+from ._registry import make as make
+from ._registry import prefixes as prefixes
+from ._registry import register as register
+from ._wrappers import Moments as Moments
+from ._wrappers import clip_action as clip_action
+from ._wrappers import clip_reward as clip_reward
+from ._wrappers import fold_agents as fold_agents
+from ._wrappers import normalize_observation as normalize_observation
+from ._wrappers import normalize_reward as normalize_reward
+from ._wrappers import prepare as prepare
+from ._wrappers import share_observations as share_observations
+from ._wrappers import with_agent_id as with_agent_id

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .._errors import UserTypeError, UserValueError
 from .._extras import require_package
-from .._trees import without_weak_types
 from ._env import Array, Env, Transition, unknown_env
+from ._episodes import EpisodeState
 
 
-class GymnaxState(NamedTuple):
-    """State of N gymnax environments, with the return and the length of their episodes so far."""
-
-    inner: Any
-    episode_return: Array
-    episode_length: Array
-
-
-def make(env_id: str, **params: Any) -> Env:
-    """Make a gymnax environment from its name, with truncation separate from termination.
-
-    Args:
-        env_id: one of `gymnax.registered_envs`, e.g. "CartPole-v1".
-        **params: fields of the environment's `EnvParams` to change, e.g. `max_steps_in_episode=200`.
-
-    Raises:
-        ValueError: unknown name (similar names are listed) or parameter. MissingPackage: gymnax is not installed.
-    """
+def make(name: str, **params: Any) -> Env:
+    """Make one of `gymnax.registered_envs`; `params` are fields of its `EnvParams`: `max_steps_in_episode=200`, say."""
     gymnax = require_package("gymnax", "envs")
-    if env_id not in gymnax.registered_envs:
-        raise unknown_env(env_id, "gymnax", gymnax.registered_envs)
-    inner, env_params = gymnax.make(env_id)
-    unknown = [name for name in params if not hasattr(env_params, name)]
+    if name not in gymnax.registered_envs:
+        raise unknown_env(name, "gymnax", gymnax.registered_envs)
+    inner, env_params = gymnax.make(name)
+    return from_gymnax(inner, changed(name, env_params, params))
+
+
+def changed(name: str, env_params: Any, params: dict[str, Any]) -> Any:
+    """Return the parameters of an environment (a flax dataclass) with some of them changed."""
+    unknown = [param for param in params if not hasattr(env_params, param)]
     if unknown:
-        raise UserValueError(f"{env_id} has no parameter {unknown[0]!r}; it has {', '.join(vars(env_params))}")
-    return from_gymnax(inner, env_params.replace(**params))
+        raise UserValueError(f"{name} has no parameter {unknown[0]!r}; it has {', '.join(vars(env_params))}")
+    return env_params.replace(**params)
 
 
 def from_gymnax(env: Any, env_params: Any = None) -> Env:
@@ -57,13 +46,12 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
     env_params = env.default_params if env_params is None else env_params
     step_all = jax.vmap(env.step, in_axes=(0, 0, 0, None))
 
-    def reset(key: Array, num_envs: int) -> tuple[GymnaxState, Any]:
+    def reset(key: Array, num_envs: int) -> tuple[EpisodeState, Any]:
         obs, inner = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(key, num_envs), env_params)
-        return GymnaxState(without_weak_types(inner), jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32)), obs
+        return EpisodeState.begin(inner, num_envs), obs
 
-    def step(key: Array, state: GymnaxState, action: Any) -> tuple[GymnaxState, Transition]:
-        num_envs = state.episode_length.shape[0]
-        keys = jax.random.split(key, num_envs)
+    def step(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
+        keys = jax.random.split(key, state.episode_length.shape[0])
         stepped = step_all(keys, state.inner, action, env_params)
         if len(stepped) != 6 or "final_observation" not in stepped[-1]:
             raise UserTypeError(
@@ -71,12 +59,11 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
                 f'with info["final_observation"], and it returned {len(stepped)} items: update the environment'
             )
         obs, inner, reward, terminated, truncated, info = stepped
-        reward = reward.astype(jnp.float32)
-        collected, length = state.episode_return + reward, state.episode_length + 1
-        done = terminated | truncated
-        state = GymnaxState(without_weak_types(inner), jnp.where(done, 0, collected), jnp.where(done, 0, length))
-        final_obs = info["final_observation"]
-        return state, Transition(obs, reward, terminated, truncated, final_obs, collected, length)
+        counted = state.add(reward.astype(jnp.float32))
+        transition = Transition(
+            obs, reward.astype(jnp.float32), terminated, truncated, info["final_observation"], *counted[1:]
+        )
+        return counted.proceed(inner, terminated | truncated), transition
 
     wrapped = Env(reset, step, env.observation_space(env_params), env.action_space(env_params), lambda state: wrapped)
     return wrapped

@@ -29,7 +29,7 @@ class HostState(NamedTuple):
 
     Attributes:
         instance: int32, the number of the vector environment.
-        steps: int32, how often it has been stepped.
+        steps: int32, how many times it has been stepped.
         episode_return, episode_length: `[N]`, of the episodes so far.
     """
 

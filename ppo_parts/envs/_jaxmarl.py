@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,20 +13,11 @@ import jax.numpy as jnp
 from .._errors import UserValueError
 from .._extras import require_package
 from .._trees import without_weak_types
-from ..functional._common import unsqueezed
-from ._env import AgentsObs, Array, Env, Transition, is_discrete, size, unknown_env
+from ._env import Array, Box, Discrete, Env, Observation, Transition, is_discrete, size, unknown_env
+from ._episodes import EpisodeState, choose
 
 SMAX_SETTINGS = {"see_enemy_actions": True, "walls_cause_death": True, "attack_mode": "closest"}
 """The SMAX settings of JaxMARL's own baselines; `make_agents` can override each of them."""
-
-
-class AgentsState(NamedTuple):
-    """State of N JaxMARL environments with A agents each."""
-
-    inner: Any
-    alive: Array
-    episode_return: Array
-    episode_length: Array
 
 
 def make_agents(env_id: str, **settings: Any) -> Env:
@@ -36,13 +26,14 @@ def make_agents(env_id: str, **settings: Any) -> Env:
     "SMAX/<map>" plays against the built-in opponent, with the settings of JaxMARL's baselines.
 
     Args:
-        env_id: a name that `jaxmarl.make` knows, or "SMAX/" with the name of a map.
+        env_id: a name that `jaxmarl.make` knows, or "SMAX/" with the name of a map; the prefix "jaxmarl:" may precede.
         **settings: passed to `jaxmarl.make`, e.g. `num_agents=3`.
 
     Raises:
         MissingPackage: JaxMARL is not installed. ValueError: unknown name (similar names are listed), or the
             environment does not fit into arrays with an axis of agents.
     """
+    env_id = env_id.removeprefix("jaxmarl:")
     with jax.ensure_compile_time_eval():  # JaxMARL calls JAX when it is imported and when it makes an environment
         made = _made(env_id, settings)
         try:
@@ -84,7 +75,7 @@ def _made(env_id: str, settings: dict[str, Any]) -> Any:
     try:
         return jaxmarl.make(name, **settings)
     except TypeError as error:
-        raise UserValueError(f"JaxMARL makes no {env_id} of the settings {settings}: {error}") from error
+        raise UserValueError(f"JaxMARL cannot make {env_id} with the settings {settings}: {error}") from error
 
 
 def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -> Env:
@@ -109,7 +100,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
     discrete = is_discrete(spaces[0])
     if any(is_discrete(space) != discrete for space in spaces):
         raise UserValueError(
-            f"{env.name}: some agents have discrete actions and some have not; wrap it so that all agree"
+            f"{env.name}: some agents have discrete actions and some do not; wrap it so that all agree"
         )
     if not discrete and len({(space.shape, str(space.low), str(space.high)) for space in spaces}) > 1:
         listed = ", ".join(f"{agent} {space.shape}" for agent, space in zip(agents, spaces, strict=True))
@@ -117,8 +108,8 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
     family, options = _family(env), tuple(space.n for space in spaces) if discrete else ()
     limited = discrete and (family.available is not None or len(set(options)) > 1)
     wrapper = _Agents(env, agents, family, timed_out or family.timed_out(env), observed, options if limited else None)
-    observation_space = SimpleNamespace(shape=(observed,))
-    action_space = SimpleNamespace(n=max(options), shape=()) if discrete else spaces[0]
+    observation_space = Box((observed,))
+    action_space = Discrete(max(options)) if discrete else spaces[0]
     wrapped = Env(
         wrapper.reset, wrapper.step, observation_space, action_space, lambda state: wrapped, num_agents=len(agents)
     )
@@ -145,10 +136,10 @@ class _Agents:
     observed: int
     options: tuple[int, ...] | None
 
-    def observation(self, obs: dict[str, Array], inner: Any) -> AgentsObs:
+    def observation(self, obs: dict[str, Array], inner: Any) -> Observation:
         rows = [jnp.ravel(obs[agent]).astype(jnp.float32) for agent in self.agents]
         stacked = jnp.stack([jnp.pad(row, (0, self.observed - row.size)) for row in rows])
-        return AgentsObs(stacked, None if self.options is None else self.available(inner))
+        return Observation(stacked, None if self.options is None else self.available(inner))
 
     def available(self, inner: Any) -> Array:
         assert self.options is not None
@@ -158,7 +149,7 @@ class _Agents:
             rows = self.family.available(self.env, inner)
         return jnp.stack([jnp.pad(row, (0, max(self.options) - row.size)) for row in rows])
 
-    def reset_one(self, key: Array) -> tuple[AgentsObs, Any]:
+    def reset_one(self, key: Array) -> tuple[Observation, Any]:
         obs, inner = self.env.reset(key)
         return self.observation(obs, inner), without_weak_types(inner)
 
@@ -170,44 +161,40 @@ class _Agents:
         ended = jnp.asarray(done["__all__"], bool).reshape(())
         return self.observation(obs, inner), without_weak_types(inner), rewards, gone, ended
 
-    def reset(self, key: Array, num_envs: int) -> tuple[AgentsState, AgentsObs]:
+    def reset(self, key: Array, num_envs: int) -> tuple[EpisodeState, Observation]:
+        """Reset N environments; the inner state is theirs, and which agents are present."""
         obs, inner = jax.vmap(self.reset_one)(jax.random.split(key, num_envs))
-        each = (num_envs, len(self.agents))
-        return AgentsState(inner, jnp.ones(each, bool), jnp.zeros(each), jnp.zeros(num_envs, jnp.int32)), obs
+        everybody = jnp.ones((num_envs, len(self.agents)), bool)
+        return EpisodeState.begin((inner, everybody), num_envs, len(self.agents)), obs
 
-    def step(self, key: Array, state: AgentsState, action: Any) -> tuple[AgentsState, Transition]:
+    def step(self, key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
         step_keys, reset_keys = jax.random.split(key, (2, state.episode_length.shape[0]))
-        final_obs, inner, reward, gone, ended = jax.vmap(self.step_one)(step_keys, state.inner, action)
+        inner, alive = state.inner
+        final_obs, inner, reward, gone, ended = jax.vmap(self.step_one)(step_keys, inner, action)
         cut = ended & jax.vmap(self.timed_out)(inner)
         won = self.family.won
         info = {} if won is None else {"won": jax.vmap(functools.partial(won, self.env))(inner)}
-        first_obs, fresh = jax.vmap(self.reset_one)(reset_keys)
-
-        def begun(new: Array, old: Array) -> Array:
-            return jnp.where(unsqueezed(ended, old.ndim), new, old)
-
-        obs, inner = jax.tree.map(begun, (first_obs, fresh), (final_obs, inner))
-        collected, length = state.episode_return + reward, state.episode_length + 1
         if self.family.together:
             gone = jnp.broadcast_to(ended[:, None], gone.shape)
         died = gone & ~jnp.all(gone, axis=1, keepdims=True)  # at the end of an episode all agents are done
-        truncated = cut[:, None] & state.alive & ~died
+        truncated = cut[:, None] & alive & ~died
+        counted = state.add(reward)
+        first_obs, first = jax.vmap(self.reset_one)(reset_keys)
+        everybody = jnp.ones_like(alive)
+        obs, *after = choose(ended, (first_obs, first, everybody), (final_obs, inner, alive & ~gone))
         transition = Transition(
             obs=obs,
             reward=reward,
-            terminated=(gone | ended[:, None] | ~state.alive) & ~truncated,
+            terminated=(gone | ended[:, None] | ~alive) & ~truncated,
             truncated=truncated,
             final_obs=final_obs,
-            episode_return=collected,
-            episode_length=length,
-            mask=None if self.family.together else state.alive,
+            episode_return=counted.episode_return,
+            episode_length=counted.episode_length,
+            mask=None if self.family.together else alive,
             ended=ended,
             info=info,
         )
-        alive = begun(jnp.ones_like(gone), state.alive & ~gone)
-        return AgentsState(
-            inner, alive, begun(jnp.zeros_like(reward), collected), begun(0 * length, length)
-        ), transition
+        return counted.proceed(tuple(after), ended), transition
 
 
 def _spaces(env: Any) -> tuple[list[Any], int]:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from .._errors import UserValueError
 from .._hyperparameters import choice
 from .._types import Batch, Output, Policy
-from ..envs import Env, is_discrete, size
+from ..envs import Env, Observation, is_discrete, size
 from . import _dense
 from ._heads import Array, action_distribution, action_size
 
@@ -101,8 +101,8 @@ class ActorCritic(nn.Module):
     log_std: float
 
     @nn.compact
-    def __call__(self, obs: Array, carry: Any, reset: Any) -> Output:
-        """Evaluate observations `[..., D]`, or `[T, N, D]` with memory."""
+    def __call__(self, obs: Array, available: Any, carry: Any, reset: Any) -> Output:
+        """Evaluate observations `[..., D]`, or `[T, N, D]` with memory; `available` `[..., n]` masks actions."""
         size = action_size(self.space)
         x = mlp(obs, self.hidden, self.activation)
         if self.memory is not None:
@@ -114,7 +114,8 @@ class ActorCritic(nn.Module):
             x = mlp(obs, self.hidden, self.activation)
             value = dense(1, gain=1.0)(x)
         log_std = _log_std(self, self.space, self.log_std)
-        return Output(action_distribution(self.space, head, log_std, squash=self.squash), value[..., 0], carry)
+        distribution = action_distribution(self.space, head, log_std, available=available, squash=self.squash)
+        return Output(distribution, value[..., 0], carry)
 
 
 def actor_critic(
@@ -129,7 +130,8 @@ def actor_critic(
 ) -> Policy:
     """Make the policy of most PPO implementations: an MLP for the actor and one for the critic, or one for both.
 
-    Observations are converted to float32 and flattened. Weights are orthogonal with a gain of sqrt(2) in hidden layers,
+    Observations are converted to float32 and flattened. In an environment whose observations are `envs.Observation`,
+    actions that are not available have probability 0. Weights are orthogonal with a gain of sqrt(2) in hidden layers,
     0.01 in the policy head and 1 in the value head. The standard deviation of continuous actions is a parameter.
 
     Args:
@@ -147,7 +149,7 @@ def actor_critic(
         `ppo_parts.Policy`, for any leading axes.
 
     Raises:
-        ValueError: memory without shared hidden layers; spaces that do not consist of arrays.
+        ValueError: memory without shared hidden layers; spaces that do not consist of arrays; an axis of agents.
 
     Example:
         >>> import jax
@@ -162,16 +164,23 @@ def actor_critic(
         raise UserValueError(
             f"actor_critic: memory={memory!r} needs hidden layers that actor and critic share: give shared=True"
         )
+    if env.num_agents is not None:
+        raise UserValueError(
+            f"actor_critic: this environment has an axis of {env.num_agents} agents: use multi_agent_actor_critic, or "
+            "envs.fold_agents to make each agent an environment of its own"
+        )
     network = ActorCritic(env.action_space, tuple(hidden), activation, shared, memory, squash, log_std)
     observed, axes = size(env.observation_space), len(env.observation_space.shape)
 
     def init(key: Array) -> Any:
         carry = initial_carry(memory, (1, *hidden[-1:]))
-        return network.init(key, jnp.zeros((1, 1, observed)), carry, jnp.zeros((1, 1), bool))
+        return network.init(key, jnp.zeros((1, 1, observed)), None, carry, jnp.zeros((1, 1), bool))
 
     def evaluate(params: Any, batch: Batch) -> Any:
-        obs = batch.obs.astype(jnp.float32)
-        return network.apply(params, obs.reshape(*obs.shape[: obs.ndim - axes], -1), batch.carry, batch.reset)
+        seen = batch.obs if isinstance(batch.obs, Observation) else Observation(batch.obs)
+        obs = seen.obs.astype(jnp.float32)
+        obs = obs.reshape(*obs.shape[: obs.ndim - axes], -1)
+        return network.apply(params, obs, seen.available, batch.carry, batch.reset)
 
     return Policy(init, evaluate, None if memory is None else lambda n: initial_carry(memory, (n, *hidden[-1:])))
 
@@ -208,8 +217,8 @@ def multi_agent_actor_critic(
     """Make an actor and a critic for many agents, with parameters `{"actor": ..., "critic": ...}` for phases to train.
 
     Args:
-        env: environment with an axis of agents, whose observations are `envs.AgentsObs`. Actions that are not available
-            have probability 0.
+        env: environment with an axis of agents, whose observations are `envs.Observation`. Actions that are not
+            available have probability 0.
         inputs: function that takes the observations `[..., A, D]` of all agents and returns the inputs of each agent's
             actor and critic: two arrays `[..., A, D']`.
         hidden: number of units of each hidden layer, in the actor and in the critic.

@@ -16,7 +16,7 @@ def check_device() -> None:
         jax.devices()
     except RuntimeError as error:
         asked = os.environ.get("JAX_PLATFORMS")
-        remedy = "" if asked is None else f". JAX_PLATFORMS={asked} asks for it: unset it to use what there is"
+        remedy = "" if asked is None else f". JAX_PLATFORMS={asked} requests it: unset it to use what there is"
         raise UserValueError(f"JAX cannot start: {str(error).splitlines()[0].rstrip('.')}{remedy}") from error
 
 

@@ -18,7 +18,7 @@ from ._train import Train
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """How a run is recorded, and on what it runs; no option here changes what is learned."""
+    """How a run is recorded, and on what it runs. Only `init_from`, with its `checkpoint`, changes what is learned."""
 
     name: str | None = None
     """folder of the run inside --directory; by default named after the environment, the seed and the time"""
@@ -118,7 +118,7 @@ def checked(options: RunOptions, train: Train) -> RunOptions:
             "give one of them"
         )
     if options.eval_every is not None and not options.eval_episodes:
-        raise UserValueError(f"run: eval_every={options.eval_every} needs eval_episodes, how many episodes to play")
+        raise UserValueError(f"run: eval_every={options.eval_every} needs eval_episodes, the number of episodes")
     if not options.checkpoint_minutes > 0:
         raise UserValueError(f"run: checkpoint_minutes must be more than 0, got {options.checkpoint_minutes}")
     choice("run", "on_nonfinite", options.on_nonfinite, ("stop", "skip"))

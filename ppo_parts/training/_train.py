@@ -148,7 +148,7 @@ class Train:
     def learn(self, state: TrainState, collected: Collected) -> tuple[TrainState, Metrics]:
         """Run one update on a rollout.
 
-        An update in which a number is not finite changes only the learner's count of updates.
+        An update in which a number is not finite leaves the parameters, the optimizer and the parts as they were.
         """
         rollout_state, batch, episodes = collected
         key, _, update_key = jax.random.split(state.key, 3)

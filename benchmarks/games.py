@@ -1,0 +1,82 @@
+"""Do policies learn to win games of two players? Trained and judged against random legal moves.
+
+    python -m benchmarks games connect_four --seeds 2
+
+needs the extras `pgx` and `train`, and writes benchmarks/results/games_<game>.json (configuration, versions, hardware,
+every seed). Each seed trains CleanRL's recipe, and then plays new games with sampled and with the most likely moves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from ppo_parts import training
+from recipes import cleanrl_ppo
+
+from ._timing import record
+
+ROOT = Path(__file__).resolve().parent.parent
+EVALUATED = 5000  # games for each seed
+GAMES = {
+    "connect_four": cleanrl_ppo.Config(
+        env_id="pgx:connect_four", total_timesteps=2_000_000, num_envs=256, num_steps=16, hidden=(256, 256),
+        num_minibatches=8, learning_rate=1e-3,
+    ),
+}  # fmt: skip
+
+
+def measure(game: str, seeds: int) -> dict[str, object]:
+    """Train seeds 1, 2, ... one after another, and count the games that each wins."""
+    config = GAMES[game]
+    train = cleanrl_ppo.make_train(config)
+    program = jax.jit(train).lower(jax.random.key(0)).compile()
+    found = []
+    for seed in range(1, seeds + 1):
+        began = time.perf_counter()
+        state, metrics = jax.block_until_ready(program(jax.random.key(seed)))
+        seconds = time.perf_counter() - began
+        row = {
+            "seed": seed,
+            "seconds": seconds,
+            "env_steps_per_second": train.num_updates * train.steps_per_update / seconds,
+        }
+        for name, mode in {"won_sampled": False, "won_mode": True}.items():
+            key = jax.random.fold_in(jax.random.key(seed), 2**20 + mode)
+            played = jax.jit(train.evaluate_policy, static_argnames=("episodes", "mode"))(
+                key, state, EVALUATED, mode=mode
+            )
+            row[name] = float(np.mean(played.info["won"]))
+            row[name.replace("won", "lost")] = float(np.mean(np.asarray(played.episode_return) < 0))
+        each = max(1, train.num_updates // 100)
+        curve = np.asarray(metrics["episode_return"])
+        row["curve"] = [round(float(np.nanmean(curve[i : i + each])), 3) for i in range(0, len(curve), each)]
+        print(", ".join(f"{name} {row[name]:.4g}" for name in row if name != "curve"), flush=True)
+        found.append(row)
+    return {
+        "game": game,
+        "config": dataclasses.asdict(config),
+        "env_steps": train.num_updates * train.steps_per_update,
+        "evaluation_games": EVALUATED,
+        "seeds": found,
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("games", nargs="+", choices=GAMES)
+    parser.add_argument("--seeds", type=int, default=2, help="how many seeds")
+    args = parser.parse_args()
+    for game in args.games:
+        result = measure(game, args.seeds)
+        training.write_json(ROOT / f"benchmarks/results/games_{game}.json", record("benchmarks games", result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Check an environment from the command line: `python -m ppo_parts.envs check brax:ant`, or `my_module:my_env`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from typing import Any
+
+from .._errors import UserError, UserTypeError, UserValueError
+from ._env import Env
+from ._laws import LAWS
+from ._play import check_laws
+from ._registry import make, prefixes, split_id
+
+
+def load(name: str) -> Env:
+    """Make the environment "prefix:name", or import "module:attribute": an `Env`, or a function that returns one."""
+    prefix, attribute = split_id(name)
+    if prefix in prefixes():
+        return make(name)
+    sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(prefix)
+    except ModuleNotFoundError as error:
+        if error.name != prefix:
+            raise
+        raise UserValueError(
+            f"{name!r}: {prefix!r} is neither a module that can be imported from here nor one of the prefixes "
+            f"{', '.join(prefixes())}"
+        ) from None
+    if not hasattr(module, attribute):
+        raise UserValueError(f"{name!r}: the module {prefix} has no {attribute}")
+    found: Any = getattr(module, attribute)
+    env = found if isinstance(found, Env) or not callable(found) else found()
+    if not isinstance(env, Env):
+        raise UserTypeError(f"{name!r} must be an envs.Env or a function that returns one, got {type(env).__name__}")
+    return env
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; a broken law ends it with one sentence and exit status 1."""
+    parser = argparse.ArgumentParser(prog="python -m ppo_parts.envs", description="Check environments.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check", help="play an environment and check that it follows the laws of environments")
+    check.add_argument("env", help='an id, "brax:ant", or "module:attribute", an Env or a function that returns one')
+    check.add_argument("--num-envs", type=int, default=4, help="environments to play (default: 4)")
+    check.add_argument("--num-steps", type=int, default=1000, help="steps of each environment (default: 1000)")
+    check.add_argument("--seed", type=int, default=0, help="seed of the random actions (default: 0)")
+    given = parser.parse_args(arguments)
+    try:
+        seen = check_laws(load(given.env), num_envs=given.num_envs, num_steps=given.num_steps, seed=given.seed)
+    except UserError as error:
+        raise SystemExit(f"error: {given.env}: {error}") from error
+    for law in LAWS:
+        print(f"ok    {(law.__doc__ or '').strip()}")
+    print(f"{seen.episodes} episodes ended: {seen.terminated} terminated, {seen.truncated} truncated")
+    for note in seen.notes:
+        print(f"note: {note}")
+
+
+if __name__ == "__main__":
+    main()

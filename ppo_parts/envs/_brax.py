@@ -1,0 +1,53 @@
+"""Brax environments, and others with Brax's interface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from .._errors import UserValueError
+from ._env import Array, Box, Env, unknown_env
+from ._episodes import Step, auto_reset
+
+
+def make(name: str, *, time_limit: int = 1000, reset_ratio: int = 1, **settings: Any) -> Env:
+    """Make an environment of `brax.envs`; `settings` go to its constructor, such as `backend="spring"`.
+
+    Its `done` is a termination; after `time_limit` steps an episode is truncated.
+    """
+    from brax import envs
+
+    if name not in envs._envs:
+        raise unknown_env(name, "Brax", envs._envs)
+    return from_brax(envs.get_environment(name, **settings), time_limit=time_limit, reset_ratio=reset_ratio)
+
+
+def from_brax(env: Any, *, time_limit: int | None, reset_ratio: int = 1, obs_key: str = "state") -> Env:
+    """Wrap an environment whose `reset(key)` and `step(state, action)` return a state with obs, reward and done.
+
+    Args:
+        env: a `brax.envs.Env`, or one of MuJoCo Playground, without wrappers.
+        time_limit, reset_ratio: as in `auto_reset`.
+        obs_key: which entry the policy sees, where observations are a dict.
+    """
+
+    def seen(state: Any) -> Array:
+        if not isinstance(state.obs, Mapping):
+            return state.obs
+        if obs_key not in state.obs:
+            raise UserValueError(f"obs_key={obs_key!r}: the observations are {', '.join(state.obs)}: choose one")
+        return state.obs[obs_key]
+
+    def reset(key: Array) -> tuple[Any, Array]:
+        state = env.reset(key)
+        return state, seen(state)
+
+    def step(key: Array, state: Any, action: Array) -> Step:
+        state = env.step(state, action)
+        return Step(state, seen(state), state.reward, state.done > 0)
+
+    obs = jax.eval_shape(lambda: reset(jax.random.key(0))[1])
+    spaces = Box(obs.shape), Box((env.action_size,), -1.0, 1.0)
+    return auto_reset(reset, step, *spaces, time_limit=time_limit, reset_ratio=reset_ratio)

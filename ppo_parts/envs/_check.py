@@ -1,0 +1,104 @@
+"""A check of an environment's shapes and dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._errors import UserTypeError
+from .._hyperparameters import count
+from ..functional import ShapeError
+from ._env import Array, Env, Observation, Transition, described, is_discrete
+
+
+def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
+    """Raise if an environment of your own does not follow the protocol; the error names the field and the remedy.
+
+    The environment is traced but not run: this checks every shape and dtype of `reset`, `step` and `evaluation`.
+
+    Args:
+        env: the environment.
+        num_envs: N to check with.
+        action: actions of all N environments, leaves `[N, ...]`; None: zeros of the action space.
+
+    Raises:
+        UserTypeError, ShapeError: names the first violation.
+
+    Example:
+        >>> from ppo_parts import envs
+        >>> envs.check(envs.make("CartPole-v1"))
+        >>> envs.check("CartPole-v1")
+        Traceback (most recent call last):
+        ...
+        ppo_parts.UserTypeError: check: 'CartPole-v1' is not an environment: make one with envs.make(...) or
+        envs.Env(...)
+    """
+    if not isinstance(env, Env):
+        raise UserTypeError(f"check: {env!r} is not an environment: make one with envs.make(...) or envs.Env(...)")
+    each = (count("check", "num_envs", num_envs),) + (() if env.num_agents is None else (env.num_agents,))
+    key = jax.random.key(0)
+    state, obs = _pair("reset", jax.eval_shape(lambda key: env.reset(key, num_envs), key))
+    if action is None:
+        space = env.action_space
+        dtype = jnp.int32 if is_discrete(space) else jnp.float32
+        action = jax.ShapeDtypeStruct((*each, *(() if is_discrete(space) else space.shape)), dtype)
+    after, out = _pair("step", jax.eval_shape(env.step, key, state, action))
+    if not isinstance(out, Transition):
+        raise UserTypeError(f"check: step must return (state, Transition), got (state, {type(out).__name__})")
+    out.check(obs, each)
+    if described(after) != described(state):
+        raise ShapeError(
+            "check: step must keep the structure, shapes and dtypes of the state, or no loop can carry it; reset "
+            f"returns {described(state)}, step {described(after)}"
+        )
+    _check_observation(env, obs, each)
+    evaluated = described(jax.eval_shape(lambda key: evaluation_of(env, key, num_envs).reset(key, num_envs)[1], key))
+    if evaluated != described(obs):
+        raise ShapeError(
+            f"check: observations in the environment of evaluation(state) must be like the others, {described(obs)}, "
+            f"got {evaluated}"
+        )
+
+
+def evaluation_of(env: Env, key: Array, num_envs: int) -> Env:
+    """Return the environment to evaluate in."""
+    evaluated = env.evaluation(env.reset(key, num_envs)[0])
+    if not isinstance(evaluated, Env):
+        raise UserTypeError(
+            f"check: evaluation(state) must return the Env to evaluate in, usually the environment itself; got "
+            f"{type(evaluated).__name__}"
+        )
+    return evaluated
+
+
+def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
+    """Raise unless observations, and their action masks, fit the spaces."""
+    shape, available = getattr(env.observation_space, "shape", None), None
+    if isinstance(obs, Observation):
+        obs, available = obs
+    leaves = jax.tree.leaves(obs)
+    if shape is not None and len(leaves) == 1 and leaves[0].shape[len(each) :] != tuple(shape):
+        raise ShapeError(
+            f"check: observation_space has shape {tuple(shape)}, and observations have {leaves[0].shape[len(each) :]}"
+        )
+    if available is None:
+        return
+    if not is_discrete(env.action_space):
+        raise UserTypeError(
+            "check: obs.available masks discrete actions, and action_space is not discrete: leave it None"
+        )
+    if available.shape != (*each, env.action_space.n) or available.dtype != bool:
+        raise ShapeError(
+            f"check: obs.available must be boolean of shape {(*each, env.action_space.n)}, one for each action, got "
+            f"{available.dtype} of shape {available.shape}"
+        )
+
+
+def _pair(name: str, returned: Any) -> tuple[Any, Any]:
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        second = {"reset": "obs", "step": "Transition"}[name]
+        got = f"{len(returned)} items" if isinstance(returned, tuple) else type(returned).__name__
+        raise UserTypeError(f"check: {name} must return (state, {second}), got {got}")
+    return returned

@@ -1,0 +1,163 @@
+"""What all adapters share: counting episodes, and resetting environments where an episode ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._errors import UserTypeError
+from .._hyperparameters import count
+from .._trees import without_weak_types
+from ..functional._common import unsqueezed
+from ._env import Array, Env, Transition
+
+
+class EpisodeState(NamedTuple):
+    """State of N environments, with the return `[N]` (or `[N, A]`) and the length `[N]` of the episodes under way."""
+
+    inner: Any
+    episode_return: Array
+    episode_length: Array
+
+    @classmethod
+    def begin(cls, inner: Any, num_envs: int, *agents: int) -> EpisodeState:
+        """Make the state after a reset."""
+        zeros = jnp.zeros((num_envs, *agents)), jnp.zeros(num_envs, jnp.int32)
+        return cls(without_weak_types(inner), *zeros)
+
+    def add(self, reward: Array) -> EpisodeState:
+        """Add a step with this reward to the episodes."""
+        return self._replace(episode_return=self.episode_return + reward, episode_length=self.episode_length + 1)
+
+    def proceed(self, inner: Any, ended: Array) -> EpisodeState:
+        """Return the state to step from: what is counted starts from 0 where an episode ended."""
+        counted = choose(ended, jax.tree.map(jnp.zeros_like, self[1:]), self[1:])
+        return EpisodeState(without_weak_types(inner), *counted)
+
+
+def choose(where: Array, new: Any, old: Any) -> Any:
+    """Select leaves `[N, ...]` of `new` where `where`, `[N]`, is True, and of `old` elsewhere."""
+    return jax.tree.map(lambda x, y: jnp.where(unsqueezed(where, y.ndim), x, y), new, old)
+
+
+class Step(NamedTuple):
+    """The result of a step of one environment, before any reset.
+
+    Attributes:
+        state: the next state.
+        obs: the observation that followed.
+        reward: reward of the step.
+        terminated: whether the step ended the episode.
+        truncated: whether a time limit cut the episode.
+        info: numbers about the episode, by name ("won", for example), which are read where it ended.
+    """
+
+    state: Any
+    obs: Any
+    reward: Any
+    terminated: Any
+    truncated: Any = False
+    info: Any = {}  # noqa: RUF012 - never written to
+
+
+def auto_reset(
+    reset: Callable[[Array], tuple[Any, Any]],
+    step: Callable[[Array, Any, Any], Step],
+    observation_space: Any,
+    action_space: Any,
+    *,
+    time_limit: int | None = None,
+    reset_ratio: int = 1,
+) -> Env:
+    """Make an `Env` of N environments from the functions of one, with automatic resets and counted episodes.
+
+    New episodes are only computed in steps in which some episode ended (also under `vmap`).
+
+    Args:
+        reset: `reset(key) -> (state, obs)`.
+        step: `step(key, state, action) -> Step`.
+        observation_space, action_space: spaces, as in `Env`.
+        time_limit: number of steps after which an episode is truncated; None: `step` alone decides.
+        reset_ratio: r: in each step, only `ceil(N / r)` new episodes are computed for all environments to start from
+            ("optimistic resets"). If more episodes end in the same step, some new ones begin with the same state. With
+            r = 1 all are different. A larger r is faster where a reset costs more than a step.
+
+    Returns:
+        The environment.
+
+    Raises:
+        ValueError: `time_limit` or `reset_ratio` is less than 1. TypeError: (when traced) `step` does not return a
+            `Step`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from ppo_parts import envs
+        >>> def reset(key):
+        ...     return jnp.zeros(()), jnp.zeros(1)
+        >>> def step(key, x, action):
+        ...     x = x + 2 * action - 1.0
+        ...     return envs.Step(x, x[None], reward=x, terminated=x == 3)
+        >>> env = envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2), time_limit=10)
+        >>> envs.check(env)
+
+    Reference for `reset_ratio`: Matthews et al. 2024, Craftax, arXiv:2402.16801, section 3.
+    """
+    count("auto_reset", "reset_ratio", reset_ratio)
+    if time_limit is not None:
+        count("auto_reset", "time_limit", time_limit)
+
+    def reset_all(key: Array, num_envs: int) -> tuple[EpisodeState, Any]:
+        inner, obs = jax.vmap(reset)(jax.random.split(key, num_envs))
+        return EpisodeState.begin(inner, num_envs), obs
+
+    def begin(key: Array, ended: Array, old: Any) -> Any:
+        number = -(-ended.shape[0] // reset_ratio)
+        fresh = jax.vmap(reset)(jax.random.split(key, number))
+        if reset_ratio > 1:  # the first episode that ended gets the first new one, and so on, round and round
+            rows = (jnp.cumsum(ended) - 1) % number
+            fresh = jax.tree.map(lambda x: x[rows], fresh)
+        return choose(ended, without_weak_types(fresh), old)
+
+    def step_all(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
+        step_key, reset_key = jax.random.split(key)
+        out = jax.vmap(step)(jax.random.split(step_key, state.episode_length.shape[0]), state.inner, action)
+        if not isinstance(out, Step):
+            raise UserTypeError(f"auto_reset: step must return envs.Step(...), got {type(out).__name__}")
+        reward, terminated = jnp.asarray(out.reward, jnp.float32), jnp.asarray(out.terminated, bool)
+        counted = state.add(reward)
+        truncated = jnp.asarray(out.truncated, bool)
+        if time_limit is not None:
+            truncated = truncated | (counted.episode_length >= time_limit)
+        truncated = truncated & ~terminated
+        ended = terminated | truncated
+        stepped = without_weak_types((out.state, out.obs))
+        inner, obs = cond_any(ended, begin, lambda key, ended, old: old, reset_key, ended, stepped)
+        transition = Transition(obs, reward, terminated, truncated, stepped[1], *counted[1:], info=out.info)
+        return counted.proceed(inner, ended), transition
+
+    env = Env(reset_all, step_all, observation_space, action_space, lambda state: env)
+    return env
+
+
+def cond_any(wanted: Array, f: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any) -> Any:
+    """Return `f(*operands)` if any element of `wanted` is True, else `otherwise(*operands)`; one branch runs.
+
+    `vmap` turns a `cond` with a batched predicate into a select that runs both branches. Here the predicate is reduced
+    over the batch first, so that it remains a `cond`; `f` must not change what `wanted` does not ask for.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def call(wanted: Array, *operands: Any) -> Any:
+        return jax.lax.cond(jnp.any(wanted), f, otherwise, *operands)
+
+    @call.def_vmap
+    def rule(axis_size: int, in_batched: Any, wanted: Array, *operands: Any) -> tuple[Any, Any]:
+        axes = jax.tree.map(lambda batched: 0 if batched else None, tuple(in_batched[1:]))
+        branches = (jax.vmap(branch, in_axes=axes, axis_size=axis_size) for branch in (f, otherwise))
+        result = cond_any(wanted, *branches, *operands)
+        return result, jax.tree.map(lambda _: True, result)
+
+    return call(wanted, *operands)

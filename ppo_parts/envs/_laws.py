@@ -1,0 +1,179 @@
+"""The laws that every environment follows: functions of what was played, which return what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ._env import Env, Observation, Transition
+
+
+class Played(NamedTuple):
+    """T steps of N environments with random actions, as NumPy arrays.
+
+    Attributes:
+        env: the environment.
+        first: the observation of the reset, leaves `[N, ...]`.
+        out: the transitions, leaves `[T, N, ...]`.
+        ended: `[T, N]`, True where an episode ended.
+        again: another run from the same key, as `(first, out)`.
+        other: observations of a reset of 8 N environments with another key.
+        unscaled: the transitions of the same steps in the environment of `evaluation`.
+    """
+
+    env: Env
+    first: Any
+    out: Transition
+    ended: np.ndarray
+    again: tuple[Any, Transition]
+    other: Any
+    unscaled: Transition
+
+
+Law = Callable[[Played], str | None]
+"""Returns what is wrong and how to mend it; None where the law holds."""
+
+
+def reproducible(played: Played) -> str | None:
+    """The same key gives the same episodes."""
+    if equal((played.first, played.out), played.again):
+        return None
+    where = "reset" if not equal(played.first, played.again[0]) else "step"
+    return (
+        f"{where} gives other results when it is called again with the same key: draw all random numbers from the key "
+        "(jax.random), and keep everything that changes in the state"
+    )
+
+
+def separate(played: Played) -> str | None:
+    """Environments that are reset together do not all begin with the same draw."""
+    first, other = array_of(played.first), array_of(played.other)
+    if all((x == x[:1]).all() for x in (first, other)) and (first[0] != other[0]).any():
+        return (
+            "reset gives all N environments the same first observation, and another one with another key: give each "
+            "its own key, jax.random.split(key, num_envs)"
+        )
+    return None
+
+
+def finite(played: Played) -> str | None:
+    """Rewards and observations are finite."""
+    named = {"obs": (played.first, played.out.obs), "final_obs": played.out.final_obs, "reward": played.out.reward}
+    for name, tree in named.items():
+        if not all(np.isfinite(x).all() for x in jax.tree.leaves(tree) if np.issubdtype(x.dtype, np.inexact)):
+            return f"{name} contains NaN or an infinity: end the episode before that, or clip what it is computed from"
+    return None
+
+
+def masks(played: Played) -> str | None:
+    """At least one action is available in each observation from which the policy acts."""
+    if not isinstance(played.first, Observation) or played.first.available is None:
+        return None
+    if not played.first.available.any(axis=-1).all():
+        return "obs.available leaves no action after reset: at least one must be available wherever the policy acts"
+    found = _first(~played.out.obs.available.any(axis=-1))
+    if found is None:
+        return None
+    return (
+        f"obs.available leaves no action {found}: at least one must be available wherever the policy acts (obs is what "
+        "it acts on next; where an episode ended it is the first observation of the next)"
+    )
+
+
+def flags(played: Played) -> str | None:
+    """Where an episode ended, every agent's part of it was terminated or truncated; elsewhere it goes on."""
+    if played.out.ended is None:
+        return None
+    over = (played.out.terminated | played.out.truncated).reshape(*played.ended.shape, -1).all(axis=-1)
+    found = _first(played.ended & ~over)
+    return found and (
+        f"ended is True {found}, and neither terminated nor truncated for some agent: set terminated, or, if a time "
+        "limit cut the episode, truncated"
+    )
+
+
+def final_observation(played: Played) -> str | None:
+    """`final_obs` is the observation that followed the step: `obs` where the episode goes on, never of the next one."""
+    obs, final = played.out.obs, played.out.final_obs
+    same = np.ones(played.ended.shape, bool)
+    for x, y in zip(jax.tree.leaves(obs), jax.tree.leaves(final), strict=True):
+        equal = np.isclose(x, y, rtol=1e-5, atol=1e-5, equal_nan=True) if x.dtype != bool else x == y
+        same &= equal.reshape(*same.shape, -1).all(axis=-1)
+    found = _first(~played.ended & ~same)
+    if found is not None:
+        return f"final_obs differs from obs {found}, where no episode ended: it must equal obs there"
+    seen = array_of(obs)
+    changes = (seen[1:] != seen[:-1]).reshape(*played.ended[1:].shape, -1).any(axis=-1)[~played.ended[1:]]
+    if played.ended.sum() > 1 and same[played.ended].all() and changes.any():
+        return (
+            "final_obs is the first observation of the next episode wherever one ended: it must be the observation "
+            "that followed the step, before the reset. The value of a truncated episode is taken from it"
+        )
+    return None
+
+
+def episode_length(played: Played) -> str | None:
+    """`episode_length` counts the steps of an episode from 1, and starts anew after its end."""
+    length = np.zeros(played.ended.shape, int)
+    steps = np.zeros(played.ended.shape[1], int)
+    for t, ended in enumerate(played.ended):
+        length[t] = steps + 1
+        steps = np.where(ended, 0, length[t])
+    wrong = np.asarray(played.out.episode_length != length)
+    found = _first(wrong)
+    if found is None:
+        return None
+    t, n = np.argwhere(wrong)[0]
+    return (
+        f"episode_length is {played.out.episode_length[t, n]} {found}, and the episode has {length[t, n]} steps, "
+        "including this one: count in the state, and start from 0 where an episode ended (envs.auto_reset does)"
+    )
+
+
+def episode_return(played: Played) -> str | None:
+    """`episode_return` is the sum of the unscaled rewards of the episode so far."""
+    out, total = played.unscaled, np.zeros(played.unscaled.reward.shape[1:])
+    for t, ended in enumerate(ended_in(out)):
+        total = total + out.reward[t]
+        wrong = ~np.isclose(out.episode_return[t], total, rtol=1e-3, atol=1e-3)
+        if wrong.any():
+            place = tuple(np.argwhere(wrong)[0])
+            return (
+                f"episode_return is {out.episode_return[t][place]:g} in step {t} of environment {place[0]}, and the "
+                f"rewards of the episode add up to {total[place]:g}: add the reward of this step, and start from 0 "
+                "where an episode ended (envs.auto_reset does); env.evaluation(state) must not scale rewards"
+            )
+        total = np.where(ended.reshape(-1, *(1,) * (total.ndim - 1)), 0, total)
+    return None
+
+
+LAWS: tuple[Law, ...] = (
+    reproducible, separate, finite, masks, flags, final_observation, episode_length, episode_return,
+)  # fmt: skip
+"""What `check_laws` checks, in this order."""
+
+
+def ended_in(out: Transition) -> np.ndarray:
+    """Where an episode ended, `[T, N]`."""
+    return np.asarray(out.terminated | out.truncated if out.ended is None else out.ended)
+
+
+def array_of(obs: Any) -> np.ndarray:
+    """The first leaf of observations; masks are skipped."""
+    return jax.tree.leaves(obs)[0]
+
+
+def equal(one: Any, other: Any) -> bool:
+    same = jax.tree.map(lambda x, y: np.array_equal(x, y, equal_nan=np.issubdtype(x.dtype, np.inexact)), one, other)
+    return all(jax.tree.leaves(same))
+
+
+def _first(wrong: np.ndarray) -> str | None:
+    """Say where the first True of `[T, N, ...]` is."""
+    if not wrong.any():
+        return None
+    t, n, *_ = np.argwhere(wrong)[0]
+    return f"in step {t} of environment {n}"

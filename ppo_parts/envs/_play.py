@@ -1,0 +1,146 @@
+"""A check that plays an environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import UserValueError
+from .._hyperparameters import count
+from ._check import check, evaluation_of
+from ._env import Array, Env, Observation, Transition, is_discrete
+from ._laws import LAWS, Played, array_of, ended_in, equal
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `check_laws` saw: how many episodes ended and how, and notes on what looks unusual."""
+
+    episodes: int
+    terminated: int
+    truncated: int
+    notes: tuple[str, ...]
+
+
+def check_laws(
+    env: Env, *, num_envs: int = 4, num_steps: int = 1000, seed: int = 0, act: Callable[[Array, Any], Any] | None = None
+) -> Report:
+    """Play an environment with random actions, and raise if it does not follow a law; the error names the field.
+
+    Args:
+        env: the environment; `check` runs first.
+        num_envs, num_steps: N environments are played for T steps, twice.
+        seed: seed of the keys.
+        act: `act(key, obs) -> action` for all environments; None: uniformly among the available actions, or within the
+            bounds of the box.
+
+    Returns:
+        `Report`.
+
+    Raises:
+        UserTypeError, ShapeError: as `check`. UserValueError: names the first law that is broken, and the remedy.
+
+    Example:
+        >>> from ppo_parts import envs
+        >>> envs.check_laws(envs.make("CartPole-v1", max_steps_in_episode=15), num_steps=30).notes
+        ()
+    """
+    count("check_laws", "num_steps", num_steps)
+    act = act or random_action(env)
+    check(env, num_envs, jax.eval_shape(lambda key: act(key, env.reset(key, num_envs)[1]), jax.random.key(0)))
+    played = play(env, act, num_envs, num_steps, seed)
+    for law in LAWS:
+        wrong = law(played)
+        if wrong is not None:
+            raise UserValueError(f"check_laws: {wrong}")
+    return report(played)
+
+
+def play(env: Env, act: Callable[[Array, Any], Any], num_envs: int, num_steps: int, seed: int) -> Played:
+    """Play an environment twice with one key, and once its evaluation."""
+
+    def played(make: Callable[[Array], Env]) -> Callable[[Array], Any]:
+        def run(key: Array) -> tuple[Any, Transition]:
+            env_key, reset_key, key = jax.random.split(key, 3)
+            env = make(env_key)
+            state, obs = env.reset(reset_key, num_envs)
+
+            def step(carry: Any, key: Array) -> Any:
+                action_key, step_key = jax.random.split(key)
+                state, out = env.step(step_key, carry[0], act(action_key, carry[1]))
+                return (state, out.obs), out
+
+            return obs, jax.lax.scan(step, (state, obs), jax.random.split(key, num_steps))[1]
+
+        return run
+
+    def evaluation(key: Array) -> Env:
+        return evaluation_of(env, key, num_envs)
+
+    def numpy(tree: Any) -> Any:
+        return jax.tree.map(np.asarray, tree)
+
+    key, same = jax.random.key(seed), []
+    one, two = (jax.jit(played(lambda key: env)).trace(key) for _ in range(2))
+    compiled = one.lower().compile()
+    first, out = numpy(compiled(key))
+    again = numpy((compiled if _same_program(one.jaxpr, two.jaxpr) else two.lower().compile())(key))
+    other = numpy(jax.jit(lambda key: env.reset(key, 8 * num_envs)[1])(jax.random.key(seed + 1)))
+    jax.eval_shape(lambda key: same.append(evaluation(key) is env), key)
+    unscaled = out if same[0] else numpy(jax.jit(played(evaluation))(key)[1])
+    return Played(env, first, out, ended_in(out), again, other, unscaled)
+
+
+def _same_program(one: Any, other: Any) -> bool:
+    """Return whether two traces are the same; a random number of NumPy, for example, would differ."""
+    words = [re.sub("0x[0-9a-f]+", "", str(program)) for program in (one, other)]  # without addresses in memory
+    return words[0] == words[1] and equal(*([np.asarray(c) for c in program.consts] for program in (one, other)))
+
+
+def random_action(env: Env) -> Callable[[Array, Any], Array]:
+    """Return `act(key, obs) -> action`, uniform among the available actions or within the box of one environment."""
+    space = env.action_space
+
+    def act(key: Array, obs: Any) -> Array:
+        agents = () if env.num_agents is None else (env.num_agents,)
+        each = (jax.tree.leaves(obs)[0].shape[0], *agents)
+        if is_discrete(space):
+            available = obs.available if isinstance(obs, Observation) else None
+            logits = jnp.zeros((*each, space.n)) if available is None else jnp.where(available, 0.0, -1e9)
+            return jax.random.categorical(key, logits).astype(jnp.int32)
+        shape = (*each, *space.shape)
+        low, high = (jnp.broadcast_to(np.asarray(x, np.float32), shape) for x in (space.low, space.high))
+        bounded = (jnp.abs(low) < 1e6) & (jnp.abs(high) < 1e6)
+        low, high = jnp.where(bounded, low, -1.0), jnp.where(bounded, high, 1.0)
+        return low + jax.random.uniform(key, shape) * (high - low)
+
+    return act
+
+
+def report(played: Played) -> Report:
+    """Count the episodes, and note what is allowed but often a mistake."""
+    episodes = int(played.ended.sum())
+    cut = played.out.truncated.reshape(*played.ended.shape, -1).any(axis=-1) & played.ended
+    lengths = played.out.episode_length[played.ended]
+    notes = []
+    if episodes == 0:
+        notes.append(
+            f"no episode ended in {len(played.ended)} steps, so the ends of episodes have not been checked: give more "
+            "steps, or a shorter time limit"
+        )
+    if episodes > 3 and not cut.any() and len(set(lengths.tolist())) == 1 and lengths[0] > 1:
+        notes.append(
+            f"all {episodes} episodes were terminated after {lengths[0]} steps: if that is a time limit, report it as "
+            "truncated, so that the value of the final observation counts"
+        )
+    if not array_of(played.out.obs).any() and not array_of(played.first).any():
+        notes.append("all observations are 0")
+    if not played.out.reward.any():
+        notes.append("all rewards of random actions are 0")
+    return Report(episodes, int((played.ended & ~cut).sum()), int(cut.sum()), tuple(notes))

@@ -1,0 +1,37 @@
+"""MuJoCo Playground's environments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._brax import from_brax
+from ._env import Env, unknown_env
+
+
+def make(
+    name: str,
+    *,
+    time_limit: int | None = None,
+    reset_ratio: int = 1,
+    obs_key: str = "state",
+    impl: str = "jax",
+    **overrides: Any,
+) -> Env:
+    """Make one of Playground's environments; `overrides` change its configuration.
+
+    Args:
+        name: one of `mujoco_playground.registry.ALL_ENVS`.
+        time_limit: number of steps after which an episode is truncated; None: the configuration's `episode_length`.
+        reset_ratio: as in `auto_reset`.
+        obs_key: which entry the policy sees, where observations are a dict.
+        impl: "jax" runs on every device; "warp", on NVIDIA GPUs only, is faster.
+        **overrides: fields of the configuration, such as `ctrl_dt=0.02`.
+    """
+    from mujoco_playground import registry
+
+    if name not in registry.ALL_ENVS:
+        raise unknown_env(name, "MuJoCo Playground", registry.ALL_ENVS)
+    config = registry.get_default_config(name)
+    config.update({**({"impl": impl} if "impl" in config else {}), **overrides})
+    env = registry.load(name, config=config)
+    return from_brax(env, time_limit=time_limit or config.episode_length, reset_ratio=reset_ratio, obs_key=obs_key)

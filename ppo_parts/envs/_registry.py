@@ -1,0 +1,122 @@
+"""Environments by name: `prefix:name`, where the prefix says which package has the environment."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .._errors import UserTypeError, UserValueError
+from .._extras import require_package
+from ._env import Env
+
+
+class Source(NamedTuple):
+    """Where the environments of a prefix come from.
+
+    Attributes:
+        adapter: the module of this package with the function that wraps them.
+        package: the module that must be there to import.
+        extra: the extra of `ppo_parts` that installs it.
+        make: the name of the function, which is called as `make(name, **settings)`.
+    """
+
+    adapter: str
+    package: str
+    extra: str
+    make: str = "make"
+
+
+SOURCES = {
+    "gymnax": Source("_gymnax", "gymnax", "envs"),
+    "jaxmarl": Source("_jaxmarl", "jaxmarl", "marl", "make_agents"),
+    "brax": Source("_brax", "brax.envs", "brax"),
+    "playground": Source("_playground", "mujoco_playground", "playground"),
+    "craftax": Source("_craftax", "craftax.craftax_env", "craftax"),
+    "jumanji": Source("_jumanji", "jumanji", "jumanji"),
+    "pgx": Source("_pgx", "pgx", "pgx"),
+    "xminigrid": Source("_xminigrid", "xminigrid", "xminigrid"),
+    "gym": Source("_gymnasium", "gymnasium", "gymnasium", "make_gymnasium"),
+    "envpool": Source("_gymnasium", "envpool", "envpool", "make_envpool"),
+    "ale": Source("_gymnasium", "ale_py.vector_env", "atari", "make_ale"),
+}
+"""The prefixes that come with this package."""
+
+_registered: dict[str, Callable[..., Env]] = {}
+
+
+def make(env_id: str, **settings: Any) -> Env:
+    """Make an environment from its name, with automatic resets and with truncation separate from termination.
+
+    Args:
+        env_id: "prefix:name", as "brax:ant" or "pgx:connect_four", where the prefix is one of `prefixes()`. A name
+            without a prefix is one of gymnax: "CartPole-v1" is "gymnax:CartPole-v1".
+        **settings: settings of the environment; `docs/environments.md` lists those of each prefix.
+
+    Returns:
+        The environment.
+
+    Raises:
+        ValueError: unknown prefix, name (similar names are listed) or setting. MissingPackage: the package is not
+            installed; the error names the extra that installs it.
+
+    Example:
+        >>> from ppo_parts import envs
+        >>> envs.make("CartPole-v1", max_steps_in_episode=200).action_space.n
+        2
+    """
+    prefix, name = split_id(env_id)
+    if prefix in _registered:
+        env = _registered[prefix](name, **settings)
+        if not isinstance(env, Env):
+            raise UserTypeError(f"{env_id}: the function of the prefix {prefix!r} must return an envs.Env, got {env!r}")
+        return env
+    if prefix not in SOURCES:
+        near = difflib.get_close_matches(prefix, prefixes(), 1)
+        there = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(prefixes())}"
+        raise UserValueError(
+            f"{env_id!r}: {prefix!r} is not a prefix of environments; {there} (envs.register adds prefixes)"
+        )
+    source = SOURCES[prefix]
+    require_package(source.package, source.extra)
+    adapter = importlib.import_module(f".{source.adapter}", __package__)
+    return getattr(adapter, source.make)(name, **settings)
+
+
+def register(prefix: str, make: Callable[..., Env]) -> None:
+    """Let `envs.make("prefix:name", **settings)` call `make(name, **settings)`.
+
+    Args:
+        prefix: letters, digits, "_" and "-". A prefix that was registered before is replaced.
+        make: function that returns an `Env`.
+
+    Raises:
+        ValueError: the prefix comes with this package, or contains other characters. TypeError: `make` is not callable.
+
+    Example:
+        >>> from ppo_parts import envs
+        >>> envs.register("short", lambda name: envs.make(name, max_steps_in_episode=10))
+        >>> env = envs.make("short:CartPole-v1")
+    """
+    if not re.fullmatch(r"[\w-]+", str(prefix)):
+        raise UserValueError(f"register: a prefix consists of letters, digits, _ and -, got {prefix!r}")
+    if prefix in SOURCES:
+        raise UserValueError(f"register: the prefix {prefix!r} comes with ppo_parts: choose another one")
+    if not callable(make):
+        raise UserTypeError(f"register: make must be a function (name, **settings) -> envs.Env, got {make!r}")
+    _registered[prefix] = make
+
+
+def prefixes() -> tuple[str, ...]:
+    """Return the prefixes that `make` knows."""
+    return (*SOURCES, *_registered)
+
+
+def split_id(env_id: str) -> tuple[str, str]:
+    """Split "prefix:name"; a name without a prefix belongs to gymnax."""
+    if isinstance(env_id, str) and ":" in env_id:
+        prefix, _, name = env_id.partition(":")
+        return prefix, name
+    return "gymnax", env_id

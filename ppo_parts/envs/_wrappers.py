@@ -1,0 +1,305 @@
+"""Wrappers of environments, and what they share."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._errors import UserTypeError, UserValueError
+from .._hyperparameters import number
+from ._env import Array, Box, Env, Observation, Transition, is_discrete, size
+
+
+def clip_action(env: Env) -> Env:
+    """Clip the actions that enter the environment to the bounds of its box; the batch keeps the unclipped actions."""
+    space = env.action_space
+    if is_discrete(space):
+        raise UserValueError("clip_action: this environment's actions are discrete, there is nothing to clip")
+    size(space)  # raises if actions are not arrays
+    low, high = (jnp.broadcast_to(bound, space.shape)[None] for bound in (space.low, space.high))
+
+    def step(key: Array, state: Any, action: Array) -> tuple[Any, Transition]:
+        return env.step(key, state, jnp.clip(action, low, high))
+
+    return env._replace(step=step, evaluation=lambda state: clip_action(env.evaluation(state)))
+
+
+def clip_reward(env: Env) -> Env:
+    """Replace rewards by their sign, as most Atari agents do; episode returns and `evaluation` keep the rewards.
+
+    Reference: Mnih et al. 2015, doi:10.1038/nature14236, Methods.
+    """
+
+    def step(key: Array, state: Any, action: Any) -> tuple[Any, Transition]:
+        state, out = env.step(key, state, action)
+        return state, out._replace(reward=jnp.sign(out.reward))
+
+    return env._replace(step=step)
+
+
+def prepare(env: Env, *, normalize: bool = False, gamma: Any = None) -> Env:
+    """Apply PPO's usual wrappers: clip actions to their box and, with `normalize`, normalise observations and rewards.
+
+    Args:
+        env: the environment.
+        normalize: apply `normalize_observation` and `normalize_reward`.
+        gamma: the learner's discount, for `normalize_reward`.
+
+    Example:
+        >>> from ppo_parts import envs
+        >>> env = envs.prepare(envs.make("Pendulum-v1"), normalize=True, gamma=.99)
+    """
+    if not is_discrete(env.action_space):
+        env = clip_action(env)
+    return normalize_reward(normalize_observation(env), gamma=gamma) if normalize else env
+
+
+class Moments(NamedTuple):
+    """Running mean and (population) variance of a stream, and the number of elements so far."""
+
+    mean: Array
+    var: Array
+    seen: Array
+
+    @staticmethod
+    def of(example: Array) -> Moments:
+        """Moments of an empty stream: mean 0, variance 1."""
+        shape = jnp.shape(example)
+        return Moments(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
+
+    def updated(self, x: Array) -> Moments:
+        """Return the moments after appending the rows of `x`, `[N, ...]`, to the stream (Chan et al. 1979).
+
+        Numbers that are not finite would never leave the moments, so an `x` that contains any is ignored.
+        """
+        x = x.astype(jnp.float32)
+        mean, var = jnp.mean(x, axis=0), jnp.var(x, axis=0)
+        total = self.seen + x.shape[0]
+        share = x.shape[0] / total
+        delta, old = mean - self.mean, jnp.where(self.seen > 0, self.var, 0)
+        # Written as a step from the old variance: float32 cannot count beyond 2**24 elements, and sums would diverge.
+        var = old + (var - old + jnp.square(delta) * (1 - share)) * share
+        after = Moments(self.mean + delta * share, var, total)
+        finite = jnp.all(jnp.isfinite(mean) & jnp.isfinite(var))  # one of them is not finite if an element of x is not
+        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, self)
+
+
+class NormalizedState(NamedTuple):
+    """State of a normalising wrapper: the state of the inner environment, and running moments."""
+
+    inner: Any
+    moments: Moments
+    running_return: Any = None
+
+
+def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) -> Env:
+    r"""Standardise observations by running statistics: :math:`\mathrm{clip}((o-\mu)/\sqrt{\sigma^2+\epsilon}, \pm c)`.
+
+    The statistics are part of the environment's state. They include every observation that the policy acts on, before
+    it acts, including those of resets. Observations are stored as the policy saw them, so the first ratio of an update
+    is 1. `evaluation` freezes the statistics.
+
+    An observation that is not finite is passed on unchanged, for the learner to count, and does not enter the
+    statistics. The mask of an `Observation` is not changed.
+
+    Args:
+        env: environment with array observations.
+        clip: bound after standardisation, in standard deviations, > 0.
+        eps: added to the variance, >= 0.
+
+    Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 28 and 29.
+    """
+
+    size(env.observation_space)
+    _one_agent("normalize_observation", env)
+    clip, eps = _constants("normalize_observation", clip, eps)
+
+    def shown(moments: Moments, obs: Any) -> Any:
+        if isinstance(obs, Observation):  # the mask stays as it is
+            return obs._replace(obs=shown(moments, obs.obs))
+        scaled = jnp.clip((obs - moments.mean[None]) / jnp.sqrt(moments.var[None] + eps), -clip, clip)
+        return jnp.where(jnp.isfinite(obs), scaled, obs)  # the learner counts what is not finite
+
+    def reset(key: Array, num_envs: int) -> tuple[NormalizedState, Any]:
+        inner, obs = env.reset(key, num_envs)
+        moments = Moments.of(seen(obs)[0]).updated(seen(obs))
+        return NormalizedState(inner, moments), shown(moments, obs)
+
+    def step(key: Array, state: NormalizedState, action: Any) -> tuple[NormalizedState, Transition]:
+        inner, out = env.step(key, state.inner, action)
+        _all_present("normalize_observation", out)
+        moments = state.moments.updated(seen(out.obs))
+        out = out._replace(obs=shown(moments, out.obs), final_obs=shown(moments, out.final_obs))
+        return NormalizedState(inner, moments), out
+
+    def evaluation(state: NormalizedState) -> Env:
+        frozen, moments = env.evaluation(state.inner), state.moments
+
+        def frozen_reset(key: Array, num_envs: int) -> tuple[Any, Any]:
+            inner, obs = frozen.reset(key, num_envs)
+            return inner, shown(moments, obs)
+
+        def frozen_step(key: Array, inner: Any, action: Any) -> tuple[Any, Transition]:
+            inner, out = frozen.step(key, inner, action)
+            return inner, out._replace(obs=shown(moments, out.obs), final_obs=shown(moments, out.final_obs))
+
+        return frozen._replace(reset=frozen_reset, step=frozen_step, restart=None)
+
+    def restart(key: Array, state: NormalizedState) -> tuple[NormalizedState, Any]:
+        inner, obs = _restarted(env, key, state.inner)
+        moments = state.moments.updated(seen(obs))
+        return NormalizedState(inner, moments), shown(moments, obs)
+
+    restarts = None if env.restart is None else restart
+    return env._replace(reset=reset, step=step, evaluation=evaluation, restart=restarts)
+
+
+def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps: float = 1e-8) -> Env:
+    r"""Divide rewards by the running standard deviation of the discounted return; clip to :math:`\pm c`.
+
+    .. math:: G \leftarrow \gamma G + r, \qquad \hat r = \mathrm{clip}(r / \sqrt{\mathrm{Var}(G) + \epsilon}, \pm c)
+
+    Rewards are not centred, and G starts from 0 in each episode. `evaluation` leaves rewards unscaled. A reward that is
+    not finite is passed on unchanged, for the learner to count, and does not enter the statistics.
+
+    Args:
+        env: any environment.
+        gamma: the learner's discount, in [0, 1].
+        clip: bound of the scaled reward, > 0.
+        eps: added to the variance, >= 0.
+
+    Reference: Huang et al. 2022, details 30 and 31; Engstrom et al. 2020, arXiv:2005.12729, section 3.
+    """
+
+    _one_agent("normalize_reward", env)
+    if callable(gamma):
+        raise UserTypeError("normalize_reward: gamma must be a number: an environment has no updates to schedule it by")
+    gamma, (clip, eps) = number("normalize_reward", "gamma", gamma, 0, 1), _constants("normalize_reward", clip, eps)
+
+    def reset(key: Array, num_envs: int) -> tuple[NormalizedState, Any]:
+        inner, obs = env.reset(key, num_envs)
+        return NormalizedState(inner, Moments.of(jnp.zeros(())), jnp.zeros(num_envs)), obs
+
+    def step(key: Array, state: NormalizedState, action: Any) -> tuple[NormalizedState, Transition]:
+        inner, out = env.step(key, state.inner, action)
+        _all_present("normalize_reward", out)
+        running = state.running_return * gamma + out.reward
+        moments = state.moments.updated(running)
+        reward = jnp.clip(out.reward / jnp.sqrt(moments.var + eps), -clip, clip)
+        reward = jnp.where(jnp.isfinite(out.reward), reward, out.reward)  # unchanged, for the learner to count
+        running = jnp.where(out.terminated | out.truncated | ~jnp.isfinite(running), 0, running)
+        return NormalizedState(inner, moments, running), out._replace(reward=reward)
+
+    def restart(key: Array, state: NormalizedState) -> tuple[NormalizedState, Any]:
+        inner, obs = _restarted(env, key, state.inner)
+        return NormalizedState(inner, state.moments, jnp.zeros_like(state.running_return)), obs
+
+    return env._replace(
+        reset=reset,
+        step=step,
+        evaluation=lambda state: env.evaluation(state.inner),
+        restart=None if env.restart is None else restart,
+    )
+
+
+def _restarted(env: Env, key: Array, state: Any) -> tuple[Any, Any]:
+    assert env.restart is not None
+    return env.restart(key, state)
+
+
+def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
+    """Turn N environments of A agents into N * A environments of one agent, to share a policy in single-agent recipes.
+
+    Each agent is a separate segment, and one policy plays all of them. Each agent has its own episode return.
+
+    Args:
+        env: environment with many agents.
+        agent_id: append the agent's number to its observation, as a one-hot encoding.
+
+    Raises:
+        ValueError: the environment has no axis of agents; at `reset`, A does not divide the number of environments.
+    """
+    if env.num_agents is None:
+        raise UserValueError("fold_agents: this environment has one agent already")
+    agents = env.num_agents
+
+    def folded(x: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
+
+    def each_agent(obs: Observation) -> Any:
+        if agent_id:
+            obs = obs._replace(obs=with_agent_id(obs.obs))
+        return folded(obs.obs if obs.available is None else obs)
+
+    def repeated(x: Any) -> Any:
+        return jax.tree.map(lambda leaf: jnp.repeat(leaf, agents, axis=0), x)
+
+    def reset(key: Array, num_envs: int) -> tuple[Any, Any]:
+        if num_envs % agents:
+            raise UserValueError(f"fold_agents: num_envs={num_envs} must be a multiple of the {agents} agents")
+        state, obs = env.reset(key, num_envs // agents)
+        return state, each_agent(obs)
+
+    def step(key: Array, state: Any, action: Any) -> tuple[Any, Transition]:
+        state, out = env.step(key, state, jax.tree.map(lambda a: a.reshape(-1, agents, *a.shape[1:]), action))
+        each = {name: folded(getattr(out, name)) for name in ("reward", "terminated", "truncated", "episode_return")}
+        whole = {name: repeated(getattr(out, name)) for name in ("episode_length", "ended", "info")}
+        mask = None if out.mask is None else folded(out.mask)
+        return state, Transition(
+            obs=each_agent(out.obs), final_obs=each_agent(out.final_obs), mask=mask, **each, **whole
+        )
+
+    def restart(key: Array, state: Any) -> tuple[Any, Any]:
+        state, obs = _restarted(env, key, state)
+        return state, each_agent(obs)
+
+    space = env.observation_space
+    if agent_id:
+        space = Box((space.shape[0] + agents,))
+    return env._replace(
+        reset=reset,
+        step=step,
+        restart=None if env.restart is None else restart,
+        observation_space=space,
+        evaluation=lambda state: fold_agents(env.evaluation(state), agent_id=agent_id),
+        num_agents=None,
+    )
+
+
+def with_agent_id(obs: Array) -> Array:
+    """Append the agent's number to observations `[..., A, D]` as a one-hot encoding, `[..., A, D + A]`."""
+    agents = obs.shape[-2]
+    ids = jnp.broadcast_to(jnp.eye(agents, dtype=obs.dtype), (*obs.shape[:-1], agents))
+    return jnp.concatenate([obs, ids], axis=-1)
+
+
+def share_observations(obs: Array) -> Array:
+    """Give each agent all agents' observations, `[..., A, D]` to `[..., A, A * D]`, the input of a central critic."""
+    everybody = obs.reshape(*obs.shape[:-2], 1, -1)
+    return jnp.broadcast_to(everybody, (*obs.shape[:-1], everybody.shape[-1]))
+
+
+def seen(obs: Any) -> Array:
+    """Return the array of an observation, without its action mask."""
+    return obs.obs if isinstance(obs, Observation) else obs
+
+
+def _all_present(where: str, out: Transition) -> None:
+    if out.mask is not None:
+        raise UserValueError(
+            f"{where}: agents can be absent here, and what they leave behind would enter the statistics"
+        )
+
+
+def _constants(where: str, clip: Any, eps: Any) -> tuple[Any, Any]:
+    return number(where, "clip", clip, 0, open_low=True), number(where, "eps", eps, 0)
+
+
+def _one_agent(where: str, env: Env) -> None:
+    if env.num_agents is not None:
+        raise UserValueError(
+            f"{where}: this environment has {env.num_agents} agents, and the statistics are of one: put "
+            "fold_agents() around it first"
+        )

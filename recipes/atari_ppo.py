@@ -1,0 +1,35 @@
+"""CleanRL's PPO for Atari (`ppo_atari.py`): the chain of `cleanrl_ppo` with the convolutions of DQN.
+
+    python -m recipes.atari_ppo --env-id ale:breakout
+
+A lost life terminates an episode, rewards are clipped to their sign, and the returns that are reported are those of
+whole games. It needs `pip install ale-py`.
+"""
+
+from __future__ import annotations
+
+import ppo_parts as pp
+from ppo_parts import envs, networks, training
+from recipes import cleanrl_ppo
+
+Config = cleanrl_ppo.Config
+PRESETS = {
+    "atari": Config(env_id="ale:breakout", total_timesteps=10_000_000, num_envs=8, clip_coef=0.1),
+}
+
+
+def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
+    """A pure `train(key) -> TrainResult(state, metrics)`; `env` and `pipeline` as in `cleanrl_ppo`."""
+    training.check_config(config)
+    if env is None:
+        env = envs.clip_reward(envs.make(config.env_id, episodic_life=True))
+    return cleanrl_ppo.make_train(config, env, pipeline, networks.nature_cnn(env))
+
+
+def main() -> None:
+    """Train from the command line, and write metrics, a learning curve and checkpoints to runs/."""
+    training.main(make_train, PRESETS, prog="python -m recipes.atari_ppo")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""Stand-ins for environment packages, with their interfaces: a walk that ends at 2 and is cut after five steps."""
+
+import dataclasses
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+LIMIT = 5
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class State:
+    """The place and the time of a walk, and what the packages add to their states."""
+
+    x: jax.Array
+    time: jax.Array
+    obs: jax.Array = None
+    reward: jax.Array = 0.0
+    done: jax.Array = 0.0
+
+    def replace(self, **changes):
+        return dataclasses.replace(self, **changes)
+
+
+def first(key):
+    return State(jax.random.uniform(key, minval=-0.5, maxval=0.5), jnp.zeros((), jnp.int32))
+
+
+def moved(state, by):
+    """The state after a step, its observation, its reward and whether the goal is reached."""
+    state = state.replace(x=state.x + by, time=state.time + 1)
+    return state, jnp.stack([state.x, state.time.astype(jnp.float32)]), by * 1.0, state.x > 1.5
+
+
+def observed(state):
+    return jnp.stack([state.x, state.time.astype(jnp.float32)])
+
+
+class Brax:
+    """`brax.envs.Env`: a state with obs, reward and done (a float); no time limit of its own."""
+
+    action_size = 1
+
+    def __init__(self, as_dict=False):
+        self.as_dict = as_dict
+
+    def seen(self, obs):
+        return {"state": obs, "privileged_state": -obs} if self.as_dict else obs
+
+    def reset(self, key):
+        state = first(key)
+        return state.replace(obs=self.seen(observed(state)), reward=jnp.zeros(()), done=jnp.zeros(()))
+
+    def step(self, state, action):
+        state, obs, reward, over = moved(state, action[0])
+        return state.replace(obs=self.seen(obs), reward=reward, done=over.astype(jnp.float32))
+
+
+class Craftax:
+    """Craftax's interface without automatic resets; the limit is a parameter, and a part of `done`."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Params:
+        """What can be changed."""
+
+        max_timesteps: int = LIMIT
+
+        def replace(self, **changes):
+            return dataclasses.replace(self, **changes)
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class State:
+        """A walk, with Craftax's names."""
+
+        walk: State
+        timestep: jax.Array
+        achievements: jax.Array
+
+        def replace(self, **changes):
+            return dataclasses.replace(self, **changes)
+
+    default_params = Params()
+
+    def observation_space(self, params):
+        return SimpleNamespace(shape=(2,), low=0.0, high=1.0)
+
+    def action_space(self, params):
+        return SimpleNamespace(n=2, shape=())
+
+    def reset(self, key, params):
+        walk = first(key)
+        return observed(walk), self.State(walk, walk.time, jnp.zeros(3, bool))
+
+    def step(self, key, state, action, params):
+        walk, obs, reward, _ = moved(state.walk, 2 * action - 1)
+        state = self.State(walk, walk.time, state.achievements.at[0].set(True))
+        return obs, state, reward, self.is_terminal(state, params), {}
+
+    def is_terminal(self, state, params):
+        return (state.walk.x > 1.5) | (state.timestep >= params.max_timesteps)
+
+
+class Seen(NamedTuple):
+    """Jumanji's observations: named entries, one of which is the mask."""
+
+    place: jax.Array
+    time: jax.Array
+    action_mask: jax.Array
+
+
+class TimeStep(NamedTuple):
+    """dm_env's time step, of Jumanji and XLand-MiniGrid."""
+
+    observation: object
+    reward: jax.Array
+    discount: jax.Array
+    over: jax.Array
+    state: object = None
+
+    def last(self):
+        return self.over
+
+
+class Jumanji:
+    """Two choices at once, of 2 and 3; the mask is one of combinations, and it may leave nothing."""
+
+    action_spec = SimpleNamespace(num_values=jnp.array([2, 3]))
+
+    def seen(self, state):
+        mask = jnp.broadcast_to(state.x < 0.7, (2, 3)).at[1, 2].set(False)
+        return Seen(state.x, state.time, mask)
+
+    def timestep(self, state, reward, terminated):
+        over = terminated | (state.time >= LIMIT)
+        return TimeStep(self.seen(state), jnp.asarray(reward, float), jnp.where(terminated, 0.0, 1.0), over)
+
+    def reset(self, key):
+        state = first(key)
+        return state, self.timestep(state, 0.0, jnp.zeros((), bool))
+
+    def step(self, state, action):
+        state, _, reward, terminated = moved(state, action[0] + 0.1 * action[1] - 0.5)
+        return state, self.timestep(state, reward, terminated)
+
+
+class XMiniGrid:
+    """XLand-MiniGrid: one time step carries everything; integers are seen."""
+
+    def num_actions(self, params):
+        return 2
+
+    def observation_shape(self, params):
+        return (2,)
+
+    def timestep(self, params, state, reward, terminated):
+        seen = jnp.stack([10 * state.x, state.time]).astype(jnp.uint8)
+        over = terminated | (state.time == params.max_timesteps)
+        return TimeStep(seen, reward, jnp.where(terminated, 0.0, 1.0), over, state)
+
+    def reset(self, params, key):
+        return self.timestep(params, first(key), jnp.zeros(()), jnp.zeros((), bool))
+
+    def step(self, params, timestep, action):
+        state, _, reward, terminated = moved(timestep.state, 2 * action - 1)
+        return self.timestep(params, state, reward.astype(jnp.float32), terminated)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Board:
+    """Pgx's state."""
+
+    current_player: jax.Array
+    observation: jax.Array
+    rewards: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    legal_action_mask: jax.Array
+
+
+class Nim:
+    """Pgx's interface: two players take 1 or 2 of 5 matches in turn, and whoever takes the last one wins."""
+
+    num_players, num_actions, observation_shape = 2, 2, (1,)
+
+    def board(self, player, left, rewards):
+        legal = jnp.stack([left > 0, left > 1]) | (left <= 0)
+        left = jnp.asarray(left, jnp.float32)
+        return Board(player, left[None], rewards, left <= 0, jnp.zeros((), bool), legal)
+
+    def init(self, key):
+        player = jax.random.randint(key, (), 0, 2)
+        return self.board(player, jnp.full((), 5), jnp.zeros(2))
+
+    def step(self, state, action, key):
+        left = state.observation[0].astype(jnp.int32) - (action + 1)
+        won = jnp.where(left <= 0, jnp.where(jnp.arange(2) == state.current_player, 1.0, -1.0), 0.0)
+        return self.board(1 - state.current_player, left, won)
+
+
+def module(name, **contents):
+    made = ModuleType(name)
+    vars(made).update(contents)
+    return made
+
+
+def modules():
+    """The packages by name, as `sys.modules` has them."""
+    brax = module("brax.envs", _envs={"walk": Brax}, get_environment=lambda name, **kw: Brax(**kw))
+    config = type("Config", (dict,), {"episode_length": property(lambda self: self["episode_length"])})
+    registry = module(
+        "mujoco_playground.registry",
+        ALL_ENVS=("Walk",),
+        get_default_config=lambda name: config(episode_length=LIMIT, impl="warp"),
+        load=lambda name, config: Brax(as_dict=True) if config["impl"] == "jax" else None,
+    )
+    craftax = module("craftax.craftax_env", make_craftax_env_from_name=lambda name, auto_reset: Craftax())
+    jumanji = module("jumanji", registered_environments=lambda: ["Walk-v0"], make=lambda name, **kw: Jumanji(**kw))
+    return {
+        "brax": module("brax", envs=brax),
+        "brax.envs": brax,
+        "mujoco_playground": module("mujoco_playground", registry=registry),
+        "craftax": module("craftax"),
+        "craftax.craftax_env": craftax,
+        "jumanji": jumanji,
+        "pgx": module("pgx", available_envs=lambda: ("nim",), make=lambda name: Nim()),
+        "xminigrid": module(
+            "xminigrid",
+            registered_environments=lambda: ("Walk-v0",),
+            make=lambda name: (XMiniGrid(), Craftax.Params()),
+        ),
+    }
+
+
+def install(monkeypatch):
+    for name, fake in modules().items():
+        monkeypatch.setitem(sys.modules, name, fake)

@@ -1,0 +1,444 @@
+"""Every environment follows one set of laws: each adapter on a stand-in of its package, and the real packages.
+
+tests/test_envs.py plays those of gymnax, tests/test_jaxmarl.py a stand-in of JaxMARL's.
+"""
+
+import importlib
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ppo_parts as pp
+from ppo_parts import envs
+from ppo_parts.envs import __main__ as command
+from tests import env_fakes
+from tests.env_fakes import LIMIT
+
+pytestmark = pytest.mark.lenient_ranks  # the packages'
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    env_fakes.install(monkeypatch)
+
+
+FAKES = {
+    "brax:walk": {"time_limit": LIMIT},
+    "playground:Walk": {},
+    "craftax:Craftax-Symbolic-v1": {"reset_ratio": 2},
+    "jumanji:Walk-v0": {},
+    "pgx:nim": {},
+    "xminigrid:Walk-v0": {},
+}
+
+
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize("env_id", FAKES)
+def test_each_adapter_follows_the_laws(env_id):
+    """Both ends occur where the stand-in has both; Nim ends only by terminations."""
+    seen = envs.check_laws(envs.make(env_id, **FAKES[env_id]), num_steps=60)
+    assert seen.terminated > 0
+    assert (seen.truncated > 0) == (env_id != "pgx:nim")
+    assert seen.notes == ()
+
+
+def test_normalised_environments_follow_the_laws():
+    """Their evaluation has unscaled rewards, and frozen statistics."""
+    env = envs.prepare(envs.make("gymnax:Pendulum-v1", max_steps_in_episode=9), normalize=True, gamma=0.9)
+    seen = envs.check_laws(env, num_steps=60)
+    assert (seen.terminated, seen.truncated) == (0, 24)
+
+
+REAL = {
+    "brax:inverted_pendulum": ({"backend": "spring", "time_limit": 12}, 40),
+    "playground:CheetahRun": ({"time_limit": 8}, 20),
+    "craftax:Craftax-Symbolic-v1": ({"max_timesteps": 40}, 100),
+    "craftax:Craftax-Classic-Symbolic-v1": ({"max_timesteps": 40}, 100),
+    "jumanji:Snake-v1": ({"time_limit": 30}, 100),
+    "jumanji:Tetris-v0": ({}, 100),
+    "pgx:connect_four": ({}, 100),
+    "pgx:tic_tac_toe": ({}, 100),
+    "xminigrid:MiniGrid-DoorKey-8x8": ({"max_steps": 30}, 100),
+}
+
+
+@pytest.mark.envs
+@pytest.mark.parametrize("env_id", REAL)
+def test_the_real_packages_follow_the_laws(env_id):
+    """Run with `-m envs` where the packages are installed."""
+    settings, steps = REAL[env_id]
+    try:
+        env = envs.make(env_id, **settings)
+    except pp.MissingPackage as error:
+        pytest.skip(str(error))
+    assert envs.check_laws(env, num_steps=steps).episodes > 0
+
+
+# --- each law finds what breaks it ---
+
+
+def walk(**broken):
+    """Two places, an obs of (place, time), a time limit of 4; `broken` changes the fields of each `Transition`."""
+    limit = 4
+
+    def see(x, steps):
+        return jnp.stack([x, steps], axis=-1).astype(jnp.float32)
+
+    def reset(key, num_envs):
+        x, steps = jax.random.randint(key, (num_envs,), 0, 100), jnp.zeros(num_envs, jnp.int32)
+        return (x, steps, jnp.zeros(num_envs)), see(x, steps)
+
+    def step(key, state, action):
+        x, steps, total = state[0] + action.astype(int), state[1] + 1, state[2] + action
+        over = steps == limit
+        new = jax.random.randint(key, x.shape, 0, 100)
+        after = jnp.where(over, new, x), jnp.where(over, 0, steps), jnp.where(over, 0.0, total)
+        out = envs.Transition(see(*after[:2]), action * 1.0, over & False, over, see(x, steps), total, steps)
+        return after, out._replace(**{name: change(out) for name, change in broken.items()})
+
+    made = envs.Env(reset, step, envs.Box((2,)), envs.Discrete(2), lambda state: made)
+    return made
+
+
+def test_an_environment_that_follows_the_laws_is_counted():
+    seen = envs.check_laws(walk(), num_envs=3, num_steps=9)
+    assert seen == (envs.check_laws(walk(), num_envs=3, num_steps=9, seed=1))
+    assert (seen.episodes, seen.terminated, seen.truncated, seen.notes) == (6, 0, 6, ())
+
+
+def masked(available):
+    def see(obs):
+        return envs.Observation(obs, jnp.broadcast_to(available(obs[:, :1]), (obs.shape[0], 2)))
+
+    def reset(key, num_envs):
+        state, obs = env.reset(key, num_envs)
+        return state, see(obs)
+
+    env = walk(obs=lambda out: see(out.obs), final_obs=lambda out: see(out.final_obs))
+    made = env._replace(reset=reset, evaluation=lambda state: made)
+    return made
+
+
+def reset_alike(env):
+    """All environments begin with the same draw."""
+
+    def reset(key, num_envs):
+        state, obs = env.reset(key, 1)
+        return jax.tree.map(lambda x: jnp.repeat(x, num_envs, axis=0), (state, obs))
+
+    return env._replace(reset=reset)
+
+
+def scaled_evaluation():
+    return walk()._replace(evaluation=lambda state: walk(reward=lambda out: 3 * out.reward))
+
+
+def impure():
+    numbers = itertools.count()
+    return walk(reward=lambda out: out.reward + next(numbers))
+
+
+BROKEN = {
+    "reproducible": (impure, r"step gives other results .* same key: draw all random numbers from the key"),
+    "separate": (lambda: reset_alike(walk()), r"same first observation.*jax\.random\.split"),
+    "finite": (lambda: walk(reward=lambda out: out.reward / 0), r"reward contains NaN or an infinity"),
+    "masks": (lambda: masked(lambda x: x % 2 > 0), r"obs\.available leaves no action"),
+    "final_obs is of the next": (lambda: walk(final_obs=lambda out: out.obs), r"final_obs is the first .* of the next"),
+    "final_obs differs": (lambda: walk(final_obs=lambda out: out.final_obs + 1), r"differs from obs in step 0 .* 0"),
+    "length from 0": (
+        lambda: walk(episode_length=lambda out: out.episode_length - 1),
+        r"episode_length is 0 in step 0",
+    ),
+    "return of a step": (lambda: walk(episode_return=lambda out: out.reward), r"episode_return is .* add up to"),
+    "scaled": (scaled_evaluation, r"add up to .*evaluation\(state\) must not scale"),
+    "ended without an end": (
+        lambda: walk(ended=lambda out: out.truncated, truncated=lambda out: out.truncated & False),
+        r"ended is True in step 3 .* set terminated, or",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_breaks_a_law_is_named_with_the_remedy(name):
+    make, says = BROKEN[name]
+    with pytest.raises(pp.UserValueError, match=says):
+        envs.check_laws(make(), num_steps=24)
+
+
+def test_a_mask_has_one_flag_for_each_action():
+    with pytest.raises(pp.ShapeError, match=r"obs\.available must be boolean of shape \(4, 2\).* int32"):
+        envs.check_laws(masked(lambda x: x.astype(int)))
+    with pytest.raises(pp.UserTypeError, match=r"action_space is not discrete"):
+        envs.check(masked(lambda x: x > 0)._replace(action_space=envs.Box(())))
+
+
+def test_what_is_often_a_mistake_is_noted():
+    ends = {"terminated": lambda out: out.truncated, "truncated": lambda out: out.truncated & False}
+    (note,) = envs.check_laws(walk(**ends), num_steps=24).notes
+    assert "terminated after 4 steps: if that is a time limit" in note
+    (note,) = envs.check_laws(walk(), num_steps=3).notes
+    assert "no episode ended in 3 steps" in note
+
+
+# --- automatic resets ---
+
+
+def test_only_as_many_new_episodes_are_computed_as_asked_for():
+    """Six environments end in turn or together; with a ratio of 3 two new states serve all that end in a step."""
+
+    def reset(key):
+        x = jax.random.uniform(key)
+        return x, x[None]
+
+    def step(key, x, action):
+        return envs.Step(x, x[None], reward=x, terminated=action == 1)
+
+    env = envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2), reset_ratio=3)
+    state, obs = env.reset(jax.random.key(0), 6)
+    assert len(set(obs[:, 0].tolist())) == 6
+    _, out = env.step(jax.random.key(1), state, jnp.array([0, 1, 0, 0, 1, 0]))
+    assert len(set(out.obs[:, 0].tolist())) == 6  # two ended, and two are new
+    np.testing.assert_array_equal(out.obs[jnp.array([0, 2, 3, 5])], obs[jnp.array([0, 2, 3, 5])])
+    _, out = env.step(jax.random.key(1), state, jnp.ones(6, int))
+    assert len(set(out.obs[:, 0].tolist())) == 2
+    np.testing.assert_array_equal(out.final_obs, obs)
+
+
+def test_new_episodes_are_computed_only_where_one_ended_also_under_vmap():
+    calls = []
+
+    def reset(key):
+        jax.debug.callback(lambda: calls.append(1))
+        return jnp.zeros(()), jnp.zeros(1)
+
+    def step(key, x, action):
+        return envs.Step(x + 1, x[None], reward=0.0, terminated=action == 1)
+
+    env = envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2))
+    state, _ = jax.vmap(lambda key: env.reset(key, 2))(jax.random.split(jax.random.key(0)))
+    stepped = jax.jit(jax.vmap(env.step))
+    keys = jax.random.split(jax.random.key(1))
+    for action, expected in ((jnp.zeros((2, 2), int), 0), (jnp.array([[0, 1], [0, 0]]), 1)):
+        jax.effects_barrier()
+        calls.clear()
+        after, out = stepped(keys, state, action)
+        jax.effects_barrier()
+        assert len(calls) == expected
+    np.testing.assert_array_equal(after.inner, [[1, 0], [1, 1]])
+    np.testing.assert_array_equal(out.terminated, [[False, True], [False, False]])
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"), [({"time_limit": 0}, "time_limit must be at least 1"), ({"reset_ratio": 0}, "reset_ratio")]
+)
+def test_limits_and_ratios_are_checked(settings, says):
+    with pytest.raises(ValueError, match=says):
+        envs.auto_reset(None, None, None, None, **settings)
+
+
+def test_a_termination_at_the_time_limit_is_a_termination():
+    env = envs.auto_reset(
+        lambda key: (jnp.zeros(()), jnp.zeros(1)),
+        lambda key, x, action: envs.Step(x, x[None], 0.0, action == 1),
+        envs.Box((1,)),
+        envs.Discrete(2),
+        time_limit=1,
+    )
+    state, _ = env.reset(jax.random.key(0), 2)
+    _, out = env.step(jax.random.key(0), state, jnp.array([0, 1]))
+    assert (out.terminated.tolist(), out.truncated.tolist()) == ([False, True], [True, False])
+
+
+# --- adapters ---
+
+
+@pytest.mark.usefixtures("fakes")
+def test_the_policy_sees_one_entry_of_a_dict():
+    env = envs.make("playground:Walk", obs_key="privileged_state")
+    state, obs = env.reset(jax.random.key(0), 2)
+    np.testing.assert_array_equal(obs, -state.inner.obs["state"])
+    with pytest.raises(pp.UserValueError, match="obs_key='pixels': the observations are state, privileged_state"):
+        envs.make("playground:Walk", obs_key="pixels")
+
+
+@pytest.mark.usefixtures("fakes")
+def test_combinations_of_choices_become_one_action():
+    env = envs.make("jumanji:Walk-v0")
+    assert (env.action_space.n, env.observation_space.shape) == (6, (2,))
+    state, obs = env.reset(jax.random.key(0), 6)
+    assert obs.available[0].tolist() == [True, True, True, True, True, False]
+    _, out = env.step(jax.random.key(0), state, jnp.arange(6))
+    np.testing.assert_allclose(out.reward, [-0.5, -0.4, -0.3, 0.5, 0.6, 0.7], atol=1e-6)
+    assert out.obs.available.any(axis=-1).all()  # where nothing is left, everything is available
+
+
+@pytest.mark.usefixtures("fakes")
+def test_the_opponent_acts_between_the_turns_of_the_policy():
+    """In Nim with 5 matches, an opponent who always takes 1 loses against: take 2 at 5 or 2, and 1 at 4 or 1."""
+    taken = []
+
+    def takes_one(key, obs):
+        assert obs.available.shape == (2,)
+        taken.append(1)
+        return jnp.zeros((), jnp.int32)
+
+    env = envs.make("pgx:nim", opponent=takes_one)
+    state, obs = env.reset(jax.random.key(0), 32)
+    assert set(obs.obs[:, 0].tolist()) == {4.0, 5.0}  # in some games the opponent began
+    outs = []
+    for t in range(6):
+        left = obs.obs[:, 0]
+        action = ((left == 5) | (left == 2)).astype(jnp.int32)
+        state, out = env.step(jax.random.key(t), state, action)
+        obs = out.obs
+        outs.append(out)
+    ended = np.stack([out.terminated for out in outs])
+    assert ended.sum() >= 64
+    assert np.stack([out.info["won"] for out in outs])[ended].all()
+    assert (np.stack([out.reward for out in outs])[ended] == 1).all()
+    assert taken
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_policy_that_is_frozen_plays_the_opponent():
+    def always_two(params, batch):
+        logits = jnp.broadcast_to(params, (*batch.obs.obs.shape[:-1], 2))
+        return pp.distributions.Categorical(pp.distributions.mask_logits(logits, batch.obs.available)), None
+
+    params = jnp.array([0.0, 50.0])
+    env = envs.make("pgx:nim", opponent=envs.frozen_opponent(always_two, params))
+    _, obs = env.reset(jax.random.key(0), 16)
+    assert set(obs.obs[:, 0].tolist()) == {3.0, 5.0}
+    with pytest.raises(pp.UserValueError, match="a policy with memory"):
+        envs.frozen_opponent(pp.Policy(None, None, lambda n: None), params)
+
+
+@pytest.mark.usefixtures("fakes")
+def test_standard_policies_play_with_masks_and_flattened_observations():
+    """The recipes' policy, on normalised observations: no action is taken that is not available."""
+    networks = importlib.import_module("ppo_parts.networks")
+    env = envs.prepare(envs.make("jumanji:Walk-v0"), normalize=True, gamma=0.9)
+    policy = networks.actor_critic(env, (8,))
+    rollout = pp.rollout(env, policy, num_envs=4, num_steps=16)
+    batch = jax.jit(lambda key: rollout.collect(key, policy.init(key), rollout.init(key))[1])(jax.random.key(0))
+    taken = np.take_along_axis(np.asarray(batch.obs.available), np.asarray(batch.action)[..., None], axis=-1)
+    assert taken.all()
+    assert not np.asarray(batch.obs.available).all()
+    assert batch.obs.obs.shape == (16, 4, 2)
+    assert abs(float(batch.obs.obs[..., 1].mean())) < 0.9  # of the time, 0 to 4, if it were not normalised: 1.5 or more
+
+
+def test_a_policy_for_one_agent_refuses_many():
+    networks = importlib.import_module("ppo_parts.networks")
+    with pytest.raises(pp.UserValueError, match=r"an axis of 2 agents: use multi_agent_actor_critic, or envs\.fold"):
+        networks.actor_critic(walk()._replace(num_agents=2))
+
+
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize(
+    ("env_id", "says"),
+    [
+        ("brax:Walk", "'Walk' is not a Brax environment; did you mean walk"),
+        ("playground:Run", "'Run' is not a MuJoCo Playground environment; there are Walk"),
+        ("craftax:Craftax-v1", "'Craftax-v1' is not a Craftax environment; did you mean Craftax-"),
+        ("jumanji:Walk", "'Walk' is not a Jumanji environment; did you mean Walk-v0"),
+        ("pgx:go", "'go' is not a Pgx environment; there are nim"),
+        ("xminigrid:Walk", "'Walk' is not a XLand-MiniGrid environment; did you mean Walk-v0"),
+    ],
+)
+def test_an_unknown_name_is_said_with_those_there_are(env_id, says):
+    with pytest.raises(pp.UserValueError, match=says):
+        envs.make(env_id)
+
+
+@pytest.mark.usefixtures("fakes")
+def test_what_an_adapter_cannot_take_is_refused(monkeypatch):
+    monkeypatch.setattr(env_fakes.Jumanji, "action_spec", SimpleNamespace(num_values=jnp.array([4])))
+    with pytest.raises(pp.UserValueError, match="Walk-v0 has several agents, or actions"):
+        envs.make("jumanji:Walk-v0")
+    monkeypatch.setattr(env_fakes.Nim, "num_players", 4)
+    with pytest.raises(pp.UserValueError, match="nim has 4 players"):
+        envs.make("pgx:nim")
+    monkeypatch.setattr(env_fakes.XMiniGrid, "observation_shape", lambda self, params: {"img": (2,)})
+    with pytest.raises(pp.UserValueError, match=r"has observations \{'img'"):
+        envs.make("xminigrid:Walk-v0")
+
+
+# --- prefixes ---
+
+
+@pytest.mark.parametrize(
+    ("prefix", "package", "extra"),
+    [(prefix, source.package, source.extra) for prefix, source in envs._registry.SOURCES.items()],
+)
+def test_a_missing_package_is_named_with_its_extra(prefix, package, extra, monkeypatch):
+    monkeypatch.setitem(sys.modules, package.partition(".")[0], None)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(pp.MissingPackage, match=rf'pip install "ppo_parts\[{extra}\]"'):
+        envs.make(f"{prefix}:anything")
+
+
+def test_every_extra_of_a_prefix_exists():
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert {source.extra for source in envs._registry.SOURCES.values()} <= set(project["optional-dependencies"])
+
+
+def test_a_prefix_of_your_own(monkeypatch):
+    monkeypatch.setattr(envs._registry, "_registered", {})
+    with pytest.raises(pp.UserValueError, match=r"'mine' is not a prefix of environments; .*envs\.register"):
+        envs.make("mine:walk")
+    envs.register("mine", lambda name, **settings: walk() if name == "walk" else settings)
+    assert envs.make("mine:walk").observation_space.shape == (2,)
+    assert "mine" in envs.prefixes()
+    with pytest.raises(pp.UserTypeError, match=r"the prefix 'mine' must return an envs\.Env, got {'size': 3}"):
+        envs.make("mine:other", size=3)
+    with pytest.raises(pp.UserValueError, match="did you mean 'brax'"):
+        envs.make("braks:ant")
+    for prefix, make, says in (
+        ("brax", walk, "comes with ppo_parts"),
+        ("a:b", walk, "consists of letters"),
+        ("b", 3, r"make must be a function"),
+    ):
+        with pytest.raises((pp.UserValueError, pp.UserTypeError), match=says):
+            envs.register(prefix, make)
+
+
+# --- the command line ---
+
+
+def test_the_command_line_checks_a_module_of_yours(tmp_path, monkeypatch, capsys):
+    (tmp_path / "walks.py").write_text(
+        "from tests.test_env_laws import walk\ngood = walk\nbad = walk(final_obs=lambda out: out.obs)\nnumber = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
+    command.main(["check", "walks:good", "--num-steps", "24"])
+    printed = capsys.readouterr().out
+    assert printed.count("ok  ") == 8
+    assert "24 episodes ended: 0 terminated, 24 truncated" in printed
+    for name, says in (
+        ("walks:bad", r"^error: walks:bad: check_laws: final_obs is the first observation"),
+        ("walks:number", r"'walks:number' must be an envs\.Env"),
+        ("walks:none", "the module walks has no none"),
+        ("nowhere:none", "'nowhere' is neither a module .* prefixes gymnax, jaxmarl, brax"),
+        ("CartPole-v3", "'CartPole-v3' is not a gymnax environment"),
+    ):
+        with pytest.raises(SystemExit, match=says):
+            command.main(["check", name, "--num-steps", "24"])
+
+
+@pytest.mark.slow
+def test_the_command_line_as_typed():
+    arguments = ["-m", "ppo_parts.envs", "check", "CartPole-v1", "--num-steps", "100"]
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "terminated" in done.stdout
