@@ -1,5 +1,6 @@
 """Runs on several simulated devices: the same rows to rounding; several seeds, the same bits."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -39,13 +40,31 @@ def close(some, others):
             np.testing.assert_allclose(one[name] or 0, other[name] or 0, 1e-4, 1e-5, err_msg=name)
 
 
+@contextlib.contextmanager
+def compiled_programs():
+    """Yield a list of the programs of updates that are compiled meanwhile."""
+    programs, compile = [], jax.stages.Lowered.compile
+
+    def remembered(lowered, *args, **options):
+        programs.append(compile(lowered, *args, **options))
+        return programs[-1]
+
+    jax.stages.Lowered.compile = remembered
+    yield programs
+    jax.stages.Lowered.compile = compile
+
+
 def check_environments(place):
-    """Four devices, then one, then two: the rows of one device; the checkpoints of all are the same."""
+    """Four devices, then one, then two: the rows and the last state of one device. Devices send only sums."""
     options = {"eval_episodes": 3, "checkpoint_every": 6}
     train = cleanrl_ppo.make_train(CONFIG)
     run = functools.partial(go, train, place, config=CONFIG, **options)
     expected, result = run("one")
-    several, _ = run("several", num_devices=4, on_rows=until(2))
+    with compiled_programs() as programs:
+        several, _ = run("several", num_devices=4, on_rows=until(2))
+    (program,) = programs
+    assert "all-reduce(" in program.as_text()
+    assert "all-gather(" not in program.as_text()
     run(None, resume=several, num_devices=1, on_rows=until(4))
     _, other = run(None, resume=several, num_devices=2)
     close(rows(several), rows(expected))
@@ -59,18 +78,12 @@ def check_environments(place):
 
 def check_seeds(place):
     """Four seeds on two devices: the bits of one device, and no device needs another."""
-    programs, compile = [], jax.stages.Lowered.compile
-
-    def remembered(lowered, *args, **options):
-        programs.append(compile(lowered, *args, **options))
-        return programs[-1]
-
     config = dataclasses.replace(CONFIG, shards=None, normalize_env=False)
     train = cleanrl_ppo.make_train(config)
     run = functools.partial(go, train, place, config=config, num_seeds=4, eval_episodes=3)
     expected, result = run("one")
-    jax.stages.Lowered.compile = remembered
-    several, other = run("several", num_devices=2)
+    with compiled_programs() as programs:
+        several, other = run("several", num_devices=2)
     (program,) = programs
     assert collectives(program) == []
     assert rows(several) == rows(expected)
