@@ -229,7 +229,7 @@ def _latest_log_ratio(batch: Batch) -> Array:
 
 
 def _write(batch: Batch, advantage: Array, target: Array) -> Batch:
-    """Write the estimates and, before the sampler, how much of the target's variance the value explains."""
+    """Write the estimates and, before the sampler, the fraction of the target's variance that the value explains."""
     if batch.current is None:
         variance = functional.explained_variance(batch.value, target, mask=batch.mask)
         batch = batch.replace(metrics={**batch.metrics, "explained_variance": variance})

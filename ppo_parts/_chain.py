@@ -17,12 +17,12 @@ REMEDY = {
     "weight": "use a sampler that weighs what it draws, such as prioritized_sampler()",
     "losses": "put a loss such as clipped_surrogate() before it",
 }
-BY_THE_LEARNER = {"losses", "metrics", "stop"}  # fields that the learner itself reads at the end of a chain
+BY_THE_LEARNER = {"losses", "metrics", "stop"}  # fields that the learner reads at the end of a chain
 
 
 @dataclasses.dataclass(frozen=True)
 class Chain(Part):
-    """What `chain` returns: a `Part` that knows its `parts` (nested chains are flattened)."""
+    """The result of `chain`: a `Part` with the attribute `parts` (nested chains are flattened)."""
 
     parts: tuple[Part, ...] = ()
 
@@ -34,12 +34,12 @@ def chain(*parts: Part) -> Part:
     """Apply parts one after another; the result is a part again, so chains nest.
 
     Position is granularity: parts before a sampler see the rollout, parts after it see minibatches, under the policy
-    being trained. Calling `update` on a chain is always the plain fold over its parts (a sampler among them draws its
+    being trained. The `update` of a chain is always the plain fold over its parts (a sampler among them draws its
     first minibatch); `learner` runs the same chain over all minibatches and epochs. `print(chain(...))` shows the
     stages, and what each part reads and writes.
 
     Args:
-        *parts: parts, in order; chains among them are flattened. Without parts, the chain is the identity.
+        *parts: parts, in order; nested chains are flattened. Without parts, the chain is the identity.
 
     Returns:
         A `Part` whose state is the tuple of its parts' states.
@@ -47,7 +47,7 @@ def chain(*parts: Part) -> Part:
     Raises:
         TypeError: an argument is not a part.
         ValueError: two samplers; a loss before the sampler; `gae` or `vtrace` after a sampler that cuts the time axis;
-            a part that needs what only a later part writes.
+            a part that needs a field that only a later part writes.
 
     Example:
         >>> import ppo_parts as pp
@@ -81,10 +81,10 @@ def identity() -> Part:
 
 
 def part_key(key: Any, index: int) -> Any:
-    """The key of part `index` of a chain. The first part has the chain's own key, so that `chain(p)` draws what p does.
+    """Return the key of part `index` of a chain; None without a key.
 
-    The others fold in large numbers, so that a part that folds small numbers into its own key does not arrive at the
-    key of another part. Without a key (None) there is none to derive.
+    The first part has the key of the chain, so that `chain(p)` and `p` draw the same numbers. The others fold in large
+    numbers, so that a part that folds small numbers into its own key does not obtain the key of another part.
     """
     return key if index == 0 or key is None else jax.random.fold_in(key, 2**31 + index)
 
@@ -114,7 +114,7 @@ def fold(
 
 
 def check_batch(part: Part, batch: Batch) -> None:
-    """Raise for what only the batch shows: a missing field, a missing time axis, a policy that is not evaluated."""
+    """Raise for errors that only the batch reveals: a missing field, a missing time axis, an unevaluated policy."""
     for path in part.requires:
         if field_at(batch, path) is None:
             raise UserValueError(f"{part.name} needs batch.{path}, and nothing produced it: {_remedy(path)}")
@@ -131,16 +131,18 @@ def check_batch(part: Part, batch: Batch) -> None:
 
 
 def divider(parts: Sequence[Part]) -> int | None:
-    """Index of the part that divides the chain (a sampler or `phases`), None where there is none."""
+    """Return the index of the part that divides the chain (a sampler or `phases`), or None if there is none."""
     found = [index for index, part in enumerate(parts) if isinstance(part, Divider)]
     if len(found) > 1:
         names = " and ".join(parts[index].name for index in found)
-        raise UserValueError(f"chain: one sampler is the limit, got {names}: nest each in its own chain with phases()")
+        raise UserValueError(
+            f"chain: a chain can have only one sampler, got {names}: nest each in its own chain with phases()"
+        )
     return found[0] if found else None
 
 
 def check_every_write_is_read(head: Sequence[Part], tails: Iterable[Sequence[Part]]) -> None:
-    """Raise if a part writes fields that no later part reads, because it would silently change nothing.
+    """Raise if a part writes fields that no later part reads, because it would silently have no effect.
 
     Args:
         head: the parts that all phases share.
@@ -155,7 +157,7 @@ def check_every_write_is_read(head: Sequence[Part], tails: Iterable[Sequence[Par
 
 
 def describe(parts: Sequence[Part]) -> str:
-    """The stages of a chain, one part per line, with what each reads and writes."""
+    """Describe the stages of a chain, one part per line, with the fields that each reads and writes."""
     if not parts:
         return "chain()"
     width = max(len(part.name) for part in parts) + 2
@@ -219,7 +221,7 @@ def _check_order(parts: tuple[Part, ...]) -> None:
 
 
 def _makes(part: Part, field: str) -> bool:
-    """Whether the part creates the field, rather than changing one that it finds."""
+    """Return whether the part creates the field, instead of changing an existing one."""
     return field not in part.requires
 
 

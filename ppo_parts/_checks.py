@@ -72,10 +72,10 @@ def check_rollout(batch: Batch) -> None:
 
 
 def finite_where_masked(batch: Batch) -> Batch:
-    """The batch with 0 for masked numbers that would make a network's gradient NaN, as 0 * inf does.
+    """Return the batch with 0 for masked numbers that would make a network's gradient NaN, as 0 * inf does.
 
-    Where each step is evaluated alone, these are all masked numbers. What a recurrent policy, or a critic of many
-    agents, sees of masked places reaches others, so that there only numbers that are not finite are replaced.
+    If each step is evaluated independently, all masked numbers are replaced. In a recurrent policy, or in a critic of
+    many agents, masked elements affect the results of others, so only numbers that are not finite are replaced there.
     """
     if batch.mask is None:
         return batch
@@ -92,7 +92,7 @@ def finite_where_masked(batch: Batch) -> Batch:
 
 
 def count_nonfinite(batch: Batch) -> Metrics:
-    """How many unmasked elements of the rollout are not finite, by field."""
+    """Count the unmasked elements of the rollout that are not finite, by field."""
     bad = {}
     for name in ("reward", "log_prob", "value", "next_value"):
         x = getattr(batch, name)
@@ -101,17 +101,17 @@ def count_nonfinite(batch: Batch) -> Metrics:
         bad[f"nonfinite/{name}"] = ~jnp.isfinite(x)
         if name == "next_value" and batch.terminated is not None:
             bad[f"nonfinite/{name}"] &= ~(batch.terminated == 1)  # it may be anything there
-    # As one array, because each sum compiles to three kernels.
+    # Sum one array, because each sum compiles to three kernels.
     whole = jnp.stack(list(bad.values())).astype(jnp.float32)
     counts = masked_sum(whole, batch.mask, axis=tuple(range(1, whole.ndim)))
     return Metrics(counts, tuple(bad), tuple("sum" for _ in bad))
 
 
 def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:
-    """Say in one sentence where numbers that are not finite arose in an update; None if all are finite.
+    """Describe in one sentence where numbers that are not finite arose in an update; None if all are finite.
 
     Args:
-        metrics: those of one `Learner.update`, or of several, whose arrays are summed.
+        metrics: the metrics of one `Learner.update`, or of several, whose arrays are summed.
 
     Example:
         >>> import ppo_parts as pp

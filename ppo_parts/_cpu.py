@@ -15,9 +15,9 @@ Array = jax.Array
 def sequential_vmap_on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `function` so that `jax.vmap` calls it for one element after another if the backend is a CPU.
 
-    There are two reasons. One update keeps a core busy: many at once take longer, because their activations fill the
-    cache, and none of them can stop early. In addition, a program deadlocks if it factorises batches of matrices in two
-    places at once and they block every thread of the CPU; see docs/decisions/0004-batched-lapack.md.
+    There are two reasons. A single update keeps a core busy: many at once take longer, because their activations fill
+    the cache, and none of them can stop early. In addition, a program deadlocks if it factorises batches of matrices in
+    two places at once and they block every thread of the CPU; see docs/decisions/0004-batched-lapack.md.
     """
 
     def run(*args: Any) -> Any:
@@ -37,8 +37,8 @@ def sequential_vmap_on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use, which is how many threads XLA shares its work out to on a CPU."""
+    """Return how many cores this process may use; on a CPU, XLA distributes its work over as many threads."""
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this system
+    except AttributeError:  # this system does not have the function
         return os.cpu_count() or 1

@@ -1,16 +1,16 @@
-"""Errors whose message tells the user what to change."""
+"""Errors whose message names the remedy."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """An error of the caller's making: the message names the value and the remedy.
+    """An error in the caller's input: the message names the value and the remedy.
 
     Command lines print it as one sentence, without a traceback. Catch the built-in base (`ValueError`, `TypeError`) or
     this class, as you prefer.
     """
 
-    __module__ = "ppo_parts"  # where it is public, and so what a traceback calls it
+    __module__ = "ppo_parts"  # the public module, so that tracebacks show the public name
 
 
 class UserValueError(UserError, ValueError):
@@ -26,12 +26,12 @@ class UserTypeError(UserError, TypeError):
 
 
 class UserTimeoutError(UserError, TimeoutError):
-    """Something of the caller's did not return in time."""
+    """The caller's code, such as an environment, did not return in time."""
 
     __module__ = "ppo_parts"
 
 
 class MissingPackage(UserError, ImportError):
-    """An optional package is used and not installed; the message names the extra that installs it."""
+    """An optional package is needed but not installed; the message names the extra that installs it."""
 
     __module__ = "ppo_parts"

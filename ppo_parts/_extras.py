@@ -12,7 +12,7 @@ def require_package(name: str, extra: str) -> Any:
     """Import a module of an optional package.
 
     Args:
-        name: the module, "orbax.checkpoint", say.
+        name: the module, for example "orbax.checkpoint".
         extra: the extra of `ppo_parts` that installs its package.
 
     Returns:

@@ -18,12 +18,12 @@ Numeric = float | Array | Callable[[Any], Any]
 
 
 def number(where: str, name: str, value: Any, low: float, high: float = np.inf, *, open_low: bool = False) -> Any:
-    """Return `value` if it can be what it should: a number in [low, high], or what will be one.
+    """Return `value` after checking that it is, or can become, a number in [low, high].
 
-    A concrete number is checked at once, a schedule at its ends: at step 0, and at the value on which it settles, if it
-    does. What can only be known at run time (a schedule in between, a traced number) is returned so that it is NaN
-    wherever it leaves the range. A part makes sure that such a NaN reaches its loss, where the learner counts it: see
-    `spread_nan`.
+    A concrete number is checked at once. A schedule is checked at step 0, and at its final value if it becomes
+    constant. A value that is known only at run time (a traced number, or a later value of a schedule) is wrapped, so
+    that it is NaN wherever it is outside the range. A part ensures that such a NaN reaches its loss, where the learner
+    counts it: see `spread_nan`.
     """
     if callable(value):
         return _schedule(where, name, value, low, high, open_low)
@@ -46,7 +46,7 @@ def number(where: str, name: str, value: Any, low: float, high: float = np.inf, 
 
 
 def bounds(low: float, high: float = np.inf, open_low: bool = False) -> str:
-    """How a range is written: "[0, 1]", "(0, inf)"."""
+    """Format a range: "[0, 1]", "(0, inf)"."""
     low_end, high_end = "(" if open_low or np.isinf(low) else "[", ")" if np.isinf(high) else "]"
     written = (str(x) if isinstance(x, int) else f"{x:g}" for x in (low, high))
     return f"{low_end}{', '.join(written)}{high_end}"
@@ -61,7 +61,7 @@ def _nan_outside(x: Any, low: float, high: float, open_low: bool) -> Array:
 
 
 def _rounded(low: float, high: float) -> tuple[float, float]:
-    """The range with room for what float32 makes of its ends: a schedule from 1 may begin at 1.0000001."""
+    """Widen the range by the rounding error of float32: a schedule from 1 may begin at 1.0000001."""
     return low - 1e-6 * abs(low), high + 1e-6 * abs(high)
 
 
@@ -72,7 +72,7 @@ LATE = (np.int32(2**29), np.int32(2**30))
 def _schedule(
     where: str, name: str, value: Callable[[Any], Any], low: float, high: float, open_low: bool
 ) -> Callable[[Any], Array]:
-    # Where a schedule closes over a traced number (a sweep), nothing is known of it yet.
+    # If a schedule closes over a traced number (in a sweep), its values are not known yet.
     with jax.ensure_compile_time_eval(), np.errstate(all="ignore"):
         first, *late = (value(step) for step in (np.int32(0), *LATE))
     ends = {"at step 0": first}
@@ -83,19 +83,19 @@ def _schedule(
             raise UserValueError(
                 f"{where}: {name} must be one number at every step, and its schedule returns shape {jnp.shape(end)}"
             )
-        opened = open_low and when == "at step 0"  # what may not be 0 may still be annealed to it
+        opened = open_low and when == "at step 0"  # a value that must not be 0 may still be annealed to 0
         if not isinstance(end, jax.core.Tracer) and not _inside(np.float64(end), *_rounded(low, high), opened):
             raise UserValueError(
                 f"{where}: {name} must lie in {bounds(low, high, open_low)}, and its schedule is {float(end):g} {when}"
             )
-    # An open end may be annealed to, as above; what leaves the range is NaN.
+    # A value may be annealed to an open end, as above; outside the range it is NaN.
     return lambda step: _nan_outside(jnp.asarray(value(step)), low, high, False)
 
 
 def spread_nan(x: Array, *hyperparameters: Any) -> Array:
-    """`x`, all NaN where one of the hyperparameters it was computed with is NaN, having left its range.
+    """Return `x`, or NaN everywhere if one of the hyperparameters that it depends on is NaN, because out of range.
 
-    Comparisons and minima may lose a NaN. A loss must not: it is what the learner counts.
+    Comparisons and minima may discard a NaN. A loss must not, because the learner counts the NaNs of losses.
     """
     for value in hyperparameters:
         if isinstance(value, jax.Array):  # others were checked when the part was built
@@ -104,7 +104,7 @@ def spread_nan(x: Array, *hyperparameters: Any) -> Array:
 
 
 def count(where: str, name: str, value: Any, low: int | None = 1) -> int:
-    """Return `value` if it is a whole number, `low` or more (None: whatever it is)."""
+    """Return `value` after checking that it is a whole number of at least `low` (None: any)."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         whole = isinstance(value, float) and value.is_integer()
         raise UserTypeError(
@@ -116,12 +116,12 @@ def count(where: str, name: str, value: Any, low: int | None = 1) -> int:
 
 
 def choice(where: str, name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """Return `value` if it is one of the allowed words."""
+    """Return `value` after checking that it is one of the allowed words."""
     if value not in allowed:
         raise UserValueError(f"{where}: {name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return value
 
 
 def at(value: Numeric, step: Any) -> Any:
-    """The value of a hyperparameter at learner update `step`."""
+    """Return the value of a hyperparameter at learner update `step`."""
     return jnp.asarray(value(step)) if callable(value) else value

@@ -40,7 +40,7 @@ class LearnerState(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """What `learner` returns, two pure functions.
+    """The result of `learner`: two pure functions.
 
     Attributes:
         init: `init(params, key=None) -> LearnerState`; the key is for parts that draw their first state.
@@ -67,14 +67,15 @@ def learner(
 
     .. math:: L = \sum_{\text{names}} \frac{\sum_i m_i L^{\text{name}}_i}{\max(1, \sum_i m_i)}
 
-    Metrics are reduced over the minibatches that ran, each as the part that adds it says (`Batch.add_metrics`; by
+    Metrics are reduced over the minibatches that ran, as specified by the part that adds them (`Batch.add_metrics`; by
     default the mean). The learner adds `loss`, `grad_norm` (before the optimizer), `minibatches` (gradient steps
-    applied), `epochs` (begun) and `early_stopped` (0 or 1, where the chain can stop). `nonfinite/...` count what is not
-    finite, by where it arose: elements of the rollout's unmasked `reward`, `log_prob`, `value` and `next_value`,
-    elements of the minibatches' `advantage`, and minibatches whose loss or `gradient` is not; see `nonfinite_report`.
+    applied), `epochs` (begun) and `early_stopped` (0 or 1, if the chain can stop). `nonfinite/...` count numbers that
+    are not finite, by where they arose: unmasked elements of the rollout's `reward`, `log_prob`, `value` and
+    `next_value`, elements of the minibatches' `advantage`, and minibatches whose loss or `gradient` is not finite; see
+    `nonfinite_report`.
 
     To skip gradients that are not finite, wrap the optimizer in `optax.apply_if_finite`: a skipped step leaves the
-    states of the parts after the sampler as they were, and parts before it keep their last state that was finite.
+    states of the parts after the sampler unchanged, and parts before it keep their last finite state.
 
     Args:
         evaluate: a `Policy`, or `evaluate(params, batch) -> Output` (or `(distribution, value[, carry])`), from any
@@ -82,9 +83,9 @@ def learner(
             these. The distribution is any object with `log_prob` (and `entropy` or `sample` where a part needs it).
             See `microbatched` for networks that need too much memory.
         pipeline: a part with one sampler (or `phases`) in it, usually a `chain`.
-        optimizer: an optax transformation; with `phases` a dict with the names of the phases. Its `update` gets the
+        optimizer: an optax transformation; with `phases` a dict with the names of the phases. Its `update` receives the
             extra arguments `step` (updates so far, see `scale_by_update_schedule`), `value` (the loss) and `metrics`
-            (those of the minibatch, by name), so that a learning rate may follow a divergence or a loss.
+            (those of the minibatch, by name), so that a learning rate can adapt to a divergence or a loss.
         gradient_metrics: `gradient -> {name: scalar}`: further metrics of each gradient, such as separate norms for
             actor and critic.
         return_batch: whether `update` also returns the rollout as the parts before the sampler left it.
@@ -128,7 +129,7 @@ def learner(
 
 
 class _Progress(NamedTuple):
-    """What an update has made so far; the states of phases by name."""
+    """The intermediate results of an update; the states of phases by name."""
 
     params: Params
     opt_states: dict[Any, Any]
@@ -151,7 +152,7 @@ class _Program:
         return evaluate_shards(self.policy, params, batch)
 
     def unnamed(self, states: dict[Any, Any]) -> Any:
-        """The states by phase; those of a pipeline without phases alone."""
+        """Return the states by phase, or the states alone for a pipeline without phases."""
         return states[None] if self.plans[0].name is None else states
 
     def by_name(self, states: Any) -> dict[Any, Any]:
@@ -190,7 +191,7 @@ class _Program:
         return (result, metrics, rollouts[self.plans[0].name]) if self.return_batch else (result, metrics)
 
     def _run_shared(self, raw: Batch, progress: _Progress, context: Context) -> tuple[Batch, _Progress]:
-        """The parts that all phases share, once, for the phases that do not run them again."""
+        """Run the parts that all phases share, once, for the phases that do not run them again."""
         if not any(plan.sampler.refresh.shares_head for plan in self.plans):
             return raw, progress
         head = Head((), self.shared, self.evaluate, raw, raw, False, _keeps_finite(progress))
@@ -224,7 +225,7 @@ class _Program:
     def _finished(
         self, progress: _Progress, ready: Batch, rollouts: dict[Any, Batch], context: Context
     ) -> tuple[tuple[Any, ...], dict[Any, Any]]:
-        """The states of all parts after those with `finish` have seen the rollout under the updated policy."""
+        """Return the states of all parts, after calling `finish` on the rollout under the updated policy."""
         context = context.replace(key=jax.random.fold_in(context.key, len(self.plans) + 1), params=progress.params)
         states = {}
         for number, plan in enumerate(self.plans):
@@ -240,7 +241,7 @@ def _keeps_finite(progress: _Progress) -> bool:
 
 
 def run_every(phase: PhaseLoop, every: int, state: PhaseState, ready: Batch) -> tuple[PhaseState, Metrics, Batch]:
-    """Run the phase once in `every` updates; in the others the state is unchanged and metrics are NaN (sums: 0)."""
+    """Run the phase once in `every` updates; in other updates the state is unchanged, and metrics are NaN (sums: 0)."""
     if every == 1:
         return phase.run(state)
 
@@ -256,7 +257,7 @@ def run_every(phase: PhaseLoop, every: int, state: PhaseState, ready: Batch) -> 
 
 
 def finish(parts: tuple[Part, ...], states: tuple[Any, ...], rollout: Batch, context: Context) -> tuple[Any, ...]:
-    """The states after parts with `finish` have seen the rollout under the updated policy."""
+    """Return the states of the parts, after calling `finish` on the rollout under the updated policy."""
     if all(part.finish is None for part in parts):
         return states
     batch = rollout.replace(current=evaluate_current(context.evaluate, context.params, rollout))
@@ -267,7 +268,7 @@ def finish(parts: tuple[Part, ...], states: tuple[Any, ...], rollout: Batch, con
 
 
 def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
-    """The state of the part with that name.
+    """Return the state of the part with that name.
 
     Args:
         state: the state of a learner.
@@ -275,7 +276,7 @@ def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
         name: the part's `name`; "phase/name" within `phases`.
 
     Raises:
-        KeyError: no part has that name, or several do.
+        KeyError: no part has that name, or several parts do.
 
     Example:
         >>> import jax.numpy as jnp, optax, ppo_parts as pp

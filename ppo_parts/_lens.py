@@ -16,24 +16,25 @@ from ._types import Array, Batch, Context, Divider, EmptyState, Part, field_at, 
 def within(
     part: Part, *, name: str, read: Mapping[str, str] | None = None, write: Mapping[str, str] | None = None
 ) -> Part:
-    """Run a part on other fields of the batch: `read` and `write` say which fields replace those that it names.
+    """Run a part on other fields of the batch: `read` and `write` map the fields that it names to paths.
 
     A path is a field ("reward"), an entry of one ("extras.intrinsic") or a field of the policy being trained
-    ("current.value", "current.aux.intrinsic"). Fields that the part writes and `write` does not name are discarded. Its
-    request to stop is kept, and so are its losses, as `<name>/<loss>`, and its metrics, as `<name>/<metric>`.
+    ("current.value", "current.aux.intrinsic"). Fields that the part writes but `write` does not name are discarded. Its
+    stop request is kept, and so are its losses, as `<name>/<loss>`, and its metrics, as `<name>/<metric>`.
 
     Args:
-        part: any part but a sampler.
-        read: field that the part reads -> path where it is. A value under `current` is the one being trained:
-            `{"value": "current.aux.intrinsic"}` means `{"current.value": "current.aux.intrinsic"}`.
-        write: field that the part writes -> path where it goes.
-        name: prefix of its losses and metrics, and what error messages call it.
+        part: any part except a sampler.
+        read: maps a field that the part reads to the path to read. A path under `current` replaces the field of the
+            policy being trained: `{"value": "current.aux.intrinsic"}` means
+            `{"current.value": "current.aux.intrinsic"}`.
+        write: maps a field that the part writes to the path to write.
+        name: prefix of its losses and metrics, and its name in error messages.
 
     Raises:
-        ValueError: the part does not write a field that `write` names; an entry that is absent.
+        ValueError: the part does not write a field that `write` names; an entry is absent.
 
     Example:
-        An advantage of intrinsic rewards with a critic of its own, added to the extrinsic one:
+        The advantage of intrinsic rewards, with a separate critic, is added to the extrinsic advantage:
 
         >>> import ppo_parts as pp
         >>> intrinsic = pp.within(
@@ -60,8 +61,8 @@ def within(
             )
     if part.needs_time and "value" in read and "next_value" not in read and "next_value" in (part.reads or ()):
         raise UserValueError(
-            f"within {name!r}: {part.name} would read a value of its own and the next_value of another: say where its "
-            'next_value stands, e.g. read={"next_value": "extras.next_..."}'
+            f"within {name!r}: {part.name} would combine the value of one critic with the next_value of another: give "
+            'the path of its next_value, e.g. read={"next_value": "extras.next_..."}'
         )
     lens = _Lens(part, name, read, write)
     outer = dict.fromkeys(read.get(field, field) for field in part.requires)
@@ -81,7 +82,7 @@ def within(
 
 
 class _Lens(NamedTuple):
-    """The two directions of a lens: the batch that the part sees, and what the outer batch takes from its result."""
+    """The two directions of a lens: the batch that the part receives, and the outer batch with its results."""
 
     part: Part
     name: str
@@ -99,7 +100,7 @@ class _Lens(NamedTuple):
         return self.part.finish(self._inner(batch), state, context)
 
     def _inner(self, batch: Batch) -> Batch:
-        """The batch as the part sees it.
+        """Return the batch that the part receives.
 
         It holds only those metrics and losses that the part requires, so that the part may use any other name.
         """
@@ -109,13 +110,15 @@ class _Lens(NamedTuple):
         for field, path in self.read.items():
             found = field_at(batch, path)
             if found is None:
-                raise UserValueError(f"within {self.name!r}: {self.part.name} reads {path}, and the batch has none")
+                raise UserValueError(
+                    f"within {self.name!r}: {self.part.name} reads {path}, which the batch does not have"
+                )
             trained = path.startswith("current.") and not field.startswith("current.")
             inner = with_field_at(inner, f"current.{field}" if trained else field, found)
         return inner
 
     def _outer(self, batch: Batch, inner: Batch, result: Batch) -> Batch:
-        """The batch with what the part has written: at the paths of `write`, and losses and metrics with the prefix."""
+        """Return the batch with the fields that the part has written, and its losses and metrics with the prefix."""
         for field, path in self.write.items():
             batch = with_field_at(batch, path, field_at(result, field))
         changed = {name: loss for name, loss in result.losses.items() if name in inner.losses}

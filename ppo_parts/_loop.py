@@ -27,7 +27,7 @@ GradientMetrics = Callable[[Any], Mapping[str, Array]]
 
 
 class PhaseState(NamedTuple):
-    """What changes from minibatch to minibatch."""
+    """The state that changes from minibatch to minibatch."""
 
     carried: Carried
     opt_state: Any
@@ -37,13 +37,13 @@ class PhaseState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PhaseLoop:
-    """One phase at work on one rollout.
+    """The loop of one phase over the minibatches of one rollout.
 
     Attributes:
-        plan: what it does.
+        plan: the sampler, the parts and the optimizer of the phase.
         head: the rollout, and the parts before the sampler.
-        context: the update's step, the policy and this phase's key.
-        gradient_metrics: metrics of the gradient.
+        context: the step of the update, the policy, and the key of this phase.
+        gradient_metrics: function that returns metrics of the gradient.
     """
 
     plan: PhasePlan
@@ -84,7 +84,7 @@ class PhaseLoop:
         return state._replace(carried=state.carried._replace(estimates=None)), metrics, rollout
 
     def _minibatch(self, state: PhaseState, rollout: Batch, item: Any, context: Context) -> tuple[PhaseState, Metrics]:
-        """Draw, evaluate, differentiate, step."""
+        """Draw a minibatch, evaluate and differentiate the loss, and apply the gradient step."""
         plan, sampler = self.plan, self.plan.sampler
         head_key, own_key = jax.random.fold_in(context.key, 0), jax.random.fold_in(context.key, 1)
         before = sampler.refresh.before_minibatch(self.head, rollout, state.carried, context.replace(key=head_key))
@@ -102,7 +102,7 @@ class PhaseLoop:
         updates, opt_state = plan.optimizer.update(
             gradient, state.opt_state, plan.trained(params), step=context.step, value=loss, metrics=batch.metrics
         )
-        updates = plan.masked(updates, params)  # weight decay moves what has no gradient
+        updates = plan.masked(updates, params)  # because weight decay also changes parameters without a gradient
         stepped = plan.merged(params, optax.apply_updates(plan.trained(params), updates))
         if may_skip(state.opt_state):
             after = jax.tree.map(lambda new, old: jnp.where(skipped(opt_state), old, new), after, state.after)
@@ -125,7 +125,7 @@ class PhaseLoop:
     def _loss(
         self, trained: Params, params: Params, minibatch: Batch, states: tuple[Any, ...], context: Context
     ) -> tuple[Array, tuple[Batch, tuple[Any, ...], Any]]:
-        """The sum of the reduced losses that the parts after the sampler add."""
+        """Return the sum of the reduced losses that the parts after the sampler add."""
         params = self.plan.merged(params, trained)
         current = evaluate_current(self.context.evaluate, params, minibatch)
         batch = minibatch.replace(current=current)
@@ -140,19 +140,19 @@ class PhaseLoop:
         return sum(means.values(), jnp.zeros(())), (batch.replace(current=None, losses={}), after, current)
 
     def _own_metrics(self, loss: Array, gradient: Params, applied: Array, minibatch: Batch) -> Metrics:
-        """The learner's own measurements of a minibatch."""
-        # The norm of one vector, as optax.flatten makes it, so that XLA computes it once for this and for clipping.
+        """Return the metrics that the learner adds for a minibatch."""
+        # The norm of one vector, as optax.flatten makes it, so that XLA computes it once for metrics and clipping.
         norm = optax.tree.norm(jnp.concatenate([jnp.reshape(x, -1) for x in jax.tree.leaves(gradient)]))
         counts = {"minibatches": applied, "nonfinite/gradient": ~jnp.isfinite(norm)}
         if minibatch.advantage is not None:
-            bad = ~jnp.isfinite(minibatch.advantage)  # counted as floats, which devices sum along with others
+            bad = ~jnp.isfinite(minibatch.advantage)  # counted as floats, which devices sum together with other floats
             counts["nonfinite/advantage"] = masked_sum(bad.astype(jnp.float32), minibatch.mask)
         named = {"loss": loss, "grad_norm": norm, **self.gradient_metrics(gradient), **counts}
         return Metrics.of(named, dict.fromkeys(counts, "sum"))
 
 
 def reduce_loss(loss: Array, batch: Batch) -> Array:
-    """The mean of a loss over the elements or segments that count; a scalar is returned as it is."""
+    """Return the mean of a loss over the unmasked elements or segments; a scalar is returned unchanged."""
     if loss.ndim == 0:
         return loss
     if loss.shape == batch.log_prob.shape:
@@ -176,11 +176,11 @@ def check_plan(sampler: Sampler, items: Any) -> None:
 def scan_until(
     step: Callable[[PhaseState, Any], tuple[PhaseState, Any]], state: PhaseState, xs: Any, can_stop: bool
 ) -> tuple[PhaseState, Any, Array]:
-    """`lax.scan` that skips the steps after `state.stopped`; also returns which steps ran."""
+    """Run `lax.scan`, skipping the steps after `state.stopped`; also return which steps ran."""
     if not can_stop:
         state, ys = jax.lax.scan(step, state, xs)
         return state, ys, jnp.ones(jax.tree.leaves(xs)[0].shape[0], bool)
-    # As a closure, so that the state keeps the axes over which it varies inside `shard_map`.
+    # The state is a closure, not an argument, so that it keeps the axes over which it varies inside `shard_map`.
     shapes = jax.eval_shape(lambda: step(state, jax.tree.map(lambda x: x[0], xs)))[1]
 
     def skip(state: PhaseState, x: Any) -> tuple[PhaseState, Any]:

@@ -242,14 +242,14 @@ def loss_weight(*names: str) -> Part:
     Reference: Schaul et al. 2016, arXiv:1511.05952, section 3.4.
     """
     if not names or not all(isinstance(name, str) for name in names):
-        raise UserTypeError(f'loss_weight: name the losses to weigh, e.g. loss_weight("policy"), got {names!r}')
+        raise UserTypeError(f'loss_weight: name the losses to weight, e.g. loss_weight("policy"), got {names!r}')
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         del context
         missing = [name for name in names if name not in batch.losses]
         if missing:
             there = ", ".join(batch.losses) or "none yet (put it after the losses)"
-            raise UserValueError(f"loss_weight: no loss is named {missing[0]!r}, there are: {there}")
+            raise UserValueError(f"loss_weight: no loss is named {missing[0]!r}; the losses are: {there}")
         weighed = {name: batch.losses[name] * align_weight(batch, batch.losses[name]) for name in names}
         return batch.replace(losses={**batch.losses, **weighed}), state
 

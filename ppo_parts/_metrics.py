@@ -24,16 +24,16 @@ REDUCE = {
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Metrics(Mapping[str, Array]):
-    """Named numbers, stored as one array; the names and how each is reduced are static.
+    """Named numbers, stored as one array; the names and reductions are static.
 
-    A program that carries or returns dozens of scalars compiles and copies a kernel for each; here they are one leaf.
+    A program that carries or returns dozens of scalars needs a kernel and a copy for each; here they are one leaf.
     Index it by name like a dictionary: `metrics["loss"]` has the leading axes that scans and vmaps have added. Counts
     are floats, too, and exact up to 2**24.
 
     Attributes:
         array: `[..., names]`.
         names: the names, in order.
-        reductions: "mean", "sum", "max" or "min" for each: how several minibatches become one number.
+        reductions: "mean", "sum", "max" or "min" for each: how the values of several minibatches are reduced.
 
     Example:
         >>> import jax.numpy as jnp
@@ -48,15 +48,15 @@ class Metrics(Mapping[str, Array]):
 
     @classmethod
     def of(cls, named: Mapping[str, Any], reductions: Mapping[str, Reduction] | None = None) -> Metrics:
-        """Metrics from arrays of one shape, by name; those without a reduction are averaged."""
+        """Make metrics from arrays of one shape, by name; those without a reduction are averaged."""
         dtype = jnp.result_type(jnp.float32, *(jnp.result_type(x) for x in named.values()))
         values = stacked(list(named.values()), dtype) if named else jnp.zeros((0,), dtype)
         return cls(values, tuple(named), tuple((reductions or {}).get(name, "mean") for name in named))
 
     def __getitem__(self, name: str) -> Array:
         if name not in self.names:
-            raise KeyError(f"no metric is named {name!r}; there are {', '.join(self.names)}")
-        if isinstance(self.array, jax.ShapeDtypeStruct):  # of jax.eval_shape
+            raise KeyError(f"no metric is named {name!r}; the metrics are {', '.join(self.names)}")
+        if isinstance(self.array, jax.ShapeDtypeStruct):  # returned by jax.eval_shape
             return jax.ShapeDtypeStruct(self.array.shape[:-1], self.array.dtype)  # type: ignore[return-value]
         return self.array[..., self.names.index(name)]
 
@@ -84,12 +84,12 @@ class Metrics(Mapping[str, Array]):
         return dataclasses.replace(self, array=values)
 
     def prefixed(self, prefix: str) -> Metrics:
-        """The same numbers, each name with a prefix."""
+        """Return the same numbers with a prefix on each name."""
         return dataclasses.replace(self, names=tuple(prefix + name for name in self.names))
 
 
 def join_metrics(*groups: Metrics) -> Metrics:
-    """All metrics as one; two with the same name are an error, as within a chain."""
+    """Join all metrics; two with the same name are an error, as within a chain."""
     groups = tuple(group for group in groups if group.names)
     if not groups:
         return Metrics.of({})

@@ -27,15 +27,15 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
     The backward pass evaluates each piece again instead of storing its activations. The gradient is that of the whole
     minibatch (up to rounding: losses, means and statistics are taken over all of it) with the memory of one piece. On
     one core of a CPU, where the activations of a piece stay in the cache, large minibatches are faster as well. With
-    several cores XLA shares out a large minibatch, and all at once is faster. Not for networks that mix elements,
-    as batch normalisation does.
+    several cores, XLA distributes a large minibatch over them, and evaluating it all at once is faster. Do not use this
+    for networks that mix elements, as batch normalisation does.
 
     Args:
         evaluate: the network, as in `learner`. Its distribution has to be a pytree of arrays.
         size: elements per piece; pieces of a recurrent policy are whole segments, at least one. With several shards,
-            the elements of each: they are cut into pieces side by side. "auto": 1024 where that is faster, which is on
-            a single core of a CPU, for minibatches of 16,384 elements or more with observations of at most 128 numbers,
-            and without recurrence; otherwise all at once.
+            the size applies to each shard, and all shards are cut into pieces at once. "auto": 1024 where that is
+            faster, which is on a single core of a CPU, for minibatches of 16,384 elements or more with observations of
+            at most 128 numbers, and without recurrence; otherwise all at once.
 
     Returns:
         `evaluate` of the same signature, which returns an `Output`; a `Policy` of a `Policy`.
@@ -54,7 +54,7 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
         count("microbatched", "size", size)
 
     def joined(params: Params, batch: Batch) -> Output:
-        if batch.log_prob is None:  # not a minibatch, but observations that a part or a rollout evaluates
+        if batch.log_prob is None:  # this is not a minibatch: a part or a rollout evaluates observations
             return evaluate_policy(evaluate, params, batch)
         axis = len(batch.axes) - 1
         shape = (*jnp.shape(batch.log_prob)[:axis], jnp.shape(batch.log_prob)[axis] // batch.shards)
@@ -90,6 +90,6 @@ def _pieces(shape: tuple[int, ...], axis: int, size: int) -> int:
 
 
 def _equal_pieces(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, int]:
-    """The smallest number of equal pieces along `axis` with at most `size` elements each, and of unequal ones."""
+    """Return the least number of equal pieces along `axis` of at most `size` elements, and that of unequal pieces."""
     length, needed = shape[axis], min(shape[axis], -(-math.prod(shape) // size))
     return next(n for n in range(needed, length + 1) if length % n == 0), needed

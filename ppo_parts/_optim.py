@@ -1,4 +1,4 @@
-"""Optax transformations for PPO: rates that count learner updates, clipped Adam, agents stepped separately."""
+"""Optax transformations for PPO: schedules that count learner updates, clipped Adam, separate steps per agent."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ._hyperparameters import at, number
 
 
 def scale_by_update_schedule(learning_rate: Any | Callable[[Any], Any]) -> optax.GradientTransformationExtraArgs:
-    r"""Scale updates by :math:`-\alpha(k)`, where k counts *learner updates*: constant within each.
+    r"""Scale updates by :math:`-\alpha(k)`, where k counts *learner updates*; the rate is constant within an update.
 
-    optax's own schedules count gradient steps, of which an update has num_minibatches * num_epochs, or fewer if it
-    stopped early. A learning rate whose schedule counts the wrong unit decays that many times too fast.
+    optax's own schedules count gradient steps: num_minibatches * num_epochs in each update, or fewer if it stopped
+    early. A learning rate whose schedule counts the wrong unit decays too fast by this factor.
 
     Args:
         learning_rate: a number, >= 0, or a schedule of the number of updates so far (0 during the first).
 
     Returns:
         An optax transformation for the end of an `optax.chain`, in place of `optax.scale_by_learning_rate`. `learner`
-        hands it the extra argument `step`.
+        passes it the extra argument `step`.
 
     Example:
         >>> import optax, ppo_parts as pp
@@ -59,7 +59,7 @@ def clipped_adam(
     """Adam on the gradient clipped by its global norm, with a learning rate that is constant within an update.
 
     An alias of `optax.flatten(optax.chain(clip_by_global_norm(c), scale_by_adam(eps=e), scale_by_update_schedule(r)))`:
-    all parameters are one vector, so that the same steps take fewer, larger operations.
+    all parameters are concatenated into one vector, so that the same steps take fewer, larger operations.
 
     Args:
         learning_rate: a number, or a schedule of the number of updates so far.
@@ -106,7 +106,7 @@ def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(params)}
         if len(sizes) != 1 or () in sizes:
             raise UserValueError(
-                "per_agent: the first axis of every parameter must be that of the agents, and the first axes have the "
+                "per_agent: the first axis of every parameter must be that of the agents, but the first axes have the "
                 f"sizes {sorted(sizes)}; parameters that agents share do not need per_agent"
             )
         return jax.vmap(inner.init)(params)

@@ -14,7 +14,7 @@ from ._types import Array, Batch, Context, Divider, Params, Part
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Phase(Part):
-    """What `phase` returns: a chain with a sampler, what it trains, and how often it runs."""
+    """The result of `phase`: a chain with a sampler, the parameters that it trains, and how often it runs."""
 
     chain: Chain
     trains: Any
@@ -23,21 +23,21 @@ class Phase(Part):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Phases(Divider):
-    """What `phases` returns: named phases."""
+    """The result of `phases`: named phases."""
 
     chains: dict[str, Chain]
     phases: dict[str, Phase]
 
 
 def phase(part: Part, *, trains: Any = "own", every: int = 1) -> Part:
-    """A chain as a phase of `phases`, with what it trains and how often it runs.
+    """Make a phase for `phases` from a chain, with the parameters that it trains and how often it runs.
 
     Args:
         part: a chain with a sampler.
         trains: which parameters its gradient reaches. "own": the entry of the parameter tree with the phase's name.
             None: all of them. A string or a tuple of strings: the entries with these names. A function
             `mask(params) -> tree of bools`: the leaves where it is True.
-        every: it runs in every so many updates, after the others: in update every - 1, 2 * every - 1, ..., from 0.
+        every: the phase runs once in this many updates: in the updates every - 1, 2 * every - 1, ..., counted from 0.
 
     Example:
         >>> import ppo_parts as pp
@@ -61,14 +61,14 @@ def phase(part: Part, *, trains: Any = "own", every: int = 1) -> Part:
 def phases(**chains: Part) -> Part:
     """Run named chains in order on the same rollout, each with its own sampler, epochs, optimizer and early stop.
 
-    Phase `name` trains the entry `name` of the parameter tree (`{"actor": ..., "critic": ...}`) and nothing else,
-    unless `phase(..., trains=...)` says otherwise. The learner takes a dict of optimizers with the same names, and its
-    metrics are named `name/metric`.
+    Phase `name` trains only the entry `name` of the parameter tree (`{"actor": ..., "critic": ...}`), unless
+    `phase(..., trains=...)` specifies other parameters. The learner takes a dict of optimizers with the same names, and
+    its metrics are named `name/metric`.
 
     Args:
         **chains: a chain with a sampler for each phase, or a `phase`.
 
-    Place: where a sampler would stand; nothing follows it.
+    Place: in place of a sampler, at the end of the chain.
 
     Raises:
         ValueError: no phase; a phase without a sampler, or with phases inside.

@@ -1,4 +1,4 @@
-"""Networks evaluated on equal pieces of a batch, and the results joined."""
+"""Evaluation of networks on equal pieces of a batch, whose results are joined."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ._types import Array, Batch, Evaluate, Output, Params, kind
 
 Piece = Callable[[Params, dict[str, Any]], Output]
 Run = Callable[[Piece, Params, dict[str, Any], dict[str, int]], Output]
-"""`run(piece, params, fields, axes)` calls `piece(params, fields)` for each piece, of which `axes` are the axes in the
-fields; the leaves that it returns begin with `[pieces]`."""
+"""`run(piece, params, fields, axes)` calls `piece(params, fields)` for each piece. The pieces lie along the axis
+`axes[name]` of each field; the leaves of the result begin with `[pieces]`."""
 
 
 def one_after_another(piece: Piece, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
@@ -29,10 +29,10 @@ def one_after_another(piece: Piece, params: Params, fields: dict[str, Any], axes
 
 
 def side_by_side(piece: Piece, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
-    """Evaluate all pieces at once, each under a copy of the parameters.
+    """Evaluate all pieces at once, each with its own copy of the parameters.
 
-    What a loop inside the network (over time, say) sums into the gradient, it sums for each copy. The sum over the
-    copies, and with it all communication between devices, comes once, after the loop.
+    A loop inside the network (over time, for example) accumulates a separate gradient for each copy. The sum over the
+    copies, which requires all communication between devices, is computed once, after the loop.
     """
     number = jax.tree.leaves(fields["log_prob"])[0].shape[axes["log_prob"]]
     copies = jax.tree.map(lambda x: jnp.broadcast_to(x, (number, *jnp.shape(x))), params)
@@ -40,7 +40,7 @@ def side_by_side(piece: Piece, params: Params, fields: dict[str, Any], axes: dic
 
 
 def evaluate_shards(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
-    """`evaluate(params, batch)`, for a recurrent policy shard by shard."""
+    """Compute `evaluate(params, batch)`; for a recurrent policy, shard by shard."""
     if batch.shards == 1 or batch.log_prob is None or not jax.tree.leaves(batch.carry):
         return evaluate_policy(evaluate, params, batch)
     where = "learner: for a recurrent policy and several shards"
@@ -52,23 +52,23 @@ def evaluate_shards(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
 def evaluate_pieces(
     evaluate: Evaluate, params: Params, batch: Batch, pieces: int, run: Run, where: str, optional: bool = False
 ) -> Output | None:
-    """`evaluate(params, batch)` on equal pieces of a rollout or a minibatch.
+    """Compute `evaluate(params, batch)` on equal pieces of a rollout or a minibatch.
 
     Args:
         evaluate: the network.
         params: its parameters.
         batch: the batch, cut along the last of its leading axes.
         pieces: how many.
-        run: the order in which pieces are evaluated.
-        where: what error messages begin with.
-        optional: return None, instead of an error, for a distribution of which pieces cannot be joined.
+        run: evaluates the pieces, one after another or side by side.
+        where: the beginning of error messages.
+        optional: return None, instead of raising an error, for a distribution whose pieces cannot be joined.
     """
     axes = field_axes(batch)
     axis = axes["log_prob"]
     structures: list[Any] = []
 
     def evaluate_leaves(params: Params, batch: Batch) -> Output:
-        """The output with the distribution replaced by its leaves, which a loop can carry for any class."""
+        """Return the output with the distribution replaced by its leaves, which a loop can carry for any class."""
         output = evaluate_policy(evaluate, params, batch)
         leaves, structure = jax.tree.flatten(output.distribution)
         for leaf in leaves:
@@ -89,8 +89,8 @@ def evaluate_pieces(
         if optional:
             return None
         raise UserTypeError(
-            f"{where}: {kind(stuck)} keeps arrays outside the leaves of its pytree (in bound methods, say), so "
-            "that its pieces cannot be joined: use one of ppo_parts.distributions, or leave microbatches and shards out"
+            f"{where}: {kind(stuck)} keeps arrays outside the leaves of its pytree (in bound methods, for example), so "
+            "its pieces cannot be joined: use one of ppo_parts.distributions, or leave microbatches and shards out"
         )
 
     def piece(params: Params, fields: dict[str, Any]) -> Output:
@@ -115,7 +115,7 @@ def evaluate_pieces(
 
 
 def _stuck_in_a_trace(structure: Any, leaves: Any, action: Any) -> Any:
-    """The distribution, if it computes with arrays of the trace it was made in, besides its leaves; else None."""
+    """Return the distribution if it uses arrays of the trace it was made in, besides its leaves; else None."""
     distribution = jax.tree.unflatten(structure, leaves)
     if not hasattr(distribution, "log_prob"):
         return None

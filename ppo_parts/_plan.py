@@ -1,4 +1,4 @@
-"""What a pipeline says: the parts that all phases share, and what each phase does."""
+"""The plan of a pipeline: the parts that all phases share, and what each phase does."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ._types import Params, Part
 
 @dataclasses.dataclass(frozen=True)
 class PhasePlan:
-    """What one phase does: a sampler with the parts on both sides of it, an optimizer, and what it trains.
+    """The plan of one phase: a sampler with the parts on both sides of it, an optimizer, and what it trains.
 
     Attributes:
-        name: of the phase; None where the pipeline has no phases.
+        name: name of the phase; None if the pipeline has no phases.
         before, sampler, after: the parts of its chain.
         optimizer: an optax transformation that takes extra arguments.
         trains: None: all parameters; names of entries of the parameter tree; or a function `params -> mask`.
-        every: it runs once in this many updates.
+        every: the phase runs once in this many updates.
     """
 
     name: str | None
@@ -39,19 +39,19 @@ class PhasePlan:
 
     @property
     def can_stop(self) -> bool:
-        """Whether a part says that it may stop the phase, in whose loop minibatches can then be skipped."""
+        """Whether a part declares that it may stop the phase; the loop can then skip minibatches."""
         return any("stop" in part.provides for part in self.after)
 
     def check_stop(self) -> None:
-        """Raise unless a part says that it may stop the phase."""
+        """Raise unless a part declares that it may stop the phase."""
         if not self.can_stop:
             raise UserValueError(
                 f"learner: a part after {self.sampler.name} (one of {', '.join(part.name for part in self.after)}) "
-                'asked to stop and does not declare it: make it with provides=("stop",)'
+                'requested a stop but does not declare it: make it with provides=("stop",)'
             )
 
     def trained(self, params: Params) -> Params:
-        """The parameters that the optimizer steps."""
+        """Return the parameters that the optimizer updates."""
         if self.trains is None or callable(self.trains):
             return params
         for name in self.trains:
@@ -59,29 +59,29 @@ class PhasePlan:
                 got = f"entries {sorted(params)}" if isinstance(params, Mapping) else type(params).__name__
                 raise UserValueError(
                     f"learner: phase {self.name!r} trains params[{name!r}], but the parameters have {got}; "
-                    "phase(..., trains=...) says what else it should train"
+                    "specify other parameters with phase(..., trains=...)"
                 )
         return params[self.trains[0]] if len(self.trains) == 1 else {name: params[name] for name in self.trains}
 
     def merged(self, params: Params, trained: Params) -> Params:
-        """All parameters, including those that the optimizer stepped."""
+        """Return all parameters, including those that the optimizer has updated."""
         if self.trains is None or callable(self.trains):
             return trained
         return {**params, **({self.trains[0]: trained} if len(self.trains) == 1 else trained)}
 
     def masked(self, tree: Params, params: Params) -> Params:
-        """A gradient or an update of all parameters, 0 where this phase does not train."""
+        """Return a gradient or an update of all parameters, with 0 where this phase does not train."""
         if not callable(self.trains):
             return tree
         return jax.tree.map(lambda keep, x: jnp.where(keep, x, 0).astype(x.dtype), self.trains(params), tree)
 
 
 def divide(pipeline: Part) -> tuple[tuple[Part, ...], list[PhasePlan]]:
-    """The parts that all phases share, and the phases; a pipeline without `phases` is one phase without a name."""
+    """Return the shared parts, and the phases; a pipeline without `phases` is one phase without a name."""
     assert isinstance(pipeline, Chain)
     for part in pipeline.parts:
         if isinstance(part, Phase):
-            raise UserValueError("learner: a phase stands alone in the chain: put it into phases(name=phase(...))")
+            raise UserValueError("learner: the chain contains a bare phase: put it into phases(name=phase(...))")
     index = divider(pipeline.parts)
     if index is None:
         raise UserValueError(
@@ -94,7 +94,7 @@ def divide(pipeline: Part) -> tuple[tuple[Part, ...], list[PhasePlan]]:
     if not isinstance(dividing, Phases):
         raise UserTypeError(f"learner: {dividing.name} is not a sampler or phases: make samplers with pp.sampler(...)")
     if after:
-        raise UserValueError(f"learner: {after[0].name} stands after phases(): move it into one of the phases")
+        raise UserValueError(f"learner: {after[0].name} comes after phases(): move it into one of the phases")
     plans = []
     for name, phase in dividing.phases.items():
         _, (plan,) = divide(phase.chain)
@@ -105,7 +105,7 @@ def divide(pipeline: Part) -> tuple[tuple[Part, ...], list[PhasePlan]]:
 
 
 def with_optimizers(plans: list[PhasePlan], optimizer: Any) -> list[PhasePlan]:
-    """The plans, each with its optimizer; raises where there are too few or too many."""
+    """Return the plans, each with its optimizer; raise if there are too few or too many optimizers."""
     names = [plan.name for plan in plans]
     if names == [None]:
         if isinstance(optimizer, Mapping):

@@ -1,4 +1,4 @@
-"""Calling the user's network, and checking what it returns."""
+"""Functions that call the user's network and check its output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RETURNS = "evaluate(params, batch) must return Output(...), (distribution, value
 
 
 def as_output(result: Any) -> Output:
-    """What a network returned, as an `Output`."""
+    """Convert what a network returned to an `Output`."""
     if isinstance(result, Output):
         return result
     if not isinstance(result, tuple) or len(result) not in (2, 3):
@@ -26,13 +26,13 @@ def as_output(result: Any) -> Output:
 
 
 def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
-    """`evaluate(params, batch)` as an `Output`."""
+    """Compute `evaluate(params, batch)` as an `Output`."""
     # Copy the containers, so that a user's function that writes into them does not change the caller's batch.
     return as_output(evaluate(params, jax.tree.map(lambda x: x, batch)))
 
 
 def apply_policy(policy: Evaluate, params: Params, obs: Any, carry: Any = None, reset: Any = None) -> Output:
-    """One step of a policy for observations `[N, ...]`; a recurrent policy sees a time axis of size 1."""
+    """Evaluate one step of a policy for observations `[N, ...]`; a recurrent policy receives a time axis of size 1."""
     if carry is None:
         return evaluate_policy(policy, params, Batch(obs=obs, axes=("segment",)))
     batch = Batch(obs=jax.tree.map(lambda x: x[None], obs), carry=carry, reset=reset[None])
@@ -47,7 +47,7 @@ def apply_policy(policy: Evaluate, params: Params, obs: Any, carry: Any = None, 
 
 
 def initial_carry_of(policy: Any) -> Any:
-    """`initial_carry` of a recurrent `Policy`; None for anything else."""
+    """Return the `initial_carry` of a recurrent `Policy`; None for anything else."""
     return policy.initial_carry if isinstance(policy, Policy) else None
 
 
@@ -61,7 +61,7 @@ def check_value(output: Output, expected: tuple[int, ...]) -> None:
 
 
 def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Current:
-    """Distribution, log-probability of the batch's actions, value and aux under `params`."""
+    """Compute the distribution, the log-probability of the batch's actions, the value and aux under `params`."""
     output, expected = evaluate_policy(evaluate, params, batch), jnp.shape(batch.log_prob)
     if not hasattr(output.distribution, "log_prob"):
         raise UserTypeError(f"{RETURNS}; its distribution, {kind(output.distribution)}, has no log_prob")
@@ -75,7 +75,7 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
     for leaf in jax.tree.leaves(output.aux):
         if jnp.shape(leaf)[: len(expected)] != expected:
             raise ShapeError(f"a leaf of aux has shape {jnp.shape(leaf)}: its leading axes must be {expected}")
-    if batch.mask is not None:  # masked elements keep what was recorded, so their ratio is 1 and they have no gradient
+    if batch.mask is not None:  # masked elements keep the recorded numbers: their ratio is 1 and their gradient is 0
         keep = batch.mask.astype(bool)
         log_prob = jnp.where(keep, log_prob, batch.log_prob.astype(log_prob.dtype))
         if value is not None and batch.value is not None:
@@ -84,9 +84,10 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
 
 
 def follow(batch: Batch, value: Array) -> Array:
-    """`next_value` for new values: shifted by one step, except where the observation that followed is not in the batch.
+    """Compute `next_value` from new values, shifted by one step.
 
-    There, at truncations, at the end of the rollout and before masked steps, the recorded one stays.
+    At truncations, at the end of the rollout and before masked steps, the observation that followed is not in the
+    batch, and the recorded `next_value` is kept.
     """
     recorded = batch.next_value
     elsewhere = jnp.zeros_like(value, bool) if batch.truncated is None else batch.truncated.astype(bool)

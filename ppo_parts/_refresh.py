@@ -17,7 +17,7 @@ RefreshName = Literal["rollout", "epoch", "minibatch"]
 
 
 class Estimates(NamedTuple):
-    """What a policy returns for the rollout, each `[T, N]`; values are None without a critic."""
+    """The estimates of a policy for the rollout, each `[T, N]`; values are None without a critic."""
 
     value: Array | None
     next_value: Array | None
@@ -32,7 +32,7 @@ class HeadState(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """What a phase carries from minibatch to minibatch on behalf of the head.
+    """The state that a phase carries from minibatch to minibatch for the head.
 
     `estimates` is None unless the refresh updates it.
     """
@@ -44,12 +44,12 @@ class Carried(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """The parts before a phase's sampler, and the rollout they work on.
+    """The parts before a phase's sampler, and the rollout on which they run.
 
     Attributes:
         shared, own: the parts that all phases share, and those of this phase.
         evaluate: the policy network.
-        raw: the rollout as it was given.
+        raw: the rollout before any part has run.
         ready: the rollout after the shared parts have run once.
         moved: whether an earlier phase has trained the policy since the rollout.
         keep_finite: whether a part keeps its last finite state, because the optimizer skips gradients that are not
@@ -71,7 +71,7 @@ class Head:
         return batch, carried._replace(params=params, head=carried.head._replace(own=states))
 
     def run(self, estimates: Estimates, carried: Carried, context: Context) -> tuple[Batch, Carried]:
-        """Run all parts again, on the rollout with other estimates."""
+        """Run all parts again, on the rollout with new estimates."""
         batch = self.raw.replace(**estimates._asdict())
         states = (*carried.head.shared, *carried.head.own)
         batch, (states, params) = self._run((*self.shared, *self.own), batch, carried, states, context)
@@ -88,18 +88,18 @@ class Head:
         return batch, (after, amend(parts, carried.params, states, after))
 
     def recorded(self) -> Estimates:
-        """The estimates of the behaviour policy, as the rollout recorded them."""
+        """Return the estimates of the behaviour policy, as recorded in the rollout."""
         raw = self.raw
         log_ratio = jnp.zeros_like(raw.log_prob) if raw.log_ratio is None else raw.log_ratio
         return Estimates(raw.value, raw.next_value, log_ratio)
 
     def evaluated(self, params: Params) -> Estimates:
-        """The estimates of the policy with these parameters."""
+        """Return the estimates of the policy with these parameters."""
         current = evaluate_current(self.evaluate, params, self.raw)
         return self.estimates(current.value, current.log_prob - self.raw.log_prob)
 
     def estimates(self, value: Array | None, log_ratio: Array) -> Estimates:
-        """Estimates in the dtypes of the rollout, with `next_value` following `value`."""
+        """Make estimates in the dtypes of the rollout, with `next_value` computed from `value`."""
         raw, log_ratio = self.raw, log_ratio.astype(self.raw.log_prob.dtype)
         if value is None or raw.value is None:
             return Estimates(raw.value, raw.next_value, log_ratio)
@@ -109,50 +109,50 @@ class Head:
 
 
 class Refresh:
-    """How often the parts before the sampler (the head) run; this class runs them once.
+    """Determines how often the parts before the sampler (the head) run; this class runs them once.
 
-    Subclasses override its methods. `init` is called before the first epoch of a phase, the others when their names
-    say. All but the last get the rollout to draw from and return it. Each may evaluate the policy, run the head, and
-    change what is carried.
+    Subclasses override its methods. `init` is called before the first epoch of a phase, the others at the times that
+    their names state. All except the last return the rollout from which minibatches are drawn. Each may evaluate the
+    policy, run the head, and change the carried state.
     """
 
     name = "rollout"
     shares_head = True
-    """Whether the parts that all phases share run once for it, before the first phase."""
+    """Whether the parts that all phases share run only once, before the first phase."""
 
     def init(self, head: Head, carried: Carried, context: Context) -> tuple[Batch, Carried]:
         """Run the parts before the sampler, once for all epochs."""
         return head.run_own(carried, context)
 
     def before_epoch(self, head: Head, rollout: Batch, carried: Carried, context: Context) -> tuple[Batch, Carried]:
-        """Before epoch `context.epoch`."""
+        """Return the rollout for epoch `context.epoch`."""
         del head, context
         return rollout, carried
 
     def before_minibatch(self, head: Head, rollout: Batch, carried: Carried, context: Context) -> tuple[Batch, Carried]:
-        """Before minibatch `context.minibatch` is drawn."""
+        """Return the rollout from which minibatch `context.minibatch` is drawn."""
         del head, context
         return rollout, carried
 
     def after_minibatch(self, head: Head, carried: Carried, sampler: Any, minibatch: Batch, indices: Any) -> Carried:
-        """After the gradient step; `minibatch.current` is the policy before it."""
+        """Return the carried state after the gradient step; `minibatch.current` is the policy before this step."""
         del head, sampler, minibatch, indices
         return carried
 
 
 class EachEpoch(Refresh):
-    """Before each epoch the current policy evaluates the whole rollout, and the head runs on that."""
+    """Evaluates the whole rollout with the current policy before each epoch, and runs the head on the result."""
 
     name = "epoch"
     shares_head = False
 
     def init(self, head: Head, carried: Carried, context: Context) -> tuple[Batch, Carried]:
-        """Run nothing yet: the head runs before the first epoch, as before the others."""
+        """Return the rollout unchanged: the head runs before each epoch, including the first."""
         del context
         return head.raw, carried
 
     def before_epoch(self, head: Head, rollout: Batch, carried: Carried, context: Context) -> tuple[Batch, Carried]:
-        """Evaluate the rollout, unless the policy is still the one that acted, and run the head."""
+        """Evaluate the rollout, unless the policy is still the behaviour policy, and run the head."""
         del rollout
         if head.moved:
             estimates = head.evaluated(carried.params)
@@ -162,13 +162,13 @@ class EachEpoch(Refresh):
 
 
 class EachMinibatch(Refresh):
-    """Before each minibatch the head runs on what the policy returned for each step when it last evaluated it."""
+    """Runs the head before each minibatch, on the estimates from the latest evaluation of each step."""
 
     name = "minibatch"
     shares_head = False
 
     def init(self, head: Head, carried: Carried, context: Context) -> tuple[Batch, Carried]:
-        """Begin with the recorded estimates, or with those of the policy that an earlier phase has trained."""
+        """Start from the recorded estimates, or from those of the policy that an earlier phase has trained."""
         del context
         estimates = head.evaluated(carried.params) if head.moved else head.recorded()
         return head.raw, carried._replace(estimates=estimates)
@@ -200,7 +200,7 @@ REFRESHES: dict[str, Refresh] = {kind.name: kind() for kind in (Refresh, EachEpo
 
 
 def refresh_of(where: str, refresh: RefreshName | Refresh) -> Refresh:
-    """The refresh of that name, or the object itself."""
+    """Return the refresh of that name, or the object itself."""
     if isinstance(refresh, Refresh):
         return refresh
     if not isinstance(refresh, str):
@@ -211,7 +211,7 @@ def refresh_of(where: str, refresh: RefreshName | Refresh) -> Refresh:
 
 
 def amend(parts: tuple[Part, ...], params: Params, old: tuple[Any, ...], new: tuple[Any, ...]) -> Params:
-    """The parameters after each part has amended them."""
+    """Return the parameters after each part has amended them."""
     for part, before, after in zip(parts, old, new, strict=True):
         if part.amend is not None:
             params = part.amend(params, before, after)
@@ -219,7 +219,7 @@ def amend(parts: tuple[Part, ...], params: Params, old: tuple[Any, ...], new: tu
 
 
 def check_head(parts: tuple[Part, ...], batch: Batch) -> None:
-    """Raise if a part before the sampler added a loss or asked to stop, which only minibatches can do."""
+    """Raise if a part before the sampler added a loss or requested a stop, which only parts after it may do."""
     names = ", ".join(part.name for part in parts)
     if batch.losses:
         raise UserValueError(
@@ -228,13 +228,13 @@ def check_head(parts: tuple[Part, ...], batch: Batch) -> None:
         )
     if batch.stop is not None:
         raise UserValueError(
-            f"learner: a part before the sampler (one of {names}) asked to stop, and only a minibatch can be stopped: "
+            f"learner: a part before the sampler (one of {names}) requested a stop, which only parts after it may do: "
             "put it after the sampler"
         )
 
 
 def finite_or_old(new: Any, old: Any) -> Any:
-    """The new state of a part, or the old one if a number in the new one is not finite."""
+    """Return the new state of a part, or the old one if a number in the new one is not finite."""
     floats = [x for x in jax.tree.leaves(new) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
     if not floats:
         return new

@@ -1,4 +1,4 @@
-"""Old rollouts that are kept and trained on again."""
+"""Replay of earlier rollouts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Params, Part
 
 
 class ReplayState(NamedTuple):
-    """The latest rollouts, fields by name with leaves `[k, T, N, ...]`, and how many there have been."""
+    """The latest rollouts, as fields by name with leaves `[k, T, N, ...]`, and how many have been stored."""
 
     fields: dict[str, Any]
     stored: Array
 
 
 def replay(num_rollouts: int, like: Batch) -> Part:
-    """Replace the rollout by the latest k, this one among them, side by side: `[T, k*N]`, within each shard.
+    """Replace the rollout by the latest k rollouts, including this one, side by side: `[T, k*N]`, within each shard.
 
-    Slots that are not filled yet are masked; `replay(1, like)` leaves the rollout as it is. Each update stores its
-    rollout, also where the phase that this part stands in does not run, as the parts that all phases share left it.
+    Slots that are not filled yet are masked; `replay(1, like)` leaves the rollout unchanged. Each update stores its
+    rollout after the parts that all phases share have run, even if the phase with this part does not run.
 
     Args:
         num_rollouts: k.
@@ -49,7 +49,7 @@ def replay(num_rollouts: int, like: Batch) -> Part:
         raise UserTypeError(f"replay: like must be a Batch with the shapes of the rollout, got {type(like).__name__}")
     kept = [name for name in (*PER_STEP, *PER_SEGMENT) if jax.tree.leaves(getattr(like, name))]
     if "log_prob" not in kept:
-        raise UserValueError("replay: like has no log_prob, by which the shape of a rollout is known")
+        raise UserValueError("replay: like has no log_prob, which determines the shape of a rollout")
 
     def init(params: Params, key: Array | None = None) -> ReplayState:
         del params, key
@@ -64,7 +64,7 @@ def replay(num_rollouts: int, like: Batch) -> Part:
         latest = stored_with(batch, state)
 
         def beside(x: Array, axis: int) -> Array:
-            """`[k, ..., N, ...]` with k merged into the axis of segments, within each shard."""
+            """Merge the axis k of `[k, ..., N, ...]` into the axis of segments, within each shard."""
             x = jnp.moveaxis(split(x, batch.shards, axis + 1), 0, axis + 1)
             return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 3 :])
 
@@ -87,7 +87,7 @@ def replay(num_rollouts: int, like: Batch) -> Part:
         return stored_with(batch, state)
 
     def stored_with(batch: Batch, state: ReplayState) -> ReplayState:
-        """The state after one more rollout, in the place of the oldest."""
+        """Return the state with this rollout in place of the oldest."""
         slot = state.stored % num_rollouts
 
         def put(buffer: Array, x: Array) -> Array:
@@ -97,9 +97,9 @@ def replay(num_rollouts: int, like: Batch) -> Part:
 
         missing = [name for name in kept if not jax.tree.leaves(getattr(batch, name))]
         if missing:
-            raise UserValueError(f"replay: like has {', '.join(missing)}, and the rollout does not")
+            raise UserValueError(f"replay: like has {', '.join(missing)}, but the rollout does not")
         if batch.mask is not None and "mask" not in kept:
-            raise UserValueError("replay: the rollout has a mask, and like has none: masked steps would be trained on")
+            raise UserValueError("replay: the rollout has a mask, but like has none: masked steps would be trained on")
         fields = {name: jax.tree.map(put, state.fields[name], getattr(batch, name)) for name in kept}
         return ReplayState(fields, state.stored + 1)
 

@@ -1,4 +1,4 @@
-"""Rollouts: the policy acts in environments, and what happens becomes a `Batch`."""
+"""Rollouts: the policy acts in environments, and the transitions are recorded in a `Batch`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .functional._common import ShapeError, unsqueezed
 
 
 class RolloutState(NamedTuple):
-    """What a rollout passes to the next: the state of the environments, and what the policy sees next.
+    """The state that a rollout passes to the next: the state of the environments, and the next observations.
 
     Recurrent policies also have `carry`, their state `[N, ...]`, and `reset`, True where it is zeroed before the next
     step.
@@ -35,17 +35,17 @@ class RolloutState(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """What `rollout` returns, pure functions.
+    """The result of `rollout`: pure functions.
 
     Attributes:
-        init: `init(key) -> RolloutState`, fresh environments.
+        init: `init(key) -> RolloutState`, with fresh environments.
         collect: `collect(key, params, state) -> (RolloutState, Batch, metrics)`. Metrics: `episode_return` and
-            `episode_length` (means over the episodes that ended, NaN where none did) and `episodes` (how many did);
-            with many agents the return is a mean over them, too. Entries of the environment's `info` become
+            `episode_length` (means over the episodes that ended, NaN if none did) and `episodes` (their number);
+            with many agents the return is also averaged over them. Entries of the environment's `info` become
             `episode_<name>`.
-        sharding: `sharding(mesh) -> RolloutState`, the `NamedSharding` of each leaf of the state, by which environments
-            are divided over the devices of a mesh: as many devices as shards, or a divisor of that. Leaves whose shape
-            does not depend on the number of environments, such as running statistics, are whole on each device.
+        sharding: `sharding(mesh) -> RolloutState`, the `NamedSharding` of each leaf of the state, which divides the
+            environments over the devices of a mesh: as many devices as shards, or a divisor of that. Leaves whose shape
+            does not depend on the number of environments, such as running statistics, are replicated on each device.
         restart: `restart(key, state) -> RolloutState`, new episodes that keep running statistics, for environments
             whose state cannot be restored from a checkpoint (`Env.restart`); None: every state can be continued.
     """
@@ -70,31 +70,32 @@ def rollout(
 ) -> Rollout:
     """Step N environments T times with the current policy; with A agents in each, `[T, N]` below is `[T, N, A]`.
 
-    The value is evaluated once for all steps, after the last, or at each step (as for a recurrent policy). V of the
-    final observation, from which a truncated episode is bootstrapped, is only computed in steps in which some
+    The value is evaluated once for all steps, after the last step, or at each step (as for a recurrent policy). V of
+    the final observation, from which a truncated episode is bootstrapped, is computed only in steps in which some
     environment was truncated (also under `vmap`).
 
     Args:
         env: `ppo_parts.envs.Env`.
         policy: a `Policy`, or `evaluate` as in `learner`; here the observations have the leading axes `[N]` or
-            `[T, N]`. With an `initial_carry`, `evaluate(params, batch)` gets `batch.carry`, the state before step 0,
-            and `batch.reset` `[T, N]`, zeroes the state before each step where it is 1, and returns
-            `(distribution, value, carry after the last step)`. A policy without a value makes a batch without one.
+            `[T, N]`. With an `initial_carry`, `evaluate(params, batch)` receives `batch.carry`, the state before step
+            0, and `batch.reset` `[T, N]`. It must zero the state before each step where `reset` is 1, and return
+            `(distribution, value, carry after the last step)`. If the policy has no value, neither has the batch.
         num_envs: N.
         num_steps: T.
         value_each_step: keep the value that is computed along with each step's action. The numbers are the same; this
             is faster if policy and value share layers, and slower if they do not.
         record: names of entries of the policy's `aux`, one number per element, to keep for each step: `extras[name]`,
             and `extras["next_" + name]` of the observation that followed, as `next_value` is of `value`.
-        keep_next_obs: keep the observation that followed each step as `next_obs`, final observations included.
-        keep_distribution: keep the distribution that acted as `behaviour`, for exact divergences.
+        keep_next_obs: keep the observation that followed each step as `next_obs`, including final observations.
+        keep_distribution: keep the behaviour distribution as `behaviour`, for exact divergences.
         shards: S, `batch.shards`: equal blocks of environments that samplers do not mix, so that each can stay on a
-            device of its own. It changes which minibatches are drawn, and, as devices must not wait for each other at
-            every step, when final observations are evaluated: after the last step, for which all are kept.
+            separate device. This changes which minibatches are drawn. With S > 1, all final observations are kept and
+            evaluated after the last step, so that devices do not wait for each other at every step.
 
     Returns:
         `Rollout(init, collect, sharding)`; the batch has the fields obs, action, log_prob, value, reward, terminated,
-        truncated and next_value, for a recurrent policy carry and reset, and what `record` and `keep_...` ask for.
+        truncated and next_value, for a recurrent policy carry and reset, and the fields that `record` and `keep_...`
+        add.
 
     Example:
         >>> import jax, jax.numpy as jnp, ppo_parts as pp
@@ -111,7 +112,7 @@ def rollout(
     count("rollout", "num_steps", num_steps)
     check_shards("rollout", shards, "num_envs", num_envs)
     if isinstance(record, str):
-        raise UserTypeError(f"rollout: record is a tuple of names, got {record!r}: record=({record!r},)")
+        raise UserTypeError(f"rollout: record must be a tuple of names, got {record!r}: write record=({record!r},)")
     agents = getattr(env, "num_agents", None)
     each = (num_envs,) if agents is None else (num_envs, agents)
     keeps = {"keep_next_obs": keep_next_obs, "keep_distribution": keep_distribution}
@@ -153,21 +154,21 @@ class _Collector:
         shapes = (jax.eval_shape(one.init, jax.random.key(0)) for one in (self, twice))
 
         def of_leaf(once: Any, twice: Any) -> Any:
-            """Of the axis that grows with the number of environments."""
+            """Shard the axis that grows with the number of environments."""
             grown = (axis for axis, (a, b) in enumerate(zip(once.shape, twice.shape, strict=True)) if a != b)
             return sharding(next(grown, None))
 
         return jax.tree.map(of_leaf, *shapes)
 
     def estimates(self, output: Output) -> dict[str, Array]:
-        """The value and the recorded entries of aux, by name."""
+        """Return the value and the recorded entries of aux, by name."""
         check_recorded(output, self.record)
         found = {} if output.value is None else {"value": output.value}
         return found | {name: output.aux[name] for name in self.record}
 
     @functools.cached_property
     def estimates_after(self) -> Callable[[Params, tuple[Any, Any]], dict[str, Array]]:
-        """The estimates of observations `(obs, carry)`: called in three places, traced once."""
+        """Compute the estimates of observations `(obs, carry)`: called in three places, traced once."""
 
         def estimates(params: Params, seen: tuple[Any, Any]) -> dict[str, Array]:
             return self.estimates(apply_policy(self.policy, params, *seen, jnp.zeros(self.each, bool)))
@@ -175,9 +176,10 @@ class _Collector:
         return jax.jit(estimates)
 
     def step(self, params: Params, state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
-        """One step of all environments: what is recorded, the estimates, those of final observations, episodes.
+        """Step all environments; return the record, the estimates, those of final observations, and the episodes.
 
-        With several shards, the final observations themselves: whether there is one is for all devices to say.
+        With several shards, return the final observations themselves, because the test whether there is one would
+        require communication between all devices.
         """
         output = apply_policy(self.policy, params, state.obs, state.carry, state.reset)
         action, log_prob = sample_action(output.distribution, keys[0])
@@ -239,7 +241,7 @@ def check_estimates(found: dict[str, Array], shape: tuple[int, ...]) -> None:
 
 
 def next_observation(out: Any) -> Any:
-    """The observation that followed a step: the final one where an episode ended."""
+    """Return the observation that followed a step: the final one where an episode ended."""
     ended, _ = out.episode_ends()
 
     def chosen(final: Array, after: Array) -> Array:
@@ -254,7 +256,7 @@ def check_recorded(output: Output, record: tuple[str, ...]) -> None:
         if not isinstance(output.aux, Mapping) or name not in output.aux:
             there = f"the entries {sorted(output.aux)}" if isinstance(output.aux, Mapping) else kind(output.aux)
             raise UserValueError(
-                f"rollout: record={name!r} is an entry of the policy's aux, and aux is {there}: return "
+                f"rollout: record={name!r} must be an entry of the policy's aux, but aux is {there}: return "
                 f"Output(..., aux={{{name!r}: ...}})"
             )
 
@@ -263,19 +265,19 @@ def check_shapes(batch: Batch, expected: tuple[int, ...]) -> None:
     """Raise unless the log-probability, and each leaf of a distribution that is kept, has one entry per element."""
     if jnp.shape(batch.log_prob) != expected:
         raise ShapeError(
-            f"rollout: the log-probability of {expected[1:]} actions has shape {jnp.shape(batch.log_prob)[1:]}, one "
-            "number for each is needed; sum over the action's dimensions"
+            f"rollout: the log-probability of {expected[1:]} actions has shape {jnp.shape(batch.log_prob)[1:]}; "
+            "one number for each is needed: sum over the action's dimensions"
         )
     for leaf in jax.tree.leaves(batch.behaviour):
         if jnp.shape(leaf)[:2] != expected[:2]:
             raise ShapeError(
                 f"rollout: keep_distribution needs a distribution whose arrays begin with [N] = {expected[1:2]}, got "
-                f"{jnp.shape(leaf)[1:]}: broadcast what all elements share"
+                f"{jnp.shape(leaf)[1:]}: broadcast parameters that all elements share"
             )
 
 
 def sample_action(distribution: Any, key: Array) -> tuple[Any, Array]:
-    """An action and its log-probability."""
+    """Sample an action and return it with its log-probability."""
     if hasattr(distribution, "sample_and_log_prob"):
         return distribution.sample_and_log_prob(seed=key)
     action = distribution.sample(seed=key)
@@ -283,8 +285,8 @@ def sample_action(distribution: Any, key: Array) -> tuple[Any, Array]:
 
 
 def episode_metrics(ended: Array, measured: dict[str, Array]) -> Metrics:
-    """Means over the episodes that ended (NaN where none did) and over the agents, and how many did."""
-    number = jnp.sum(ended, dtype=jnp.float32)  # as a float, which devices sum along with the others
+    """Compute means over the episodes that ended (NaN if none did) and over the agents, and count these episodes."""
+    number = jnp.sum(ended, dtype=jnp.float32)  # as a float, which devices sum together with other floats
     some = jnp.maximum(number, 1)
 
     def mean(x: Array) -> Array:
@@ -296,7 +298,7 @@ def episode_metrics(ended: Array, measured: dict[str, Array]) -> Metrics:
 
 
 def where_any(f: Callable[..., Any], wanted: Array, params: Any, x: Any) -> Any:
-    """`f(params, x)` if any element of `wanted` is True, else zeros; under `vmap`, too, one branch is run.
+    """Compute `f(params, x)` if any element of `wanted` is True, else zeros; even under `vmap`, only one branch runs.
 
     `vmap` turns a `cond` with a batched predicate into a select that runs both branches. Here the predicate is reduced
     over the batch first, so that it remains a `cond`.
@@ -319,10 +321,10 @@ def where_any(f: Callable[..., Any], wanted: Array, params: Any, x: Any) -> Any:
 
 
 def where_any_of_steps(f: Callable[[Any], Any], wanted: Array, x: Any, shards: int) -> Any:
-    """`f(x[t])` in the steps t in which any element of `wanted` `[T, N]` is True, else anything; shard by shard.
+    """Compute `f(x[t])` for the steps t in which any element of `wanted` `[T, N]` is True; other results are undefined.
 
-    In round i, every shard evaluates the i-th of its own steps. Devices with a shard each agree once, on the number of
-    rounds, and not in each step.
+    In round i, every shard evaluates the i-th of its own steps. Devices with a shard each communicate only once, to
+    agree on the number of rounds, and not in each step.
     """
     by_shard = jax.tree.map(lambda leaf: split(leaf, shards, 1), x)
     flags = split(wanted, shards, 1)

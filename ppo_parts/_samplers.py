@@ -26,7 +26,7 @@ Draw = Callable[[Any, Batch, Context], tuple[Any, Array | None]]
 
 
 class Windows(NamedTuple):
-    """What `draw` returns as indices with `axis="window"`: M pieces of L steps.
+    """The indices that `draw` returns with `axis="window"`: M pieces of L steps.
 
     Attributes:
         start, segment: `[M]` integers: window m has the steps start[m], ..., start[m] + L - 1 of a segment.
@@ -41,19 +41,19 @@ class Windows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampler(Divider):
-    """A part that divides: parts before it see the rollout, parts after it see minibatches.
+    """A part that divides the chain: parts before it see the rollout, parts after it see minibatches.
 
     Attributes:
-        num_epochs: passes.
+        num_epochs: passes over the rollout.
         num_minibatches: minibatches per epoch.
         axis: what an index means: "step", a row of the flattened time-major rollout (t*N + n); "segment", a column;
             "window", see `Windows`.
         refresh: how often the parts before the sampler run again.
         plan: `plan(key, batch, epoch) -> tree` with leading axis `[num_minibatches]`, made at the start of an epoch
             from the batch that the parts before the sampler left.
-        draw: `draw(item, batch, context) -> (indices [M] | Windows | None, weight [M] | None)`, `item` being one row of
-            the plan. Indices None: everything, as it is. Where the batch has S > 1 shards, all leaves have a leading
-            axis `[S]`, and indices are positions within a shard.
+        draw: `draw(item, batch, context) -> (indices [M] | Windows | None, weight [M] | None)`, where `item` is one row
+            of the plan. Indices None: the whole batch, unchanged. If the batch has S > 1 shards, all leaves have a
+            leading axis `[S]`, and indices are positions within a shard.
     """
 
     num_epochs: int
@@ -65,7 +65,7 @@ class Sampler(Divider):
     in_range: bool = False
 
     def take(self, batch: Batch, indices: Any, weight: Array | None) -> Batch:
-        """The minibatch that `indices` name; metrics and losses start empty."""
+        """Return the minibatch with these indices; metrics and losses start empty."""
         batch = batch.replace(metrics={}, reductions=(), losses={}, weight=weight)
         if indices is None:
             return batch.replace(weight=None if weight is None else weight.reshape(-1))
@@ -82,7 +82,7 @@ class Sampler(Divider):
         return _from_windows(minibatch, indices) if self.axis == "window" else minibatch
 
     def _take(self, batch: Batch, indices: Any, segments: int) -> Batch:
-        """The rows of a batch with one shard."""
+        """Take the rows from a batch with one shard."""
 
         def rows(x: Array, rows: Array, along: int) -> Array:
             # Samplers draw indices in range; "clip" avoids the default's handling of negative and outlying ones.
@@ -101,7 +101,7 @@ class Sampler(Divider):
         return batch.replace(**picked, **{f: jax.tree.map(per_segment, getattr(batch, f)) for f in PER_SEGMENT})
 
     def _take_shards(self, batch: Batch, indices: Any, segments: int, axes: tuple[str, ...]) -> Batch:
-        """The rows of every shard, side by side."""
+        """Take the rows from every shard, side by side."""
         if self.axis == "window":
             counts = jnp.moveaxis(indices.counts, 0, 1)
             step: Array | None = indices.start[None] + jnp.arange(len(counts))[:, None, None]
@@ -124,7 +124,7 @@ class Sampler(Divider):
         return batch.replace(**fields, axes=axes)
 
     def _nan_outside(self, log_prob: Array, indices: Any, shape: tuple[int, int]) -> Array:
-        """The log-probabilities, NaN where an index names nothing."""
+        """Return the log-probabilities, with NaN where an index is out of range."""
         time, segments = shape
         if self.axis == "window":
             last = indices.start + indices.counts.shape[0] - 1
@@ -136,7 +136,7 @@ class Sampler(Divider):
         return jnp.where(inside, log_prob, jnp.nan)
 
     def put(self, buffer: Array, indices: Any, rows: Array, shards: int = 1) -> Array:
-        """`buffer` `[T, N]` with the rows of a minibatch written back."""
+        """Return `buffer` `[T, N]` with the rows of a minibatch written back."""
         if indices is None:
             return rows.astype(buffer.dtype)
         if shards > 1:
@@ -152,7 +152,7 @@ class Sampler(Divider):
         return flat.at[places].set(rows, mode="drop").reshape(buffer.shape)
 
     def _rows(self, indices: Any, segments: int) -> Array:
-        """Rows of the flattened rollout, `[M]` or `[L, M]`."""
+        """Return the indices of rows of the flattened rollout, `[M]` or `[L, M]`."""
         if self.axis == "step":
             return indices
         steps = indices.start[None] + jnp.arange(indices.counts.shape[0])[:, None]
@@ -172,27 +172,27 @@ def sampler(
     requires: tuple[str, ...] = (),
     in_range: bool = False,
 ) -> Part:
-    """A sampler of your own: which elements of the rollout make each minibatch.
+    """Make a sampler from your own functions, which choose the elements of the rollout for each minibatch.
 
-    It need not know of shards. Where the rollout has several, `plan` and `draw` are called for every shard (by `vmap`),
-    each time with a key of its own and with the batch of one shard, `[T, N / S]` and `batch.shards` 1. A minibatch
-    consists of what they draw from all shards.
+    These functions need no code for shards. If the rollout has several shards, `plan` and `draw` are called for every
+    shard (by `vmap`), each time with a different key and with the batch of one shard, `[T, N / S]` and `batch.shards`
+    1. A minibatch consists of the elements drawn from all shards.
 
     Args:
-        name: what error messages call it.
+        name: its name in error messages.
         plan: `plan(key, batch, epoch) -> tree`, every leaf with leading axis `[num_minibatches]`; called once per epoch
             with the batch that the parts before the sampler left.
         draw: `draw(item, batch, context) -> (indices, weight)`: `item` is one row of the plan, the indices are integers
             `[M]` (or `Windows`, or None for the whole batch), the weight is `[M]` or None.
-        num_epochs: passes.
+        num_epochs: passes over the rollout.
         num_minibatches: minibatches per epoch.
         axis: what an index means: "step": a row t*N + n of the flattened rollout; "segment": a column; "window": a
             piece of a segment.
         refresh: as in `shuffled_minibatches`.
         weighs: whether `draw` returns a weight, which goes to `batch.weight`.
         requires: fields of the batch that `plan` or `draw` read.
-        in_range: whether every index surely names an element of the rollout. Otherwise those that do not have a
-            log-probability of NaN, so that the loss is NaN and is counted.
+        in_range: whether all indices are guaranteed to be in range. Otherwise, elements with an index out of range have
+            a log-probability of NaN, so that the loss is NaN and is counted.
 
     Example:
         The newest half of every rollout, in order:
@@ -232,7 +232,7 @@ def _sampler(
     requires: tuple[str, ...] = (),
     in_range: bool = True,
 ) -> Part:
-    """A sampler whose plan and draw get the whole rollout, with all its shards; see `Sampler.draw`."""
+    """Make a sampler whose plan and draw receive the whole rollout, with all its shards; see `Sampler.draw`."""
     count(name, "num_minibatches", num_minibatches)
     count(name, "num_epochs", num_epochs)
     choice(name, "axis", axis, ("step", "segment", "window"))
@@ -269,16 +269,16 @@ def _sampler(
 def shuffled_minibatches(
     num_minibatches: int, num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout"
 ) -> Part:
-    """Every step exactly once per epoch, in a fresh random order: minibatches of T*N/num_minibatches steps, `[M]`.
+    """Use every step exactly once per epoch, in a new random order: minibatches of T*N/num_minibatches steps, `[M]`.
 
     This cuts the time axis, so parts that work along time and recurrent policies need `segment_minibatches`.
 
     Args:
-        num_minibatches: minibatches per epoch; has to divide T*N.
+        num_minibatches: minibatches per epoch; must divide T*N.
         num_epochs: passes over the rollout.
-        refresh: how often the parts before the sampler run again, on values and ratios as the current policy sees them:
-            "rollout": once; "epoch": before each epoch (the whole rollout evaluated again); "minibatch": before each
-            minibatch, with the last minibatch's value and log-ratio written back.
+        refresh: how often the parts before the sampler run again, on values and ratios of the current policy.
+            "rollout": only once; "epoch": before each epoch (the whole rollout is evaluated again); "minibatch": before
+            each minibatch, after the value and log-ratio of the last minibatch have been written back.
 
     Raises:
         ValueError: sizes that do not divide, naming them; a recurrent batch.
@@ -296,12 +296,12 @@ def shuffled_minibatches(
 def segment_minibatches(
     num_minibatches: int, num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout"
 ) -> Part:
-    """Every segment (environment, or environment and agent) once per epoch, in a fresh order, time kept: `[T, M]`.
+    """Use every segment (environment, or environment and agent) once per epoch, in a new random order: `[T, M]`.
 
     Use it for recurrent policies, and for parts that work along time (`vtrace`) under the policy being trained.
 
     Args:
-        num_minibatches: minibatches per epoch; has to divide the number of segments N.
+        num_minibatches: minibatches per epoch; must divide the number of segments N.
         num_epochs: passes over the rollout.
         refresh: as in `shuffled_minibatches`.
 
@@ -318,7 +318,7 @@ def segment_minibatches(
 
 
 def full_batch(num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout") -> Part:
-    """The whole rollout as one minibatch `[T, N]`, `num_epochs` times; nothing is copied or shuffled.
+    """Use the whole rollout as one minibatch `[T, N]`, `num_epochs` times, without copying or shuffling.
 
     Args:
         num_epochs: gradient steps.
@@ -345,13 +345,13 @@ def full_batch(num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout
 def given_indices(
     indices: Any, axis: Axis = "step", weights: Any = None, *, refresh: RefreshName | Refresh = "rollout"
 ) -> Part:
-    """Exactly these minibatches, in this order, for parity tests and debugging.
+    """Use exactly these minibatches, in this order, for parity tests and debugging.
 
     Args:
         indices: integers `[K, M]`, K minibatches of one epoch, or `[E, K, M]`, E epochs (which matter to
             `kl_early_stop(check="epoch")`). They are rows of the flattened time-major rollout, t*N + n. Traced
-            integers are not known yet: those that are out of range make the loss NaN. Where the rollout has S shards,
-            the M indices of a minibatch are S equal blocks, one for each shard in turn.
+            integers cannot be checked: those that are out of range make the loss NaN. If the rollout has S shards,
+            the M indices of a minibatch are S equal blocks, one for each shard in order.
         axis: "segment": the integers are segment numbers instead.
         weights: importance weights of the shape of `indices`, or None.
         refresh: as in `shuffled_minibatches`.
@@ -415,7 +415,7 @@ def given_indices(
 
 
 def _within_shards(table: Any, batch: Batch, axis: Axis) -> Any:
-    """Indices `[..., M]` into the rollout as `[..., S, M / S]` within its shards; -1 in a block of another shard."""
+    """Convert indices `[..., M]` to `[..., S, M / S]` within the shards; -1 if an index belongs to another shard."""
     xp, size = jnp if isinstance(table, jax.Array) else np, table.shape[-1]
     _share("given_indices", batch.shards, size, "indices of a minibatch", "shards")
     table, segments = table.reshape((*table.shape[:-1], batch.shards, -1)), batch.log_prob.shape[1]
@@ -437,14 +437,14 @@ def prioritized_sampler(
     eps: Numeric = 1e-6,
     refresh: RefreshName | Refresh = "rollout",
 ) -> Part:
-    r"""Segments drawn in proportion to a power of their summed absolute advantage, time kept: `[T, M]`.
+    r"""Draw segments in proportion to a power of their summed absolute advantage; time is kept: `[T, M]`.
 
     .. math:: P_n \propto \Big(\sum_t |A_{tn}|\Big)^{\alpha} + \epsilon, \qquad w = (N P_n)^{-\beta}
 
-    Each minibatch is drawn independently, so a segment can be in several minibatches of an epoch and another in none.
-    The weight goes to `batch.weight`; `advantage_weight` or `loss_weight` apply it. Masked steps do not count, and
-    fully masked segments are never drawn (as long as enough others exist). Where the rollout has S shards, M / S
-    segments are drawn from each, with the probabilities and weights of its own N / S segments.
+    Each minibatch is drawn independently, so a segment can be in several minibatches of an epoch, or in none. The
+    weight is written to `batch.weight`; `advantage_weight` or `loss_weight` applies it. Masked steps do not count, and
+    fully masked segments are never drawn (if there are enough others). If the rollout has S shards, M / S
+    segments are drawn from each shard, with probabilities and weights computed over its N / S segments.
 
     Args:
         num_minibatches: draws per epoch; divides the number of segments N unless `segments_per_minibatch` is given.
@@ -452,15 +452,15 @@ def prioritized_sampler(
         alpha: exponent of the priority, >= 0 (0: uniform); a schedule counts learner updates.
         beta: exponent of the weight, in [0, 1] (1: unbiased); a schedule counts learner updates.
         replacement: whether a segment can be drawn twice for one minibatch.
-        normalize_weights: divide the weights by the largest any segment could have.
+        normalize_weights: divide the weights by the largest weight that any segment could have.
         segments_per_minibatch: M; None: N / num_minibatches.
         eps: added to every priority, >= 0, so that none has probability 0; a schedule counts learner updates.
-        refresh: as in `shuffled_minibatches`; with "minibatch" each draw sees fresh priorities, as in PufferLib.
+        refresh: as in `shuffled_minibatches`; with "minibatch" each draw uses updated priorities, as in PufferLib.
 
     Place: after `gae` or `vtrace`, whose advantage it reads.
 
     Raises:
-        ValueError: sizes that do not divide; more segments asked for than there are.
+        ValueError: sizes that do not divide; more segments are requested than there are.
 
     Example:
         >>> import ppo_parts as pp
@@ -525,17 +525,17 @@ def time_chunks(
     burn_in: int = 0,
     refresh: RefreshName | Refresh = "rollout",
 ) -> Part:
-    """Pieces of `length` steps, every step once per epoch, time kept: minibatches `[burn_in + length, M]`.
+    """Use pieces of `length` steps, every step once per epoch; time is kept: minibatches `[burn_in + length, M]`.
 
-    A recurrent policy begins a piece with the recorded state where the piece begins the rollout, and with zeros
-    elsewhere, and runs through up to `burn_in` steps before the piece. These are masked: they have no loss and enter no
-    statistic.
+    A recurrent policy first processes up to `burn_in` steps before the piece. It starts from the recorded state at the
+    beginning of the rollout, and from zeros elsewhere. The steps of the burn-in are masked: they have no loss and do
+    not affect any statistic.
 
     Args:
-        num_minibatches: minibatches per epoch; has to divide the number of pieces, N * T / length.
+        num_minibatches: minibatches per epoch; must divide the number of pieces, N * T / length.
         num_epochs: passes over the rollout.
-        length: steps per piece; has to divide T.
-        burn_in: steps that warm up the recurrent state; burn_in + length is at most T.
+        length: steps per piece; must divide T.
+        burn_in: number of steps that warm up the recurrent state; burn_in + length is at most T.
         refresh: as in `shuffled_minibatches`.
 
     Raises:
@@ -557,12 +557,12 @@ def time_chunks(
         time, segments = batch.log_prob.shape[:2]
         if batch.carry is not None and batch.reset is None:
             raise UserValueError(
-                f"{where}: the batch has a recurrent carry and no reset, by which a window that begins later starts "
-                "from zeros: give the batch reset, [T, N], 1 where the state is zeroed before step t"
+                f"{where}: the batch has a recurrent carry but no reset, which is needed to start later windows from "
+                "zeros: give the batch reset, [T, N], 1 where the state is zeroed before step t"
             )
         if time % length or burn_in + length > time:
             raise UserValueError(
-                f"{where}: length={length} has to divide the {time} steps of this batch, and burn_in + length = "
+                f"{where}: length={length} must divide the {time} steps of this batch, and burn_in + length = "
                 f"{burn_in + length} must not exceed them"
             )
         pieces = segments * (time // length)
@@ -581,7 +581,7 @@ def time_chunks(
 
 
 def _from_windows(minibatch: Batch, windows: Windows) -> Batch:
-    """The batch of windows: steps that only warm up are masked, the state is zeroed in windows that begin later."""
+    """Return the batch of windows: warm-up steps are masked, and the state is zeroed in windows that begin later."""
     counts = jnp.broadcast_to(unsqueezed(windows.counts, minibatch.log_prob.ndim), minibatch.log_prob.shape)
     mask = counts if minibatch.mask is None else jnp.where(counts, minibatch.mask, 0)
     reset = minibatch.reset
@@ -619,13 +619,13 @@ def _whole_passes(
     refresh: RefreshName | Refresh,
     draw: Draw = _as_planned,
 ) -> Part:
-    """A sampler with a plan that has every step once per epoch, and without weights."""
+    """Make a sampler without weights whose plan has every step once per epoch."""
     options: dict[str, Any] = {"axis": axis, "refresh": refresh, "in_range": True}
     return sampler(where, plan, draw, num_epochs=num_epochs, num_minibatches=num_minibatches, **options)
 
 
 def _plan_shards(plan: Plan) -> Plan:
-    """The plan of every shard, `[num_minibatches, shards, ...]`."""
+    """Make a plan for every shard, `[num_minibatches, shards, ...]`."""
 
     def planned(key: Array, batch: Batch, epoch: Array | int) -> Any:
         if batch.shards == 1:
@@ -641,7 +641,7 @@ def _plan_shards(plan: Plan) -> Plan:
 
 
 def _draw_shards(draw: Draw) -> Draw:
-    """The indices and weights of every shard, `[shards, ...]`."""
+    """Draw the indices and weights of every shard, `[shards, ...]`."""
 
     def drawn(item: Any, batch: Batch, context: Context) -> tuple[Any, Array | None]:
         if batch.shards == 1:
@@ -653,7 +653,7 @@ def _draw_shards(draw: Draw) -> Draw:
 
 
 def _in_one_row(indices: Any) -> Any:
-    """The indices of several shards, `[shards, M / shards]`, as `[M]`."""
+    """Reshape the indices of several shards from `[shards, M / shards]` to `[M]`."""
     if not isinstance(indices, Windows):
         return indices.reshape(-1)
     counts = jnp.moveaxis(indices.counts, 0, 1)

@@ -1,4 +1,4 @@
-"""Shards: equal blocks of neighbouring segments, which samplers do not mix and devices can hold."""
+"""Shards: equal blocks of neighbouring segments, which samplers do not mix, so that each can stay on one device."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ._types import PER_SEGMENT, PER_STEP, Array, Batch
 
 
 def split(x: Array, shards: int, axis: int) -> Array:
-    """The array with `axis` divided in two, shards and the positions within a shard."""
+    """Divide `axis` into two axes, shards and the positions within a shard."""
     return x.reshape((*x.shape[:axis], shards, -1, *x.shape[axis + 1 :]))
 
 
 def joined(x: Array, axis: int) -> Array:
-    """The array with `axis` and the next one, shards and the positions within a shard, as one axis."""
+    """Merge `axis` and the next axis, shards and the positions within a shard, into one axis."""
     return x.reshape((*x.shape[:axis], -1, *x.shape[axis + 2 :]))
 
 
 def field_axes(batch: Batch) -> dict[str, int]:
-    """The axis of each field that holds segments, or steps where time is gone."""
+    """Return for each field the axis of segments, or of steps if there is no time axis."""
     return dict.fromkeys(PER_STEP, len(batch.axes) - 1) | dict.fromkeys(PER_SEGMENT, 0)
 
 
@@ -37,9 +37,9 @@ def check_shards(where: str, shards: int, what: str, size: int) -> None:
 
 
 def map_shards(f: Callable[..., Any], batch: Batch, *each: Any) -> Any:
-    """`f(batch, *each)` for every shard, by `vmap`; leaves of `each` and of the result begin with `[shards]`.
+    """Compute `f(batch, *each)` for every shard, by `vmap`; leaves of `each` and of the result begin with `[shards]`.
 
-    Every call gets the segments of one shard as a batch that has one shard.
+    Every call receives the segments of one shard as a batch with one shard.
     """
     axes = field_axes(batch)
     fields = {
@@ -54,14 +54,14 @@ def map_shards(f: Callable[..., Any], batch: Batch, *each: Any) -> Any:
 
 
 def pick(x: Array, step: Array | None, segment: Array) -> Array:
-    """Elements of `x` `[T, shards, n, ...]` at a step and a segment of each shard.
+    """Return the elements of `x` `[T, shards, n, ...]` at a step and a segment of each shard.
 
     Args:
         x: the rollout.
         step, segment: integers `[..., shards, m]`, positions within a shard; step None: all steps, `[T]` in front.
 
     Returns:
-        `[..., shards, m, ...]`: the shards stay apart, so that each device picks from what it holds.
+        `[..., shards, m, ...]`: the shards stay separate, so that each device picks from its own data.
     """
     indexed = (2,) if step is None else (0, 2)
     starts = jnp.stack([segment] if step is None else [step, segment], axis=-1)

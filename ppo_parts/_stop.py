@@ -16,7 +16,7 @@ from .functional._common import masked_sum
 
 
 class KLEarlyStopState(NamedTuple):
-    """State of `kl_early_stop(over="mean")`: sum of the divergence over this epoch's minibatches so far."""
+    """State of `kl_early_stop(over="mean")`: the sum of the divergence over this epoch's minibatches so far."""
 
     total: Array
 
@@ -87,8 +87,8 @@ def kl_early_stop(
             judged = total / context.num_minibatches
         threshold = at(target_kl, context.step)
         if isinstance(threshold, jax.Array):
-            # A threshold that has left its range is NaN, and stops every update. It is counted here, because it reaches
-            # no loss.
+            # A threshold outside its range is NaN, and stops every update. It is counted here, because it does not
+            # reach a loss.
             batch = batch.add_metrics("sum", **{f"nonfinite/{name}/target_kl": jnp.isnan(threshold)})
         return _stop_if_above(threshold, judged, batch, context, check), state
 
@@ -133,7 +133,7 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
 
 
 def _stop_if_above(limit: Array | float, value: Array, batch: Batch, context: Context, check: str) -> Batch:
-    """Ask the learner to stop if the value is greater than the limit, or NaN."""
+    """Request a stop if the value is greater than the limit, or NaN."""
     exceeds = ~(value <= limit)
     if check == "minibatch":
         return batch.add_stop(discard=exceeds)

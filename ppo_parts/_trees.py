@@ -12,7 +12,7 @@ from ._errors import UserValueError
 
 
 def without_weak_types(tree: Any) -> Any:
-    """The tree without weak types (a Python number in a state has one), which would change from call to call."""
+    """Remove weak types from the tree (as of a Python number in a state), which would change between calls."""
 
     def strengthened(x: Any) -> Any:
         dtype = jnp.result_type(x)
@@ -22,15 +22,15 @@ def without_weak_types(tree: Any) -> Any:
 
 
 def copies(tree: Any) -> Any:
-    """The tree in buffers of its own, so that donating a state that holds the parameters twice does not fail."""
+    """Copy the arrays of the tree, so that donating a state that holds the parameters twice does not fail."""
     return jax.tree.map(lambda x: jnp.array(x, copy=True) if isinstance(x, jax.Array) else x, tree)
 
 
 def varying_like(tree: Any, like: Any) -> Any:
-    """The tree as arrays that vary over the devices over which the array `like` does, inside `jax.shard_map`.
+    """Mark the arrays of the tree as varying over the same devices as `like`, inside `jax.shard_map`.
 
-    A loop in there must not turn a carry that all devices share into one that differs between them. Elsewhere nothing
-    is changed.
+    Inside `shard_map`, a loop must not turn a carry that all devices share into one that differs between them.
+    Elsewhere, nothing changes.
     """
     if not hasattr(jax, "typeof"):  # before JAX 0.6 there is nothing to distinguish
         return tree
@@ -47,10 +47,10 @@ def varying_like(tree: Any, like: Any) -> Any:
 
 
 def on_automatic_mesh(f: Callable[..., Any], like: Any) -> Callable[..., Any]:
-    """`f`, in which XLA chooses the shardings, if the array `like` is divided over a mesh with explicit axes.
+    """Let XLA choose the shardings inside `f` if the array `like` is sharded over a mesh with explicit axes.
 
-    There JAX refuses to guess the sharding of rows that are picked from an array. What `f` returns is then whole on
-    each device.
+    On such a mesh, JAX does not infer the sharding of rows that are gathered from an array. The results of `f` are
+    then replicated on each device.
     """
     sharding = getattr(jax.typeof(like), "sharding", None) if hasattr(jax, "typeof") else None
     if sharding is None or not hasattr(jax.sharding, "auto_axes") or all(axis is None for axis in sharding.spec):
@@ -60,7 +60,7 @@ def on_automatic_mesh(f: Callable[..., Any], like: Any) -> Callable[..., Any]:
 
 
 def axis_sharding(where: str, mesh: jax.sharding.Mesh, shards: int) -> Callable[[int | None], Any]:
-    """`sharding(axis)` that divides one axis of an array over all devices of a mesh; None: each device has the array.
+    """Return `sharding(axis)`, which divides one axis of an array over all devices of a mesh; None: replicated.
 
     The axes of the mesh become automatic, so that no function needs to state the shardings of what it returns.
 

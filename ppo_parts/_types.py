@@ -1,4 +1,4 @@
-"""The vocabulary: `Batch`, `Context`, `Part`, and the smallest ways to make a part."""
+"""The basic types `Batch`, `Context` and `Part`, and `stateless`, which makes a part from a function."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Evaluate = Callable[[Params, "Batch"], Any]
 """`evaluate(params, batch) -> Output`, or `(distribution, value)`, or `(distribution, value, carry)`; see `Output`."""
 
 ABSENT: Any = None
-"""Default of the fields of a `Batch`. Its type is Any, as parts need not check again what `requires` has checked."""
+"""Default of the fields of a `Batch`. Its type is Any, so that parts need not repeat the checks of `requires`."""
 
 Reduction = Literal["mean", "sum", "max", "min"]
 """How the values of a metric in the minibatches of an update become one number."""
@@ -31,7 +31,7 @@ Reduction = Literal["mean", "sum", "max", "min"]
 class Output(NamedTuple):
     """What a policy network returns for a batch of observations.
 
-    The tuples `(distribution, value)` and, for recurrent policies, `(distribution, value, carry)` mean the same.
+    A network may return the tuples `(distribution, value)` or, for recurrent policies, `(distribution, value, carry)`.
 
     Attributes:
         distribution: any object with `log_prob`, and with `sample` and `entropy` where they are needed.
@@ -76,33 +76,33 @@ class Current(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """What early-stop parts ask of the learner, two traced booleans; `Batch.add_stop` writes it.
+    """A request of early-stop parts to the learner, two traced booleans; `Batch.add_stop` writes it.
 
-    discard: do not apply this minibatch, and run no more of this phase in this update.
-    after: apply this minibatch, then run no more of this phase in this update.
+    discard: do not apply this minibatch, and skip the rest of this phase in this update.
+    after: apply this minibatch, and skip the rest of this phase in this update.
     """
 
     discard: Array
     after: Array
 
     def merge(self, other: Stop | None) -> Stop:
-        """Both requests."""
+        """Combine two requests."""
         return self if other is None else Stop(self.discard | other.discard, self.after | other.after)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A rollout or a minibatch of it; what every part reads and returns. Absent fields are None.
+    """A rollout or a minibatch of it, which every part reads and returns. Absent fields are None.
 
-    The leading axes are `[T, N]` (time, segment) in a rollout and after a segment sampler (`[T, M]`), and `[M]` after
-    a step sampler, where time is gone; `axes` names them. More axes (agents, say) may follow in every field alike.
+    The leading axes are `[T, N]` (time, segment) in a rollout, `[T, M]` after a segment sampler, and `[M]` after a step
+    sampler, which removes the time axis; `axes` names them. All fields may have the same further axes, such as agents.
 
     Attributes:
-        obs: any pytree, leaves `[T, N, ...]`: what the policy saw at step t.
-        action: any pytree, leaves `[T, N, ...]`: what it did, before any clipping for the environment.
+        obs: any pytree, leaves `[T, N, ...]`: the observation at step t.
+        action: any pytree, leaves `[T, N, ...]`: the action at step t, before any clipping for the environment.
         log_prob: `[T, N]`, log-probability of the action under the behaviour policy, in nats.
-        value: `[T, N]`, V(obs) when the step was taken (or as last written back by a `refresh`), in reward units.
+        value: `[T, N]`, V(obs) at the time of the step (or as last written back by a `refresh`), in reward units.
         reward: `[T, N]`, of the transition out of step t.
         terminated: `[T, N]`, 1 where that transition ended the episode.
         truncated: `[T, N]`, 1 where a time limit cut the episode there.
@@ -117,7 +117,8 @@ class Batch:
         reset: recurrent policies: `[T, N]`, 1 where the state is zeroed before step t.
         next_obs: any pytree, leaves `[T, N, ...]`: the observation that followed step t, the final one where the
             episode ended; `rollout(..., keep_next_obs=True)` writes it.
-        behaviour: the distribution that acted, leaves `[T, N, ...]`; `rollout(..., keep_distribution=True)` writes it.
+        behaviour: the distribution from which actions were sampled, leaves `[T, N, ...]`;
+            `rollout(..., keep_distribution=True)` writes it.
         current: the policy being trained on this minibatch (`Current`); None before the sampler.
         losses: named losses: with the shape of `log_prob`, one per segment, `[M]`, or a scalar; see `add_loss`.
         metrics: named scalars.
@@ -125,10 +126,10 @@ class Batch:
         per_segment: what your own parts need for each segment: leaves `[N, ...]`; `[M, ...]` after a segment sampler. A
             step sampler gives each step the entry of its segment.
         shared: anything else that your own parts need: any pytree, never sampled.
-        stop: what early-stop parts ask for (`Stop`); None: nothing.
+        stop: the request of early-stop parts (`Stop`); None: no request.
         axes: names of the leading axes, ("time", "segment") or ("step",).
         shards: number of equal blocks of neighbouring segments that samplers do not mix, so that each can stay on a
-            device of its own; `rollout(..., shards=S)` writes it. The `[M]` elements of a minibatch are S blocks, too.
+            separate device; `rollout(..., shards=S)` writes it. The `[M]` elements of a minibatch are S blocks, too.
         reductions: names and `Reduction`s of the metrics that are not averaged over minibatches; see `add_metrics`.
     """
 
@@ -161,11 +162,11 @@ class Batch:
     shards: int = dataclasses.field(default=1, metadata={"static": True})
 
     def replace(self, **changes: Any) -> Batch:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def sharding(self, mesh: jax.sharding.Mesh) -> Batch:
-        """A batch with the `NamedSharding` of each leaf, by which a rollout is divided over the devices of a mesh.
+        """Return a batch with the `NamedSharding` of each leaf, which divides a rollout over the devices of a mesh.
 
         Segments are divided over all axes of the mesh; each device has all of `shared`. Use it with `jax.device_put` or
         as `in_shardings` of `jax.jit`.
@@ -184,14 +185,14 @@ class Batch:
         )
 
     def add_loss(self, name: str, loss: Array, *, per: Literal["element", "segment", "batch"] = "element") -> Batch:
-        """A copy with one more named loss.
+        """Return a copy with one more named loss.
 
         Args:
             name: a name that no other loss has.
-            loss: what `per` says.
+            loss: an array of the shape that `per` specifies.
             per: "element": one number per element, of the shape of `log_prob`; the learner takes the masked mean.
                 "segment": one number for each of the M sampled segments, `[M]`; the learner takes the mean over the
-                segments with a step that counts. "batch": one number, taken as it is.
+                segments with an unmasked step. "batch": one number, which is not reduced.
 
         Raises:
             ValueError: the name is taken. ShapeError: another shape.
@@ -206,7 +207,7 @@ class Batch:
         expected = {"element": element, "segment": element[1:2], "batch": ()}[per]
         if per == "segment" and self.axes[0] != "time":
             raise UserValueError(
-                f"loss {name!r} is one number per segment, and the sampler cut the segments: use a "
+                f"loss {name!r} is one number per segment, but the sampler cuts the time axis: use a "
                 "sampler that keeps time, such as segment_minibatches()"
             )
         if jnp.shape(loss) != expected:
@@ -217,7 +218,7 @@ class Batch:
         return self.replace(losses={**self.losses, name: loss})
 
     def add_metrics(self, reduce: Reduction = "mean", /, **metrics: Array) -> Batch:
-        """A copy with more named scalars.
+        """Return a copy with more named scalars.
 
         Args:
             reduce: how the learner reduces them over the minibatches of an update: "mean", "sum", "max" or "min".
@@ -238,23 +239,23 @@ class Batch:
         return self.replace(metrics={**self.metrics, **metrics}, reductions=kept)
 
     def add_stop(self, *, discard: Array | bool = False, after: Array | bool = False) -> Batch:
-        """A copy that asks the learner to stop this phase, in addition to what earlier parts asked for; see `Stop`."""
+        """Return a copy with a request to stop this phase, combined with earlier requests; see `Stop`."""
         return self.replace(stop=Stop(jnp.asarray(discard, bool), jnp.asarray(after, bool)).merge(self.stop))
 
     def current_log_ratio(self) -> Array:
-        """log pi_current - log pi_behaviour of this minibatch's actions (differentiable), after the sampler."""
+        """Return log pi_current - log pi_behaviour of this minibatch's actions (differentiable), after the sampler."""
         return self.current.log_prob - self.log_prob
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a part may know besides its batch.
+    """The inputs of a part besides its batch.
 
     Attributes:
         key: PRNG key, different for every part and every call.
         step: int32 scalar, learner updates so far: 0 in the first. Schedules of parts count this.
-        params: the parameters: those being trained after the sampler, the update's latest before it.
+        params: the parameters: those being trained after the sampler, the latest ones of the update before it.
         evaluate: the policy; in a learner it returns an `Output`, even if the policy returns a tuple.
         epoch, minibatch: int32 scalars, position within the phase (0 before the sampler).
         num_minibatches: minibatches per epoch.
@@ -303,24 +304,24 @@ Place = Literal["anywhere", "before_sampler", "after_sampler"]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A pair of pure functions over a `Batch`, from which everything is composed.
+    """A pair of pure functions of a `Batch`, from which updates are composed.
 
     Attributes:
         init: `init(params, key) -> state`. The state keeps its tree structure, shapes and dtypes.
         update: `update(batch, state, context) -> (batch, state)`.
-        name: what error messages call the part.
-        requires: fields of `Batch` that it reads and that must be there; "extras.x" or "metrics.x" is one entry.
+        name: name of the part in error messages.
+        requires: fields of `Batch` that it reads and that must be present; "extras.x" or "metrics.x" is one entry.
         provides: fields of `Batch` that it writes.
-        reads: fields that it reads besides `requires`, if they are there; None: not stated, so that no check assumes
-            that it leaves a field unread.
-        place: on which side of the sampler it may stand.
+        reads: fields that it reads besides `requires`, if they are present; None: unspecified, so that checks assume
+            that it may read any field.
+        place: the side of the sampler on which it may be placed.
         needs_time: True if it works along the time axis.
         amend: `amend(params, old_state, new_state) -> params`, called outside the gradient after the part has run and
             the optimizer has stepped: for exact PopArt, projections, resets.
         finish: `finish(batch, state, context) -> state`, called once per update, on the rollout with `batch.current`
             under the updated policy: for the true divergence, or a buffer of rollouts. A part before the sampler gets
             the rollout that all phases share. A part after it gets the rollout that its minibatches were drawn from,
-            or, with a refresh other than "rollout" or in a phase with `every` > 1, the rollout as the phase found it.
+            or, with a refresh other than "rollout" or in a phase with `every` > 1, the rollout before the phase.
     """
 
     init: Callable[..., PartState]
@@ -339,7 +340,7 @@ class Part:
             inspect.signature(self.init).bind(None, None)
         except TypeError:
             raise UserTypeError(
-                f"{self.name}: init takes (params, key), so that a part may draw its first state; this one takes "
+                f"{self.name}: init must take (params, key), so that a part can draw its first state; this one takes "
                 f"{inspect.signature(self.init)}"
             ) from None
         except ValueError:  # a callable without a signature
@@ -373,13 +374,13 @@ def stateless(
     place: Place = "anywhere",
     needs_time: bool = False,
 ) -> Part:
-    """Lift a plain function `batch -> batch`, or `(batch, context) -> batch`, to a `Part`.
+    """Make a `Part` from a function `batch -> batch`, or `(batch, context) -> batch`.
 
     Args:
         f: pure function of a `Batch`, and of the `Context` if it takes two arguments without a default.
-        name: what error messages call it; by default the name of the function.
-        requires, provides, reads, place, needs_time: as in `Part`; with them `chain` checks this part like any other. A
-            loss has `provides=("losses",), place="after_sampler"`.
+        name: its name in error messages; by default the name of the function.
+        requires, provides, reads, place, needs_time: as in `Part`; with them, `chain` checks this part like any other.
+            For a loss, pass `provides=("losses",), place="after_sampler"`.
 
     Example:
         >>> import ppo_parts as pp
@@ -387,7 +388,7 @@ def stateless(
         >>> pipeline = pp.chain(halve, pp.gae(gamma=.99, gae_lambda=.95))
     """
     if not callable(f):
-        raise UserTypeError(f"stateless: give a function batch -> batch, got {f!r}")
+        raise UserTypeError(f"stateless: expected a function batch -> batch, got {f!r}")
     called = name or str(getattr(f, "__name__", "stateless"))
 
     takes_context = _takes_context(f)
@@ -399,10 +400,10 @@ def stateless(
 
 
 def _takes_context(f: Callable[..., Any]) -> bool:
-    """Whether a function takes two arguments without a default, or one that is called `context`."""
+    """Return whether a function takes two arguments without a default, or a second one named `context`."""
     try:
         parameters = inspect.signature(f).parameters
-    except (TypeError, ValueError):  # it does not say
+    except (TypeError, ValueError):  # a callable without a signature
         return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [p for p in parameters.values() if p.kind in positional and p.default is p.empty]
@@ -410,12 +411,12 @@ def _takes_context(f: Callable[..., Any]) -> bool:
 
 
 def kind(x: Any) -> str:
-    """What an error message calls a value of an unexpected kind."""
+    """Describe a value of an unexpected kind in an error message."""
     return f"an array of shape {x.shape}" if isinstance(x, jax.Array) else type(x).__name__
 
 
 def field_at(batch: Batch, path: str) -> Any:
-    """A field of the batch, an entry of one ("extras.x") or a field of a record ("current.aux.x"); None if absent."""
+    """Return a field of the batch, an entry ("extras.x") or a nested field ("current.aux.x"); None if absent."""
     value: Any = batch
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
@@ -425,7 +426,7 @@ def field_at(batch: Batch, path: str) -> Any:
 
 
 def with_field_at(batch: Batch, path: str, value: Any) -> Batch:
-    """The batch with another value at a path: a field, an entry ("extras.x"), or a field of `current`."""
+    """Return the batch with a new value at a path: a field, an entry ("extras.x"), or a field of `current`."""
     field, _, rest = path.partition(".")
     if not rest:
         return batch.replace(**{field: value})

@@ -1,11 +1,11 @@
-"""PPO whose actor plays one rollout ahead of the learner; V-trace corrects for the older policy.
+"""PPO whose actor collects one rollout ahead of the learner; V-trace corrects for the older policy.
 
     python -m recipes.async_ppo --env-id gym:HalfCheetah-v5
 
-While the learner updates on one rollout, the actor plays the next in a thread, with the policy from before that update.
-This pays where environments step on the host, because they and the learner then use different cores or devices. A run
-that is resumed has no rollout in progress, so its first one is played with the latest policy, and the run is not
-bit-identical to one that was not interrupted.
+While the learner updates on one rollout, the actor collects the next in a thread, with the policy before that update.
+This is faster if environments step on the host, because they and the learner then use different cores or devices. A
+resumed run has no rollout in progress: its first rollout uses the latest policy, so it is not bit-identical to a run
+that was not interrupted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ PRESETS = mujoco_ppo.PRESETS
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """The run of `recipes.mujoco_ppo` with V-trace: its ratios compare each epoch's policy with the one that acted."""
+    """Make `recipes.mujoco_ppo` with V-trace, whose ratios compare the policy of each epoch with the behaviour policy.
+
+    `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
+    """
     corrected = pp.chain(
         pp.vtrace(gamma=config.gamma, gae_lambda=config.gae_lambda),
         pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh="epoch"),
@@ -39,7 +42,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
 
 
 class OneAhead(training.Program):
-    """Updates on one rollout while a thread collects the next."""
+    """A program that updates on one rollout while a thread collects the next."""
 
     def advance_from(self, state: training.TrainState) -> Any:
         """Make `advance(state, most) -> (state, metrics)`; it runs one update, so metrics have a first axis of 1."""

@@ -3,8 +3,8 @@
     python -m recipes.cleanrl_ppo --env-id CartPole-v1
     python -m recipes.cleanrl_ppo --preset continuous --env-id Pendulum-v1
 
-docs/fidelity.md lists the differences from the original. The most important one: an episode that a time limit cuts is
-bootstrapped from its final observation.
+docs/fidelity.md lists the differences from the original. The most important one is that an episode that is cut by a
+time limit is bootstrapped from its final observation.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Config(training.Config):
     num_minibatches: Annotated[int, at_least(1)] = 4  # gradient steps per epoch; must divide num_envs * num_steps
     update_epochs: Annotated[int, at_least(1)] = 4  # passes over each rollout
     norm_adv: bool = True  # standardise advantages in each minibatch
-    clip_coef: Annotated[float, more_than(0)] = 0.2  # how far ratio (and value, if clipped) may move
+    clip_coef: Annotated[float, more_than(0)] = 0.2  # how far the ratio (and the value, if clipped) may move
     clip_vloss: bool = True  # clip the value loss as well
     ent_coef: Annotated[float, at_least(0)] = 0.01  # weight of the entropy bonus
     vf_coef: Annotated[float, at_least(0)] = 0.5  # weight of the value loss
     max_grad_norm: Annotated[float, more_than(0)] = 0.5  # a gradient with a larger norm is scaled down to this one
-    target_kl: Annotated[float | None, at_least(0)] = None  # end an update after an epoch whose KL exceeds this
+    target_kl: Annotated[float | None, at_least(0)] = None  # end an update after an epoch with a larger KL, in nats
     normalize_env: bool = False  # standardise and clip observations and rewards by running statistics
     hidden: Annotated[tuple[int, ...], at_least(1)] = (64, 64)  # units of each hidden layer
 
@@ -57,10 +57,10 @@ def make_train(
     pipeline: pp.Part | None = None,
     policy: pp.Policy | None = None,
 ) -> training.Train:
-    """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers.
+    """Make a pure function `train(key) -> TrainResult(state, metrics)`; call it in a vmapped function for a sweep.
 
-    `env` is an environment of your own, wrapped as you like, `pipeline` a chain and `policy` a policy of your own;
-    None: as configured.
+    `env` is your own environment with any wrappers, `pipeline` your own chain and `policy` your own policy; None: as
+    configured.
     """
     training.check_config(config)
     if env is None:

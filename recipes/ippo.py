@@ -30,12 +30,12 @@ class Config(training.Config):
     num_envs: int = 16
     num_steps: int = 128
     parameters: Literal["shared", "independent"] = "shared"  # one network for all agents, or one each
-    critic: Literal["local", "central"] = "local"  # sees the agent's own observation (IPPO), or everybody's (MAPPO)
-    agent_id: bool = False  # append its number to each agent's observation, so that shared networks tell them apart
+    critic: Literal["local", "central"] = "local"  # input: the agent's own observation (IPPO), or all agents' (MAPPO)
+    agent_id: bool = False  # append the agent's number to its observation, so that shared networks can distinguish them
     actor_learning_rate: Annotated[float, at_least(0)] = 2.5e-4  # learning rate of the actor's Adam
     critic_learning_rate: Annotated[float, at_least(0)] = 2.5e-4  # learning rate of the critic's Adam
-    anneal_lr: bool = True  # anneal learning rates linearly to 0 over the run
-    max_grad_norm: Annotated[float, more_than(0)] = 0.5  # for actor and critic, and each independent agent, separately
+    anneal_lr: bool = True  # anneal the learning rates linearly to 0 over the updates of the run
+    max_grad_norm: Annotated[float, more_than(0)] = 0.5  # separately for actor, critic and each independent agent
     gamma: Annotated[float, between(0, 1)] = 0.99  # discount of rewards per step
     gae_lambda: Annotated[float, between(0, 1)] = 0.95  # trace decay: 0 has the least variance, 1 the least bias
     num_minibatches: Annotated[int, at_least(1)] = 4  # must divide num_envs * num_steps; with memory, num_envs
@@ -44,8 +44,8 @@ class Config(training.Config):
     clip_coef: Annotated[float, more_than(0)] = 0.2  # how far the ratio and the value may move from the rollout
     vf_coef: Annotated[float, at_least(0)] = 0.5  # weight of the value loss
     ent_coef: Annotated[float, at_least(0)] = 0.01  # weight of the entropy bonus
-    target_kl: Annotated[float | None, at_least(0)] = None  # end the actor's phase after an epoch whose KL exceeds this
-    actor_gain: Annotated[float, more_than(0)] = 0.01  # of the policy's head; 1 makes actions depend on observations
+    target_kl: Annotated[float | None, at_least(0)] = None  # end the actor's phase after an epoch with a larger KL
+    actor_gain: Annotated[float, more_than(0)] = 0.01  # gain of the policy head; 1: actions depend on observations
     hidden: Annotated[int, at_least(1)] = 64  # units of each of two hidden layers, and of the recurrent cell
     activation: Literal["tanh", "relu"] = "tanh"  # activation of the hidden layers
     memory: Literal["lstm", "gru"] | None = None  # recurrent cell in actor and critic
@@ -68,7 +68,7 @@ PRESETS = {
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
     """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers.
 
-    `env` is an environment of your own with an axis of agents, and `pipeline` a chain of your own; None: as configured.
+    `env` is your own environment with an axis of agents, and `pipeline` your own chain; None: as configured.
     """
     training.check_config(config)
     if env is None:
@@ -76,7 +76,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     independent = config.parameters == "independent"
 
     def inputs(obs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The inputs of each agent's actor and critic, from the observations `[..., A, D]` of all agents."""
+        """Return the inputs of each agent's actor and critic, from the observations `[..., A, D]` of all agents."""
         own = envs.with_agent_id(obs) if config.agent_id else obs
         return own, own if config.critic == "local" else envs.with_agent_id(envs.share_observations(obs))
 

@@ -4,8 +4,7 @@
     python -m recipes.mujoco_ppo --env-id gym:Hopper-v5 --num-seeds 5 --eval-episodes 10 --eval-every 50
 
 Tianshou's benchmark has the highest results of PPO on Gymnasium's MuJoCo tasks that we know of, and attributes them to
-fresh advantages. Advantages are not standardised, and values are not clipped. It needs
-`pip install "gymnasium[mujoco]"`.
+these advantages. Advantages are not standardised, and values are not clipped. Run `pip install "gymnasium[mujoco]"`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Config(training.Config):
     gamma: Annotated[float, between(0, 1)] = 0.99  # discount of rewards per step
     gae_lambda: Annotated[float, between(0, 1)] = 0.95  # trace decay: 0 has the least variance, 1 the least bias
     num_minibatches: Annotated[int, at_least(1)] = 32  # gradient steps per epoch; must divide num_envs * num_steps
-    update_epochs: Annotated[int, at_least(1)] = 10  # passes over each rollout, each with advantages of its own
+    update_epochs: Annotated[int, at_least(1)] = 10  # passes over each rollout; each recomputes the advantages
     clip_coef: Annotated[float, more_than(0)] = 0.2  # how far the probability ratio may move from 1
     ent_coef: Annotated[float, at_least(0)] = 0.0  # weight of the entropy bonus
     vf_coef: Annotated[float, at_least(0)] = 0.25  # weight of the value loss
@@ -43,9 +42,9 @@ PRESETS = {"mujoco": Config()}
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """A pure `train(key) -> TrainResult(state, metrics)`.
+    """Make a pure function `train(key) -> TrainResult(state, metrics)`.
 
-    `env` is an environment of your own, wrapped as you like, and `pipeline` a chain of your own; None: as configured.
+    `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
     """
     training.check_config(config)
     if env is None:

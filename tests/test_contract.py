@@ -199,7 +199,7 @@ def test_parts_draw_their_first_state():
         for name in ("drawing", "another")
     ]
     assert len({float(x[0]) for x in drawn}) == 4
-    with pytest.raises(TypeError, match=r"init takes \(params, key\)"):
+    with pytest.raises(TypeError, match=r"init must take \(params, key\)"):
         pp.Part(lambda params: (), lambda b, s, c: (b, s), "old")
 
 
@@ -239,7 +239,7 @@ def test_metrics_are_reduced_as_they_say():
     }  # fmt: skip
     assert isinstance(metrics, pp.Metrics)
     assert len(jax.tree.leaves(metrics)) == 1
-    with pytest.raises(KeyError, match="no metric is named 'nothing'; there are nonfinite/reward"):
+    with pytest.raises(KeyError, match="no metric is named 'nothing'; the metrics are nonfinite/reward"):
         metrics["nothing"]
 
 
@@ -343,11 +343,11 @@ def test_within_runs_a_part_on_other_fields():
     np.testing.assert_allclose(out.advantage, first.advantage + 0.5 * second.advantage, rtol=1e-5)
     np.testing.assert_allclose(out.target, first.target)
     np.testing.assert_allclose(out.metrics["second/explained_variance"], second.metrics["explained_variance"])
-    with pytest.raises(ValueError, match="say where its next_value stands"):
+    with pytest.raises(ValueError, match="give the path of its next_value"):
         pp.within(GAE, read={"reward": "extras.reward", "value": "extras.value"}, name="x")
     with pytest.raises(ValueError, match="gae does not write 'weight'"):
         pp.within(GAE, read={}, write={"weight": "extras.x"}, name="x")
-    with pytest.raises(ValueError, match=r"within 'second': gae reads extras\.reward, and the batch has none"):
+    with pytest.raises(ValueError, match=r"within 'second': gae reads extras\.reward, which the batch does not have"):
         lens.update(rollout(), pp.EmptyState(), context)
 
 
@@ -420,7 +420,7 @@ def test_time_chunks_count_every_step_once(burn_in):
     steps, starts = np.asarray(minibatch.extras["row"]) // SEGMENTS, np.asarray(minibatch.extras["row"])[0] // SEGMENTS
     np.testing.assert_array_equal(steps, starts + np.arange(2 + burn_in)[:, None])
     np.testing.assert_array_equal(minibatch.reset[0], starts > 0)
-    with pytest.raises(ValueError, match="length=4 has to divide the 6 steps"):
+    with pytest.raises(ValueError, match="length=4 must divide the 6 steps"):
         run(pp.chain(GAE, pp.time_chunks(2, length=4), pp.value_loss()), batch)
 
 
@@ -563,7 +563,7 @@ def test_replaying_one_rollout_changes_nothing():
     part = pp.replay(1, batch)
     replayed, _ = part.update(batch, part.init(None), pp.Context(key=KEY))
     assert_same(replayed, batch)
-    with pytest.raises(ValueError, match="the rollout has a mask, and like has none"):
+    with pytest.raises(ValueError, match="the rollout has a mask, but like has none"):
         pp.replay(1, batch.replace(mask=None)).update(batch, part.init(None), pp.Context(key=KEY))
 
 
@@ -586,13 +586,13 @@ def test_a_stop_is_honoured_if_a_part_declares_it():
         return part(update, "undeclared", **declared)
 
     parts = (GAE, pp.full_batch(3), SURROGATE)
-    with pytest.raises(ValueError, match=r"surrogate, undeclared\) asked to stop and does not declare it"):
+    with pytest.raises(ValueError, match=r"surrogate, undeclared\) requested a stop but does not declare it"):
         run(pp.chain(*parts, stop(True)))
     _, metrics = run(pp.chain(*parts, stop(True, provides=("stop",))))
     assert (metrics["minibatches"], metrics["early_stopped"]) == (0, 1)
     _, metrics = run(pp.chain(*parts, pp.kl_early_stop(0.0), stop(False)))  # it cannot take the first one back
     assert (metrics["minibatches"], metrics["early_stopped"]) == (0, 1)
-    with pytest.raises(ValueError, match="asked to stop, and only a minibatch can be stopped"):
+    with pytest.raises(ValueError, match="requested a stop, which only parts after it may do"):
         run(pp.chain(stop(True), GAE, pp.full_batch(), SURROGATE))
 
 

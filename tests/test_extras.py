@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import envs, training
+from ppo_parts import envs, export, training
 from ppo_parts._errors import MissingPackage
 from ppo_parts._extras import require_package
 
@@ -70,6 +70,7 @@ def test_the_core_depends_on_jax_and_optax():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [requirement.partition(">=")[0] for requirement in project["dependencies"]] == ["jax", "optax"]
     packages = {"brax", "playground", "craftax", "jumanji", "pgx", "xminigrid", "gymnasium", "envpool", "atari"}
+    packages |= {"watch", "export", "track"}
     assert set(project["optional-dependencies"]) == {"envs", "train", "marl", "cuda", "test", "all"} | packages
 
 
@@ -79,6 +80,7 @@ def test_the_core_depends_on_jax_and_optax():
         ("gymnax", "envs", lambda folder: envs.make("CartPole-v1")),
         ("jaxmarl", "marl", lambda folder: envs.make_agents("MPE_simple_spread_v3")),
         ("orbax", "train", lambda folder: training.Checkpoints(folder)),
+        ("onnx", "export", lambda folder: export.to_onnx(None, None)),
         ("matplotlib", "train", lambda folder: training.plot_curve(folder / "a.png", np.zeros(1), np.zeros(1), "")),
     ],
 )

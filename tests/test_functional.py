@@ -649,7 +649,7 @@ def test_values_out_of_range_are_refused(call, words):
             lambda: f.gae(ONES, np.ones((6, 3)), ONES, ONES, **HYPER),
             "value=value[:-1] and next_value=next_values(value[:-1], value[-1])",
         ),
-        (lambda: f.gae(ONES, ONES, ONES, np.ones((6, 3)), **HYPER), "drop the one that belongs to no step, e.g. term"),
+        (lambda: f.gae(ONES, ONES, ONES, np.ones((6, 3)), **HYPER), "drop the row that is not of a step, e.g. term"),
         (lambda: f.clipped_surrogate(ONES, ONES[0], clip_eps=0.2), "jnp.broadcast_to(advantage, log_ratio.shape)"),
         (
             lambda: f.clipped_surrogate(ONES, ONES[:, 0], clip_eps=0.2),

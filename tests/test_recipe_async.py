@@ -1,4 +1,4 @@
-"""The actor that plays one rollout ahead of the learner, against the same written as a loop."""
+"""The actor that collects one rollout ahead of the learner, compared with the same program written as a loop."""
 
 import functools
 

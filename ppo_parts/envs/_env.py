@@ -148,6 +148,10 @@ class Env(NamedTuple):
         num_agents: A, if observations, rewards and ends have an axis of agents; None: one agent, without that axis.
         restart: `restart(key, state) -> (state, obs)` begins new episodes and keeps running statistics, where a state
             from a checkpoint cannot be continued, as on the host; None: every state can be.
+        observe: `observe(state, obs) -> obs`, what wrappers make of an observation `[N, ...]` of the innermost
+            environment, with the running statistics in `state`; None: they do not change it.
+        render: `render(state) -> [H, W, 3]`, a picture (uint8) of the first of the N environments, made on the host;
+            None: there are no pictures.
     """
 
     reset: Callable[[Array, int], tuple[Any, Any]]
@@ -157,6 +161,8 @@ class Env(NamedTuple):
     evaluation: Callable[[Any], Any]
     num_agents: int | None = None
     restart: Callable[[Array, Any], tuple[Any, Any]] | None = None
+    observe: Callable[[Any, Any], Any] | None = None
+    render: Callable[[Any], Any] | None = None
 
 
 def unknown_env(env_id: Any, library: str, known: Iterable[str]) -> UserValueError:

@@ -11,6 +11,7 @@ from .._errors import UserValueError
 from .._extras import require_package
 from ._env import Env, unknown_env
 from ._host import GymnasiumVector, from_gymnasium, from_host
+from ._rendering import render_settings
 
 Vectorization = Literal["sync", "async"]
 
@@ -41,6 +42,8 @@ def make_gymnasium(
         raise UserValueError(f'vectorization must be "sync" or "async", got {vectorization!r}')
     if ":" not in env_id and env_id not in gymnasium.registry:
         raise unknown_env(env_id, "Gymnasium", gymnasium.registry)
+
+    kwargs = {**render_settings(), **kwargs}
 
     def make(num_envs: int) -> Any:
         return gymnasium.make_vec(
@@ -145,6 +148,17 @@ class _Atari(GymnasiumVector):
     """Atari games, in which a lost life may terminate an episode, while the game continues."""
 
     lives: Any = 0  # after the last step
+    frame: Any = None  # the latest observation of the first game
+
+    def render(self) -> np.ndarray:
+        """Draw what the policy sees last, because the games are not drawn otherwise."""
+        grey = np.repeat(np.repeat(self.frame[-1], 4, 0), 4, 1)
+        return np.stack([grey] * 3, axis=-1)
+
+    def _checked_obs(self, what: str, obs: Any) -> np.ndarray:
+        checked = super()._checked_obs(what, obs)
+        self.frame = checked[0]
+        return checked
 
     def game_over(self, over: np.ndarray, info: Any) -> np.ndarray:
         """Where a new game began: there are fewer lives after one was lost, and as many or more in a new game."""

@@ -11,6 +11,7 @@ from .._errors import UserTypeError, UserValueError
 from .._extras import require_package
 from ._env import Array, Env, Transition, unknown_env
 from ._episodes import EpisodeState
+from ._rendering import gymnax_renderer
 
 
 def make(name: str, **params: Any) -> Env:
@@ -65,5 +66,13 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
         )
         return counted.proceed(inner, terminated | truncated), transition
 
-    wrapped = Env(reset, step, env.observation_space(env_params), env.action_space(env_params), lambda state: wrapped)
+    render = gymnax_renderer(env, env_params)
+    wrapped = Env(
+        reset,
+        step,
+        env.observation_space(env_params),
+        env.action_space(env_params),
+        lambda state: wrapped,
+        render=None if render is None else lambda state: render(state.inner),
+    )
     return wrapped

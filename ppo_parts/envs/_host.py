@@ -107,6 +107,16 @@ class GymnasiumVector:
         del info
         return over
 
+    def render(self) -> np.ndarray:
+        """Draw the first environment, `[H, W, 3]`."""
+        if getattr(self.env, "render_mode", None) != "rgb_array":
+            raise UserValueError(
+                'this environment was made without render_mode="rgb_array", so it cannot be drawn: make it with '
+                'gymnasium.make_vec(..., render_mode="rgb_array")'
+            )
+        frame, *_ = self.call("render", self.env.render)
+        return np.asarray(frame, np.uint8)
+
     def close(self) -> None:
         """Release the environments."""
         self.env.close()
@@ -228,7 +238,10 @@ def from_host(make: Callable[[int], GymnasiumVector]) -> Env:
             del state
             return env_of(evaluating)
 
-        return Env(reset, step, observation_space, action_space, evaluation, restart=restart)
+        def render(state: HostState) -> np.ndarray:
+            return instances.envs[int(state.instance)].render()
+
+        return Env(reset, step, observation_space, action_space, evaluation, restart=restart, render=render)
 
     evaluating = Instances(make, reuse=True)
     return env_of(Instances(make, reuse=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -145,15 +146,27 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
             inner, out = frozen.step(key, inner, action)
             return inner, out._replace(obs=shown(moments, out.obs), final_obs=shown(moments, out.final_obs))
 
-        return frozen._replace(reset=frozen_reset, step=frozen_step, restart=None)
+        def frozen_observe(inner: Any, obs: Any) -> Any:
+            return shown(moments, obs if frozen.observe is None else frozen.observe(inner, obs))
+
+        return frozen._replace(reset=frozen_reset, step=frozen_step, restart=None, observe=frozen_observe)
 
     def restart(key: Array, state: NormalizedState) -> tuple[NormalizedState, Any]:
         inner, obs = _restarted(env, key, state.inner)
         moments = state.moments.updated(seen(obs))
         return NormalizedState(inner, moments), shown(moments, obs)
 
-    restarts = None if env.restart is None else restart
-    return env._replace(reset=reset, step=step, evaluation=evaluation, restart=restarts)
+    def observe(state: NormalizedState, obs: Any) -> Any:
+        return shown(state.moments, obs if env.observe is None else env.observe(state.inner, obs))
+
+    return env._replace(
+        reset=reset,
+        step=step,
+        evaluation=evaluation,
+        restart=None if env.restart is None else restart,
+        observe=observe,
+        render=_of_inner(env.render),
+    )
 
 
 def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps: float = 1e-8) -> Env:
@@ -201,7 +214,14 @@ def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps:
         step=step,
         evaluation=lambda state: env.evaluation(state.inner),
         restart=None if env.restart is None else restart,
+        observe=_of_inner(env.observe),
+        render=_of_inner(env.render),
     )
+
+
+def _of_inner(function: Callable[..., Any] | None) -> Any:
+    """Make a function of a wrapper's state from one of the state inside it; None of None."""
+    return None if function is None else lambda state, *arguments: function(state.inner, *arguments)
 
 
 def _restarted(env: Env, key: Array, state: Any) -> tuple[Any, Any]:

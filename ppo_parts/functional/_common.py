@@ -50,21 +50,21 @@ def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
         if shape and longer == (shape[0] + 1, *shape[1:]):
             if "value" in other:
                 return (
-                    f": {other} has a row more than {name}, V of the observation after the last step. Pass "
+                    f": {other} has one row more than {name}, V of the observation after the last step. Pass "
                     f"value=value[:-1] and next_value=next_values(value[:-1], value[-1])"
                 )
-            return f": {other} has a row more than {name}; drop the one that belongs to no step, e.g. {other}[:-1]"
+            return f": {other} has one row more than {name}; drop the row that is not of a step, e.g. {other}[:-1]"
         if rank < len(longer) and shape == longer[:rank]:
             if set(longer[rank:]) == {1}:
                 zeros = ", 0" * (len(longer) - rank)
                 return f": index the trailing axis of size 1 away, {other}[...{zeros}]"
             added = ", None" * (len(longer) - rank)
-            meant = f"say jnp.broadcast_to({name}[...{added}], {other}.shape)"
+            meant = f"use jnp.broadcast_to({name}[...{added}], {other}.shape)"
             if "log_" in other:
                 return f": sum {other} over the action's dimensions, or, with one {name} for each row of it, {meant}"
-            return f": if that is meant, {meant}"
+            return f": if that is intended, {meant}"
         if 0 < rank < len(longer) and shape == longer[-rank:]:
-            return f": if that is meant, say jnp.broadcast_to({name}, {other}.shape)"
+            return f": if that is intended, use jnp.broadcast_to({name}, {other}.shape)"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""PPO's whole loss for discrete actions, which a GPU computes, gradients included, in one pass over its inputs."""
+"""PPO's whole loss for discrete actions, which a GPU computes with its gradient in one pass over the inputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ._losses import clipped_surrogate, clipped_value_loss, value_loss
 from ._statistics import approx_kl, clip_fraction
 
 LossImplementation = Literal["auto", "xla", "pallas"]
-MOST_ACTIONS = 4096  # that one program of the kernel holds in its registers
+MOST_ACTIONS = 4096  # the limit of what one program of the kernel can hold in its registers
 
 
 class PPOLoss(NamedTuple):
@@ -62,8 +62,8 @@ def categorical_ppo_loss(
         \ell_i = \log\pi_i(a_i) - \text{log\_prob}_i, \qquad \pi_i = \mathrm{softmax}(z_i)
 
     The means are those of `clipped_surrogate`, `value_loss` (or `clipped_value_loss`), `approx_kl` (k3) and
-    `clip_fraction`, which the rest of this module computes one by one. Unlike them, this function reduces, so that the
-    kernel need not write anything per element but the gradient. Everything is computed in float32 at least.
+    `clip_fraction`, which the rest of this module computes separately. Unlike them, this function reduces, so that the
+    kernel writes nothing per element except the gradient. Everything is computed in float32 or wider.
 
     Args:
         logits: `[..., n]`, z; they need not be normalised, and -inf is allowed.
@@ -192,7 +192,7 @@ def _checked(where: str, x: Inputs) -> Inputs:
 
 
 def _choose(where: str, implementation: LossImplementation, x: Inputs) -> Any:
-    """Choose like `_recurrence.choose`: what was asked for, or what suits the platform of the compiled program."""
+    """Choose like `_recurrence.choose`: the requested implementation, or the one that suits the platform."""
     _recurrence.known(where, implementation, LossImplementation)
     if implementation == "xla":
         return _by_xla

@@ -105,7 +105,7 @@ def _call(x: Inputs, differentiate: bool, interpret: bool) -> tuple[Array, ...]:
         keep = inside if x.mask is None else inside & read("mask", inside).astype(bool)
         block = {name: read(name, keep) for name in given if name not in ("logits", "mask", *NUMBERS)}
         action = block["action"].astype(jnp.int32)
-        block["action"] = jnp.where(action < actions, action, -1)  # the columns of padding are no actions
+        block["action"] = jnp.where(action < actions, action, -1)  # the columns of padding are not actions
         block["logits"] = read("logits", keep[:, None] & options, -jnp.inf)
         numbers = {name: reads[name][0] for name in given if name in NUMBERS}
         table, by_logits, by_value = _table_and_gradient(x._replace(mask=keep, **block, **numbers))
@@ -125,7 +125,8 @@ def _call(x: Inputs, differentiate: bool, interpret: bool) -> tuple[Array, ...]:
         sums = jnp.broadcast_to(jnp.sum(table.reshape(-1, COLUMNS), axis=0), (programs, COLUMNS))
         return sums, by_logits.reshape(shapes["logits"]), by_value.reshape(shapes["value"])
 
-    outs = jax.eval_shape(results)[: 3 if differentiate else 1]  # of what it computes: `shard_map` extends the types
+    # The types are those of the computation, because `shard_map` extends them.
+    outs = jax.eval_shape(results)[: 3 if differentiate else 1]
     table, *gradient = pl.pallas_call(
         kernel,
         grid=(programs,),

@@ -58,7 +58,8 @@ def _call(step: Callable[..., Any], last: Any, inputs: Any, interpret: bool) -> 
     def flattened() -> Any:
         return jax.tree.map(lambda x: x.reshape(steps, columns), scan(step, last, inputs))
 
-    outs, results = jax.tree.flatten(jax.eval_shape(flattened))  # of the scan: `shard_map` extends the types
+    # The types are those of the scan, because `shard_map` extends them.
+    outs, results = jax.tree.flatten(jax.eval_shape(flattened))
 
     def kernel(*refs: Any) -> None:
         before, reads, writes = refs[: len(firsts)], refs[len(firsts) : -len(outs)], refs[-len(outs) :]

@@ -68,10 +68,10 @@ def choose(
 
 
 def cannot_run(where: str, reason: str) -> ValueError:
-    """Return the error for a kernel that was asked for by name and cannot run."""
+    """Return the error for a kernel that was requested by name and cannot run."""
     return ValueError(
-        f'{where}: implementation="pallas" cannot run, {reason}; leave implementation at "auto", which then takes '
-        "another way to the same numbers"
+        f'{where}: implementation="pallas" cannot run, {reason}; leave implementation at "auto", which then computes '
+        "the same numbers in another way"
     )
 
 

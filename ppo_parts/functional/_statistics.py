@@ -126,7 +126,7 @@ def explained_variance(value: Array, target: Array, *, mask: Array | None = None
     check_same_shape("explained_variance", value=value, target=target, mask=mask)
     v, aim = zero_masked("explained_variance", mask, *jax.lax.stop_gradient((value, target)))
     if mask is None:
-        some = jnp.max(jnp.atleast_1d(aim)[:1])  # of the first step, because a maximum over all steps costs a pass
+        some = jnp.max(jnp.atleast_1d(aim)[:1])  # only of the first step: a maximum over all steps costs a pass
     else:
         some = jnp.max(aim, where=jnp.asarray(mask).astype(bool), initial=-jnp.inf)
 

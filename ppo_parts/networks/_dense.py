@@ -113,7 +113,7 @@ def dense_dot_general(
         >>> layer = nn.Dense(64, dot_general=dense_dot_general)
     """
     if dimension_numbers != (((lhs.ndim - 1,), (0,)), ((), ())) or rhs.ndim != 2:
-        raise ValueError(f"dense_dot_general: only [..., n] x [n, m] is there, got {dimension_numbers}")
+        raise ValueError(f"dense_dot_general: only [..., n] x [n, m] is supported, got {dimension_numbers}")
     if precision is not None or preferred_element_type is not None:
         raise ValueError("dense_dot_general: precision and preferred_element_type have to be None; use lax.dot_general")
     return _product(lhs, rhs)

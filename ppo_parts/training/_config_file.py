@@ -18,10 +18,11 @@ from .._errors import UserValueError
 from ._errors import RunNotFoundError
 from ._files import plain
 from ._options import RunOptions, kept_options
+from ._recipe import recipe_of
 
 
 def stored_run(folder: Path) -> dict[str, Any]:
-    """Read `config.json`: config, run (options), versions, and the run it was continued from, if any.
+    """Read `config.json`: config, run (options), versions, recipe, and the run it was continued from, if any.
 
     Raises:
         RunNotFoundError: there is no run. UserValueError: the file is damaged.
@@ -62,7 +63,7 @@ def described(config: Any, options: RunOptions, steps_per_update: int) -> dict[s
         UserValueError: JSON cannot hold the configuration.
     """
     own = {"config": plain(dataclasses.asdict(config)), "run": kept_options(options)}
-    whole = {**own, "steps_per_update": steps_per_update}
+    whole = {**own, "steps_per_update": steps_per_update, "recipe": recipe_of(config)}
     back = stored_config(type(config), json.loads(json.dumps(whole, default=str)))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

@@ -18,6 +18,7 @@ from ._errors import RunFolderError, RunNotFoundError
 from ._evaluate import EVALUATION
 from ._metrics_file import Row, best_update, column, read_log
 from ._options import stored_options
+from ._recipe import import_recipe
 from ._train import Train, TrainState
 
 
@@ -126,7 +127,10 @@ class LoadedRun(NamedTuple):
 
 
 def load(
-    folder: str | Path, make_train: Callable[[Any], Train], *, checkpoint: Literal["latest", "best"] | int = "latest"
+    folder: str | Path,
+    make_train: Callable[[Any], Train] | None = None,
+    *,
+    checkpoint: Literal["latest", "best"] | int = "latest",
 ) -> LoadedRun:
     """Load a run from its folder. The folder is only read, and another process may be writing to it.
 
@@ -134,7 +138,8 @@ def load(
 
     Args:
         folder: folder of the run.
-        make_train: the recipe's function; the annotation of its argument names the class of the configuration.
+        make_train: the recipe's function; the annotation of its argument names the class of the configuration. None:
+            the `make_train` of the module that `config.json` names, which is the one that defines this class.
         checkpoint: the latest, the best (of a run with a `best_metric`), or the number of an update.
 
     Returns:
@@ -142,9 +147,12 @@ def load(
 
     Raises:
         FileNotFoundError: the run or the checkpoint does not exist.
-        ValueError: the run does not belong to this recipe; the message names the difference.
+        ValueError: the run does not belong to this recipe; the message names the difference. Or its recipe cannot be
+            imported.
     """
     run = RunFolder(folder)
+    if make_train is None:
+        make_train = import_recipe(run.stored.get("recipe"), run.path)
     config = stored_config(_config_type(make_train), run.stored)
     train = make_train(config)
     update, state = run.restore(train, checkpoint)

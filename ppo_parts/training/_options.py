@@ -11,6 +11,7 @@ from typing import Any, Literal
 import jax
 
 from .._errors import UserValueError
+from .._extras import require_package
 from .._hyperparameters import choice, count
 from ._evaluate import EVALUATION, metric_names
 from ._train import Train
@@ -56,11 +57,15 @@ class RunOptions:
     best_mode: Literal["max", "min"] = "max"
     """whether the best value of that metric is the highest or the lowest"""
     log_every: int | None = None
-    """updates averaged into one TensorBoard record; by default a two-hundredth of the run"""
+    """updates averaged into one record of TensorBoard or Weights & Biases; by default a two-hundredth of the run"""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """if a number is not finite: stop the run, or skip the update and count it"""
     tensorboard: bool = True
     """write TensorBoard events"""
+    track: bool = False
+    """log to Weights & Biases as well, with wandb's own settings, such as WANDB_MODE=offline"""
+    track_project: str = "ppo_parts"
+    """project in Weights & Biases"""
     progress: bool = True
     """show a progress bar if the output is a terminal"""
 
@@ -107,6 +112,8 @@ def checked(options: RunOptions, train: Train) -> RunOptions:
             "run: distributed=True is for processes that have called jax.distributed.initialize() before anything used "
             "a device, as the command lines of recipes do: call it first"
         )
+    if options.track:
+        require_package("wandb", "track")  # fails now rather than after compiling
     if options.resume is not None and options.init_from is not None:
         raise UserValueError(
             f"run: resume={options.resume} continues a run and init_from={options.init_from} begins a new one: give "

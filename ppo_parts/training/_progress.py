@@ -1,10 +1,12 @@
-"""What watches a run: the progress bar and TensorBoard's events. Each is called with the rows of new updates."""
+"""What watches a run: the progress bar, TensorBoard's events, Weights & Biases. Each is called with new rows."""
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -58,8 +60,21 @@ class ProgressBar:
         self._bar.close()
 
 
-class TensorBoard:
-    """Writes TensorBoard records, each of which is the mean of `log_every` updates.
+class Destination(Protocol):
+    """Where records go: `TensorBoard` or `WeightsAndBiases`."""
+
+    def write(self, record: dict[str, float], step: int) -> None:
+        """Write numbers by tag, after `step` environment steps."""
+
+    def flush(self) -> None:
+        """Return when they are safe."""
+
+    def close(self) -> None:
+        """Release files and connections."""
+
+
+class Records:
+    """Writes records, each of which is the mean of `log_every` updates, and of all seeds.
 
     Records end at multiples of `log_every`, at evaluations and at the end of the run. They therefore depend neither on
     the number of updates per device call nor on interruptions. On return from a call they are on the disk.
@@ -67,15 +82,15 @@ class TensorBoard:
     Args:
         train: the run.
         options: the options of the run.
-        folder: folder for the events.
         rows: rows of the updates that are done.
         done: number of updates that are done.
+        destination: where the records go.
     """
 
-    def __init__(self, train: Train, options: RunOptions, folder: Path, rows: list[Row], done: int) -> None:
+    def __init__(self, train: Train, options: RunOptions, rows: list[Row], done: int, destination: Destination) -> None:
         self._log_every, self._num_updates = options.log_every or 1, train.num_updates
         self._steps = train.steps_per_update * options.num_seeds
-        self._events = _Events(folder, purge=done * train.steps_per_update + 1 if done else None)
+        self._destination = destination
         self._began = time.perf_counter()
         self._pending: list[Row] = []
         for row in rows[-self._log_every :]:
@@ -86,13 +101,13 @@ class TensorBoard:
         for row in rows:
             self._pending.append(row)
             if self._ends_record(row):
-                self._events.write(self._record(), row["env_steps"])
+                self._destination.write(self._record(), row["env_steps"])
                 self._pending = []
-        self._events.flush()
+        self._destination.flush()
 
     def close(self) -> None:
-        """Close the file."""
-        self._events.close()
+        """Close the destination."""
+        self._destination.close()
 
     def _ends_record(self, row: Row) -> bool:
         done = row["update"] + 1
@@ -121,31 +136,74 @@ def tag(name: str) -> str:
     return name if name.startswith(EVALUATION) else f"losses/{name}"
 
 
-class _Events:
-    """TensorBoard's event file, written directly: the usual writer has a queue, which is lost if the process dies."""
+class TensorBoard:
+    """TensorBoard's event file, written directly: the usual writer has a queue, which is lost if the process dies.
 
-    def __init__(self, folder: Path, purge: int | None) -> None:
+    Args:
+        folder: folder for the events.
+        continued_at: environment steps of a resumed run; later events of a killed process are discarded.
+    """
+
+    def __init__(self, folder: Path, continued_at: int = 0) -> None:
         require_package("tensorboardX", "train")
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.summary import scalar
 
         self._event, self._scalar = Event, scalar
-        suffix = "" if purge is None else f".{purge}"  # names have a resolution of one second, and two may start in one
+        purge = continued_at + 1
+        suffix = f".{purge}" if continued_at else ""  # names resolve seconds, and two processes may start in one
         self._writer = EventsWriter(str(folder / "events"), suffix)
-        if purge is not None:  # discards what a killed process wrote from this step on
+        if continued_at:
             self._writer.write_event(Event(step=purge, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, record: dict[str, float], step: int) -> None:
+        """Write a record."""
         for name, value in record.items():
             event = self._event(wall_time=time.time(), step=step, summary=self._scalar(name, value))
             self._writer.write_event(event)
 
     def flush(self) -> None:
+        """Flush the file."""
         self._writer.flush()
 
     def close(self) -> None:
+        """Close the file."""
         self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases, with the name and the configuration of the run on the disk.
+
+    A resumed run continues the same one, whose identifier is in `wandb_id.txt`. Records that a killed process had
+    written already are not written again, because their steps are not later than its last one.
+
+    Args:
+        folder: folder of the run, which also gets the files of `wandb`.
+        config: the configuration to show.
+        project: name of the project.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], project: str) -> None:
+        wandb = require_package("wandb", "track")
+        path = folder / "wandb_id.txt"
+        if not path.exists():
+            path.write_text(secrets.token_hex(4))
+        identifier = path.read_text()
+        self._run = wandb.init(
+            project=project, name=folder.name, id=identifier, resume="allow", config=dict(config), dir=str(folder)
+        )
+
+    def write(self, record: dict[str, float], step: int) -> None:
+        """Write a record."""
+        self._run.log(record, step=step)
+
+    def flush(self) -> None:
+        """Do nothing: `wandb` has a process of its own."""
+
+    def close(self) -> None:
+        """Finish the run, which uploads what is left."""
+        self._run.finish()
 
 
 def _mean(x: np.ndarray) -> float:

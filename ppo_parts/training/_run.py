@@ -21,7 +21,7 @@ from ._metrics_file import Row
 from ._options import RunOptions, checked
 from ._processes import agreed, is_first, noticing_losses, of_first, together
 from ._program import Program
-from ._progress import OnRows, ProgressBar, StopRun, TensorBoard
+from ._progress import Destination, OnRows, ProgressBar, Records, StopRun, TensorBoard, WeightsAndBiases
 from ._result import announce, beginning_of_result, draw, evaluation_of, result_of_metrics, timing_of
 from ._signals import Interrupt
 from ._train import NONFINITE, Train
@@ -103,7 +103,7 @@ def run(
 
 def follow(train: Train, config: Any, options: RunOptions, program: Program) -> dict[str, Any]:
     """Run what the first process of a distributed run does, without its files and in silence."""
-    options = dataclasses.replace(options, tensorboard=False, progress=False)
+    options = dataclasses.replace(options, progress=False)
     with contextlib.ExitStack() as stack, noticing_losses():
         stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         with together("open the folder of the run"):
@@ -197,9 +197,18 @@ class Loop:
         """Yield what is called with new rows."""
         with contextlib.ExitStack() as stack:
             listeners: list[OnRows] = [stack.enter_context(closing(ProgressBar(self.train, self.options, done)))]
-            if self.options.tensorboard and isinstance(self.folder, RunWriter):
-                board = TensorBoard(self.train, self.options, self.folder.path, self.folder.log.rows, done)
-                listeners.append(stack.enter_context(closing(board)))
+            if isinstance(self.folder, Follower):  # the first process reports
+                yield listeners
+                return
+            destinations: list[Destination] = []
+            if self.options.tensorboard:
+                destinations.append(TensorBoard(self.folder.path, done * self.train.steps_per_update))
+            if self.options.track:
+                config = self.folder.stored["config"]
+                destinations.append(WeightsAndBiases(self.folder.path, config, self.options.track_project))
+            for destination in destinations:
+                records = Records(self.train, self.options, self.folder.log.rows, done, destination)
+                listeners.append(stack.enter_context(closing(records)))
             yield listeners if self.on_rows is None else [*listeners, self.on_rows]
 
     def _tell(self, listeners: list[OnRows], rows: list[Row]) -> None:

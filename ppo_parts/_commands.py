@@ -1,0 +1,60 @@
+"""What the commands that read a trained run share: their arguments, and the run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from ._errors import UserValueError
+from .training import LoadedRun, load
+from .training._recipe import import_recipe
+
+
+def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """Make a parser with the arguments that say which run to load, and which of its checkpoints."""
+    parser = argparse.ArgumentParser(prog=f"python -m ppo_parts.{prog}", description=description, allow_abbrev=False)
+    parser.add_argument("run", type=Path, help="folder of the run, such as runs/first")
+    parser.add_argument(
+        "--checkpoint",
+        type=_checkpoint,
+        default="latest",
+        help='"latest" (default), "best", or the number of an update',
+    )
+    parser.add_argument("--recipe", help="module with the make_train of the run, if config.json does not name it")
+    return parser
+
+
+def add_seed_index(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that says which of a run's seeds to take."""
+    parser.add_argument(
+        "--seed-index", type=int, default=0, help="which seed of a run with several, from 0 (default: 0)"
+    )
+
+
+def load_run(given: argparse.Namespace) -> LoadedRun:
+    """Load the run that the arguments name."""
+    make_train = None if given.recipe is None else import_recipe(given.recipe, given.run)
+    return load(given.run, make_train, checkpoint=given.checkpoint)
+
+
+def state_of_seed(run: LoadedRun, index: int) -> Any:
+    """Return the state of one seed of a run."""
+    seeds = run.state.key.size
+    if not 0 <= index < seeds:
+        raise UserValueError(f"--seed-index {index}: the run has {seeds} seed{'s' * (seeds > 1)}, counted from 0")
+    return jax.tree.map(lambda x: x[index], run.state) if run.state.key.ndim else run.state
+
+
+def positive(text: str) -> int:
+    """Parse a whole number of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def _checkpoint(text: str) -> Literal["latest", "best"] | int:
+    return int(text) if text.isdecimal() else text  # type: ignore[return-value] # `load` names what there is

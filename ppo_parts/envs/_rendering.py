@@ -1,0 +1,72 @@
+"""Pictures of environments: whether environments on the host are made to draw, and how those of gymnax are drawn."""
+
+from __future__ import annotations
+
+import colorsys
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._extras import require_package
+
+_mode: contextvars.ContextVar[str | None] = contextvars.ContextVar("render_mode", default=None)
+
+
+@contextlib.contextmanager
+def rendering() -> Iterator[None]:
+    """Make environments of Gymnasium that can draw themselves, which they must know when they are made."""
+    token = _mode.set("rgb_array")
+    try:
+        yield
+    finally:
+        _mode.reset(token)
+
+
+def render_settings() -> dict[str, str]:
+    """Return the settings of `gymnasium.make` for an environment that is made now."""
+    mode = _mode.get()
+    return {} if mode is None else {"render_mode": mode}
+
+
+CONTROL = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
+"""Environments of gymnax that Gymnasium draws."""
+CELL = 32
+"""Width of a cell of a grid, in pixels."""
+
+
+def gymnax_renderer(env: Any, env_params: Any) -> Callable[[Any], np.ndarray] | None:
+    """Return `render(state)` for states `[N, ...]` of a gymnax environment, or None if there are no pictures of it.
+
+    Gymnasium draws the classic control tasks. Observations that are a grid of channels (as MinAtar's) are drawn with
+    one colour for each channel.
+    """
+    name = getattr(env, "name", "")
+    if name in CONTROL:
+
+        def draw(state: Any) -> np.ndarray:
+            require_package("pygame", "watch")
+            from gymnax.visualize import vis_gym
+
+            return vis_gym.render_gym_frame(name, state, env_params)
+
+    elif name.endswith("-MinAtar"):
+
+        def draw(state: Any) -> np.ndarray:
+            return draw_grid(np.asarray(env.observe(jax.random.key(0), state, None, env_params)))
+
+    else:
+        return None
+    return lambda state: draw(jax.tree.map(lambda x: np.asarray(x)[0], state))
+
+
+def draw_grid(grid: np.ndarray) -> np.ndarray:
+    """Draw a grid of channels `[H, W, C]`, each of which is 0 or positive: one colour for each, the last one on top."""
+    channels = grid.shape[-1]
+    colors = [colorsys.hsv_to_rgb(i / channels, 0.65, 1.0) for i in range(channels)]
+    palette = np.asarray([(0, 0, 0), *colors]) * 255
+    top = np.max((grid > 0) * (np.arange(channels) + 1), axis=-1)
+    return np.repeat(np.repeat(palette[top].astype(np.uint8), CELL, 0), CELL, 1)
