@@ -196,7 +196,7 @@ bad(
     "weight of an unknown loss",
     lambda: update(GAE, pp.prioritized_sampler(2, alpha=1.0, beta=1.0), VALUE, pp.loss_weight("policy")),
     ValueError,
-    "'policy' ... there are: value",
+    "'policy' ... the losses are: value",
 )
 bad(
     "two losses of one name",

@@ -352,3 +352,11 @@ def test_wrappers_refuse_what_they_cannot_wrap():
         envs.normalize_observation(envs.make("CartPole-v1")._replace(observation_space=parts))
     assert envs.size(gymnax.environments.spaces.Discrete(3)) == 1
     assert envs.size(gymnax.environments.spaces.Box(0, 1, (10, 10, 4))) == 400
+
+
+def test_clipped_rewards_are_signs_and_returns_are_not():
+    env = envs.clip_reward(envs.make("Pendulum-v1"))
+    state, _ = env.reset(jax.random.key(0), 2)
+    _, out = env.step(jax.random.key(1), state, jnp.zeros((2, 1)))
+    assert out.reward.tolist() == [-1, -1]
+    assert bool(jnp.all((out.episode_return < 0) & (out.episode_return != -1)))

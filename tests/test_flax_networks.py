@@ -149,3 +149,21 @@ except ImportError as error:
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 'pip install "ppo_parts[train]"' in ended.stdout
+
+
+def test_nature_cnn_evaluates_frames_with_any_leading_axes():
+    policy = networks.nature_cnn(env(DISCRETE, (2, 36, 36)), features=8)
+    params = policy.init(jax.random.key(0))
+    frames = jax.random.randint(jax.random.key(1), (2, 3, 2, 36, 36), 0, 256).astype(jnp.uint8)
+    whole = policy(params, pp.Batch(obs=frames))
+    assert whole.value.shape == (2, 3)
+    assert whole.distribution.logits.shape == (2, 3, 3)
+    np.testing.assert_allclose(
+        policy(params, pp.Batch(obs=frames[1, 2:])).value, whole.value[1, 2:], rtol=1e-5, atol=1e-6
+    )
+    turned = policy(params, pp.Batch(obs=frames.swapaxes(-1, -2)))
+    assert not np.allclose(turned.value, whole.value, atol=1e-4)
+    with pytest.raises(
+        pp.UserValueError, match=r"\[C, H, W\] frames of at least 36 x 36 pixels, got shape \(10, 10, 4\)"
+    ):
+        networks.nature_cnn(env(DISCRETE, (10, 10, 4)))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import mujoco
 from ppo_parts import envs, training
 from recipes import async_ppo, mujoco_ppo
 
@@ -58,3 +59,24 @@ def test_vtrace_corrects_a_lagging_actor(lagging):
     losses = [one(state.key, state.learner, older)[1]["policy_loss"] for one in update]
     assert abs(float(losses[0] - losses[1])) > 1e-3
     assert bool(jnp.isfinite(losses[0]))
+
+
+@pytest.mark.lenient_ranks  # gymnax
+def test_variants_of_the_mujoco_benchmark_begin_from_the_recipe(lagging):
+    """Without a change, the benchmark's chain makes the recipe's update; with one, another."""
+    config, _ = lagging
+    env = envs.make("CartPole-v1")
+    plain = mujoco_ppo.make_train(config, env)
+    state = jax.jit(plain.init)(jax.random.key(0))
+    _, batch, _ = jax.jit(plain.collect)(state)
+
+    def updated(train):
+        fresh = train.learner.init(state.learner.params)
+        return jax.jit(train.learner.update)(state.key, fresh, batch)[0].params
+
+    expected = updated(plain)
+    jax.tree.map(
+        np.testing.assert_array_equal, updated(mujoco_ppo.make_train(config, env, mujoco.chain(config))), expected
+    )
+    changed = updated(mujoco_ppo.make_train(config, env, mujoco.chain(config, normalize=True)))
+    assert not jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), changed, expected))
