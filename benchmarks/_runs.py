@@ -147,12 +147,14 @@ class Two:
 _programs: dict[Any, Any] = {}
 
 
-def by_twos(step: Any, state: Any, num_updates: int, num_seeds: int, pace: Any = None, donate: bool = True) -> Any:
+def by_twos(
+    step: Any, state: Any, num_updates: int, num_seeds: int, pace: Any = None, donate: bool = True, placed: Any = None
+) -> Any:
     """Two updates a call, and one program for all runs of one `Train`."""
     del pace
-    key = (step, num_updates, num_seeds)
+    key = (step, num_updates, num_seeds, placed and placed.mesh)
     if key not in _programs:
-        _programs[key] = compiled(step, state, num_updates, num_seeds, Two(), donate)
+        _programs[key] = compiled(step, state, num_updates, num_seeds, Two(), donate, placed)
     return _programs[key]
 
 

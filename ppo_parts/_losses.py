@@ -104,7 +104,8 @@ def policy_diagnostics() -> Part:
             approx_kl_k1=masked_mean(functional.approx_kl(log_ratio, estimator="k1", mask=batch.mask), batch.mask),
             ratio_mean=masked_mean(ratio, batch.mask),
         )
-        batch = batch.add_metrics("min", ratio_min=jnp.min(ratio, where=keep, initial=jnp.inf))
+        # As a maximum, which devices that share the minibatch find together with that of the ratios.
+        batch = batch.add_metrics("min", ratio_min=-jnp.max(-ratio, where=keep, initial=-jnp.inf))
         return batch.add_metrics("max", ratio_max=jnp.max(ratio, where=keep, initial=-jnp.inf)), state
 
     return Part(no_state, update, "policy_diagnostics", reads=("current", "log_prob", "mask"), place="after_sampler")

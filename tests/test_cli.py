@@ -317,5 +317,5 @@ def test_device_that_is_missing_is_named():
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     said = ended.stderr.strip().splitlines()[-1]
-    assert re.match(r"error: JAX cannot start: .*nonsense.*JAX_PLATFORMS=nonsense asks for it: unset it", said), said
+    assert re.match(r"error: JAX cannot start: .*nonsense.*JAX_PLATFORMS=nonsense requests it: unset it", said), said
     assert "Traceback" not in ended.stderr

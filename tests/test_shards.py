@@ -10,9 +10,9 @@ import optax
 import pytest
 
 import ppo_parts as pp
+from benchmarks._collectives import collectives, counted
 from ppo_parts import envs
 
-from .collectives import collectives, counted
 from .common import OBS, Softmax, assert_close, evaluate, make_params, rollout
 from .test_sharding import DEVICES, P, alone
 

@@ -120,7 +120,10 @@ class Checkpoints:
 
     def _write(self, step: int, arrays: dict[str, Any]) -> None:
         if self._manager is None:
-            options = self._ocp.CheckpointManagerOptions(enable_async_checkpointing=False, cleanup_tmp_directories=True)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            options = self._ocp.CheckpointManagerOptions(
+                enable_async_checkpointing=False, cleanup_tmp_directories=True, **self._alone(create=False)
+            )
             # Without a name for the item, orbax would guess it from the latest folder, which may be damaged.
             self._manager = self._ocp.CheckpointManager(self.directory, options=options, item_names=(ITEM,))
         item = {ITEM: self._ocp.args.StandardSave(arrays)}
@@ -130,7 +133,7 @@ class Checkpoints:
         sync(self.directory)
 
     def _read(self, number: int) -> dict[str, Any]:
-        with self._ocp.StandardCheckpointer() as reader:
+        with self._ocp.StandardCheckpointer(**self._alone()) as reader:
             found = dict(reader.restore(self.directory / str(number) / ITEM))
         checksum, found = found.pop(CHECKSUM, None), {name: np.asarray(x) for name, x in found.items()}
         if not np.array_equal(checksum, _checksum(found)):
@@ -141,6 +144,14 @@ class Checkpoints:
         if self._configuration and not np.array_equal(configuration, _as_array(self._configuration)):
             raise ValueError("it is of a run with another configuration than config.json says")
         return found
+
+    def _alone(self, **more: Any) -> dict[str, Any]:
+        """Options with which orbax does not wait for other processes of the run; `more` of them if there are any."""
+        if jax.process_count() == 1:
+            return {}
+        this = jax.process_index()
+        options = self._ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
+        return {"multiprocessing_options": options, **more}
 
     def _surplus(self, keep: int, best: int | None) -> list[int]:
         return [old for old in self.steps()[:-keep] if old != best]
@@ -195,13 +206,15 @@ def _sync_all(folder: Path) -> None:
         sync(Path(place))
 
 
-def _is_key(x: Any) -> bool:
+def is_key(x: Any) -> bool:
+    """Whether an array, or the shape of one, holds PRNG keys."""
     return isinstance(x, (jax.Array, jax.ShapeDtypeStruct)) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _key(like: Any, data: Any) -> jax.Array:
+def as_key(like: Any, data: Any) -> jax.Array:
+    """Return the keys of this data, of the kind of `like`, which may be a shape."""
     implementations: list[Any] = []
-    jax.eval_shape(lambda key: implementations.append(jax.random.key_impl(key)), like)  # `like` may be a shape only
+    jax.eval_shape(lambda key: implementations.append(jax.random.key_impl(key)), like)
     return jax.random.wrap_key_data(data, impl=implementations[0])
 
 
@@ -213,8 +226,8 @@ def _named(state: Any) -> dict[str, Any]:
 
 def _raw(x: Any) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x
-    return np.asarray(jax.random.key_data(x) if _is_key(x) else x)
+        return jax.eval_shape(jax.random.key_data, x) if is_key(x) else x
+    return np.asarray(jax.random.key_data(x) if is_key(x) else x)
 
 
 def _fitted(like: Any, found: dict[str, Any], where: str) -> Any:
@@ -232,7 +245,8 @@ def _fitted(like: Any, found: dict[str, Any], where: str) -> Any:
         raise UserValueError(f"checkpoint {where} is of another configuration: {'; '.join(differences[:3])}{more}")
     leaves, tree = jax.tree.flatten(like)
     restored = [
-        _key(x, found[name]) if _is_key(x) else jnp.asarray(found[name]) for name, x in zip(wanted, leaves, strict=True)
+        as_key(x, found[name]) if is_key(x) else jnp.asarray(found[name])
+        for name, x in zip(wanted, leaves, strict=True)
     ]
     return jax.tree.unflatten(tree, restored)
 

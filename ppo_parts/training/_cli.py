@@ -23,7 +23,9 @@ from ..functional import ShapeError
 from ._config import check_config, kinds_of, ranges
 from ._config_file import stored_config, stored_run
 from ._device import check_device, check_memory
+from ._devices import devices_of
 from ._options import RunOptions, stored_options
+from ._processes import initialize
 from ._run import run as run_on_host
 from ._train import Train
 
@@ -79,9 +81,13 @@ def main(
         given = _parsed(config, options, default, presets, argv, prog, sys.modules[make_train.__module__].__doc__)
         check_config(given.settings)
         check_config(given.run)
+        if given.run.distributed:
+            initialize(given.run.heartbeat_timeout)
         check_device()
+        if known.resume is None:
+            given = dataclasses.replace(given, settings=with_shards(given.settings, given.run))
         train = make_train(given.settings)
-        check_memory(train, given.run.num_seeds)
+        check_memory(train, given.run.num_seeds, devices_of(given.run))
         if known.preset is None and before is None:
             _note_preset(fitting_preset(presets, given.settings.env_id, train.env), default, given.settings.env_id)
         result = run(train, given.settings, given.run)
@@ -89,6 +95,17 @@ def main(
     if number is not None:
         raise SystemExit(128 + number)
     return result
+
+
+def with_shards(config: Any, options: RunOptions) -> Any:
+    """The configuration with as many shards as devices, unless it says how many, or there are several seeds.
+
+    The number of shards is recorded, because it changes what is learned. The number of devices is not.
+    """
+    number = devices_of(options)
+    if number == 1 or options.num_seeds > 1 or getattr(config, "shards", number) is not None:
+        return config
+    return dataclasses.replace(config, shards=number)
 
 
 @contextlib.contextmanager

@@ -73,6 +73,9 @@ class Config:
     """steps of each environment in a rollout; an update follows each rollout"""
     microbatch: Annotated[int | Literal["auto"] | None, at_least(1)] = "auto"
     """evaluate networks on this many steps at a time, to save memory; "auto": 1024 where that is faster"""
+    shards: Annotated[int | None, at_least(1)] = None
+    """equal blocks of environments that minibatches do not mix; devices hold whole ones. None: one, or on the command
+    line as many as --num-devices"""
     seed: Annotated[int, between(0, 2**32 - 1)] = 1
     """seed for all random numbers"""
 

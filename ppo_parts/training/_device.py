@@ -25,17 +25,18 @@ def device_name() -> str:
     return jax.devices()[0].device_kind
 
 
-def check_memory(train: Any, num_seeds: int, limit: float | None = None) -> None:
-    """Raise if a run with `num_seeds` seeds is certain not to fit into the memory of its device.
+def check_memory(train: Any, num_seeds: int, num_devices: int = 1, limit: float | None = None) -> None:
+    """Raise if a run with `num_seeds` seeds is certain not to fit into the memory of its devices.
 
     This counts the state of a run and one rollout. Gradients and activations need additional memory.
 
     Args:
         train: the run.
         num_seeds: the number of seeds that are trained at once.
-        limit: memory in bytes; None: that of the device, if it reports it.
+        num_devices: the number of devices that share them.
+        limit: memory in bytes; None: that of the devices, if they report it.
     """
-    limit = _memory() if limit is None else limit
+    limit = _memory(num_devices) if limit is None else limit
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = train.state_shapes()
     shapes = state, jax.eval_shape(train.rollout.collect, key, state.learner.params, state.rollout)
@@ -48,12 +49,13 @@ def check_memory(train: Any, num_seeds: int, limit: float | None = None) -> None
         )
 
 
-def _memory() -> float | None:
-    """Memory of the first device in bytes; for a CPU, the memory of the machine."""
-    device = jax.devices()[0]
+def _memory(num_devices: int) -> float | None:
+    """Memory of equal devices in bytes; for a CPU, the memory of the machine."""
+    device = jax.local_devices()[0]
     statistics = device.memory_stats() if device.platform != "cpu" else None
     if statistics:
-        return statistics.get("bytes_limit")
+        limit = statistics.get("bytes_limit")
+        return None if limit is None else num_devices * limit
     try:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (AttributeError, ValueError, OSError):  # this system does not report it

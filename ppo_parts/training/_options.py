@@ -19,7 +19,7 @@ from ._train import Train
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """How a run is recorded. Only `init_from`, with its `checkpoint`, changes what is learned."""
+    """How a run is recorded, and on what it runs. Only `init_from`, with its `checkpoint`, changes what is learned."""
 
     name: str | None = None
     """folder of the run inside --directory; by default named after the environment, the seed and the time"""
@@ -33,6 +33,13 @@ class RunOptions:
     """checkpoint that --resume or --init-from loads: the latest, the best, or the one of this update"""
     num_seeds: int = 1
     """train this many seeds (seed, seed + 1, ...) in one compiled program"""
+    num_devices: int | None = None
+    """devices over which to divide the environments, or the seeds if there are several; None: one, or with
+    --distributed all of them"""
+    distributed: bool = False
+    """one of several processes that train together, started by Slurm, Open MPI, Kubernetes, torchrun or on TPUs"""
+    heartbeat_timeout: int = 100
+    """seconds without a sign of life after which a process of a distributed run counts as lost, and the run ends"""
     eval_every: int | None = None
     """updates between evaluations; by default there is only one, at the end"""
     eval_episodes: int = 0
@@ -63,10 +70,12 @@ class RunOptions:
     """show a progress bar if the output is a terminal"""
 
 
+MACHINE = ("num_devices", "distributed", "heartbeat_timeout")
+"""Options about the machine, which may be another one when the run is resumed."""
 KEPT = tuple(
     field.name
     for field in dataclasses.fields(RunOptions)
-    if field.name not in ("name", "directory", "resume", "init_from", "checkpoint", "progress")
+    if field.name not in ("name", "directory", "resume", "init_from", "checkpoint", "progress", *MACHINE)
 )
 """Options that a resumed run takes over; all except `num_seeds` may be given again."""
 
@@ -93,11 +102,16 @@ def checked(options: RunOptions, train: Train) -> RunOptions:
         checkpoint_every=tenth if options.checkpoint_every is None else options.checkpoint_every,
         log_every=two_hundredth if options.log_every is None else options.log_every,
     )
-    for name in ("num_seeds", "checkpoint_every", "log_every"):
+    for name in ("num_seeds", "checkpoint_every", "log_every", "heartbeat_timeout"):
         count("run", name, getattr(options, name))
-    for name in ("eval_every", "keep_checkpoints"):
+    for name in ("eval_every", "keep_checkpoints", "num_devices"):
         if getattr(options, name) is not None:
             count("run", name, getattr(options, name))
+    if options.distributed and not jax.distributed.is_initialized():
+        raise UserValueError(
+            "run: distributed=True is for processes that have called jax.distributed.initialize() before anything used "
+            "a device, as the command lines of recipes do: call it first"
+        )
     if options.track:
         require_package("wandb", "track")  # fails now rather than after compiling
     if options.resume is not None and options.init_from is not None:

@@ -14,8 +14,10 @@ import numpy as np
 
 from .._metrics import Metrics
 from ..envs import host_errors
+from ._devices import Placement, placement
 from ._evaluate import metrics_of
 from ._options import RunOptions
+from ._processes import agreed
 from ._train import Train, seed_keys, vmap_over_seeds
 
 SECONDS = 2.0
@@ -40,17 +42,26 @@ class Pace:
 
 
 def compiled(
-    step: Callable[[Any], Any], state: Any, num_updates: int, num_seeds: int, pace: Pace, donate: bool = True
+    step: Callable[[Any], Any],
+    state: Any,
+    num_updates: int,
+    num_seeds: int,
+    pace: Pace,
+    donate: bool = True,
+    placed: Placement | None = None,
 ) -> Advance:
     """Compile `advance` for states like `state`; with `donate`, the state that it is called with is overwritten.
+
+    The program runs on the devices on which the state is `placed`.
 
     The number of updates is a run-time argument, so a single program serves calls of any length. Dividing a run into
     other calls (because of a checkpoint, an interruption or a slower machine) does not change a single bit.
     """
     size = min(num_updates, max(1, ROWS // num_seeds))
-    shapes = jax.eval_shape(step, state)[1]
 
     def updates(state: Any, number: jax.Array) -> tuple[Any, Metrics]:
+        shapes = jax.eval_shape(step, state)[1]
+
         def body(i: jax.Array, carry: Any) -> Any:
             state, buffer = carry
             state, measured = step(state)
@@ -61,15 +72,16 @@ def compiled(
 
     print("compiling ... ", end="", flush=True)
     began = time.perf_counter()
-    program = jax.jit(updates, donate_argnums=(0,) if donate else ()).lower(state, jnp.zeros((), jnp.int32)).compile()
+    program = _jit(placed, updates, ("state", "number"), ("state", "metrics"), donate_argnums=(0,) if donate else ())
+    program = program.lower(state, np.int32(0)).compile()
     print(f"{time.perf_counter() - began:.1f} s", flush=True)
 
     def advance(state: Any, most: int) -> tuple[Any, dict[str, np.ndarray]]:
         number, began = min(most, size, pace.updates), time.perf_counter()
         with host_errors():
-            state, measured = program(state, jnp.asarray(number, jnp.int32))
-            values = np.asarray(measured.array)[:number]
-        pace.took(number, time.perf_counter() - began)
+            state, measured = program(state, np.int32(number))
+            values = np.asarray(_whole(placed, measured.array))[:number]
+        pace.took(number, *agreed(time.perf_counter() - began))
         return state, {name: values[..., measured.names.index(name)] for name in sorted(measured)}
 
     return advance
@@ -80,7 +92,7 @@ class Program:
     """What a run computes on its device, for all its seeds at once.
 
     The host loop computes nothing by itself: it calls `start`, `advance_from` and `evaluate`. Another class with these
-    methods can train elsewhere: on many devices, or in environments that are not written in JAX.
+    methods can train in another way.
 
     Attributes:
         train, seed, options: the run, its first seed, and its options.
@@ -92,45 +104,72 @@ class Program:
     options: RunOptions
     compile: Callable[..., Advance] = compiled
 
+    def __post_init__(self) -> None:
+        _ = self.placed  # a run that cannot be divided fails before it has a folder
+
+    @functools.cached_property
+    def placed(self) -> Placement | None:
+        """How the run is divided over devices; None: it has one."""
+        return placement(self.train, self.options)
+
     def start(self, restored: Any = None) -> Any:
         """Return the state before the first update, or put a restored state where updates need it."""
         if restored is not None and self.train.rollout.restart is None:
-            return restored
-        first, given = (self.train.init, self._keys) if restored is None else (self.train.continued, restored)
+            return restored if self.placed is None else self.placed.put(restored)
+        num_seeds = self.options.num_seeds
+        if restored is not None:
+            with host_errors():
+                return jax.jit(vmap_over_seeds(self.train.continued, num_seeds))(restored)
         with host_errors():
-            return jax.jit(vmap_over_seeds(first, self.options.num_seeds))(given)
+            return _jit(self.placed, vmap_over_seeds(self.train.init, num_seeds), ("keys",), "state")(self._keys)
 
     def advance_from(self, state: Any) -> Advance:
         """Compile `advance(state, most) -> (state, metrics)` for states like this one."""
-        num_seeds = self.options.num_seeds
-        step = vmap_over_seeds(self.train.compiled_step, num_seeds)
         # After an error of an environment on the host, the run saves the state from before the call.
-        donate = self.train.rollout.restart is None
-        return self.compile(step, state, self.train.num_updates, num_seeds, Pace(), donate)
+        donate, num_seeds = self.train.rollout.restart is None, self.options.num_seeds
+        step = vmap_over_seeds(self.train.compiled_step, num_seeds)
+        return self.compile(step, state, self.train.num_updates, num_seeds, Pace(), donate, self.placed)
+
+    def whole(self, state: Any) -> Any:
+        """Return the state as this process can read it; all processes of the run have to call this."""
+        return _whole(self.placed, state)
 
     def evaluate(self, state: Any, update: int) -> dict[str, Any]:
         """Return the metrics of an evaluation after an update, each a number, or `[seeds]`.
 
         Its keys depend only on the seed and the update, so an evaluation does not affect training and can be repeated.
+        On several devices, each one plays all episodes of a run with one seed, and those of its own seeds otherwise.
         """
         with host_errors():
-            played = jax.device_get(self._play(state, jnp.asarray(update, jnp.int32)))
+            played = jax.device_get(_whole(self.placed, self._play(self._keys, state, np.int32(update))))
         return metrics_of(played, seed_axes=int(self.options.num_seeds > 1))
 
     @functools.cached_property
-    def _play(self) -> Callable[[Any, jax.Array], Any]:
+    def _play(self) -> Callable[[jax.Array, Any, Any], Any]:
         """One compiled program for all evaluations."""
 
-        def play(state: Any, update: jax.Array) -> Any:
+        def play(keys: jax.Array, state: Any, update: jax.Array) -> Any:
             def of_seed(seed: tuple[jax.Array, Any]) -> Any:
                 key, state = seed
                 key = jax.random.fold_in(jax.random.fold_in(key, 2**20), update)
                 return self.train.evaluate_policy(key, state, self.options.eval_episodes, mode=self.options.eval_mode)
 
-            return vmap_over_seeds(of_seed, self.options.num_seeds)((self._keys, state))
+            return vmap_over_seeds(of_seed, self.options.num_seeds)((keys, state))
 
-        return jax.jit(play)
+        return _jit(self.placed, play, ("keys", "state", "number"), "episodes")
 
     @functools.cached_property
     def _keys(self) -> jax.Array:
         return seed_keys(self.seed, self.options.num_seeds)
+
+
+def _whole(placed: Placement | None, x: Any) -> Any:
+    """Return arrays as this process can read them: gathered, if other processes have parts of them."""
+    return x if placed is None or jax.process_count() == 1 else placed.gathered(x)
+
+
+def _jit(
+    placed: Placement | None, function: Callable[..., Any], given: tuple[str, ...], result: Any, **options: Any
+) -> Any:
+    """`jax.jit(function)`, on the devices of a placement if there is one; see `Placement.jit`."""
+    return jax.jit(function, **options) if placed is None else placed.jit(function, given, result, **options)

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from .._checks import nonfinite_report
+from ._devices import devices_of
 from ._errors import NonFiniteError
 from ._metrics_file import Row
 from ._options import RunOptions, checked
+from ._processes import agreed, is_first, noticing_losses, of_first, together
 from ._program import Program
 from ._progress import Destination, OnRows, ProgressBar, Records, StopRun, TensorBoard, WeightsAndBiases
 from ._result import announce, beginning_of_result, draw, evaluation_of, result_of_metrics, timing_of
 from ._signals import Interrupt
 from ._train import NONFINITE, Train
-from ._writer import RunWriter, open_run
+from ._writer import Follower, RunWriter, open_run
 
 
 def run(
@@ -49,9 +53,13 @@ def run(
             reported again, if the process is killed.
         make_program: makes what computes updates and evaluations; see `Program`.
 
+    All processes of a distributed run call this function with the same arguments. The first one writes the files and
+    calls `on_rows`; a signal to one of them stops all.
+
     Returns:
         The result: returns of the last 100 episodes per seed, evaluation, versions, timing, paths. If the run was
         interrupted, only the number of steps, the versions, and `interrupted_by`: the name of the signal, or "StopRun".
+        In other processes than the first, there is nothing else either.
 
     Raises:
         FileExistsError: the folder already holds a run. FileNotFoundError: there is no run to resume.
@@ -60,11 +68,16 @@ def run(
     """
     options = checked(options or RunOptions(), train)
     program = make_program(train, config.seed, options)
-    with open_run(train, config, options) as folder:
-        begun, state = folder.begin(train)
+    if not is_first():
+        return follow(train, config, options, program)
+    with contextlib.ExitStack() as stack, noticing_losses():
+        with together("open the folder of the run"):
+            folder = stack.enter_context(open_run(train, config, options))
+            begun, state = folder.begin(train)
         print(introduction(train, options, folder.path, begun))
         if state is not None and train.rollout.restart is not None:
             print("the environments are on the host, where no checkpoint can hold them: new episodes begin")
+        begun, state = begun_by_first(train, options, begun, state)
         with Interrupt() as interrupt:
             loop = Loop(train, options, folder, program, interrupt, on_rows)
             done, state = loop(begun, program.start(state))
@@ -72,11 +85,11 @@ def run(
         if done < train.num_updates:  # the sender of the signal is waiting for this process to end
             print(f"interrupted after update {done} of {train.num_updates}; continue with --resume {folder.path}")
             return result | interrupt.reason
+        if options.eval_episodes:
+            result["evaluation"] = evaluation_of(program.evaluate(state, done), options.eval_episodes)
         best = folder.best()
         if best is not None:
             result["best"] = {"metric": options.best_metric, "update": best[0], "value": best[1]}
-        if options.eval_episodes:
-            result["evaluation"] = evaluation_of(program.evaluate(state, done), options.eval_episodes)
         if rows := folder.log.rows:
             result |= result_of_metrics(rows)
             result |= draw(folder.path / "curve.png", rows, title=str(getattr(config, "env_id", "")))
@@ -86,6 +99,30 @@ def run(
         folder.write_result(result)
     announce(result)
     return result
+
+
+def follow(train: Train, config: Any, options: RunOptions, program: Program) -> dict[str, Any]:
+    """Run what the first process of a distributed run does, without its files and in silence."""
+    options = dataclasses.replace(options, progress=False)
+    with contextlib.ExitStack() as stack, noticing_losses():
+        stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        with together("open the folder of the run"):
+            folder = Follower()
+        begun, state = begun_by_first(train, options, *folder.begin(train))
+        with Interrupt() as interrupt:
+            done, state = Loop(train, options, folder, program, interrupt, None)(begun, program.start(state))
+        if done == train.num_updates and options.eval_episodes:
+            program.evaluate(state, done)
+        return beginning_of_result(train, config, options.num_seeds, done) | interrupt.reason
+
+
+def begun_by_first(train: Train, options: RunOptions, begun: int, state: Any) -> tuple[int, Any]:
+    """Return how many updates are done, and the state after them, as the first process has read them."""
+    if jax.process_count() == 1:
+        return begun, state
+    numbers = np.asarray([begun, state is not None], np.int32)
+    begun, restored = of_first(numbers, numbers).tolist()
+    return begun, of_first(state, train.state_shapes(options.num_seeds)) if restored else None
 
 
 @dataclasses.dataclass
@@ -99,7 +136,7 @@ class Loop:
 
     train: Train
     options: RunOptions
-    folder: RunWriter
+    folder: RunWriter | Follower
     program: Program
     interrupt: Interrupt
     on_rows: OnRows | None
@@ -115,7 +152,7 @@ class Loop:
         with self._listeners(done) as listeners:
             interrupt.working, saved, began = True, done, time.monotonic()
             last_save = began
-            while done < train.num_updates and not interrupt.asked:
+            while done < train.num_updates and not interrupt.agreed():
                 with self._saving_before_errors(done, state, saved):
                     state, metrics = advance(state, self._next_goal(done) - done)
                 rows = rows_of(metrics, done, train.steps_per_update)
@@ -124,17 +161,17 @@ class Loop:
                 evaluated = self._due(done, options.eval_every)
                 if evaluated:
                     rows[-1] |= self.program.evaluate(state, done)
-                with folder.rescuing(done, state, rows):
+                with self._rescuing(done, state, rows):
                     folder.append(rows)
                     self._tell(listeners, rows)
                     late = time.monotonic() - last_save > 60 * options.checkpoint_minutes
                     due = self._due(done, options.checkpoint_every) or late or interrupt.save
-                    if due or (evaluated and folder.is_best(done)):
-                        folder.save(done, state)
+                    if any(agreed(due or (evaluated and folder.is_best(done)))):
+                        folder.save(done, self.program.whole(state))
                         interrupt.save, last_save, saved = False, time.monotonic(), done
             if saved < done:  # the run was asked to stop
-                with folder.rescuing(done, state, []):
-                    folder.save(done, state)
+                with self._rescuing(done, state, []):
+                    folder.save(done, self.program.whole(state))
             self.seconds = time.monotonic() - began
         return done, state
 
@@ -145,15 +182,24 @@ class Loop:
             yield
         except Exception:
             if self.train.rollout.restart is not None and saved < done:
-                self.folder.save(done, state)
+                self.folder.save(done, state)  # these environments belong to a single process
                 print(f"saved after update {done}; continue with --resume {self.folder.path}")
             raise
+
+    def _rescuing(self, done: int, state: Any, rows: list[Row]) -> contextlib.AbstractContextManager[None]:
+        """Save as much as possible if a file cannot be written; one of several processes has only part of the state."""
+        if isinstance(self.folder, Follower) or jax.process_count() > 1:
+            return contextlib.nullcontext()
+        return self.folder.rescuing(done, state, rows)
 
     @contextlib.contextmanager
     def _listeners(self, done: int) -> Iterator[list[OnRows]]:
         """Yield what is called with new rows."""
         with contextlib.ExitStack() as stack:
             listeners: list[OnRows] = [stack.enter_context(closing(ProgressBar(self.train, self.options, done)))]
+            if isinstance(self.folder, Follower):  # the first process reports
+                yield listeners
+                return
             destinations: list[Destination] = []
             if self.options.tensorboard:
                 destinations.append(TensorBoard(self.folder.path, done * self.train.steps_per_update))
@@ -205,6 +251,7 @@ def introduction(train: Train, options: RunOptions, path: Path, done: int) -> st
         f"{path}: {train.num_updates} updates of {train.steps_per_update} steps = "
         f"{train.num_updates * train.steps_per_update:,} environment steps"
         + (f", {options.num_seeds} seeds" if options.num_seeds > 1 else "")
+        + (f", on {devices_of(options)} devices" if devices_of(options) > 1 else "")
         + (f", from update {done}" if done else "")
     )
 

@@ -13,7 +13,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ._processes import agreed
+
 STOP = ("SIGINT", "SIGTERM", "SIGHUP")
+REASONS = (*STOP, "StopRun")
 SAVE = "SIGUSR1"
 TOGETHER = 0.2
 """Seconds within which signals count as one: a closing terminal, or a wrapper that forwards them, sends several."""
@@ -45,6 +48,13 @@ class Interrupt:
         if self.asked is None:
             self.reason = {"interrupted_by": name} | ({"reason": reason} if reason else {})
             self.asked = name
+
+    def agreed(self) -> bool:
+        """Return whether any process of the run was asked to stop; all of them have to call this."""
+        (number,) = agreed(REASONS.index(self.asked) + 1 if self.asked in REASONS else 0)
+        if number:
+            self.ask(REASONS[int(number) - 1])
+        return self.asked is not None
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is not threading.main_thread():

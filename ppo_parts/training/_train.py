@@ -99,7 +99,7 @@ class Train:
         """Make the run that a configuration describes.
 
         Args:
-            config: a `training.Config`, or any object with its fields.
+            config: a `training.Config`, or any object with its fields; `shards=None` is one shard.
             env: the environment.
             policy: the `ppo_parts.Policy`; the learner evaluates it on `config.microbatch` elements at a time.
             pipeline, optimizer: as in `ppo_parts.learner`.
@@ -111,7 +111,7 @@ class Train:
         return cls(
             env=env,
             policy=policy,
-            rollout=rollout(env, policy, **sizes, value_each_step=value_each_step),
+            rollout=rollout(env, policy, **sizes, value_each_step=value_each_step, shards=config.shards or 1),
             learner=learner(evaluate, pipeline, optimizer),
             num_updates=updates_in(config.total_timesteps, **sizes),
             steps_per_update=config.num_envs * config.num_steps,

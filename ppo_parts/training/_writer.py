@@ -212,6 +212,40 @@ class RunWriter(RunFolder):
         return next(path for path in _numbered(place / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}") if not path.exists())
 
 
+class Follower:
+    """What other processes of a run than the first have in place of its folder: they write nothing."""
+
+    path = "the folder of the first process"
+
+    def __init__(self) -> None:
+        self._saved: int | None = None
+
+    def begin(self, train: Train) -> tuple[int, Any]:
+        """Return the beginning of a new run; the first process knows better."""
+        del train
+        return 0, None
+
+    def append(self, rows: list[Row]) -> None:
+        """Leave it to the first process."""
+
+    def save(self, update: int, state: Any) -> None:
+        """Remember the update; the first process writes the checkpoint."""
+        del state
+        self._saved = update
+
+    def latest(self) -> int | None:
+        """Return the update of the latest checkpoint that this process knows of."""
+        return self._saved
+
+    def is_best(self, update: int) -> bool:
+        """Leave it to the first process."""
+        del update
+        return False
+
+    def remove_result(self) -> None:
+        """Leave it to the first process."""
+
+
 def _continued_from(train: Train, config: Any, options: RunOptions) -> dict[str, Any]:
     """Describe the run that `options.init_from` starts from, for `config.json`; raise if its state does not fit."""
     assert options.init_from is not None

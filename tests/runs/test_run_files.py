@@ -193,7 +193,7 @@ def test_run_paces_change_nothing(train, whole, tmp_path):
             self.updates = self.updates % 3 + 1
 
     def compile(*args):
-        return compiled(*args[:-1], Uneven())
+        return compiled(*args[:4], Uneven(), *args[5:])
 
     options = {"log_every": 100, "checkpoint_minutes": 1e-9, "keep_checkpoints": None}
     folder, _ = go(train, tmp_path, "run", compile=compile, **options)

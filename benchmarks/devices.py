@@ -1,0 +1,198 @@
+"""What devices send each other, and what each of them does, as compiled programs say: nothing is run.
+
+The programs are those of training runs (a rollout and an update) for 1 to 64 simulated devices, so the counts are the
+same on every machine. Strong scaling divides a fixed number of environments; weak scaling gives each device as many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ppo_parts import training
+from ppo_parts.training._devices import placement
+from recipes import cleanrl_ppo, ippo, pufferlib_ppo
+
+from ._collectives import collectives
+
+DEVICES = (1, 2, 4, 8, 16, 32, 64)
+ENVS = 32
+"""Environments of each device under weak scaling; of each of 64 shards under strong scaling."""
+SIZES = {"num_steps": 16, "total_timesteps": 10**9, "num_minibatches": 4, "update_epochs": 2}
+
+
+def recipes() -> dict[str, tuple[Any, Any]]:
+    """Recipes and configurations by name."""
+    lstm = dataclasses.replace(pufferlib_ppo.Config(), memory="lstm", normalize_env=False)
+    return {
+        "CleanRL, shuffled minibatches": (cleanrl_ppo, cleanrl_ppo.Config()),
+        "PufferLib, LSTM, prioritised segments": (pufferlib_ppo, lstm),
+        "IPPO, switch riddle, GRU": (ippo, ippo.PRESETS["riddle"]),
+    }
+
+
+def measured(module: Any, config: Any, num_devices: int) -> dict[str, Any]:
+    """Compile a rollout and an update on so many devices, and count."""
+    train = module.make_train(config)
+    state = train.state_shapes()
+    placed = placement(train, training.RunOptions(num_devices=num_devices))
+    if placed is None:
+        program = jax.jit(train.step)
+    else:
+        program = placed.jit(train.step, ("state",), ("state", "metrics"))
+        state = jax.tree.map(lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y), state, placed.state)
+    compiled = program.lower(state).compile()
+    found = collectives(compiled)
+    kinds = sorted({one.kind for one in found})
+    return {
+        "operations": {kind: sum(one.times for one in found if one.kind == kind) for kind in kinds},
+        "bytes": {kind: sum(one.times * one.size for one in found if one.kind == kind) for kind in kinds},
+        "flops": compiled.cost_analysis()["flops"],
+        "temporaries": compiled.memory_analysis().temp_size_in_bytes,
+        "parameters": sum(x.size for x in jax.tree.leaves(state.learner.params)),
+    }
+
+
+def configured(config: Any, scaling: str, num_devices: int) -> Any:
+    """The configuration of a measurement."""
+    sizes = {name: x for name, x in SIZES.items() if hasattr(config, name)}
+    shards = DEVICES[-1] if scaling == "strong" else num_devices
+    return dataclasses.replace(config, **sizes, num_envs=ENVS * shards, shards=shards, microbatch=None)
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw what each device does and sends, against the number of devices."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    panels = figure.subplots(1, 3)
+    names = list(dict.fromkeys(row["recipe"] for row in rows))
+    quantities = ("FLOPs per device, of one", "temporaries per device, of one", "collective operations per update")
+    for colour, name in enumerate(names):
+        for scaling, style in (("strong", "-"), ("weak", "--")):
+            mine = [row for row in rows if row["recipe"] == name and row["scaling"] == scaling]
+            devices = [row["devices"] for row in mine]
+            numbers = (
+                [row["flops"] / mine[0]["flops"] for row in mine],
+                [row["temporaries"] / mine[0]["temporaries"] for row in mine],
+                [sum(row["operations"].values()) for row in mine],
+            )
+            for panel, ys in zip(panels, numbers, strict=True):
+                label = f"{name}" if style == "-" else None
+                panel.plot(devices, ys, style, color=f"C{colour}", marker=".", label=label)
+    for panel, quantity in zip(panels, quantities, strict=True):
+        panel.set(xscale="log", xlabel="devices", title=quantity)
+        panel.set_xticks(DEVICES, map(str, DEVICES))
+        panel.minorticks_off()
+        panel.grid(alpha=0.2)
+        panel.spines[["top", "right"]].set_visible(False)
+    for panel in panels[:2]:
+        panel.set(yscale="log")
+    panels[2].set(ylim=(0, None))
+    panels[2].legend(frameon=False, fontsize="x-small")
+    figure.savefig(path, dpi=130)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The counts as a Markdown table."""
+    lines = [
+        "| recipe | devices | all-reduce | all-gather | bytes | FLOPs per device, of one | temporaries per device |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    first = {row["recipe"]: row["flops"] for row in reversed(rows) if row["scaling"] == "strong"}
+    for row in rows:
+        if row["scaling"] == "strong":
+            counts = [row["operations"].get(kind, 0) for kind in ("all-reduce", "all-gather")]
+            others = sum(row["operations"].values()) - sum(counts)
+            assert not others, row
+            lines.append(
+                f"| {row['recipe']} | {row['devices']} | {counts[0]} | {counts[1]} | "
+                f"{sum(row['bytes'].values()) / 1e6:.2f} MB | {row['flops'] / first[row['recipe']]:.4f} | "
+                f"{row['temporaries'] / 1e6:.1f} MB |"
+            )
+    return "\n".join(lines)
+
+
+PREDICTED = (1, 2, 4, 8, 16, 64, 256, 1024)
+PER_HOST = 8
+"""GPUs of a host, which NVLink connects; hosts are connected by a network."""
+
+
+def seconds_of_all_reduce(devices: int, size: float) -> float:
+    """Seconds of an all-reduce of `size` bytes, by the model with which NCCL chooses its algorithms (tree, LL).
+
+    https://github.com/NVIDIA/nccl/blob/01afd20a77b5804e0ecf1042509dd9d20ebf9e93/src/graph/tuning.cc
+    """
+    if devices == 1:
+        return 0.0
+    hosts = max(1, devices // PER_HOST)
+    within = 0.52 * (1.8 if hosts > 1 else 1.0)
+    latency = 4.4 + 2 * ((devices // hosts - 1) * within + (hosts.bit_length() - 1) * 5.0)
+    bandwidth = (110e9 if hosts <= 2 else 80e9) / 3.8 / 2
+    return latency * 1e-6 + size / bandwidth
+
+
+def predicted(devices: int, num_envs: int, operations: float, size: float, rate: float, launches: float) -> float:
+    """Environment steps per second: work that is divided, work that is not, and communication, one after another.
+
+    Args:
+        devices: number of devices.
+        num_envs: environments on all of them, each of which makes 128 steps in a rollout.
+        operations, size: all-reduce operations of an update, and their bytes in all.
+        rate: steps per second of one device that is busy.
+        launches: seconds of an update that are the same for any number of environments.
+    """
+    steps = 128 * num_envs
+    talk = operations * seconds_of_all_reduce(devices, size / operations)
+    return steps / (steps / devices / rate + launches + talk)
+
+
+def predictions(rows: list[dict[str, Any]], rate: float = 1e7, launches: float = 4e-3) -> str:
+    """Steps per second in millions, and the share of ideal scaling, as a Markdown table."""
+    lines = ["| GPUs | 4,096 environments for each | 65,536 in all | the same with 1,024 in all |", "|---|---|---|---|"]
+    found = [row for row in rows if row["recipe"].startswith("CleanRL") and row["devices"] > 1]
+    operations, size = sum(found[-1]["operations"].values()), sum(found[-1]["bytes"].values())
+    for devices in PREDICTED:
+        cells = []
+        for num_envs, on_one in ((4096 * devices, 4096), (65536, 65536), (1024, 1024)):
+            speed = predicted(devices, num_envs, operations, size, rate, launches)
+            ideal = devices * predicted(1, on_one, 1, 0, rate, launches)
+            cells.append(f"{speed / 1e6:,.1f} M ({speed / ideal:.0%})")
+        lines.append(f"| {devices:,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Compile, count, print the table, and write the record and the picture."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path, help="file for the record")
+    parser.add_argument("--picture", type=Path, help="file for the picture")
+    parser.add_argument("--devices", type=int, nargs="+", default=DEVICES)
+    parser.add_argument("--recipe", default="", help="part of the names of the recipes to count")
+    given = parser.parse_args()
+    flags = f"--xla_force_host_platform_device_count={max(given.devices)} --xla_backend_optimization_level=0"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
+    jax.config.update("jax_platforms", "cpu")
+    rows = []
+    for name, (module, config) in recipes().items():
+        for scaling in ("strong", "weak") if given.recipe in name else ():
+            for devices in given.devices:
+                began = time.perf_counter()
+                sized = configured(config, scaling, devices)
+                row = {"recipe": name, "scaling": scaling, "devices": devices, "num_envs": sized.num_envs}
+                rows.append(row | {"num_steps": sized.num_steps} | measured(module, sized, devices))
+                print(f"{name}, {scaling}, {devices}: {time.perf_counter() - began:.0f} s", flush=True)
+                if given.json is not None:
+                    record = {"versions": training.versions(), "rows": rows}
+                    given.json.write_text(json.dumps(record, indent=1) + "\n")
+    print(table(rows))
+    print(predictions(rows))
+    if given.picture is not None:
+        draw(rows, given.picture)

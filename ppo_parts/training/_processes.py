@@ -1,0 +1,124 @@
+"""Several processes that train together: how they find each other, agree, and what is left if one is lost.
+
+All processes run the same programs in the same order. Whatever depends on one of them, such as a signal, a clock, or
+what a file holds, has to be agreed on before the next program is chosen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from .._errors import UserError, UserValueError
+from ._checkpoint import as_key, is_key
+
+TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+"""Variables that torchrun sets."""
+
+
+LOST = ("Gloo", "NCCL", "RCCL", "coordination service", "Connection reset", "heartbeat")
+"""Words of which one occurs in every error of a collective operation whose other end is gone."""
+
+
+class ProcessLostError(UserError, ConnectionError):
+    """Another process of a distributed run has ended."""
+
+
+def initialize(heartbeat_timeout: int) -> None:
+    """Connect this process with the others of its run; nothing may have used a device before.
+
+    JAX recognises Slurm, Open MPI, Kubernetes and Cloud TPUs. The variables of torchrun are read here; as torchrun may
+    listen at its own port, the next one is used.
+
+    Args:
+        heartbeat_timeout: seconds without a sign of life after which a process counts as lost.
+
+    Raises:
+        UserValueError: there are no other processes, or they do not answer.
+    """
+    if jax.distributed.is_initialized():
+        return
+    found = [os.environ.get(name) for name in TORCHRUN]
+    given: dict[str, Any] = {}
+    if all(found):
+        address, port, size, rank = map(str, found)
+        given = {"coordinator_address": f"{address}:{int(port) + 1}", "num_processes": int(size)}
+        given["process_id"] = int(rank)
+        if "LOCAL_RANK" in os.environ:
+            given["local_device_ids"] = int(os.environ["LOCAL_RANK"])
+    given |= {"heartbeat_timeout_seconds": heartbeat_timeout, "shutdown_timeout_seconds": heartbeat_timeout}
+    try:
+        jax.distributed.initialize(**given)
+    except (ValueError, RuntimeError) as error:
+        raise UserValueError(
+            f"run: distributed=True: {' '.join(str(error).split())[:300]}. Processes are started by srun, mpirun, a "
+            f"Job of Kubernetes or torchrun; or set {', '.join(TORCHRUN)} for each of them"
+        ) from error
+
+
+def is_first() -> bool:
+    """Whether this is the first process of its run, which writes the files."""
+    return jax.process_index() == 0
+
+
+def agreed(*numbers: float) -> list[float]:
+    """The largest of each number over all processes, which all have to call this."""
+    if jax.process_count() == 1:
+        return list(numbers)
+    return np.max(multihost_utils.process_allgather(np.asarray(numbers, np.float32)), axis=0).tolist()
+
+
+def of_first(tree: Any, like: Any) -> Any:
+    """A tree of arrays as the first process has it; the others give anything, and `like` has the shapes and dtypes."""
+
+    wanted = raw(like)  # keys as their data
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), wanted)
+    numbers = multihost_utils.broadcast_one_to_all(jax.tree.map(np.asarray, raw(tree)) if is_first() else zeros)
+    return jax.tree.map(lambda like, x: as_key(like, x) if is_key(like) else x, like, numbers)
+
+
+def raw(tree: Any) -> Any:
+    """The tree with the data of keys in their place, which NumPy can hold; shapes, if it is one of shapes."""
+
+    def of_leaf(x: Any) -> Any:
+        if not is_key(x):
+            return x
+        return jax.random.key_data(x) if isinstance(x, jax.Array) else jax.eval_shape(jax.random.key_data, x)
+
+    return jax.tree.map(of_leaf, tree)
+
+
+@contextlib.contextmanager
+def together(what: str) -> Iterator[None]:
+    """Raise in all processes if the body raises in one."""
+    failed: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failed = error
+    (some,) = agreed(failed is not None)
+    if failed is not None:
+        raise failed
+    if some:
+        raise UserError(f"another process could not {what}: its own message says why")
+
+
+@contextlib.contextmanager
+def noticing_losses() -> Iterator[None]:
+    """Say in a sentence that another process is lost, which is otherwise an error of a collective operation."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        of_collective = any(word in str(error) for word in LOST)
+        if jax.process_count() == 1 or isinstance(error, UserError) or not of_collective:
+            raise
+        raise ProcessLostError(
+            f"another process of this run does not answer, so it ends here ({' '.join(str(error).split())[:200]}). Its "
+            "last checkpoint is sound: start all processes again with --resume"
+        ) from error
