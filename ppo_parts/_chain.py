@@ -72,7 +72,22 @@ time axis: move vtrace before it, or use segment_minibatches()
     def update(batch: Batch, state: tuple[Any, ...], context: Context) -> tuple[Batch, tuple[Any, ...]]:
         return fold(flat, batch, state, context)
 
-    return Chain(init, update, "chain", _open_requirements(flat), _all_provided(flat), parts=flat)
+    def amended(params: Params, old: tuple[Any, ...], new: tuple[Any, ...]) -> Params:
+        return amend(flat, params, old, new)
+
+    def finished(batch: Batch, state: tuple[Any, ...], context: Context) -> tuple[Any, ...]:
+        return finish(flat, batch, state, context)
+
+    return Chain(
+        init,
+        update,
+        "chain",
+        _open_requirements(flat),
+        _all_provided(flat),
+        parts=flat,
+        amend=amended if any(part.amend is not None for part in flat) else None,
+        finish=finished if any(part.finish is not None for part in flat) else None,
+    )
 
 
 def identity() -> Part:
@@ -111,6 +126,22 @@ def fold(
             batch = batch.replace(stop=earlier.merge(batch.stop))
         after.append(state)
     return batch, tuple(after)
+
+
+def amend(parts: Sequence[Part], params: Params, old: tuple[Any, ...], new: tuple[Any, ...]) -> Params:
+    """Return the parameters after each part has amended them."""
+    for part, before, after in zip(parts, old, new, strict=True):
+        if part.amend is not None:
+            params = part.amend(params, before, after)
+    return params
+
+
+def finish(parts: Sequence[Part], batch: Batch, states: tuple[Any, ...], context: Context) -> tuple[Any, ...]:
+    """Return the states after each part has finished the update, each with its own key."""
+    return tuple(
+        state if part.finish is None else part.finish(batch, state, context.replace(key=part_key(context.key, index)))
+        for index, (part, state) in enumerate(zip(parts, states, strict=True))
+    )
 
 
 def check_batch(part: Part, batch: Batch) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._chain import chain, check_every_write_is_read, part_key
+from ._chain import chain, check_every_write_is_read, finish, part_key
 from ._checks import check_params, check_rollout, count_nonfinite, finite_where_masked
 from ._errors import UserTypeError
 from ._loop import GradientMetrics, PhaseLoop, PhaseState, run_every
@@ -245,24 +245,23 @@ class _Update:
         states = {}
         for spec, before_context, after_context in zip(self.phases, contexts[::2], contexts[1::2], strict=True):
             before, after = so_far.states[spec.name]
-            before = finish(spec.before, before, prepared, before_context)
-            states[spec.name] = before, finish(spec.after, after, rollouts[spec.name], after_context)
-        return finish(self.shared, so_far.shared, prepared, shared_context), states
+            before = finish_update(spec.before, before, prepared, before_context)
+            states[spec.name] = before, finish_update(spec.after, after, rollouts[spec.name], after_context)
+        return finish_update(self.shared, so_far.shared, prepared, shared_context), states
 
 
 def _keeps_finite(so_far: _SoFar) -> bool:
     return any(may_skip(opt_state) for opt_state in so_far.opt_states.values())
 
 
-def finish(parts: tuple[Part, ...], states: tuple[Any, ...], rollout: Batch, context: Context) -> tuple[Any, ...]:
+def finish_update(
+    parts: tuple[Part, ...], states: tuple[Any, ...], rollout: Batch, context: Context
+) -> tuple[Any, ...]:
     """Return the states of the parts, after calling `finish` on the rollout under the updated policy."""
     if all(part.finish is None for part in parts):
         return states
     batch = rollout.replace(current=evaluate_current(context.evaluate, context.params, rollout))
-    return tuple(
-        state if part.finish is None else part.finish(batch, state, context.replace(key=part_key(context.key, index)))
-        for index, (part, state) in enumerate(zip(parts, states, strict=True))
-    )
+    return finish(parts, batch, states, context)
 
 
 def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:

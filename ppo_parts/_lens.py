@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
-from ._chain import check_batch
+from ._chain import Chain, check_batch
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, number
-from ._types import Array, Batch, Context, Divider, EmptyState, Part, field_at, no_state, with_field_at
+from ._types import Array, Batch, Context, Divider, EmptyState, Params, Part, field_at, no_state, with_field_at
 
 
 def within(
@@ -68,7 +69,7 @@ def within(
     outer = dict.fromkeys(read.get(field, field) for field in part.requires)
     unchanged = None if part.reads is None else (*(field for field in part.reads if field not in read), *read.values())
     return Part(
-        part.init,
+        lens.init,
         lens.update,
         name,
         requires=tuple(path for path in outer if not path.startswith("current.")),
@@ -89,15 +90,22 @@ class _Lens(NamedTuple):
     read: dict[str, str]
     write: dict[str, str]
 
+    def init(self, params: Params, key: Array | None = None) -> Any:
+        return self.part.init(params, None if key is None else self._inner_key(key))
+
     def update(self, batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
         inner = self._inner(batch)
         check_batch(self.part, inner)
-        result, state = self.part.update(inner, state, context)
+        result, state = self.part.update(inner, state, context.replace(key=self._inner_key(context.key)))
         return self._outer(batch, inner, result), state
 
     def finish(self, batch: Batch, state: Any, context: Context) -> Any:
         assert self.part.finish is not None
-        return self.part.finish(self._inner(batch), state, context)
+        return self.part.finish(self._inner(batch), state, context.replace(key=self._inner_key(context.key)))
+
+    def _inner_key(self, key: Array) -> Array:
+        """Return the key of the part. The parts of a chain must not obtain the keys of parts of the outer chain."""
+        return jax.random.fold_in(key, 2**30) if isinstance(self.part, Chain) else key
 
     def _inner(self, batch: Batch) -> Batch:
         """Return the batch that the part receives.

@@ -29,12 +29,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ._chain import check_batch, fold
+from ._chain import amend, check_batch, fold
 from ._errors import UserValueError
 from ._metrics import Metrics, join_metrics
 from ._optim import may_skip, skipped
 from ._policy import evaluate_current
-from ._refresh import Upstream, UpstreamState, amend
+from ._refresh import Upstream, UpstreamState
 from ._sampler import Sampler
 from ._spec import PhaseSpec
 from ._trees import varying_like

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._chain import fold
+from ._chain import amend, fold
 from ._errors import UserTypeError, UserValueError
 from ._policy import evaluate_current, follow
 from ._types import Array, Batch, Context, Current, Evaluate, Params, Part
@@ -234,14 +234,6 @@ def refresh_of(where: str, refresh: RefreshName | Refresh) -> Refresh:
     if refresh not in REFRESHES:
         raise UserValueError(f"{where}: refresh must be one of {', '.join(map(repr, REFRESHES))}, got {refresh!r}")
     return REFRESHES[refresh]
-
-
-def amend(parts: tuple[Part, ...], params: Params, old: tuple[Any, ...], new: tuple[Any, ...]) -> Params:
-    """Return the parameters after each part has amended them."""
-    for part, before, after in zip(parts, old, new, strict=True):
-        if part.amend is not None:
-            params = part.amend(params, before, after)
-    return params
 
 
 def check_upstream(parts: tuple[Part, ...], batch: Batch) -> None:

@@ -11,6 +11,7 @@ from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import count
 from ._shards import split
 from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Params, Part
+from .functional._common import unsqueezed
 
 
 class ReplayState(NamedTuple):
@@ -76,9 +77,9 @@ def replay(num_rollouts: int, like: Batch) -> Part:
         }
         filled = jnp.arange(num_rollouts) < latest.stored
         slots = beside(jnp.broadcast_to(filled[:, None], (num_rollouts, like.log_prob.shape[1])), 0)
-        shape = fields["log_prob"].shape
-        counts = jnp.broadcast_to(slots.reshape(1, -1, *(1,) * (len(shape) - 2)), shape)
-        mask = fields["mask"] * counts if "mask" in fields else counts.astype(fields["log_prob"].dtype)
+        log_prob = fields["log_prob"]
+        counts = jnp.broadcast_to(unsqueezed(slots, log_prob.ndim - 1), log_prob.shape)
+        mask = fields["mask"] * counts if "mask" in fields else counts.astype(log_prob.dtype)
         absent = dict.fromkeys((*PER_STEP, *PER_SEGMENT)) | {"extras": {}, "per_segment": {}}
         return batch.replace(**(absent | fields | {"mask": mask})), state  # `finish` stores, whether this runs or not
 

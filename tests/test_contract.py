@@ -774,3 +774,36 @@ def test_a_skipped_step_keeps_the_states_of_parts():
     recovered, metrics = update(KEY, spoiled, batch)
     assert pp.nonfinite_report(metrics) is None
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(recovered))
+
+
+def test_a_chain_in_a_lens_amends_and_finishes_and_draws_keys_of_its_own():
+    seen = {}
+
+    def drawing(name):
+        def init(params, key=None):
+            seen[f"init {name}"] = None if key is None else jax.random.key_data(key).tolist()
+            return jnp.zeros(())
+
+        def update(batch, state, context):
+            seen[name] = context.key
+            return batch, state + 1
+
+        def amend(params, old, new):
+            return jax.tree.map(lambda x: x + new, params)
+
+        def finish(batch, state, context):
+            return state + 10
+
+        return pp.Part(init, update, name, amend=amend, finish=finish)
+
+    inner = pp.within(pp.chain(drawing("a"), drawing("b")), read={}, write={}, name="lens")
+    whole = pp.chain(inner, drawing("c"), drawing("d"))
+    params = {"w": jnp.zeros(())}
+    states = whole.init(params, jax.random.key(0))
+    assert len({str(seen[f"init {name}"]) for name in "abcd"}) == 4
+    batch = pp.Batch(log_prob=jnp.zeros((2, 3)))
+    context = pp.Context(key=jax.random.key(1), step=jnp.zeros((), int), params=params, evaluate=None)
+    _, after = whole.update(batch, states, context)
+    assert len({str(jax.random.key_data(seen[name]).tolist()) for name in "abcd"}) == 4
+    assert float(whole.amend(params, states, after)["w"]) == 4
+    assert jax.tree.leaves(whole.finish(batch, after, context)) == [11, 11, 11, 11]
