@@ -133,7 +133,9 @@ def given_indices(
         raise UserValueError(f"given_indices: indices must be [K, M] or [E, K, M], got shape {table.shape}")
     if weights is not None and np.shape(weights) != table.shape:
         raise UserValueError(f"given_indices: weights have shape {np.shape(weights)}, indices {table.shape}")
-    if not traced and table.max() > np.iinfo(np.int32).max:  # it would wrap around to an index that exists
+    if not traced and (
+        table.max() > np.iinfo(np.int32).max or table.min() < np.iinfo(np.int32).min
+    ):  # it would wrap around to an index that exists
         raise UserValueError(f"given_indices: indices must lie in [0, 2**31), got {table.min()} to {table.max()}")
     table = table.reshape((-1, *table.shape[-2:])).astype(np.int32)
 

@@ -26,6 +26,20 @@ Config = mujoco_ppo.Config
 PRESETS = mujoco_ppo.PRESETS
 
 
+class EveryEpoch(pp.Refresh):
+    """Evaluates the rollout before every epoch, also the first: an older policy than the learner's collected it."""
+
+    name, shares_upstream = "every epoch", False
+
+    def init(self, upstream: Any, state: Any, context: pp.Context) -> Any:
+        """Return the rollout as recorded, because parts run in each epoch."""
+        return upstream.recorded, state
+
+    def before_epoch(self, upstream: Any, rollout: pp.Batch, state: Any, context: pp.Context) -> Any:
+        """Evaluate the rollout under the current policy, and run the parts on it."""
+        return upstream.run(upstream.evaluated(state.params), state, context)
+
+
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
     """Make `recipes.mujoco_ppo` with V-trace, whose ratios compare the policy of each epoch with the behaviour policy.
 
@@ -33,7 +47,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     """
     corrected = pp.chain(
         pp.vtrace(gamma=config.gamma, gae_lambda=config.gae_lambda),
-        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh="epoch"),
+        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh=EveryEpoch()),
         pp.clipped_surrogate(clip_eps=config.clip_coef),
         pp.policy_diagnostics(),
         pp.value_loss(coef=config.vf_coef),
@@ -53,15 +67,17 @@ class OneAhead(training.Program):
         next_key = jax.jit(training.vmap_over_seeds(lambda state: jax.random.split(state.key, 3)[0], seeds))
         ahead: list[Future[Any]] = []  # the rollout that is being collected
 
+        def collected_by(state: training.TrainState) -> Any:
+            with envs.host_errors():  # in the thread in which an environment raises
+                return jax.block_until_ready(collect(state))
+
         def advance(state: training.TrainState, most: int) -> tuple[training.TrainState, dict[str, np.ndarray]]:
             del most
-            with envs.host_errors():
-                collected = ahead.pop().result() if ahead else collect(state)
-                done = int(np.max(state.learner.step)) + 1
-                if done < self.train.num_updates:
-                    later = training.TrainState(next_key(state), state.learner, collected[0])
-                    ahead.append(actor.submit(lambda: jax.block_until_ready(collect(later))))
-                state, metrics = jax.block_until_ready(learn(state, collected))
+            collected = ahead.pop().result() if ahead else collected_by(state)
+            if int(np.max(state.learner.step)) + 1 < self.train.num_updates:
+                later = training.TrainState(next_key(state), state.learner, collected[0])
+                ahead.append(actor.submit(collected_by, later))
+            state, metrics = jax.block_until_ready(learn(state, collected))
             values = np.asarray(metrics.array)
             return state, {name: values[None, ..., i] for i, name in enumerate(metrics.names)}
 

@@ -21,6 +21,11 @@ PRESETS = {
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
     """A pure `train(key) -> TrainResult(state, metrics)`; `env` and `pipeline` as in `cleanrl_ppo`."""
     training.check_config(config)
+    if config.hidden != Config.hidden or config.normalize_env:
+        raise pp.UserValueError(
+            "atari_ppo: hidden and normalize_env have no effect here, because the network is networks.nature_cnn and "
+            "rewards are clipped: leave them out"
+        )
     if env is None:
         env = envs.clip_reward(envs.make(config.env_id, episodic_life=True))
     return cleanrl_ppo.make_train(config, env, pipeline, networks.nature_cnn(env))

@@ -95,6 +95,7 @@ class _EnvPool:
 
     def reset(self, seed: int = 0, options: Any = None) -> tuple[Any, Any]:
         if options is None:
+            self.envs.close()
             self.envs = self.make(seed)
             self.obs, info = self.envs.reset()
             return self.obs, info

@@ -174,6 +174,9 @@ def from_gymnasium(make: Callable[[int], Any], *, timeout: float | None = None) 
     environment, so a run that is resumed begins new episodes. And a state may be stepped only once: after an update of
     a rollout, only the latest state can be continued.
 
+    Each `reset` makes new vector environments, which live as long as the `Env`: reset once, and begin again with
+    `restart` only.
+
     Gymnasium's automatic reset modes SAME_STEP and DISABLED are supported. NEXT_STEP, its default, is not, because it
     spends a step on each reset, which a learner must not see.
 
@@ -311,7 +314,7 @@ class Instances:
         self.failed.add(index)
         result = self.envs[index].step(action)
         self.failed.discard(index)
-        self.counts[index], self.latest[index] = count + 1, (action, result)
+        self.counts[index], self.latest[index] = count + 1, (action.copy(), result)
         return result
 
 
