@@ -119,9 +119,10 @@ class Program:
         num_seeds = self.options.num_seeds
         if restored is not None:
             with host_errors():
-                return jax.jit(vmap_over_seeds(self.train.continued, num_seeds))(restored)
+                return jax.block_until_ready(jax.jit(vmap_over_seeds(self.train.continued, num_seeds))(restored))
+        init = _jit(self.placed, vmap_over_seeds(self.train.init, num_seeds), ("keys",), "state")
         with host_errors():
-            return _jit(self.placed, vmap_over_seeds(self.train.init, num_seeds), ("keys",), "state")(self._keys)
+            return jax.block_until_ready(init(self._keys))
 
     def advance_from(self, state: Any) -> Advance:
         """Compile `advance(state, most) -> (state, metrics)` for states like this one."""
