@@ -77,7 +77,7 @@ class Upstream:
 
     def run_own(self, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
         """Run the phase's own parts on the rollout that the shared parts have prepared."""
-        batch = self.prepared.replace(metrics={})
+        batch = self.prepared.replace(metrics={}, reductions=())
         batch, states, params = self._run(self.own, batch, state.params, state.parts.own, context)
         return batch, state._replace(params=params, parts=state.parts._replace(own=states))
 
