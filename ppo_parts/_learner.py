@@ -293,6 +293,6 @@ def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
     matches = [own for called, own in found if called == name]
     if len(matches) != 1:
         there = ", ".join(called for called, _ in found)
-        remedy = "; put one of them into within(part, name=...) to name it apart" if matches else ""
+        remedy = "; put one of them into within(part, name=...) to tell them apart" if matches else ""
         raise KeyError(f"{len(matches)} parts are named {name!r}; the parts are {there}{remedy}")
     return matches[0]

@@ -31,7 +31,7 @@ def to_model(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, An
         `onnx.ModelProto`.
 
     Raises:
-        UserValueError: the function uses a primitive for which there is no rule, or depends on N in another way than by
+        UserValueError: the function uses a primitive for which there is no rule, or depends on N other than through
             its rows. MissingPackage: onnx is not installed.
     """
     onnx = require_package("onnx", "export")

@@ -185,7 +185,7 @@ def test_a_state_on_the_host_is_stepped_once():
     with pytest.raises(pp.UserValueError, match=r"from step 0 and .* done 2: it cannot go back"), envs.host_errors():
         env.step(key, state, jnp.zeros(1, int))
     with pytest.raises(pp.UserValueError, match=r"another process: .* env\.restart"), envs.host_errors():
-        env.step(key, state._replace(instance=jnp.int32(9)), jnp.zeros(1, int))
+        env.step(key, state._replace(inner=state.inner._replace(instance=jnp.int32(9))), jnp.zeros(1, int))
 
 
 def test_observations_are_copied_before_an_environment_overwrites_them():

@@ -22,21 +22,19 @@ from .._errors import UserTimeoutError, UserTypeError, UserValueError
 from .._hyperparameters import number
 from ..functional import ShapeError
 from ._env import Array, Env, Transition, is_discrete, size
+from ._episodes import EpisodeState
 
 
 class HostState(NamedTuple):
-    """State of N environments on the host.
+    """State of N environments on the host, the inner state of an `EpisodeState`.
 
     Attributes:
         instance: int32, the number of the vector environment.
         steps: int32, how many times it has been stepped.
-        episode_return, episode_length: `[N]`, of the episodes so far.
     """
 
     instance: Array
     steps: Array
-    episode_return: Array
-    episode_length: Array
 
 
 class HostStep(NamedTuple):
@@ -215,34 +213,33 @@ def from_host(make: Callable[[int], GymnasiumVector]) -> Env:
     example.close()
 
     def env_of(instances: Instances) -> Env:
-        def reset(key: Array, num_envs: int) -> tuple[HostState, Array]:
+        def reset(key: Array, num_envs: int) -> tuple[EpisodeState, Array]:
             shapes = (_shape((), np.int32), _shape((num_envs, *observation_space.shape), dtype))
             seed = jax.random.bits(key, (), np.uint32)
             instance, obs = _callback(lambda seed: instances.open(num_envs, seed), shapes, seed)
-            zeros = jnp.zeros(num_envs)
-            return HostState(instance, jnp.zeros_like(instance), zeros, zeros.astype(jnp.int32)), obs
+            return EpisodeState.begin(HostState(instance, jnp.zeros_like(instance)), num_envs), obs
 
-        def step(key: Array, state: HostState, action: Array) -> tuple[HostState, Transition]:
+        def step(key: Array, state: EpisodeState, action: Array) -> tuple[EpisodeState, Transition]:
             del key
             num_envs = state.episode_length.shape[-1]
             obs, flags = _shape((num_envs, *observation_space.shape), dtype), _shape((num_envs,), bool)
             shapes = HostStep(obs, _shape((num_envs,), np.float32), flags, flags, obs, flags)
-            out = _callback(instances.step, shapes, state.instance, state.steps, action)
-            collected, length = state.episode_return + out.reward, state.episode_length + 1
-            after = HostState(
-                state.instance, state.steps + 1, jnp.where(out.ended, 0, collected), jnp.where(out.ended, 0, length)
-            )
-            return after, Transition(**out._asdict(), episode_return=collected, episode_length=length)
+            inner = state.inner
+            out = _callback(instances.step, shapes, inner.instance, inner.steps, action)
+            counted = state.add(out.reward)
+            episodes = {"episode_return": counted.episode_return, "episode_length": counted.episode_length}
+            after = counted.proceed(inner._replace(steps=inner.steps + 1), out.ended)
+            return after, Transition(**out._asdict(), **episodes)
 
-        def restart(key: Array, state: HostState) -> tuple[HostState, Array]:
+        def restart(key: Array, state: EpisodeState) -> tuple[EpisodeState, Array]:
             return reset(key, state.episode_length.shape[-1])
 
-        def evaluation(state: HostState) -> Env:
+        def evaluation(state: EpisodeState) -> Env:
             del state
             return env_of(evaluating)
 
-        def render(state: HostState) -> np.ndarray:
-            return instances.envs[int(state.instance)].render()
+        def render(state: EpisodeState) -> np.ndarray:
+            return instances.envs[int(state.inner.instance)].render()
 
         return Env(reset, step, observation_space, action_space, evaluation, restart=restart, render=render)
 
