@@ -33,7 +33,7 @@ def recipes() -> dict[str, tuple[Any, Any]]:
     lstm = dataclasses.replace(pufferlib_ppo.Config(), memory="lstm", normalize_env=False)
     return {
         "CleanRL, shuffled minibatches": (cleanrl_ppo, cleanrl_ppo.Config()),
-        "PufferLib, LSTM, prioritised segments": (pufferlib_ppo, lstm),
+        "PufferLib, LSTM, prioritized segments": (pufferlib_ppo, lstm),
         "IPPO, switch riddle, GRU": (ippo, ippo.PRESETS["riddle"]),
     }
 
@@ -75,7 +75,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     panels = figure.subplots(1, 3)
     names = list(dict.fromkeys(row["recipe"] for row in rows))
     quantities = ("FLOPs per device, of one", "temporaries per device, of one", "collective operations per update")
-    for colour, name in enumerate(names):
+    for color, name in enumerate(names):
         for scaling, style in (("strong", "-"), ("weak", "--")):
             mine = [row for row in rows if row["recipe"] == name and row["scaling"] == scaling]
             devices = [row["devices"] for row in mine]
@@ -86,7 +86,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             )
             for panel, ys in zip(panels, numbers, strict=True):
                 label = f"{name}" if style == "-" else None
-                panel.plot(devices, ys, style, color=f"C{colour}", marker=".", label=label)
+                panel.plot(devices, ys, style, color=f"C{color}", marker=".", label=label)
     for panel, quantity in zip(panels, quantities, strict=True):
         panel.set(xscale="log", xlabel="devices", title=quantity)
         panel.set_xticks(DEVICES, map(str, DEVICES))

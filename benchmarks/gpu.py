@@ -318,8 +318,8 @@ def loss(
     names = ("advantage", "value", "target")
     given: Row = {name: jnp.asarray(rng.standard_normal(elements), dtype) for name in names}
     logits, action = rng.standard_normal((elements, actions)), rng.integers(actions, size=elements)
-    behaviour = logits[np.arange(elements), action] - np.log(np.sum(np.exp(logits), axis=-1))
-    given["log_prob"] = jnp.asarray(behaviour + 0.1 * rng.standard_normal(elements), dtype)
+    behavior = logits[np.arange(elements), action] - np.log(np.sum(np.exp(logits), axis=-1))
+    given["log_prob"] = jnp.asarray(behavior + 0.1 * rng.standard_normal(elements), dtype)
     given |= {"logits": jnp.asarray(logits, dtype), "action": jnp.asarray(action, jnp.int32)}
 
     def fused(way: Any) -> Callable[[Row], Any]:

@@ -10,7 +10,7 @@ hyperparameters were chosen on and others stand next to each other, and so does 
 
 Three numbers are recorded for each seed: the return of the last 100 training episodes, as other projects report it;
 and the returns of 100 new episodes with the final policy, with sampled and with the most likely actions. The training
-return favours short episodes, because more of them end in the same number of steps; the evaluations play each episode
+return favors short episodes, because more of them end in the same number of steps; the evaluations play each episode
 to its end. Pages say which share of the seeds reaches the task's threshold.
 """
 

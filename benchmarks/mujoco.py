@@ -5,7 +5,7 @@
 
 After every 1/20 of a run, 10 episodes are played with the mode of the policy and frozen statistics, with keys of their
 own for each seed. Two numbers are recorded for each seed: the best of these evaluations, as Tianshou reports it, and
-the mean return of the last 100 training episodes. The best of twenty evaluations favours a lucky one, so the last
+the mean return of the last 100 training episodes. The best of twenty evaluations favors a lucky one, so the last
 evaluation is recorded, too. The results are in benchmarks/results/mujoco/<task>_<steps>_<variant>_<first seed>.json,
 which is written after each evaluation. A variant changes one thing of the recipe.
 """
@@ -56,7 +56,7 @@ def chain(
 
 
 def unscaled_rewards(config: Config) -> envs.Env:
-    """The environment with normalised observations only."""
+    """The environment with normalized observations only."""
     return envs.normalize_observation(envs.clip_action(envs.make(config.env_id)))
 
 

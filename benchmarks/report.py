@@ -385,7 +385,7 @@ def learning(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     ]
     where = [
         "Mean over seeds (standard deviation), and how many seeds reach the threshold of the task. Training returns",
-        "favour short episodes, because more of them end in the same number of steps; new episodes are all played to",
+        "favor short episodes, because more of them end in the same number of steps; new episodes are all played to",
         "their end, with sampled actions. Configurations, versions, hardware and the curves of all seeds are in the",
         "files of these names, thresholds and their reasons in [benchmarks/learning.py](../benchmarks/learning.py).",
         "",

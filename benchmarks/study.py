@@ -1,4 +1,4 @@
-"""Does prioritisation help, does V-trace inside PPO, does refreshing? Seven combinations, several tasks, many seeds.
+"""Does prioritization help, does V-trace inside PPO, does refreshing? Seven combinations, several tasks, many seeds.
 
     python -m benchmarks study acrobot pendulum breakout
 

@@ -3,7 +3,7 @@
 `python -m benchmarks update cleanrl --json benchmarks/results/update_cpu.json`
 `python -m benchmarks update pufferlib --json benchmarks/results/update_pufferlib_cpu.json`
 
-`cleanrl` is CleanRL's PPO update: GAE with truncation, 4 epochs of 4 shuffled minibatches, advantages normalised per
+`cleanrl` is CleanRL's PPO update: GAE with truncation, 4 epochs of 4 shuffled minibatches, advantages normalized per
 minibatch, clipped surrogate, clipped value loss, entropy bonus, clipping by global norm, Adam. `pufferlib` is
 PufferLib's: before each of 4 times 4 minibatches V-trace over the whole rollout and priorities from it, segments drawn
 by them, weighted advantages, the same losses, fresh values and ratios written back.

@@ -2,7 +2,7 @@
 
     python -m benchmarks vmapped_init --runs 500
 
-Each run initialises ten sets of parameters and makes two updates. A program that finishes no run for `--patience`
+Each run initializes ten sets of parameters and makes two updates. A program that finishes no run for `--patience`
 seconds counts as deadlocked, and is ended. Why that used to happen: docs/decisions/0004-batched-lapack.md.
 """
 

@@ -123,7 +123,7 @@ def vtrace(
 
 
 def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int = 0, eps: Numeric = 1e-8) -> Part:
-    """Standardise `advantage`; see `functional.advantage_normalize` for the equation and who uses which `ddof`.
+    """Standardize `advantage`; see `functional.advantage_normalize` for the equation and who uses which `ddof`.
 
     Args:
         axis: axes of the batch over which the statistics are taken; None: all. After `segment_minibatches`, axis 0 is

@@ -15,7 +15,7 @@ from ._shards import check_shards
 from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Params, require
 from .functional._common import ShapeError, check_floating, check_same_shape, masked_sum, unsqueezed
 
-TREES = ("obs", "action", "next_obs", "behaviour", "extras")  # fields with leaves [T, N, ...]; the others are [T, N]
+TREES = ("obs", "action", "next_obs", "behavior", "extras")  # fields with leaves [T, N, ...]; the others are [T, N]
 RECORDED = tuple(field for field in PER_STEP if field not in (*TREES, "log_prob"))
 
 

@@ -16,7 +16,7 @@ def sequential_vmap_on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `function` so that `jax.vmap` calls it for one element after another if the backend is a CPU.
 
     There are two reasons. A single update keeps a core busy: many at once take longer, because their activations fill
-    the cache, and none of them can stop early. In addition, a program deadlocks if it factorises batches of matrices in
+    the cache, and none of them can stop early. In addition, a program deadlocks if it factorizes batches of matrices in
     two places at once and they block every thread of the CPU; see docs/decisions/0004-batched-lapack.md.
     """
 

@@ -29,7 +29,7 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
     minibatch (up to rounding: losses, means and statistics are taken over all of it) with the memory of one piece. On
     one core of a CPU, where the activations of a piece stay in the cache, large minibatches are faster as well. With
     several cores, XLA distributes a large minibatch over them, and evaluating it all at once is faster. Do not use this
-    for networks that mix elements, as batch normalisation does.
+    for networks that mix elements, as batch normalization does.
 
     Args:
         evaluate: the network, as in `learner`. Its distribution has to be a pytree of arrays.

@@ -22,7 +22,7 @@ class Estimates(NamedTuple):
     Attributes:
         value: V of each observation; None without a critic.
         next_value: V of the observation that followed; None without a critic.
-        log_ratio: log pi - log pi_behaviour of the recorded actions.
+        log_ratio: log pi - log pi_behavior of the recorded actions.
     """
 
     value: Array | None
@@ -99,7 +99,7 @@ class Upstream:
         return batch, after, amend(parts, params, states, after)
 
     def recorded_estimates(self) -> Estimates:
-        """Return the estimates of the behaviour policy, as recorded in the rollout."""
+        """Return the estimates of the behavior policy, as recorded in the rollout."""
         batch = self.recorded
         log_ratio = jnp.zeros_like(batch.log_prob) if batch.log_ratio is None else batch.log_ratio
         return Estimates(batch.value, batch.next_value, log_ratio)
@@ -171,7 +171,7 @@ class EachEpoch(Refresh):
     def before_epoch(
         self, upstream: Upstream, rollout: Batch, state: UpstreamState, context: Context
     ) -> tuple[Batch, UpstreamState]:
-        """Evaluate the rollout, unless the policy is still the behaviour policy, and run the parts."""
+        """Evaluate the rollout, unless the policy is still the behavior policy, and run the parts."""
         del rollout
         if upstream.moved:
             estimates = upstream.evaluated(state.params)

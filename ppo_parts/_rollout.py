@@ -88,7 +88,7 @@ def rollout(
         record: names of entries of the policy's `aux`, one number per element, to keep for each step: `extras[name]`,
             and `extras["next_" + name]` of the observation that followed, as `next_value` is of `value`.
         keep_next_obs: keep the observation that followed each step as `next_obs`, including final observations.
-        keep_distribution: keep the behaviour distribution as `behaviour`, for exact divergences.
+        keep_distribution: keep the behavior distribution as `behavior`, for exact divergences.
         shards: S, `batch.shards`: equal blocks of environments that samplers do not mix, so that each can stay on a
             separate device. This changes which minibatches are drawn. With S > 1, all final observations are kept and
             evaluated after the last step, so that devices do not wait for each other at every step.
@@ -199,7 +199,7 @@ class _Collector:
             mask=out.mask,
             reset=state.reset,
             next_obs=next_observation(out) if self.keep_next_obs else ABSENT,
-            behaviour=output.distribution if self.keep_distribution else ABSENT,
+            behavior=output.distribution if self.keep_distribution else ABSENT,
         )
         recurrent, (ended, _) = state.carry is not None, out.episode_ends()
         episodes = (ended, {"return": out.episode_return, "length": out.episode_length, **out.info})
@@ -269,7 +269,7 @@ def check_shapes(batch: Batch, expected: tuple[int, ...]) -> None:
             f"rollout: the log-probability of {expected[1:]} actions has shape {jnp.shape(batch.log_prob)[1:]}; "
             "one number for each is needed: sum over the action's dimensions"
         )
-    for leaf in jax.tree.leaves(batch.behaviour):
+    for leaf in jax.tree.leaves(batch.behavior):
         if jnp.shape(leaf)[:2] != expected[:2]:
             raise ShapeError(
                 f"rollout: keep_distribution needs a distribution whose arrays begin with [N] = {expected[1:2]}, got "

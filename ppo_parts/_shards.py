@@ -1,4 +1,4 @@
-"""Shards: equal blocks of neighbouring segments, which samplers do not mix, so that each can stay on one device."""
+"""Shards: equal blocks of neighboring segments, which samplers do not mix, so that each can stay on one device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_shards(where: str, shards: int, what: str, size: int) -> None:
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1 or size % shards:
         raise UserValueError(
             f"{where}: shards={shards!r} must be a whole number that divides {what} = {size}: shards are equal blocks "
-            "of neighbouring segments"
+            "of neighboring segments"
         )
 
 

@@ -101,7 +101,7 @@ class Batch:
     Attributes:
         obs: any pytree, leaves `[T, N, ...]`: the observation at step t.
         action: any pytree, leaves `[T, N, ...]`: the action at step t, before any clipping for the environment.
-        log_prob: `[T, N]`, log-probability of the action under the behaviour policy, in nats.
+        log_prob: `[T, N]`, log-probability of the action under the behavior policy, in nats.
         value: `[T, N]`, V(obs) at the time of the step (or as last written back by a `refresh`), in reward units.
         reward: `[T, N]`, of the transition out of step t.
         terminated: `[T, N]`, 1 where that transition ended the episode.
@@ -112,12 +112,12 @@ class Batch:
         advantage: `[T, N]`, written by an advantage part.
         target: `[T, N]`, value target, written by an advantage part.
         weight: `[M]`, importance weight of each sampled element, written by a sampler.
-        log_ratio: `[T, N]`, log pi_current - log pi_behaviour as last evaluated before the sampler; None: 0.
+        log_ratio: `[T, N]`, log pi_current - log pi_behavior as last evaluated before the sampler; None: 0.
         carry: recurrent policies: state before step 0 of each segment, leaves `[N, ...]`.
         reset: recurrent policies: `[T, N]`, 1 where the state is zeroed before step t.
         next_obs: any pytree, leaves `[T, N, ...]`: the observation that followed step t, the final one where the
             episode ended; `rollout(..., keep_next_obs=True)` writes it.
-        behaviour: the distribution from which actions were sampled, leaves `[T, N, ...]`;
+        behavior: the distribution from which actions were sampled, leaves `[T, N, ...]`;
             `rollout(..., keep_distribution=True)` writes it.
         current: the policy being trained on this minibatch (`Current`); None before the sampler.
         losses: named losses: with the shape of `log_prob`, one per segment, `[M]`, or a scalar; see `add_loss`.
@@ -128,7 +128,7 @@ class Batch:
         shared: anything else that your own parts need: any pytree, never sampled.
         stop: the request of early-stop parts (`Stop`); None: no request.
         axes: names of the leading axes, ("time", "segment") or ("step",).
-        shards: number of equal blocks of neighbouring segments that samplers do not mix, so that each can stay on a
+        shards: number of equal blocks of neighboring segments that samplers do not mix, so that each can stay on a
             separate device; `rollout(..., shards=S)` writes it. The `[M]` elements of a minibatch are S blocks, too.
         reductions: names and `Reduction`s of the metrics that are not averaged over minibatches; see `add_metrics`.
     """
@@ -149,7 +149,7 @@ class Batch:
     carry: Any = ABSENT
     reset: Array = ABSENT
     next_obs: Any = ABSENT
-    behaviour: Any = ABSENT
+    behavior: Any = ABSENT
     current: Any = ABSENT
     losses: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     metrics: Mapping[str, Array] = dataclasses.field(default_factory=dict)
@@ -244,7 +244,7 @@ class Batch:
         return self.replace(stop=Stop(jnp.asarray(discard, bool), jnp.asarray(after, bool)).merge(self.stop))
 
     def current_log_ratio(self) -> Array:
-        """Return log pi_current - log pi_behaviour of this minibatch's actions (differentiable), after the sampler."""
+        """Return log pi_current - log pi_behavior of this minibatch's actions (differentiable), after the sampler."""
         return self.current.log_prob - self.log_prob
 
 
@@ -290,7 +290,7 @@ PER_STEP = (  # fields of a batch that samplers draw from, and cut along
     "log_ratio",
     "reset",
     "next_obs",
-    "behaviour",
+    "behavior",
     "extras",
 )
 PER_SEGMENT = ("carry", "per_segment")  # fields of a batch without a time axis, `[N, ...]`

@@ -272,14 +272,14 @@ class TanhNormal(_Distribution):
 class Categorical(_Distribution):
     r"""One of n actions, :math:`\pi(a) = e^{z_a} / \sum_k e^{z_k}`.
 
-    Unlike `distrax.Categorical`, this normalises the logits once, on construction, and every gradient is a select
+    Unlike `distrax.Categorical`, this normalizes the logits once, on construction, and every gradient is a select
     instead of a scatter. It is faster in PPO's loss, which takes log-probability and entropy of the same logits.
 
     Args:
         logits: `[..., n]`, -inf allowed (see also `mask_logits`).
 
     Attributes:
-        logits: `[..., n]`, normalised, that is, log-probabilities.
+        logits: `[..., n]`, normalized, that is, log-probabilities.
 
     Raises:
         TypeError: `logits` are not floating. ValueError: they have no axis.

@@ -46,7 +46,7 @@ def play_episodes(run: LoadedRun, episodes: int, *, seed: int = 0, mode: bool = 
 
 
 def summarize(played: EpisodeResults) -> dict[str, Any]:
-    """Summarise episodes `[seeds, episodes]`.
+    """Summarize episodes `[seeds, episodes]`.
 
     Returns:
         `episode_return`: with several seeds, `training.summary` of the mean returns of the seeds; with one seed, of the

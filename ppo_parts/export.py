@@ -1,4 +1,4 @@
-"""Export the policy of a trained run to ONNX, with its normaliser and its recurrent state.
+"""Export the policy of a trained run to ONNX, with its normalizer and its recurrent state.
 
     python -m ppo_parts.export runs/first --output policy.onnx
 
@@ -29,7 +29,7 @@ TOLERANCE = 1e-5
 
 
 def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict[str, Any]], dict[str, Any]]:
-    """Make the function that a model computes: a policy with fixed parameters, its normaliser, and its carry.
+    """Make the function that a model computes: a policy with fixed parameters, its normalizer, and its carry.
 
     Args:
         train: the run.

@@ -41,7 +41,7 @@ class EveryEpoch(pp.Refresh):
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """Make `recipes.mujoco_ppo` with V-trace, whose ratios compare the policy of each epoch with the behaviour policy.
+    """Make `recipes.mujoco_ppo` with V-trace, whose ratios compare the policy of each epoch with the behavior policy.
 
     `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
     """

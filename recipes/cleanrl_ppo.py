@@ -31,14 +31,14 @@ class Config(training.Config):
     gae_lambda: Annotated[float, between(0, 1)] = 0.95  # trace decay: 0 has the least variance, 1 the least bias
     num_minibatches: Annotated[int, at_least(1)] = 4  # gradient steps per epoch; must divide num_envs * num_steps
     update_epochs: Annotated[int, at_least(1)] = 4  # passes over each rollout
-    norm_adv: bool = True  # standardise advantages in each minibatch
+    norm_adv: bool = True  # standardize advantages in each minibatch
     clip_coef: Annotated[float, more_than(0)] = 0.2  # how far the ratio (and the value, if clipped) may move
     clip_vloss: bool = True  # clip the value loss as well
     ent_coef: Annotated[float, at_least(0)] = 0.01  # weight of the entropy bonus
     vf_coef: Annotated[float, at_least(0)] = 0.5  # weight of the value loss
     max_grad_norm: Annotated[float, more_than(0)] = 0.5  # a gradient with a larger norm is scaled down to this one
     target_kl: Annotated[float | None, at_least(0)] = None  # end an update after an epoch with a larger KL, in nats
-    normalize_env: bool = False  # standardise and clip observations and rewards by running statistics
+    normalize_env: bool = False  # standardize and clip observations and rewards by running statistics
     hidden: Annotated[tuple[int, ...], at_least(1)] = (64, 64)  # units of each hidden layer
 
 

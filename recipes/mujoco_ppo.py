@@ -4,7 +4,7 @@
     python -m recipes.mujoco_ppo --env-id gym:Hopper-v5 --num-seeds 5 --eval-episodes 10 --eval-every 50
 
 Tianshou's benchmark has the highest results of PPO on Gymnasium's MuJoCo tasks that we know of, and attributes them to
-these advantages. Advantages are not standardised, and values are not clipped. Run `pip install "gymnasium[mujoco]"`.
+these advantages. Advantages are not standardized, and values are not clipped. Run `pip install "gymnasium[mujoco]"`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Config(training.Config):
     total_timesteps: int = 500_000
     num_envs: int = 16
     num_steps: int = 64
-    optimizer: Literal["muon", "adam"] = "muon"  # Muon orthogonalises the steps of weight matrices
+    optimizer: Literal["muon", "adam"] = "muon"  # Muon orthogonalizes the steps of weight matrices
     learning_rate: Annotated[float, at_least(0)] = 0.005  # learning rate of the optimizer
     anneal_lr: bool = True  # anneal the learning rate by a cosine to 0 over the gradient steps of the run
     adam_eps: Annotated[float, more_than(0)] = 1e-5  # added to the denominator of Adam's steps
@@ -48,7 +48,7 @@ class Config(training.Config):
     ent_coef: Annotated[float, at_least(0)] = 0.01  # weight of the entropy bonus
     anneal_ent: bool = False  # anneal ent_coef linearly to 0 over the updates of the run
     max_grad_norm: Annotated[float, more_than(0)] = 1.5  # a gradient with a larger norm is scaled down to this one
-    normalize_env: bool = True  # standardise and clip observations and rewards by running statistics
+    normalize_env: bool = True  # standardize and clip observations and rewards by running statistics
     hidden: Annotated[int, at_least(1)] = 64  # units of each of two hidden layers, and of the recurrent cell
     activation: Literal["tanh", "relu", "gelu"] = "tanh"  # activation of the hidden layers
     memory: Literal["lstm", "gru"] | None = None  # recurrent cell between the hidden layers and the heads

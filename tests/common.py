@@ -45,7 +45,7 @@ def rollout(
     *,
     masked: bool = True,
     ends: bool = True,
-    behaviour: Any = None,
+    behavior: Any = None,
     dtype: Any = jnp.float32,
 ) -> pp.Batch:
     """A `[T, N]` rollout of a linear policy: values and log-probabilities are its own, next values follow the values.
@@ -64,7 +64,7 @@ def rollout(
         terminated=jnp.asarray(kind == 1, dtype),
         truncated=jnp.asarray(kind == 2, dtype),
     )
-    distribution, value = evaluate(make_params(seed + 100, dtype) if behaviour is None else behaviour, batch)
+    distribution, value = evaluate(make_params(seed + 100, dtype) if behavior is None else behavior, batch)
     next_value = np.concatenate([np.asarray(value)[1:], np.asarray(rng.normal(size=(1, *shape[1:])), value.dtype)])
     next_value = np.where(kind == 2, rng.normal(size=shape), next_value)
     if masked:

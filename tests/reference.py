@@ -139,7 +139,7 @@ def clipped_value_loss(value, old_value, target, *, clip_eps):
 
 
 def approx_kl(log_ratio, estimator):
-    """http://joschu.net/blog/kl-approx.html, with r the ratio current / behaviour."""
+    """http://joschu.net/blog/kl-approx.html, with r the ratio current / behavior."""
     out = np.zeros(np.shape(log_ratio))
     for index in np.ndindex(*out.shape):
         r = np.exp(np.float64(log_ratio[index]))

@@ -175,8 +175,8 @@ def test_a_recurrent_state_goes_on_from_rollout_to_rollout_as_if_there_were_none
 
 
 def test_words_that_are_no_choice_are_refused():
-    with pytest.raises(ValueError, match="critic must be one of 'local', 'central', got 'centralised'"):
-        ippo.make_train(dataclasses.replace(SMALL, critic="centralised"), probe())
+    with pytest.raises(ValueError, match="critic must be one of 'local', 'central', got 'centralized'"):
+        ippo.make_train(dataclasses.replace(SMALL, critic="centralized"), probe())
 
 
 def test_an_environment_of_one_agent_is_refused():

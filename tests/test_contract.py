@@ -542,7 +542,7 @@ def test_a_later_phase_sees_the_policy_that_an_earlier_one_trained():
     for refresh in ("epoch", "minibatch"):
         actor = pp.chain(pp.full_batch(), SURROGATE)
         critic = pp.chain(part(look), pp.full_batch(refresh=refresh), pp.value_loss())
-        batch = rollout(masked=False, behaviour=make_params())
+        batch = rollout(masked=False, behavior=make_params())
         state, metrics = run(
             pp.chain(GAE, pp.phases(actor=actor, critic=critic)),
             batch,

@@ -322,7 +322,7 @@ def test_a_policy_that_is_frozen_plays_the_opponent():
 
 @pytest.mark.usefixtures("fakes")
 def test_standard_policies_play_with_masks_and_flattened_observations():
-    """The recipes' policy, on normalised observations: no action is taken that is not available."""
+    """The recipes' policy, on normalized observations: no action is taken that is not available."""
     networks = importlib.import_module("ppo_parts.networks")
     env = envs.prepare(envs.make("jumanji:Walk-v0"), normalize=True, gamma=0.9)
     policy = networks.actor_critic(env, (8,))
@@ -332,7 +332,7 @@ def test_standard_policies_play_with_masks_and_flattened_observations():
     assert taken.all()
     assert not np.asarray(batch.obs.available).all()
     assert batch.obs.obs.shape == (16, 4, 2)
-    assert abs(float(batch.obs.obs[..., 1].mean())) < 0.9  # of the time, 0 to 4, if it were not normalised: 1.5 or more
+    assert abs(float(batch.obs.obs[..., 1].mean())) < 0.9  # of the time, 0 to 4, if it were not normalized: 1.5 or more
 
 
 def test_a_policy_for_one_agent_refuses_many():

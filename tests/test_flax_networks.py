@@ -1,4 +1,4 @@
-"""The networks of the recipes: initialisation, parameter trees, what goes in and what comes out."""
+"""The networks of the recipes: initialization, parameter trees, what goes in and what comes out."""
 
 import subprocess
 import sys

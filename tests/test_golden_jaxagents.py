@@ -5,7 +5,7 @@ Only rollouts, first parameters and the order of the trajectories are taken from
 
 The peer's choices are settings here:
 
-* it standardises advantages over the trajectories of the minibatch: `advantage_normalize(axis=1)`, time being axis 0;
+* it standardizes advantages over the trajectories of the minibatch: `advantage_normalize(axis=1)`, time being axis 0;
 * it runs `actor_epochs - 1` actor epochs at most, so that is how many are given;
 * its stop goes by the *sum* of k1 over the last minibatch of an epoch;
 * its value loss has no half: `value_loss(coef=2 * vf_coeff)`;
@@ -337,7 +337,7 @@ def one_gradient(discrete: bool) -> Any:
 
 @pytest.mark.parametrize("unit", UNIT_LOSSES)
 def test_losses_and_gradients_reproduce_the_unit_cases(unit):
-    """Ratios far from 1. The minibatches are padded to one size behind a mask, which every part has to honour."""
+    """Ratios far from 1. The minibatches are padded to one size behind a mask, which every part has to honor."""
     z, check = sub(UNITS, f"loss/{unit}/"), Comparison()
     config = {name: jnp.asarray(x, jnp.float32) for name, x in sub(z, "cfg/").items()}
     fields = {

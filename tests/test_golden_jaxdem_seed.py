@@ -209,7 +209,7 @@ def one_gradient(boxed: bool) -> Any:
 
 @pytest.mark.parametrize("i", range(int(LOSS["n"])))
 def test_losses_and_gradients_reproduce_the_unit_cases(i):
-    """The minibatches are padded to one size behind a mask, which every part has to honour."""
+    """The minibatches are padded to one size behind a mask, which every part has to honor."""
     z, check = sub(LOSS, f"{i}/"), Comparison()
     fields = {"obs": "obs", "action": "action", "log_prob": "old_log_prob", "value": "old_value", "reward": "reward"}
     shape = z["reward"].shape

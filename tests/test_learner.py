@@ -214,7 +214,7 @@ def test_the_learner_is_a_loop_over_epochs_and_minibatches(axis, refresh):
     state = learner.init(make_params())
     trace = Trace([state.params], [], [], state.opt_state, *state.pipeline[1])
     for step in range(2):
-        batch = rollout(step, behaviour=state.params)
+        batch = rollout(step, behavior=state.params)
         if axis == "segment":  # no segment is masked throughout: a minibatch of nothing is another test
             batch = batch.replace(mask=batch.mask.at[1].set(1))
         states = trace.before, trace.after
@@ -298,7 +298,7 @@ def test_masked_places_are_neutral():
         pp.kl_early_stop(1.0),
     )
     learner = pp.learner(evaluate, pipeline, optax.adam(0.05))
-    update, state, batch = jax.jit(learner.update), learner.init(make_params()), rollout(behaviour=make_params())
+    update, state, batch = jax.jit(learner.update), learner.init(make_params()), rollout(behavior=make_params())
     expected, metrics = update(KEY, state, batch)
     assert metrics["minibatches"] == 6
     for kind in ("noise", "nan"):
@@ -487,7 +487,7 @@ def stopping_update(**settings):
 def unstopped():
     """The run that nothing stops: parameters and divergence before each of the six minibatches."""
     state = stopping_update()[1]
-    after, batch = (*LOSSES, growing_loss()), rollout(behaviour=make_params())
+    after, batch = (*LOSSES, growing_loss()), rollout(behavior=make_params())
     states = (GAE.init(None),), tuple(part.init(None, None) for part in after)
     trace = Manual((GAE,), after, optax.adam(0.1), ROWS).update(state.params, state.opt_state, states, batch)
     assert all(kl > 0 for kl in trace.kl[1:])
@@ -595,7 +595,7 @@ def test_stopping_skips_the_work(unstopped):
 
 def test_vmapped_updates_equal_a_loop_over_seeds():
     update, state = stopping_update()
-    batches = [rollout(seed, behaviour=make_params()) for seed in range(4)]
+    batches = [rollout(seed, behavior=make_params()) for seed in range(4)]
     keys, target_kl = jax.random.split(KEY, 4), 0.02
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
     vmapped = jax.jit(jax.vmap(update, in_axes=(None, 0, None, 0)))(target_kl, keys, state, stacked)

@@ -68,7 +68,7 @@ def test_any_gymnax_environment_can_be_trained_in(env_id):
     assert result.metrics["episode_return"].shape == (2,)
 
 
-def test_continuous_actions_are_clipped_before_anything_is_normalised():
+def test_continuous_actions_are_clipped_before_anything_is_normalized():
     for normalized in (False, True):  # the observation is the action that arrived
         env = envs.prepare(echo(-1.0, 0.5), normalize=normalized, gamma=0.99)
         state, _ = env.reset(jax.random.key(0), 2)

@@ -167,8 +167,8 @@ def test_adaptive_kl_penalty_equals_a_loop_by_hand():
     batches = []
     for seed, old in enumerate(logits):
         batch = double(seed)
-        behaviour = pp.distributions.Categorical(old)
-        batches.append(batch.replace(log_prob=behaviour.log_prob(batch.action), behaviour=behaviour))
+        behavior = pp.distributions.Categorical(old)
+        batches.append(batch.replace(log_prob=behavior.log_prob(batch.action), behavior=behavior))
 
     def divergence(params, d):
         old, new = log_probs(d["old"]), log_probs(d["obs"] @ params["policy"])

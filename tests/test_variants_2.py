@@ -54,7 +54,7 @@ def linear(params, obs):
 # --- further data ----------------------------------------------------------------------------------------------------
 
 
-def test_behaviour_cloning_equals_a_loop_by_hand():
+def test_behavior_cloning_equals_a_loop_by_hand():
     params, rng = make_params(dtype=jnp.float64), np.random.default_rng(5)
     obs, action = rng.normal(size=(8, OBS)), rng.integers(ACTIONS, size=8)
     demonstrations = jnp.asarray(obs), jnp.asarray(action)
@@ -199,7 +199,7 @@ def norm_of(tree):
 
 def test_kl_adaptive_rate_equals_a_loop_by_hand():
     module, params, rate = page("kl_adaptive_rate"), make_params(dtype=jnp.float64), 1e-3
-    batches = [double(0), double(1, behaviour=params)]  # far away, and nearby
+    batches = [double(0), double(1, behavior=params)]  # far away, and nearby
 
     def loss(params, d):
         return mean(ppo(*linear(params, d["obs"]), d, entropy=0.005, critic=0.5), d["mask"])
@@ -267,7 +267,7 @@ def test_gradient_norms_equal_a_loop_by_hand():
 @pytest.mark.parametrize(("max_deviation", "least"), [(0.05, 0.0), (10.0, 0.99)])
 def test_early_stop_equals_a_loop_by_hand(max_deviation, least):
     params = make_params(dtype=jnp.float64)
-    batch = double(masked=False, behaviour=params)
+    batch = double(masked=False, behavior=params)
     rows = np.stack([np.roll(MINIBATCHES, shift, axis=1 - shift % 2) for shift in range(5)])  # five epochs of two
     advantage, target = gae_of(batch)
 

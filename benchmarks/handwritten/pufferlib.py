@@ -53,7 +53,7 @@ class Moments(NamedTuple):
 def make_train(config: Any) -> Callable[[jax.Array], Any]:
     """`train(key) -> (parameters, metrics [updates])` for a `recipes.pufferlib_ppo.Config`.
 
-    It has to be one with discrete actions, tanh, Adam and V-trace, priorities, environments normalised and everything
+    It has to be one with discrete actions, tanh, Adam and V-trace, priorities, environments normalized and everything
     refreshed before each minibatch, as they are by default, and without memory.
     """
     env, env_params = gymnax.make(config.env_id)

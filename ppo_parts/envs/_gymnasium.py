@@ -118,7 +118,7 @@ class _EnvPool:
 def make_ale(game: str, *, episodic_life: bool = False, timeout: float | None = None, **kwargs: Any) -> Env:
     """Make an Atari game from its name, e.g. "breakout", with the usual preprocessing, in C++ threads.
 
-    Frames are maximised over two, skipped by four, scaled to 84 x 84 grey pixels and stacked by four; up to 30 no-ops
+    Frames are maximized over two, skipped by four, scaled to 84 x 84 grey pixels and stacked by four; up to 30 no-ops
     and a press of FIRE, where the game has it, begin an episode. Rewards are those of the game: clip them with
     `clip_reward`.
 

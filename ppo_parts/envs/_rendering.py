@@ -42,7 +42,7 @@ def gymnax_renderer(env: Any, env_params: Any) -> Callable[[Any], np.ndarray] | 
     """Return `render(state)` for states `[N, ...]` of a gymnax environment, or None if there are no pictures of it.
 
     Gymnasium draws the classic control tasks. Observations that are a grid of channels (as MinAtar's) are drawn with
-    one colour for each channel.
+    one color for each channel.
     """
     name = getattr(env, "name", "")
     if name in CONTROL:
@@ -64,7 +64,7 @@ def gymnax_renderer(env: Any, env_params: Any) -> Callable[[Any], np.ndarray] | 
 
 
 def draw_grid(grid: np.ndarray) -> np.ndarray:
-    """Draw a grid of channels `[H, W, C]`, each of which is 0 or positive: one colour for each, the last one on top."""
+    """Draw a grid of channels `[H, W, C]`, each of which is 0 or positive: one color for each, the last one on top."""
     channels = grid.shape[-1]
     colors = [colorsys.hsv_to_rgb(i / channels, 0.65, 1.0) for i in range(channels)]
     palette = np.asarray([(0, 0, 0), *colors]) * 255

@@ -41,7 +41,7 @@ def clip_reward(env: Env) -> Env:
 
 
 def prepare(env: Env, *, normalize: bool = False, gamma: Any = None) -> Env:
-    """Apply PPO's usual wrappers: clip actions to their box and, with `normalize`, normalise observations and rewards.
+    """Apply PPO's usual wrappers: clip actions to their box and, with `normalize`, normalize observations and rewards.
 
     Args:
         env: the environment.
@@ -88,7 +88,7 @@ class Moments(NamedTuple):
 
 
 class NormalizedState(NamedTuple):
-    """State of a normalising wrapper: the state of the inner environment, and running moments."""
+    """State of a normalizing wrapper: the state of the inner environment, and running moments."""
 
     inner: Any
     moments: Moments
@@ -96,7 +96,7 @@ class NormalizedState(NamedTuple):
 
 
 def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) -> Env:
-    r"""Standardise observations by running statistics: :math:`\mathrm{clip}((o-\mu)/\sqrt{\sigma^2+\epsilon}, \pm c)`.
+    r"""Standardize observations by running statistics: :math:`\mathrm{clip}((o-\mu)/\sqrt{\sigma^2+\epsilon}, \pm c)`.
 
     The statistics are part of the environment's state. They include every observation that the policy acts on, before
     it acts, including those of resets. Observations are stored as the policy saw them, so the first ratio of an update
@@ -107,7 +107,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
 
     Args:
         env: environment with array observations.
-        clip: bound after standardisation, in standard deviations, > 0.
+        clip: bound after standardization, in standard deviations, > 0.
         eps: added to the variance, >= 0.
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 28 and 29.

@@ -13,7 +13,7 @@ from ._gymnax import changed
 def make(name: str, *, reset_ratio: int = 1, **params: Any) -> Env:
     """Make one of `xminigrid.registered_environments()`; `params` are fields of its `EnvParams`, such as `view_size=5`.
 
-    Observations are the grid in view, `[V, V, 2]`: the number of each tile and of its colour. An episode that ends with
+    Observations are the grid in view, `[V, V, 2]`: the number of each tile and of its color. An episode that ends with
     a discount of 0 is terminated, and otherwise truncated.
     """
     import xminigrid

@@ -66,9 +66,9 @@ def categorical_ppo_loss(
     kernel writes nothing per element except the gradient. Everything is computed in float32 or wider.
 
     Args:
-        logits: `[..., n]`, z; they need not be normalised, and -inf is allowed.
+        logits: `[..., n]`, z; they need not be normalized, and -inf is allowed.
         action: `[...]`, integers in [0, n); the loss is NaN if an unmasked one is not.
-        log_prob: `[...]`, log pi_behaviour(a), in nats.
+        log_prob: `[...]`, log pi_behavior(a), in nats.
         advantage, value, target: `[...]`.
         old_value: `[...]`, the prediction that the value is clipped around; given if and only if `value_clip_eps` is.
         clip_eps, clip_eps_high, dual_clip: as in `clipped_surrogate`; single numbers (so are the others).

@@ -30,7 +30,7 @@ def clipped_surrogate(
     losses and gradients.
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behaviour(a), any shape, in nats.
+        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
         advantage: same shape.
         clip_eps: clip range below 1 (and above, unless `clip_eps_high` is given), > 0.
         clip_eps_high: clip range above 1 (DAPO's clip-higher); None: the same as `clip_eps`.
@@ -38,7 +38,7 @@ def clipped_surrogate(
         mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
 
     Returns:
-        The loss per element (to be minimised), same shape, in the dtype of `log_ratio`.
+        The loss per element (to be minimized), same shape, in the dtype of `log_ratio`.
 
     Raises:
         ShapeError: shapes differ. TypeError: an input is not floating. ValueError: a hyperparameter is out of range.

@@ -1,4 +1,4 @@
-"""Standardisation of advantages."""
+"""Standardization of advantages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def advantage_normalize(
               \sigma^2 = \frac{1}{\max(1,\, n - \text{ddof})} \sum_i m_i (A_i - \mu)^2, \quad n = \sum_i m_i
 
     Implementations differ here. Those in PyTorch (CleanRL, PufferLib, Stable-Baselines3) use `ddof=1`, those in JAX 0.
-    jaxagents standardises over the trajectories of the minibatch (axis 1 in the layout `[T, M, ...]` used here),
+    jaxagents standardizes over the trajectories of the minibatch (axis 1 in the layout `[T, M, ...]` used here),
     separately for each time step and agent.
 
     Args:
@@ -32,7 +32,7 @@ def advantage_normalize(
         mask: None, or 0/1 of the same shape; masked elements do not count, and are 0 in the result.
 
     Returns:
-        The standardised advantage, same shape and dtype. A group of equal elements, or of one, gives 0, not NaN.
+        The standardized advantage, same shape and dtype. A group of equal elements, or of one, gives 0, not NaN.
 
     Raises:
         ShapeError: `mask` has another shape, or `eps` is not a single number. TypeError: `advantage` is not floating.

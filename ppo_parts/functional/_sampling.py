@@ -94,7 +94,7 @@ def segment_priorities(
 
 
 def importance_weights(probabilities: Array, indices: Array, *, beta: float | Array, normalize: bool = False) -> Array:
-    r"""Compute the weights that undo prioritised sampling. Gradients are stopped.
+    r"""Compute the weights that undo prioritized sampling. Gradients are stopped.
 
     .. math:: w_i = (N \cdot P_i)^{-\beta}, \qquad N = \#\{n : P_n > 0\}
 

@@ -14,7 +14,7 @@ KLEstimator = Literal["k1", "k2", "k3"]
 
 
 def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | None = None) -> Array:
-    r"""Estimate KL(behaviour ‖ current) per element, from the behaviour policy's actions. Gradients flow.
+    r"""Estimate KL(behavior ‖ current) per element, from the behavior policy's actions. Gradients flow.
 
     .. math:: k_1 = -\ell, \qquad k_2 = \tfrac{1}{2}\ell^2, \qquad k_3 = (e^{\ell} - 1) - \ell
 
@@ -24,7 +24,7 @@ def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | 
     inputs give finite results.
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behaviour(a), any shape, in nats.
+        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
         estimator: "k1", "k2" or "k3".
         mask: None, or 0/1 of the same shape: estimate and gradient are 0 for masked elements, whatever they contain.
 
@@ -68,7 +68,7 @@ def clip_fraction(
     .. math:: [\, r_i < 1-\epsilon \ \text{or}\ r_i > 1+\epsilon_{high} \,], \qquad r_i = e^{\ell_i}
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behaviour(a), any shape, in nats.
+        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
         clip_eps, clip_eps_high: as in `clipped_surrogate`.
         mask: None, or 0/1 of the same shape: 0.0 for masked elements, whatever they contain.
 

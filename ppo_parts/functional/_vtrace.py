@@ -56,7 +56,7 @@ def vtrace(
     `policy_advantage`, and all of them use `target` as the value target.
 
     Args:
-        log_ratio: `[T, ...]`, log pi_current(a_t) - log pi_behaviour(a_t), in nats.
+        log_ratio: `[T, ...]`, log pi_current(a_t) - log pi_behavior(a_t), in nats.
         reward, value, next_value, terminated, truncated, gamma, mask, stop_gradient, implementation: as in `gae`.
         gae_lambda: trace decay, in [0, 1]; IMPALA uses 1.
         rho_clip: upper clip of the ratio that weights the TD error, > 0.

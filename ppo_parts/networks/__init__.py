@@ -1,4 +1,4 @@
-"""Networks: initialisers and layers that other libraries lack, heads for any library, and the recipes' flax networks.
+"""Networks: initializers and layers that other libraries lack, heads for any library, and the recipes' flax networks.
 
 The flax networks are imported on first use. You can also use networks of your own, from any library.
 """

@@ -1,4 +1,4 @@
-"""An initialiser and a dense product for PPO's networks, for use with any network library or with JAX alone."""
+"""An initializer and a dense product for PPO's networks, for use with any network library or with JAX alone."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Ca
     r"""`jax.nn.initializers.orthogonal`, but safe under `jax.vmap` on a CPU, with the same arguments and numbers.
 
     The weights are uniformly distributed matrices with orthonormal rows or columns (whichever are fewer), times
-    `scale`: :math:`Q\,\mathrm{sign}(\mathrm{diag}\,R)`, where :math:`QR` is the factorisation of a matrix of standard
+    `scale`: :math:`Q\,\mathrm{sign}(\mathrm{diag}\,R)`, where :math:`QR` is the factorization of a matrix of standard
     normal numbers. Since JAX 0.10, JAX on a CPU distributes the matrices of a batch over its threads, and waits for
-    them in one of these threads. A program that factorises as many batches at once as there are threads deadlocks.
-    Under this initialiser, `jax.vmap` makes one matrix after another, which avoids the deadlock.
+    them in one of these threads. A program that factorizes as many batches at once as there are threads deadlocks.
+    Under this initializer, `jax.vmap` makes one matrix after another, which avoids the deadlock.
 
     Args:
         scale: the gain, for example :math:`\sqrt 2` before tanh or ReLU. It may be a traced array.
@@ -28,10 +28,10 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Ca
             in float32.
 
     Returns:
-        An initialiser `(key, shape, dtype) -> weights`, for any library that accepts those of `jax.nn.initializers`.
+        An initializer `(key, shape, dtype) -> weights`, for any library that accepts those of `jax.nn.initializers`.
 
     Raises:
-        ValueError: (from the initialiser) the shape has fewer than two axes.
+        ValueError: (from the initializer) the shape has fewer than two axes.
 
     Example:
         >>> weights = orthogonal(2.0)(jax.random.key(0), (3, 2))

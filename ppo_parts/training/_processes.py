@@ -33,7 +33,7 @@ class ProcessLostError(UserError, ConnectionError):
 def initialize(heartbeat_timeout: int) -> None:
     """Connect this process with the others of its run; nothing may have used a device before.
 
-    JAX recognises Slurm, Open MPI, Kubernetes and Cloud TPUs. The variables of torchrun are read here; as torchrun may
+    JAX recognizes Slurm, Open MPI, Kubernetes and Cloud TPUs. The variables of torchrun are read here; as torchrun may
     listen at its own port, the next one is used.
 
     Args:

@@ -55,7 +55,7 @@ def skipped(rows: list[Row]) -> dict[str, Any]:
 
 
 def evaluation_of(played: dict[str, Any], episodes: int) -> dict[str, Any]:
-    """Summarise the last evaluation for the result."""
+    """Summarize the last evaluation for the result."""
     means = {name.removeprefix(EVALUATION): float(np.mean(x)) for name, x in played.items()}
     return {
         **means,

@@ -39,7 +39,7 @@ def interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def summary(x: np.ndarray) -> dict[str, object]:
-    """Summarise one number per seed: mean, standard deviation, median, IQM with interval, and the values themselves."""
+    """Summarize one number per seed: mean, standard deviation, median, IQM with interval, and the values themselves."""
     x = np.atleast_1d(np.asarray(x, float))
     return {
         "mean": float(np.mean(x)),

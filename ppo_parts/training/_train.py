@@ -119,13 +119,13 @@ class Train:
         )
 
     def init(self, key: Array) -> TrainState:
-        """Initialise parameters and environments."""
+        """Initialize parameters and environments."""
         key, params_key, env_key, parts_key = jax.random.split(key, 4)
 
         def init(params_key: Array, parts_key: Array) -> LearnerState:
             return without_weak_types(self.learner.init(self.policy.init(params_key), parts_key))
 
-        # One seed after another, because batched factorisations (of orthogonal initialisers) can deadlock on a CPU.
+        # One seed after another, because batched factorizations (of orthogonal initializers) can deadlock on a CPU.
         learner = sequential_vmap_on_cpu(init)(params_key, parts_key)
         return TrainState(key, learner, self.rollout.init(env_key))
 
