@@ -31,6 +31,7 @@ from ._losses import clipped_value_loss as clipped_value_loss
 from ._losses import entropy_bonus as entropy_bonus
 from ._losses import loss_weight as loss_weight
 from ._losses import policy_diagnostics as policy_diagnostics
+from ._losses import policy_loss as policy_loss
 from ._losses import value_loss as value_loss
 from ._metrics import Metrics as Metrics
 from ._microbatch import microbatched as microbatched

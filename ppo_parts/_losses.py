@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from . import functional
 from ._advantage import align_weight
@@ -71,6 +73,60 @@ def clipped_surrogate(
         no_state,
         update,
         "clipped_surrogate",
+        requires=("advantage",),
+        provides=("losses",),
+        reads=("current", "log_prob", "mask"),
+        place="after_sampler",
+    )
+
+
+def policy_loss(
+    loss: Callable[..., Array], *, name: str = "policy", **hyperparameters: Numeric | str | bool | None
+) -> Part:
+    r"""Add `loss(log_ratio, advantage, mask=mask, **hyperparameters)` as the loss `name`.
+
+    This makes a part of any policy loss in `functional` that takes these arrays, and of your own: a function of
+    :math:`\log\pi_{current}(a) - \log\pi_{behavior}(a)` and of the advantage that returns a loss per element. Metric:
+    `<name>_loss`, the mean over the minibatch.
+
+    Args:
+        loss: the function. It is called once with `[1, 1]` arrays when the part is built, so that a hyperparameter
+            which it refuses is an error there.
+        name: key in `losses`.
+        **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates.
+
+    Place: after the sampler, and after the parts that change the advantage. A loss over whole sequences needs a sampler
+    that keeps the time axis, such as `segment_minibatches`.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> part = pp.policy_loss(pp.functional.clipped_surrogate, clip_eps=.2)
+        >>> own = pp.policy_loss(lambda log_ratio, advantage, mask: -log_ratio * advantage)
+    """
+    where = "policy_loss"
+    if not callable(loss):
+        raise UserTypeError(f"{where}: give a function of log_ratio and advantage, got {loss!r}")
+    scheduled = {key: value for key, value in hyperparameters.items() if callable(value)}
+    first = {**hyperparameters, **{key: at(value, 0) for key, value in scheduled.items()}}
+    probe = np.zeros((1, 1), np.float32)
+    try:
+        shape = jax.eval_shape(lambda x: loss(x, x, mask=None, **first), probe).shape
+    except (TypeError, ValueError) as error:
+        raise (UserTypeError if isinstance(error, TypeError) else UserValueError)(f"{where}: {error}") from error
+    if shape != probe.shape:
+        raise UserValueError(f"{where}: the loss must have the shape of log_ratio, got {shape} for {probe.shape}")
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        now = {key: at(value, context.step) for key, value in hyperparameters.items()}
+        value = loss(batch.current_log_ratio(), batch.advantage, mask=batch.mask, **now)
+        value = spread_nan(value, *now.values())
+        measured = masked_mean(jax.lax.stop_gradient(value), batch.mask)
+        return batch.add_loss(name, value).add_metrics(**{f"{name}_loss": measured}), state
+
+    return Part(
+        no_state,
+        update,
+        where,
         requires=("advantage",),
         provides=("losses",),
         reads=("current", "log_prob", "mask"),

@@ -82,6 +82,7 @@ CASES = (
         after=True,
         note="all bounds",
     ),
+    Case(pp.policy_loss, (pp.functional.clipped_surrogate,), {"clip_eps": 0.2, "dual_clip": 3.0}, after=True),
     Case(pp.clipped_value_loss, numeric={"clip_eps": 0.2, "coef": 0.5}, after=True),
     Case(pp.value_loss, numeric={"coef": 0.5}, after=True),
     Case(pp.entropy_bonus, numeric={"coef": 0.01}, after=True),
