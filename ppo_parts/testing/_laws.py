@@ -20,7 +20,7 @@ from ._example import FLOATS, poisoned, with_current
 
 FIELDS = tuple(Batch.__dataclass_fields__)
 DTYPES = (jnp.float32, jnp.bfloat16)
-enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else experimental.enable_x64  # the oldest jax has the latter
+enable_x64 = getattr(jax, "enable_x64", None) or experimental.enable_x64  # type: ignore[attr-defined]  # the oldest jax
 
 
 @dataclasses.dataclass(frozen=True)
