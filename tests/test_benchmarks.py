@@ -147,3 +147,50 @@ def test_the_page_is_up_to_date(name, make, tmp_path):
     assert text(make(report.ROOT / "benchmarks/results", tmp_path)) == text(written), (
         "run `python -m benchmarks report`"
     )
+
+
+def test_what_became_slower(recorded, tmp_path, monkeypatch, capsys):
+    record = json.loads(recorded.read_text())
+
+    quartiles = {"median": 1.0, "q1": 0.9, "q3": 1.1}
+    worse = {"median": 1.5, "q1": 1.2, "q3": 2.0}
+    assert compare.verdict(quartiles, worse, 0.15) == "slower"
+    assert compare.verdict(worse, quartiles, 0.15) == "faster"
+    assert compare.verdict(quartiles, worse, 0.6) == ""
+    assert compare.verdict(quartiles, worse | {"q1": 1.05}, 0.15) == ""  # their spreads overlap
+
+    old, new = recorded, tmp_path / "new.json"
+
+    def status(*options):
+        with pytest.raises(SystemExit) as stopped:
+            run(monkeypatch, "compare", old, new, *options)
+        return stopped.value.code, capsys.readouterr().out
+
+    for row in record["results"]:
+        if (row["part"], row["method"], row["clock"]) == ("gae", "ours", "inside"):
+            row["over_floor"] = {name: 10 * x for name, x in row["over_floor"].items()}
+        if row["clock"] == "alone":  # mostly dispatch: not compared
+            row["over_floor"] = {name: 100 * x for name, x in row["over_floor"].items()}
+    new.write_text(json.dumps(record | {"results": record["results"][::-1]}))
+    code, printed = status()
+    assert code == 1
+    assert "slower: gae forward 4x8 float32" in printed
+    assert "5 compared, 1 slower" in printed
+    assert status("--threshold", 20)[0] == 0
+    for unusable in (json.dumps(record | {"results": []}), "{"):
+        new.write_text(unusable)
+        assert status()[0] == 2
+    new.unlink()
+    assert status()[0] == 2
+
+
+def test_the_command_line_lists_what_there_is(monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="no benchmark is called 'gae'"):
+        run(monkeypatch, "gae")
+    assert "compare" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "parts", "--parts", "nonsense")
+    for option, value in {"--sizes": "128", "--rounds": "0"}.items():
+        with pytest.raises(SystemExit, match="2"):
+            run(monkeypatch, "parts", option, value)
+        assert f"argument {option}: invalid" in capsys.readouterr().err
