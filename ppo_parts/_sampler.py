@@ -293,7 +293,8 @@ def _plan_shards(plan: Plan) -> Plan:
         try:
             items = map_shards(lambda shard, key: plan(key, shard, epoch), batch, keys)
         except UserValueError as error:
-            raise UserValueError(f"{error} (a plan is made for each of {batch.shards} shards)") from error
+            message = f"{error.message} (a plan is made for each of {batch.shards} shards)"
+            raise UserValueError(message, where=error.where, argument=error.argument) from error
         return jax.tree.map(lambda x: jnp.moveaxis(x, 0, min(1, x.ndim - 1)), items)
 
     return planned
