@@ -22,6 +22,7 @@ from ._config import check_config, help_texts, kinds_of, ranges
 from ._config_file import stored_config, stored_run
 from ._device import check_device, check_memory
 from ._devices import devices_of
+from ._messages import logger, printed_messages
 from ._options import RunOptions, stored_options
 from ._processes import initialize
 from ._run import run as run_on_host
@@ -56,7 +57,7 @@ def main(
     """
     kind = type(next(iter(presets.values())))
     names = [field.name for fields_of in (kind, RunOptions) for field in dataclasses.fields(fields_of)]
-    with exit_on_user_error(names):
+    with exit_on_user_error(names), printed_messages():
         argv = with_config_file(sys.argv[1:] if argv is None else argv, kind, prog)
         first = argparse.ArgumentParser(prog or None, add_help=False, allow_abbrev=False)
         first.add_argument("--preset")
@@ -295,8 +296,7 @@ def fitting_preset(presets: Collection[str], env_id: str, env: Any) -> str:
 
 def _note_preset(fitting: str, used: str, env_id: str) -> None:
     if fitting != used:
-        print(
+        logger.warning(
             f"note: {env_id} with the settings of --preset {used}; those of --preset {fitting} are made for "
-            "environments like it",
-            file=sys.stderr,
+            "environments like it"
         )
