@@ -275,8 +275,6 @@ def test_a_function_of_batch_and_context_is_a_part():
     batch = rollout()
     context = pp.Context(key=KEY, step=3)
     assert_same(pp.stateless(scaled).update(batch, pp.EmptyState(), context)[0].reward, batch.reward * 3)
-    optional = pp.stateless(lambda batch, context=None: batch.replace(reward=batch.reward * context.step))
-    assert_same(optional.update(batch, pp.EmptyState(), context)[0].reward, batch.reward * 3)
     default = pp.stateless(lambda batch, by=2.0: batch.replace(reward=batch.reward * by))
     assert_same(default.update(batch, pp.EmptyState(), context)[0].reward, batch.reward * 2)
 

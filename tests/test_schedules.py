@@ -67,7 +67,7 @@ def test_a_threshold_out_of_range_is_named_in_the_report():
     learner = pp.learner(evaluate, pipeline, optax.sgd(1e-3))
     state = learner.init(make_params())._replace(step=jnp.int32(1))
     _, metrics = learner.update(jax.random.key(0), state, rollout())
-    assert pp.nonfinite_report(metrics) == ("non-finite numbers arose first in early_stop_kl target_kl (1 element)")
+    assert pp.nonfinite_report(metrics) == "non-finite numbers arose first in target_kl of early_stop_kl (1 minibatch)"
 
 
 @pytest.mark.parametrize(
