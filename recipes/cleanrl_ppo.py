@@ -57,7 +57,9 @@ def make_train(
     pipeline: pp.Part | None = None,
     policy: pp.Policy | None = None,
 ) -> training.Train:
-    """Make a pure function `train(key) -> TrainResult(state, metrics)`; call it in a vmapped function for a sweep.
+    """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
+
+    To sweep numbers of the configuration, call `make_train` inside a vmapped function.
 
     `env` is your own environment with any wrappers, `pipeline` your own chain and `policy` your own policy; None: as
     configured.

@@ -66,7 +66,7 @@ PRESETS = {
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers.
+    """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
 
     `env` is your own environment with an axis of agents, and `pipeline` your own chain; None: as configured.
     """

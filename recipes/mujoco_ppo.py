@@ -41,8 +41,27 @@ class Config(training.Config):
 PRESETS = {"mujoco": Config()}
 
 
+def chain(
+    config: Config,
+    *,
+    advantages: pp.Part | None = None,
+    refresh: pp.Refresh | str = "epoch",
+    surrogate: pp.Part | None = None,
+    value_loss: pp.Part | None = None,
+) -> pp.Part:
+    """The chain of this recipe; each option replaces one of its parts."""
+    return pp.chain(
+        advantages or pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
+        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh=refresh),
+        surrogate or pp.clipped_surrogate(clip_eps=config.clip_coef),
+        pp.policy_diagnostics(),
+        value_loss or pp.value_loss(coef=config.vf_coef),
+        pp.entropy_bonus(coef=config.ent_coef),
+    )
+
+
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """Make a pure function `train(key) -> TrainResult(state, metrics)`.
+    """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
 
     `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
     """
@@ -50,17 +69,9 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     if env is None:
         env = envs.prepare(envs.make(config.env_id), normalize=True, gamma=config.gamma)
     policy = networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std)
-    mujoco = pp.chain(
-        pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
-        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh="epoch"),
-        pp.clipped_surrogate(clip_eps=config.clip_coef),
-        pp.policy_diagnostics(),
-        pp.value_loss(coef=config.vf_coef),
-        pp.entropy_bonus(coef=config.ent_coef),
-    )
     rate = pp.linear_schedule(config.learning_rate, 0.0, config.num_updates)
     optimizer, schedules = pp.clipped_adam(rate, config.max_grad_norm), {"learning_rate": rate}
-    return training.Train.of(config, env, policy, pipeline or mujoco, optimizer, schedules=schedules)
+    return training.Train.of(config, env, policy, pipeline or chain(config), optimizer, schedules=schedules)
 
 
 def main() -> None:
