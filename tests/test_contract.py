@@ -338,7 +338,7 @@ def test_no_key_of_an_update_is_given_twice(refresh):
     optimizer = dict.fromkeys(phases, optax.sgd(0.1))
     batch = rollout().replace(shards=2)
     learner = pp.learner(evaluate, pipeline, optimizer)
-    jax.block_until_ready(learner.update(KEY, learner.init(make_params()), batch))
+    jax.block_until_ready(jax.jit(learner.update)(KEY, learner.init(make_params()), batch))
     jax.effects_barrier()
     # Per epoch a key for each shard's plan; per minibatch one for each shard's draw and each of the two parts after it.
     runs = {"rollout": 2 * 2 + 3, "epoch": 2 * 2 * 5, "minibatch": 2 * 4 * 5}[refresh]
