@@ -17,10 +17,11 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="package", autouse=True)
-def cache(programs):
-    """Programs compiled here, also by other workers and by the processes started here."""
-    with compiled_programs_kept_in(programs):
-        yield programs
+def cache(tmp_path_factory):
+    """Programs compiled here, also by the processes started here."""
+    folder = tmp_path_factory.mktemp("cache")
+    with compiled_programs_kept_in(folder):
+        yield folder
 
 
 @pytest.fixture(autouse=True)
