@@ -114,7 +114,7 @@ def policy_loss(loss: Callable[..., Array], *, name: str = "policy", **hyperpara
         raise UserValueError(f"{where}: the loss must have the shape of log_ratio, got {shape} for {probe.shape}")
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        now = {**hyperparameters, **{key: at(value, context.step) for key, value in scheduled.items()}}
+        now = {key: at(value, context.step) for key, value in hyperparameters.items()}
         value = loss(batch.current_log_ratio(), batch.advantage, mask=batch.mask, **now)
         value = spread_nan(value, *now.values())
         measured = masked_mean(jax.lax.stop_gradient(value), batch.mask)
