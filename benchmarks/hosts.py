@@ -7,8 +7,8 @@ All train the same network on the same task in the same settings: 8 environments
 minibatches of 64, observations and rewards normalized, one process. `recipe` is `recipes.mujoco_ppo`; `cleanrl's
 settings` is `recipes.cleanrl_ppo`, whose advantages are computed once per rollout, as in CleanRL and
 Stable-Baselines3. These two take part if they are installed (`pip install stable-baselines3`) or given: CleanRL's own
-script, unchanged, runs under a Python of its own, because it needs Gymnasium 0.29, on version 4 of the task, and its own
-count of steps per second is read. Programs run in turn; compile time is not counted.
+script, unchanged, runs under a Python of its own, because it needs Gymnasium 0.29, and on version 4 of the task; its
+own count of steps per second is read. Programs run in turn; compile time is not counted.
 """
 
 from __future__ import annotations
