@@ -24,6 +24,10 @@ class Softmax(NamedTuple):
         log_p = jax.nn.log_softmax(self.logits)
         return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
 
+    def kl_divergence(self, other):
+        ours, theirs = jax.nn.log_softmax(self.logits), jax.nn.log_softmax(other.logits)
+        return jnp.sum(jnp.exp(ours) * (ours - theirs), axis=-1)
+
     def sample(self, *, seed, sample_shape=()):
         return jax.random.categorical(seed, self.logits, shape=(*sample_shape, *self.logits.shape[:-1]))
 
@@ -31,6 +35,12 @@ class Softmax(NamedTuple):
 def evaluate(params: Any, batch: pp.Batch) -> tuple[Softmax, jax.Array]:
     """A linear policy and a linear critic."""
     return Softmax(batch.obs @ params["policy"]), batch.obs @ params["value"]
+
+
+def evaluate_gaussian(params: Any, batch: pp.Batch) -> tuple[pp.distributions.Normal, jax.Array]:
+    """The same with continuous actions `[..., ACTIONS]`."""
+    loc = batch.obs @ params["policy"]
+    return pp.distributions.Normal(loc, jnp.full((ACTIONS,), 0.7, loc.dtype)), batch.obs @ params["value"]
 
 
 def make_params(seed: int = 0, dtype: Any = jnp.float32) -> dict[str, jax.Array]:
@@ -87,7 +97,9 @@ def poisoned(batch: pp.Batch, kind: str) -> pp.Batch:
         return jnp.where(where, x, jnp.asarray(noise, x.dtype))
 
     floats = {field: other(getattr(batch, field)) for field in FLOATS if getattr(batch, field) is not None}
-    action = jnp.where(keep, batch.action, 1 - batch.action)
+    action = jnp.where(
+        keep.reshape(keep.shape + (1,) * (batch.action.ndim - keep.ndim)), batch.action, 1 - batch.action
+    )
     losses = {name: other(loss) for name, loss in batch.losses.items()}
     return batch.replace(**floats, obs=other(batch.obs), action=action, losses=losses)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import ppo_parts as pp
 
-from .common import SEGMENTS, TIME, evaluate, make_params, rollout
+from .common import ACTIONS, SEGMENTS, TIME, evaluate, evaluate_gaussian, make_params, rollout
 
 STEP = 3  # the learner update at which the laws are checked
 
@@ -27,6 +27,7 @@ class Case(NamedTuple):
         numeric: its numeric hyperparameters: each may be a float, an array or a schedule.
         after: True: it is given a minibatch `[T, M]` with the policy being trained; False: a rollout.
         note: what tells it from another case of the same factory.
+        continuous: whether the actions are continuous and the policy is Gaussian.
     """
 
     make: Callable[..., pp.Part]
@@ -35,6 +36,7 @@ class Case(NamedTuple):
     options: Mapping[str, Any] = {}
     after: bool = False
     note: str = ""
+    continuous: bool = False
 
     @property
     def id(self) -> str:
@@ -83,6 +85,25 @@ CASES = (
         note="all bounds",
     ),
     Case(pp.policy_loss, (pp.functional.clipped_surrogate,), {"clip_eps": 0.2, "dual_clip": 3.0}, after=True),
+    Case(pp.kl_penalty, numeric={"coef": 0.1}, after=True),
+    Case(
+        pp.kl_penalty,
+        numeric={"coef": 0.1},
+        options={"estimator": "k3+", "direction": "current_to_reference", "reference": "own"},
+        after=True,
+        note="to another policy",
+    ),
+    Case(pp.kl_penalty, (), {"target": 0.1}, {"coef": 0.5, "estimator": "analytic"}, after=True, note="adaptive"),
+    Case(pp.adaptive_entropy_bonus, numeric={"target": 0.5, "learning_rate": 0.1}, after=True),
+    Case(pp.bounds_loss, numeric={"coef": 0.1, "bound": 0.5}, after=True, continuous=True),
+    Case(
+        pp.smoothness_loss, numeric={"temporal": 0.5, "spatial": 2.0, "noise_scale": 0.1}, after=True, continuous=True
+    ),
+    Case(pp.proximal_average, numeric={"decay": 0.9}, after=True),
+    Case(pp.perturbed_mean, numeric={"scale": 0.5}, after=True, continuous=True),
+    Case(pp.importance_correction, numeric={"high": 1.2, "low": 0.9}, options={"reference": "own"}),
+    Case(pp.importance_correction, (), {"high": 1.2}, {"reference": "own", "mode": "mask"}, after=True, note="mask"),
+    Case(pp.self_imitation, numeric={"coef": 0.5, "value_coef": 0.1}, after=True),
     Case(pp.clipped_value_loss, numeric={"clip_eps": 0.2, "coef": 0.5}, after=True),
     Case(pp.value_loss, numeric={"coef": 0.5}, after=True),
     Case(pp.entropy_bonus, numeric={"coef": 0.01}, after=True),
@@ -112,12 +133,16 @@ ELSEWHERE = {"phase", "phases", "replay"}  # only a learner runs them, or the st
 
 def given_batch(case: Case, seed: int = 0, dtype: Any = jnp.float32) -> pp.Batch:
     """A batch with everything any part reads."""
-    return _given_batch(case.after, seed, dtype)
+    return _given_batch(case.after, seed, dtype, case.continuous)
 
 
 @functools.cache
-def _given_batch(after: bool, seed: int, dtype: Any) -> pp.Batch:
+def _given_batch(after: bool, seed: int, dtype: Any, continuous: bool) -> pp.Batch:
     batch = rollout(seed, dtype=dtype)
+    behavior, _ = evaluate(make_params(seed + 100, dtype), batch)
+    batch = batch.replace(next_obs=jnp.roll(batch.obs, -1, axis=0), behavior=behavior)
+    if continuous:
+        batch = batch.replace(action=jnp.asarray(batch.obs[..., :ACTIONS] + 0.1, dtype))
     rng = np.random.default_rng(seed + 1)
     normal = {
         name: jnp.asarray(0.3 * rng.normal(size=(TIME, SEGMENTS)), dtype)
@@ -131,12 +156,18 @@ def _given_batch(after: bool, seed: int, dtype: Any) -> pp.Batch:
     return batch
 
 
+def policy(params: Any, batch: pp.Batch) -> pp.Output:
+    """The policy of all cases: Gaussian where actions are continuous."""
+    continuous = jnp.issubdtype(batch.action.dtype, jnp.floating)
+    return pp.Output(*(evaluate_gaussian if continuous else evaluate)(params, batch))
+
+
 def given_context(seed: int = 0, dtype: Any = jnp.float32) -> pp.Context:
     return pp.Context(
         key=jax.random.key(seed),
         step=jnp.int32(STEP),
         params=make_params(seed, dtype),
-        evaluate=evaluate,
+        evaluate=policy,
         minibatch=jnp.int32(1),
         num_minibatches=2,
     )
@@ -145,6 +176,6 @@ def given_context(seed: int = 0, dtype: Any = jnp.float32) -> pp.Context:
 def apply(case: Case, part: pp.Part, batch: pp.Batch, state: Any, context: pp.Context) -> tuple[pp.Batch, Any]:
     """`part.update`, with the current policy evaluated first where the part stands after a sampler."""
     if case.after and batch.current is None:
-        distribution, value = evaluate(context.params, batch)
+        distribution, value, *_ = policy(context.params, batch)
         batch = batch.replace(current=pp.Current(distribution, distribution.log_prob(batch.action), value))
     return part.update(batch, state, context)

@@ -14,7 +14,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts._types import Divider, with_field_at
 
-from .common import FLOATS, assert_close, assert_same, poisoned
+from .common import FLOATS, assert_close, assert_same, make_params, poisoned
 from .registry import CASES, ELSEWHERE, STEP, apply, given_batch, given_context
 
 every_part = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
@@ -123,7 +123,7 @@ def test_jit_equals_eager_and_compiles_once(case):
 @every_part
 def test_vmap_equals_a_loop(case):
     part, (update, _) = case.part(), jitted(case.id)
-    inputs = [(given_batch(case, seed), part.init(None), given_context(seed)) for seed in (0, 1)]
+    inputs = [(given_batch(case, seed), part.init(make_params()), given_context(seed)) for seed in (0, 1)]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *inputs)
     actual = jax.jit(jax.vmap(lambda *x: apply(case, part, *x)))(*stacked)
     assert_close(actual, jax.tree.map(lambda *x: jnp.stack(x), *(update(*given) for given in inputs)))
@@ -157,7 +157,8 @@ def test_float_dtype_is_kept(case, dtype, how):
     with jax.enable_x64(dtype == jnp.float64):
         part = case.part(**{name: as_given(x) for name, x in case.numeric.items()})
         batch, context = given_batch(case, dtype=dtype), given_context(dtype=dtype)
-        out = jax.eval_shape(lambda batch, state: apply(case, part, batch, state, context)[0], batch, part.init(None))
+        state = part.init(context.params)
+        out = jax.eval_shape(lambda batch, state: apply(case, part, batch, state, context)[0], batch, state)
     for path, leaf in jax.tree_util.tree_leaves_with_path(out):
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             assert leaf.dtype == dtype, jax.tree_util.keystr(path)
