@@ -100,7 +100,7 @@ def kl_penalty(
 
     def init(params: Params, key: Array | None = None) -> EmptyState | KLPenaltyState:
         del params, key
-        return KLPenaltyState(jnp.asarray(coef, jnp.float32), jnp.zeros((), jnp.float32)) if adaptive else EmptyState()
+        return KLPenaltyState(jnp.asarray(coef, float), jnp.zeros((), float)) if adaptive else EmptyState()
 
     def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
         beta, kl = state.coef if adaptive else at(coef, context.step), divergence(batch)
@@ -113,9 +113,9 @@ def kl_penalty(
 
     def finish(batch: Batch, state: KLPenaltyState, context: Context) -> KLPenaltyState:
         assert target is not None
-        goal, kl = at(target, context.step), masked_mean(divergence(batch), batch.mask).astype(jnp.float32)
-        factor = jnp.where(kl < goal / 1.5, 0.5, jnp.where(kl > 1.5 * goal, 2.0, 1.0)).astype(jnp.float32)
-        return KLPenaltyState(state.coef * factor, kl)
+        goal, kl = at(target, context.step), masked_mean(divergence(batch), batch.mask).astype(state.kl.dtype)
+        factor = jnp.where(kl < goal / 1.5, 0.5, jnp.where(kl > 1.5 * goal, 2.0, 1.0))
+        return KLPenaltyState((state.coef * factor).astype(state.coef.dtype), kl)
 
     field = reference if reference == "behavior" else f"extras.{reference}"
     return Part(
