@@ -11,6 +11,7 @@ from . import functional
 from ._errors import UserTypeError
 from ._hyperparameters import Numeric, at, choice, number, spread_nan
 from ._losses import require_critic
+from ._policy import evaluate_policy
 from ._types import Array, Batch, Context, EmptyState, Params, Part, no_state
 from .distributions import Normal
 from .functional import masked_mean
@@ -66,7 +67,8 @@ def proximal_average(*, decay: Numeric) -> Part:
         latest = jax.lax.stop_gradient(context.params)
         mean = jax.tree.map(lambda m, x: m + ((x - m) / weight).astype(m.dtype), state.params, latest)
         params = jax.tree.map(lambda m, x: m.astype(x.dtype), mean, latest)
-        log_prob = context.evaluate(params, batch).distribution.log_prob(batch.action).astype(batch.log_prob.dtype)
+        proximal = evaluate_policy(context.evaluate, params, batch).distribution
+        log_prob = proximal.log_prob(batch.action).astype(batch.log_prob.dtype)
         if batch.mask is not None:
             log_prob = jnp.where(batch.mask.astype(bool), log_prob, batch.log_prob)
         correction = jnp.exp(log_prob - batch.log_prob)

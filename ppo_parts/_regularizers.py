@@ -12,6 +12,7 @@ from . import functional
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, choice, count, number, spread_nan
 from ._losses import entropy_of
+from ._policy import evaluate_policy
 from ._types import Array, Batch, Context, EmptyState, Params, Part, no_state
 from .functional import KLEstimator, masked_mean
 
@@ -277,7 +278,7 @@ def smoothness_loss(
         sigma, loss = at(noise_scale, context.step), jnp.zeros_like(batch.log_prob)
         for term, coef in coefs.items():
             obs = batch.next_obs if term == "temporal" else _with_noise(batch.obs, sigma, context.key)
-            other = context.evaluate(context.params, batch.replace(obs=obs)).distribution
+            other = evaluate_policy(context.evaluate, context.params, batch.replace(obs=obs)).distribution
             change = _action(where, batch.current.distribution) - _action(where, other)
             distance = optax.safe_norm(change, 1e-6, axis=-1)  # its gradient at 0 is 0
             weight = at(coef, context.step)
