@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from . import functional
-from ._errors import UserTypeError
+from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, choice, number, spread_nan
 from ._losses import require_critic
 from ._policy import evaluate_policy
 from ._types import Array, Batch, Context, EmptyState, Params, Part, no_state
 from .distributions import Normal
 from .functional import masked_mean
-from .functional._common import accumulator_dtype
+from .functional._common import accumulator_dtype, known_values
 from .functional._corrections import CorrectionMode
 
 
@@ -164,6 +164,9 @@ def importance_correction(
     where = "importance_correction"
     high, low = number(where, "high", high, 0, open_low=True), number(where, "low", low, 0)
     choice(where, "mode", mode, ("truncate", "mask"))
+    bounds = [None if callable(x) else known_values(x) for x in (low, high)]
+    if bounds[0] is not None and bounds[1] is not None and bounds[0] > bounds[1]:
+        raise UserValueError(f"{where}: low must not exceed high, got low={low!r} and high={high!r}")
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         most, least = at(high, context.step), at(low, context.step)

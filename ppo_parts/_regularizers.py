@@ -15,6 +15,7 @@ from ._losses import entropy_of
 from ._policy import evaluate_policy
 from ._types import Array, Batch, Context, EmptyState, Params, Part, no_state
 from .functional import KLEstimator, masked_mean
+from .functional._common import unsqueezed
 
 KLDirection = Literal["reference_to_current", "current_to_reference"]
 
@@ -134,7 +135,7 @@ def kl_penalty(
 def _analytic_kl(batch: Batch, reference: str, forward: bool) -> Array:
     """Return KL(reference ‖ current) per element, or KL(current ‖ reference) if not `forward`."""
     other = batch.behavior if reference == "behavior" else batch.extras[reference]
-    first, second = batch.current.distribution, other
+    first, second = batch.current.distribution, _current_where_masked(other, batch.current.distribution, batch.mask)
     if forward:
         first, second = second, first
     if not hasattr(first, "kl_divergence"):
@@ -143,6 +144,23 @@ def _analytic_kl(batch: Batch, reference: str, forward: bool) -> Array:
             "distribution that has one, such as those of ppo_parts.distributions, or another estimator"
         )
     return first.kl_divergence(second)
+
+
+def _current_where_masked(other: Any, current: Any, mask: Array | None) -> Any:
+    """Replace masked elements, where the learner may have erased even a standard deviation, by the current policy's.
+
+    The divergence is 0 there, and so is its gradient, which would be NaN otherwise.
+    """
+    alike = jax.tree.structure(other) == jax.tree.structure(current)
+    if mask is None or not alike:
+        return other
+
+    def chosen(x: Array, y: Array) -> Array:
+        if jnp.shape(x) != jnp.shape(y) or jnp.shape(x)[: mask.ndim] != mask.shape:
+            return x
+        return jnp.where(unsqueezed(mask.astype(bool), jnp.ndim(x)), x, jax.lax.stop_gradient(y))
+
+    return jax.tree.map(chosen, other, current)
 
 
 class EntropyCoefState(NamedTuple):

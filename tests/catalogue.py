@@ -4,6 +4,7 @@ A test module lists its entries and calls the checks on them; see `test_catalogu
 float64 except where a check is about float32.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import ppo_parts as pp
 
@@ -84,6 +86,29 @@ def check_golden(entry: Entry) -> None:
     actual = entry.function(**given, **entry.hyperparameters)
     np.testing.assert_allclose(actual, np.asarray(entry.expected), rtol=2e-5, atol=1e-6)
     assert actual.dtype == jnp.float32
+
+
+def check_contract(entry: Entry) -> None:
+    """The dtype of the first input is kept, hyperparameters may be traced, and wrong inputs are refused."""
+    given = {name: jnp.asarray(x, jnp.float32) for name, x in entry.golden.items()}
+    first = next(iter(given))
+    numbers = {name: x for name, x in entry.hyperparameters.items() if isinstance(x, float)}
+    call = functools.partial(entry.function, **{k: x for k, x in entry.hyperparameters.items() if k not in numbers})
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), given)
+    output = jax.eval_shape(lambda given, numbers: call(**given, **numbers), narrow, numbers)
+    assert output.dtype == jnp.bfloat16
+    assert output.shape == np.shape(entry.expected)
+    call = functools.partial(entry.function, **entry.hyperparameters)
+    with pytest.raises(TypeError, match=f"{first} must be floating"):
+        call(**{**given, first: given[first].astype(int)})
+    for name in given if len(given) > 1 else ():
+        with pytest.raises(pp.ShapeError, match=name):
+            call(**{**given, name: given[name][..., None]})
+    if entry.mask:
+        with pytest.raises(pp.ShapeError, match="mask"):
+            call(**given, mask=jnp.ones((*output.shape, 1)))
+        with pytest.raises(ValueError, match="mask must hold 0 and 1"):
+            call(**given, mask=jnp.full(output.shape, 2))
 
 
 def check_reference(entry: Entry) -> None:

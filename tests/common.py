@@ -40,7 +40,7 @@ def evaluate(params: Any, batch: pp.Batch) -> tuple[Softmax, jax.Array]:
 def evaluate_gaussian(params: Any, batch: pp.Batch) -> tuple[pp.distributions.Normal, jax.Array]:
     """The same with continuous actions `[..., ACTIONS]`."""
     loc = batch.obs @ params["policy"]
-    return pp.distributions.Normal(loc, jnp.full((ACTIONS,), 0.7, loc.dtype)), batch.obs @ params["value"]
+    return pp.distributions.Normal(loc, 0.5 + jax.nn.sigmoid(loc)), batch.obs @ params["value"]
 
 
 def make_params(seed: int = 0, dtype: Any = jnp.float32) -> dict[str, jax.Array]:

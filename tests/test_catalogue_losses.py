@@ -14,6 +14,7 @@ from .catalogue import (
     Entry,
     Law,
     check_all_learn,
+    check_contract,
     check_golden,
     check_laws,
     check_learns,
@@ -241,6 +242,11 @@ def test_golden(entry):
 
 
 @every_entry
+def test_contract(entry):
+    check_contract(entry)
+
+
+@every_entry
 def test_equals_reference_with_gradient_and_mask(entry):
     check_reference(entry)
 
@@ -429,7 +435,8 @@ def test_perturbed_mean_shifts_each_element_by_at_most_the_scale():
     assert np.abs(shift).max() <= 0.5
     assert np.abs(shift).max() > 0.4
     assert len(np.unique(shift.round(6))) == shift.size
-    expected = pp.distributions.Normal(batch.obs @ params["policy"] + shift, 0.7).log_prob(batch.action)
+    scale = evaluate_gaussian(params, batch)[0].scale
+    expected = pp.distributions.Normal(batch.obs @ params["policy"] + shift, scale).log_prob(batch.action)
     np.testing.assert_allclose(out.current.log_prob, expected, rtol=1e-5)
     again, _ = applied(pp.perturbed_mean(scale=0.0), batch, evaluate_gaussian)
     np.testing.assert_array_equal(again.current.distribution.loc, batch.obs @ params["policy"])
@@ -448,6 +455,11 @@ def test_importance_correction_weighs_advantages():
         np.testing.assert_allclose(out.advantage, 2 * weight, rtol=1e-4)
         np.testing.assert_allclose(out.metrics["correction_weight"], weight.mean(), rtol=1e-4)
         np.testing.assert_allclose(out.metrics["correction_fraction"], 1 - inside.mean(), rtol=1e-4)
+    for refuse in (pp.importance_correction, functools.partial(f.importance_sampling_weight, log_ratio)):
+        with pytest.raises(ValueError, match="low must not exceed high"):
+            refuse(low=2.0, high=1.0)
+        with pytest.raises(ValueError, match="mode must be one of"):
+            refuse(high=1.0, mode="clip")
     same = batch.replace(extras={"sampler_log_prob": batch.log_prob})
     np.testing.assert_array_equal(applied(pp.importance_correction(high=2.0), same)[0].advantage, batch.advantage)
 
@@ -478,5 +490,7 @@ def test_chains_of_all_learn():
         pp.clipped_surrogate(clip_eps=0.2),
         pp.bounds_loss(coef=0.1),
         pp.smoothness_loss(),
+        pp.kl_penalty(coef=0.1, estimator="analytic"),  # where the mask is 0, the learner erases even the scale
     )
-    check_learns(parts, evaluate_gaussian, action=batch.action, next_obs=batch.next_obs)
+    behavior, _ = evaluate_gaussian(make_params(100), batch)
+    check_learns(parts, evaluate_gaussian, action=batch.action, next_obs=batch.next_obs, behavior=behavior)

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ._common import Array, check_floating, check_same_shape, checked_hyperparameter, known_values, zero_masked
 
@@ -57,7 +58,8 @@ def importance_sampling_weight(
     (logs,) = zero_masked(where, mask, jax.lax.stop_gradient(log_ratio))
     most = checked_hyperparameter(where, "high", high, logs.shape, 0, open_low=True, dtype=logs.dtype)
     least = checked_hyperparameter(where, "low", low, logs.shape, 0, dtype=logs.dtype)
-    if (ordered := known_values(least <= most)) is not None and not ordered.all():
+    known = known_values(low), known_values(high)
+    if known[0] is not None and known[1] is not None and np.any(known[0] > known[1]):
         raise ValueError(f"{where}: low must not exceed high, got low={low!r} and high={high!r}")
     ratio = jnp.exp(logs)
     if mode == "truncate":
