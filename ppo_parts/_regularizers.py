@@ -151,8 +151,8 @@ def _current_where_masked(other: Any, current: Any, mask: Array | None) -> Any:
 
     The divergence is 0 there, and so is its gradient, which would be NaN otherwise.
     """
-    alike = jax.tree.structure(other) == jax.tree.structure(current)
-    if mask is None or not alike:
+    structure: Any = jax.tree.structure(current)
+    if mask is None or structure != jax.tree.structure(other):
         return other
 
     def chosen(x: Array, y: Array) -> Array:
