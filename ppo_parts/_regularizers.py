@@ -63,7 +63,9 @@ def kl_penalty(
         target: None, or the divergence to keep, in nats, > 0; a schedule counts learner updates.
         name: key in `losses`.
 
-    Place: after the sampler. "analytic" with the behavior policy needs `rollout(..., keep_distribution=True)`.
+    Place: after the sampler. "analytic" with the behavior policy needs `rollout(..., keep_distribution=True)`. After
+    `proximal_average`, the log-probabilities of the behavior policy are those of the proximal one; with `target`, put
+    this part before it.
 
     Raises:
         ValueError: an unknown word, or k1 with "current_to_reference", whose gradient is 0 in the mean.

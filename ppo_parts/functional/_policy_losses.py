@@ -109,8 +109,8 @@ def discovered_policy_optimization(
     Args:
         log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
         advantage: same shape; its scale matters, so normalize it.
-        alpha: bound of the gain beyond that of a ratio of 1, for A >= 0, > 0.
-        beta: the same for A < 0, > 0.
+        alpha: scale of the drift for A >= 0, > 0: the drift is felt where (r - 1) A is about as large.
+        beta: scale of the drift for A < 0, > 0: the drift is felt where l A is about as large.
         mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
 
     Returns:
