@@ -458,7 +458,7 @@ def test_importance_correction_weighs_advantages():
     for refuse in (pp.importance_correction, functools.partial(f.importance_sampling_weight, log_ratio)):
         with pytest.raises(ValueError, match="low must not exceed high"):
             refuse(low=2.0, high=1.0)
-        with pytest.raises(ValueError, match="mode must be one of"):
+        with pytest.raises(ValueError, match=r"mode must be .*'clip'"):
             refuse(high=1.0, mode="clip")
     same = batch.replace(extras={"sampler_log_prob": batch.log_prob})
     np.testing.assert_array_equal(applied(pp.importance_correction(high=2.0), same)[0].advantage, batch.advantage)

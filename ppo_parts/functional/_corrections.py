@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +67,7 @@ def importance_sampling_weight(
     elif mode == "mask":
         weight = jnp.where((ratio >= least) & (ratio <= most), ratio, 0)
     else:
-        raise ValueError(f"{where}: mode must be one of {get_args(CorrectionMode)}, got {mode!r}")
+        raise ValueError(f'{where}: mode must be "truncate" or "mask", got {mode!r}')
     if mask is not None:
         weight = jnp.where(jnp.asarray(mask).astype(bool), weight, 0)
     return weight.astype(jnp.result_type(log_ratio))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | 
     elif estimator == "k3+":
         kl = _with_gradient_of(jnp.expm1(logs) - logs, 0.5 * jnp.square(logs))
     else:
-        raise ValueError(f"approx_kl: estimator must be one of {get_args(KLEstimator)}, got {estimator!r}")
+        raise ValueError(f'approx_kl: estimator must be "k1", "k2", "k3" or "k3+", got {estimator!r}')
     return kl.astype(jnp.result_type(log_ratio))
 
 
