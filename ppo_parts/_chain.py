@@ -16,6 +16,8 @@ REMEDY = {
     "target": "put gae() or vtrace() before it (or give the batch a target of your own)",
     "weight": "use a sampler that weighs what it draws, such as prioritized_sampler()",
     "losses": "put a loss such as clipped_surrogate() before it",
+    "behavior": "let the rollout keep it, rollout(..., keep_distribution=True)",
+    "next_obs": "let the rollout keep it, rollout(..., keep_next_obs=True)",
 }
 BY_THE_LEARNER = {"losses", "metrics", "stop"}  # fields that the learner reads at the end of a chain
 

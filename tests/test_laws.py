@@ -1,5 +1,7 @@
 """One registry of parts, one list of laws (`ppo_parts.testing`): what every part promises, whatever it computes."""
 
+import dataclasses
+import functools
 import inspect
 import re
 
@@ -55,16 +57,16 @@ def test_law(case, law):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.numeric], ids=lambda case: case.id)
 def test_a_number_an_array_and_a_schedule_do_the_same(case):
-    make = lambda **numeric: case.part(**numeric)  # noqa: E731
-    testing.check_hyperparameters(make, **case.numeric)
+    given = functools.partial(given_batch, case.after, case.continuous)
+    testing.check_hyperparameters(case.part, batch=given, **case.numeric)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.numeric], ids=lambda case: case.id)
 def test_an_array_or_a_schedule_of_another_dtype_keeps_the_dtype(case):
     for as_given in (lambda x: jnp.float32(x), lambda x: lambda step: jnp.float32(x)):
         part = case.part(**{name: as_given(x) for name, x in case.numeric.items()})
-        given = lambda *args, case=case: given_batch(case.after, *args)  # noqa: E731
-        assert _laws.float_dtype_is_kept(testing.Subject(part, given, testing.example_context, case.after)) is None
+        given = subject(case.id)
+        assert _laws.float_dtype_is_kept(dataclasses.replace(given, part=part)) is None
 
 
 # --- parts that break a law -----------------------------------------------------------------------------------------

@@ -195,8 +195,8 @@ def test_adaptive_kl_penalty_equals_a_loop_by_hand():
     module = page("adaptive_kl_penalty")
     state, metrics = train(given(module.pipeline), params, batches, categorical, optax.sgd(0.01))
     assert_equal(state.params, expected)
-    np.testing.assert_allclose([m["kl_coef"] for m in metrics], coefs)
-    np.testing.assert_allclose([m["kl"] for m in metrics], [0, *kls[:-1]], atol=1e-9)
+    np.testing.assert_allclose([m["kl_penalty_coef"] for m in metrics], coefs)
+    np.testing.assert_allclose([m["kl_penalty_after"] for m in metrics], [0, *kls[:-1]], atol=1e-9)
     assert coefs == [1, 2, 1]  # it went both ways
 
 

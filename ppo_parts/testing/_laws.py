@@ -145,7 +145,8 @@ def jit_equals_eager(subject: Subject) -> str | None:
 def vmap_equals_a_loop(subject: Subject) -> str | None:
     """`jax.vmap` over runs computes what a loop over them does."""
     inputs = [
-        (subject.batch(seed), subject.part.init(None, jax.random.key(0)), subject.context(seed)) for seed in (0, 1)
+        (subject.batch(seed), subject.part.init(subject.context().params, jax.random.key(0)), subject.context(seed))
+        for seed in (0, 1)
     ]
     actual = jax.jit(jax.vmap(subject.apply))(*stack(inputs))
     wrong = difference(actual, stack([subject.update(*given) for given in inputs]))
@@ -172,7 +173,7 @@ def float_dtype_is_kept(subject: Subject) -> str | None:
     for dtype in (*DTYPES, jnp.float64):
         with enable_x64(dtype == jnp.float64):
             batch, context = subject.batch(0, dtype), subject.context(0, dtype)
-            state = subject.part.init(None, jax.random.key(0))
+            state = subject.part.init(context.params, jax.random.key(0))
             out = jax.eval_shape(lambda b, s, c=context: subject.apply(b, s, c)[0], batch, state)
         for path, leaf in jax.tree_util.tree_leaves_with_path(out):
             if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype != dtype:
