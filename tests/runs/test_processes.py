@@ -72,21 +72,29 @@ def test_two_processes(tmp_path):
             np.testing.assert_allclose(found[name] or 0, expected[name] or 0, 1e-3, 1e-4, err_msg=name)
 
     # If one is killed, the other notices.
-    two = started(2, tmp_path, "--resume", str(folder))
-    wait_for(lambda: logged(folder) > saved + 20, two, tmp_path)
-    two[1].kill()
-    began = time.monotonic()
-    assert two[0].wait(3 * HEARTBEAT) != 0
-    assert time.monotonic() - began < 2 * HEARTBEAT
-    assert "error: another process of this run does not answer" in (tmp_path / "log0").read_text()
-    lost = rows(folder)
+    lost = rows_after_loss(folder, saved, tmp_path, victim=1, signal_number=signal.SIGKILL)
 
-    # The run that is resumed repeats what was computed after the checkpoint.
-    two = started(2, tmp_path, "--resume", str(folder))
-    wait_for(lambda: logged(folder) == saved, two, tmp_path)  # it has cut off the rows after the checkpoint
-    wait_for(lambda: logged(folder) > saved + 20, two, tmp_path)
-    two[0].send_signal(signal.SIGTERM)
-    assert [process.wait(60) for process in two] == [128 + signal.SIGTERM] * 2
-    again = rows(folder)
-    assert again[: saved + 20] == lost[: saved + 20]
-    assert max(steps(folder)) == len(again)
+    # The run that is resumed repeats what was computed after the checkpoint. Now the first process is killed, through
+    # which the others find each other; and then one hangs.
+    again = rows_after_loss(folder, saved, tmp_path, victim=0, signal_number=signal.SIGKILL)
+    assert again == lost
+    assert rows_after_loss(folder, saved, tmp_path, victim=1, signal_number=signal.SIGSTOP) == lost
+
+
+def rows_after_loss(folder, saved, place, victim, signal_number):
+    """Resume, stop one process, and wait for the other to end with a sentence; the rows that follow the checkpoint."""
+    two = started(2, place, "--resume", str(folder))
+    wait_for(lambda: logged(folder) == saved, two, place)  # it has cut off the rows after the checkpoint
+    wait_for(lambda: logged(folder) > saved + 20, two, place)
+    two[victim].send_signal(signal_number)
+    began, survivor = time.monotonic(), 1 - victim
+    try:
+        assert two[survivor].wait(4 * HEARTBEAT) != 0
+    finally:
+        for process in two:
+            process.kill()
+            process.wait()
+    text = (place / f"log{survivor}").read_text()
+    assert time.monotonic() - began < 2 * HEARTBEAT, text
+    assert "error: another process of this run does not answer" in text
+    return rows(folder)[: saved + 20]
