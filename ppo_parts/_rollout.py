@@ -91,8 +91,9 @@ def rollout(
         keep_next_obs: keep the observation that followed each step as `next_obs`, including final observations.
         keep_distribution: keep the behavior distribution as `behavior`, for exact divergences.
         shards: S, `batch.shards`: equal blocks of environments that samplers do not mix, so that each can stay on a
-            separate device. This changes which minibatches are drawn. With S > 1, all final observations are kept and
-            evaluated after the last step, so that devices do not wait for each other at every step.
+            separate device. This changes which minibatches are drawn. So that devices do not wait for each other at
+            every step, with S > 1 all final observations are kept and evaluated after the last step, and the shards
+            merge the running statistics of normalizing wrappers after it.
 
     Returns:
         `Rollout(init, collect, sharding, restart)`; the batch has the fields obs, action, log_prob, value, reward,

@@ -64,7 +64,8 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
 
     The statistics are part of the environment's state. They include every observation that the policy acts on, before
     it acts, including those of resets. Observations are stored as the policy saw them, so the first ratio of an update
-    is 1. `evaluation` freezes the statistics.
+    is 1. `evaluation` freezes the statistics. With several shards (see `rollout`), each of them adds its own
+    observations to the statistics during a rollout, and at its end these are merged.
 
     An observation that is not finite is passed on unchanged, for the learner to count, and does not enter the
     statistics. The mask of an `Observation` is not changed.
@@ -139,8 +140,9 @@ def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps:
 
     .. math:: G \leftarrow \gamma G + r, \qquad \hat r = \mathrm{clip}(r / \sqrt{\mathrm{Var}(G) + \epsilon}, \pm c)
 
-    Rewards are not centred, and G starts from 0 in each episode. `evaluation` leaves rewards unscaled. A reward that is
-    not finite is passed on unchanged, for the learner to count, and does not enter the statistics.
+    Rewards are not centered, and G starts from 0 in each episode. `evaluation` leaves rewards unscaled. A reward that
+    is not finite is passed on unchanged, for the learner to count, and does not enter the statistics. Several shards
+    update the statistics as in `normalize_observation`.
 
     Args:
         env: any environment.
