@@ -82,6 +82,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     for color, name in enumerate(names):
         for scaling, style in (("strong", "-"), ("weak", "--")):
             mine = [row for row in rows if row["recipe"] == name and row["scaling"] == scaling]
+            if not mine:
+                continue
             devices = [row["devices"] for row in mine]
             numbers = (
                 [row["flops"] / mine[0]["flops"] for row in mine],
