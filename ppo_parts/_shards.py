@@ -35,6 +35,15 @@ def check_shards(where: str, shards: int, what: str, size: int) -> None:
         )
 
 
+def known_to_all(x: Array) -> Array:
+    """Return `x` `[shards, ...]`, a few numbers for each shard, as each device needs to know them.
+
+    This is a sum, to which every shard contributes its own row and zeros, because XLA combines sums into one operation.
+    """
+    own = jnp.eye(len(x), dtype=bool).reshape(len(x), len(x), *(1 for _ in x.shape[1:]))
+    return jnp.sum(jnp.where(own, x, 0), axis=1)
+
+
 def map_shards(f: Callable[..., Any], batch: Batch, *each: Any) -> Any:
     """Compute `f(batch, *each)` for every shard, by `vmap`; leaves of `each` and of the result begin with `[shards]`.
 

@@ -144,17 +144,25 @@ def explained_variance(value: Array, target: Array, *, mask: Array | None = None
     check_floating("explained_variance", value=value, target=target)
     check_same_shape("explained_variance", value=value, target=target, mask=mask)
     v, aim = zero_masked("explained_variance", mask, *jax.lax.stop_gradient((value, target)))
-    if mask is None:
-        some = jnp.max(jnp.atleast_1d(aim)[:1])  # only of the first step: a maximum over all steps costs a pass
-    else:
-        some = jnp.max(aim, where=jnp.asarray(mask).astype(bool), initial=-jnp.inf)
+    some = one_of(aim, mask)
 
     def variance(x: Array) -> Array:
         return masked_mean(jnp.square(x - masked_mean(x, mask)), mask)
 
     # One of the targets is subtracted first, because the mean of equal numbers has a rounding error, and the mean of
     # their differences, which are 0, has none.
-    total = variance(aim - some)
-    varies = jnp.sqrt(total) > 4 * jnp.finfo(aim.dtype).eps * jnp.abs(some)
-    explained = 1 - variance(aim - v) / jnp.where(varies, total, 1)
-    return jnp.where(varies, explained, jnp.nan).astype(jnp.result_type(value))
+    explained = share_explained(variance(aim - some), variance(aim - v), some)
+    return explained.astype(jnp.result_type(value))
+
+
+def one_of(x: Array, mask: Array | None) -> Array:
+    """Return one of the unmasked elements; -inf if there is none."""
+    if mask is None:
+        return jnp.max(jnp.atleast_1d(x)[:1])  # only of the first step: a maximum over all steps costs a pass
+    return jnp.max(x, where=jnp.asarray(mask).astype(bool), initial=-jnp.inf)
+
+
+def share_explained(total: Array, error: Array, some: Array) -> Array:
+    """Return the share of the variance `total` that is not `error`; NaN if targets like `some` do not vary."""
+    varies = jnp.sqrt(total) > 4 * jnp.finfo(total.dtype).eps * jnp.abs(some)
+    return jnp.where(varies, 1 - error / jnp.where(varies, total, 1), jnp.nan)
