@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from typing import Any
 
 import numpy as np
+
+from recipes.mujoco_ppo import Config
 
 from .report import canvas, save, table
 
@@ -57,7 +60,7 @@ def mujoco(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
     rows = [
         [
             f"[{record['task']}](../benchmarks/results/mujoco/{record['file']})",
-            f"`{record['variant']}`",
+            f"`{record['variant']}`{other_settings(record['config'])}",
             f"{record['env_steps']:,}",
             f"{record['seeds'][0]} - {record['seeds'][-1]}",
             interval(record["best_evaluation"]),
@@ -87,10 +90,20 @@ def mujoco(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
         "*best mean* the highest mean over seeds; both favor lucky evaluations. Tianshou reports the maximum over",
         "training of about 30 evaluations in 1M steps (10 seeds, mean and standard deviation, version 3 of the",
         "environments), CleanRL training returns (3 seeds, version 4). A *variant* changes one thing of",
-        "`recipes.mujoco_ppo`; `python -m benchmarks mujoco <task> --variant <variant>` makes a row.",
+        "`recipes.mujoco_ppo`; `python -m benchmarks mujoco <task> --variant <variant>` makes a row. Settings beside",
+        "its name are the recipe's at the time of the record, and differ from today's. The recipe's own rows, for all",
+        "five tasks, have not been recorded yet.",
         "",
         *curves(records, pictures),
     ]
+
+
+def other_settings(config: dict[str, Any]) -> str:
+    """The settings of a record that are not the recipe's any more."""
+    now = dataclasses.asdict(Config())
+    free = ("env_id", "total_timesteps", "seed", "hidden")
+    other = [f"{name}={value}" for name, value in config.items() if name not in free and now.get(name) != value]
+    return f", {', '.join(other)}" if other else ""
 
 
 def interval(found: dict[str, Any]) -> str:

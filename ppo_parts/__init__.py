@@ -44,6 +44,7 @@ from ._proximal import importance_correction as importance_correction
 from ._proximal import perturbed_mean as perturbed_mean
 from ._proximal import proximal_average as proximal_average
 from ._proximal import self_imitation as self_imitation
+from ._refresh import EachEpoch as EachEpoch
 from ._refresh import Estimates as Estimates
 from ._refresh import Refresh as Refresh
 from ._refresh import Upstream as Upstream

@@ -24,7 +24,8 @@ def gae(*, gamma: Numeric, gae_lambda: Numeric, implementation: functional.Imple
     """Write `advantage` and `target` by generalized advantage estimation; see `functional.gae` for the equations.
 
     Before the sampler it reads the rollout's values. After a sampler that keeps time it reads the values of the policy
-    being trained (`current.value`), and takes `next_value` from them, except at truncations and at the rollout's end.
+    being trained (`current.value`), and takes `next_value` from them, except at truncations, before masked
+    steps and at the rollout's end.
     Gradients do not flow through it. Before the sampler it also writes the metric `explained_variance`.
 
     Args:

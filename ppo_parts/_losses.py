@@ -107,7 +107,7 @@ def policy_loss(loss: Callable[..., Array], *, name: str = "policy", **hyperpara
     first = {key: at(value, 0) for key, value in hyperparameters.items()}
     probe = np.zeros((1, 1), np.float32)
     try:
-        shape = jax.eval_shape(lambda x: loss(x, x, mask=None, **first), probe).shape
+        shape = getattr(jax.eval_shape(lambda x: loss(x, x, mask=None, **first), probe), "shape", "not an array")
     except (TypeError, ValueError) as error:
         raise (UserTypeError if isinstance(error, TypeError) else UserValueError)(f"{where}: {error}") from error
     if shape != probe.shape:
@@ -248,12 +248,12 @@ def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy")
 
     If the distribution does not define `entropy()` (a tanh-squashed Gaussian, for example), it is estimated from
     `num_samples` fresh samples, :math:`-\frac{1}{K}\sum_k \log\pi(a_k|s)`, differentiated through the samples. Metric:
-    `entropy`, in nats, without the coefficient.
+    `<name>`, in nats, without the coefficient.
 
     Args:
         coef: coefficient, >= 0; a schedule counts learner updates.
         num_samples: samples of the estimate; not used where the entropy has a closed form.
-        name: key in `losses`.
+        name: key in `losses`, and the name of the metric.
 
     Place: after the sampler.
 

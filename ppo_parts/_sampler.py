@@ -232,10 +232,10 @@ def sampler_of_shards(
         draw_key = jax.random.fold_in(context.key, 2**31)  # a large number, for the reason given in `part_key`
         item = jax.tree.map(lambda x: x[0], plan(context.key, batch, 0))
         indices, weight = draw(item, batch, context.replace(key=draw_key))
-        minibatch = whole.take(batch, indices, weight)
+        minibatch = made.take(batch, indices, weight)
         return minibatch.replace(current=evaluate_current(context.evaluate, context.params, minibatch))
 
-    whole = Sampler(
+    made = Sampler(
         no_state,
         update,
         name,
@@ -251,7 +251,7 @@ def sampler_of_shards(
         draw=draw,
         in_range=in_range,
     )
-    return whole
+    return made
 
 
 def _from_windows(minibatch: Batch, windows: Windows) -> Batch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +103,11 @@ def full_batch(num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout
 
 
 def given_indices(
-    indices: Any, axis: Axis = "step", weights: Any = None, *, refresh: RefreshName | Refresh = "rollout"
+    indices: Any,
+    axis: Literal["step", "segment"] = "step",
+    weights: Any = None,
+    *,
+    refresh: RefreshName | Refresh = "rollout",
 ) -> Part:
     """Use exactly these minibatches, in this order, for parity tests and debugging.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ._errors import UserValueError
 from ._types import PER_SEGMENT, PER_STEP, Array, Batch

@@ -440,13 +440,17 @@ def field_at(batch: Batch, path: str) -> Any:
 
 
 def with_field_at(batch: Batch, path: str, value: Any) -> Batch:
-    """Return the batch with a new value at a path: a field, an entry ("extras.x"), or a field of `current`."""
+    """Return the batch with a new value at a path: a field, an entry ("extras.x") or a nested field."""
     field, _, rest = path.partition(".")
-    if not rest:
-        return batch.replace(**{field: value})
-    if field == "current":
-        return batch.replace(current=batch.current._replace(**{rest: value}))
-    return batch.replace(**{field: {**getattr(batch, field), rest: value}})
+    return batch.replace(**{field: _with_value_at(getattr(batch, field), rest, value) if rest else value})
+
+
+def _with_value_at(tree: Any, path: str, value: Any) -> Any:
+    name, _, rest = path.partition(".")
+    if isinstance(tree, Mapping) or tree is None:
+        tree = tree or {}
+        return {**tree, name: _with_value_at(tree.get(name), rest, value) if rest else value}
+    return tree._replace(**{name: _with_value_at(getattr(tree, name), rest, value) if rest else value})
 
 
 def require(batch: Batch, where: str, **remedies: str) -> None:

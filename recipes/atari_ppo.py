@@ -3,7 +3,7 @@
     python -m recipes.atari_ppo --env-id ale:breakout
 
 A lost life terminates an episode, rewards are clipped to their sign, and the returns that are reported are those of
-whole games. It needs `pip install ale-py`.
+whole games. Install it with `pip install ".[train,atari]"`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
     python -m recipes.mujoco_ppo --env-id gym:Hopper-v5 --num-seeds 5 --eval-episodes 10 --eval-every 50
 
 Tianshou's benchmark has the highest results of PPO on Gymnasium's MuJoCo tasks that we know of, and attributes them to
-these advantages. Advantages are not standardized, and values are not clipped. Run `pip install "gymnasium[mujoco]"`.
+these advantages. Advantages are not standardized, and values are not clipped. Install it with
+`pip install ".[train,gymnasium]"`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ppo_parts.training import at_least, between, more_than
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(training.Config):
-    """Hyperparameters; defaults are those of Tianshou's `mujoco_ppo.py`."""
+    """Hyperparameters; defaults are those of Tianshou's `mujoco_ppo.py` (its value loss has no factor 1/2)."""
 
     env_id: str = "gym:HalfCheetah-v5"
     total_timesteps: int = 1_000_000
@@ -32,7 +33,7 @@ class Config(training.Config):
     update_epochs: Annotated[int, at_least(1), "passes over each rollout; each recomputes the advantages"] = 10
     clip_coef: Annotated[float, more_than(0), "how far the probability ratio may move from 1"] = 0.2
     ent_coef: Annotated[float, at_least(0), "weight of the entropy bonus"] = 0.0
-    vf_coef: Annotated[float, at_least(0), "weight of the value loss"] = 0.25
+    vf_coef: Annotated[float, at_least(0), "weight of the value loss, which has a factor 1/2"] = 0.5
     max_grad_norm: Annotated[float, more_than(0), "a gradient with a larger norm is scaled down to this one"] = 0.5
     hidden: Annotated[tuple[int, ...], at_least(1), "units of each hidden layer"] = (64, 64)
     log_std: Annotated[float, "initial logarithm of the standard deviation of actions"] = -0.5

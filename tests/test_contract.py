@@ -419,6 +419,17 @@ def test_within_reads_the_policy_being_trained():
     assert {"second/value_loss", "nonfinite/loss/second/value"} <= set(metrics)
 
 
+def test_within_writes_where_its_path_leads():
+    batch = rollout().replace(extras={"second": {"reward": rollout(1).reward}})
+    expected = GAE.update(batch, pp.EmptyState(), pp.Context(key=KEY))[0].advantage
+    lens = pp.within(GAE, read={}, write={"advantage": "extras.second.advantage"}, name="second")
+    out, _ = lens.update(batch, pp.EmptyState(), pp.Context(key=KEY))
+    assert_same(out.extras["second"]["advantage"], expected)
+    assert_same(out.extras["second"]["reward"], batch.extras["second"]["reward"])
+    both = pp.combine_advantages({"extras.second.advantage": 2.0}).update(out, pp.EmptyState(), pp.Context(key=KEY))
+    np.testing.assert_allclose(both[0].advantage, 2 * expected, rtol=1e-6)
+
+
 def test_within_prefixes_losses_as_it_does_metrics():
     batch = rollout()
     current = pp.Current(None, batch.log_prob, batch.value)
@@ -667,6 +678,14 @@ def test_a_stop_is_honoured_if_a_part_declares_it():
 def test_what_nothing_reads_is_refused(parts, message):
     with pytest.raises(ValueError, match=message):
         pp.learner(evaluate, pp.chain(*parts), optax.sgd(1.0))
+
+
+def test_who_reads_all_extras_reads_each_of_them():
+    made = pp.stateless(lambda b: b, name="made", reads=(), provides=("extras.novelty",))
+    used = pp.stateless(
+        lambda b: b.replace(reward=b.reward), name="used", reads=("extras", "reward"), provides=("reward",)
+    )
+    pp.learner(evaluate, pp.chain(made, used, GAE, pp.full_batch(), SURROGATE, pp.value_loss()), optax.sgd(1.0))
 
 
 def test_a_loss_before_the_sampler_is_refused():

@@ -143,6 +143,20 @@ def _(axis_size, in_batched, x):
             loss(lambda b: jnp.broadcast_to(jnp.mean(b.current.value), b.log_prob.shape)),
             "depends on masked places",
         ),
+        (
+            "masked_places_are_neutral",
+            part(
+                lambda b, s, c: (b.replace(reward=b.reward + jnp.mean(b.extras["own"])), s),
+                requires=("extras.own",),
+                provides=("reward",),
+            ),
+            "depends on masked places",
+        ),
+        (
+            "writes_what_it_provides",
+            part(lambda b, s, c: (b.add_stop(after=False), s), place="after_sampler"),
+            "it writes stop",
+        ),
         ("jit_equals_eager", part(counted), "jit gives another result"),
         (
             "vmap_equals_a_loop",
@@ -169,6 +183,17 @@ def test_check_hyperparameters_names_a_schedule_that_is_ignored():
 
     with pytest.raises(pp.UserValueError, match=r"differs for a schedule: .*reward"):
         testing.check_hyperparameters(make, scale=0.5)
+
+
+def test_check_part_accepts_a_state_made_of_parameters():
+    average = part(
+        lambda b, s, c: (b, jax.tree.map(lambda x, y: 0.5 * x + 0.5 * y, s, c.params)), lambda params, key: params
+    )
+    testing.check_part(average)
+
+
+def test_check_hyperparameters_stays_in_the_range():
+    testing.check_hyperparameters(pp.gae, gamma=1.0, gae_lambda=0.95)
 
 
 def test_check_part_takes_batches_of_the_users():

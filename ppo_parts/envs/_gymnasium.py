@@ -118,9 +118,9 @@ class _EnvPool:
 def make_ale(game: str, *, episodic_life: bool = False, timeout: float | None = None, **kwargs: Any) -> Env:
     """Make an Atari game from its name, e.g. "breakout", with the usual preprocessing, in C++ threads.
 
-    Frames are maximized over two, skipped by four, scaled to 84 x 84 grey pixels and stacked by four; up to 30 no-ops
-    and a press of FIRE, where the game has it, begin an episode. Rewards are those of the game: clip them with
-    `clip_reward`.
+    Each action is repeated for four frames, and the pixelwise maximum of the last two is kept, scaled to 84 x 84 gray
+    pixels; the last four are stacked. Up to 30 no-ops and a press of FIRE, where the game has it, begin an episode.
+    Rewards are those of the game: clip them with `clip_reward`.
 
     Args:
         game: its name in `ale_py`, in snake case.

@@ -79,7 +79,7 @@ def check_hyperparameters(
         >>> check_hyperparameters(pp.clipped_surrogate, clip_eps=0.2, dual_clip=3.0)
     """
     arrays = {name: jnp.float32(x) for name, x in numeric.items()}
-    schedules = {name: lambda step, x=x: jnp.where(step == STEP, x, 1.01 * x) for name, x in numeric.items()}
+    schedules = {name: lambda step, x=x: jnp.where(step == STEP, x, 0.99 * x) for name, x in numeric.items()}
     part, context = make(**numeric), example_context()
     state = part.init(context.params, jax.random.key(0))
     for after in sides(part):

@@ -190,4 +190,5 @@ def poisoned(batch: Batch, kind: str) -> Batch:
     where = keep.reshape(keep.shape + (1,) * (batch.action.ndim - keep.ndim))
     action = jnp.where(where, batch.action, 1 - batch.action)
     losses = {name: other(loss) for name, loss in batch.losses.items()}
-    return batch.replace(**floats, obs=other(batch.obs), action=action, losses=losses)
+    extras = jax.tree.map(lambda x: other(x) if jnp.issubdtype(x.dtype, jnp.floating) else x, batch.extras)
+    return batch.replace(**floats, obs=other(batch.obs), action=action, losses=losses, extras=extras)

@@ -93,7 +93,7 @@ def writes_what_it_provides(subject: Subject) -> str | None:
         return None if same else "current and log_prob of its minibatch differ in shape"
     changed = {field for field in FIELDS if getattr(after, field) is not getattr(before, field)}
     provided = {path.partition(".")[0] for path in part.provides}
-    if silent := sorted(changed - provided - {"metrics", "reductions", "stop"}):
+    if silent := sorted(changed - provided - {"metrics", "reductions"}):
         return f"it writes {', '.join(silent)} and does not say so: add it to `provides`"
     if idle := sorted(provided - changed):
         return f"it does not write {', '.join(idle)}: remove it from `provides`"
@@ -253,7 +253,7 @@ LAWS: tuple[Law, ...] = (
 def outside(batch: Batch) -> Any:
     """Return what may not depend on masked places: the numbers where the mask is 1, and everything reduced."""
     keep = np.asarray(batch.mask, bool)
-    steps = {field: getattr(batch, field) for field in (*FLOATS, "mask", "losses")}
+    steps = {field: getattr(batch, field) for field in (*FLOATS, "mask", "losses", "extras")}
     kept = jax.tree.map(lambda x: np.asarray(x)[keep] if np.shape(x)[: keep.ndim] == keep.shape else x, steps)
     return {**kept, "metrics": batch.metrics, "weight": batch.weight, "stop": batch.stop}
 

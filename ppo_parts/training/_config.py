@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -157,10 +158,10 @@ def _check_field(where: str, name: str, value: Any, hint: Any, declared: Range |
             raise UserTypeError(f"must be a tuple, got {value!r}", where=where, argument=name)
         for x in value:
             _check_number(where, name, x, get_args(hint)[0], declared)
-    elif hint is bool and not isinstance(value, bool):
-        raise UserTypeError(f"must be True or False, got {value!r}", where=where, argument=name)
-    elif hint is str and not isinstance(value, str):
-        raise UserTypeError(f"must be a string, got {value!r}", where=where, argument=name)
+    else:
+        for kind, expected in {bool: "True or False", str: "a string", Path: "a Path"}.items():
+            if kind in kinds and not isinstance(value, kind):
+                raise UserTypeError(f"must be {expected}, got {value!r}", where=where, argument=name)
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:

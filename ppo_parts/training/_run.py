@@ -43,6 +43,11 @@ def run(
     its result is bit-identical to that of an uninterrupted run. Ctrl-C, SIGTERM and SIGHUP save the run and end it; a
     second one ends it at once. SIGUSR1 saves and continues.
 
+    Messages about the run go to the logger `ppo_parts.training`, for example "compiled in 4.0 s" at the level INFO.
+
+    All processes of a distributed run call this function with the same arguments. The first one writes the files and
+    calls `on_rows`; a signal to one of them stops all.
+
     Args:
         train: the run, as a recipe's `make_train` returns it.
         config: a dataclass with the fields `seed` and `env_id`, among others; recorded, and compared on resuming.
@@ -53,15 +58,10 @@ def run(
             reported again, if the process is killed.
         make_program: makes what computes updates and evaluations; see `Program`.
 
-    Messages about the run go to the logger `ppo_parts.training`, for example "compiled in 4.0 s" at the level INFO.
-
-    All processes of a distributed run call this function with the same arguments. The first one writes the files and
-    calls `on_rows`; a signal to one of them stops all.
-
     Returns:
         The result: returns of the last 100 episodes per seed, evaluation, versions, timing, paths. If the run was
         interrupted, only the number of steps, the versions, and `interrupted_by`: the name of the signal, or "StopRun".
-        In other processes than the first, there is nothing else either.
+        Processes other than the first always return only these.
 
     Raises:
         FileExistsError: the folder already holds a run. FileNotFoundError: there is no run to resume.

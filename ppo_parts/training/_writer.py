@@ -213,7 +213,7 @@ class RunWriter(RunFolder):
 
 
 class Follower:
-    """What other processes of a run than the first have in place of its folder: they write nothing."""
+    """Stands in for the folder in all processes but the first, which write nothing."""
 
     path = "the folder of the first process"
 
