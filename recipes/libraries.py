@@ -10,6 +10,7 @@ code. docs/libraries.md compares the choices.
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -29,11 +30,54 @@ def stable_baselines3(
         pp.clipped_surrogate(clip_eps=clip_eps),
         pp.policy_diagnostics(),
         pp.identity() if value_clip_eps is None else clip_prediction(value_clip_eps),
-        pp.value_loss(coef=2 * value_coef),  # it has no factor 1/2
+        squared_error(value_coef),
         pp.entropy_bonus(coef=entropy_coef),
         pp.identity() if target_kl is None else pp.kl_early_stop(1.5 * target_kl),
     )
     return pipeline, pp.clipped_adam(learning_rate, max_grad_norm)
+
+
+def tianshou(
+    *, learning_rate: float = 1e-3, num_minibatches: int = 32, num_epochs: int = 1, gamma: float = 0.99,
+    gae_lambda: float = 0.95, advantage_normalize: bool = True, recompute_advantage: bool = False,
+    clip_eps: float = 0.2, dual_clip: float | None = None, value_clip_eps: float | None = None,
+    value_coef: float = 0.5, entropy_coef: float = 0.01, max_grad_norm: float | None = None,
+) -> tuple[pp.Part, optax.GradientTransformation]:  # fmt: skip
+    """Tianshou 2.0: advantages can be recomputed before each epoch; needs `rollout(keep_next_obs=True)` then."""
+    pipeline = pp.chain(
+        evaluate_next_obs() if recompute_advantage else pp.identity(),
+        pp.gae(gamma=gamma, gae_lambda=gae_lambda),
+        pp.shuffled_minibatches(num_minibatches, num_epochs, refresh="epoch" if recompute_advantage else "rollout"),
+        pp.advantage_normalize(ddof=1) if advantage_normalize else pp.identity(),
+        pp.clipped_surrogate(clip_eps=clip_eps, dual_clip=dual_clip),
+        pp.policy_diagnostics(),
+        squared_error(value_coef, value_clip_eps),
+        pp.entropy_bonus(coef=entropy_coef),
+    )
+    clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
+    return pipeline, optax.chain(clip, optax.scale_by_adam(eps=1e-8), pp.scale_by_update_schedule(learning_rate))
+
+
+# Parts that have no equal in `ppo_parts`, each of which makes one of the differences.
+
+
+def squared_error(coef: float, clip_eps: float | None = None) -> pp.Part:
+    """The value loss without the factor 1/2, clipped or not."""
+    if clip_eps is None:
+        return pp.value_loss(coef=2 * coef)
+    return pp.clipped_value_loss(clip_eps=clip_eps, coef=2 * coef)
+
+
+def evaluate_next_obs() -> pp.Part:
+    """Write `next_value` by evaluating the observations that followed, with the latest parameters."""
+
+    def update(batch: pp.Batch, context: pp.Context) -> pp.Batch:
+        following = context.evaluate(context.params, batch.replace(obs=batch.next_obs)).value
+        return batch.replace(next_value=jax.lax.stop_gradient(following))
+
+    return pp.stateless(
+        update, name="evaluate_next_obs", requires=("next_obs",), provides=("next_value",), reads=("mask",)
+    )
 
 
 def clip_prediction(clip_eps: float) -> pp.Part:

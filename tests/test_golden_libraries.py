@@ -101,8 +101,8 @@ def keep_estimates(like: Arrays) -> pp.Part:
 def replay(z: Arrays, options: dict[str, Any], preset: Any) -> Arrays:
     """What ours makes of the recorded rollout."""
     pipeline, optimizer = preset(**options)
-    known = pp.given_indices(z["indices"])
-    (at,) = (i for i, part in enumerate(pipeline.parts) if isinstance(part, type(known)))
+    (at,) = (i for i, part in enumerate(pipeline.parts) if hasattr(part, "refresh"))
+    known = pp.given_indices(z["indices"], refresh=pipeline.parts[at].refresh)
     pipeline = pp.chain(*pipeline.parts[:at], keep_estimates(z), known, *pipeline.parts[at + 1 :])
     steps = record_steps(z["indices"].shape[0] * z["indices"].shape[1], z["params"].shape[1])
     learner = pp.learner(evaluate, pipeline, optax.chain(steps, optimizer))

@@ -6,7 +6,7 @@ Each recorder runs on its own, in an environment with the library that it is nam
 
 It feeds the library's own code with a rollout of random numbers, and writes what came out to `libraries/`.
 Everything is computed in float64, so that a difference of the algorithm is not mistaken for a rounding error: torch's
-default is float64, and `Tensor.float()` returns float64.
+default is float64, and `Tensor.float()` and `as_tensor(dtype=torch.float32)` return float64.
 """
 
 from __future__ import annotations
@@ -104,6 +104,12 @@ def in_double_precision(seed: int) -> None:
 
     torch.set_default_dtype(torch.float64)
     torch.Tensor.float = torch.Tensor.double
+    as_tensor = torch.as_tensor
+
+    def as_double(x: Any, dtype: Any = None, device: Any = None) -> Any:
+        return as_tensor(x, dtype=torch.float64 if dtype == torch.float32 else dtype, device=device)
+
+    torch.as_tensor = as_double
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     np.random.seed(seed)
