@@ -10,6 +10,8 @@ code. docs/libraries.md compares the choices.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -58,6 +60,28 @@ def tianshou(
     return pipeline, optax.chain(clip, optax.scale_by_adam(eps=1e-8), pp.scale_by_update_schedule(learning_rate))
 
 
+def rsl_rl(
+    *, learning_rate: float = 1e-3, target_kl: float | None = 0.01, num_minibatches: int = 4, num_epochs: int = 5,
+    gamma: float = 0.99, gae_lambda: float = 0.95, advantage_normalize_rollout: bool = True, clip_eps: float = 0.2,
+    clip_value: bool = True, value_coef: float = 1.0, entropy_coef: float = 0.01, max_grad_norm: float = 1.0,
+) -> tuple[pp.Part, optax.GradientTransformation]:  # fmt: skip
+    """rsl_rl 5.5: a rate that follows the exact divergence; needs `rollout(keep_distribution=True)`."""
+    normalize = pp.advantage_normalize(ddof=1)
+    pipeline = pp.chain(
+        truncate_at_current_value(),
+        pp.gae(gamma=gamma, gae_lambda=gae_lambda),
+        normalize if advantage_normalize_rollout else pp.identity(),
+        pp.shuffled_minibatches(num_minibatches, num_epochs),
+        pp.identity() if advantage_normalize_rollout else normalize,
+        pp.clipped_surrogate(clip_eps=clip_eps),
+        squared_error(value_coef, clip_eps if clip_value else None),
+        pp.entropy_bonus(coef=entropy_coef),
+        divergence(),
+    )
+    rate = adaptive(learning_rate, target_kl, metric="kl")
+    return pipeline, optax.chain(clip_each_network(max_grad_norm), optax.scale_by_adam(eps=1e-8), rate)
+
+
 # Parts that have no equal in `ppo_parts`, each of which makes one of the differences.
 
 
@@ -66,6 +90,42 @@ def squared_error(coef: float, clip_eps: float | None = None) -> pp.Part:
     if clip_eps is None:
         return pp.value_loss(coef=2 * coef)
     return pp.clipped_value_loss(clip_eps=clip_eps, coef=2 * coef)
+
+
+def truncate_at_current_value() -> pp.Part:
+    """Bootstrap truncated steps from the value of the observation before the step, which needs no final observation."""
+
+    def update(batch: pp.Batch) -> pp.Batch:
+        return batch.replace(next_value=jnp.where(batch.truncated.astype(bool), batch.value, batch.next_value))
+
+    fields = ("truncated", "value", "next_value")
+    return pp.stateless(update, name="truncate_at_current_value", requires=fields, provides=("next_value",), reads=())
+
+
+def divergence() -> pp.Part:
+    """Add the metric `kl`, the mean of KL(behavior || current) in closed form."""
+
+    def update(batch: pp.Batch) -> pp.Batch:
+        kl = batch.behavior.kl_divergence(batch.current.distribution)
+        return batch.add_metrics(kl=pp.functional.masked_mean(jax.lax.stop_gradient(kl), batch.mask))
+
+    return pp.stateless(
+        update, name="divergence", requires=("behavior",), provides=("metrics.kl",), reads=("current", "mask"),
+        place="after_sampler",
+    )  # fmt: skip
+
+
+def adaptive(learning_rate: float, target_kl: float | None, **options: Any) -> optax.GradientTransformation:
+    """The rate that follows the divergence, or without a target the constant rate."""
+    if target_kl is None:
+        return pp.scale_by_update_schedule(learning_rate)
+    return pp.scale_by_kl_adaptive_rate(learning_rate, target_kl, **options)
+
+
+def clip_each_network(max_grad_norm: float) -> optax.GradientTransformation:
+    """Clip the gradient of each entry of the parameter tree, such as actor and critic, by its own norm."""
+    clip = optax.clip_by_global_norm(max_grad_norm)
+    return optax.stateless(lambda updates, _: {name: clip.update(x, clip.init(x))[0] for name, x in updates.items()})
 
 
 def evaluate_next_obs() -> pp.Part:

@@ -31,51 +31,41 @@ def double_precision():
         yield
 
 
-def params_of(flat: jax.Array, z: Arrays) -> dict[str, dict[str, jax.Array]]:
-    """The recorded vector as the parameters of two networks, `w0` and `w1` in torch's layout `[out, in]`."""
-    obs, actions = z["obs"].shape[-1], z["action"].shape[-1]
-    shapes = {
-        "policy": {"w0": (HIDDEN, obs), "b0": (HIDDEN,), "w1": (actions, HIDDEN), "b1": (actions,), "log_std": (actions,)},
-        "value": {"w0": (HIDDEN, obs), "b0": (HIDDEN,), "w1": (1, HIDDEN), "b1": (1,)},
-    }  # fmt: skip
-    params: dict[str, dict[str, jax.Array]] = {}
-    start = 0
-    for network, leaves in shapes.items():
-        params[network] = {}
-        for name, shape in leaves.items():
-            params[network][name] = jnp.reshape(flat[start : start + np.prod(shape)], shape)
-            start += int(np.prod(shape))
-    assert start == len(flat)
-    return params
+def split(flat: np.ndarray, z: Arrays) -> dict[str, jax.Array]:
+    """The recorded vector as the parameters of two networks, each in one vector, which compiles faster."""
+    size = HIDDEN * (z["obs"].shape[-1] + 2) + 1  # of the value network
+    return {"policy": jnp.asarray(flat[:-size]), "value": jnp.asarray(flat[-size:])}
 
 
-def flat_of(params: dict[str, dict[str, jax.Array]]) -> jax.Array:
-    """The inverse of `params_of`."""
-    order = ("w0", "b0", "w1", "b1", "log_std")
-    return jnp.concatenate([jnp.ravel(net[name]) for net in params.values() for name in order if name in net])
+def mlp(flat: Any, x: Any, outputs: int, xp: Any) -> Any:
+    """One tanh layer and a linear one, with weights in torch's layout `[out, in]`; `flat` may be longer."""
+    inputs = x.shape[-1]
+    sizes = np.cumsum([HIDDEN * inputs, HIDDEN, outputs * HIDDEN, outputs])
+    w0, b0, w1, b1 = (flat[end - size : end] for end, size in zip(sizes, np.diff(sizes, prepend=0), strict=True))
+    hidden = xp.tanh(x.reshape(-1, inputs) @ w0.reshape(HIDDEN, inputs).T + b0[None])
+    return (hidden @ w1.reshape(outputs, HIDDEN).T + b1[None]).reshape((*x.shape[:-1], outputs))
 
 
 def evaluate(params: Any, batch: pp.Batch) -> pp.Output:
-    def mlp(p: dict[str, jax.Array]) -> jax.Array:
-        hidden = jnp.tanh(jnp.einsum("...i,oi->...o", batch.obs, p["w0"]) + _last(p["b0"], batch.obs))
-        return jnp.einsum("...i,oi->...o", hidden, p["w1"]) + _last(p["b1"], batch.obs)
-
-    policy = pp.distributions.Normal(mlp(params["policy"]), jnp.exp(params["policy"]["log_std"]))
-    return pp.Output(policy, mlp(params["value"])[..., 0])
+    actions = batch.action.shape[-1]
+    mean, log_std = mlp(params["policy"], batch.obs, actions, jnp), params["policy"][-actions:]
+    return pp.Output(pp.distributions.Normal(mean, jnp.exp(log_std)), mlp(params["value"], batch.obs, 1, jnp)[..., 0])
 
 
-def _last(bias: jax.Array, like: jax.Array) -> jax.Array:
-    return jnp.reshape(bias, (1,) * (like.ndim - 1) + bias.shape)
-
-
-def rollout(z: Arrays, params: Any) -> pp.Batch:
+def rollout(z: Arrays) -> pp.Batch:
     """The recorded rollout, which bootstraps from the value of the observation that followed."""
-    here, following = (evaluate(params, pp.Batch(obs=jnp.asarray(z[name]))) for name in ("obs", "next_obs"))
-    np.testing.assert_allclose(here.value, z["value"], rtol=1e-9, atol=1e-12)  # the two sides have the same networks
-    np.testing.assert_allclose(here.distribution.log_prob(z["action"]), z["log_prob"], rtol=1e-9, atol=1e-12)
+    behavior = jax.tree.map(np.asarray, split(z.get("behavior", z["params"][0]), z))
+    value, next_value = (mlp(behavior["value"], z[name], 1, np)[..., 0] for name in ("obs", "next_obs"))
+    mean, log_std = mlp(behavior["policy"], z["obs"], actions := z["action"].shape[-1], np), behavior["policy"][-actions:]
+    np.testing.assert_allclose(value, z["value"], rtol=1e-9, atol=1e-12)  # the two sides have the same networks
     fields = ("obs", "next_obs", "action", "log_prob", "value", "reward", "terminated", "truncated")
+    distribution = pp.distributions.Normal(jnp.asarray(mean), jnp.exp(log_std))
     recorded = {name: jnp.asarray(z[name]) for name in fields}
-    return pp.Batch(**recorded, next_value=following.value, behavior=here.distribution)
+    return pp.Batch(**recorded, next_value=jnp.asarray(next_value), behavior=distribution)
+
+
+def flat_of(params: dict[str, jax.Array]) -> jax.Array:
+    return jnp.concatenate([params["policy"], params["value"]])
 
 
 def record_steps(length: int, size: int) -> optax.GradientTransformationExtraArgs:
@@ -106,8 +96,8 @@ def replay(z: Arrays, options: dict[str, Any], preset: Any) -> Arrays:
     pipeline = pp.chain(*pipeline.parts[:at], keep_estimates(z), known, *pipeline.parts[at + 1 :])
     steps = record_steps(z["indices"].shape[0] * z["indices"].shape[1], z["params"].shape[1])
     learner = pp.learner(evaluate, pipeline, optax.chain(steps, optimizer))
-    params = params_of(jnp.asarray(z["params"][0]), z)
-    state, metrics = jax.jit(learner.update)(jax.random.key(0), learner.init(params), rollout(z, params))
+    state = jax.jit(learner.init)(split(z["params"][0], z))
+    state, _ = jax.jit(learner.update)(jax.random.key(0), state, rollout(z))
     tape = state.opt_state[0].read()
     history = np.concatenate([tape["params"], flat_of(state.params)[None]])
     return pp.part_state(state, pipeline, "estimates") | {"losses": tape["losses"], "params": history}
