@@ -10,7 +10,7 @@ code. docs/libraries.md compares the choices.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +82,29 @@ def rsl_rl(
     return pipeline, optax.chain(clip_each_network(max_grad_norm), optax.scale_by_adam(eps=1e-8), rate)
 
 
+def skrl(
+    *, learning_rate: float = 1e-3, target_kl: float | None = None, num_minibatches: int = 2, num_epochs: int = 8,
+    gamma: float = 0.99, gae_lambda: float = 0.95, bootstrap_truncations: bool = False, normalize_value: bool = False,
+    clip_eps: float = 0.2, value_clip_eps: float | None = 0.2, value_coef: float = 2.5, entropy_coef: float = 0.0,
+    max_grad_norm: float = 0.5,
+) -> tuple[pp.Part, optax.GradientTransformation]:  # fmt: skip
+    """skrl 2.1: by default, an episode goes on where it was truncated; `target_kl` is that of its `KLAdaptiveLR`."""
+    estimator = pp.gae(gamma=gamma, gae_lambda=gae_lambda)
+    pipeline = pp.chain(
+        pp.identity() if bootstrap_truncations else ignore_truncations(),
+        normalized_values(estimator) if normalize_value else estimator,
+        pp.advantage_normalize(ddof=1),
+        pp.shuffled_minibatches(num_minibatches, num_epochs),
+        pp.clipped_surrogate(clip_eps=clip_eps),
+        pp.policy_diagnostics(),
+        pp.identity() if value_clip_eps is None else clip_prediction(value_clip_eps),
+        squared_error(value_coef),
+        pp.entropy_bonus(coef=entropy_coef),
+    )
+    rate = adaptive(learning_rate, target_kl, average_over=num_minibatches, low=1e-6)
+    return pipeline, optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=1e-8), rate)
+
+
 # Parts that have no equal in `ppo_parts`, each of which makes one of the differences.
 
 
@@ -100,6 +123,65 @@ def truncate_at_current_value() -> pp.Part:
 
     fields = ("truncated", "value", "next_value")
     return pp.stateless(update, name="truncate_at_current_value", requires=fields, provides=("next_value",), reads=())
+
+
+def ignore_truncations() -> pp.Part:
+    """Let episodes go on where they were truncated, as if the first state of the next had followed."""
+
+    def update(batch: pp.Batch) -> pp.Batch:
+        following = pp.functional.next_values(batch.value, batch.next_value[-1])
+        return batch.replace(truncated=jnp.zeros_like(batch.truncated), next_value=following)
+
+    fields = ("truncated", "value", "next_value")
+    return pp.stateless(
+        update, name="ignore_truncations", requires=fields, provides=fields[::2], reads=(), needs_time=True
+    )
+
+
+class Moments(NamedTuple):
+    """State of `normalized_values`: running moments of values and targets."""
+
+    mean: jax.Array
+    variance: jax.Array
+    count: jax.Array
+
+    def add(self, x: jax.Array, keep: Any) -> Moments:
+        """Combine the moments with those of a sample (Chan et al. 1979)."""
+        number, mean = jnp.sum(jnp.broadcast_to(keep, x.shape)), jnp.mean(x, where=keep)
+        count, shift = self.count + number, mean - self.mean
+        squares = self.variance * self.count + jnp.var(x, ddof=1, where=keep) * number
+        variance = (squares + jnp.square(shift) * self.count * number / count) / count
+        return Moments(self.mean + shift * number / count, variance, count)
+
+    def normalize(self, x: jax.Array, eps: float) -> jax.Array:
+        """Standardize, and clip to five standard deviations."""
+        return jnp.clip((x - self.mean) / jnp.sqrt(self.variance + eps), -5, 5)
+
+    def restore(self, x: jax.Array, eps: float) -> jax.Array:
+        """The inverse of `normalize`."""
+        return jnp.sqrt(self.variance + eps) * jnp.clip(x, -5, 5) + self.mean
+
+
+def normalized_values(estimator: pp.Part, eps: float = 0.0) -> pp.Part:
+    """Run `estimator` in reward units, for a network whose value is in units of running moments of the targets."""
+
+    def init(params: Any, key: Any = None) -> tuple[Moments, Any]:
+        return Moments(jnp.zeros(()), jnp.ones(()), jnp.ones(())), estimator.init(params, key)
+
+    def update(batch: pp.Batch, state: Any, context: pp.Context) -> tuple[pp.Batch, Any]:
+        old, inner = state
+        value, next_value = old.restore(batch.value, eps), old.restore(batch.next_value, eps)
+        batch, inner = estimator.update(batch.replace(value=value, next_value=next_value), inner, context)
+        keep = True if batch.mask is None else batch.mask.astype(bool)
+        moments = old.add(batch.value, keep)
+        value = moments.normalize(batch.value, eps)  # with the moments of the values, but not yet of the targets
+        moments = moments.add(batch.target, keep)
+        return batch.replace(value=value, target=moments.normalize(batch.target, eps)), (moments, inner)
+
+    return pp.Part(
+        init, update, "normalized_values", estimator.requires, (*estimator.provides, "value"), estimator.reads,
+        "before_sampler", needs_time=True,
+    )  # fmt: skip
 
 
 def divergence() -> pp.Part:

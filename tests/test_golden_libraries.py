@@ -97,6 +97,13 @@ def replay(z: Arrays, options: dict[str, Any], preset: Any) -> Arrays:
     steps = record_steps(z["indices"].shape[0] * z["indices"].shape[1], z["params"].shape[1])
     learner = pp.learner(evaluate, pipeline, optax.chain(steps, optimizer))
     state = jax.jit(learner.init)(split(z["params"][0], z))
+    if "moments" in z:  # of a run that is under way
+        moments = libraries.Moments(*map(jnp.asarray, z["moments"]))
+        state = jax.tree.map(
+            lambda x: moments if isinstance(x, libraries.Moments) else x,
+            state,
+            is_leaf=lambda x: isinstance(x, libraries.Moments),
+        )
     state, _ = jax.jit(learner.update)(jax.random.key(0), state, rollout(z))
     tape = state.opt_state[0].read()
     history = np.concatenate([tape["params"], flat_of(state.params)[None]])
