@@ -105,6 +105,32 @@ def skrl(
     return pipeline, optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=1e-8), rate)
 
 
+def brax(
+    *, learning_rate: float = 1e-4, target_kl: float | None = None, num_minibatches: int = 16, num_epochs: int = 2,
+    reward_scale: float = 1.0, gamma: float = 0.9, gae_lambda: float = 0.95, advantage_normalize: bool = True,
+    clip_eps: float = 0.3, value_clip_eps: float | None = None, value_coef: float = 0.5, entropy_coef: float = 1e-4,
+    max_grad_norm: float | None = None,
+) -> tuple[pp.Part, optax.GradientTransformation]:  # fmt: skip
+    """brax 0.14: advantages of the policy being trained; for `TanhNormal`; needs `rollout(keep_next_obs=True)`.
+
+    With `target_kl`, it needs `rollout(keep_distribution=True)`, too.
+    """
+    pipeline = pp.chain(
+        scale_reward(reward_scale),
+        pp.segment_minibatches(num_minibatches, num_epochs),
+        evaluate_next_obs(),
+        one_more_step(gamma, gae_lambda),
+        pp.advantage_normalize() if advantage_normalize else pp.identity(),
+        pp.clipped_surrogate(clip_eps=clip_eps),
+        pp.value_loss(coef=value_coef) if value_clip_eps is None
+        else pp.clipped_value_loss(clip_eps=value_clip_eps, coef=value_coef),
+        pp.entropy_bonus(coef=entropy_coef),
+        pp.identity() if target_kl is None else divergence(),
+    )  # fmt: skip
+    clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
+    return pipeline, optax.chain(clip, optax.scale_by_adam(), adaptive(learning_rate, target_kl, metric="kl"))
+
+
 # Parts that have no equal in `ppo_parts`, each of which makes one of the differences.
 
 
@@ -136,6 +162,38 @@ def ignore_truncations() -> pp.Part:
     return pp.stateless(
         update, name="ignore_truncations", requires=fields, provides=fields[::2], reads=(), needs_time=True
     )
+
+
+def scale_reward(scale: float) -> pp.Part:
+    """Multiply the reward."""
+    return pp.stateless(
+        lambda batch: batch.replace(reward=scale * batch.reward),
+        name="scale_reward", requires=("reward",), provides=("reward",), reads=(),
+    )  # fmt: skip
+
+
+def one_more_step(gamma: float, gae_lambda: float) -> pp.Part:
+    r"""Write the lambda-return as target, and as advantage the reward plus the *next* target, less the value.
+
+    The advantage is :math:`\delta_t + \gamma A_{t+1}`, where GAE has :math:`\delta_t + \gamma\lambda A_{t+1}`. A
+    truncated step has the advantage 0 and its own value as target.
+    """
+
+    def update(batch: pp.Batch) -> pp.Batch:
+        value, last_value = jax.lax.stop_gradient((batch.current.value, batch.next_value[-1]))
+        keep, goes_on = 1 - batch.truncated, 1 - batch.terminated
+        estimate = pp.functional.gae(
+            batch.reward, value, pp.functional.next_values(value, last_value), batch.terminated,
+            gamma=gamma, gae_lambda=gae_lambda, mask=keep,
+        )  # fmt: skip
+        target = estimate.advantage + value
+        following = pp.functional.next_values(target, last_value)
+        return batch.replace(target=target, advantage=keep * (batch.reward + gamma * goes_on * following - value))
+
+    return pp.stateless(
+        update, name="one_more_step", requires=("reward", "terminated", "truncated", "next_value"),
+        provides=("advantage", "target"), reads=("current",), place="after_sampler", needs_time=True,
+    )  # fmt: skip
 
 
 class Moments(NamedTuple):

@@ -6,6 +6,7 @@ compute in float64, so what is left are the libraries' small constants, such as 
 norm.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ import optax
 import pytest
 
 import ppo_parts as pp
+from ppo_parts._sampler import Sampler
 from recipes import libraries
 
 from .golden_traces import Arrays, blank
 
 FOLDER = Path(__file__).parent / "golden" / "libraries"
-HIDDEN = 8
+HIDDEN, ACTIONS = 8, 2
 
 
 @pytest.fixture(autouse=True)
@@ -47,19 +49,31 @@ def mlp(flat: Any, x: Any, outputs: int, xp: Any) -> Any:
 
 
 def evaluate(params: Any, batch: pp.Batch) -> pp.Output:
-    actions = batch.action.shape[-1]
-    mean, log_std = mlp(params["policy"], batch.obs, actions, jnp), params["policy"][-actions:]
+    mean, log_std = mlp(params["policy"], batch.obs, ACTIONS, jnp), params["policy"][-ACTIONS:]
     return pp.Output(pp.distributions.Normal(mean, jnp.exp(log_std)), mlp(params["value"], batch.obs, 1, jnp)[..., 0])
+
+
+def evaluate_tanh(params: Any, batch: pp.Batch) -> pp.Output:
+    """brax's network, with squashed actions and a deviation that depends on the state."""
+    return pp.Output(squashed(params["policy"], batch.obs, jnp), mlp(params["value"], batch.obs, 1, jnp)[..., 0])
+
+
+def squashed(flat: Any, obs: Any, xp: Any) -> pp.distributions.TanhNormal:
+    loc, scale = xp.split(mlp(flat, obs, 2 * ACTIONS, xp), 2, axis=-1)
+    return pp.distributions.TanhNormal(jnp.asarray(loc), jnp.logaddexp(scale, 0) + 0.001)
 
 
 def rollout(z: Arrays) -> pp.Batch:
     """The recorded rollout, which bootstraps from the value of the observation that followed."""
     behavior = jax.tree.map(np.asarray, split(z.get("behavior", z["params"][0]), z))
     value, next_value = (mlp(behavior["value"], z[name], 1, np)[..., 0] for name in ("obs", "next_obs"))
-    mean, log_std = mlp(behavior["policy"], z["obs"], actions := z["action"].shape[-1], np), behavior["policy"][-actions:]
     np.testing.assert_allclose(value, z["value"], rtol=1e-9, atol=1e-12)  # the two sides have the same networks
     fields = ("obs", "next_obs", "action", "log_prob", "value", "reward", "terminated", "truncated")
-    distribution = pp.distributions.Normal(jnp.asarray(mean), jnp.exp(log_std))
+    if "keys" in z:
+        distribution = squashed(behavior["policy"], z["obs"], np)
+    else:
+        mean, log_std = mlp(behavior["policy"], z["obs"], ACTIONS, np), behavior["policy"][-ACTIONS:]
+        distribution = pp.distributions.Normal(jnp.asarray(mean), jnp.exp(log_std))
     recorded = {name: jnp.asarray(z[name]) for name in fields}
     return pp.Batch(**recorded, next_value=jnp.asarray(next_value), behavior=distribution)
 
@@ -68,11 +82,11 @@ def flat_of(params: dict[str, jax.Array]) -> jax.Array:
     return jnp.concatenate([params["policy"], params["value"]])
 
 
-def record_steps(length: int, size: int) -> optax.GradientTransformationExtraArgs:
+def record_steps(length: int, size: int, entropy_coef: float) -> optax.GradientTransformationExtraArgs:
     """An optimizer that changes nothing and writes down losses, and the parameters at which they were taken."""
 
-    def update(grads: Any, tape: Any, params: Any, *, value: jax.Array, **extra: Any) -> Any:
-        return grads, tape.write({"losses": value, "params": flat_of(params)})
+    def update(grads: Any, tape: Any, params: Any, *, value: jax.Array, metrics: Any, **extra: Any) -> Any:
+        return grads, tape.write({"losses": value + entropy_coef * metrics["entropy"], "params": flat_of(params)})
 
     row = {"losses": jnp.zeros(()), "params": jnp.zeros(size)}
     return optax.GradientTransformationExtraArgs(lambda params: blank(length, row), update)
@@ -88,14 +102,40 @@ def keep_estimates(like: Arrays) -> pp.Part:
     )
 
 
-def replay(z: Arrays, options: dict[str, Any], preset: Any) -> Arrays:
+def with_recorded_keys(part: pp.Part, keys: np.ndarray) -> pp.Part:
+    """A part that draws its random numbers from brax's keys, `[E, K, 2]`."""
+    table = jnp.asarray(keys)
+    return dataclasses.replace(
+        part,
+        update=lambda batch, state, context: part.update(
+            batch, state, context.replace(key=table[context.epoch, context.minibatch])
+        ),
+    )
+
+
+def instrumented(pipeline: pp.Part, z: Arrays) -> pp.Part:
+    """The chain with the recorded minibatches and keys, and with a part that keeps the estimates."""
+    parts = list(pipeline.parts)
+    (at,) = (i for i, part in enumerate(parts) if isinstance(part, Sampler))
+    axis = "segment" if "segments" in z else "step"
+    parts[at] = pp.given_indices(z["segments" if "segments" in z else "indices"], axis, refresh=parts[at].refresh)
+    estimators = [i for i, part in enumerate(parts) if "advantage" in part.provides]
+    before = [i for i in estimators if i < at]
+    parts.insert(1 + (before[-1] if before else estimators[0]), keep_estimates(z))
+    if "keys" in z:
+        parts = [with_recorded_keys(x, z["keys"]) if x.name == "entropy_bonus" else x for x in parts]
+    return pp.chain(*parts)
+
+
+def replay(z: Arrays, meta: dict[str, Any]) -> Arrays:
     """What ours makes of the recorded rollout."""
-    pipeline, optimizer = preset(**options)
-    (at,) = (i for i, part in enumerate(pipeline.parts) if hasattr(part, "refresh"))
-    known = pp.given_indices(z["indices"], refresh=pipeline.parts[at].refresh)
-    pipeline = pp.chain(*pipeline.parts[:at], keep_estimates(z), known, *pipeline.parts[at + 1 :])
-    steps = record_steps(z["indices"].shape[0] * z["indices"].shape[1], z["params"].shape[1])
-    learner = pp.learner(evaluate, pipeline, optax.chain(steps, optimizer))
+    pipeline, optimizer = getattr(libraries, meta["preset"])(**meta["options"])
+    pipeline = instrumented(pipeline, z)
+    # brax takes a part of the entropy in closed form, with the same gradient: its losses are recorded without it.
+    without = meta["options"].get("entropy_coef", 1e-4) if "keys" in z else 0.0
+    steps = record_steps(len(z["losses"]) + 1, z["params"].shape[1], without)
+    network = evaluate_tanh if "keys" in z else evaluate
+    learner = pp.learner(network, pipeline, optax.chain(steps, optimizer))
     state = jax.jit(learner.init)(split(z["params"][0], z))
     if "moments" in z:  # of a run that is under way
         moments = libraries.Moments(*map(jnp.asarray, z["moments"]))
@@ -114,7 +154,7 @@ def replay(z: Arrays, options: dict[str, Any], preset: Any) -> Arrays:
 def test_preset_reproduces_the_library(case):
     z = dict(np.load(FOLDER / f"{case}.npz"))
     meta = json.loads(str(z["meta"]))
-    ours = replay(z, meta["options"], getattr(libraries, meta["preset"]))
+    ours = replay(z, meta)
     assert len(ours["params"]) == len(z["params"])
     for name in ("advantage", "target", "losses"):
         np.testing.assert_allclose(ours[name], z[name], rtol=1e-5, atol=1e-7, err_msg=name)
