@@ -80,8 +80,8 @@ def scale_by_kl_adaptive_rate(
         metric: name of a metric that a part of the chain adds: the divergence of a minibatch before its step.
             `policy_diagnostics` adds "approx_kl".
         average_over: None: the rate changes before each step, by the divergence of this minibatch (rsl_rl, brax). A
-            number K: it changes after every K steps, by the mean of their divergences (skrl, with the minibatches of
-            an epoch).
+            number K: it changes after every K steps, by the mean of their divergences (skrl and rl_games, where K is
+            the number of minibatches in an epoch, or 1), and rises even if that is not greater than 0.
         low: lower bound of the rate.
         high: upper bound of the rate.
 
@@ -105,7 +105,9 @@ def scale_by_kl_adaptive_rate(
         count(where, "average_over", average_over)
 
     def adapted(rate: Array, divergence: Array) -> Array:
-        faster = (divergence > 0) & (divergence < target_kl / 2)
+        faster = divergence < target_kl / 2
+        if average_over is None:
+            faster &= divergence > 0
         rate = jnp.where(faster, jnp.minimum(rate * 1.5, high), rate)
         return jnp.where(divergence > 2 * target_kl, jnp.maximum(rate / 1.5, low), rate)
 

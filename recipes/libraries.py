@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import ppo_parts as pp
@@ -89,9 +90,9 @@ def skrl(
     max_grad_norm: float = 0.5,
 ) -> tuple[pp.Part, optax.GradientTransformation]:  # fmt: skip
     """skrl 2.1: by default, an episode goes on where it was truncated; `target_kl` is that of its `KLAdaptiveLR`."""
-    estimator = pp.gae(gamma=gamma, gae_lambda=gae_lambda)
+    truncations = pp.identity() if bootstrap_truncations else ignore_truncations()
+    estimator = pp.chain(truncations, pp.gae(gamma=gamma, gae_lambda=gae_lambda))
     pipeline = pp.chain(
-        pp.identity() if bootstrap_truncations else ignore_truncations(),
         normalized_values(estimator) if normalize_value else estimator,
         pp.advantage_normalize(ddof=1),
         pp.shuffled_minibatches(num_minibatches, num_epochs),
@@ -129,6 +130,31 @@ def brax(
     )  # fmt: skip
     clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
     return pipeline, optax.chain(clip, optax.scale_by_adam(), adaptive(learning_rate, target_kl, metric="kl"))
+
+
+def rl_games(
+    *, num_envs: int, num_steps: int, num_actions: int, learning_rate: float = 3e-4, target_kl: float | None = 0.008,
+    adapt_each_epoch: bool = False, num_minibatches: int = 2, num_epochs: int = 4, gamma: float = 0.99,
+    gae_lambda: float = 0.95, normalize_value: bool = True, clip_eps: float = 0.2, clip_value: bool = True,
+    value_coef: float = 2.0, entropy_coef: float = 0.0, bounds_coef: float = 0.0, max_grad_norm: float = 1.0,
+) -> tuple[pp.Part, optax.GradientTransformation]:  # fmt: skip
+    """rl_games 1.6, as in its `ant_envpool.yaml`: minibatches are not shuffled; needs `rollout(keep_distribution=True)`."""
+    estimator = pp.chain(truncate_at_current_value(), pp.gae(gamma=gamma, gae_lambda=gae_lambda))
+    segments = np.tile(np.arange(num_envs).reshape(1, num_minibatches, -1), (num_epochs, 1, 1))
+    pipeline = pp.chain(
+        normalized_values(estimator, eps=1e-5, ddof=0) if normalize_value else estimator,
+        pp.advantage_normalize(ddof=1),
+        pp.given_indices(segments, "segment"),
+        pp.clipped_surrogate(clip_eps=clip_eps),
+        pp.clipped_value_loss(clip_eps=clip_eps, coef=value_coef) if clip_value else pp.value_loss(coef=value_coef),
+        pp.entropy_bonus(coef=entropy_coef),
+        bounds_loss(bounds_coef),
+        divergence_since_last_epoch((num_minibatches, num_steps, num_envs // num_minibatches, num_actions)),
+    )
+    rate = adaptive(
+        learning_rate, target_kl, metric="kl", average_over=num_minibatches if adapt_each_epoch else 1, low=1e-6
+    )
+    return pipeline, optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=1e-8), rate)
 
 
 # Parts that have no equal in `ppo_parts`, each of which makes one of the differences.
@@ -203,11 +229,11 @@ class Moments(NamedTuple):
     variance: jax.Array
     count: jax.Array
 
-    def add(self, x: jax.Array, keep: Any) -> Moments:
+    def add(self, x: jax.Array, keep: Any, ddof: int) -> Moments:
         """Combine the moments with those of a sample (Chan et al. 1979)."""
         number, mean = jnp.sum(jnp.broadcast_to(keep, x.shape)), jnp.mean(x, where=keep)
         count, shift = self.count + number, mean - self.mean
-        squares = self.variance * self.count + jnp.var(x, ddof=1, where=keep) * number
+        squares = self.variance * self.count + jnp.var(x, ddof=ddof, where=keep) * number
         variance = (squares + jnp.square(shift) * self.count * number / count) / count
         return Moments(self.mean + shift * number / count, variance, count)
 
@@ -220,7 +246,7 @@ class Moments(NamedTuple):
         return jnp.sqrt(self.variance + eps) * jnp.clip(x, -5, 5) + self.mean
 
 
-def normalized_values(estimator: pp.Part, eps: float = 0.0) -> pp.Part:
+def normalized_values(estimator: pp.Part, eps: float = 0.0, ddof: int = 1) -> pp.Part:
     """Run `estimator` in reward units, for a network whose value is in units of running moments of the targets."""
 
     def init(params: Any, key: Any = None) -> tuple[Moments, Any]:
@@ -231,9 +257,9 @@ def normalized_values(estimator: pp.Part, eps: float = 0.0) -> pp.Part:
         value, next_value = old.restore(batch.value, eps), old.restore(batch.next_value, eps)
         batch, inner = estimator.update(batch.replace(value=value, next_value=next_value), inner, context)
         keep = True if batch.mask is None else batch.mask.astype(bool)
-        moments = old.add(batch.value, keep)
+        moments = old.add(batch.value, keep, ddof)
         value = moments.normalize(batch.value, eps)  # with the moments of the values, but not yet of the targets
-        moments = moments.add(batch.target, keep)
+        moments = moments.add(batch.target, keep, ddof)
         return batch.replace(value=value, target=moments.normalize(batch.target, eps)), (moments, inner)
 
     return pp.Part(
@@ -253,6 +279,44 @@ def divergence() -> pp.Part:
         update, name="divergence", requires=("behavior",), provides=("metrics.kl",), reads=("current", "mask"),
         place="after_sampler",
     )  # fmt: skip
+
+
+def divergence_since_last_epoch(shape: tuple[int, ...]) -> pp.Part:
+    """Add the metric `kl`, the mean of KL(current || the policy when it last saw this minibatch), for Gaussians.
+
+    `shape` is that of the means of all minibatches, `[minibatches, ..., actions]`. The small constants are those of
+    rl_games, with which the divergence of a policy that has not moved is not exactly 0, and may be negative.
+    """
+
+    def init(params: Any, key: Any = None) -> dict[str, jax.Array]:
+        del params, key
+        return {"loc": jnp.zeros(shape, float), "scale": jnp.ones(shape, float)}
+
+    def update(batch: pp.Batch, state: Any, context: pp.Context) -> tuple[pp.Batch, Any]:
+        gaussian, index = jax.lax.stop_gradient(batch.current.distribution), context.minibatch
+        now = {name: getattr(gaussian, name) for name in state}
+        then = {
+            name: jnp.where(context.epoch > 0, x[index], getattr(batch.behavior, name)) for name, x in state.items()
+        }
+        log_ratio = jnp.log(then["scale"] / now["scale"] + 1e-5)
+        squares = jnp.square(now["scale"]) + jnp.square(then["loc"] - now["loc"])
+        kl = jnp.sum(log_ratio + squares / (2 * (jnp.square(then["scale"]) + 1e-5)) - 0.5, axis=-1)
+        state = {name: x.at[index].set(now[name].astype(x.dtype)) for name, x in state.items()}
+        return batch.add_metrics(kl=pp.functional.masked_mean(kl, batch.mask)), state
+
+    return pp.Part(
+        init, update, "divergence_since_last_epoch", ("behavior",), ("metrics.kl",), ("current", "mask"), "after_sampler"
+    )
+
+
+def bounds_loss(coef: float, bound: float = 1.1) -> pp.Part:
+    """Add the squared distance of the mean action from the box [-bound, bound] as the loss `bounds`."""
+
+    def update(batch: pp.Batch) -> pp.Batch:
+        beyond = jax.nn.relu(jnp.abs(batch.current.distribution.loc) - bound)
+        return batch.add_loss("bounds", coef * jnp.sum(jnp.square(beyond), axis=-1))
+
+    return pp.stateless(update, name="bounds_loss", provides=("losses",), reads=("current",), place="after_sampler")
 
 
 def adaptive(learning_rate: float, target_kl: float | None, **options: Any) -> optax.GradientTransformation:

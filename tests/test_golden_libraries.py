@@ -117,8 +117,9 @@ def instrumented(pipeline: pp.Part, z: Arrays) -> pp.Part:
     """The chain with the recorded minibatches and keys, and with a part that keeps the estimates."""
     parts = list(pipeline.parts)
     (at,) = (i for i, part in enumerate(parts) if isinstance(part, Sampler))
-    axis = "segment" if "segments" in z else "step"
-    parts[at] = pp.given_indices(z["segments" if "segments" in z else "indices"], axis, refresh=parts[at].refresh)
+    for name, axis in {"indices": "step", "segments": "segment"}.items():
+        if name in z:  # rl_games does not shuffle, and its preset has its minibatches
+            parts[at] = pp.given_indices(z[name], axis, refresh=parts[at].refresh)
     estimators = [i for i, part in enumerate(parts) if "advantage" in part.provides]
     before = [i for i in estimators if i < at]
     parts.insert(1 + (before[-1] if before else estimators[0]), keep_estimates(z))
