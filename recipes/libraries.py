@@ -305,7 +305,13 @@ def divergence_since_last_epoch(shape: tuple[int, ...]) -> pp.Part:
         return batch.add_metrics(kl=pp.functional.masked_mean(kl, batch.mask)), state
 
     return pp.Part(
-        init, update, "divergence_since_last_epoch", ("behavior",), ("metrics.kl",), ("current", "mask"), "after_sampler"
+        init,
+        update,
+        "divergence_since_last_epoch",
+        ("behavior",),
+        ("metrics.kl",),
+        ("current", "mask"),
+        "after_sampler",
     )
 
 

@@ -49,7 +49,9 @@ def run(case: str, ours: dict[str, Any], theirs: dict[str, Any], optimizing: dic
     )
     segments = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), transition)
 
-    loss = jax.jit(jax.value_and_grad(functools.partial(losses.compute_ppo_loss, ppo_network=nets, **theirs), has_aux=True))
+    loss = jax.jit(
+        jax.value_and_grad(functools.partial(losses.compute_ppo_loss, ppo_network=nets, **theirs), has_aux=True)
+    )
 
     def estimates(params: losses.PPONetworkParams, minibatch: types.Transition) -> Any:
         data = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), minibatch)

@@ -75,7 +75,9 @@ def run(case: str, ours: dict[str, Any], theirs: dict[str, Any], moments: list[f
         agent.obs = agent.env_reset()
         if moments:  # of a run that is under way
             statistics = agent.model.value_mean_std
-            for tensor, x in zip((statistics.running_mean, statistics.running_var, statistics.count), moments, strict=True):
+            for tensor, x in zip(
+                (statistics.running_mean, statistics.running_var, statistics.count), moments, strict=True
+            ):
                 tensor.fill_(x)
         net = agent.model.a2c_network
         net.mu.weight.data *= 4  # so that some means are out of bounds

@@ -55,7 +55,13 @@ def run(case: str, ours: dict[str, Any], theirs: dict[str, Any], moments: dict[s
     sizes = {"rollouts": recorder.TIME, "learning_epochs": recorder.EPOCHS, "mini_batches": recorder.MINIBATCHES}
     quiet = {"write_interval": 0, "checkpoint_interval": 0}
     memory = RandomMemory(memory_size=recorder.TIME, num_envs=recorder.ENVS, device="cpu")
-    agent = PPO(models=models, memory=memory, device="cpu", cfg=sizes | theirs | {"experiment": ExperimentCfg(**quiet)}, **spaces)
+    agent = PPO(
+        models=models,
+        memory=memory,
+        device="cpu",
+        cfg=sizes | theirs | {"experiment": ExperimentCfg(**quiet)},
+        **spaces,
+    )
     agent.init()
     agent.enable_training_mode(True)
     for name, x in moments.items():  # of a run that is under way

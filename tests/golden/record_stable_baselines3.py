@@ -95,8 +95,8 @@ def run(case: str, ours: dict[str, Any], theirs: dict[str, Any], seed: int) -> N
 def options(seed: int) -> None:
     ours = {"learning_rate": 2e-2, "gamma": 0.95, "gae_lambda": 0.9, "clip_eps": 0.1, "entropy_coef": 0.01}
     theirs = {"learning_rate": 2e-2, "gamma": 0.95, "gae_lambda": 0.9, "clip_range": 0.1, "ent_coef": 0.01}
-    ours |= {"value_clip_eps": 0.1, "value_coef": 0.8, "target_kl": 0.03, "max_grad_norm": 0.3}
-    theirs |= {"clip_range_vf": 0.1, "vf_coef": 0.8, "target_kl": 0.03, "max_grad_norm": 0.3}
+    ours |= {"value_clip_eps": 0.1, "value_coef": 0.8, "target_kl": 0.01, "max_grad_norm": 0.3}
+    theirs |= {"clip_range_vf": 0.1, "vf_coef": 0.8, "target_kl": 0.01, "max_grad_norm": 0.3}
     run("options", ours, theirs, seed)
 
 
