@@ -20,6 +20,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts._sampler import Sampler
 from recipes import libraries
+from recipes._library_parts import Moments
 
 from .golden_traces import Arrays, blank
 
@@ -139,11 +140,11 @@ def replay(z: Arrays, meta: dict[str, Any]) -> Arrays:
     learner = pp.learner(network, pipeline, optax.chain(steps, optimizer))
     state = jax.jit(learner.init)(split(z["params"][0], z))
     if "moments" in z:  # of a run that is under way
-        moments = libraries.Moments(*map(jnp.asarray, z["moments"]))
+        moments = Moments(*map(jnp.asarray, z["moments"]))
         state = jax.tree.map(
-            lambda x: moments if isinstance(x, libraries.Moments) else x,
+            lambda x: moments if isinstance(x, Moments) else x,
             state,
-            is_leaf=lambda x: isinstance(x, libraries.Moments),
+            is_leaf=lambda x: isinstance(x, Moments),
         )
     state, _ = jax.jit(learner.update)(jax.random.key(0), state, rollout(z))
     tape = state.opt_state[0].read()

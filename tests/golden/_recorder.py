@@ -112,7 +112,7 @@ def in_double_precision(seed: int) -> None:
     torch.as_tensor = as_double
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    np.random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 (the libraries draw from the global generator)
 
 
 def minibatches(permutations: Iterable[Any]) -> np.ndarray:
