@@ -13,9 +13,11 @@ import recipes
 def listed() -> Iterator[str]:
     """Yield one line for each recipe, and one for each of its presets."""
     for found in pkgutil.iter_modules(recipes.__path__):
-        if found.name.startswith("_") or found.name == "libraries":  # chains, and not programs
+        if found.name.startswith("_"):
             continue
         recipe = importlib.import_module(f"recipes.{found.name}")
+        if not hasattr(recipe, "PRESETS"):  # it has chains, and is not a program
+            continue
         title, *_ = recipe.__doc__.splitlines()
         yield f"python -m recipes.{found.name}: {title}"
         for name, config in recipe.PRESETS.items():

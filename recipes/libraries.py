@@ -15,7 +15,7 @@ import optax
 
 import ppo_parts as pp
 
-from . import _library_parts as own
+from . import library_parts as own
 
 
 def stable_baselines3(

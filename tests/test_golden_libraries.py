@@ -20,7 +20,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts._sampler import Sampler
 from recipes import libraries
-from recipes._library_parts import Moments
+from recipes.library_parts import Moments
 
 from .golden_traces import Arrays, blank
 

@@ -233,7 +233,7 @@ def test_kl_adaptive_rate_equals_a_loop_by_hand():
     [(1.2e-5, 1, 1e-5), (9e-3, 0.001, 1e-2), (1e-3, 0, 1e-3), (1e-3, 0.01, 1e-3), (1e-3, 0.021, 1e-3 / 1.5)],
 )
 def test_kl_adaptive_rate_keeps_its_bounds(rate, kl, expected):
-    link = page("kl_adaptive_rate").scale_by_adaptive_rate(rate, target_kl=0.01)
+    link = pp.scale_by_kl_adaptive_rate(rate, target_kl=0.01)
     params = jnp.ones(())
     updates, _ = link.update(params, link.init(params), metrics={"approx_kl": jnp.asarray(kl, float)})
     np.testing.assert_allclose(updates, -expected)
