@@ -18,6 +18,8 @@ import optax
 import pytest
 
 import ppo_parts as pp
+from benchmarks import differences
+from ppo_parts import envs
 from ppo_parts._sampler import Sampler
 from recipes import libraries
 from recipes.library_parts import Moments
@@ -163,3 +165,20 @@ def test_preset_reproduces_the_library(case):
     travelled = np.abs(z["params"] - z["params"][0]).max(axis=1)
     difference = np.abs(ours["params"] - z["params"]).max(axis=1)
     assert np.all(difference[1:] <= 1e-5 * travelled[1:]), difference / travelled
+
+
+def test_every_variant_of_the_benchmark_of_differences_can_be_traced():
+    config = differences.Config(
+        env_id="Pendulum-v1",
+        total_timesteps=32,
+        num_envs=2,
+        num_steps=8,
+        num_minibatches=2,
+        update_epochs=2,
+        hidden=(8,),
+    )
+    env = envs.make("Pendulum-v1")
+    for make_train in differences.VARIANTS.values():
+        train = make_train(config, env)
+        state = jax.eval_shape(train.init, jax.random.key(0))
+        jax.eval_shape(train.step, state)
