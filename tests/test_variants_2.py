@@ -239,6 +239,15 @@ def test_kl_adaptive_rate_keeps_its_bounds(rate, kl, expected):
     np.testing.assert_allclose(updates, -expected)
 
 
+def test_kl_adaptive_rate_names_the_missing_metric():
+    link, params = pp.scale_by_kl_adaptive_rate(1e-3, target_kl=0.01), jnp.ones(())
+    for extra in ({}, {"metrics": {"loss": params}}):
+        with pytest.raises(ValueError, match=r"the metric 'approx_kl' does not exist.*policy_diagnostics"):
+            link.update(params, link.init(params), **extra)
+    with pytest.raises(ValueError, match="target_kl must lie in"):
+        pp.scale_by_kl_adaptive_rate(1e-3, target_kl=0.0)
+
+
 def test_gradient_norms_equal_a_loop_by_hand():
     module, params, batch = page("gradient_norms"), make_params(dtype=jnp.float64), double()
     advantage, target = gae_of(batch)

@@ -102,8 +102,8 @@ def run(case: str, ours: dict[str, Any], theirs: dict[str, Any], moments: list[f
 def options(seed: int) -> None:
     ours = {"gamma": 0.95, "gae_lambda": 0.9, "clip_eps": 0.1, "clip_value": False, "value_coef": 0.8}
     theirs = {"gamma": 0.95, "tau": 0.9, "e_clip": 0.1, "clip_value": False, "critic_coef": 0.8}
-    ours |= {"entropy_coef": 0.02, "learning_rate": 5e-3, "target_kl": 0.002, "adapt_each_epoch": True}
-    theirs |= {"entropy_coef": 0.02, "learning_rate": 5e-3, "kl_threshold": 0.002, "schedule_type": "standard"}
+    ours |= {"entropy_coef": 0.02, "learning_rate": 5e-3, "target_kl": 0.0055, "adapt_each_epoch": True}
+    theirs |= {"entropy_coef": 0.02, "learning_rate": 5e-3, "kl_threshold": 0.0055, "schedule_type": "standard"}
     ours |= {"max_grad_norm": 0.3, "bounds_coef": 0.5, "normalize_value": False}
     theirs |= {"grad_norm": 0.3, "bounds_loss_coef": 0.5, "bound_loss_type": "bound", "normalize_value": False}
     run("options", ours, theirs, [], seed)

@@ -100,10 +100,10 @@ def run(case: str, ours: dict[str, Any], theirs: dict[str, Any], moments: dict[s
 
 
 def options(seed: int) -> None:
-    ours = {"gamma": 0.95, "gae_lambda": 0.9, "clip_eps": 0.1, "value_clip_eps": 0.3, "value_coef": 0.8}
-    theirs = {"discount_factor": 0.95, "gae_lambda": 0.9, "ratio_clip": 0.1, "value_clip": 0.3, "value_loss_scale": 0.8}
+    ours = {"gamma": 0.95, "gae_lambda": 0.9, "clip_eps": 0.1, "value_clip_eps": 0.05, "value_coef": 0.8}
+    theirs = {"discount_factor": 0.95, "gae_lambda": 0.9, "ratio_clip": 0.1, "value_clip": 0.05}
     ours |= {"entropy_coef": 0.02, "learning_rate": 5e-3, "target_kl": 0.004, "max_grad_norm": 0.3}
-    theirs |= {"entropy_loss_scale": 0.02, "learning_rate": 5e-3, "grad_norm_clip": 0.3}
+    theirs |= {"value_loss_scale": 0.8, "entropy_loss_scale": 0.02, "learning_rate": 5e-3, "grad_norm_clip": 0.3}
     theirs |= {"learning_rate_scheduler": KLAdaptiveLR, "learning_rate_scheduler_kwargs": {"kl_threshold": 0.004}}
     ours |= {"bootstrap_truncations": True, "normalize_value": True, "num_minibatches": recorder.MINIBATCHES}
     theirs |= {"time_limit_bootstrap": True, "value_preprocessor": RunningStandardScaler}
