@@ -18,7 +18,7 @@ import optax
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
-from recipes import library_parts
+from recipes.libraries import parts
 
 from . import mujoco
 
@@ -50,7 +50,7 @@ def chain(
     standardize = pp.advantage_normalize(ddof=1)
     return pp.chain(
         time_limit or pp.identity(),
-        library_parts.normalized_values(estimator) if values_normalized else estimator,
+        parts.normalized_values(estimator) if values_normalized else estimator,
         standardize if normalize == "rollout" else pp.identity(),
         pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh=refresh),
         standardize if normalize == "minibatch" else pp.identity(),
@@ -95,16 +95,16 @@ def with_(**choices: Any) -> mujoco.Variant:
 VARIANTS: dict[str, mujoco.Variant] = {
     "none": make_train,
     "time_limit_terminates": with_(time_limit=terminate_at_time_limits()),  # CleanRL
-    "current_value": with_(time_limit=library_parts.truncate_at_current_value()),  # rsl_rl, rl_games
-    "time_limit_ignored": with_(time_limit=library_parts.ignore_truncations()),  # skrl
+    "current_value": with_(time_limit=parts.truncate_at_current_value()),  # rsl_rl, rl_games
+    "time_limit_ignored": with_(time_limit=parts.ignore_truncations()),  # skrl
     "rollout_normalize": with_(normalize="rollout"),  # rsl_rl, skrl, rl_games
     "no_normalize": with_(normalize="nowhere"),  # Tianshou's examples
     "refresh_epoch": with_(refresh="epoch"),  # Tianshou's examples
     "value_normalize": with_(values_normalized=True),  # rl_games
     "value_without_half": with_(value=(pp.clipped_value_loss(clip_eps=0.2, coef=1.0),)),  # the others
     "value_unclipped": with_(value=(pp.value_loss(coef=0.5),)),  # Stable-Baselines3, Tianshou, brax
-    "value_clipped_prediction": with_(value=(library_parts.clip_prediction(0.2), pp.value_loss(coef=0.5))),  # skrl
-    "separate_norms": with_(clip=library_parts.clip_each_network(0.5)),  # rsl_rl
+    "value_clipped_prediction": with_(value=(parts.clip_prediction(0.2), pp.value_loss(coef=0.5))),  # skrl
+    "separate_norms": with_(clip=parts.clip_each_network(0.5)),  # rsl_rl
     "no_gradient_clip": with_(clip=optax.identity()),  # Tianshou, brax
     "adaptive_rate": with_(rate=pp.scale_by_kl_adaptive_rate(3e-4, target_kl=0.01)),  # rsl_rl, with k3
     "constant_rate": with_(rate=pp.scale_by_update_schedule(3e-4)),  # Stable-Baselines3, Tianshou, skrl

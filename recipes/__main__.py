@@ -13,11 +13,9 @@ import recipes
 def listed() -> Iterator[str]:
     """Yield one line for each recipe, and one for each of its presets."""
     for found in pkgutil.iter_modules(recipes.__path__):
-        if found.name.startswith("_"):
+        if found.name.startswith("_") or found.ispkg:  # a package has chains, and is not a program
             continue
         recipe = importlib.import_module(f"recipes.{found.name}")
-        if not hasattr(recipe, "PRESETS"):  # it has chains, and is not a program
-            continue
         title, *_ = recipe.__doc__.splitlines()
         yield f"python -m recipes.{found.name}: {title}"
         for name, config in recipe.PRESETS.items():

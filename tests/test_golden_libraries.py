@@ -21,8 +21,8 @@ import ppo_parts as pp
 from benchmarks import differences
 from ppo_parts import envs
 from ppo_parts._sampler import Sampler
-from recipes import libraries, library_parts
-from recipes.library_parts import Moments
+from recipes import libraries
+from recipes.libraries.parts import Moments, clip_each_network
 
 from .golden_traces import Arrays, blank
 
@@ -170,7 +170,7 @@ def test_preset_reproduces_the_library(case):
 def test_what_does_not_fit_is_an_error():
     with pytest.raises(ValueError, match="num_minibatches=2 must divide num_envs=3"):
         libraries.rl_games(num_envs=3, num_steps=4, num_actions=1)
-    clip, joint = library_parts.clip_each_network(1.0), {"params": jnp.ones(2)}
+    clip, joint = clip_each_network(1.0), {"params": jnp.ones(2)}
     with pytest.raises(ValueError, match=r"an entry for each network.*got \['params'\]"):
         clip.update(joint, clip.init(joint))
 

@@ -15,7 +15,7 @@ import optax
 
 import ppo_parts as pp
 
-from . import library_parts as own
+from . import parts as parts
 
 
 def stable_baselines3(
@@ -30,8 +30,8 @@ def stable_baselines3(
         pp.advantage_normalize(ddof=1),
         pp.clipped_surrogate(clip_eps=clip_eps),
         pp.policy_diagnostics(),
-        pp.identity() if value_clip_eps is None else own.clip_prediction(value_clip_eps),
-        own.squared_error(value_coef),
+        pp.identity() if value_clip_eps is None else parts.clip_prediction(value_clip_eps),
+        parts.squared_error(value_coef),
         pp.entropy_bonus(coef=entropy_coef),
         pp.identity() if target_kl is None else pp.kl_early_stop(1.5 * target_kl),
     )
@@ -46,13 +46,13 @@ def tianshou(
 ) -> tuple[pp.Part, optax.GradientTransformation]:  # fmt: skip
     """Tianshou 2.0: advantages can be recomputed before each epoch; needs `rollout(keep_next_obs=True)` then."""
     pipeline = pp.chain(
-        own.evaluate_next_obs() if recompute_advantage else pp.identity(),
+        parts.evaluate_next_obs() if recompute_advantage else pp.identity(),
         pp.gae(gamma=gamma, gae_lambda=gae_lambda),
         pp.shuffled_minibatches(num_minibatches, num_epochs, refresh="epoch" if recompute_advantage else "rollout"),
         pp.advantage_normalize(ddof=1) if advantage_normalize else pp.identity(),
         pp.clipped_surrogate(clip_eps=clip_eps, dual_clip=dual_clip),
         pp.policy_diagnostics(),
-        own.squared_error(value_coef, value_clip_eps),
+        parts.squared_error(value_coef, value_clip_eps),
         pp.entropy_bonus(coef=entropy_coef),
     )
     clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
@@ -70,18 +70,18 @@ def rsl_rl(
     """
     normalize = pp.advantage_normalize(ddof=1)
     pipeline = pp.chain(
-        own.truncate_at_current_value(),
+        parts.truncate_at_current_value(),
         pp.gae(gamma=gamma, gae_lambda=gae_lambda),
         normalize if advantage_normalize_rollout else pp.identity(),
         pp.shuffled_minibatches(num_minibatches, num_epochs),
         pp.identity() if advantage_normalize_rollout else normalize,
         pp.clipped_surrogate(clip_eps=clip_eps),
-        own.squared_error(value_coef, clip_eps if clip_value else None),
+        parts.squared_error(value_coef, clip_eps if clip_value else None),
         pp.entropy_bonus(coef=entropy_coef),
-        own.divergence() if target_kl else pp.identity(),
+        parts.divergence() if target_kl else pp.identity(),
     )
-    rate = own.adaptive(learning_rate, target_kl, metric="kl")
-    return pipeline, optax.chain(own.clip_each_network(max_grad_norm), optax.scale_by_adam(eps=1e-8), rate)
+    rate = parts.adaptive(learning_rate, target_kl, metric="kl")
+    return pipeline, optax.chain(parts.clip_each_network(max_grad_norm), optax.scale_by_adam(eps=1e-8), rate)
 
 
 def skrl(
@@ -91,19 +91,19 @@ def skrl(
     max_grad_norm: float = 0.5,
 ) -> tuple[pp.Part, optax.GradientTransformation]:  # fmt: skip
     """skrl 2.1: by default, an episode goes on where it was truncated; `target_kl` is that of its `KLAdaptiveLR`."""
-    truncations = pp.identity() if bootstrap_truncations else own.ignore_truncations()
+    truncations = pp.identity() if bootstrap_truncations else parts.ignore_truncations()
     estimator = pp.chain(truncations, pp.gae(gamma=gamma, gae_lambda=gae_lambda))
     pipeline = pp.chain(
-        own.normalized_values(estimator) if normalize_value else estimator,
+        parts.normalized_values(estimator) if normalize_value else estimator,
         pp.advantage_normalize(ddof=1),
         pp.shuffled_minibatches(num_minibatches, num_epochs),
         pp.clipped_surrogate(clip_eps=clip_eps),
         pp.policy_diagnostics(),
-        pp.identity() if value_clip_eps is None else own.clip_prediction(value_clip_eps),
-        own.squared_error(value_coef),
+        pp.identity() if value_clip_eps is None else parts.clip_prediction(value_clip_eps),
+        parts.squared_error(value_coef),
         pp.entropy_bonus(coef=entropy_coef),
     )
-    rate = own.adaptive(learning_rate, target_kl, average_over=num_minibatches, low=1e-6)
+    rate = parts.adaptive(learning_rate, target_kl, average_over=num_minibatches, low=1e-6)
     return pipeline, optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=1e-8), rate)
 
 
@@ -118,19 +118,19 @@ def brax(
     With `target_kl`, it needs `rollout(keep_distribution=True)`, too.
     """
     pipeline = pp.chain(
-        own.scale_reward(reward_scale),
+        parts.scale_reward(reward_scale),
         pp.segment_minibatches(num_minibatches, num_epochs),
-        own.evaluate_next_obs(),
-        own.one_more_step(gamma, gae_lambda),
+        parts.evaluate_next_obs(),
+        parts.one_more_step(gamma, gae_lambda),
         pp.advantage_normalize() if advantage_normalize else pp.identity(),
         pp.clipped_surrogate(clip_eps=clip_eps),
         pp.value_loss(coef=value_coef) if value_clip_eps is None
         else pp.clipped_value_loss(clip_eps=value_clip_eps, coef=value_coef),
         pp.entropy_bonus(coef=entropy_coef),
-        own.divergence() if target_kl else pp.identity(),
+        parts.divergence() if target_kl else pp.identity(),
     )  # fmt: skip
     clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
-    return pipeline, optax.chain(clip, optax.scale_by_adam(), own.adaptive(learning_rate, target_kl, metric="kl"))
+    return pipeline, optax.chain(clip, optax.scale_by_adam(), parts.adaptive(learning_rate, target_kl, metric="kl"))
 
 
 def rl_games(
@@ -145,18 +145,18 @@ def rl_games(
     """
     if num_envs % num_minibatches:
         raise pp.UserValueError(f"rl_games: num_minibatches={num_minibatches} must divide num_envs={num_envs}")
-    estimator = pp.chain(own.truncate_at_current_value(), pp.gae(gamma=gamma, gae_lambda=gae_lambda))
+    estimator = pp.chain(parts.truncate_at_current_value(), pp.gae(gamma=gamma, gae_lambda=gae_lambda))
     segments = np.tile(np.arange(num_envs).reshape(1, num_minibatches, -1), (num_epochs, 1, 1))
     pipeline = pp.chain(
-        own.normalized_values(estimator, eps=1e-5, ddof=0) if normalize_value else estimator,
+        parts.normalized_values(estimator, eps=1e-5, ddof=0) if normalize_value else estimator,
         pp.advantage_normalize(ddof=1),
         pp.given_indices(segments, "segment"),
         pp.clipped_surrogate(clip_eps=clip_eps),
         pp.clipped_value_loss(clip_eps=clip_eps, coef=value_coef) if clip_value else pp.value_loss(coef=value_coef),
         pp.entropy_bonus(coef=entropy_coef),
-        own.bounds_loss(bounds_coef),
-        own.divergence_since_last_epoch((num_minibatches, num_steps, num_envs // num_minibatches, num_actions)),
+        parts.bounds_loss(bounds_coef),
+        parts.divergence_since_last_epoch((num_minibatches, num_steps, num_envs // num_minibatches, num_actions)),
     )
     average = num_minibatches if adapt_each_epoch else 1
-    rate = own.adaptive(learning_rate, target_kl, metric="kl", average_over=average, low=1e-6)
+    rate = parts.adaptive(learning_rate, target_kl, metric="kl", average_over=average, low=1e-6)
     return pipeline, optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=1e-8), rate)
