@@ -9,6 +9,7 @@ COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what 
     "parts": "microbenchmarks of every part and function, against rivals and a memory stream",
     "update": "a whole update against the same update written by hand",
     "train": "whole training runs against others: environment steps per second, compile time",
+    "hosts": "environments on the host: alone, collecting, and whole runs against others",
     "growth": "how an update's cost grows with environments, steps, minibatches and seeds",
     "gpu": "everything that a GPU should be asked, in eight minutes: kernels, the loss, whole runs",
     "ptx": "what becomes of the GPU kernels, without a GPU: bytes per element, registers",

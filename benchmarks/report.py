@@ -452,6 +452,9 @@ def main() -> None:
     options.docs.mkdir(parents=True, exist_ok=True)
     (options.docs / "benchmarks.md").write_text(report(options.results, options.docs))
     print(f"wrote {options.docs / 'benchmarks.md'}")
+    from .results_page import page as results_page  # it uses the tables and pictures of this module
+
+    (options.docs / "results.md").write_text(results_page(options.results, options.docs))
     if options.docs == ROOT / "docs":
         for name in PAGES:
             page, link = ROOT / name, "../benchmarks/results" if "/" in name else "benchmarks/results"

@@ -80,9 +80,7 @@ def clipped_surrogate(
     )
 
 
-def policy_loss(
-    loss: Callable[..., Array], *, name: str = "policy", **hyperparameters: Numeric | str | bool | None
-) -> Part:
+def policy_loss(loss: Callable[..., Array], *, name: str = "policy", **hyperparameters: Any) -> Part:
     r"""Add `loss(log_ratio, advantage, mask=mask, **hyperparameters)` as the loss `name`.
 
     This makes a part of any policy loss in `functional` that takes these arrays, and of your own: a function of
@@ -106,8 +104,7 @@ def policy_loss(
     where = "policy_loss"
     if not callable(loss):
         raise UserTypeError(f"{where}: give a function of log_ratio and advantage, got {loss!r}")
-    scheduled = {key: value for key, value in hyperparameters.items() if callable(value)}
-    first = {**hyperparameters, **{key: at(value, 0) for key, value in scheduled.items()}}
+    first = {key: at(value, 0) for key, value in hyperparameters.items()}
     probe = np.zeros((1, 1), np.float32)
     try:
         shape = jax.eval_shape(lambda x: loss(x, x, mask=None, **first), probe).shape

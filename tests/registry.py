@@ -7,15 +7,13 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 import ppo_parts as pp
+from ppo_parts.testing import Subject, example_batch, example_context
 
-from .common import SEGMENTS, TIME, evaluate, make_params, rollout
-
-STEP = 3  # the learner update at which the laws are checked
+from .common import SEGMENTS, TIME
 
 
 class Case(NamedTuple):
@@ -110,41 +108,14 @@ CASES = (
 ELSEWHERE = {"phase", "phases", "replay"}  # only a learner runs them, or the state has shapes: see test_contract.py
 
 
-def given_batch(case: Case, seed: int = 0, dtype: Any = jnp.float32) -> pp.Batch:
-    """A batch with everything any part reads."""
-    return _given_batch(case.after, seed, dtype)
+@functools.cache
+def subject(case_id: str) -> Subject:
+    """The part of a case with what it is given; its compiled update is shared by the laws."""
+    [case] = [case for case in CASES if case.id == case_id]
+    return Subject(case.part(), functools.partial(given_batch, case.after), example_context, case.after)
 
 
 @functools.cache
-def _given_batch(after: bool, seed: int, dtype: Any) -> pp.Batch:
-    batch = rollout(seed, dtype=dtype)
-    rng = np.random.default_rng(seed + 1)
-    normal = {
-        name: jnp.asarray(0.3 * rng.normal(size=(TIME, SEGMENTS)), dtype)
-        for name in ("advantage", "target", "log_ratio", "loss", "extra")
-    }
-    loss, extra = normal.pop("loss"), normal.pop("extra")
-    batch = batch.replace(**normal, extras={"own": extra})
-    if after:
-        weight = jnp.asarray(rng.random(SEGMENTS) + 0.5, dtype)
-        batch = batch.replace(weight=weight, losses={"given": loss}, metrics={"given": jnp.zeros((), dtype)})
-    return batch
-
-
-def given_context(seed: int = 0, dtype: Any = jnp.float32) -> pp.Context:
-    return pp.Context(
-        key=jax.random.key(seed),
-        step=jnp.int32(STEP),
-        params=make_params(seed, dtype),
-        evaluate=evaluate,
-        minibatch=jnp.int32(1),
-        num_minibatches=2,
-    )
-
-
-def apply(case: Case, part: pp.Part, batch: pp.Batch, state: Any, context: pp.Context) -> tuple[pp.Batch, Any]:
-    """`part.update`, with the current policy evaluated first where the part stands after a sampler."""
-    if case.after and batch.current is None:
-        distribution, value = evaluate(context.params, batch)
-        batch = batch.replace(current=pp.Current(distribution, distribution.log_prob(batch.action), value))
-    return part.update(batch, state, context)
+def given_batch(after: bool, seed: int = 0, dtype: Any = jnp.float32) -> pp.Batch:
+    """A batch with everything that any part reads."""
+    return example_batch(seed, dtype, after_sampler=after).replace(current=None)

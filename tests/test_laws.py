@@ -1,24 +1,25 @@
-"""One registry of parts, one list of laws: what every part promises, whatever it computes."""
+"""One registry of parts, one list of laws (`ppo_parts.testing`): what every part promises, whatever it computes."""
 
-import copy
-import functools
 import inspect
-from typing import ClassVar
+import re
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ppo_parts as pp
-from ppo_parts._types import Divider, with_field_at
+from ppo_parts import testing
+from ppo_parts.testing import LAWS, _laws
 
-from .common import FLOATS, assert_close, assert_same, poisoned
-from .registry import CASES, ELSEWHERE, STEP, apply, given_batch, given_context
+from .registry import CASES, ELSEWHERE, given_batch, subject
 
 every_part = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 FIELDS = tuple(pp.Batch.__dataclass_fields__)
+EXCEPT = {
+    pp.stateless: {_laws.writes_what_it_provides},  # a function of one's own need not declare anything
+    pp.within: {_laws.reads_what_it_declares},  # the part inside reads fields under other names
+}
 
 
 def test_every_public_part_is_in_the_registry():
@@ -40,196 +41,145 @@ def test_protocol(case):
     assert list(inspect.signature(part.init).parameters) == ["params", "key"]
     assert list(inspect.signature(part.update).parameters) == ["batch", "state", "context"]
     assert part.name in (case.make.__name__, "_double", "chain")
-    assert {path.partition(".")[0] for path in (*part.requires, *part.provides, *(part.reads or ()))} <= set(FIELDS)
     with pytest.raises(TypeError):
         case.part(nonsense=1)
 
 
 @every_part
-def test_needs_what_it_says_it_needs(case):
-    part, context = case.part(), given_context()
-    for field in part.requires:
-        lacking = with_field_at(given_batch(case), field, {} if field == "losses" else None)
-        with pytest.raises(ValueError, match=field if field != "losses" else "no loss is named"):
-            apply(case, pp.chain(part), lacking, (part.init(context.params),), context)
-
-
-@every_part
-def test_writes_what_it_says_it_writes(case):
-    part, context = case.part(), given_context()
-    before = apply(case, pp.identity(), given_batch(case), (), context)[0]
-    after = apply(case, part, before, part.init(context.params), context)[0]
-    changed = {field for field in FIELDS if getattr(after, field) is not getattr(before, field)}
-    if isinstance(part, Divider):  # a sampler: all that has a step or a segment is another now
-        assert after.current.log_prob.shape == after.log_prob.shape
-    elif case.make is not pp.stateless:
-        provided = {path.partition(".")[0] for path in part.provides}
-        assert provided <= changed <= {*provided, "metrics", "reductions"}
-
-
-class Spy(pp.Batch):
-    """A batch that notes which of its fields are read."""
-
-    read: ClassVar[set[str]] = set()
-
-    def __getattribute__(self, name):
-        if name in FIELDS:
-            Spy.read.add(name)
-        return object.__getattribute__(self, name)
-
-    def replace(self, **changes):
-        return Spy(**{name: object.__getattribute__(self, name) for name in FIELDS} | changes)
-
-
-@every_part
-def test_reads_what_it_says_it_reads(case):
-    """What `learner` refuses, because nothing reads it, depends on this."""
-    part, context = case.part(), given_context()
-    if part.reads is None or isinstance(part, Divider) or case.make is pp.within:
-        pytest.skip("it does not say, takes all, or hands fields on under other names")
-    batch = apply(case, pp.identity(), given_batch(case), (), context)[0]
-    spy = Spy(**{name: getattr(batch, name) for name in FIELDS})
-    Spy.read.clear()
-    part.update(spy, part.init(context.params), context)
-    own = {"losses", "metrics", "reductions", "axes", "stop", *(("log_prob",) if "losses" in part.provides else ())}
-    assert Spy.read - own <= {path.partition(".")[0] for path in (*part.requires, *part.reads)}
-
-
-@functools.cache
-def jitted(name):
-    """The compiled update of a case, and a list that grows when it is traced."""
-    [case] = [case for case in CASES if case.id == name]
-    part, traces = case.part(), []
-
-    def update(batch, state, context):
-        traces.append(case.id)
-        return apply(case, part, batch, state, context)
-
-    return jax.jit(update), traces
-
-
-@every_part
-def test_jit_equals_eager_and_compiles_once(case):
-    part, (update, traces) = case.part(), jitted(case.id)
-    batch, context = given_batch(case), given_context()
-    state = part.init(context.params)
-    expected, actual = apply(case, part, batch, state, context), update(batch, state, context)
-    chex.assert_trees_all_equal_shapes_and_dtypes(actual, expected)
-    assert_close(actual, expected)
-    update(given_batch(case, 1), actual[1], given_context(1))  # with the state that came out of the first
-    assert len(traces) == 1
-
-
-@every_part
-def test_vmap_equals_a_loop(case):
-    part, (update, _) = case.part(), jitted(case.id)
-    inputs = [(given_batch(case, seed), part.init(None), given_context(seed)) for seed in (0, 1)]
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *inputs)
-    actual = jax.jit(jax.vmap(lambda *x: apply(case, part, *x)))(*stacked)
-    assert_close(actual, jax.tree.map(lambda *x: jnp.stack(x), *(update(*given) for given in inputs)))
-
-
-@every_part
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
-def test_state_is_stable(case, dtype):
-    part, context = case.part(), given_context(dtype=dtype)
-    batch = given_batch(case, dtype=dtype)
-    state = part.init(context.params)
-    after = jax.eval_shape(lambda state: apply(case, part, batch, state, context)[1], state)
-    described = [
-        jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), s) for s in (jax.eval_shape(lambda: state), after)
-    ]
-    assert described[0] == described[1]
-    jax.eval_shape(  # a scan refuses a carry that changes
-        lambda state: jax.lax.scan(lambda s, _: (apply(case, part, batch, s, context)[1], None), state, length=3), state
-    )
-
-
-@every_part
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.float64], ids=["bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("how", ["float", "array", "schedule"])
-def test_float_dtype_is_kept(case, dtype, how):
-    as_given = {
-        "float": lambda x: x,
-        "array": lambda x: jnp.asarray(x, jnp.float32),
-        "schedule": lambda x: lambda step: jnp.asarray(x, jnp.float32),
-    }[how]
-    with jax.enable_x64(dtype == jnp.float64):
-        part = case.part(**{name: as_given(x) for name, x in case.numeric.items()})
-        batch, context = given_batch(case, dtype=dtype), given_context(dtype=dtype)
-        out = jax.eval_shape(lambda batch, state: apply(case, part, batch, state, context)[0], batch, part.init(None))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(out):
-        if jnp.issubdtype(leaf.dtype, jnp.floating):
-            assert leaf.dtype == dtype, jax.tree_util.keystr(path)
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_law(case, law):
+    if law in EXCEPT.get(case.make, ()):
+        pytest.skip("it does not declare this")
+    assert law(subject(case.id)) is None
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.numeric], ids=lambda case: case.id)
 def test_a_number_an_array_and_a_schedule_do_the_same(case):
-    batch, context = given_batch(case), given_context()
-    arrays = {name: jnp.float32(x) for name, x in case.numeric.items()}
-    schedules = {name: lambda step, x=x: jnp.where(step == STEP, x, 1.01 * x) for name, x in case.numeric.items()}
-    state = case.part().init(context.params)
-
-    def applied(**numeric):
-        out, after = apply(case, case.part(**numeric), batch, state, context)
-        kept = {name: x for name, x in out.metrics.items() if "nonfinite/" not in name}  # of numbers not known at once
-        return out.replace(metrics=kept, reductions=()), after
-
-    expected = applied()
-    assert_close(jax.jit(lambda arrays: applied(**arrays))(arrays), expected)
-    assert_close(applied(**schedules), expected)
+    make = lambda **numeric: case.part(**numeric)  # noqa: E731
+    testing.check_hyperparameters(make, **case.numeric)
 
 
-def outside(batch):
-    """All of a batch that may not depend on what is masked: numbers where the mask is 1, and everything reduced."""
-    keep = np.asarray(batch.mask, bool)
-    steps = {field: getattr(batch, field) for field in (*FLOATS, "mask", "losses")}
-    kept = jax.tree.map(lambda x: np.asarray(x)[keep], steps)
-    return kept, batch.metrics, batch.weight, batch.stop
+@pytest.mark.parametrize("case", [case for case in CASES if case.numeric], ids=lambda case: case.id)
+def test_an_array_or_a_schedule_of_another_dtype_keeps_the_dtype(case):
+    for as_given in (lambda x: jnp.float32(x), lambda x: lambda step: jnp.float32(x)):
+        part = case.part(**{name: as_given(x) for name, x in case.numeric.items()})
+        given = lambda *args, case=case: given_batch(case.after, *args)  # noqa: E731
+        assert _laws.float_dtype_is_kept(testing.Subject(part, given, testing.example_context, case.after)) is None
 
 
-@every_part
-@pytest.mark.parametrize("kind", ["noise", "nan"])
-def test_masked_places_are_neutral(case, kind):
-    part, context = case.part(), given_context()
-    batch = given_batch(case)
-    state = part.init(context.params)
-
-    def losses(current, batch):
-        out, after = apply(case, part, batch.replace(current=current) if case.after else batch, state, context)
-        means = [pp.functional.masked_mean(loss, out.mask) for loss in out.losses.values()]
-        return sum(means, jnp.zeros(())), (out, after)
-
-    results = []
-    for given in (batch, poisoned(batch, kind)):
-        current = apply(case, pp.identity(), given, (), context)[0].current
-        if not case.after:
-            _, (out, after) = losses(None, given)
-            results.append((outside(out), after))
-            continue
-        (loss, (out, after)), gradient = jax.value_and_grad(losses, has_aux=True)(current, given)
-        keep = np.asarray(given.mask, bool)
-        results.append((outside(out), after, loss, jax.tree.map(lambda x, keep=keep: np.asarray(x)[keep], gradient)))
-        if kind == "noise":
-            assert not any(np.any(np.asarray(x)[~keep]) for x in jax.tree.leaves(gradient))
-    assert_same(*results)
+# --- parts that break a law -----------------------------------------------------------------------------------------
 
 
-@every_part
-def test_inputs_are_not_mutated(case):
-    part, context = case.part(), given_context()
-    writable = lambda tree: jax.tree.map(lambda x: np.array(x), tree)  # noqa: E731
-    batch, state = writable(given_batch(case)), writable(part.init(context.params))
-    before = copy.deepcopy((batch, state))
-    apply(case, part, batch, state, context)
-    assert_same((batch, state), before)
+def part(update, init=lambda params, key: pp.EmptyState(), **declared):
+    return pp.Part(init, update, "faulty", **declared)
 
 
-@every_part
-def test_works_without_a_mask_and_with_a_full_one_alike(case):
-    part, context = case.part(), given_context()
-    batch = given_batch(case)
-    state = part.init(context.params)
-    without, _ = apply(case, part, batch.replace(mask=None), state, context)
-    full, _ = apply(case, part, batch.replace(mask=jnp.ones_like(batch.mask)), state, context)
-    assert_close(full.replace(mask=None), without.replace(mask=None))  # time_chunks masks what only warms up
+def loss(value, **declared):
+    """A part that adds `value(batch)` as a loss."""
+    return part(
+        lambda batch, state, context: (batch.add_loss("own", value(batch)), state),
+        **{"provides": ("losses",), "reads": ("current", "mask"), "place": "after_sampler"} | declared,
+    )
+
+
+def doubled(batch, state, context):
+    return batch.replace(reward=2 * batch.reward), state
+
+
+def mutating(batch, state, context):
+    if isinstance(batch.reward, np.ndarray):
+        batch.reward[0, 0] = 7.0
+    return batch, state
+
+
+def counted(batch, state, context):
+    return batch.add_metrics(calls=jnp.float32(len(CALLS))), CALLS.append(1) or state
+
+
+CALLS: list[int] = []
+
+
+@jax.custom_batching.custom_vmap
+def negated_under_vmap(x):
+    return 2 * x
+
+
+@negated_under_vmap.def_vmap
+def _(axis_size, in_batched, x):
+    return -2 * x, True
+
+
+@pytest.mark.parametrize(
+    ("law", "faulty", "says"),
+    [
+        ("writes_what_it_provides", part(doubled), "it writes reward and does not say so"),
+        ("writes_what_it_provides", part(doubled, provides=("reward", "value")), "it does not write value"),
+        ("reads_what_it_declares", part(doubled, provides=("reward",), reads=()), "it reads reward"),
+        (
+            "state_is_stable",
+            part(lambda b, s, c: (b, s + 1.0), lambda params, key: 0),
+            "its state changes from",
+        ),
+        (
+            "float_dtype_is_kept",
+            part(lambda b, s, c: (b.replace(reward=jnp.asarray(b.reward, jnp.float32)), s), provides=("reward",)),
+            "with bfloat16 data it returns float32 as reward",
+        ),
+        ("inputs_are_not_mutated", part(mutating), "it writes into its inputs"),
+        (
+            "no_mask_is_a_full_mask",
+            part(lambda b, s, c: (b.replace(reward=b.reward * (1 if b.mask is None else 2)), s), provides=("reward",)),
+            "a mask of ones changes the result",
+        ),
+        (
+            "masked_places_are_neutral",
+            part(lambda b, s, c: (b.add_metrics(mean=jnp.mean(b.reward)), s)),
+            "depends on masked places",
+        ),
+        (
+            "masked_places_are_neutral",
+            loss(lambda b: jnp.broadcast_to(jnp.mean(b.current.value), b.log_prob.shape)),
+            "depends on masked places",
+        ),
+        ("jit_equals_eager", part(counted), "jit gives another result"),
+        (
+            "vmap_equals_a_loop",
+            part(lambda b, s, c: (b.replace(reward=negated_under_vmap(b.reward)), s)),
+            "vmap gives another result",
+        ),
+    ],
+    ids=lambda x: x if isinstance(x, str) and " " not in x else "",
+)
+def test_each_law_is_broken_by_some_part(law, faulty, says):
+    [checked] = [given for given in LAWS if given.__name__ == law]
+    with pytest.raises(pp.UserValueError, match=rf"check_part: faulty breaks {law}: .*{re.escape(says)}"):
+        testing.check_part(faulty, laws=[checked])
+
+
+def test_check_part_refuses_what_is_not_a_part():
+    with pytest.raises(pp.UserTypeError, match="is not a part"):
+        testing.check_part(lambda batch: batch)
+
+
+def test_check_hyperparameters_names_a_schedule_that_is_ignored():
+    def make(scale):
+        return pp.stateless(lambda batch: batch.replace(reward=batch.reward * (scale(0) if callable(scale) else scale)))
+
+    with pytest.raises(pp.UserValueError, match=r"differs for a schedule: .*reward"):
+        testing.check_hyperparameters(make, scale=0.5)
+
+
+def test_check_part_takes_batches_of_the_users():
+    own = pp.stateless(
+        lambda batch: batch.replace(reward=batch.reward + batch.extras["novelty"]),
+        requires=("extras.novelty",),
+        provides=("reward",),
+        reads=("reward",),
+    )
+    given = lambda seed=0, dtype=jnp.float32: testing.example_batch(  # noqa: E731
+        seed, dtype, extras={"novelty": jnp.ones((6, 4), dtype)}
+    )
+    testing.check_part(own, batch=given, laws=LAWS[:3])
+    with pytest.raises(KeyError):
+        testing.check_part(own, laws=LAWS[:3])
+    assert jax.tree.leaves(given())

@@ -1,0 +1,106 @@
+"""Checks of parts of your own against the laws."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._errors import UserTypeError, UserValueError
+from .._types import Batch, Divider, Part
+from ._example import STEP, example_batch, example_context
+from ._laws import LAWS, Law, Subject, difference
+
+
+def check_part(
+    part: Part,
+    *,
+    batch: Callable[..., Batch] | None = None,
+    context: Callable[..., Any] = example_context,
+    laws: Iterable[Law] = LAWS,
+) -> None:
+    """Raise if a part breaks a law that every part obeys; the error names the law, the field and the remedy.
+
+    The laws (`LAWS`): the part needs what it requires, writes what it provides and reads what it declares; its state
+    suits `jax.lax.scan`; it keeps dtypes, from bfloat16 to float64; it does not write into its inputs; a mask of ones
+    changes nothing; masked places affect nothing and have no gradient; `jit` and `vmap` compute the same. A part that
+    may stand anywhere is checked on a rollout and on a minibatch. A check takes a few seconds, most of them to compile.
+
+    Args:
+        part: the part.
+        batch: `batch(seed, dtype) -> Batch` without `current`, if the part reads fields that `example_batch` lacks;
+            None: `example_batch`.
+        context: `context(seed, dtype) -> Context`.
+        laws: the laws to check; each is a function of a `Subject`.
+
+    Raises:
+        UserTypeError: not a part. UserValueError: names the first law that is broken.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> scale = lambda batch: batch.replace(reward=0.1 * batch.reward)
+        >>> check_part(pp.stateless(scale, provides=("reward",), reads=("reward",)))
+        >>> check_part(pp.stateless(scale, name="scale"))
+        Traceback (most recent call last):
+        ...
+        ppo_parts.UserValueError: check_part: scale breaks writes_what_it_provides: it writes reward and does not say
+        so: add it to `provides`
+    """
+    if not isinstance(part, Part):
+        raise UserTypeError(f"check_part: {part!r} is not a part: make one with pp.Part(...) or pp.stateless(...)")
+    laws = tuple(laws)
+    for after in sides(part):
+        given = batch or (lambda seed=0, dtype=jnp.float32, after=after: _without_current(seed, dtype, after))
+        subject = Subject(part, given, context, after)
+        for law in laws:
+            wrong = law(subject)
+            if wrong is not None:
+                raise UserValueError(f"check_part: {part.name} breaks {law.__name__}: {wrong}")
+
+
+def check_hyperparameters(make: Callable[..., Part], **numeric: float) -> None:
+    """Raise unless a number, an array and a schedule are the same to a part that takes numeric hyperparameters.
+
+    Args:
+        make: the factory, called as `make(**numeric)`.
+        **numeric: hyperparameters, for example `clip_eps=0.2`.
+
+    Raises:
+        UserValueError: names the leaf of the batch or of the state that differs.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> check_hyperparameters(pp.clipped_surrogate, clip_eps=0.2, dual_clip=3.0)
+    """
+    arrays = {name: jnp.float32(x) for name, x in numeric.items()}
+    schedules = {name: lambda step, x=x: jnp.where(step == STEP, x, 1.01 * x) for name, x in numeric.items()}
+    part, context = make(**numeric), example_context()
+    state = part.init(context.params, jax.random.key(0))
+    for after in sides(part):
+        batch = _without_current(0, jnp.float32, after)
+        apply = functools.partial(_apply, make, batch, state, after)
+        expected = apply(numeric)
+        for way, actual in {"an array": jax.jit(apply)(arrays), "a schedule": apply(schedules)}.items():
+            if wrong := difference(actual, expected):
+                raise UserValueError(f"check_hyperparameters: {part.name} differs for {way}: {wrong}")
+
+
+def _apply(make: Callable[..., Part], batch: Batch, state: Any, after: bool, numeric: Mapping[str, Any]) -> Any:
+    subject = Subject(make(**numeric), example_batch, example_context, after)
+    out, state = subject.apply(batch, state, example_context())
+    kept = {name: x for name, x in out.metrics.items() if "nonfinite/" not in name}  # only where a range is unknown
+    return out.replace(metrics=kept, reductions=()), state
+
+
+def sides(part: Part) -> tuple[bool, ...]:
+    """Return on which sides of the sampler a part may stand: True is after it."""
+    if isinstance(part, Divider):
+        return (False,)
+    return {"before_sampler": (False,), "after_sampler": (True,)}.get(part.place, (False, True))
+
+
+def _without_current(seed: int, dtype: Any, after: bool) -> Batch:
+    return example_batch(seed, dtype, after_sampler=after).replace(current=None)

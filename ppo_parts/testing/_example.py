@@ -1,0 +1,165 @@
+"""A small rollout of a linear policy, with everything that a part may read."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._types import Array, Batch, Context, Current
+
+TIME, SEGMENTS, OBS, ACTIONS = 6, 4, 3, 2
+STEP = 3
+FLOATS = ("log_prob", "value", "reward", "next_value", "advantage", "target", "log_ratio")
+
+
+class Softmax(NamedTuple):
+    """A categorical distribution: the least that a part may expect of one."""
+
+    logits: Array
+
+    def log_prob(self, action: Array) -> Array:
+        """Return the log-probability of an action, in nats."""
+        return jnp.take_along_axis(jax.nn.log_softmax(self.logits), action[..., None], axis=-1)[..., 0]
+
+    def entropy(self) -> Array:
+        """Return the entropy, in nats."""
+        log_p = jax.nn.log_softmax(self.logits)
+        return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+
+    def sample(self, *, seed: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draw actions."""
+        return jax.random.categorical(seed, self.logits, shape=(*sample_shape, *self.logits.shape[:-1]))
+
+
+def evaluate(params: Any, batch: Any) -> tuple[Softmax, Array]:
+    """Return a linear policy and a linear critic."""
+    return Softmax(batch.obs @ params["policy"]), batch.obs @ params["value"]
+
+
+def make_params(seed: int = 0, dtype: Any = jnp.float32) -> dict[str, Array]:
+    """Draw parameters of `evaluate`."""
+    rng = np.random.default_rng(seed)
+    policy, value = rng.normal(size=(OBS, ACTIONS)), rng.normal(size=OBS)
+    return {"policy": jnp.asarray(policy, dtype), "value": jnp.asarray(value, dtype)}
+
+
+def rollout(
+    seed: int = 0,
+    shape: tuple[int, int] = (TIME, SEGMENTS),
+    *,
+    masked: bool = True,
+    ends: bool = True,
+    behavior: Any = None,
+    dtype: Any = jnp.float32,
+) -> Batch:
+    """Make a `[T, N]` rollout of a linear policy: values and log-probabilities are its own, next values follow them.
+
+    Args:
+        seed: seed of the numbers.
+        shape: (T, N).
+        masked: some steps do not count, among them the whole of the last segment.
+        ends: some steps terminate, some are truncated (bootstrapping from the value of an observation of their own).
+        behavior: parameters of the policy that acted; None: drawn.
+        dtype: of all floating arrays.
+    """
+    rng = np.random.default_rng(seed)
+    obs = rng.normal(size=(*shape, OBS))
+    action = rng.integers(ACTIONS, size=shape)
+    kind = rng.choice(3, size=shape, p=(0.6, 0.2, 0.2) if ends else (1, 0, 0))
+    batch = Batch(
+        obs=jnp.asarray(obs, dtype),
+        action=jnp.asarray(action),
+        reward=jnp.asarray(rng.normal(size=shape), dtype),
+        terminated=jnp.asarray(kind == 1, dtype),
+        truncated=jnp.asarray(kind == 2, dtype),
+    )
+    distribution, value = evaluate(make_params(seed + 100, dtype) if behavior is None else behavior, batch)
+    next_value = np.concatenate([np.asarray(value)[1:], np.asarray(rng.normal(size=(1, *shape[1:])), value.dtype)])
+    next_value = np.where(kind == 2, rng.normal(size=shape), next_value)
+    if masked:
+        mask = rng.random(size=shape) < 0.7
+        mask[:, -1] = False
+        mask[0, 0] = True
+        batch = batch.replace(mask=jnp.asarray(mask, dtype))
+    return batch.replace(
+        log_prob=distribution.log_prob(batch.action), value=value, next_value=jnp.asarray(next_value, dtype)
+    )
+
+
+def example_batch(seed: int = 0, dtype: Any = jnp.float32, *, after_sampler: bool = False, **fields: Any) -> Batch:
+    """Make a small batch with every field that the parts of this package read.
+
+    Args:
+        seed: seed of the numbers.
+        dtype: of all floating arrays.
+        after_sampler: also add what samplers and losses leave: a weight per segment, the loss and the metric "given",
+            and the policy being trained as `current`.
+        **fields: other fields, or other values of these.
+
+    Returns:
+        A `Batch` of 6 steps in 4 segments, some of which are masked, terminated or truncated.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> batch = example_batch(extras={"novelty": jnp.ones((6, 4))})
+        >>> batch.reward.shape, batch.obs.shape
+        ((6, 4), (6, 4, 3))
+    """
+    batch = rollout(seed, dtype=dtype)
+    rng = np.random.default_rng(seed + 1)
+    normal = {
+        name: jnp.asarray(0.3 * rng.normal(size=(TIME, SEGMENTS)), dtype)
+        for name in ("advantage", "target", "log_ratio", "loss", "extra")
+    }
+    loss, extra = normal.pop("loss"), normal.pop("extra")
+    batch = batch.replace(**normal, extras={"own": extra})
+    if after_sampler:
+        weight = jnp.asarray(rng.random(SEGMENTS) + 0.5, dtype)
+        batch = batch.replace(weight=weight, losses={"given": loss}, metrics={"given": jnp.zeros((), dtype)})
+    batch = batch.replace(**fields)
+    return with_current(batch, make_params(seed, dtype)) if after_sampler else batch
+
+
+def with_current(batch: Batch, params: Any) -> Batch:
+    """Evaluate the policy being trained."""
+    distribution, value = evaluate(params, batch)
+    return batch.replace(current=Current(distribution, distribution.log_prob(batch.action), value))
+
+
+def example_context(seed: int = 0, dtype: Any = jnp.float32) -> Context:
+    """Make the context of the second of two minibatches in the fourth learner update.
+
+    Args:
+        seed: seed of the key and of the parameters.
+        dtype: of the parameters.
+
+    Example:
+        >>> int(example_context().step)
+        3
+    """
+    return Context(
+        key=jax.random.key(seed),
+        step=jnp.int32(STEP),
+        params=make_params(seed, dtype),
+        evaluate=evaluate,
+        minibatch=jnp.int32(1),
+        num_minibatches=2,
+    )
+
+
+def poisoned(batch: Batch, kind: str) -> Batch:
+    """Return `batch` with other numbers wherever the mask is 0: "noise" or "nan"."""
+    keep, rng = np.asarray(batch.mask, bool), np.random.default_rng(5)
+
+    def other(x: Array) -> Array:
+        noise = np.full(x.shape, np.nan) if kind == "nan" else rng.normal(size=x.shape)
+        where = keep.reshape(keep.shape + (1,) * (x.ndim - keep.ndim))
+        return jnp.where(where, x, jnp.asarray(noise, x.dtype))
+
+    floats = {field: other(getattr(batch, field)) for field in FLOATS if getattr(batch, field) is not None}
+    action = jnp.where(keep, batch.action, 1 - batch.action)
+    losses = {name: other(loss) for name, loss in batch.losses.items()}
+    return batch.replace(**floats, obs=other(batch.obs), action=action, losses=losses)

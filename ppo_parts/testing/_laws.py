@@ -1,0 +1,291 @@
+"""The laws of parts: functions of a part and of what it is given, which return what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import experimental
+
+from .. import functional
+from .._chain import chain
+from .._types import Array, Batch, Context, Divider, Part, with_field_at
+from ._example import FLOATS, poisoned, with_current
+
+FIELDS = tuple(Batch.__dataclass_fields__)
+DTYPES = (jnp.float32, jnp.bfloat16)
+enable_x64 = getattr(jax, "enable_x64", None) or experimental.enable_x64  # type: ignore[attr-defined]  # the oldest jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A part under test, with what it is given.
+
+    Attributes:
+        part: the part.
+        batch: `batch(seed, dtype) -> Batch`; after the sampler it has `current`, under the parameters of the context.
+        context: `context(seed, dtype) -> Context`.
+        after: whether the part stands after the sampler.
+    """
+
+    part: Part
+    batch: Callable[..., Batch]
+    context: Callable[..., Context]
+    after: bool
+
+    def apply(self, batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
+        """Run the part; `current` is evaluated here, so that it depends on the batch."""
+        return self.part.update(self.seen(batch, context), state, context)
+
+    def seen(self, batch: Batch, context: Context) -> Batch:
+        """Return the batch as the part sees it."""
+        return with_current(batch, context.params) if self.after else batch
+
+    @functools.cached_property
+    def traces(self) -> list[int]:
+        """Grows by one entry when `update` is traced."""
+        return []
+
+    @functools.cached_property
+    def update(self) -> Callable[..., tuple[Batch, Any]]:
+        """The compiled `apply`."""
+
+        def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
+            self.traces.append(1)
+            return self.apply(batch, state, context)
+
+        return jax.jit(update)
+
+
+Law = Callable[[Subject], str | None]
+"""Returns what is wrong and how to mend it; None where the law holds, or does not apply."""
+
+
+def needs_what_it_requires(subject: Subject) -> str | None:
+    """Without a field in `requires`, the part raises an error that names the field."""
+    part, context = subject.part, subject.context()
+    for field in part.requires:
+        lacking = with_field_at(subject.seen(subject.batch(), context), field, {} if field == "losses" else None)
+        named = field if field != "losses" else "no loss is named"
+        try:
+            chain(part).update(lacking, (part.init(context.params, jax.random.key(0)),), context)
+        except ValueError as error:
+            if named not in str(error):
+                return f"without {field}, which it requires, its error does not name it: {error}"
+        else:
+            return f"it requires {field} and works without it: put it into `reads` instead"
+    return None
+
+
+def writes_what_it_provides(subject: Subject) -> str | None:
+    """The part changes the fields in `provides`, and besides them only metrics."""
+    part, context = subject.part, subject.context()
+    before = subject.seen(subject.batch(), context)
+    after = part.update(before, part.init(context.params, jax.random.key(0)), context)[0]
+    if isinstance(part, Divider):  # everything that has a step or a segment has changed
+        same = after.current.log_prob.shape == after.log_prob.shape
+        return None if same else "current and log_prob of its minibatch differ in shape"
+    changed = {field for field in FIELDS if getattr(after, field) is not getattr(before, field)}
+    provided = {path.partition(".")[0] for path in part.provides}
+    if silent := sorted(changed - provided - {"metrics", "reductions", "stop"}):
+        return f"it writes {', '.join(silent)} and does not say so: add it to `provides`"
+    if idle := sorted(provided - changed):
+        return f"it does not write {', '.join(idle)}: remove it from `provides`"
+    return None
+
+
+def reads_what_it_declares(subject: Subject) -> str | None:
+    """The part reads only the fields in `requires` and `reads`; `learner` relies on it to refuse what nothing reads."""
+    part, context = subject.part, subject.context()
+    if part.reads is None or isinstance(part, Divider):
+        return None
+    read: set[str] = set()
+
+    class Spy(Batch):
+        """A batch that notes which of its fields are read."""
+
+        def __getattribute__(self, name: str) -> Any:
+            if name in FIELDS:
+                read.add(name)
+            return object.__getattribute__(self, name)
+
+        def replace(self, **changes: Any) -> Batch:
+            return Spy(**{name: object.__getattribute__(self, name) for name in FIELDS} | changes)
+
+    batch = subject.seen(subject.batch(), context)
+    spy = Spy(**{name: getattr(batch, name) for name in FIELDS})
+    read.clear()
+    part.update(spy, part.init(context.params, jax.random.key(0)), context)
+    own = {"losses", "metrics", "reductions", "axes", "stop", *(("log_prob",) if "losses" in part.provides else ())}
+    said = {path.partition(".")[0] for path in (*part.requires, *part.reads)}
+    silent = sorted(read - own - said)
+    return f"it reads {', '.join(silent)} and does not say so: add it to `reads`" if silent else None
+
+
+def jit_equals_eager(subject: Subject) -> str | None:
+    """The compiled part computes the same, and compiles once: nothing depends on values or on earlier calls."""
+    batch, context = subject.batch(), subject.context()
+    state = subject.part.init(context.params, jax.random.key(0))
+    expected, actual = subject.apply(batch, state, context), subject.update(batch, state, context)
+    if wrong := difference(actual, expected):
+        return f"jit gives another result: {wrong}"
+    traced = len(subject.traces)
+    subject.update(subject.batch(1), actual[1], subject.context(1))  # with the state that came out of the first
+    if len(subject.traces) != traced:
+        return "it is traced again for the state that it returned: keep its structure, shapes, dtypes and weak types"
+    return None
+
+
+def vmap_equals_a_loop(subject: Subject) -> str | None:
+    """`jax.vmap` over runs computes what a loop over them does."""
+    inputs = [
+        (subject.batch(seed), subject.part.init(None, jax.random.key(0)), subject.context(seed)) for seed in (0, 1)
+    ]
+    actual = jax.jit(jax.vmap(subject.apply))(*stack(inputs))
+    wrong = difference(actual, stack([subject.update(*given) for given in inputs]))
+    return f"vmap gives another result than a loop: {wrong}" if wrong else None
+
+
+def state_is_stable(subject: Subject) -> str | None:
+    """The state keeps its structure, shapes, dtypes and weak types, so that `jax.lax.scan` can carry it."""
+    for dtype in DTYPES:
+        batch, context = subject.batch(0, dtype), subject.context(0, dtype)
+        state = subject.part.init(context.params, jax.random.key(0))
+        after = jax.eval_shape(lambda s, b=batch, c=context: subject.apply(b, s, c)[1], state)
+        before, after = (
+            jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), s)
+            for s in (jax.eval_shape(lambda s=state: s), after)
+        )
+        if before != after:
+            return f"with {jnp.dtype(dtype).name} data its state changes from {before} to {after}: no loop can carry it"
+    return None
+
+
+def float_dtype_is_kept(subject: Subject) -> str | None:
+    """Every floating array that the part returns has the dtype of the data, also in float64."""
+    for dtype in (*DTYPES, jnp.float64):
+        with enable_x64(dtype == jnp.float64):
+            batch, context = subject.batch(0, dtype), subject.context(0, dtype)
+            state = subject.part.init(None, jax.random.key(0))
+            out = jax.eval_shape(lambda b, s, c=context: subject.apply(b, s, c)[0], batch, state)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(out):
+            if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype != dtype:
+                return f"with {jnp.dtype(dtype).name} data it returns {leaf.dtype} as {path_name(path)}"
+    return None
+
+
+def masked_places_are_neutral(subject: Subject) -> str | None:
+    """Nothing outside the mask, no metric, no state and no gradient depends on what masked places contain."""
+    given, context = subject.batch(), subject.context()
+    state = subject.part.init(context.params, jax.random.key(0))
+
+    def losses(current: Any, batch: Batch) -> tuple[Array, Any]:
+        seen = batch.replace(current=current) if subject.after else batch
+        out, after = subject.part.update(seen, state, context)
+        means = [functional.masked_mean(loss, out.mask) for loss in out.losses.values() if jnp.shape(loss)]
+        return sum(means, jnp.zeros(())), (out, after)
+
+    def results(batch: Batch) -> Any:
+        if not subject.after:
+            _, (out, after) = losses(None, batch)
+            return {"batch": outside(out), "state": after}, None
+        current = subject.seen(batch, context).current
+        (loss, (out, after)), gradient = jax.value_and_grad(losses, has_aux=True)(current, batch)
+        keep = np.asarray(batch.mask, bool)
+        kept = jax.tree.map(lambda x: np.asarray(x)[keep], gradient)
+        return {"batch": outside(out), "state": after, "loss": loss, "gradient": kept}, gradient
+
+    keep = np.asarray(given.mask, bool)
+    expected, _ = results(given)
+    for kind in ("noise", "nan"):
+        actual, gradient = results(poisoned(given, kind))
+        if wrong := difference(actual, expected, exact=True):
+            return f"its result depends on masked places (filled with {kind}): {wrong}; use masked_mean or jnp.where"
+        if kind == "noise" and any(np.any(np.asarray(x)[~keep]) for x in jax.tree.leaves(gradient)):
+            return "masked places have a gradient: apply the mask to the inputs of the loss, not to its result"
+    return None
+
+
+def inputs_are_not_mutated(subject: Subject) -> str | None:
+    """The part does not write into the arrays that it is given."""
+    context = subject.context()
+    batch, state = (
+        jax.tree.map(np.array, tree) for tree in (subject.batch(), subject.part.init(context.params, jax.random.key(0)))
+    )
+    before = copy.deepcopy((batch, state))
+    subject.apply(batch, state, context)
+    wrong = difference((batch, state), before, exact=True)
+    return f"it writes into its inputs: {wrong}; return new arrays" if wrong else None
+
+
+def no_mask_is_a_full_mask(subject: Subject) -> str | None:
+    """Without a mask the part computes what it does with a mask of ones."""
+    batch, context = subject.batch(), subject.context()
+    state = subject.part.init(context.params, jax.random.key(0))
+    without, _ = subject.apply(batch.replace(mask=None), state, context)
+    full, _ = subject.apply(batch.replace(mask=jnp.ones_like(batch.mask)), state, context)
+    wrong = difference(full.replace(mask=None), without.replace(mask=None))  # a sampler may add a mask of its own
+    return f"a mask of ones changes the result: {wrong}" if wrong else None
+
+
+LAWS: tuple[Law, ...] = (
+    needs_what_it_requires,
+    writes_what_it_provides,
+    reads_what_it_declares,
+    state_is_stable,
+    float_dtype_is_kept,
+    inputs_are_not_mutated,
+    no_mask_is_a_full_mask,
+    masked_places_are_neutral,
+    jit_equals_eager,
+    vmap_equals_a_loop,
+)
+"""The cheap laws come first: the last ones compile."""
+
+
+def outside(batch: Batch) -> Any:
+    """Return what may not depend on masked places: the numbers where the mask is 1, and everything reduced."""
+    keep = np.asarray(batch.mask, bool)
+    steps = {field: getattr(batch, field) for field in (*FLOATS, "mask", "losses")}
+    kept = jax.tree.map(lambda x: np.asarray(x)[keep] if np.shape(x)[: keep.ndim] == keep.shape else x, steps)
+    return {**kept, "metrics": batch.metrics, "weight": batch.weight, "stop": batch.stop}
+
+
+def difference(
+    actual: Any, expected: Any, *, exact: bool = False, rtol: float = 2e-5, atol: float = 1e-6
+) -> str | None:
+    """Describe the first leaf at which two trees differ (but for rounding, unless `exact`); None if there is none."""
+    structures: list[Any] = [jax.tree.structure(actual), jax.tree.structure(expected)]
+    if structures[0] != structures[1]:
+        return f"the structures differ, {structures[0]} and {structures[1]}"
+    tolerance = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 2e-5, "atol": 1e-6}
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
+        x, y = (np.asarray(jax.random.key_data(z) if _is_key(z) else z) for z in (x, y))
+        if x.shape != y.shape or x.dtype != y.dtype:
+            return f"{path_name(path)} is {x.dtype}{list(x.shape)} instead of {y.dtype}{list(y.shape)}"
+        wide = (x.astype(np.float64), y.astype(np.float64))
+        if not np.allclose(*wide, equal_nan=True, **tolerance):
+            place = np.unravel_index(np.argmax(np.abs(wide[0] - wide[1])), x.shape)
+            index = tuple(map(int, place))
+            return f"{path_name(path)} is {wide[0][place]:.6g} instead of {wide[1][place]:.6g} at index {index}"
+    return None
+
+
+def path_name(path: Any) -> str:
+    """Write the path of a leaf with dots: "batch.advantage"."""
+    return ".".join(str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", key)))) for key in path)
+
+
+def stack(trees: list[Any]) -> Any:
+    """Stack trees leaf by leaf."""
+    return jax.tree.map(lambda *x: jnp.stack(x), *trees)
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.prng_key)
