@@ -35,13 +35,24 @@ def ignore_truncations() -> pp.Part:
     """Let episodes go on where they were truncated, as if the first state of the next had followed."""
 
     def update(batch: pp.Batch) -> pp.Batch:
-        following = pp.functional.next_values(batch.value, batch.next_value[-1])
-        return batch.replace(truncated=jnp.zeros_like(batch.truncated), next_value=following)
+        next_value = _following(batch.value, batch.next_value, _next_counts(batch) & batch.truncated.astype(bool))
+        return batch.replace(truncated=jnp.zeros_like(batch.truncated), next_value=next_value)
 
     fields = ("truncated", "value", "next_value")
     return pp.stateless(
-        update, name="ignore_truncations", requires=fields, provides=fields[::2], reads=(), needs_time=True
+        update, name="ignore_truncations", requires=fields, provides=fields[::2], reads=("mask",), needs_time=True
     )
+
+
+def _next_counts(batch: pp.Batch) -> jax.Array:
+    """Whether the step after each step is in the batch, and not masked, as booleans `[T, N]`."""
+    counts = jnp.ones_like(batch.reward, bool) if batch.mask is None else batch.mask.astype(bool)
+    return jnp.concatenate([counts[1:], jnp.zeros_like(counts[:1])])
+
+
+def _following(x: jax.Array, otherwise: jax.Array, where: jax.Array) -> jax.Array:
+    """The next step's entry of `x` where there is one, and `otherwise` elsewhere."""
+    return jnp.where(where, jnp.roll(x, -1, axis=0), otherwise)
 
 
 def scale_reward(scale: float) -> pp.Part:
@@ -60,19 +71,19 @@ def one_more_step(gamma: float, gae_lambda: float) -> pp.Part:
     """
 
     def update(batch: pp.Batch) -> pp.Batch:
-        value, last_value = jax.lax.stop_gradient((batch.current.value, batch.next_value[-1]))
-        keep, goes_on = 1 - batch.truncated, 1 - batch.terminated
+        value, next_value = jax.lax.stop_gradient((batch.current.value, batch.next_value))
+        keep, goes_on, follows = 1 - batch.truncated, 1 - batch.terminated, _next_counts(batch)
         estimate = pp.functional.gae(
-            batch.reward, value, pp.functional.next_values(value, last_value), batch.terminated,
-            gamma=gamma, gae_lambda=gae_lambda, mask=keep,
+            batch.reward, value, _following(value, next_value, follows), batch.terminated,
+            gamma=gamma, gae_lambda=gae_lambda, mask=keep if batch.mask is None else keep * batch.mask,
         )  # fmt: skip
         target = estimate.advantage + value
-        following = pp.functional.next_values(target, last_value)
-        return batch.replace(target=target, advantage=keep * (batch.reward + gamma * goes_on * following - value))
+        next_target = _following(target, next_value, follows)
+        return batch.replace(target=target, advantage=keep * (batch.reward + gamma * goes_on * next_target - value))
 
     return pp.stateless(
         update, name="one_more_step", requires=("reward", "terminated", "truncated", "next_value"),
-        provides=("advantage", "target"), reads=("current",), place="after_sampler", needs_time=True,
+        provides=("advantage", "target"), reads=("current", "mask"), place="after_sampler", needs_time=True,
     )  # fmt: skip
 
 
@@ -85,7 +96,8 @@ class Moments(NamedTuple):
 
     def add(self, x: jax.Array, keep: Any, ddof: int) -> Moments:
         """Combine the moments with those of a sample (Chan et al. 1979)."""
-        number, mean = jnp.sum(jnp.broadcast_to(keep, x.shape)), jnp.mean(x, where=keep)
+        x = x.astype(self.mean.dtype)
+        number, mean = jnp.sum(jnp.broadcast_to(keep, x.shape)).astype(x.dtype), jnp.mean(x, where=keep)
         count, shift = self.count + number, mean - self.mean
         squares = self.variance * self.count + jnp.var(x, ddof=ddof, where=keep) * number
         variance = (squares + jnp.square(shift) * self.count * number / count) / count
@@ -93,11 +105,11 @@ class Moments(NamedTuple):
 
     def normalize(self, x: jax.Array, eps: float) -> jax.Array:
         """Standardize, and clip to five standard deviations."""
-        return jnp.clip((x - self.mean) / jnp.sqrt(self.variance + eps), -5, 5)
+        return jnp.clip((x - self.mean) / jnp.sqrt(self.variance + eps), -5, 5).astype(x.dtype)
 
     def restore(self, x: jax.Array, eps: float) -> jax.Array:
         """The inverse of `normalize`."""
-        return jnp.sqrt(self.variance + eps) * jnp.clip(x, -5, 5) + self.mean
+        return (jnp.sqrt(self.variance + eps) * jnp.clip(x, -5, 5) + self.mean).astype(x.dtype)
 
 
 def normalized_values(estimator: pp.Part, eps: float = 0.0, ddof: int = 1) -> pp.Part:
@@ -109,16 +121,18 @@ def normalized_values(estimator: pp.Part, eps: float = 0.0, ddof: int = 1) -> pp
     def update(batch: pp.Batch, state: Any, context: pp.Context) -> tuple[pp.Batch, Any]:
         old, inner = state
         value, next_value = old.restore(batch.value, eps), old.restore(batch.next_value, eps)
+        given = batch.next_value
         batch, inner = estimator.update(batch.replace(value=value, next_value=next_value), inner, context)
         keep = True if batch.mask is None else batch.mask.astype(bool)
         moments = old.add(batch.value, keep, ddof)
         value = moments.normalize(batch.value, eps)  # with the moments of the values, but not yet of the targets
         moments = moments.add(batch.target, keep, ddof)
-        return batch.replace(value=value, target=moments.normalize(batch.target, eps)), (moments, inner)
+        target = moments.normalize(batch.target, eps)
+        return batch.replace(value=value, next_value=given, target=target), (moments, inner)
 
     return pp.Part(
         init, update, "normalized_values", requires=estimator.requires, provides=(*estimator.provides, "value"),
-        reads=estimator.reads, place="before_sampler", needs_time=True,
+        reads=(*(estimator.reads or ()), "target"), place="before_sampler", needs_time=True,
     )  # fmt: skip
 
 
@@ -204,9 +218,7 @@ def evaluate_next_obs() -> pp.Part:
         following = context.evaluate(context.params, batch.replace(obs=batch.next_obs)).value
         return batch.replace(next_value=jax.lax.stop_gradient(following))
 
-    return pp.stateless(
-        update, name="evaluate_next_obs", requires=("next_obs",), provides=("next_value",), reads=("mask",)
-    )
+    return pp.stateless(update, name="evaluate_next_obs", requires=("next_obs",), provides=("next_value",))
 
 
 def clip_prediction(clip_eps: float) -> pp.Part:
@@ -216,4 +228,7 @@ def clip_prediction(clip_eps: float) -> pp.Part:
         change = jnp.clip(batch.current.value - batch.value, -clip_eps, clip_eps)
         return batch.replace(current=batch.current._replace(value=batch.value + change))
 
-    return pp.stateless(update, name="clip_prediction", reads=("current", "value"), place="after_sampler")
+    return pp.stateless(
+        update, name="clip_prediction", requires=("value",), provides=("current",), reads=("current",),
+        place="after_sampler",
+    )  # fmt: skip
