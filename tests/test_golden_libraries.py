@@ -185,8 +185,12 @@ def test_every_variant_of_the_benchmark_of_differences_can_be_traced():
         update_epochs=2,
         hidden=(8,),
     )
-    env = envs.make("Pendulum-v1")
+    env, key = envs.make("Pendulum-v1"), jax.random.key(0)
+    train = differences.make_train(config, env)
+    params = jax.eval_shape(train.policy.init, key)
+    batch = jax.eval_shape(
+        lambda key, params: train.rollout.collect(key, params, train.rollout.init(key)), key, params
+    )[1]
     for make_train in differences.VARIANTS.values():
-        train = make_train(config, env)
-        state = jax.eval_shape(train.init, jax.random.key(0))
-        jax.eval_shape(train.step, state)
+        learner = make_train(config, env).learner
+        jax.eval_shape(learner.update, key, jax.eval_shape(learner.init, params), batch)
