@@ -357,11 +357,12 @@ def fused_part() -> pp.Part:
     """`categorical_ppo_loss` in a chain; the policy returns its logits as `aux`, too."""
 
     def run(batch: pp.Batch) -> pp.Batch:
-        steps = (batch.action, batch.log_prob, batch.advantage)
-        values = (batch.current.value, batch.target, batch.value)
+        taken = (batch.current.aux, batch.action, batch.log_prob)
+        values = {"value": batch.current.value, "target": batch.target, "old_value": batch.value}
+        values |= {"advantage": batch.advantage, "mask": batch.mask}
         numbers = {"clip_eps": update.CLIP, "value_clip_eps": update.CLIP}
         numbers |= {"value_coef": update.VALUE_COEF, "entropy_coef": update.ENTROPY_COEF}
-        out = functional.categorical_ppo_loss(batch.current.aux, *steps, *values, **numbers, mask=batch.mask)
+        out = functional.categorical_ppo_loss(*taken, **values, **numbers)
         batch = batch.add_loss("ppo", out.loss, per="batch")
         return batch.add_metrics(**{name: x for name, x in out._asdict().items() if name != "loss"})
 

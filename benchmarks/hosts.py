@@ -1,14 +1,14 @@
 """Environments on the host: steps per second of the environments alone, of collecting, and of whole training runs.
 
     python -m benchmarks hosts --json benchmarks/results/hosts_cpu.json
-    python -m benchmarks hosts --cleanrl ../cleanrl/cleanrl/ppo_continuous_action.py
+    python -m benchmarks hosts --cleanrl ../cleanrl/.venv/bin/python ../cleanrl/cleanrl/ppo_continuous_action.py
 
 All train the same network on the same task in the same settings: 8 environments, 256 steps, 10 epochs of 32
 minibatches of 64, observations and rewards normalized, one process. `recipe` is `recipes.mujoco_ppo`; `cleanrl's
 settings` is `recipes.cleanrl_ppo`, whose advantages are computed once per rollout, as in CleanRL and
-Stable-Baselines3. These two take part if they are installed (`pip install stable-baselines3`) or their script is given
-(`--cleanrl`, CleanRL's own file, unchanged, whose own count of steps per second is read). Programs run in turn; compile
-time is not counted.
+Stable-Baselines3. These two take part if they are installed (`pip install stable-baselines3`) or given: CleanRL's own
+script, unchanged, runs under a Python of its own, because it needs Gymnasium 0.29, and on version 4 of the task; its
+own count of steps per second is read. Programs run in turn; compile time is not counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import dataclasses
 import importlib.util
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -94,17 +93,17 @@ def stable_baselines(task: str, updates: int) -> Callable[[], Any]:
     return lambda: model.learn(updates * ENVS * STEPS)
 
 
-def cleanrl(script: str, task: str, updates: int) -> float:
+def cleanrl(python: str, script: str, task: str, updates: int) -> float:
     """Steps per second of CleanRL's script, as it reports them when it ends."""
     given = {
-        "env-id": task,
+        "env-id": task.replace("-v5", "-v4"),
         "num-envs": ENVS,
         "num-steps": STEPS,
         "update-epochs": EPOCHS,
         "num-minibatches": MINIBATCHES,
         "total-timesteps": updates * ENVS * STEPS,
     }
-    command = [sys.executable, script, "--no-cuda", *(f"--{name}={value}" for name, value in given.items())]
+    command = [python, script, "--no-cuda", *(f"--{name}={value}" for name, value in given.items())]
     with tempfile.TemporaryDirectory() as folder:
         out = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if out.returncode:
@@ -130,7 +129,7 @@ def programs(task: str, updates: int) -> dict[str, Callable[[], Any]]:
     return found
 
 
-def measure(task: str, updates: int, rounds: int, script: str | None) -> list[dict[str, Any]]:
+def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> list[dict[str, Any]]:
     """A row for each program: median steps per second, and paired ratios to the recipe and to the environments."""
     thunks = programs(task, updates)
     steps = dict.fromkeys(thunks, updates * ENVS * STEPS)
@@ -143,7 +142,7 @@ def measure(task: str, updates: int, rounds: int, script: str | None) -> list[di
         for name, thunk in thunks.items():
             walls[name].append(_timing.seconds(thunk)[0] / steps[name])
         if script:
-            walls.setdefault("cleanrl", []).append(1 / cleanrl(script, task, max(2, updates // 4)))
+            walls.setdefault("cleanrl", []).append(1 / cleanrl(*script, task, max(2, updates // 4)))
     return [
         {
             "task": task,
@@ -163,7 +162,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=["HalfCheetah-v5"])
     parser.add_argument("--updates", type=_timing.positive, default=20, help="in each sample")
     parser.add_argument("--rounds", type=_timing.positive, default=5, help="interleaved")
-    parser.add_argument("--cleanrl", metavar="SCRIPT", help="CleanRL's ppo_continuous_action.py")
+    parser.add_argument("--cleanrl", nargs=2, metavar=("PYTHON", "SCRIPT"), help="its ppo_continuous_action.py")
     parser.add_argument("--json", metavar="PATH", help="write the results here")
     options = parser.parse_args()
     results = []

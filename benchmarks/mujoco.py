@@ -34,25 +34,19 @@ EVALUATIONS, EPISODES = 20, 10
 Config = mujoco_ppo.Config
 
 
-def chain(
-    config: Config,
-    *,
-    refresh: Any = "epoch",
-    normalize: bool = False,
-    clip_value: bool = False,
-) -> pp.Part:
-    """The recipe's chain with one thing changed; without a change it is the recipe's, which a test checks."""
-    return pp.chain(
-        pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
-        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh=refresh),
-        pp.advantage_normalize() if normalize else pp.identity(),
-        pp.clipped_surrogate(clip_eps=config.clip_coef),
-        pp.policy_diagnostics(),
-        pp.clipped_value_loss(clip_eps=config.clip_coef, coef=config.vf_coef)
-        if clip_value
-        else pp.value_loss(coef=config.vf_coef),
-        pp.entropy_bonus(coef=config.ent_coef),
-    )
+def variant(config: Config, **parts: Any) -> training.Train:
+    """The recipe with another part in its chain; see `recipes.mujoco_ppo.chain`."""
+    return mujoco_ppo.make_train(config, pipeline=mujoco_ppo.chain(config, **parts))
+
+
+def clipped_value_loss(config: Config) -> pp.Part:
+    """The value loss of CleanRL."""
+    return pp.clipped_value_loss(clip_eps=config.clip_coef, coef=config.vf_coef)
+
+
+def normalized_surrogate(config: Config) -> pp.Part:
+    """The recipe's surrogate on advantages that are standardized in each minibatch."""
+    return pp.chain(pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=config.clip_coef))
 
 
 def unscaled_rewards(config: Config) -> envs.Env:
@@ -63,10 +57,10 @@ def unscaled_rewards(config: Config) -> envs.Env:
 Variant = Callable[[Config], training.Train]
 VARIANTS: dict[str, Variant] = {
     "recipe": mujoco_ppo.make_train,
-    "refresh_rollout": lambda c: mujoco_ppo.make_train(c, pipeline=chain(c, refresh="rollout")),
-    "refresh_minibatch": lambda c: mujoco_ppo.make_train(c, pipeline=chain(c, refresh="minibatch")),
-    "value_clip": lambda c: mujoco_ppo.make_train(c, pipeline=chain(c, clip_value=True)),
-    "advantage_normalize": lambda c: mujoco_ppo.make_train(c, pipeline=chain(c, normalize=True)),
+    "refresh_rollout": lambda c: variant(c, refresh="rollout"),
+    "refresh_minibatch": lambda c: variant(c, refresh="minibatch"),
+    "value_clip": lambda c: variant(c, value_loss=clipped_value_loss(c)),
+    "advantage_normalize": lambda c: variant(c, surrogate=normalized_surrogate(c)),
     "lambda_0.9": lambda c: mujoco_ppo.make_train(dataclasses.replace(c, gae_lambda=0.9)),
     "lambda_0.98": lambda c: mujoco_ppo.make_train(dataclasses.replace(c, gae_lambda=0.98)),
     "unscaled_rewards": lambda c: mujoco_ppo.make_train(c, unscaled_rewards(c)),

@@ -400,7 +400,9 @@ def _divided(where: str, number: int, size: int, what: str, name: str = "num_min
         divisors = [d for d in range(1, size + 1) if size % d == 0]
         near = sorted(divisors, key=lambda d: abs(d - number))[:3]
         raise UserValueError(
-            f"{where}: {name}={number} does not divide the {size} {what} of this batch; "
-            f"nearest that do: {', '.join(map(str, sorted(near)))}"
+            f"must divide the {size} {what} of this batch, got {number}; nearest that do: "
+            f"{', '.join(map(str, sorted(near)))}",
+            where=where,
+            argument=name,
         )
     return size // number

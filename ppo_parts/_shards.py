@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from ._errors import UserValueError
 from ._types import PER_SEGMENT, PER_STEP, Array, Batch
@@ -51,29 +50,3 @@ def map_shards(f: Callable[..., Any], batch: Batch, *each: Any) -> Any:
         return f(batch.replace(**fields, shards=1), *each)
 
     return jax.vmap(one, in_axes=(axes, *(0 for _ in each)))(fields, *each)
-
-
-def pick(x: Array, step: Array | None, segment: Array) -> Array:
-    """Return the elements of `x` `[T, shards, n, ...]` at a step and a segment of each shard.
-
-    Args:
-        x: the rollout.
-        step, segment: integers `[..., shards, m]`, positions within a shard; step None: all steps, `[T]` in front.
-
-    Returns:
-        `[..., shards, m, ...]`: the shards stay separate, so that each device picks from its own data.
-    """
-    indexed = (2,) if step is None else (0, 2)
-    starts = jnp.stack([segment] if step is None else [step, segment], axis=-1)
-    rank, trailing = segment.ndim, x.ndim - 3
-    ahead = () if step is not None else (0,)
-    numbers = jax.lax.GatherDimensionNumbers(
-        offset_dims=(*ahead, *(rank + len(ahead) + i for i in range(trailing))),
-        collapsed_slice_dims=indexed,
-        start_index_map=indexed,
-        operand_batching_dims=(1,),
-        start_indices_batching_dims=(rank - 2,),
-    )
-    sizes = (x.shape[0] if step is None else 1, 1, 1, *x.shape[3:])
-    # Samplers draw indices in range; "clip" avoids the default's handling of negative and outlying ones.
-    return jax.lax.gather(x, starts, numbers, sizes, mode="clip")

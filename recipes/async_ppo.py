@@ -41,18 +41,12 @@ class EveryEpoch(pp.Refresh):
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """Make `recipes.mujoco_ppo` with V-trace, whose ratios compare the policy of each epoch with the behavior policy.
+    """Return the run of `recipes.mujoco_ppo` with V-trace: its ratios compare the learner's policy with the actor's.
 
     `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
     """
-    corrected = pp.chain(
-        pp.vtrace(gamma=config.gamma, gae_lambda=config.gae_lambda),
-        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh=EveryEpoch()),
-        pp.clipped_surrogate(clip_eps=config.clip_coef),
-        pp.policy_diagnostics(),
-        pp.value_loss(coef=config.vf_coef),
-        pp.entropy_bonus(coef=config.ent_coef),
-    )
+    vtrace = pp.vtrace(gamma=config.gamma, gae_lambda=config.gae_lambda)
+    corrected = mujoco_ppo.chain(config, advantages=vtrace, refresh=EveryEpoch())
     return mujoco_ppo.make_train(config, env, pipeline or corrected)
 
 

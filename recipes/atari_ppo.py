@@ -19,7 +19,7 @@ PRESETS = {
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """A pure `train(key) -> TrainResult(state, metrics)`; `env` and `pipeline` as in `cleanrl_ppo`."""
+    """Return the run of `recipes.cleanrl_ppo` with a convolutional network; `env` and `pipeline` are as there."""
     training.check_config(config)
     if config.hidden != Config.hidden or config.normalize_env:
         raise pp.UserValueError(

@@ -275,8 +275,6 @@ def test_a_function_of_batch_and_context_is_a_part():
     batch = rollout()
     context = pp.Context(key=KEY, step=3)
     assert_same(pp.stateless(scaled).update(batch, pp.EmptyState(), context)[0].reward, batch.reward * 3)
-    optional = pp.stateless(lambda batch, context=None: batch.replace(reward=batch.reward * context.step))
-    assert_same(optional.update(batch, pp.EmptyState(), context)[0].reward, batch.reward * 3)
     default = pp.stateless(lambda batch, by=2.0: batch.replace(reward=batch.reward * by))
     assert_same(default.update(batch, pp.EmptyState(), context)[0].reward, batch.reward * 2)
 
@@ -340,7 +338,7 @@ def test_no_key_of_an_update_is_given_twice(refresh):
     optimizer = dict.fromkeys(phases, optax.sgd(0.1))
     batch = rollout().replace(shards=2)
     learner = pp.learner(evaluate, pipeline, optimizer)
-    jax.block_until_ready(learner.update(KEY, learner.init(make_params()), batch))
+    jax.block_until_ready(jax.jit(learner.update)(KEY, learner.init(make_params()), batch))
     jax.effects_barrier()
     # Per epoch a key for each shard's plan; per minibatch one for each shard's draw and each of the two parts after it.
     runs = {"rollout": 2 * 2 + 3, "epoch": 2 * 2 * 5, "minibatch": 2 * 4 * 5}[refresh]

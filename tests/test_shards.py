@@ -282,7 +282,7 @@ def opaque(params, batch):
         ),
         (
             lambda: pp.segment_minibatches(4).plan(KEY, pp.Batch(log_prob=ROWS * 1.0, shards=8), 0),
-            r"num_minibatches=4 does not divide the 2 segments N .* \(a plan is made for each of 8 shards\)",
+            r"num_minibatches must divide the 2 segments N .*, got 4; .* \(a plan is made for each of 8 shards\)",
         ),
         (
             lambda: pp.given_indices([[0, 1]], "segment").plan(KEY, pp.Batch(log_prob=ROWS * 1.0, shards=2), 0),
@@ -290,7 +290,7 @@ def opaque(params, batch):
         ),
         (
             lambda: pp.given_indices([[0, 1, 9]]).plan(KEY, pp.Batch(log_prob=ROWS * 1.0, shards=2), 0),
-            "shards=2 does not divide the 3 indices of a minibatch",
+            "shards must divide the 3 indices of a minibatch .*, got 2",
         ),
         (
             lambda: updated(opaque, make_params(), recurrent_batch(), GAE, pp.full_batch(), *LOSSES[1:3]),

@@ -3,6 +3,7 @@
 The loops are plain JAX in float64: explicit losses, `jax.grad` and gradient descent. Nothing of the package is in them.
 """
 
+import functools
 import types
 
 import jax
@@ -102,15 +103,18 @@ def clipped(ratio, advantage, low=0.2, high=0.2):
     return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - low, 1 + high) * advantage)
 
 
+@functools.cache
+def step_of(loss):
+    """A step of gradient descent, which is compiled once for all descents of a loss."""
+    return jax.jit(
+        lambda params, rate, *data: jax.tree.map(lambda p, g: p - rate * g, params, jax.grad(loss)(params, *data))
+    )
+
+
 def descend(loss, params, minibatches, rate=RATE):
-    """Gradient descent, one step for each minibatch."""
-
-    @jax.jit
-    def step(params, *data):
-        return jax.tree.map(lambda p, g: p - rate * g, params, jax.grad(loss)(params, *data))
-
+    """Gradient descent, one step for each minibatch; what differs between descents has to be data of the loss."""
     for data in minibatches:
-        params = step(params, *data)
+        params = step_of(loss)(params, rate, *data)
     return params
 
 
