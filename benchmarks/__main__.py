@@ -16,6 +16,7 @@ COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what 
     "learning": "learning curves of the recipes, over many seeds",
     "games": "games of two players against random moves: how many are won",
     "mujoco": "Gymnasium's MuJoCo tasks, in the protocol of Tianshou's benchmark",
+    "differences": "what each single difference between libraries' PPO is worth, on MuJoCo tasks",
     "study": "what priorities, V-trace and refreshing are worth",
     "devices": "what 1 to 64 devices send each other, and what each of them does; compiled only",
     "sweep": "a sweep of hyperparameters in one program",

@@ -67,10 +67,18 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
-def measure(task: str, steps: int, variant: str, first_seed: int, seeds: int) -> None:
+def measure(
+    task: str,
+    steps: int,
+    variant: str,
+    first_seed: int,
+    seeds: int,
+    variants: dict[str, Variant] = VARIANTS,
+    results: Path = RESULTS,
+) -> None:
     """Train some seeds in one program, and write the results after each evaluation."""
     config = Config(env_id=f"gym:{task}", total_timesteps=steps, seed=first_seed)
-    train = VARIANTS[variant](config)
+    train = variants[variant](config)
     every = max(1, train.num_updates // EVALUATIONS)
     keys = jnp.stack([jax.random.key(first_seed + i) for i in range(seeds)])
 
@@ -110,21 +118,26 @@ def measure(task: str, steps: int, variant: str, first_seed: int, seeds: int) ->
             "last_100_episodes": training.summary(row["last_100_episodes"]),
             "curve": rows,
         }
-        RESULTS.mkdir(parents=True, exist_ok=True)
+        results.mkdir(parents=True, exist_ok=True)
         name = f"{task}_{steps}_{variant}_{first_seed}.json"
-        training.write_json(RESULTS / name, record("benchmarks mujoco", result))
+        training.write_json(results / name, record(f"benchmarks {results.name}", result))
         print(f"{task} {variant} {row['env_steps']:>9,}: best {best.mean():7.1f} +- {best.std():.1f}", flush=True)
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(description: str | None, variants: dict[str, Variant]) -> argparse.ArgumentParser:
+    """The command line of a benchmark with these variants; the first is the default."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", help="HalfCheetah-v5, Ant-v5, Walker2d-v5, Hopper-v5, Humanoid-v5, ...")
     parser.add_argument("--steps", type=float, default=1e6, help="environment steps of each seed")
     parser.add_argument("--seeds", type=int, default=10, help="how many seeds")
     parser.add_argument("--first-seed", type=int, default=1)
-    parser.add_argument("--variant", choices=VARIANTS, default="recipe")
-    args = parser.parse_args()
+    parser.add_argument("--variant", choices=variants, default=next(iter(variants)))
+    return parser
+
+
+def main() -> None:
+    """Command line."""
+    args = parser_of(__doc__, VARIANTS).parse_args()
     measure(args.task, int(args.steps), args.variant, args.first_seed, args.seeds)
 
 

@@ -37,6 +37,7 @@ from ._metrics import Metrics as Metrics
 from ._microbatch import microbatched as microbatched
 from ._optim import clipped_adam as clipped_adam
 from ._optim import per_agent as per_agent
+from ._optim import scale_by_kl_adaptive_rate as scale_by_kl_adaptive_rate
 from ._optim import scale_by_update_schedule as scale_by_update_schedule
 from ._phases import phase as phase
 from ._phases import phases as phases
