@@ -13,6 +13,9 @@ from ._fused import PPOLoss as PPOLoss
 from ._fused import categorical_ppo_loss as categorical_ppo_loss
 from ._gae import Advantages as Advantages
 from ._gae import gae as gae
+from ._groups import aggregate as aggregate
+from ._groups import group_advantage as group_advantage
+from ._groups import outcome_reward as outcome_reward
 from ._losses import clipped_surrogate as clipped_surrogate
 from ._losses import clipped_value_loss as clipped_value_loss
 from ._losses import value_loss as value_loss
@@ -22,6 +25,14 @@ from ._recurrence import Implementation as Implementation
 from ._sampling import importance_weights as importance_weights
 from ._sampling import permutation as permutation
 from ._sampling import segment_priorities as segment_priorities
+from ._sequence_losses import cispo as cispo
+from ._sequence_losses import clip_cov as clip_cov
+from ._sequence_losses import gmpo as gmpo
+from ._sequence_losses import gspo as gspo
+from ._sequence_losses import kl_cov as kl_cov
+from ._sequence_losses import policy_gradient_loss as policy_gradient_loss
+from ._sequence_losses import sapo as sapo
+from ._sequence_losses import sequence_log_ratio as sequence_log_ratio
 from ._statistics import KLEstimator as KLEstimator
 from ._statistics import approx_kl as approx_kl
 from ._statistics import clip_fraction as clip_fraction
