@@ -68,10 +68,8 @@ def cispo(
               w_i = \mathrm{sg}\left(\mathrm{clip}(e^{\ell_i}, 1-\epsilon, 1+\epsilon_{high})\right)
 
     Unlike in PPO, elements outside of the clip range keep a gradient, :math:`-w_i A_i \nabla \log\pi(a_i)`. The value
-    is
-    :math:`-w_i A_i`; the paper's, :math:`-w_i A_i \log\pi(a_i)`, has the same gradient. MiniMax-M1 does not use the
-    lower
-    bound: give `clip_eps=1`. TRL's `epsilon_high` is :math:`1 + \epsilon_{high}`.
+    is :math:`-w_i A_i`; the paper's, :math:`-w_i A_i \log\pi(a_i)`, has the same gradient. MiniMax-M1 does not use the
+    lower bound: give `clip_eps=1`. TRL's `epsilon_high` is :math:`1 + \epsilon_{high}`.
 
     Args:
         log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
@@ -288,10 +286,9 @@ def gmpo(
               \ell'_u = \begin{cases} \min(\ell_u, \epsilon_{high}) & A_u \ge 0 \\
                                       \max(\ell_u, -\epsilon) & A_u < 0 \end{cases}
 
-    The clip range is that of the *log*-ratio, in nats: the ratio is clipped to
-    :math:`(e^{-\epsilon}, e^{\epsilon_{high}})`. :math:`\bar A` is the mean of the advantage over the unmasked tokens.
-    The loss of a sequence with :math:`\bar A < 0` is infinite where the geometric mean overflows, in float32 from 88
-    nats.
+    The clip range is that of the *log*-ratio, in nats: the ratio is clipped to :math:`(e^{-\epsilon},
+    e^{\epsilon_{high}})`. :math:`\bar A` is the mean of the advantage over the unmasked tokens. The loss of a sequence
+    with :math:`\bar A < 0` is infinite where the geometric mean overflows, in float32 from 88 nats.
 
     Args:
         log_ratio: `[T, ...]`, log pi_current(a) - log pi_behavior(a), in nats; axis 0 runs over the tokens of a
