@@ -83,6 +83,15 @@ CASES = (
         note="all bounds",
     ),
     Case(pp.policy_loss, (pp.functional.clipped_surrogate,), {"clip_eps": 0.2, "dual_clip": 3.0}, after=True),
+    Case(pp.policy_loss, (pp.functional.gspo,), {"clip_eps": 0.2}, after=True, note="gspo"),
+    Case(pp.clip_cov, numeric={"clip_eps": 0.2, "fraction": 0.3}, options={"low": 0.01}, after=True),
+    Case(pp.kl_cov, numeric={"fraction": 0.3, "coef": 0.5}, after=True),
+    Case(pp.aggregate, ("given",), {"length": 4.0}, {"by": "sequence_sum"}, after=True),
+    Case(pp.aggregate, ("given",), after=True, note="sequence mean"),
+    Case(pp.group_advantage, numeric={"eps": 1e-3}, options={"ddof": 0}),
+    Case(pp.group_advantage, (), {}, {"group": 2, "baseline": "leave_one_out", "scale": None}, note="neighbors"),
+    Case(pp.outcome_reward, numeric={"kl_coef": 0.1}, options={"score": "score", "reference": "own"}),
+    Case(pp.reward_to_go, numeric={"gamma": 0.9}),
     Case(pp.clipped_value_loss, numeric={"clip_eps": 0.2, "coef": 0.5}, after=True),
     Case(pp.value_loss, numeric={"coef": 0.5}, after=True),
     Case(pp.entropy_bonus, numeric={"coef": 0.01}, after=True),
@@ -124,7 +133,8 @@ def _given_batch(after: bool, seed: int, dtype: Any) -> pp.Batch:
         for name in ("advantage", "target", "log_ratio", "loss", "extra")
     }
     loss, extra = normal.pop("loss"), normal.pop("extra")
-    batch = batch.replace(**normal, extras={"own": extra})
+    per_segment = {"group": jnp.asarray([0, 1, 1, 0]), "score": jnp.asarray(rng.normal(size=SEGMENTS), dtype)}
+    batch = batch.replace(**normal, extras={"own": extra}, per_segment=per_segment)
     if after:
         weight = jnp.asarray(rng.random(SEGMENTS) + 0.5, dtype)
         batch = batch.replace(weight=weight, losses={"given": loss}, metrics={"given": jnp.zeros((), dtype)})

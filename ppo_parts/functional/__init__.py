@@ -12,7 +12,11 @@ from ._fused import LossImplementation as LossImplementation
 from ._fused import PPOLoss as PPOLoss
 from ._fused import categorical_ppo_loss as categorical_ppo_loss
 from ._gae import Advantages as Advantages
+from ._gae import MaskMode as MaskMode
 from ._gae import gae as gae
+from ._groups import Aggregation as Aggregation
+from ._groups import Baseline as Baseline
+from ._groups import Scale as Scale
 from ._groups import aggregate as aggregate
 from ._groups import group_advantage as group_advantage
 from ._groups import outcome_reward as outcome_reward

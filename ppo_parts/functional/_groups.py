@@ -213,7 +213,8 @@ def outcome_reward(
     keep = jnp.ones_like(acted, bool) if mask is None else jnp.asarray(mask).astype(bool)
     later = jnp.cumsum(keep[::-1], axis=0)[::-1]  # unmasked tokens from here on
     final = keep & (later == 1)
-    reward = jnp.where(final, jax.lax.stop_gradient(score).astype(acted.dtype), 0) - coef * (acted - reference)
+    outcome = jax.lax.stop_gradient(jnp.asarray(score))[None].astype(acted.dtype)
+    reward = jnp.where(final, outcome, 0) - coef * (acted - reference)
     return jnp.where(keep, reward, 0).astype(jnp.result_type(log_prob))
 
 

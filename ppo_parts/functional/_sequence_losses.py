@@ -211,8 +211,8 @@ def sequence_log_ratio(
 
 def _sequence_log_ratio(where: str, logs: Array, level: str, reduction: str, mask: Array | None) -> Array:
     keep = _keep(where, logs, mask)
-    share = 1 / jnp.maximum(jnp.sum(keep, axis=0, dtype=logs.dtype), 1) if reduction == "mean" else 1
-    whole = jnp.broadcast_to(jnp.sum(logs * share, axis=0), logs.shape)
+    share = 1 / jnp.maximum(jnp.sum(keep, axis=0, keepdims=True, dtype=logs.dtype), 1) if reduction == "mean" else 1
+    whole = jnp.broadcast_to(jnp.sum(logs * share, axis=0, keepdims=True), logs.shape)
     if level == "token":
         whole = jax.lax.stop_gradient(whole) + (logs - jax.lax.stop_gradient(logs))
     return jnp.where(keep, whole, 0)
@@ -317,9 +317,10 @@ def gmpo(
     logs, gains = _inputs("gmpo", log_ratio, advantage, mask)
     low, high = clip_range("gmpo", clip_eps, clip_eps_high, logs)
     keep = _keep("gmpo", logs, mask)
-    share = 1 / jnp.maximum(jnp.sum(keep, axis=0, dtype=logs.dtype), 1)
+    share = 1 / jnp.maximum(jnp.sum(keep, axis=0, keepdims=True, dtype=logs.dtype), 1)
     clipped = jnp.where(gains < 0, jnp.maximum(logs, -low), jnp.minimum(logs, high))
-    gain, mean = jnp.sum(gains * share, axis=0), jnp.sum(jnp.where(keep, clipped, 0) * share, axis=0)
+    gain = jnp.sum(gains * share, axis=0, keepdims=True)
+    mean = jnp.sum(jnp.where(keep, clipped, 0) * share, axis=0, keepdims=True)
     loss = -gain * jnp.exp(jnp.where(gain == 0, 0, mean))  # 0 * inf would be NaN
     return jnp.where(keep, loss, 0).astype(jnp.result_type(log_ratio))
 
