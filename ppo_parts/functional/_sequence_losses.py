@@ -18,6 +18,7 @@ from ._common import (
     zero_masked,
 )
 from ._losses import clip_range, clipped_surrogate
+from ._policy_losses import importance_weighted_surrogate
 
 Level = Literal["sequence", "token"]
 
@@ -430,7 +431,7 @@ def kl_cov(
     cov, keep = _covariance(where, log_ratio, advantage, log_prob, mask)
     scale = checked_scalar(where, "coef", coef, 0)
     chosen = _foremost(cov, keep, _share(where, fraction, keep))
-    loss = -gains * jnp.exp(jnp.where(gains == 0, 0, logs))  # 0 * inf would be NaN
+    loss = importance_weighted_surrogate(logs, gains)
     return (loss + jnp.where(chosen, scale * jnp.abs(logs), 0)).astype(jnp.result_type(log_ratio))
 
 
