@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -163,10 +163,11 @@ def group_advantage(
         )
         some = jnp.any(keep, axis=0)
         number_at = at(eps, context.step)
+        base: Any = _entry(where, batch, "per_segment.baseline") if baseline == "given" else baseline
         advantage = functional.group_advantage(
             reward,
             _entry(where, batch, f"per_segment.{group}") if size is None else _neighbors(where, reward, size),
-            baseline=_entry(where, batch, "per_segment.baseline") if baseline == "given" else baseline,
+            baseline=base,
             scale=scale,
             ddof=ddof,
             eps=number_at,

@@ -75,7 +75,11 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
     def policy_loss(
         model: Any, train_example: Any, algo_config: Any, pad_id: int, eos_id: int, **_: Any
     ) -> tuple[Array, dict[str, Any]]:
-        x, setting = train_example, lambda name, default: getattr(algo_config, name, default)
+        x = train_example
+
+        def setting(name: str, default: Any) -> Any:
+            return getattr(algo_config, name, default)
+
         log_prob = _log_prob(common, nnx, model, x, pad_id, eos_id, setting("temperature", 1.0))
         acted = jax.lax.stop_gradient(log_prob) if x.old_per_token_logps is None else x.old_per_token_logps
         whole = x.advantages if jnp.ndim(x.advantages) == 2 else x.advantages[:, None]

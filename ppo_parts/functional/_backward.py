@@ -108,7 +108,7 @@ class _Estimator(NamedTuple):
     def _terms(self, x: Steps) -> tuple[Array, Array]:
         delta, trace = self.terms(effective(x))
         if self.skip:  # A_t = A_{t+1} at masked steps
-            counts = x.mask.astype(bool)
+            counts = jnp.asarray(x.mask).astype(bool)
             delta, trace = jnp.where(counts, delta, 0), jnp.where(counts, trace, 1)
         return delta, trace
 
@@ -118,7 +118,7 @@ class _Estimator(NamedTuple):
     def _outputs(self, x: Steps, error: Array, next_target: Array | None = None) -> tuple[Array, ...]:
         """Compute the outputs of all steps, or of one, from the solution of the recursion."""
         if self.skip:
-            error = jnp.where(x.mask.astype(bool), error, 0)
+            error = jnp.where(jnp.asarray(x.mask).astype(bool), error, 0)
         x = effective(x)
         target = error + x.value
         if self.policy_advantage is None:

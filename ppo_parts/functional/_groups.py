@@ -282,4 +282,4 @@ def _check_aggregate(where: str, loss: Any, by: str, length: Any, mask: Any) -> 
     if length is not None:
         if by != "sequence_sum":
             raise ValueError(f'{where}: length divides the sums of by="sequence_sum"; leave it out with by={by!r}')
-        checked_scalar(where, "length", length, jnp.finfo(jnp.float32).tiny)
+        checked_scalar(where, "length", length, float(jnp.finfo(jnp.float32).tiny))

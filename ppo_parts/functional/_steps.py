@@ -115,7 +115,7 @@ def end_before_padding(where: str, x: Steps) -> Steps:
     Padding is what is masked until the end of the array. Nothing follows the last unmasked step before it, so that step
     must have a flag that says how it ends.
     """
-    keep = x.mask.astype(bool)
+    keep = jnp.asarray(x.mask).astype(bool)
     padding = jnp.cumsum(keep[::-1], axis=0)[::-1] == 0
     before = jnp.concatenate([padding[1:], jnp.zeros_like(padding[:1])])
     ends = x.terminated > 0 if x.truncated is None else (x.terminated > 0) | x.truncated.astype(bool)
