@@ -12,7 +12,7 @@ import ppo_parts as pp
 from ppo_parts import functional as f
 
 from .catalogue import Entry, Law, check_golden, check_laws, check_reference
-from .common import SEGMENTS, TIME, Softmax, make_params, rollout
+from .common import SEGMENTS, TIME, Softmax, evaluate, make_params, rollout
 
 T, N = 5, 4
 
@@ -374,6 +374,28 @@ def test_chains_learn():
         assert np.all(np.isfinite(state.params["policy"]))
         assert np.any(state.params["policy"] != params["policy"])
         assert not any(metrics[name] for name in metrics if name.startswith("nonfinite/"))
+
+
+def test_gae_skips_before_and_after_the_sampler_alike():
+    """With the policy that acted, next values of the minibatch are those of the rollout: both skip masked steps."""
+    params = make_params()
+    batch = rollout(behavior=params, ends=False, masked=False)
+    mask = jnp.asarray(np.random.default_rng(0).random(batch.value.shape) < 0.5).at[0].set(True).at[-1].set(True)
+    following = f.next_values(batch.value, batch.next_value[-1], mask=mask)
+    batch = batch.replace(mask=mask, next_value=following)
+    part = pp.gae(gamma=0.9, gae_lambda=0.8, mask_mode="skip")
+    context = pp.Context(key=jax.random.key(0), params=params)
+    before, _ = part.update(batch, part.init(params, None), context)
+    changed = batch.replace(next_value=jnp.where(jnp.arange(TIME)[:, None] < TIME - 1, jnp.nan, following))
+    distribution, value = evaluate(params, batch)
+    current = pp.Current(distribution, batch.log_prob, value)
+    after, _ = part.update(changed.replace(current=current), part.init(params, None), context)
+    expected = f.gae(
+        batch.reward, batch.value, following, batch.terminated, gamma=0.9, gae_lambda=0.8, mask=mask, mask_mode="skip"
+    )
+    for out in (before, after):
+        np.testing.assert_allclose(out.advantage, expected.advantage, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(out.target, expected.target, rtol=1e-5, atol=1e-6)
 
 
 def test_aggregate_weighs_sequences_as_it_says():
