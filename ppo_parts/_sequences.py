@@ -156,11 +156,7 @@ def group_advantage(
         keep = jnp.ones_like(batch.log_prob, bool) if batch.mask is None else batch.mask.astype(bool)
         if keep.ndim != 2:
             raise UserValueError(f"{where}: the batch must have the axes [T, N] only, got shape {keep.shape}")
-        reward = (
-            jnp.sum(jnp.where(keep, batch.reward, 0), axis=0)
-            if score is None
-            else _entry(where, batch, f"per_segment.{score}")
-        )
+        reward = _scores(where, batch, score, keep)
         some = jnp.any(keep, axis=0)
         number_at = at(eps, context.step)
         base: Any = _entry(where, batch, "per_segment.baseline") if baseline == "given" else baseline
@@ -360,6 +356,13 @@ def _policy_part(where: str, name: str, loss: Callable[[Batch, Context], Array])
         reads=("current", "log_prob", "mask"),
         place="after_sampler",
     )
+
+
+def _scores(where: str, batch: Batch, score: str | None, keep: Array) -> Array:
+    """Return one number per segment: the sum of its unmasked rewards, or an entry of `per_segment`."""
+    if score is None:
+        return jnp.sum(jnp.where(keep, batch.reward, 0), axis=0)
+    return _entry(where, batch, f"per_segment.{score}")
 
 
 def _neighbors(where: str, reward: Array, size: int) -> Array:
