@@ -142,7 +142,8 @@ def example_batch(
         for name in ("advantage", "target", "log_ratio", "loss", "extra")
     }
     loss, extra = normal.pop("loss"), normal.pop("extra")
-    batch = batch.replace(**normal, extras={"own": extra})
+    per_segment = {"group": jnp.asarray([0, 1, 1, 0]), "score": jnp.asarray(rng.normal(size=SEGMENTS), dtype)}
+    batch = batch.replace(**normal, extras={"own": extra}, per_segment=per_segment)
     if after_sampler:
         weight = jnp.asarray(rng.random(SEGMENTS) + 0.5, dtype)
         batch = batch.replace(weight=weight, losses={"given": loss}, metrics={"given": jnp.zeros((), dtype)})

@@ -122,7 +122,15 @@ def reads_what_it_declares(subject: Subject) -> str | None:
     spy = Spy(**{name: getattr(batch, name) for name in FIELDS})
     read.clear()
     part.update(spy, part.init(context.params, jax.random.key(0)), context)
-    own = {"losses", "metrics", "reductions", "axes", "stop", *(("log_prob",) if "losses" in part.provides else ())}
+    own = {
+        "losses",
+        "metrics",
+        "reductions",
+        "axes",
+        "shards",
+        "stop",
+        *(("log_prob",) if "losses" in part.provides else ()),
+    }
     said = {path.partition(".")[0] for path in (*part.requires, *part.reads)}
     silent = sorted(read - own - said)
     return f"it reads {', '.join(silent)} and does not say so: add it to `reads`" if silent else None
@@ -189,7 +197,8 @@ def masked_places_are_neutral(subject: Subject) -> str | None:
     def losses(current: Any, batch: Batch) -> tuple[Array, Any]:
         seen = batch.replace(current=current) if subject.after else batch
         out, after = subject.part.update(seen, state, context)
-        means = [functional.masked_mean(loss, out.mask) for loss in out.losses.values() if jnp.shape(loss)]
+        counted = {out.mask.shape: out.mask, out.mask.shape[1:]: jnp.any(out.mask.astype(bool), axis=0), (): None}
+        means = [functional.masked_mean(loss, counted[loss.shape]) for loss in out.losses.values()]
         return sum(means, jnp.zeros(())), (out, after)
 
     def results(batch: Batch) -> Any:
@@ -251,11 +260,16 @@ LAWS: tuple[Law, ...] = (
 
 
 def outside(batch: Batch) -> Any:
-    """Return what may not depend on masked places: the numbers where the mask is 1, and everything reduced."""
+    """Return what may not depend on masked places: steps and segments that count, and everything reduced."""
     keep = np.asarray(batch.mask, bool)
+
+    def kept(x: Any) -> Any:
+        if np.shape(x)[: keep.ndim] == keep.shape:
+            return np.asarray(x)[keep]
+        return np.asarray(x)[keep.any(axis=0)] if np.shape(x) == keep.shape[1:] else x
+
     steps = {field: getattr(batch, field) for field in (*FLOATS, "mask", "losses", "extras")}
-    kept = jax.tree.map(lambda x: np.asarray(x)[keep] if np.shape(x)[: keep.ndim] == keep.shape else x, steps)
-    return {**kept, "metrics": batch.metrics, "weight": batch.weight, "stop": batch.stop}
+    return {**jax.tree.map(kept, steps), "metrics": batch.metrics, "weight": batch.weight, "stop": batch.stop}
 
 
 def difference(
