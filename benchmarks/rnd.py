@@ -1,4 +1,4 @@
-"""Random network distillation for observations of a few numbers: CleanRL's PPO with a reward for new observations.
+"""Random network distillation in DeepSea: CleanRL's PPO with a reward for new observations.
 
 `Config(rnd=False)` is the same network, chain and optimizer without that reward. docs/exploration.md has the results.
 """
@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from gymnax.environments.bsuite import deep_sea
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
@@ -25,9 +26,11 @@ Array = jax.Array
 class Config(cleanrl_ppo.Config):
     """CleanRL's hyperparameters, and those of RND."""
 
-    env_id: str = "MountainCar-v0"
+    env_id: str = "DeepSea-bsuite"
+    size: Annotated[int, at_least(2)] = 20  # rows and columns; the treasure is in one of 2**size ways down
     rnd: bool = True  # False: no reward for new observations
     num_envs: int = 16
+    learning_rate: Annotated[float, at_least(0)] = 1e-3  # of Adam
     gamma_intrinsic: Annotated[float, between(0, 1)] = 0.99
     coef_extrinsic: Annotated[float, at_least(0)] = 2.0  # weight of the advantage of rewards
     coef_intrinsic: Annotated[float, at_least(0)] = 1.0  # weight of the advantage of new observations
@@ -41,7 +44,8 @@ class ActorCritics(nn.Module):
 
     @nn.compact
     def __call__(self, obs: Array) -> pp.Output:
-        """Evaluate observations `[..., D]`."""
+        """Evaluate observations `[..., rows, columns]`."""
+        obs = flat(obs)
         logits = networks.dense(self.actions, gain=0.01)(networks.mlp(obs, self.hidden))
         value, intrinsic = (networks.dense(1, gain=1.0)(networks.mlp(obs, self.hidden))[..., 0] for _ in range(2))
         return pp.Output(pp.distributions.Categorical(logits), value, aux={"value_intrinsic": intrinsic})
@@ -52,8 +56,13 @@ class Embedding(nn.Module):
 
     @nn.compact
     def __call__(self, obs: Array) -> Array:
-        """Embed observations `[..., D]`."""
-        return networks.dense(32, gain=1.0)(networks.mlp(obs, (64, 64), "relu"))
+        """Embed observations `[..., rows, columns]`."""
+        return networks.dense(32, gain=1.0)(networks.mlp(flat(obs), (64, 64), "relu"))
+
+
+def flat(obs: Array) -> Array:
+    """Join rows and columns."""
+    return obs.reshape(*obs.shape[:-2], -1)
 
 
 class Novelty(NamedTuple):
@@ -140,7 +149,7 @@ def chain(config: Config, observed: tuple[int, ...]) -> pp.Part:
 def make_train(config: Config) -> training.Train:
     """Make a pure function `train(key) -> TrainResult(state, metrics)`."""
     training.check_config(config)
-    env = envs.normalize_reward(envs.make(config.env_id), gamma=config.gamma)
+    env = envs.from_gymnax(deep_sea.DeepSea(config.size))
     observed, network = env.observation_space.shape, ActorCritics(env.action_space.n, config.hidden)
 
     def init(key: Array) -> Any:

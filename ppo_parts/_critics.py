@@ -58,7 +58,7 @@ def critic_loss(
         inspect.signature(loss).bind(None, None, mask=None, **hyperparameters)
     except TypeError as error:
         raise UserTypeError(f"critic_loss: {getattr(loss, '__name__', loss)} {error}") from None
-    if prediction != "value" and not prediction.startswith("aux."):
+    if not isinstance(prediction, str) or (prediction != "value" and not prediction.startswith("aux.")):
         raise UserValueError(f'critic_loss: prediction must be "value" or "aux.<name>", got {prediction!r}')
     coef = number("critic_loss", "coef", coef, 0)
 
@@ -69,7 +69,8 @@ def critic_loss(
                 f"critic_loss: the policy returns no {prediction}: return it in Output(distribution, value, aux=...)"
             )
         now = {key: at(value, context.step) for key, value in hyperparameters.items()}
-        value = spread_nan(loss(predicted, batch.target, mask=batch.mask, **now), *_numbers(now))
+        numbers = [value for value in now.values() if isinstance(value, jax.Array) and not value.ndim]
+        value = spread_nan(loss(predicted, batch.target, mask=batch.mask, **now), *numbers)
         return _add_scaled(batch, name, value, at(coef, context.step)), state
 
     return Part(
@@ -157,10 +158,5 @@ def normalize_target(
         provides=("extras.target_normalized",),
         reads=("mask", "extras"),
         place="before_sampler",
-        amend=lambda params, old, new: write(params, old, new),
+        amend=write,
     )
-
-
-def _numbers(hyperparameters: dict[str, Any]) -> list[Any]:
-    """Return the hyperparameters that are single numbers."""
-    return [value for value in hyperparameters.values() if jax.tree.leaves(value) and jnp.ndim(value) == 0]
