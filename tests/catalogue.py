@@ -33,12 +33,14 @@ class Law(NamedTuple):
         hyperparameters: those of the entry that differ.
         gradient: whether the gradients are equal, too.
         where: which of the samples to compare; None: those between -3 and 3.
+        rtol: how closely.
     """
 
     other: Callable[..., Any]
     hyperparameters: Mapping[str, Any] = {}
     gradient: bool = True
     where: Callable[..., np.ndarray] | None = None
+    rtol: float = 1e-6
 
 
 class Entry(NamedTuple):
@@ -111,7 +113,7 @@ def check_laws(entry: Entry) -> None:
             theirs = _value_and_gradient(same._replace(function=law.other, hyperparameters={}), samples)
             for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
                 keep = np.broadcast_to(chosen.reshape(chosen.shape + (1,) * (np.ndim(x) - chosen.ndim)), np.shape(x))
-                np.testing.assert_allclose(np.asarray(x)[keep], np.asarray(y)[keep], rtol=1e-6, atol=1e-9)
+                np.testing.assert_allclose(np.asarray(x)[keep], np.asarray(y)[keep], rtol=law.rtol, atol=1e-9)
                 if not law.gradient:
                     break
 
@@ -130,11 +132,12 @@ def check_learns(parts: Sequence[pp.Part], policy: Any = evaluate, **fields: Any
     return metrics
 
 
-def check_all_learn(entries: Sequence[Entry]) -> None:
+def check_all_learn(entries: Sequence[Entry], others: Sequence[pp.Part] = (), **fields: Any) -> pp.Metrics:
     """One update of one chain with the parts of all entries, because most of the time goes into compiling."""
     parts = {entry.id: entry.parts(entry.id) for entry in entries if entry.parts}
-    metrics = check_learns([part for some in parts.values() for part in some])
+    metrics = check_learns([*(part for some in parts.values() for part in some), *others], **fields)
     assert [name for name in parts if not np.isfinite(metrics[f"{name}_loss"])] == []
+    return metrics
 
 
 def _value_and_gradient(entry: Entry, samples: Arrays, dtype: Any = np.float64, mask: Any = None) -> Any:
