@@ -1,5 +1,8 @@
 """The catalogue's critics and advantages: every entry is checked as in `catalogue.py`, and against rlax's functions."""
 
+import dataclasses
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +10,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
+from benchmarks import classic, rnd
 
 from . import reference
 from .catalogue import Entry, Law, check_golden, check_laws, check_reference
@@ -325,3 +329,51 @@ def test_each_segment_may_have_its_own_lambda():
     for n, gae_lambda in enumerate(decay):
         alone = f.gae(**{name: x[:, n] for name, x in given.items()}, gamma=1.0, gae_lambda=gae_lambda)
         np.testing.assert_allclose(together.advantage[:, n], alone.advantage, rtol=1e-6)
+
+
+# --- exploration: what docs/exploration.md composes ------------------------------------------------------------------
+
+
+@pytest.mark.lenient_ranks
+def test_gsde_holds_its_noise_and_says_how_likely_an_action_is():
+    features, held = 8, 3
+    config = classic.Config(env_id="MountainCarContinuous-v0", hidden=(16, features), noise_steps=held)
+    env = classic.hold_noise(classic.envs.make(config.env_id), features, held)
+    state, obs = env.reset(jax.random.key(0), 500)
+    step, noises = jax.jit(env.step), [obs.noise]
+    for index in range(2 * held):
+        state, out = step(jax.random.key(index), state, jnp.zeros((500, 1)))
+        noises.append(out.obs.noise)
+    changes = [bool(jnp.any(a != b)) for a, b in itertools.pairwise(noises)]
+    assert changes == [False, False, True] * 2
+
+    policy = classic.gsde(config, classic.envs.make(config.env_id))
+    distribution = policy(policy.init(jax.random.key(1)), pp.Batch(obs=obs)).distribution
+    action = distribution.sample(seed=jax.random.key(2))
+    np.testing.assert_array_equal(action, distribution.sample(seed=jax.random.key(3)))
+    z = (action - distribution.mode()) / distribution.scale
+    assert abs(float(jnp.mean(z))) < 0.15
+    assert abs(float(jnp.std(z)) - 1) < 0.15
+    np.testing.assert_allclose(
+        distribution.log_prob(action),
+        -0.5 * z[:, 0] ** 2 - jnp.log(distribution.scale[:, 0] * np.sqrt(2 * np.pi)),
+        rtol=1e-4,
+    )
+
+
+@pytest.mark.lenient_ranks
+def test_rnd_rewards_what_it_has_not_seen():
+    config = rnd.Config(size=4, num_envs=2)
+    part = rnd.novelty(config, (4, 4))
+    cells = jnp.eye(16).reshape(16, 4, 4)
+    seen, new = cells[jnp.zeros((6, 2), int)], cells[jnp.zeros((6, 2), int).at[-1, 1].set(5)]
+    params = {"predictor": rnd.Embedding().init(jax.random.key(0), cells[0])}
+    state = part.init(params, jax.random.key(1))
+    context = pp.Context(key=jax.random.key(2), params=params)
+    _, state = part.update(pp.Batch(next_obs=seen), state, context)
+    batch, _ = part.update(pp.Batch(next_obs=new), state, context)
+    reward = batch.extras["intrinsic"]
+    assert reward[-1, 1] > 2 * reward[-1, 0]
+    plain, full = (rnd.make_train(dataclasses.replace(config, rnd=used)) for used in (False, True))
+    assert "intrinsic_reward" in full.shapes[1]
+    assert "intrinsic_reward" not in plain.shapes[1]
