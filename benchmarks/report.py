@@ -25,7 +25,7 @@ from .train import ONE_SEED, RECIPES
 Record = dict[str, Any]
 Row = dict[str, Any]
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = ("README.md", "docs/pufferlib.md", "docs/agents.md")  # with tables of learning results
+PAGES = ("README.md", "docs/pufferlib.md", "docs/agents.md", "docs/exploration.md")  # with tables of learning results
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
