@@ -252,7 +252,7 @@ def test_critic_loss_refuses_what_it_cannot_compute():
     part = pp.critic_loss(f.huber_value_loss, prediction="aux.logits")
     learner = pp.learner(evaluate, pp.chain(pp.gae(gamma=0.9, gae_lambda=0.8), pp.full_batch(), part), optax.sgd(0.1))
     with pytest.raises(ValueError, match="the policy returns no aux"):
-        learner.update(jax.random.key(0), learner.init(make_params()), rollout())
+        jax.eval_shape(learner.update, jax.random.key(0), learner.init(make_params()), rollout())
 
 
 def test_rescale_head_keeps_the_value():
