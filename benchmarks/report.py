@@ -40,7 +40,7 @@ PUBLISHED = [
     "Acrobot is better than ours.",
 ]
 """Published results, which the page sets beside ours."""
-PAGES = ("README.md", "docs/pufferlib.md", "docs/agents.md")  # with tables of learning results
+PAGES = ("README.md", "docs/pufferlib.md", "docs/agents.md", "docs/exploration.md")  # with tables of learning results
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
