@@ -30,7 +30,9 @@ def sampled():
     last = jnp.asarray(rng.normal(size=N), jnp.float32)
     terminated = jnp.asarray(rng.random((T, N)) < 0.2, jnp.float32)
     action = jnp.asarray(rng.integers(ACTIONS, size=(T, N)))
-    log_ratio = distributions.Categorical(logits).log_prob(action) - distributions.Categorical(old_logits).log_prob(action)
+    log_ratio = distributions.Categorical(logits).log_prob(action) - distributions.Categorical(old_logits).log_prob(
+        action
+    )
     return {
         "reward": reward, "value": value, "last": last, "next_value": f.next_values(value, last),
         "terminated": terminated, "log_ratio": log_ratio, "advantage": advantage,
