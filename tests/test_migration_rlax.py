@@ -109,7 +109,7 @@ EQUIVALENCES = {
     ),
     "vtrace": (
         lambda x: each(
-            lambda v, v2, r, d, l: jax.lax.stop_gradient(rlax.vtrace(v, v2, r, d, jnp.exp(l), LAMBDA)),
+            lambda v, v2, r, d, log: jax.lax.stop_gradient(rlax.vtrace(v, v2, r, d, jnp.exp(log), LAMBDA)),
             x["value"], x["next_value"], x["reward"], discount(x), x["log_ratio"],
         ),
         lambda x: vtrace(x).error,
