@@ -87,6 +87,14 @@ def test_code_runs(page, tmp_path, monkeypatch):
             assert printed.getvalue().strip() == stated.strip(), f"{name_of(page)}, line {line + 1}"
 
 
+def test_diffs_are_applied():
+    above = ["a = 1\n", "a = 1\n\nb = 2\nc = 3\n"]
+    assert patched(above, " a = 1\n\n-b = 2\n+b = 5\n@@\n-c = 3\n") == "a = 1\n\nb = 5\n"
+    for nowhere in ("-a = 2\n+a = 3\n", "-a = 1\n-b = 2\n"):
+        with pytest.raises(AssertionError, match="exactly once"):
+            patched(above, nowhere)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page):
     for target in LINK.findall(FENCE.sub("", page.read_text())):
