@@ -25,12 +25,14 @@ from ._collectives import collectives
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
 ENVS = 32
 """Environments of each device under weak scaling; of each of 64 shards under strong scaling."""
+COMPARED = 4
+"""Devices on which programs with one shard are counted, too."""
 SIZES = {"num_steps": 16, "total_timesteps": 10**9, "num_minibatches": 4, "update_epochs": 2}
 
 
 def recipes() -> dict[str, tuple[Any, Any]]:
     """Recipes and configurations by name."""
-    lstm = dataclasses.replace(pufferlib_ppo.Config(), memory="lstm", normalize_env=False)
+    lstm = dataclasses.replace(pufferlib_ppo.Config(), memory="lstm")
     return {
         "CleanRL, shuffled minibatches": (cleanrl_ppo, cleanrl_ppo.Config()),
         "PufferLib, LSTM, prioritized segments": (pufferlib_ppo, lstm),
@@ -38,11 +40,13 @@ def recipes() -> dict[str, tuple[Any, Any]]:
     }
 
 
-def measured(module: Any, config: Any, num_devices: int) -> dict[str, Any]:
-    """Compile a rollout and an update on so many devices, and count."""
+def measured(module: Any, config: Any, num_devices: int, one_shard: bool = False) -> dict[str, Any]:
+    """Compile a rollout and an update on so many devices, and count; `one_shard`: samplers mix what devices hold."""
     train = module.make_train(config)
-    state = train.state_shapes()
     placed = placement(train, training.RunOptions(num_devices=num_devices))
+    if one_shard:
+        train = module.make_train(dataclasses.replace(config, shards=1))
+    state = train.state_shapes()
     if placed is None:
         program = jax.jit(train.step)
     else:
@@ -63,7 +67,7 @@ def measured(module: Any, config: Any, num_devices: int) -> dict[str, Any]:
 def configured(config: Any, scaling: str, num_devices: int) -> Any:
     """The configuration of a measurement."""
     sizes = {name: x for name, x in SIZES.items() if hasattr(config, name)}
-    shards = DEVICES[-1] if scaling == "strong" else num_devices
+    shards = num_devices if scaling == "weak" else DEVICES[-1]
     return dataclasses.replace(config, **sizes, num_envs=ENVS * shards, shards=shards, microbatch=None)
 
 
@@ -78,6 +82,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     for color, name in enumerate(names):
         for scaling, style in (("strong", "-"), ("weak", "--")):
             mine = [row for row in rows if row["recipe"] == name and row["scaling"] == scaling]
+            if not mine:
+                continue
             devices = [row["devices"] for row in mine]
             numbers = (
                 [row["flops"] / mine[0]["flops"] for row in mine],
@@ -116,6 +122,26 @@ def table(rows: list[dict[str, Any]]) -> str:
                 f"| {row['recipe']} | {row['devices']} | {counts[0]} | {counts[1]} | "
                 f"{sum(row['bytes'].values()) / 1e6:.2f} MB | {row['flops'] / first[row['recipe']]:.4f} | "
                 f"{row['temporaries'] / 1e6:.1f} MB |"
+            )
+    return "\n".join(lines)
+
+
+def comparison(rows: list[dict[str, Any]]) -> str:
+    """The counts of four devices with one shard, and with a shard for each device or more, as a Markdown table."""
+    lines = [
+        "| recipe | shards | all-reduce | all-gather | others | bytes | FLOPs per device, of one |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    first = {row["recipe"]: row["flops"] for row in rows if row["devices"] == 1 and row["scaling"] == "strong"}
+    for row in rows:
+        if row["devices"] == COMPARED and row["scaling"] in ("strong", "one shard"):
+            counts = dict(row["operations"])
+            cells = [counts.pop(kind, 0) for kind in ("all-reduce", "all-gather")]
+            shards = 1 if row["scaling"] == "one shard" else DEVICES[-1]
+            lines.append(
+                f"| {row['recipe']} | {shards} | {cells[0]} | {cells[1]} | "
+                f"{sum(counts.values())} | {sum(row['bytes'].values()) / 1e6:.2f} MB | "
+                f"{row['flops'] / first[row['recipe']]:.4f} |"
             )
     return "\n".join(lines)
 
@@ -177,22 +203,25 @@ def main() -> None:
     parser.add_argument("--devices", type=int, nargs="+", default=DEVICES)
     parser.add_argument("--recipe", default="", help="part of the names of the recipes to count")
     given = parser.parse_args()
-    flags = f"--xla_force_host_platform_device_count={max(given.devices)} --xla_backend_optimization_level=0"
+    flags = f"--xla_force_host_platform_device_count={max(COMPARED, *given.devices)} --xla_backend_optimization_level=0"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     jax.config.update("jax_platforms", "cpu")
     rows = []
     for name, (module, config) in recipes().items():
-        for scaling in ("strong", "weak") if given.recipe in name else ():
-            for devices in given.devices:
+        for scaling in ("one shard", "strong", "weak") if given.recipe in name else ():
+            for devices in [COMPARED] if scaling == "one shard" else given.devices:
                 began = time.perf_counter()
                 sized = configured(config, scaling, devices)
                 row = {"recipe": name, "scaling": scaling, "devices": devices, "num_envs": sized.num_envs}
-                rows.append(row | {"num_steps": sized.num_steps} | measured(module, sized, devices))
+                rows.append(
+                    row | {"num_steps": sized.num_steps} | measured(module, sized, devices, scaling == "one shard")
+                )
                 print(f"{name}, {scaling}, {devices}: {time.perf_counter() - began:.0f} s", flush=True)
                 if given.json is not None:
                     record = {"versions": training.versions(), "rows": rows}
                     given.json.write_text(json.dumps(record, indent=1) + "\n")
     print(table(rows))
+    print(comparison(rows))
     print(predictions(rows))
     if given.picture is not None:
         draw(rows, given.picture)

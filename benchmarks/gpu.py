@@ -141,20 +141,28 @@ TINY = Plan(
 )
 
 
-class Bench:
-    """The measurements: each is attempted while there is time, printed, and written at once."""
+ENDS = {"device": 0.05, "kernels": 0.3, "loss": 0.5, "update": 0.6, "train": 0.9, "tune": 1.0}
+"""The share of the time after which a section ends, so that none takes the time of those that follow; one that ends
+sooner leaves its time to them."""
 
-    def __init__(self, plan: Plan, minutes: float, path: str | None) -> None:
+
+class Bench:
+    """The measurements: each is attempted while its section has time, printed, and written at once."""
+
+    def __init__(self, plan: Plan, minutes: float, path: str | None, sections: tuple[str, ...] = tuple(ENDS)) -> None:
         self.plan, self.minutes, self.path = plan, minutes, path
+        last = max(ENDS[section] for section in sections)
+        self.ends = {section: 60 * minutes * end / last for section, end in ENDS.items()}
         self.began = time.monotonic()
         self.rows: list[Row] = []
         self.longest: dict[str, float] = {}
 
     def attempt(self, section: str, what: str, measure: Callable[[], list[Row]]) -> None:
-        """Measure, unless less time is left than the longest measurement of this section took."""
+        """Measure, unless less time is left to this section than its longest measurement took."""
         began, longest = time.monotonic(), self.longest.get(section, 0.0)
-        if began - self.began + longest > 60 * self.minutes:
-            found: list[Row] = [{"left_out": f"{self.minutes:g} minutes do not suffice for it"}]
+        if began - self.began + longest > self.ends[section]:
+            minutes = f"{self.minutes:g} minutes, of which {section} ends after {self.ends[section] / 60:.1f}"
+            found: list[Row] = [{"left_out": f"{minutes}, do not suffice for it"}]
         else:
             try:
                 found = measure()
@@ -357,11 +365,12 @@ def fused_part() -> pp.Part:
     """`categorical_ppo_loss` in a chain; the policy returns its logits as `aux`, too."""
 
     def run(batch: pp.Batch) -> pp.Batch:
-        steps = (batch.action, batch.log_prob, batch.advantage)
-        values = (batch.current.value, batch.target, batch.value)
+        taken = (batch.current.aux, batch.action, batch.log_prob)
+        values = {"value": batch.current.value, "target": batch.target, "old_value": batch.value}
+        values |= {"advantage": batch.advantage, "mask": batch.mask}
         numbers = {"clip_eps": update.CLIP, "value_clip_eps": update.CLIP}
         numbers |= {"value_coef": update.VALUE_COEF, "entropy_coef": update.ENTROPY_COEF}
-        out = functional.categorical_ppo_loss(batch.current.aux, *steps, *values, **numbers, mask=batch.mask)
+        out = functional.categorical_ppo_loss(*taken, **values, **numbers)
         batch = batch.add_loss("ppo", out.loss, per="batch")
         return batch.add_metrics(**{name: x for name, x in out._asdict().items() if name != "loss"})
 
@@ -494,7 +503,7 @@ def main() -> None:
     names = ("kernels", "loss", "update", "train", "tune")
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sections", nargs="+", choices=names, default=names)
-    parser.add_argument("--minutes", type=float, default=8, help="start no measurement that would end later")
+    parser.add_argument("--minutes", type=float, default=8, help="of all sections, each of which has a share")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes and emulated kernels, for a test")
     parser.add_argument("--json", metavar="PATH", help="write the results here, after each measurement")
     options = parser.parse_args()
@@ -502,4 +511,5 @@ def main() -> None:
     if dry:
         print("a dry run: sizes are tiny, kernels are emulated, and times mean nothing")
     with emulated() if dry else contextlib.nullcontext():
-        everything(Bench(TINY if dry else FULL, options.minutes, options.json), tuple(options.sections))
+        sections = tuple(options.sections)
+        everything(Bench(TINY if dry else FULL, options.minutes, options.json, sections), sections)

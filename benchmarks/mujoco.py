@@ -34,25 +34,19 @@ EVALUATIONS, EPISODES = 20, 10
 Config = mujoco_ppo.Config
 
 
-def chain(
-    config: Config,
-    *,
-    refresh: Any = "epoch",
-    normalize: bool = False,
-    clip_value: bool = False,
-) -> pp.Part:
-    """The recipe's chain with one thing changed; without a change it is the recipe's, which a test checks."""
-    return pp.chain(
-        pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
-        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh=refresh),
-        pp.advantage_normalize() if normalize else pp.identity(),
-        pp.clipped_surrogate(clip_eps=config.clip_coef),
-        pp.policy_diagnostics(),
-        pp.clipped_value_loss(clip_eps=config.clip_coef, coef=config.vf_coef)
-        if clip_value
-        else pp.value_loss(coef=config.vf_coef),
-        pp.entropy_bonus(coef=config.ent_coef),
-    )
+def variant(config: Config, **parts: Any) -> training.Train:
+    """The recipe with another part in its chain; see `recipes.mujoco_ppo.chain`."""
+    return mujoco_ppo.make_train(config, pipeline=mujoco_ppo.chain(config, **parts))
+
+
+def clipped_value_loss(config: Config) -> pp.Part:
+    """The value loss of CleanRL."""
+    return pp.clipped_value_loss(clip_eps=config.clip_coef, coef=config.vf_coef)
+
+
+def normalized_surrogate(config: Config) -> pp.Part:
+    """The recipe's surrogate on advantages that are standardized in each minibatch."""
+    return pp.chain(pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=config.clip_coef))
 
 
 def unscaled_rewards(config: Config) -> envs.Env:
@@ -63,20 +57,28 @@ def unscaled_rewards(config: Config) -> envs.Env:
 Variant = Callable[[Config], training.Train]
 VARIANTS: dict[str, Variant] = {
     "recipe": mujoco_ppo.make_train,
-    "refresh_rollout": lambda c: mujoco_ppo.make_train(c, pipeline=chain(c, refresh="rollout")),
-    "refresh_minibatch": lambda c: mujoco_ppo.make_train(c, pipeline=chain(c, refresh="minibatch")),
-    "value_clip": lambda c: mujoco_ppo.make_train(c, pipeline=chain(c, clip_value=True)),
-    "advantage_normalize": lambda c: mujoco_ppo.make_train(c, pipeline=chain(c, normalize=True)),
+    "refresh_rollout": lambda c: variant(c, refresh="rollout"),
+    "refresh_minibatch": lambda c: variant(c, refresh="minibatch"),
+    "value_clip": lambda c: variant(c, value_loss=clipped_value_loss(c)),
+    "advantage_normalize": lambda c: variant(c, surrogate=normalized_surrogate(c)),
     "lambda_0.9": lambda c: mujoco_ppo.make_train(dataclasses.replace(c, gae_lambda=0.9)),
     "lambda_0.98": lambda c: mujoco_ppo.make_train(dataclasses.replace(c, gae_lambda=0.98)),
     "unscaled_rewards": lambda c: mujoco_ppo.make_train(c, unscaled_rewards(c)),
 }
 
 
-def measure(task: str, steps: int, variant: str, first_seed: int, seeds: int) -> None:
+def measure(
+    task: str,
+    steps: int,
+    variant: str,
+    first_seed: int,
+    seeds: int,
+    variants: dict[str, Variant] = VARIANTS,
+    results: Path = RESULTS,
+) -> None:
     """Train some seeds in one program, and write the results after each evaluation."""
     config = Config(env_id=f"gym:{task}", total_timesteps=steps, seed=first_seed)
-    train = VARIANTS[variant](config)
+    train = variants[variant](config)
     every = max(1, train.num_updates // EVALUATIONS)
     keys = jnp.stack([jax.random.key(first_seed + i) for i in range(seeds)])
 
@@ -116,21 +118,26 @@ def measure(task: str, steps: int, variant: str, first_seed: int, seeds: int) ->
             "last_100_episodes": training.summary(row["last_100_episodes"]),
             "curve": rows,
         }
-        RESULTS.mkdir(parents=True, exist_ok=True)
+        results.mkdir(parents=True, exist_ok=True)
         name = f"{task}_{steps}_{variant}_{first_seed}.json"
-        training.write_json(RESULTS / name, record("benchmarks mujoco", result))
+        training.write_json(results / name, record(f"benchmarks {results.name}", result))
         print(f"{task} {variant} {row['env_steps']:>9,}: best {best.mean():7.1f} +- {best.std():.1f}", flush=True)
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(description: str | None, variants: dict[str, Variant]) -> argparse.ArgumentParser:
+    """The command line of a benchmark with these variants; the first is the default."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", help="HalfCheetah-v5, Ant-v5, Walker2d-v5, Hopper-v5, Humanoid-v5, ...")
     parser.add_argument("--steps", type=float, default=1e6, help="environment steps of each seed")
     parser.add_argument("--seeds", type=int, default=10, help="how many seeds")
     parser.add_argument("--first-seed", type=int, default=1)
-    parser.add_argument("--variant", choices=VARIANTS, default="recipe")
-    args = parser.parse_args()
+    parser.add_argument("--variant", choices=variants, default=next(iter(variants)))
+    return parser
+
+
+def main() -> None:
+    """Command line."""
+    args = parser_of(__doc__, VARIANTS).parse_args()
     measure(args.task, int(args.steps), args.variant, args.first_seed, args.seeds)
 
 

@@ -25,6 +25,21 @@ from .train import ONE_SEED, RECIPES
 Record = dict[str, Any]
 Row = dict[str, Any]
 ROOT = pathlib.Path(__file__).parent.parent
+PUBLISHED = [
+    "For comparison, [CleanRL's documentation](https://docs.cleanrl.dev/rl-algorithms/ppo/#experiment-results) reports",
+    "these returns, after 500,000 steps and over three seeds:",
+    "",
+    "| | CartPole-v1 | Acrobot-v1 |",
+    "|---|---|---|",
+    "| CleanRL, `ppo.py` | 490.0 (6.1) | -86.4 (1.3) |",
+    "| openai/baselines, PPO2 | 497.5 (4.0) | -81.8 (5.6) |",
+    "",
+    "The conditions differ: these numbers come from Gym's environments instead of gymnax's, treat time limits as",
+    "terminations, and average training returns over a window that is not stated. The comparison shows that the recipe",
+    "learns what CleanRL's does. It does not show that the recipe learns more, and the result of openai/baselines on",
+    "Acrobot is better than ours.",
+]
+"""Published results, which the page sets beside ours."""
 PAGES = ("README.md", "docs/pufferlib.md", "docs/agents.md")  # with tables of learning results
 
 
@@ -389,6 +404,8 @@ def learning(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
         "their end, with sampled actions. Configurations, versions, hardware and the curves of all seeds are in the",
         "files of these names, thresholds and their reasons in [benchmarks/learning.py](../benchmarks/learning.py).",
         "",
+        *PUBLISHED,
+        "",
     ]
     return [*table(header, lines), *where, *page]
 
@@ -452,6 +469,9 @@ def main() -> None:
     options.docs.mkdir(parents=True, exist_ok=True)
     (options.docs / "benchmarks.md").write_text(report(options.results, options.docs))
     print(f"wrote {options.docs / 'benchmarks.md'}")
+    from .results_page import page as results_page  # it uses the tables and pictures of this module
+
+    (options.docs / "results.md").write_text(results_page(options.results, options.docs))
     if options.docs == ROOT / "docs":
         for name in PAGES:
             page, link = ROOT / name, "../benchmarks/results" if "/" in name else "benchmarks/results"

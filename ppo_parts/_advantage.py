@@ -10,8 +10,12 @@ import jax.numpy as jnp
 from . import functional
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, choice, number
+from ._moments import Moments, merged
 from ._policy import follow
+from ._shards import known_to_all, map_shards
 from ._types import Array, Batch, Context, EmptyState, Part, no_state, require
+from .functional._common import masked_mean, masked_sum, zero_masked
+from .functional._statistics import one_of, share_explained
 
 ESTIMATOR_READS = ("reward", "value", "next_value", "terminated", "truncated", "mask", "current")
 
@@ -20,7 +24,8 @@ def gae(*, gamma: Numeric, gae_lambda: Numeric, implementation: functional.Imple
     """Write `advantage` and `target` by generalized advantage estimation; see `functional.gae` for the equations.
 
     Before the sampler it reads the rollout's values. After a sampler that keeps time it reads the values of the policy
-    being trained (`current.value`), and takes `next_value` from them, except at truncations and at the rollout's end.
+    being trained (`current.value`), and takes `next_value` from them, except at truncations, before masked
+    steps and at the rollout's end.
     Gradients do not flow through it. Before the sampler it also writes the metric `explained_variance`.
 
     Args:
@@ -232,7 +237,29 @@ def _latest_log_ratio(batch: Batch) -> Array:
 def _write(batch: Batch, advantage: Array, target: Array) -> Batch:
     """Write the estimates and, before the sampler, the fraction of the target's variance that the value explains."""
     if batch.current is None:
-        variance = functional.explained_variance(batch.value, target, mask=batch.mask)
+        variance = _explained_variance(batch, target)
         # Not by `add_metrics`: where a chain has two estimators, the last one's target is what the value learns.
         batch = batch.replace(metrics={**batch.metrics, "explained_variance": variance})
     return batch.replace(advantage=advantage, target=target)
+
+
+def _explained_variance(batch: Batch, target: Array) -> Array:
+    """Compute `functional.explained_variance`; of several shards, from the moments of each, exchanged all at once."""
+    if batch.shards == 1:
+        return functional.explained_variance(batch.value, target, mask=batch.mask)
+
+    def of_shard(shard: Batch) -> tuple[Array, Moments]:
+        value, aim = zero_masked("explained_variance", shard.mask, *jax.lax.stop_gradient((shard.value, shard.target)))
+        seen = masked_sum(jnp.ones_like(aim), shard.mask)
+        some = jnp.where(seen > 0, one_of(aim, shard.mask), 0)
+        means, variances = [], []
+        for x in (aim - some, aim - value):
+            means.append(masked_mean(x, shard.mask))
+            variances.append(masked_mean(jnp.square(x - means[-1]), shard.mask))
+        return some, Moments(jnp.stack(means), jnp.stack(variances), seen)
+
+    some, each = jax.tree.map(known_to_all, map_shards(of_shard, batch.replace(target=target)))
+    first = one_of(some, each.seen > 0)
+    each = each._replace(mean=each.mean.at[:, 0].add(some - first))
+    total, error = merged(each).var
+    return share_explained(total, error, first).astype(batch.value.dtype)

@@ -16,6 +16,8 @@ REMEDY = {
     "target": "put gae() or vtrace() before it (or give the batch a target of your own)",
     "weight": "use a sampler that weighs what it draws, such as prioritized_sampler()",
     "losses": "put a loss such as clipped_surrogate() before it",
+    "behavior": "let the rollout keep it, rollout(..., keep_distribution=True)",
+    "next_obs": "let the rollout keep it, rollout(..., keep_next_obs=True)",
 }
 BY_THE_LEARNER = {"losses", "metrics", "stop"}  # fields that the learner reads at the end of a chain
 
@@ -212,9 +214,9 @@ def _check_read(part: Part, later: Sequence[Part]) -> None:
     written = [field for field in part.provides if field.partition(".")[0] not in BY_THE_LEARNER]
     if not written or any(reader.reads is None for reader in later):
         return
-    read = {field for reader in later for field in (*reader.requires, *(reader.reads or ()))}
-    read |= {field.partition(".")[0] for field in read}
-    if not read.intersection(written):
+    named = {field for reader in later for field in (*reader.requires, *(reader.reads or ()))}
+    read = named | {field.partition(".")[0] for field in named}
+    if not any(field in read or field.partition(".")[0] in named for field in written):
         remedy = "put it before the losses that should use it, or leave it out"
         if written == ["weight"]:
             remedy = "add advantage_weight() or loss_weight(...) after it, or set beta=0"

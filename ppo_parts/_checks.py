@@ -17,6 +17,8 @@ from .functional._common import ShapeError, check_floating, check_same_shape, ma
 
 TREES = ("obs", "action", "next_obs", "behavior", "extras")  # fields with leaves [T, N, ...]; the others are [T, N]
 RECORDED = tuple(field for field in PER_STEP if field not in (*TREES, "log_prob"))
+COUNTED_BY_ELEMENT = ("reward", "log_prob", "value", "next_value", "advantage", "parameters")
+"""The `nonfinite/...` metrics that count elements; all others, such as those of parts, count minibatches."""
 
 
 def check_params(params: Params) -> None:
@@ -121,16 +123,17 @@ def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:
         >>> pp.nonfinite_report({"nonfinite/reward": 0}) is None
         True
     """
-    order = ("reward", "log_prob", "value", "next_value", "advantage", "loss/", "gradient")
+    order = (*COUNTED_BY_ELEMENT, "loss/", "gradient")
     found: dict[str, tuple[int, str]] = {}
     for name, value in metrics.items():
         phase, marker, what = name.partition("nonfinite/")
         total = int(np.sum(value)) if marker else 0
         if total:
-            unit = "minibatch" if what.startswith(("loss/", "gradient")) else "element"
-            plural = ("es" if unit == "minibatch" else "s") if total != 1 else ""
+            one, several = ("element", "elements") if what in COUNTED_BY_ELEMENT else ("minibatch", "minibatches")
             rank = next((i for i, start in enumerate(order) if what.startswith(start)), len(order))
-            found[phase + what] = (rank, f"{phase}{what.replace('/', ' ')} ({total} {unit}{plural})")
+            owner, _, item = what.rpartition("/")
+            called = f"{item} of {owner}" if owner and owner != "loss" else what.replace("/", " ")
+            found[phase + what] = (rank, f"{phase}{called} ({total} {one if total == 1 else several})")
     if not found:
         return None
     listed = [text for _, text in sorted(found.values())]

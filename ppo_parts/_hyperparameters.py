@@ -38,19 +38,20 @@ def number(
         return _schedule(where, name, value, low, high, open_low)
     if callable(value):
         raise UserTypeError(
-            f"{where}: {name} must be a number or an array, and cannot follow a schedule; got {value!r}"
+            f"must be a number or an array, and cannot follow a schedule; got {value!r}", where=where, argument=name
         )
     try:
         what = "a number, an array or a schedule step -> value" if schedule else "a number or an array"
         check_range(where, name, value, low, high, open_low=open_low, what=what)
-    except TypeError as error:
-        raise UserTypeError(str(error)) from None
-    except ValueError as error:
-        raise UserValueError(str(error)) from None
+    except (TypeError, ValueError) as error:
+        kind = UserTypeError if isinstance(error, TypeError) else UserValueError
+        raise kind(str(error).removeprefix(f"{where}: {name} "), where=where, argument=name) from None
     if np.shape(value) != ():
         raise UserValueError(
-            f"{where}: {name} must be one number, got an array of shape {np.shape(value)}; to sweep it, build the "
-            "chain inside a function and vmap that"
+            f"must be one number, got an array of shape {np.shape(value)}; to sweep it, build the chain inside a "
+            "function and vmap that",
+            where=where,
+            argument=name,
         )
     if isinstance(value, jax.core.Tracer):
         return _nan_outside(value, low, high, open_low)
@@ -93,12 +94,16 @@ def _schedule(
     for when, end in ends.items():
         if jnp.shape(end) != ():
             raise UserValueError(
-                f"{where}: {name} must be one number at every step, and its schedule returns shape {jnp.shape(end)}"
+                f"must be one number at every step, and its schedule returns shape {jnp.shape(end)}",
+                where=where,
+                argument=name,
             )
         opened = open_low and when == "at step 0"  # a value that must not be 0 may still be annealed to 0
         if not isinstance(end, jax.core.Tracer) and not _inside(np.float64(end), *_rounded(low, high), opened):
             raise UserValueError(
-                f"{where}: {name} must lie in {bounds(low, high, open_low)}, and its schedule is {float(end):g} {when}"
+                f"must lie in {bounds(low, high, open_low)}, and its schedule is {float(end):g} {when}",
+                where=where,
+                argument=name,
             )
     # A value may be annealed to an open end, as above; outside the range it is NaN.
     return lambda step: _nan_outside(jnp.asarray(value(step)), low, high, False)
@@ -118,19 +123,18 @@ def spread_nan(x: Array, *hyperparameters: Any) -> Array:
 def count(where: str, name: str, value: Any, low: int | None = 1) -> int:
     """Return `value` after checking that it is a whole number of at least `low` (None: any)."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        whole = isinstance(value, float) and value.is_integer()
-        raise UserTypeError(
-            f"{where}: {name} must be a whole number, got {value!r}" + (f": write {int(value)}" if whole else "")
-        )
+        remedy = f": write {int(value)}" if isinstance(value, float) and value.is_integer() else ""
+        raise UserTypeError(f"must be a whole number, got {value!r}{remedy}", where=where, argument=name)
     if low is not None and value < low:
-        raise UserValueError(f"{where}: {name} must be at least {low}, got {value!r}")
+        raise UserValueError(f"must be at least {low}, got {value!r}", where=where, argument=name)
     return int(value)
 
 
 def choice(where: str, name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """Return `value` after checking that it is one of the allowed words."""
     if value not in allowed:
-        raise UserValueError(f"{where}: {name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        there = ", ".join(map(repr, allowed))
+        raise UserValueError(f"must be one of {there}, got {value!r}", where=where, argument=name)
     return value
 
 

@@ -171,6 +171,8 @@ class _Update:
 
     def _update(self, key: Array, state: LearnerState, batch: Batch) -> Any:
         """Run the shared parts, each phase, and what parts do at the end."""
+        # Inside `shard_map` the rollout may differ between devices, and parameters trained on it do so, too. What the
+        # loops below carry must then be marked as differing from the beginning.
         key, state = varying_like((key, state), batch.log_prob)
         recorded = finite_where_masked(batch.replace(metrics={}, reductions=(), losses={}, current=None, stop=None))
         context = Context(key=key, step=state.step, params=state.params, evaluate=self.evaluate)

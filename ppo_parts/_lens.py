@@ -67,14 +67,14 @@ def within(
         )
     lens = _Lens(part, name, read, write)
     outer = dict.fromkeys(read.get(field, field) for field in part.requires)
-    unchanged = None if part.reads is None else (*(field for field in part.reads if field not in read), *read.values())
+    reads = None if part.reads is None else (*(field for field in part.reads if field not in read), *read.values())
     return Part(
         lens.init,
         lens.update,
         name,
         requires=tuple(path for path in outer if not path.startswith("current.")),
         provides=(*write.values(), *(field for field in part.provides if field in ("losses", "stop"))),
-        reads=unchanged,
+        reads=reads,
         place=part.place,
         needs_time=part.needs_time,
         amend=part.amend,

@@ -18,6 +18,17 @@
 #         return sum of the mean losses that the parts after the sampler add to the minibatch
 #
 # A refresh may run the parts before the sampler again, on what the policy in training returns: see `Refresh`.
+#
+# What is carried, and by what:
+#
+#     _SoFar (in _learner.py)   from phase to phase: parameters, and the states of all optimizers and parts
+#     PhaseState                from minibatch to minibatch: an `UpstreamState`, the states of the optimizer and of the
+#                               parts after the sampler, and whether a part has stopped the phase
+#     UpstreamState             inside `PhaseState`: the parameters, the states of the parts before the sampler, and
+#                               what a refresh remembers
+#
+# `Upstream` holds the recorded rollout, which does not change. `Stepped` is what one gradient step changes: the result
+# of a step that a part discards is the `Stepped` from before it.
 
 from __future__ import annotations
 

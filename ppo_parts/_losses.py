@@ -107,14 +107,14 @@ def policy_loss(loss: Callable[..., Array], *, name: str = "policy", **hyperpara
     first = {key: at(value, 0) for key, value in hyperparameters.items()}
     probe = np.zeros((1, 1), np.float32)
     try:
-        shape = jax.eval_shape(lambda x: loss(x, x, mask=None, **first), probe).shape
+        shape = getattr(jax.eval_shape(lambda x: loss(x, x, mask=None, **first), probe), "shape", "not an array")
     except (TypeError, ValueError) as error:
         raise (UserTypeError if isinstance(error, TypeError) else UserValueError)(f"{where}: {error}") from error
     if shape != probe.shape:
         raise UserValueError(f"{where}: the loss must have the shape of log_ratio, got {shape} for {probe.shape}")
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        now = {key: at(value, context.step) for key, value in hyperparameters.items()}
+        now = {key: at(value, context.step) if callable(value) else value for key, value in hyperparameters.items()}
         value = loss(batch.current_log_ratio(), batch.advantage, mask=batch.mask, **now)
         value = spread_nan(value, *now.values())
         measured = masked_mean(jax.lax.stop_gradient(value), batch.mask)
@@ -188,7 +188,7 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
     coef = number("clipped_value_loss", "coef", coef, 0)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        _require_critic("clipped_value_loss", batch)
+        require_critic("clipped_value_loss", batch)
         require(batch, "clipped_value_loss", value="it is the prediction to clip around; or use value_loss()")
         bound = at(clip_eps, context.step)
         loss = functional.clipped_value_loss(
@@ -228,7 +228,7 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
     coef = number("value_loss", "coef", coef, 0)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        _require_critic("value_loss", batch)
+        require_critic("value_loss", batch)
         loss = functional.value_loss(batch.current.value, batch.target, mask=batch.mask)
         return _add_scaled(batch, name, loss, at(coef, context.step)), state
 
@@ -248,12 +248,12 @@ def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy")
 
     If the distribution does not define `entropy()` (a tanh-squashed Gaussian, for example), it is estimated from
     `num_samples` fresh samples, :math:`-\frac{1}{K}\sum_k \log\pi(a_k|s)`, differentiated through the samples. Metric:
-    `entropy`, in nats, without the coefficient.
+    `<name>`, in nats, without the coefficient.
 
     Args:
         coef: coefficient, >= 0; a schedule counts learner updates.
         num_samples: samples of the estimate; not used where the entropy has a closed form.
-        name: key in `losses`.
+        name: key in `losses`, and the name of the metric.
 
     Place: after the sampler.
 
@@ -267,11 +267,7 @@ def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy")
     count("entropy_bonus", "num_samples", num_samples)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        distribution = batch.current.distribution
-        entropy = _closed_form_entropy(distribution)
-        if entropy is None:
-            sample = distribution.sample(seed=context.key, sample_shape=(num_samples,))
-            entropy = -jnp.mean(distribution.log_prob(sample), axis=0)
+        entropy = entropy_of(batch.current.distribution, context.key, num_samples)
         batch = batch.add_loss(name, (-at(coef, context.step) * entropy).astype(entropy.dtype))
         return batch.add_metrics(**{name: masked_mean(entropy, batch.mask)}), state
 
@@ -317,6 +313,15 @@ def loss_weight(*names: str) -> Part:
     )
 
 
+def entropy_of(distribution: Any, key: Array, num_samples: int) -> Array:
+    """Return the entropy per element, estimated from samples if it has no closed form."""
+    entropy = _closed_form_entropy(distribution)
+    if entropy is not None:
+        return entropy
+    sample = distribution.sample(seed=key, sample_shape=(num_samples,))
+    return -jnp.mean(distribution.log_prob(sample), axis=0)
+
+
 def _closed_form_entropy(distribution: Any) -> Array | None:
     """Return the entropy, or None if the distribution does not define it; other errors of `entropy()` are raised."""
     if not hasattr(distribution, "entropy"):
@@ -327,7 +332,7 @@ def _closed_form_entropy(distribution: Any) -> Array | None:
         return None
 
 
-def _require_critic(where: str, batch: Batch) -> None:
+def require_critic(where: str, batch: Batch) -> None:
     """Raise unless the policy being trained has a value."""
     if batch.current.value is None:
         raise UserValueError(f"{where}: the policy has no value to learn: give it a critic, or leave {where} out")

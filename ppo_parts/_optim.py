@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from ._errors import UserTypeError, UserValueError
-from ._hyperparameters import Numeric, at, number
+from ._hyperparameters import Numeric, at, count, number
+from ._types import Array
 
 
 def scale_by_update_schedule(learning_rate: Numeric) -> optax.GradientTransformationExtraArgs:
@@ -46,10 +47,97 @@ def _scale_by_checked(learning_rate: Numeric) -> optax.GradientTransformationExt
         del params, extra
         if step is None:
             raise UserValueError("scale_by_update_schedule: update needs the argument step=..., which learner() passes")
-        scale = at(learning_rate, step)
-        return jax.tree.map(lambda u: -jnp.asarray(scale, u.dtype) * u, updates), state
+        return _scaled(updates, at(learning_rate, step)), state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+class KLAdaptiveRateState(NamedTuple):
+    """State of `scale_by_kl_adaptive_rate`: the rate, and the sum of the divergence over `steps` steps so far."""
+
+    learning_rate: Array
+    total: Array
+    steps: Array
+
+
+def scale_by_kl_adaptive_rate(
+    learning_rate: float,
+    target_kl: float,
+    *,
+    metric: str = "approx_kl",
+    average_over: int | None = None,
+    low: float = 1e-5,
+    high: float = 1e-2,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Scale updates by :math:`-\alpha`, a learning rate that follows the divergence d of the policy.
+
+    .. math:: \alpha \leftarrow \max(\alpha / 1.5,\ \text{low}) \text{ if } d > 2 d_{targ}, \qquad
+              \alpha \leftarrow \min(1.5 \alpha,\ \text{high}) \text{ if } 0 < d < d_{targ} / 2
+
+    Args:
+        learning_rate: the rate to begin with, > 0.
+        target_kl: the divergence that the rate seeks, in nats, > 0.
+        metric: name of a metric that a part of the chain adds: the divergence of a minibatch before its step.
+            `policy_diagnostics` adds "approx_kl".
+        average_over: None: the rate changes before each step, by the divergence of this minibatch (rsl_rl, brax). A
+            number K: it changes after every K steps, by the mean of their divergences (skrl and rl_games, where K is
+            the number of minibatches in an epoch, or 1), and rises even if that is not greater than 0.
+        low: lower bound of the rate.
+        high: upper bound of the rate.
+
+    Returns:
+        An optax transformation for the end of an `optax.chain`. `learner` passes it the metrics. Its state has the
+        entry `learning_rate`.
+
+    Example:
+        >>> import optax, ppo_parts as pp
+        >>> optimizer = optax.chain(
+        ...     optax.clip_by_global_norm(1.), optax.scale_by_adam(), pp.scale_by_kl_adaptive_rate(1e-3, target_kl=.01)
+        ... )
+
+    Reference: Rudin et al. 2021, Learning to Walk in Minutes, arXiv:2109.11978.
+    """
+    where = "scale_by_kl_adaptive_rate"
+    for name, value in {"target_kl": target_kl, "low": low, "high": high}.items():
+        number(where, name, value, 0, open_low=True, schedule=False)
+    number(where, "learning_rate", learning_rate, 0, open_low=True, schedule=False)
+    if average_over is not None:
+        count(where, "average_over", average_over)
+
+    def adapted(rate: Array, divergence: Array) -> Array:
+        faster = divergence < target_kl / 2
+        if average_over is None:
+            faster &= divergence > 0
+        rate = jnp.where(faster, jnp.minimum(rate * 1.5, high), rate)
+        return jnp.where(divergence > 2 * target_kl, jnp.maximum(rate / 1.5, low), rate)
+
+    def init(params: Any) -> KLAdaptiveRateState:
+        del params
+        rate = jnp.asarray(learning_rate, float)
+        return KLAdaptiveRateState(rate, jnp.zeros_like(rate), jnp.zeros((), jnp.int32))
+
+    def update(updates: Any, state: KLAdaptiveRateState, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        del params
+        if metric not in (metrics := extra.get("metrics") or {}):
+            raise UserValueError(
+                f"{where}: the metric {metric!r} does not exist; put a part that adds it into the chain, such as "
+                f"policy_diagnostics(), and call update with metrics=..., as learner() does; there are: {list(metrics)}"
+            )
+        divergence = jnp.asarray(metrics[metric], state.learning_rate.dtype)
+        if average_over is None:
+            rate = adapted(state.learning_rate, divergence)
+            return _scaled(updates, rate), state._replace(learning_rate=rate)
+        total, steps = state.total + divergence, state.steps + 1
+        full = steps == average_over
+        rate = jnp.where(full, adapted(state.learning_rate, total / average_over), state.learning_rate)
+        state_after = KLAdaptiveRateState(rate, jnp.where(full, 0, total), jnp.where(full, 0, steps))
+        return _scaled(updates, state.learning_rate), state_after
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _scaled(updates: Any, rate: Array | float) -> Any:
+    return jax.tree.map(lambda u: -jnp.asarray(rate, u.dtype) * u, updates)
 
 
 def clipped_adam(

@@ -58,10 +58,10 @@ def phase(part: Part, *, trains: Any = "own", every: int = 1) -> Part:
     names = (trains,) if isinstance(trains, str) else trains
     if not (names is None or callable(names) or (isinstance(names, tuple) and all(isinstance(x, str) for x in names))):
         raise UserTypeError(f"phase: trains must be a name, a tuple of names, None or a function, got {trains!r}")
-    whole = chain(part)
-    assert isinstance(whole, Chain)
+    inner = chain(part)
+    assert isinstance(inner, Chain)
     return Phase(
-        whole.init, whole.update, "phase", whole.requires, whole.provides, chain=whole, trains=trains, every=every
+        inner.init, inner.update, "phase", inner.requires, inner.provides, chain=inner, trains=trains, every=every
     )
 
 
@@ -94,7 +94,7 @@ def phases(**chains: Part) -> Part:
     """
     if not chains:
         raise UserValueError("phases: name at least one, e.g. phases(actor=chain(...), critic=chain(...))")
-    whole: dict[str, Phase] = {}
+    by_name: dict[str, Phase] = {}
     for name, part in chains.items():
         if not isinstance(part, Part):
             raise UserTypeError(f"phases: {name} must be a chain with a sampler in it, got {part!r}")
@@ -109,15 +109,15 @@ def phases(**chains: Part) -> Part:
             raise UserValueError(
                 f"phases: {name} has no sampler of its own: put one, such as shuffled_minibatches(), into its chain"
             )
-        whole[name] = one
+        by_name[name] = one
 
     def init(params: Params, key: Array | None = None) -> dict[str, Any]:
-        return {name: part.init(params, key) for name, part in whole.items()}
+        return {name: part.init(params, key) for name, part in by_name.items()}
 
     def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
         raise UserValueError(
             "phases have no single minibatch: run the chain with learner(), or one phase's chain alone"
         )
 
-    requires = tuple(dict.fromkeys(field for part in whole.values() for field in part.requires))
-    return Phases(init, update, "phases", requires, place="before_sampler", phases=whole)
+    requires = tuple(dict.fromkeys(field for part in by_name.values() for field in part.requires))
+    return Phases(init, update, "phases", requires, place="before_sampler", phases=by_name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -40,13 +41,23 @@ def side_by_side(piece: Piece, params: Params, fields: dict[str, Any], axes: dic
 
 
 def evaluate_shards(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
-    """Compute `evaluate(params, batch)`; for a recurrent policy, shard by shard."""
-    if batch.shards == 1 or batch.log_prob is None or not jax.tree.leaves(batch.carry):
+    """Compute `evaluate(params, batch)`; for a recurrent policy and several shards, separately for each device."""
+    blocks = _blocks(batch.shards)
+    if blocks == 1 or batch.log_prob is None or not jax.tree.leaves(batch.carry):
         return evaluate_policy(evaluate, params, batch)
     where = "learner: for a recurrent policy and several shards"
-    output = evaluate_pieces(evaluate, params, batch, batch.shards, side_by_side, where)
+    output = evaluate_pieces(evaluate, params, batch, blocks, side_by_side, where)
     assert output is not None
     return output
+
+
+def _blocks(shards: int) -> int:
+    """Return how many blocks of neighboring shards to evaluate, the fewest that any mesh can divide.
+
+    How many devices hold the data is not known while a program is traced, only that it is a divisor of the shards, and
+    how many devices there are. Each block costs a gradient of its own in every iteration of a network's loop.
+    """
+    return math.lcm(*(number for number in range(1, jax.device_count() + 1) if shards % number == 0))
 
 
 def evaluate_pieces(

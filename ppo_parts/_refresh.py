@@ -158,10 +158,24 @@ class Refresh:
 
 
 class EachEpoch(Refresh):
-    """Evaluates the whole rollout with the current policy before each epoch, and runs the parts on the result."""
+    """Evaluates the whole rollout with the current policy before each epoch, and runs the parts on the result.
+
+    This is `refresh="epoch"`.
+
+    Args:
+        on_policy: whether the policy before the first gradient step collected the rollout, so that the recorded
+            estimates serve the first epoch. False: an earlier policy did, and the first epoch is evaluated, too.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> sampler = pp.shuffled_minibatches(4, num_epochs=10, refresh=pp.EachEpoch(on_policy=False))
+    """
 
     name = "epoch"
     shares_upstream = False
+
+    def __init__(self, on_policy: bool = True) -> None:
+        self.on_policy = on_policy
 
     def init(self, upstream: Upstream, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
         """Return the rollout unchanged: the parts run before each epoch, including the first."""
@@ -173,7 +187,7 @@ class EachEpoch(Refresh):
     ) -> tuple[Batch, UpstreamState]:
         """Evaluate the rollout, unless the policy is still the behavior policy, and run the parts."""
         del rollout
-        if upstream.moved:
+        if upstream.moved or not self.on_policy:
             estimates = upstream.evaluated(state.params)
         else:
             estimates = jax.lax.cond(

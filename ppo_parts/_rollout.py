@@ -14,6 +14,7 @@ from ._branches import cond_any
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import count
 from ._metrics import Metrics
+from ._moments import divided_moments, merged_moments
 from ._policy import apply_policy, check_value, evaluate_policy, initial_carry_of
 from ._shards import check_shards, joined, split
 from ._trees import axis_sharding, without_weak_types
@@ -90,8 +91,9 @@ def rollout(
         keep_next_obs: keep the observation that followed each step as `next_obs`, including final observations.
         keep_distribution: keep the behavior distribution as `behavior`, for exact divergences.
         shards: S, `batch.shards`: equal blocks of environments that samplers do not mix, so that each can stay on a
-            separate device. This changes which minibatches are drawn. With S > 1, all final observations are kept and
-            evaluated after the last step, so that devices do not wait for each other at every step.
+            separate device. This changes which minibatches are drawn. So that devices do not wait for each other at
+            every step, with S > 1 all final observations are kept and evaluated after the last step, and the shards
+            merge the running statistics of normalizing wrappers after it.
 
     Returns:
         `Rollout(init, collect, sharding, restart)`; the batch has the fields obs, action, log_prob, value, reward,
@@ -211,6 +213,8 @@ class _Collector:
     def collect(self, key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, Metrics]:
         # Make all keys at once: one call of the generator instead of one per step.
         keys, carry = jax.random.split(key, (self.num_steps, 2)), state.carry
+        if self.shards > 1:
+            state = state._replace(env_state=divided_moments(state.env_state, self.shards))
         steps = jax.lax.scan(lambda state, keys: self.step(params, state, keys), state, keys)
         state, (batch, found, final, episodes) = steps
         shape = (self.num_steps, *self.each)
@@ -221,6 +225,7 @@ class _Collector:
             found = self.estimates(output)
         check_estimates(found, shape)
         if self.shards > 1:
+            state = state._replace(env_state=merged_moments(state.env_state))
             after = functools.partial(self.estimates_after, params)
             final = where_any_of_steps(after, batch.truncated, final, self.shards)
         last = self.estimates_after(params, (state.obs, state.carry)) if found else {}

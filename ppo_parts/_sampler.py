@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +14,7 @@ from ._errors import UserValueError
 from ._hyperparameters import choice, count
 from ._policy import evaluate_current
 from ._refresh import Refresh, RefreshName, refresh_of
-from ._shards import field_axes, joined, map_shards, pick, split
+from ._shards import field_axes, joined, map_shards, split
 from ._trees import on_automatic_mesh
 from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, EmptyState, Part, no_state
 from .functional._common import unsqueezed
@@ -75,9 +76,12 @@ class Sampler(Divider):
         time, segments = batch.log_prob.shape[0], batch.log_prob.shape[1] // batch.shards
         axes = ("step",) if self.axis == "step" else batch.axes
         if batch.shards == 1:
-            minibatch = self._take(batch, indices, segments).replace(axes=axes)
+            minibatch = batch.replace(**self._take(batch, indices), axes=axes)
         else:
-            minibatch = self._take_shards(batch, indices, segments, axes)
+            taken, minibatch = map_shards(self._take, batch, indices), batch.replace(axes=axes)
+            for name, axis in field_axes(minibatch).items():
+                fields = jax.tree.map(functools.partial(_side_by_side, axis=axis), taken[name])
+                minibatch = minibatch.replace(**{name: fields})
             indices = _in_one_row(indices)
             weight = None if weight is None else weight.reshape(-1)
         if not self.in_range:
@@ -85,8 +89,9 @@ class Sampler(Divider):
         minibatch = minibatch.replace(weight=weight)
         return _from_windows(minibatch, indices) if self.axis == "window" else minibatch
 
-    def _take(self, batch: Batch, indices: Any, segments: int) -> Batch:
-        """Take the rows from a batch with one shard."""
+    def _take(self, batch: Batch, indices: Any) -> dict[str, Any]:
+        """Return the fields of a batch with one shard at these indices."""
+        segments = batch.log_prob.shape[1]
 
         def taken(x: Array, rows: Array, along: int) -> Array:
             # Samplers draw indices in range; "clip" avoids the default's handling of negative and outlying ones.
@@ -102,31 +107,8 @@ class Sampler(Divider):
                 return taken(x, indices.segment, 0)
             return taken(x, indices if self.axis == "segment" else indices % segments, 0)
 
-        picked = {field: jax.tree.map(per_step, getattr(batch, field)) for field in PER_STEP}
-        return batch.replace(**picked, **{f: jax.tree.map(per_segment, getattr(batch, f)) for f in PER_SEGMENT})
-
-    def _take_shards(self, batch: Batch, indices: Any, segments: int, axes: tuple[str, ...]) -> Batch:
-        """Take the rows from every shard, side by side."""
-        if self.axis == "window":
-            counts = jnp.moveaxis(indices.counts, 0, 1)
-            step: Array | None = indices.start[None] + jnp.arange(len(counts))[:, None, None]
-            segment, own = jnp.broadcast_to(indices.segment[None], counts.shape), indices.segment
-        else:
-            step = indices // segments if self.axis == "step" else None
-            segment = own = indices % segments if self.axis == "step" else indices
-
-        def taken(x: Array, axis: int, along: int) -> Array:
-            """`axis` has the segments of the rollout, `along` the elements of the minibatch."""
-            if axis == 0:  # a field without time, which `pick` takes for a rollout of one step
-                return joined(pick(split(x, batch.shards, 0)[None], None, own)[0], 0)
-            return joined(pick(split(x, batch.shards, axis), step, segment), along)
-
-        before, after = field_axes(batch), field_axes(batch.replace(axes=axes))
-        fields = {
-            name: jax.tree.map(lambda x, name=name: taken(x, before[name], after[name]), getattr(batch, name))
-            for name in before
-        }
-        return batch.replace(**fields, axes=axes)
+        steps = {field: jax.tree.map(per_step, getattr(batch, field)) for field in PER_STEP}
+        return steps | {field: jax.tree.map(per_segment, getattr(batch, field)) for field in PER_SEGMENT}
 
     def _nan_outside(self, log_prob: Array, indices: Any, shape: tuple[int, int]) -> Array:
         """Return the log-probabilities, with NaN where an index is out of range."""
@@ -250,10 +232,10 @@ def sampler_of_shards(
         draw_key = jax.random.fold_in(context.key, 2**31)  # a large number, for the reason given in `part_key`
         item = jax.tree.map(lambda x: x[0], plan(context.key, batch, 0))
         indices, weight = draw(item, batch, context.replace(key=draw_key))
-        minibatch = whole.take(batch, indices, weight)
+        minibatch = made.take(batch, indices, weight)
         return minibatch.replace(current=evaluate_current(context.evaluate, context.params, minibatch))
 
-    whole = Sampler(
+    made = Sampler(
         no_state,
         update,
         name,
@@ -269,7 +251,7 @@ def sampler_of_shards(
         draw=draw,
         in_range=in_range,
     )
-    return whole
+    return made
 
 
 def _from_windows(minibatch: Batch, windows: Windows) -> Batch:
@@ -293,7 +275,8 @@ def _plan_shards(plan: Plan) -> Plan:
         try:
             items = map_shards(lambda shard, key: plan(key, shard, epoch), batch, keys)
         except UserValueError as error:
-            raise UserValueError(f"{error} (a plan is made for each of {batch.shards} shards)") from error
+            message = f"{error.message} (a plan is made for each of {batch.shards} shards)"
+            raise UserValueError(message, where=error.where, argument=error.argument) from error
         return jax.tree.map(lambda x: jnp.moveaxis(x, 0, min(1, x.ndim - 1)), items)
 
     return planned
@@ -309,6 +292,11 @@ def _draw_shards(draw: Draw) -> Draw:
         return map_shards(lambda shard, item, key: draw(item, shard, context.replace(key=key)), batch, item, keys)
 
     return drawn
+
+
+def _side_by_side(x: Array, axis: int) -> Array:
+    """Return what was taken from several shards, `[shards, ...]`, in one row along `axis`."""
+    return joined(jnp.moveaxis(x, 0, axis), axis)
 
 
 def _in_one_row(indices: Any) -> Any:

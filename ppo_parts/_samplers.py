@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +103,11 @@ def full_batch(num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout
 
 
 def given_indices(
-    indices: Any, axis: Axis = "step", weights: Any = None, *, refresh: RefreshName | Refresh = "rollout"
+    indices: Any,
+    axis: Literal["step", "segment"] = "step",
+    weights: Any = None,
+    *,
+    refresh: RefreshName | Refresh = "rollout",
 ) -> Part:
     """Use exactly these minibatches, in this order, for parity tests and debugging.
 
@@ -400,7 +404,9 @@ def _divided(where: str, number: int, size: int, what: str, name: str = "num_min
         divisors = [d for d in range(1, size + 1) if size % d == 0]
         near = sorted(divisors, key=lambda d: abs(d - number))[:3]
         raise UserValueError(
-            f"{where}: {name}={number} does not divide the {size} {what} of this batch; "
-            f"nearest that do: {', '.join(map(str, sorted(near)))}"
+            f"must divide the {size} {what} of this batch, got {number}; nearest that do: "
+            f"{', '.join(map(str, sorted(near)))}",
+            where=where,
+            argument=name,
         )
     return size // number

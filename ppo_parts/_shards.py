@@ -36,6 +36,15 @@ def check_shards(where: str, shards: int, what: str, size: int) -> None:
         )
 
 
+def known_to_all(x: Array) -> Array:
+    """Return `x` `[shards, ...]`, a few numbers for each shard, as each device needs to know them.
+
+    This is a sum, to which every shard contributes its own row and zeros, because XLA combines sums into one operation.
+    """
+    own = jnp.eye(len(x), dtype=bool).reshape(len(x), len(x), *(1 for _ in x.shape[1:]))
+    return jnp.sum(jnp.where(own, x, 0), axis=1)
+
+
 def map_shards(f: Callable[..., Any], batch: Batch, *each: Any) -> Any:
     """Compute `f(batch, *each)` for every shard, by `vmap`; leaves of `each` and of the result begin with `[shards]`.
 
@@ -51,29 +60,3 @@ def map_shards(f: Callable[..., Any], batch: Batch, *each: Any) -> Any:
         return f(batch.replace(**fields, shards=1), *each)
 
     return jax.vmap(one, in_axes=(axes, *(0 for _ in each)))(fields, *each)
-
-
-def pick(x: Array, step: Array | None, segment: Array) -> Array:
-    """Return the elements of `x` `[T, shards, n, ...]` at a step and a segment of each shard.
-
-    Args:
-        x: the rollout.
-        step, segment: integers `[..., shards, m]`, positions within a shard; step None: all steps, `[T]` in front.
-
-    Returns:
-        `[..., shards, m, ...]`: the shards stay separate, so that each device picks from its own data.
-    """
-    indexed = (2,) if step is None else (0, 2)
-    starts = jnp.stack([segment] if step is None else [step, segment], axis=-1)
-    rank, trailing = segment.ndim, x.ndim - 3
-    ahead = () if step is not None else (0,)
-    numbers = jax.lax.GatherDimensionNumbers(
-        offset_dims=(*ahead, *(rank + len(ahead) + i for i in range(trailing))),
-        collapsed_slice_dims=indexed,
-        start_index_map=indexed,
-        operand_batching_dims=(1,),
-        start_indices_batching_dims=(rank - 2,),
-    )
-    sizes = (x.shape[0] if step is None else 1, 1, 1, *x.shape[3:])
-    # Samplers draw indices in range; "clip" avoids the default's handling of negative and outlying ones.
-    return jax.lax.gather(x, starts, numbers, sizes, mode="clip")

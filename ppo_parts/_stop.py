@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ def kl_early_stop(
     Args:
         target_kl: threshold, in nats (with `reduction="sum"`, in nats times elements), >= 0; a schedule counts learner
             updates.
-        estimator: "k1", "k2" or "k3".
+        estimator: "k1", "k2", "k3" or "k3+" (which equals k3 here).
         reduction: over the elements of a minibatch: "mean", or "sum" (which grows with the minibatch).
         check: "minibatch" or "epoch".
         over: with `check="epoch"`: "last" or "mean".
@@ -64,7 +64,7 @@ def kl_early_stop(
     Estimators: Schulman 2020, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html.
     """
     target_kl = number("kl_early_stop", "target_kl", target_kl, 0)
-    choice("kl_early_stop", "estimator", estimator, ("k1", "k2", "k3"))
+    choice("kl_early_stop", "estimator", estimator, get_args(KLEstimator))
     choice("kl_early_stop", "reduction", reduction, ("mean", "sum"))
     choice("kl_early_stop", "check", check, ("minibatch", "epoch"))
     choice("kl_early_stop", "over", over, ("last", "mean"))

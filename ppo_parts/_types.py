@@ -393,8 +393,7 @@ def stateless(
     """Make a `Part` from a function `batch -> batch`, or `(batch, context) -> batch`.
 
     Args:
-        f: pure function of a `Batch`, and of the `Context` if it takes two arguments without a
-            default, or if its second argument is named `context`.
+        f: pure function of a `Batch`, or of a `Batch` and the `Context` if it has two parameters without a default.
         name: its name in error messages; by default the name of the function.
         requires, provides, reads, place, needs_time: as in `Part`; with them, `chain` checks this part like any other.
             For a loss, pass `provides=("losses",), place="after_sampler"`.
@@ -407,7 +406,6 @@ def stateless(
     if not callable(f):
         raise UserTypeError(f"stateless: expected a function batch -> batch, got {f!r}")
     called = name or str(getattr(f, "__name__", "stateless"))
-
     takes_context = _takes_context(f)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
@@ -417,14 +415,13 @@ def stateless(
 
 
 def _takes_context(f: Callable[..., Any]) -> bool:
-    """Return whether a function takes two arguments without a default, or a second one named `context`."""
+    """Return whether a function has two positional parameters without a default."""
     try:
         parameters = inspect.signature(f).parameters
     except (TypeError, ValueError):  # a callable without a signature
         return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [p for p in parameters.values() if p.kind in positional and p.default is p.empty]
-    return len(required) == 2 or list(parameters)[1:2] == ["context"]
+    return sum(p.kind in positional and p.default is p.empty for p in parameters.values()) == 2
 
 
 def kind(x: Any) -> str:
@@ -443,13 +440,17 @@ def field_at(batch: Batch, path: str) -> Any:
 
 
 def with_field_at(batch: Batch, path: str, value: Any) -> Batch:
-    """Return the batch with a new value at a path: a field, an entry ("extras.x"), or a field of `current`."""
+    """Return the batch with a new value at a path: a field, an entry ("extras.x") or a nested field."""
     field, _, rest = path.partition(".")
-    if not rest:
-        return batch.replace(**{field: value})
-    if field == "current":
-        return batch.replace(current=batch.current._replace(**{rest: value}))
-    return batch.replace(**{field: {**getattr(batch, field), rest: value}})
+    return batch.replace(**{field: _with_value_at(getattr(batch, field), rest, value) if rest else value})
+
+
+def _with_value_at(tree: Any, path: str, value: Any) -> Any:
+    name, _, rest = path.partition(".")
+    if isinstance(tree, Mapping) or tree is None:
+        tree = tree or {}
+        return {**tree, name: _with_value_at(tree.get(name), rest, value) if rest else value}
+    return tree._replace(**{name: _with_value_at(getattr(tree, name), rest, value) if rest else value})
 
 
 def require(batch: Batch, where: str, **remedies: str) -> None:

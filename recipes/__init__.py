@@ -1,1 +1,4 @@
-"""Whole algorithms, one file each, to be read top to bottom and copied. `python -m recipes` lists them."""
+"""Algorithms, one in each file: a configuration, a policy, a chain of parts and an optimizer.
+
+Read a file from top to bottom, copy it and change it. `python -m recipes` lists all recipes and their presets.
+"""

@@ -13,7 +13,7 @@ import recipes
 def listed() -> Iterator[str]:
     """Yield one line for each recipe, and one for each of its presets."""
     for found in pkgutil.iter_modules(recipes.__path__):
-        if found.name.startswith("_"):
+        if found.name.startswith("_") or found.ispkg:  # a package has chains, and is not a program
             continue
         recipe = importlib.import_module(f"recipes.{found.name}")
         title, *_ = recipe.__doc__.splitlines()

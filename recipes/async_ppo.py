@@ -26,33 +26,13 @@ Config = mujoco_ppo.Config
 PRESETS = mujoco_ppo.PRESETS
 
 
-class EveryEpoch(pp.Refresh):
-    """Evaluates the rollout before every epoch, also the first: an older policy than the learner's collected it."""
-
-    name, shares_upstream = "every epoch", False
-
-    def init(self, upstream: Any, state: Any, context: pp.Context) -> Any:
-        """Return the rollout as recorded, because parts run in each epoch."""
-        return upstream.recorded, state
-
-    def before_epoch(self, upstream: Any, rollout: pp.Batch, state: Any, context: pp.Context) -> Any:
-        """Evaluate the rollout under the current policy, and run the parts on it."""
-        return upstream.run(upstream.evaluated(state.params), state, context)
-
-
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """Make `recipes.mujoco_ppo` with V-trace, whose ratios compare the policy of each epoch with the behavior policy.
+    """Return the run of `recipes.mujoco_ppo` with V-trace: its ratios compare the learner's policy with the actor's.
 
     `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
     """
-    corrected = pp.chain(
-        pp.vtrace(gamma=config.gamma, gae_lambda=config.gae_lambda),
-        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh=EveryEpoch()),
-        pp.clipped_surrogate(clip_eps=config.clip_coef),
-        pp.policy_diagnostics(),
-        pp.value_loss(coef=config.vf_coef),
-        pp.entropy_bonus(coef=config.ent_coef),
-    )
+    vtrace = pp.vtrace(gamma=config.gamma, gae_lambda=config.gae_lambda)
+    corrected = mujoco_ppo.chain(config, advantages=vtrace, refresh=pp.EachEpoch(on_policy=False))
     return mujoco_ppo.make_train(config, env, pipeline or corrected)
 
 

@@ -25,21 +25,21 @@ class Config(training.Config):
     total_timesteps: int = 500_000
     num_envs: int = 4
     num_steps: int = 128
-    learning_rate: Annotated[float, at_least(0)] = 2.5e-4  # learning rate of Adam
-    anneal_lr: bool = True  # anneal the learning rate linearly to 0 over the updates of the run
-    gamma: Annotated[float, between(0, 1)] = 0.99  # discount of rewards per step
-    gae_lambda: Annotated[float, between(0, 1)] = 0.95  # trace decay: 0 has the least variance, 1 the least bias
-    num_minibatches: Annotated[int, at_least(1)] = 4  # gradient steps per epoch; must divide num_envs * num_steps
-    update_epochs: Annotated[int, at_least(1)] = 4  # passes over each rollout
-    norm_adv: bool = True  # standardize advantages in each minibatch
-    clip_coef: Annotated[float, more_than(0)] = 0.2  # how far the ratio (and the value, if clipped) may move
-    clip_vloss: bool = True  # clip the value loss as well
-    ent_coef: Annotated[float, at_least(0)] = 0.01  # weight of the entropy bonus
-    vf_coef: Annotated[float, at_least(0)] = 0.5  # weight of the value loss
-    max_grad_norm: Annotated[float, more_than(0)] = 0.5  # a gradient with a larger norm is scaled down to this one
-    target_kl: Annotated[float | None, at_least(0)] = None  # end an update after an epoch with a larger KL, in nats
-    normalize_env: bool = False  # standardize and clip observations and rewards by running statistics
-    hidden: Annotated[tuple[int, ...], at_least(1)] = (64, 64)  # units of each hidden layer
+    learning_rate: Annotated[float, at_least(0), "learning rate of Adam"] = 2.5e-4
+    anneal_lr: Annotated[bool, "anneal the learning rate linearly to 0 over the updates of the run"] = True
+    gamma: Annotated[float, between(0, 1), "discount of rewards per step"] = 0.99
+    gae_lambda: Annotated[float, between(0, 1), "trace decay: 0 has the least variance, 1 the least bias"] = 0.95
+    num_minibatches: Annotated[int, at_least(1), "gradient steps per epoch; must divide num_envs * num_steps"] = 4
+    update_epochs: Annotated[int, at_least(1), "passes over each rollout"] = 4
+    norm_adv: Annotated[bool, "standardize advantages in each minibatch"] = True
+    clip_coef: Annotated[float, more_than(0), "how far the ratio (and the value, if clipped) may move"] = 0.2
+    clip_vloss: Annotated[bool, "clip the value loss as well"] = True
+    ent_coef: Annotated[float, at_least(0), "weight of the entropy bonus"] = 0.01
+    vf_coef: Annotated[float, at_least(0), "weight of the value loss"] = 0.5
+    max_grad_norm: Annotated[float, more_than(0), "a gradient with a larger norm is scaled down to this one"] = 0.5
+    target_kl: Annotated[float | None, at_least(0), "end an update after an epoch with a larger KL, in nats"] = None
+    normalize_env: Annotated[bool, "standardize and clip observations and rewards by running statistics"] = False
+    hidden: Annotated[tuple[int, ...], at_least(1), "units of each hidden layer"] = (64, 64)
 
 
 PRESETS = {
@@ -57,7 +57,9 @@ def make_train(
     pipeline: pp.Part | None = None,
     policy: pp.Policy | None = None,
 ) -> training.Train:
-    """Make a pure function `train(key) -> TrainResult(state, metrics)`; call it in a vmapped function for a sweep.
+    """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
+
+    To sweep numbers of the configuration, call `make_train` inside a vmapped function.
 
     `env` is your own environment with any wrappers, `pipeline` your own chain and `policy` your own policy; None: as
     configured.

@@ -29,26 +29,26 @@ class Config(training.Config):
     total_timesteps: int = 10_000_000
     num_envs: int = 16
     num_steps: int = 128
-    parameters: Literal["shared", "independent"] = "shared"  # one network for all agents, or one each
-    critic: Literal["local", "central"] = "local"  # input: the agent's own observation (IPPO), or all agents' (MAPPO)
-    agent_id: bool = False  # append the agent's number to its observation, so that shared networks can distinguish them
-    actor_learning_rate: Annotated[float, at_least(0)] = 2.5e-4  # learning rate of the actor's Adam
-    critic_learning_rate: Annotated[float, at_least(0)] = 2.5e-4  # learning rate of the critic's Adam
-    anneal_lr: bool = True  # anneal the learning rates linearly to 0 over the updates of the run
-    max_grad_norm: Annotated[float, more_than(0)] = 0.5  # separately for actor, critic and each independent agent
-    gamma: Annotated[float, between(0, 1)] = 0.99  # discount of rewards per step
-    gae_lambda: Annotated[float, between(0, 1)] = 0.95  # trace decay: 0 has the least variance, 1 the least bias
-    num_minibatches: Annotated[int, at_least(1)] = 4  # must divide num_envs * num_steps; with memory, num_envs
-    actor_epochs: Annotated[int, at_least(1)] = 4  # the actor's passes over each rollout
-    critic_epochs: Annotated[int, at_least(1)] = 4  # the critic's passes over each rollout
-    clip_coef: Annotated[float, more_than(0)] = 0.2  # how far the ratio and the value may move from the rollout
-    vf_coef: Annotated[float, at_least(0)] = 0.5  # weight of the value loss
-    ent_coef: Annotated[float, at_least(0)] = 0.01  # weight of the entropy bonus
-    target_kl: Annotated[float | None, at_least(0)] = None  # end the actor's phase after an epoch with a larger KL
-    actor_gain: Annotated[float, more_than(0)] = 0.01  # gain of the policy head; 1: actions depend on observations
-    hidden: Annotated[int, at_least(1)] = 64  # units of each of two hidden layers, and of the recurrent cell
-    activation: Literal["tanh", "relu"] = "tanh"  # activation of the hidden layers
-    memory: Literal["lstm", "gru"] | None = None  # recurrent cell in actor and critic
+    parameters: Annotated[Literal["shared", "independent"], "one network for all agents, or one each"] = "shared"
+    critic: Annotated[Literal["local", "central"], "input: the agent's observation, or all agents' (MAPPO)"] = "local"
+    agent_id: Annotated[bool, "append the agent's number to its observation, to tell agents apart"] = False
+    actor_learning_rate: Annotated[float, at_least(0), "learning rate of the actor's Adam"] = 2.5e-4
+    critic_learning_rate: Annotated[float, at_least(0), "learning rate of the critic's Adam"] = 2.5e-4
+    anneal_lr: Annotated[bool, "anneal the learning rates linearly to 0 over the updates of the run"] = True
+    max_grad_norm: Annotated[float, more_than(0), "separately for actor, critic and each independent agent"] = 0.5
+    gamma: Annotated[float, between(0, 1), "discount of rewards per step"] = 0.99
+    gae_lambda: Annotated[float, between(0, 1), "trace decay: 0 has the least variance, 1 the least bias"] = 0.95
+    num_minibatches: Annotated[int, at_least(1), "must divide num_envs * num_steps; with memory, num_envs"] = 4
+    actor_epochs: Annotated[int, at_least(1), "the actor's passes over each rollout"] = 4
+    critic_epochs: Annotated[int, at_least(1), "the critic's passes over each rollout"] = 4
+    clip_coef: Annotated[float, more_than(0), "how far the ratio and the value may move from the rollout"] = 0.2
+    vf_coef: Annotated[float, at_least(0), "weight of the value loss"] = 0.5
+    ent_coef: Annotated[float, at_least(0), "weight of the entropy bonus"] = 0.01
+    target_kl: Annotated[float | None, at_least(0), "end the actor's phase after an epoch with a larger KL"] = None
+    actor_gain: Annotated[float, more_than(0), "gain of the policy head; 1: actions depend on observations"] = 0.01
+    hidden: Annotated[int, at_least(1), "units of each of two hidden layers, and of the recurrent cell"] = 64
+    activation: Annotated[Literal["tanh", "relu"], "activation of the hidden layers"] = "tanh"
+    memory: Annotated[Literal["lstm", "gru"] | None, "recurrent cell in actor and critic"] = None
 
 
 PRESETS = {
@@ -66,7 +66,7 @@ PRESETS = {
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers.
+    """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
 
     `env` is your own environment with an axis of agents, and `pipeline` your own chain; None: as configured.
     """

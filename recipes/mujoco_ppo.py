@@ -4,7 +4,8 @@
     python -m recipes.mujoco_ppo --env-id gym:Hopper-v5 --num-seeds 5 --eval-episodes 10 --eval-every 50
 
 Tianshou's benchmark has the highest results of PPO on Gymnasium's MuJoCo tasks that we know of, and attributes them to
-these advantages. Advantages are not standardized, and values are not clipped. Run `pip install "gymnasium[mujoco]"`.
+these advantages. Advantages are not standardized, and values are not clipped. Install it with
+`pip install ".[train,gymnasium]"`.
 """
 
 from __future__ import annotations
@@ -19,30 +20,49 @@ from ppo_parts.training import at_least, between, more_than
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(training.Config):
-    """Hyperparameters; defaults are those of Tianshou's `mujoco_ppo.py`."""
+    """Hyperparameters; defaults are those of Tianshou's `mujoco_ppo.py` (its value loss has no factor 1/2)."""
 
     env_id: str = "gym:HalfCheetah-v5"
     total_timesteps: int = 1_000_000
     num_envs: int = 8
     num_steps: int = 256
-    learning_rate: Annotated[float, at_least(0)] = 3e-4  # learning rate of Adam, annealed linearly to 0
-    gamma: Annotated[float, between(0, 1)] = 0.99  # discount of rewards per step
-    gae_lambda: Annotated[float, between(0, 1)] = 0.95  # trace decay: 0 has the least variance, 1 the least bias
-    num_minibatches: Annotated[int, at_least(1)] = 32  # gradient steps per epoch; must divide num_envs * num_steps
-    update_epochs: Annotated[int, at_least(1)] = 10  # passes over each rollout; each recomputes the advantages
-    clip_coef: Annotated[float, more_than(0)] = 0.2  # how far the probability ratio may move from 1
-    ent_coef: Annotated[float, at_least(0)] = 0.0  # weight of the entropy bonus
-    vf_coef: Annotated[float, at_least(0)] = 0.25  # weight of the value loss
-    max_grad_norm: Annotated[float, more_than(0)] = 0.5  # a gradient with a larger norm is scaled down to this one
-    hidden: Annotated[tuple[int, ...], at_least(1)] = (64, 64)  # units of each hidden layer
-    log_std: float = -0.5  # initial logarithm of the standard deviation of actions
+    learning_rate: Annotated[float, at_least(0), "learning rate of Adam, annealed linearly to 0"] = 3e-4
+    gamma: Annotated[float, between(0, 1), "discount of rewards per step"] = 0.99
+    gae_lambda: Annotated[float, between(0, 1), "trace decay: 0 has the least variance, 1 the least bias"] = 0.95
+    num_minibatches: Annotated[int, at_least(1), "gradient steps per epoch; must divide num_envs * num_steps"] = 32
+    update_epochs: Annotated[int, at_least(1), "passes over each rollout; each recomputes the advantages"] = 10
+    clip_coef: Annotated[float, more_than(0), "how far the probability ratio may move from 1"] = 0.2
+    ent_coef: Annotated[float, at_least(0), "weight of the entropy bonus"] = 0.0
+    vf_coef: Annotated[float, at_least(0), "weight of the value loss, which has a factor 1/2"] = 0.5
+    max_grad_norm: Annotated[float, more_than(0), "a gradient with a larger norm is scaled down to this one"] = 0.5
+    hidden: Annotated[tuple[int, ...], at_least(1), "units of each hidden layer"] = (64, 64)
+    log_std: Annotated[float, "initial logarithm of the standard deviation of actions"] = -0.5
 
 
 PRESETS = {"mujoco": Config()}
 
 
+def chain(
+    config: Config,
+    *,
+    advantages: pp.Part | None = None,
+    refresh: pp.Refresh | str = "epoch",
+    surrogate: pp.Part | None = None,
+    value_loss: pp.Part | None = None,
+) -> pp.Part:
+    """The chain of this recipe; each option replaces one of its parts."""
+    return pp.chain(
+        advantages or pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
+        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh=refresh),
+        surrogate or pp.clipped_surrogate(clip_eps=config.clip_coef),
+        pp.policy_diagnostics(),
+        value_loss or pp.value_loss(coef=config.vf_coef),
+        pp.entropy_bonus(coef=config.ent_coef),
+    )
+
+
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """Make a pure function `train(key) -> TrainResult(state, metrics)`.
+    """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
 
     `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
     """
@@ -50,17 +70,9 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     if env is None:
         env = envs.prepare(envs.make(config.env_id), normalize=True, gamma=config.gamma)
     policy = networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std)
-    mujoco = pp.chain(
-        pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
-        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh="epoch"),
-        pp.clipped_surrogate(clip_eps=config.clip_coef),
-        pp.policy_diagnostics(),
-        pp.value_loss(coef=config.vf_coef),
-        pp.entropy_bonus(coef=config.ent_coef),
-    )
     rate = pp.linear_schedule(config.learning_rate, 0.0, config.num_updates)
     optimizer, schedules = pp.clipped_adam(rate, config.max_grad_norm), {"learning_rate": rate}
-    return training.Train.of(config, env, policy, pipeline or mujoco, optimizer, schedules=schedules)
+    return training.Train.of(config, env, policy, pipeline or chain(config), optimizer, schedules=schedules)
 
 
 def main() -> None:

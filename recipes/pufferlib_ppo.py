@@ -30,29 +30,29 @@ class Config(training.Config):
     total_timesteps: int = 500_000
     num_envs: int = 16
     num_steps: int = 64
-    optimizer: Literal["muon", "adam"] = "muon"  # Muon orthogonalizes the steps of weight matrices
-    learning_rate: Annotated[float, at_least(0)] = 0.005  # learning rate of the optimizer
-    anneal_lr: bool = True  # anneal the learning rate by a cosine to 0 over the gradient steps of the run
-    adam_eps: Annotated[float, more_than(0)] = 1e-5  # added to the denominator of Adam's steps
-    gamma: Annotated[float, between(0, 1)] = 0.99  # discount of rewards per step
-    gae_lambda: Annotated[float, between(0, 1)] = 0.95  # trace decay: 0 has the least variance, 1 the least bias
-    vtrace_rho_clip: Annotated[float, more_than(0)] = 1.0  # upper clip of the ratio that weights the TD error
-    vtrace_c_clip: Annotated[float, more_than(0)] = 1.0  # upper clip of the ratio that weights the trace
-    num_minibatches: Annotated[int, at_least(1)] = 4  # minibatches of whole segments per epoch; must divide num_envs
-    update_epochs: Annotated[int, at_least(1)] = 4  # multiplies the number of minibatches drawn per update
-    prio_alpha: Annotated[float, at_least(0)] = 0.8  # exponent of the priorities; 0 draws uniformly
-    prio_beta0: Annotated[float, between(0, 1)] = 0.2  # initial exponent of the importance weights; grows linearly to 1
-    clip_coef: Annotated[float, more_than(0)] = 0.2  # how far the probability ratio may move from 1
-    vf_clip_coef: Annotated[float, more_than(0)] = 0.2  # how far the value may move from the latest, in reward units
-    vf_coef: Annotated[float, at_least(0)] = 2.0  # weight of the value loss
-    ent_coef: Annotated[float, at_least(0)] = 0.01  # weight of the entropy bonus
-    anneal_ent: bool = False  # anneal ent_coef linearly to 0 over the updates of the run
-    max_grad_norm: Annotated[float, more_than(0)] = 1.5  # a gradient with a larger norm is scaled down to this one
-    normalize_env: bool = True  # standardize and clip observations and rewards by running statistics
-    hidden: Annotated[int, at_least(1)] = 64  # units of each of two hidden layers, and of the recurrent cell
-    activation: Literal["tanh", "relu", "gelu"] = "tanh"  # activation of the hidden layers
-    memory: Literal["lstm", "gru"] | None = None  # recurrent cell between the hidden layers and the heads
-    squash: bool = False  # squash continuous actions into the box with tanh; otherwise the environment clips them
+    optimizer: Annotated[Literal["muon", "adam"], "Muon orthogonalizes the steps of weight matrices"] = "muon"
+    learning_rate: Annotated[float, at_least(0), "learning rate of the optimizer"] = 0.005
+    anneal_lr: Annotated[bool, "anneal the learning rate by a cosine to 0 over the gradient steps of the run"] = True
+    adam_eps: Annotated[float, more_than(0), "added to the denominator of Adam's steps"] = 1e-5
+    gamma: Annotated[float, between(0, 1), "discount of rewards per step"] = 0.99
+    gae_lambda: Annotated[float, between(0, 1), "trace decay: 0 has the least variance, 1 the least bias"] = 0.95
+    vtrace_rho_clip: Annotated[float, more_than(0), "upper clip of the ratio that weights the TD error"] = 1.0
+    vtrace_c_clip: Annotated[float, more_than(0), "upper clip of the ratio that weights the trace"] = 1.0
+    num_minibatches: Annotated[int, at_least(1), "minibatches of whole segments per epoch; must divide num_envs"] = 4
+    update_epochs: Annotated[int, at_least(1), "multiplies the number of minibatches drawn per update"] = 4
+    prio_alpha: Annotated[float, at_least(0), "exponent of the priorities; 0 draws uniformly"] = 0.8
+    prio_beta0: Annotated[float, between(0, 1), "initial exponent of the importance weights; grows linearly to 1"] = 0.2
+    clip_coef: Annotated[float, more_than(0), "how far the probability ratio may move from 1"] = 0.2
+    vf_clip_coef: Annotated[float, more_than(0), "how far the value may move from the latest, in reward units"] = 0.2
+    vf_coef: Annotated[float, at_least(0), "weight of the value loss"] = 2.0
+    ent_coef: Annotated[float, at_least(0), "weight of the entropy bonus"] = 0.01
+    anneal_ent: Annotated[bool, "anneal ent_coef linearly to 0 over the updates of the run"] = False
+    max_grad_norm: Annotated[float, more_than(0), "a gradient with a larger norm is scaled down to this one"] = 1.5
+    normalize_env: Annotated[bool, "standardize and clip observations and rewards by running statistics"] = True
+    hidden: Annotated[int, at_least(1), "units of each of two hidden layers, and of the recurrent cell"] = 64
+    activation: Annotated[Literal["tanh", "relu", "gelu"], "activation of the hidden layers"] = "tanh"
+    memory: Annotated[Literal["lstm", "gru"] | None, "recurrent cell between the hidden layers and the heads"] = None
+    squash: Annotated[bool, "squash continuous actions into their box with tanh, instead of clipping them"] = False
 
 
 PRESETS = {
@@ -69,7 +69,7 @@ PRESETS = {
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """A pure `train(key) -> TrainResult(state, metrics)`; make it inside a vmapped function to sweep its numbers.
+    """Return the run, a pure function `train(key) -> TrainResult(state, metrics)`.
 
     `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
     """

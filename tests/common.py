@@ -12,6 +12,7 @@ from ppo_parts.testing._example import OBS as OBS
 from ppo_parts.testing._example import SEGMENTS as SEGMENTS
 from ppo_parts.testing._example import TIME as TIME
 from ppo_parts.testing._example import evaluate as evaluate
+from ppo_parts.testing._example import evaluate_gaussian as evaluate_gaussian
 from ppo_parts.testing._example import make_params as make_params
 from ppo_parts.testing._example import poisoned as poisoned
 from ppo_parts.testing._example import rollout as rollout

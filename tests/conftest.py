@@ -3,6 +3,8 @@
 import jax
 import pytest
 
+collect_ignore_glob = ["golden/*.py"]  # recorders, which import other libraries
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "lenient_ranks: calls third-party code that broadcasts arrays of different rank")

@@ -25,6 +25,7 @@ class Case(NamedTuple):
         numeric: its numeric hyperparameters: each may be a float, an array or a schedule.
         after: True: it is given a minibatch `[T, M]` with the policy being trained; False: a rollout.
         note: what tells it from another case of the same factory.
+        continuous: whether the actions are continuous and the policy is Gaussian.
     """
 
     make: Callable[..., pp.Part]
@@ -33,6 +34,7 @@ class Case(NamedTuple):
     options: Mapping[str, Any] = {}
     after: bool = False
     note: str = ""
+    continuous: bool = False
 
     @property
     def id(self) -> str:
@@ -81,6 +83,25 @@ CASES = (
         note="all bounds",
     ),
     Case(pp.policy_loss, (pp.functional.clipped_surrogate,), {"clip_eps": 0.2, "dual_clip": 3.0}, after=True),
+    Case(pp.kl_penalty, numeric={"coef": 0.1}, after=True),
+    Case(
+        pp.kl_penalty,
+        numeric={"coef": 0.1},
+        options={"estimator": "k3+", "direction": "current_to_reference", "reference": "own"},
+        after=True,
+        note="to another policy",
+    ),
+    Case(pp.kl_penalty, (), {"target": 0.1}, {"coef": 0.5, "estimator": "analytic"}, after=True, note="adaptive"),
+    Case(pp.adaptive_entropy_bonus, numeric={"target": 0.5, "learning_rate": 0.1}, after=True),
+    Case(pp.bounds_loss, numeric={"coef": 0.1, "bound": 0.5}, after=True, continuous=True),
+    Case(
+        pp.smoothness_loss, numeric={"temporal": 0.5, "spatial": 2.0, "noise_scale": 0.1}, after=True, continuous=True
+    ),
+    Case(pp.proximal_average, numeric={"decay": 0.9}, after=True),
+    Case(pp.perturbed_mean, numeric={"scale": 0.5}, after=True, continuous=True),
+    Case(pp.importance_correction, numeric={"high": 1.2, "low": 0.9}, options={"reference": "own"}),
+    Case(pp.importance_correction, (), {"high": 1.2}, {"reference": "own", "mode": "mask"}, after=True, note="mask"),
+    Case(pp.self_imitation, numeric={"coef": 0.5, "value_coef": 0.1}, after=True),
     Case(pp.clipped_value_loss, numeric={"clip_eps": 0.2, "coef": 0.5}, after=True),
     Case(pp.value_loss, numeric={"coef": 0.5}, after=True),
     Case(pp.entropy_bonus, numeric={"coef": 0.01}, after=True),
@@ -112,10 +133,11 @@ ELSEWHERE = {"phase", "phases", "replay"}  # only a learner runs them, or the st
 def subject(case_id: str) -> Subject:
     """The part of a case with what it is given; its compiled update is shared by the laws."""
     [case] = [case for case in CASES if case.id == case_id]
-    return Subject(case.part(), functools.partial(given_batch, case.after), example_context, case.after)
+    given = functools.partial(given_batch, case.after, case.continuous)
+    return Subject(case.part(), given, example_context, case.after)
 
 
 @functools.cache
-def given_batch(after: bool, seed: int = 0, dtype: Any = jnp.float32) -> pp.Batch:
+def given_batch(after: bool, continuous: bool, seed: int = 0, dtype: Any = jnp.float32) -> pp.Batch:
     """A batch with everything that any part reads."""
-    return example_batch(seed, dtype, after_sampler=after).replace(current=None)
+    return example_batch(seed, dtype, after_sampler=after, continuous=continuous).replace(current=None)

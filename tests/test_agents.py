@@ -208,8 +208,9 @@ def test_with_one_agent_it_is_the_pipeline_without_an_axis_of_agents():
         terminated=jnp.zeros(shape, bool),
         next_value=jnp.ones(shape),
     )
-    single = learner.update(jax.random.key(1), state, batch)
-    agents = learner.update(jax.random.key(1), state, jax.tree.map(lambda x: x[:, :, None], batch))
+    update = jax.jit(learner.update)
+    single = update(jax.random.key(1), state, batch)
+    agents = update(jax.random.key(1), state, jax.tree.map(lambda x: x[:, :, None], batch))
     jax.tree.map(np.testing.assert_array_equal, single, agents)
 
 

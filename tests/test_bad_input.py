@@ -718,6 +718,45 @@ bad(
     "final_value ... together",
 )
 bad("indices that are floats", lambda: f.importance_weights(FIVE, FIVE, beta=1.0), TypeError, "integers ... float32")
+bad(
+    "divergence",
+    lambda: pp.kl_penalty(coef=1.0, estimator="k4"),
+    ValueError,
+    "kl_penalty: estimator ... 'analytic', got 'k4'",
+)
+bad(
+    "direction",
+    lambda: pp.kl_penalty(coef=1.0, direction="forward"),
+    ValueError,
+    "'reference_to_current' ... 'forward'",
+)
+bad("reference", lambda: pp.kl_penalty(coef=1.0, reference=None), TypeError, "key of extras, got None")
+bad(
+    "a coefficient that adapts and follows a schedule",
+    lambda: pp.kl_penalty(coef=lambda step: 1.0, target=0.1),
+    TypeError,
+    "kl_penalty: coef must be a number or an array, and cannot follow a schedule",
+)
+bad(
+    "analytic divergence without the behavior policy",
+    lambda: update(GAE, FULL, VALUE, pp.kl_penalty(coef=1.0, estimator="analytic")),
+    ValueError,
+    "kl_penalty needs batch.behavior ... keep_distribution=True",
+)
+bad(
+    "no smoothness",
+    lambda: pp.smoothness_loss(temporal=None, spatial=None),
+    ValueError,
+    "give temporal, spatial or both",
+)
+bad("average of the future", lambda: pp.proximal_average(decay=1.5), ValueError, "decay must lie in [0, 1], got 1.5")
+bad("slope of a loss", lambda: pp.policy_loss(f.rollback_surrogate, clip_eps=0.2), TypeError, "policy_loss ... 'slope'")
+bad(
+    "range of a loss",
+    lambda: pp.policy_loss(f.simple_policy_optimization, clip_eps=-0.2),
+    ValueError,
+    "policy_loss: simple_policy_optimization: clip_eps must lie in (0, inf), got -0.2",
+)
 bad("functional estimator", lambda: f.approx_kl(FIVE, estimator="k4"), ValueError, "\"k3\" ... 'k4'")
 bad(
     "a segment that is not there",

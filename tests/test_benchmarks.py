@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import compare, parts, report, train
+from benchmarks import compare, parts, report, results_page, train
 
 programs, chosen = train.programs, {"cleanrl", "handwritten"}
 
@@ -71,7 +71,7 @@ def test_the_page_follows_from_the_records(recorded, tmp_path, monkeypatch):
         run(monkeypatch, "report", "--results", tmp_path, "--docs", tmp_path / folder)
     a, b = ({p.name: p.read_bytes() for p in (tmp_path / folder).rglob("*.*")} for folder in ("a", "b"))
     assert a == b
-    assert set(a) == {"benchmarks.md", "parts_test.png"}
+    assert set(a) == {"benchmarks.md", "results.md", "parts_test.png"}
     page = a["benchmarks.md"].decode()
     assert "| `clipped_surrogate`, gradient |" in page
     assert "| `gae`: unrolled, inside |" in page
@@ -138,12 +138,13 @@ def test_what_was_written_by_hand_takes_part_with_its_recipe():
     assert set(train.RECIPES.values()) <= set(found)
 
 
-def test_the_page_is_up_to_date(tmp_path):
+@pytest.mark.parametrize(("name", "make"), [("benchmarks", report.report), ("results", results_page.page)])
+def test_the_page_is_up_to_date(name, make, tmp_path):
     def text(page):  # the pictures that exist depend on the folder
         return [line for line in page.splitlines() if line and not line.startswith("![")]
 
-    written = (report.ROOT / "docs/benchmarks.md").read_text()
-    assert text(report.report(report.ROOT / "benchmarks/results", tmp_path)) == text(written), (
+    written = (report.ROOT / f"docs/{name}.md").read_text()
+    assert text(make(report.ROOT / "benchmarks/results", tmp_path)) == text(written), (
         "run `python -m benchmarks report`"
     )
 

@@ -275,8 +275,6 @@ def test_a_function_of_batch_and_context_is_a_part():
     batch = rollout()
     context = pp.Context(key=KEY, step=3)
     assert_same(pp.stateless(scaled).update(batch, pp.EmptyState(), context)[0].reward, batch.reward * 3)
-    optional = pp.stateless(lambda batch, context=None: batch.replace(reward=batch.reward * context.step))
-    assert_same(optional.update(batch, pp.EmptyState(), context)[0].reward, batch.reward * 3)
     default = pp.stateless(lambda batch, by=2.0: batch.replace(reward=batch.reward * by))
     assert_same(default.update(batch, pp.EmptyState(), context)[0].reward, batch.reward * 2)
 
@@ -340,7 +338,7 @@ def test_no_key_of_an_update_is_given_twice(refresh):
     optimizer = dict.fromkeys(phases, optax.sgd(0.1))
     batch = rollout().replace(shards=2)
     learner = pp.learner(evaluate, pipeline, optimizer)
-    jax.block_until_ready(learner.update(KEY, learner.init(make_params()), batch))
+    jax.block_until_ready(jax.jit(learner.update)(KEY, learner.init(make_params()), batch))
     jax.effects_barrier()
     # Per epoch a key for each shard's plan; per minibatch one for each shard's draw and each of the two parts after it.
     runs = {"rollout": 2 * 2 + 3, "epoch": 2 * 2 * 5, "minibatch": 2 * 4 * 5}[refresh]
@@ -419,6 +417,17 @@ def test_within_reads_the_policy_being_trained():
     np.testing.assert_allclose(state.params["second"], params["second"] - 0.1 * gradient, rtol=1e-5)
     assert_same(state.params["value"], params["value"])
     assert {"second/value_loss", "nonfinite/loss/second/value"} <= set(metrics)
+
+
+def test_within_writes_where_its_path_leads():
+    batch = rollout().replace(extras={"second": {"reward": rollout(1).reward}})
+    expected = GAE.update(batch, pp.EmptyState(), pp.Context(key=KEY))[0].advantage
+    lens = pp.within(GAE, read={}, write={"advantage": "extras.second.advantage"}, name="second")
+    out, _ = lens.update(batch, pp.EmptyState(), pp.Context(key=KEY))
+    assert_same(out.extras["second"]["advantage"], expected)
+    assert_same(out.extras["second"]["reward"], batch.extras["second"]["reward"])
+    both = pp.combine_advantages({"extras.second.advantage": 2.0}).update(out, pp.EmptyState(), pp.Context(key=KEY))
+    np.testing.assert_allclose(both[0].advantage, 2 * expected, rtol=1e-6)
 
 
 def test_within_prefixes_losses_as_it_does_metrics():
@@ -669,6 +678,14 @@ def test_a_stop_is_honoured_if_a_part_declares_it():
 def test_what_nothing_reads_is_refused(parts, message):
     with pytest.raises(ValueError, match=message):
         pp.learner(evaluate, pp.chain(*parts), optax.sgd(1.0))
+
+
+def test_who_reads_all_extras_reads_each_of_them():
+    made = pp.stateless(lambda b: b, name="made", reads=(), provides=("extras.novelty",))
+    used = pp.stateless(
+        lambda b: b.replace(reward=b.reward), name="used", reads=("extras", "reward"), provides=("reward",)
+    )
+    pp.learner(evaluate, pp.chain(made, used, GAE, pp.full_batch(), SURROGATE, pp.value_loss()), optax.sgd(1.0))
 
 
 def test_a_loss_before_the_sampler_is_refused():

@@ -185,6 +185,16 @@ def test_next_values_equal_their_reference():
     )
 
 
+@pytest.mark.parametrize("number", [1, 3, 7, 1000, 4096])
+@pytest.mark.parametrize("x", [0.1, 3.3, -1e6])
+def test_normalize_gives_zero_for_equal_elements(number, x):
+    equal = jnp.full((number, 2), x, jnp.float32)
+    for axis, mask in ((None, None), (0, None), (0, jnp.arange(2 * number).reshape(number, 2) % 3 > 0)):
+        assert not np.any(f.advantage_normalize(equal, axis=axis, mask=mask))
+    spread = equal.at[0].add(0.001 * abs(x))  # a real difference, however small, still counts
+    assert number == 1 or np.std(f.advantage_normalize(spread, eps=0.0)) > 0.9
+
+
 @pytest.mark.parametrize("ddof", [0, 1])
 @pytest.mark.parametrize("axis", [None, 0, 1, -1, (0, 1), (0, 2)], ids=str)
 def test_normalize_equals_its_reference(axis, ddof):

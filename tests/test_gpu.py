@@ -432,9 +432,11 @@ def test_dry_run(tmp_path, monkeypatch, capsys):
 def test_a_gpu_run_ends_in_time(tmp_path):
     bench = gpu.Bench(gpu.TINY, minutes=1.0, path=str(tmp_path / "gpu.json"))
     bench.attempt("loss", "one", lambda: [{"us": 1.0}])
-    bench.began -= 40  # seconds
-    bench.longest["train"] = 30.0
-    for section in ("loss", "train"):
+    bench.began -= 40  # seconds, of which loss has 30, train 54 and tune 60
+    bench.longest["train"] = 15.0
+    for section in ("loss", "update", "train", "tune"):
         bench.attempt(section, "another", lambda: [{"us": 1.0}])
-    assert ["left_out" in row for row in bench.rows] == [False, False, True]
+    assert ["left_out" in row for row in bench.rows] == [False, True, True, True, False]
+    assert bench.rows[1]["left_out"] == "1 minutes, of which loss ends after 0.5, do not suffice for it"
+    assert gpu.Bench(gpu.TINY, 1.0, None, ("device", "loss")).ends["loss"] == 60
     assert json.loads((tmp_path / "gpu.json").read_text())["results"] == bench.rows

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import ppo_parts as pp
 from ppo_parts import envs, training
+from ppo_parts.envs._gymnasium import _Atari
 from tests.common import Softmax
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
@@ -352,3 +353,32 @@ def test_a_wrong_field_of_a_host_environment_is_named(changes, says):
 
     with pytest.raises((pp.UserTypeError, pp.ShapeError), match=says), envs.host_errors():
         play()
+
+
+class Lives(gymnasium.vector.VectorEnv):
+    """A game with these numbers of lives, first after the reset and then after each step, whatever is done."""
+
+    def __init__(self, *lives, over):
+        self.metadata, self.num_envs = {"autoreset_mode": AutoresetMode.SAME_STEP}, 1
+        self.single_observation_space = gymnasium.spaces.Box(0, 255, (4, 2, 2), np.uint8)
+        self.single_action_space = gymnasium.spaces.Discrete(2)
+        self.lives, self.over = lives, over
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return np.zeros((1, 4, 2, 2), np.uint8), {"lives": np.array([self.lives[0]])}
+
+    def step(self, action):
+        over = np.array([self.over[self.time]])
+        self.time += 1
+        obs = np.zeros((1, 4, 2, 2), np.uint8)
+        info = {"lives": np.array([self.lives[self.time]]), "final_obs": obs}
+        return obs, np.ones(1), over, np.zeros(1, bool), info
+
+
+def test_a_lost_life_is_not_the_end_of_a_game_whatever_came_before_the_reset():
+    games = _Atari(Lives(3, 2, 1, 3, over=[True, True, True]))
+    for _ in range(2):  # the second game begins while the first has a life left
+        games.reset(seed=0)
+        assert [games.step(np.zeros(1, int)).ended.tolist() for _ in range(2)] == [[False], [False]]
+    assert games.step(np.zeros(1, int)).ended.tolist() == [True]

@@ -1,5 +1,7 @@
 """One registry of parts, one list of laws (`ppo_parts.testing`): what every part promises, whatever it computes."""
 
+import dataclasses
+import functools
 import inspect
 import re
 
@@ -55,16 +57,16 @@ def test_law(case, law):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.numeric], ids=lambda case: case.id)
 def test_a_number_an_array_and_a_schedule_do_the_same(case):
-    make = lambda **numeric: case.part(**numeric)  # noqa: E731
-    testing.check_hyperparameters(make, **case.numeric)
+    given = functools.partial(given_batch, case.after, case.continuous)
+    testing.check_hyperparameters(case.part, batch=given, **case.numeric)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.numeric], ids=lambda case: case.id)
 def test_an_array_or_a_schedule_of_another_dtype_keeps_the_dtype(case):
     for as_given in (lambda x: jnp.float32(x), lambda x: lambda step: jnp.float32(x)):
         part = case.part(**{name: as_given(x) for name, x in case.numeric.items()})
-        given = lambda *args, case=case: given_batch(case.after, *args)  # noqa: E731
-        assert _laws.float_dtype_is_kept(testing.Subject(part, given, testing.example_context, case.after)) is None
+        given = subject(case.id)
+        assert _laws.float_dtype_is_kept(dataclasses.replace(given, part=part)) is None
 
 
 # --- parts that break a law -----------------------------------------------------------------------------------------
@@ -141,6 +143,20 @@ def _(axis_size, in_batched, x):
             loss(lambda b: jnp.broadcast_to(jnp.mean(b.current.value), b.log_prob.shape)),
             "depends on masked places",
         ),
+        (
+            "masked_places_are_neutral",
+            part(
+                lambda b, s, c: (b.replace(reward=b.reward + jnp.mean(b.extras["own"])), s),
+                requires=("extras.own",),
+                provides=("reward",),
+            ),
+            "depends on masked places",
+        ),
+        (
+            "writes_what_it_provides",
+            part(lambda b, s, c: (b.add_stop(after=False), s), place="after_sampler"),
+            "it writes stop",
+        ),
         ("jit_equals_eager", part(counted), "jit gives another result"),
         (
             "vmap_equals_a_loop",
@@ -167,6 +183,17 @@ def test_check_hyperparameters_names_a_schedule_that_is_ignored():
 
     with pytest.raises(pp.UserValueError, match=r"differs for a schedule: .*reward"):
         testing.check_hyperparameters(make, scale=0.5)
+
+
+def test_check_part_accepts_a_state_made_of_parameters():
+    average = part(
+        lambda b, s, c: (b, jax.tree.map(lambda x, y: 0.5 * x + 0.5 * y, s, c.params)), lambda params, key: params
+    )
+    testing.check_part(average)
+
+
+def test_check_hyperparameters_stays_in_the_range():
+    testing.check_hyperparameters(pp.gae, gamma=1.0, gae_lambda=0.95)
 
 
 def test_check_part_takes_batches_of_the_users():

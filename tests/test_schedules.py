@@ -66,8 +66,8 @@ def test_a_threshold_out_of_range_is_named_in_the_report():
     pipeline = pp.chain(pp.full_batch(), pp.entropy_bonus(coef=0.1), pp.kl_early_stop(lambda step: 0.1 - step))
     learner = pp.learner(evaluate, pipeline, optax.sgd(1e-3))
     state = learner.init(make_params())._replace(step=jnp.int32(1))
-    _, metrics = learner.update(jax.random.key(0), state, rollout())
-    assert pp.nonfinite_report(metrics) == ("non-finite numbers arose first in early_stop_kl target_kl (1 element)")
+    _, metrics = jax.jit(learner.update)(jax.random.key(0), state, rollout())
+    assert pp.nonfinite_report(metrics) == "non-finite numbers arose first in target_kl of early_stop_kl (1 minibatch)"
 
 
 @pytest.mark.parametrize(

@@ -233,10 +233,19 @@ def test_kl_adaptive_rate_equals_a_loop_by_hand():
     [(1.2e-5, 1, 1e-5), (9e-3, 0.001, 1e-2), (1e-3, 0, 1e-3), (1e-3, 0.01, 1e-3), (1e-3, 0.021, 1e-3 / 1.5)],
 )
 def test_kl_adaptive_rate_keeps_its_bounds(rate, kl, expected):
-    link = page("kl_adaptive_rate").scale_by_adaptive_rate(rate, target_kl=0.01)
+    link = pp.scale_by_kl_adaptive_rate(rate, target_kl=0.01)
     params = jnp.ones(())
     updates, _ = link.update(params, link.init(params), metrics={"approx_kl": jnp.asarray(kl, float)})
     np.testing.assert_allclose(updates, -expected)
+
+
+def test_kl_adaptive_rate_names_the_missing_metric():
+    link, params = pp.scale_by_kl_adaptive_rate(1e-3, target_kl=0.01), jnp.ones(())
+    for extra in ({}, {"metrics": {"loss": params}}):
+        with pytest.raises(ValueError, match=r"the metric 'approx_kl' does not exist.*policy_diagnostics"):
+            link.update(params, link.init(params), **extra)
+    with pytest.raises(ValueError, match="target_kl must lie in"):
+        pp.scale_by_kl_adaptive_rate(1e-3, target_kl=0.0)
 
 
 def test_gradient_norms_equal_a_loop_by_hand():

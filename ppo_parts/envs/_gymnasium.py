@@ -118,9 +118,9 @@ class _EnvPool:
 def make_ale(game: str, *, episodic_life: bool = False, timeout: float | None = None, **kwargs: Any) -> Env:
     """Make an Atari game from its name, e.g. "breakout", with the usual preprocessing, in C++ threads.
 
-    Frames are maximized over two, skipped by four, scaled to 84 x 84 grey pixels and stacked by four; up to 30 no-ops
-    and a press of FIRE, where the game has it, begin an episode. Rewards are those of the game: clip them with
-    `clip_reward`.
+    Each action is repeated for four frames, and the pixelwise maximum of the last two is kept, scaled to 84 x 84 gray
+    pixels; the last four are stacked. Up to 30 no-ops and a press of FIRE, where the game has it, begin an episode.
+    Rewards are those of the game: clip them with `clip_reward`.
 
     Args:
         game: its name in `ale_py`, in snake case.
@@ -148,7 +148,7 @@ def make_ale(game: str, *, episodic_life: bool = False, timeout: float | None = 
 class _Atari(GymnasiumVector):
     """Atari games, in which a lost life may terminate an episode, while the game continues."""
 
-    lives: Any = 0  # after the last step
+    lives: Any = None  # after the last step or reset
     frame: Any = None  # the latest observation of the first game
 
     def render(self) -> np.ndarray:
@@ -160,6 +160,10 @@ class _Atari(GymnasiumVector):
         checked = super()._checked_obs(what, obs)
         self.frame = checked[0]
         return checked
+
+    def begin_games(self, info: Any) -> None:
+        """Take the lives of the new games, which have nothing to do with those of games that a reset cut short."""
+        self.lives = info["lives"].copy()
 
     def game_over(self, over: np.ndarray, info: Any) -> np.ndarray:
         """Where a new game began: there are fewer lives after one was lost, and as many or more in a new game."""

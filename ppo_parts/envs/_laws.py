@@ -84,7 +84,7 @@ def masks(played: Played) -> str | None:
 
 
 def flags(played: Played) -> str | None:
-    """Where an episode ended, every agent's part of it was terminated or truncated; elsewhere it goes on."""
+    """Where an episode ended, every agent's part of it was terminated or truncated."""
     if played.out.ended is None:
         return None
     over = (played.out.terminated | played.out.truncated).reshape(*played.ended.shape, -1).all(axis=-1)
@@ -100,8 +100,8 @@ def final_observation(played: Played) -> str | None:
     obs, final = played.out.obs, played.out.final_obs
     same = np.ones(played.ended.shape, bool)
     for x, y in zip(jax.tree.leaves(obs), jax.tree.leaves(final), strict=True):
-        equal = np.isclose(x, y, rtol=1e-5, atol=1e-5, equal_nan=True) if x.dtype != bool else x == y
-        same &= equal.reshape(*same.shape, -1).all(axis=-1)
+        alike = np.isclose(x, y, rtol=1e-5, atol=1e-5, equal_nan=True) if x.dtype != bool else x == y
+        same &= alike.reshape(*same.shape, -1).all(axis=-1)
     found = _first(~played.ended & ~same)
     if found is not None:
         return f"final_obs differs from obs {found}, where no episode ended: it must equal obs there"

@@ -34,4 +34,5 @@ def make(
     config = registry.get_default_config(name)
     config.update({**({"impl": impl} if "impl" in config else {}), **overrides})
     env = registry.load(name, config=config)
-    return from_brax(env, time_limit=time_limit or config.episode_length, reset_ratio=reset_ratio, obs_key=obs_key)
+    limit = config.episode_length if time_limit is None else time_limit
+    return from_brax(env, time_limit=limit, reset_ratio=reset_ratio, obs_key=obs_key)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .._errors import UserTypeError, UserValueError
 from .._hyperparameters import number
+from .._moments import Moments as Moments
+from .._moments import NormalizedState
 from ._env import Array, Box, Env, Observation, Transition, is_discrete, size
 
 
@@ -57,50 +59,13 @@ def prepare(env: Env, *, normalize: bool = False, gamma: Any = None) -> Env:
     return normalize_reward(normalize_observation(env), gamma=gamma) if normalize else env
 
 
-class Moments(NamedTuple):
-    """Running mean and (population) variance of a stream, and the number of elements so far."""
-
-    mean: Array
-    var: Array
-    seen: Array
-
-    @staticmethod
-    def of(example: Array) -> Moments:
-        """Moments of an empty stream: mean 0, variance 1."""
-        shape = jnp.shape(example)
-        return Moments(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
-
-    def updated(self, x: Array) -> Moments:
-        """Return the moments after appending the rows of `x`, `[N, ...]`, to the stream (Chan et al. 1979).
-
-        Numbers that are not finite would never leave the moments, so an `x` that contains any is ignored.
-        """
-        x = x.astype(jnp.float32)
-        mean, var = jnp.mean(x, axis=0), jnp.var(x, axis=0)
-        total = self.seen + x.shape[0]
-        share = x.shape[0] / total
-        delta, old = mean - self.mean, jnp.where(self.seen > 0, self.var, 0)
-        # Written as a step from the old variance: float32 cannot count beyond 2**24 elements, and sums would diverge.
-        var = old + (var - old + jnp.square(delta) * (1 - share)) * share
-        after = Moments(self.mean + delta * share, var, total)
-        finite = jnp.all(jnp.isfinite(mean) & jnp.isfinite(var))  # one of them is not finite if an element of x is not
-        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, self)
-
-
-class NormalizedState(NamedTuple):
-    """State of a normalizing wrapper: the state of the inner environment, and running moments."""
-
-    inner: Any
-    moments: Moments
-    running_return: Any = None
-
-
 def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) -> Env:
     r"""Standardize observations by running statistics: :math:`\mathrm{clip}((o-\mu)/\sqrt{\sigma^2+\epsilon}, \pm c)`.
 
     The statistics are part of the environment's state. They include every observation that the policy acts on, before
     it acts, including those of resets. Observations are stored as the policy saw them, so the first ratio of an update
-    is 1. `evaluation` freezes the statistics.
+    is 1. `evaluation` freezes the statistics. With several shards (see `rollout`), each of them adds its own
+    observations to the statistics during a rollout, and at its end these are merged.
 
     An observation that is not finite is passed on unchanged, for the learner to count, and does not enter the
     statistics. The mask of an `Observation` is not changed.
@@ -117,10 +82,11 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
     _one_agent("normalize_observation", env)
     clip, eps = _constants("normalize_observation", clip, eps)
 
-    def shown(moments: Moments, obs: Any) -> Any:
+    def shown(moments: Any, obs: Any) -> Any:
         if isinstance(obs, Observation):  # the mask stays as it is
             return obs._replace(obs=shown(moments, obs.obs))
-        scaled = jnp.clip((obs - moments.mean[None]) / jnp.sqrt(moments.var[None] + eps), -clip, clip)
+        mean, var, _ = moments.of_rows(obs.shape[0])
+        scaled = jnp.clip((obs - mean) / jnp.sqrt(var + eps), -clip, clip)
         return jnp.where(jnp.isfinite(obs), scaled, obs)  # the learner counts what is not finite
 
     def reset(key: Array, num_envs: int) -> tuple[NormalizedState, Any]:
@@ -174,8 +140,9 @@ def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps:
 
     .. math:: G \leftarrow \gamma G + r, \qquad \hat r = \mathrm{clip}(r / \sqrt{\mathrm{Var}(G) + \epsilon}, \pm c)
 
-    Rewards are not centred, and G starts from 0 in each episode. `evaluation` leaves rewards unscaled. A reward that is
-    not finite is passed on unchanged, for the learner to count, and does not enter the statistics.
+    Rewards are not centered, and G starts from 0 in each episode. `evaluation` leaves rewards unscaled. A reward that
+    is not finite is passed on unchanged, for the learner to count, and does not enter the statistics. Several shards
+    update the statistics as in `normalize_observation`.
 
     Args:
         env: any environment.
@@ -200,7 +167,8 @@ def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps:
         _all_present("normalize_reward", out)
         running = state.running_return * gamma + out.reward
         moments = state.moments.updated(running)
-        reward = jnp.clip(out.reward / jnp.sqrt(moments.var + eps), -clip, clip)
+        variance = moments.of_rows(out.reward.shape[0]).var
+        reward = jnp.clip(out.reward / jnp.sqrt(variance + eps), -clip, clip)
         reward = jnp.where(jnp.isfinite(out.reward), reward, out.reward)  # unchanged, for the learner to count
         running = jnp.where(out.terminated | out.truncated | ~jnp.isfinite(running), 0, running)
         return NormalizedState(inner, moments, running), out._replace(reward=reward)

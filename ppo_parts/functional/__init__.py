@@ -8,6 +8,7 @@ each docstring states what gradients flow to. Where `mask` is 0, result and grad
 from ._backward import reverse_recurrence as reverse_recurrence
 from ._common import ShapeError as ShapeError
 from ._common import masked_mean as masked_mean
+from ._corrections import importance_sampling_weight as importance_sampling_weight
 from ._fused import LossImplementation as LossImplementation
 from ._fused import PPOLoss as PPOLoss
 from ._fused import categorical_ppo_loss as categorical_ppo_loss
@@ -18,7 +19,16 @@ from ._losses import clipped_value_loss as clipped_value_loss
 from ._losses import value_loss as value_loss
 from ._next_values import next_values as next_values
 from ._normalize import advantage_normalize as advantage_normalize
+from ._policy_losses import discovered_policy_optimization as discovered_policy_optimization
+from ._policy_losses import importance_weighted_surrogate as importance_weighted_surrogate
+from ._policy_losses import mirror_descent_surrogate as mirror_descent_surrogate
+from ._policy_losses import rollback_surrogate as rollback_surrogate
+from ._policy_losses import self_imitation_loss as self_imitation_loss
+from ._policy_losses import simple_policy_optimization as simple_policy_optimization
+from ._policy_losses import smooth_clipped_surrogate as smooth_clipped_surrogate
 from ._recurrence import Implementation as Implementation
+from ._regularizers import bounds_loss as bounds_loss
+from ._regularizers import self_imitation_value_loss as self_imitation_value_loss
 from ._sampling import importance_weights as importance_weights
 from ._sampling import permutation as permutation
 from ._sampling import segment_priorities as segment_priorities

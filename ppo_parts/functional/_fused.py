@@ -41,18 +41,18 @@ def categorical_ppo_loss(
     logits: Array,
     action: Array,
     log_prob: Array,
+    *,
     advantage: Array,
     value: Array,
     target: Array,
     old_value: Array | None = None,
-    *,
+    mask: Array | None = None,
     clip_eps: float | Array,
     clip_eps_high: float | Array | None = None,
     dual_clip: float | Array | None = None,
     value_clip_eps: float | Array | None = None,
     value_coef: float | Array,
     entropy_coef: float | Array,
-    mask: Array | None = None,
     implementation: LossImplementation = "auto",
 ) -> PPOLoss:
     r"""Compute PPO's whole loss for discrete actions. Gradients flow from `loss` only, to `logits` and `value`.
@@ -71,11 +71,11 @@ def categorical_ppo_loss(
         log_prob: `[...]`, log pi_behavior(a), in nats.
         advantage, value, target: `[...]`.
         old_value: `[...]`, the prediction that the value is clipped around; given if and only if `value_clip_eps` is.
+        mask: None, or 0/1 `[...]`: masked elements have no effect and a gradient of 0, whatever they contain.
         clip_eps, clip_eps_high, dual_clip: as in `clipped_surrogate`; single numbers (so are the others).
         value_clip_eps: the clip range of `clipped_value_loss`, > 0, in reward units; None: `value_loss`.
         value_coef: weight of the value loss (which has a factor 1/2), >= 0.
         entropy_coef: weight of the entropy, >= 0.
-        mask: None, or 0/1 `[...]`: masked elements have no effect and a gradient of 0, whatever they contain.
         implementation: "xla": the functions named above. "pallas": one kernel on NVIDIA GPUs, for floats of 32 or 16
             bits and at most 4096 actions; in `jax.grad` the forward pass computes the gradient, too. "auto": the kernel
             if the program is compiled for a GPU that can run it, else XLA.
@@ -90,7 +90,8 @@ def categorical_ppo_loss(
     Example:
         >>> import jax.numpy as jnp
         >>> one = jnp.ones(3)
-        >>> out = categorical_ppo_loss(jnp.zeros((3, 2)), jnp.array([0, 1, 0]), jnp.log(.5 * one), one, 0 * one, one,
+        >>> out = categorical_ppo_loss(jnp.zeros((3, 2)), jnp.array([0, 1, 0]), jnp.log(.5 * one),
+        ...                            advantage=one, value=0 * one, target=one,
         ...                            clip_eps=.2, value_coef=.5, entropy_coef=.01)
         >>> [round(float(x), 4) for x in out]  # -1 + .5 * .5 - .01 * log(2)
         [-0.7569, -1.0, 0.5, 0.6931, 0.0, 0.0]

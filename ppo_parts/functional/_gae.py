@@ -92,7 +92,13 @@ def gae(
         trace = unless(x.truncated, unless(x.terminated, x.gamma * x.gae_lambda))
         return delta, trace
 
-    # `estimate` checks the steps, applies the mask, solves A_t = delta_t + trace_t A_{t+1}, and adds the value.
+    # `estimate` checks the steps, applies the mask, and solves the recurrence, which as a plain loop is
+    #
+    #     A = 0
+    #     for t in reversed(range(T)):
+    #         A = advantage[t] = delta[t] + trace[t] * A
+    #
+    # as a scan, an associative scan or a kernel. Then it adds the value, which gives the target.
     steps = Steps(reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda)
     advantage, target = estimate("gae", steps, terms, stop_gradient, implementation)
     return Advantages(advantage, target)

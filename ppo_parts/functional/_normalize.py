@@ -54,9 +54,13 @@ def advantage_normalize(
     (x,) = zero_masked(where, mask, advantage)
     keep = jnp.ones_like(x) if mask is None else jnp.asarray(mask).astype(bool).astype(x.dtype)
     count = jnp.sum(keep, axis=axis, keepdims=True)
-    mean = jnp.sum(x, axis=axis, keepdims=True) / jnp.maximum(count, 1)
-    centred = (x - mean) * keep
-    variance = jnp.sum(jnp.square(centred), axis=axis, keepdims=True) / jnp.maximum(count - ddof, 1)
-    equal = variance == 0  # the derivative of the square root is infinite at 0
-    scale = jnp.where(equal, 0, jnp.sqrt(jnp.where(equal, 1, variance))) + eps
-    return (centred / jnp.where(scale == 0, 1, scale)).astype(jnp.result_type(advantage))
+    number = jnp.maximum(count, 1)
+    offset = (x - jnp.sum(x, axis=axis, keepdims=True) / number) * keep
+    # The rounding error of the mean. If the elements are equal, it is all that is left of them, and dividing it by its
+    # own size would give numbers of about 1.
+    error = jnp.sum(offset, axis=axis, keepdims=True) / number
+    square = jnp.sum(jnp.square(offset), axis=axis, keepdims=True)
+    spread = square - count * jnp.square(error)
+    equal = spread <= 1e-3 * square
+    scale = jnp.sqrt(jnp.where(equal, 1, spread) / jnp.maximum(count - ddof, 1)) + eps
+    return jnp.where(equal, 0, (offset - error) * keep / scale).astype(jnp.result_type(advantage))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ._common import Array, check_floating, check_same_shape, masked_mean, zero_masked
 from ._losses import clip_range
 
-KLEstimator = Literal["k1", "k2", "k3"]
+KLEstimator = Literal["k1", "k2", "k3", "k3+"]
 
 
 def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | None = None) -> Array:
@@ -19,13 +19,18 @@ def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | 
     .. math:: k_1 = -\ell, \qquad k_2 = \tfrac{1}{2}\ell^2, \qquad k_3 = (e^{\ell} - 1) - \ell
 
     k1 is unbiased and noisy (its mean can be negative), k2 is biased and never negative, k3 is unbiased and never
-    negative. CleanRL logs k3 as `approx_kl` and k1 as `old_approx_kl`, JaxDEM logs k2, and jaxagents sums k1. k3 and
-    its gradient are infinite where :math:`e^{\ell}` overflows, in float32 from a log-ratio of 88; otherwise finite
-    inputs give finite results.
+    negative. "k3+" has the value of k3 and the gradient of k2. CleanRL logs k3 as `approx_kl` and k1 as
+    `old_approx_kl`, JaxDEM logs k2, and jaxagents sums k1. k3 and its gradient are infinite where :math:`e^{\ell}`
+    overflows, in float32 from a log-ratio of 88; otherwise finite inputs give finite results.
+
+    As a loss, k1 and k3 have unbiased gradients if the actions are of the behavior policy. For the other direction,
+    negate the log-ratio: if the actions are of the current policy, this estimates KL(current ‖ behavior), of which only
+    k2 and "k3+" have the gradient. There, the gradient of k1 is 0 in the mean, and that of k3 is the gradient of the
+    divergence in the direction first mentioned.
 
     Args:
         log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        estimator: "k1", "k2" or "k3".
+        estimator: "k1", "k2", "k3" or "k3+".
         mask: None, or 0/1 of the same shape: estimate and gradient are 0 for masked elements, whatever they contain.
 
     Returns:
@@ -37,10 +42,10 @@ def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | 
     Example:
         >>> import jax.numpy as jnp
         >>> l = jnp.log(jnp.array([2.]))
-        >>> [round(float(approx_kl(l, estimator=k)[0]), 3) for k in ("k1", "k2", "k3")]
-        [-0.693, 0.24, 0.307]
+        >>> [round(float(approx_kl(l, estimator=k)[0]), 3) for k in ("k1", "k2", "k3", "k3+")]
+        [-0.693, 0.24, 0.307, 0.307]
 
-    Reference: Schulman 2020, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html.
+    Reference: Schulman 2020, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html. "k3+" as in verl.
     """
     check_floating("approx_kl", log_ratio=log_ratio)
     check_same_shape("approx_kl", log_ratio=log_ratio, mask=mask)
@@ -51,9 +56,23 @@ def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | 
         kl = 0.5 * jnp.square(logs)
     elif estimator == "k3":
         kl = jnp.expm1(logs) - logs
+    elif estimator == "k3+":
+        kl = _with_gradient_of(jnp.expm1(logs) - logs, 0.5 * jnp.square(logs))
     else:
-        raise ValueError(f'approx_kl: estimator must be "k1", "k2" or "k3", got {estimator!r}')
+        raise ValueError(f'approx_kl: estimator must be "k1", "k2", "k3" or "k3+", got {estimator!r}')
     return kl.astype(jnp.result_type(log_ratio))
+
+
+@jax.custom_jvp
+def _with_gradient_of(value: Array, other: Array) -> Array:
+    """Return `value`, differentiated as if it were `other`."""
+    del other
+    return value
+
+
+@_with_gradient_of.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    return _with_gradient_of(*primals), tangents[1]
 
 
 def clip_fraction(
@@ -125,17 +144,25 @@ def explained_variance(value: Array, target: Array, *, mask: Array | None = None
     check_floating("explained_variance", value=value, target=target)
     check_same_shape("explained_variance", value=value, target=target, mask=mask)
     v, aim = zero_masked("explained_variance", mask, *jax.lax.stop_gradient((value, target)))
-    if mask is None:
-        some = jnp.max(jnp.atleast_1d(aim)[:1])  # only of the first step: a maximum over all steps costs a pass
-    else:
-        some = jnp.max(aim, where=jnp.asarray(mask).astype(bool), initial=-jnp.inf)
+    some = one_of(aim, mask)
 
     def variance(x: Array) -> Array:
         return masked_mean(jnp.square(x - masked_mean(x, mask)), mask)
 
     # One of the targets is subtracted first, because the mean of equal numbers has a rounding error, and the mean of
     # their differences, which are 0, has none.
-    total = variance(aim - some)
-    varies = jnp.sqrt(total) > 4 * jnp.finfo(aim.dtype).eps * jnp.abs(some)
-    explained = 1 - variance(aim - v) / jnp.where(varies, total, 1)
-    return jnp.where(varies, explained, jnp.nan).astype(jnp.result_type(value))
+    explained = share_explained(variance(aim - some), variance(aim - v), some)
+    return explained.astype(jnp.result_type(value))
+
+
+def one_of(x: Array, mask: Array | None) -> Array:
+    """Return one of the unmasked elements; -inf if there is none."""
+    if mask is None:
+        return jnp.max(jnp.atleast_1d(x)[:1])  # only of the first step: a maximum over all steps costs a pass
+    return jnp.max(x, where=jnp.asarray(mask).astype(bool), initial=-jnp.inf)
+
+
+def share_explained(total: Array, error: Array, some: Array) -> Array:
+    """Return the share of the variance `total` that is not `error`; NaN if targets like `some` do not vary."""
+    varies = jnp.sqrt(total) > 4 * jnp.finfo(total.dtype).eps * jnp.abs(some)
+    return jnp.where(varies, 1 - error / jnp.where(varies, total, 1), jnp.nan)

@@ -31,8 +31,8 @@ def check_part(
 
     Args:
         part: the part.
-        batch: `batch(seed, dtype) -> Batch` without `current`, if the part reads fields that `example_batch` lacks;
-            None: `example_batch`.
+        batch: `batch(seed, dtype) -> Batch` without `current`, if the part reads fields that `example_batch` lacks, or
+            needs continuous actions; None: `example_batch`.
         context: `context(seed, dtype) -> Context`.
         laws: the laws to check; each is a function of a `Subject`.
 
@@ -61,11 +61,14 @@ def check_part(
                 raise UserValueError(f"check_part: {part.name} breaks {law.__name__}: {wrong}")
 
 
-def check_hyperparameters(make: Callable[..., Part], **numeric: float) -> None:
+def check_hyperparameters(
+    make: Callable[..., Part], *, batch: Callable[..., Batch] | None = None, **numeric: float
+) -> None:
     """Raise unless a number, an array and a schedule are the same to a part that takes numeric hyperparameters.
 
     Args:
         make: the factory, called as `make(**numeric)`.
+        batch: as in `check_part`.
         **numeric: hyperparameters, for example `clip_eps=0.2`.
 
     Raises:
@@ -76,12 +79,12 @@ def check_hyperparameters(make: Callable[..., Part], **numeric: float) -> None:
         >>> check_hyperparameters(pp.clipped_surrogate, clip_eps=0.2, dual_clip=3.0)
     """
     arrays = {name: jnp.float32(x) for name, x in numeric.items()}
-    schedules = {name: lambda step, x=x: jnp.where(step == STEP, x, 1.01 * x) for name, x in numeric.items()}
+    schedules = {name: lambda step, x=x: jnp.where(step == STEP, x, 0.99 * x) for name, x in numeric.items()}
     part, context = make(**numeric), example_context()
     state = part.init(context.params, jax.random.key(0))
     for after in sides(part):
-        batch = _without_current(0, jnp.float32, after)
-        apply = functools.partial(_apply, make, batch, state, after)
+        given = batch(0, jnp.float32) if batch else _without_current(0, jnp.float32, after)
+        apply = functools.partial(_apply, make, given, state, after)
         expected = apply(numeric)
         for way, actual in {"an array": jax.jit(apply)(arrays), "a schedule": apply(schedules)}.items():
             if wrong := difference(actual, expected):

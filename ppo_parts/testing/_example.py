@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._types import Array, Batch, Context, Current
+from .._types import Array, Batch, Context, Current, Output
+from ..distributions import Normal
 
 TIME, SEGMENTS, OBS, ACTIONS = 6, 4, 3, 2
 STEP = 3
@@ -29,6 +30,11 @@ class Softmax(NamedTuple):
         log_p = jax.nn.log_softmax(self.logits)
         return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
 
+    def kl_divergence(self, other: Softmax) -> Array:
+        """Return KL(self || other), in nats."""
+        ours, theirs = jax.nn.log_softmax(self.logits), jax.nn.log_softmax(other.logits)
+        return jnp.sum(jnp.exp(ours) * (ours - theirs), axis=-1)
+
     def sample(self, *, seed: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw actions."""
         return jax.random.categorical(seed, self.logits, shape=(*sample_shape, *self.logits.shape[:-1]))
@@ -37,6 +43,18 @@ class Softmax(NamedTuple):
 def evaluate(params: Any, batch: Any) -> tuple[Softmax, Array]:
     """Return a linear policy and a linear critic."""
     return Softmax(batch.obs @ params["policy"]), batch.obs @ params["value"]
+
+
+def evaluate_gaussian(params: Any, batch: Any) -> tuple[Normal, Array]:
+    """Return the same for continuous actions `[..., ACTIONS]`."""
+    loc = batch.obs @ params["policy"]
+    return Normal(loc, 0.5 + jax.nn.sigmoid(loc)), batch.obs @ params["value"]
+
+
+def policy(params: Any, batch: Any) -> Output:
+    """Return what the policy of the examples says; it is Gaussian if actions are continuous."""
+    continuous = jnp.issubdtype(batch.action.dtype, jnp.floating)
+    return Output(*(evaluate_gaussian if continuous else evaluate)(params, batch))
 
 
 def make_params(seed: int = 0, dtype: Any = jnp.float32) -> dict[str, Array]:
@@ -89,7 +107,9 @@ def rollout(
     )
 
 
-def example_batch(seed: int = 0, dtype: Any = jnp.float32, *, after_sampler: bool = False, **fields: Any) -> Batch:
+def example_batch(
+    seed: int = 0, dtype: Any = jnp.float32, *, after_sampler: bool = False, continuous: bool = False, **fields: Any
+) -> Batch:
     """Make a small batch with every field that the parts of this package read.
 
     Args:
@@ -97,6 +117,7 @@ def example_batch(seed: int = 0, dtype: Any = jnp.float32, *, after_sampler: boo
         dtype: of all floating arrays.
         after_sampler: also add what samplers and losses leave: a weight per segment, the loss and the metric "given",
             and the policy being trained as `current`.
+        continuous: actions are `[6, 4, 2]` and the policy is Gaussian, instead of one of two actions.
         **fields: other fields, or other values of these.
 
     Returns:
@@ -109,6 +130,12 @@ def example_batch(seed: int = 0, dtype: Any = jnp.float32, *, after_sampler: boo
         ((6, 4), (6, 4, 3))
     """
     batch = rollout(seed, dtype=dtype)
+    if continuous:
+        batch = batch.replace(action=jnp.asarray(batch.obs[..., :ACTIONS] + 0.1, dtype))
+    behavior = policy(make_params(seed + 100, dtype), batch).distribution
+    batch = batch.replace(behavior=behavior, next_obs=jnp.roll(batch.obs, -1, axis=0))
+    if continuous:
+        batch = batch.replace(log_prob=behavior.log_prob(batch.action))
     rng = np.random.default_rng(seed + 1)
     normal = {
         name: jnp.asarray(0.3 * rng.normal(size=(TIME, SEGMENTS)), dtype)
@@ -125,8 +152,8 @@ def example_batch(seed: int = 0, dtype: Any = jnp.float32, *, after_sampler: boo
 
 def with_current(batch: Batch, params: Any) -> Batch:
     """Evaluate the policy being trained."""
-    distribution, value = evaluate(params, batch)
-    return batch.replace(current=Current(distribution, distribution.log_prob(batch.action), value))
+    distribution, value, *_ = policy(params, batch)
+    return batch.replace(current=Current(distribution, distribution.log_prob(batch.action), value))  # type: ignore[arg-type]
 
 
 def example_context(seed: int = 0, dtype: Any = jnp.float32) -> Context:
@@ -144,7 +171,7 @@ def example_context(seed: int = 0, dtype: Any = jnp.float32) -> Context:
         key=jax.random.key(seed),
         step=jnp.int32(STEP),
         params=make_params(seed, dtype),
-        evaluate=evaluate,
+        evaluate=policy,
         minibatch=jnp.int32(1),
         num_minibatches=2,
     )
@@ -160,6 +187,8 @@ def poisoned(batch: Batch, kind: str) -> Batch:
         return jnp.where(where, x, jnp.asarray(noise, x.dtype))
 
     floats = {field: other(getattr(batch, field)) for field in FLOATS if getattr(batch, field) is not None}
-    action = jnp.where(keep, batch.action, 1 - batch.action)
+    where = keep.reshape(keep.shape + (1,) * (batch.action.ndim - keep.ndim))
+    action = jnp.where(where, batch.action, 1 - batch.action)
     losses = {name: other(loss) for name, loss in batch.losses.items()}
-    return batch.replace(**floats, obs=other(batch.obs), action=action, losses=losses)
+    extras = jax.tree.map(lambda x: other(x) if jnp.issubdtype(x.dtype, jnp.floating) else x, batch.extras)
+    return batch.replace(**floats, obs=other(batch.obs), action=action, losses=losses, extras=extras)

@@ -20,7 +20,7 @@ from ._example import FLOATS, poisoned, with_current
 
 FIELDS = tuple(Batch.__dataclass_fields__)
 DTYPES = (jnp.float32, jnp.bfloat16)
-enable_x64 = getattr(jax, "enable_x64", None) or experimental.enable_x64  # type: ignore[attr-defined]  # the oldest jax
+enable_x64: Any = getattr(jax if hasattr(jax, "enable_x64") else experimental, "enable_x64")  # noqa: B009 (typed in neither)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +93,7 @@ def writes_what_it_provides(subject: Subject) -> str | None:
         return None if same else "current and log_prob of its minibatch differ in shape"
     changed = {field for field in FIELDS if getattr(after, field) is not getattr(before, field)}
     provided = {path.partition(".")[0] for path in part.provides}
-    if silent := sorted(changed - provided - {"metrics", "reductions", "stop"}):
+    if silent := sorted(changed - provided - {"metrics", "reductions"}):
         return f"it writes {', '.join(silent)} and does not say so: add it to `provides`"
     if idle := sorted(provided - changed):
         return f"it does not write {', '.join(idle)}: remove it from `provides`"
@@ -145,7 +145,8 @@ def jit_equals_eager(subject: Subject) -> str | None:
 def vmap_equals_a_loop(subject: Subject) -> str | None:
     """`jax.vmap` over runs computes what a loop over them does."""
     inputs = [
-        (subject.batch(seed), subject.part.init(None, jax.random.key(0)), subject.context(seed)) for seed in (0, 1)
+        (subject.batch(seed), subject.part.init(subject.context().params, jax.random.key(0)), subject.context(seed))
+        for seed in (0, 1)
     ]
     actual = jax.jit(jax.vmap(subject.apply))(*stack(inputs))
     wrong = difference(actual, stack([subject.update(*given) for given in inputs]))
@@ -172,7 +173,7 @@ def float_dtype_is_kept(subject: Subject) -> str | None:
     for dtype in (*DTYPES, jnp.float64):
         with enable_x64(dtype == jnp.float64):
             batch, context = subject.batch(0, dtype), subject.context(0, dtype)
-            state = subject.part.init(None, jax.random.key(0))
+            state = subject.part.init(context.params, jax.random.key(0))
             out = jax.eval_shape(lambda b, s, c=context: subject.apply(b, s, c)[0], batch, state)
         for path, leaf in jax.tree_util.tree_leaves_with_path(out):
             if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype != dtype:
@@ -252,7 +253,7 @@ LAWS: tuple[Law, ...] = (
 def outside(batch: Batch) -> Any:
     """Return what may not depend on masked places: the numbers where the mask is 1, and everything reduced."""
     keep = np.asarray(batch.mask, bool)
-    steps = {field: getattr(batch, field) for field in (*FLOATS, "mask", "losses")}
+    steps = {field: getattr(batch, field) for field in (*FLOATS, "mask", "losses", "extras")}
     kept = jax.tree.map(lambda x: np.asarray(x)[keep] if np.shape(x)[: keep.ndim] == keep.shape else x, steps)
     return {**kept, "metrics": batch.metrics, "weight": batch.weight, "stop": batch.stop}
 

@@ -7,9 +7,7 @@ import contextlib
 import dataclasses
 import decimal
 import difflib
-import inspect
 import json
-import re
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,10 +18,11 @@ from .._errors import UserError, UserValueError
 from .._extras import require_package
 from ..envs import is_discrete
 from ..functional import ShapeError
-from ._config import check_config, kinds_of, ranges
+from ._config import check_config, help_texts, kinds_of, ranges
 from ._config_file import stored_config, stored_run
 from ._device import check_device, check_memory
 from ._devices import devices_of
+from ._messages import logger, printed_messages
 from ._options import RunOptions, stored_options
 from ._processes import initialize
 from ._run import run as run_on_host
@@ -58,7 +57,7 @@ def main(
     """
     kind = type(next(iter(presets.values())))
     names = [field.name for fields_of in (kind, RunOptions) for field in dataclasses.fields(fields_of)]
-    with exit_on_user_error(names):
+    with exit_on_user_error(names), printed_messages():
         argv = with_config_file(sys.argv[1:] if argv is None else argv, kind, prog)
         first = argparse.ArgumentParser(prog or None, add_help=False, allow_abbrev=False)
         first.add_argument("--preset")
@@ -115,34 +114,29 @@ def exit_on_user_error(fields: Collection[str] = ()) -> Iterator[None]:
     These errors are this library's own (`UserError`, `ShapeError`), those of the operating system, and Ctrl-C.
 
     Args:
-        fields: names of fields that are flags of a command line; messages name the flags.
+        fields: names of fields that are flags of a command line; an error about one of them names the flag.
     """
     try:
         yield
     except (UserError, ShapeError) as error:
-        raise SystemExit(f"error: {name_flags(str(error), fields)}") from error
+        raise SystemExit(f"error: {with_flag(error, fields)}") from error
     except OSError as error:
         raise SystemExit(f"error: {error}") from error
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
 
 
-def name_flags(message: str, fields: Collection[str]) -> str:
-    """Name fields in a message as on the command line.
+def with_flag(error: Exception, fields: Collection[str]) -> str:
+    """The text of an error, which names the flag if it is about a field that is one.
 
     Example:
-        >>> name_flags("run: eval_every=2 needs eval_episodes", ["eval_every", "eval_episodes"])
-        '--eval-every 2 needs --eval-episodes'
+        >>> from ppo_parts import UserValueError
+        >>> with_flag(UserValueError("must be at least 1, got 0", where="Config", argument="num_envs"), ["num_envs"])
+        '--num-envs must be at least 1, got 0'
     """
-    if not fields:
-        return message
-    names = sorted(map(re.escape, fields), key=len, reverse=True)
-    several_words = "|".join(name for name in names if "_" in name)  # any other may be an ordinary word, such as "name"
-    alone = r"(?<![\w./'-])"
-    message = re.sub(rf"^(Config|RunOptions|run): (?=({'|'.join(names)})\b)", "", message)
-    message = re.sub(rf"{alone}({'|'.join(names)})=", lambda match: f"{_flag(match[1])} ", message)
-    message = re.sub(rf"{alone}({'|'.join(names)})(?= must\b)", lambda match: _flag(match[1]), message)
-    return re.sub(rf"{alone}({several_words})(?![\w/'])", lambda match: _flag(match[1]), message)
+    if isinstance(error, UserError) and error.argument in fields:
+        return f"{_flag(error.argument)} {error.message}"
+    return str(error)
 
 
 def _flag(name: str) -> str:
@@ -222,68 +216,52 @@ def _parsed(
         )
 
     names = Literal[tuple(presets)]  # type: ignore[valid-type]
-    shown, said = _with_ranges(type(config), tyro.conf.arg), tyro.conf.arg
+    arg = tyro.conf.arg
+    settings_of, run_of = (_with_help(kind, arg) for kind in (type(config), RunOptions))
     presets_help = "complete configuration, which the other options modify"
     file_help = "YAML or JSON file with values of these options by name; those on the command line override them"
     fields = [
-        ("settings", shown),
-        ("run", RunOptions),
-        ("preset", Annotated[names, said(help=presets_help)], dataclasses.field(default=preset)),
-        ("config", Annotated[Path | None, said(help=file_help)], dataclasses.field(default=None)),
+        ("settings", settings_of),
+        ("run", run_of),
+        ("preset", Annotated[names, arg(help=presets_help)], dataclasses.field(default=preset)),
+        ("config", Annotated[Path | None, arg(help=file_help)], dataclasses.field(default=None)),
     ]
     arguments = dataclasses.make_dataclass("Arguments", fields)  # type: ignore[arg-type]
     with registry:
         given = tyro.cli(
             arguments,
             config=(tyro.conf.OmitArgPrefixes,),
-            default=arguments(settings=shown(**_fields(config)), run=options, preset=preset),
+            default=arguments(settings_of(**_fields(config)), run_of(**_fields(options)), preset=preset),
             args=argv,
             prog=prog or None,
             description=description,
         )
-    return dataclasses.replace(given, settings=type(config)(**_fields(given.settings)))
+    settings, run = type(config)(**_fields(given.settings)), RunOptions(**_fields(given.run))
+    return dataclasses.replace(given, settings=settings, run=run)
 
 
 def _fields(config: Any) -> dict[str, Any]:
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
 
-def _with_ranges(kind: type, arg: Callable[..., Any]) -> type:
-    """Return the class of a configuration with the ranges of its fields, and their comments, in their help."""
-    hints, comments, declared_ranges = get_type_hints(kind), _comments(kind), ranges(kind)
+def _with_help(kind: type, arg: Callable[..., Any]) -> type:
+    """Return a dataclass whose fields tell tyro the help texts and ranges that they declare."""
+    hints, texts, declared = get_type_hints(kind), help_texts(kind), ranges(kind)
 
     def shown(name: str) -> Any:
-        declared, said = declared_ranges.get(name), {"help": comments[name]} if name in comments else {}
-        if declared is None:
+        said = {"help": texts[name]} if name in texts else {}
+        if name not in declared:
             return Annotated[hints[name], arg(**said)]
         kinds = [get_args(x)[0] if get_origin(x) is tuple else x for x in kinds_of(hints[name])]
         numeric, *_ = (x.__name__.upper() for x in kinds if x in (int, float))
         words = [str(word) for x in kinds if get_origin(x) is Literal for word in get_args(x)]
         words += ["None"] * (type(None) in kinds)
-        return Annotated[hints[name], arg(metavar="|".join([f"{numeric} in {declared}", *words]), **said)]
+        return Annotated[hints[name], arg(metavar="|".join([f"{numeric} in {declared[name]}", *words]), **said)]
 
-    fields = [(name, shown(name)) for name in {**declared_ranges, **comments}]
+    fields = [(name, shown(name)) for name in {**declared, **texts}]
     made = dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, kw_only=True)
     made.__doc__ = kind.__doc__
-    for name in ("__module__", "__qualname__", "__firstlineno__"):  # where tyro finds the comments beside the fields
-        if hasattr(kind, name):
-            setattr(made, name, getattr(kind, name))
     return made
-
-
-def _comments(kind: type) -> dict[str, str]:
-    """The comments at the ends of the lines on which a dataclass declares its fields."""
-    try:
-        source = inspect.getsource(kind)
-    except (OSError, TypeError):  # a class without a file, made in a console
-        return {}
-    found = {}
-    for line in source.splitlines():
-        name, _, rest = line.strip().partition(":")
-        _, marker, comment = rest.rpartition("  # ")
-        if marker and name in kind.__dataclass_fields__:  # type: ignore[attr-defined]
-            found[name] = comment.strip()
-    return found
 
 
 def whole_number(text: str) -> int:
@@ -318,8 +296,7 @@ def fitting_preset(presets: Collection[str], env_id: str, env: Any) -> str:
 
 def _note_preset(fitting: str, used: str, env_id: str) -> None:
     if fitting != used:
-        print(
+        logger.warning(
             f"note: {env_id} with the settings of --preset {used}; those of --preset {fitting} are made for "
-            "environments like it",
-            file=sys.stderr,
+            "environments like it"
         )

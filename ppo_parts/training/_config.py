@@ -1,17 +1,20 @@
-"""Ranges of configuration fields: declared once, next to the field, and checked wherever the field is used."""
+"""Ranges and help texts of configuration fields, which are declared in the annotation of the field."""
 
 from __future__ import annotations
 
 import dataclasses
 import types
 import typing
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from .._errors import UserTypeError, UserValueError
 from .._hyperparameters import bounds, choice, count, number
 from ._train import updates_in
+
+M = TypeVar("M")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +48,8 @@ def more_than(low: float) -> Range:
 class Config:
     """The fields that every recipe's configuration has; a subclass sets the defaults and adds its own fields.
 
-    A field that a subclass declares again, `num_envs: int = 4`, keeps its range and its documentation. Float fields may
-    hold traced arrays.
+    The annotation of a field declares its type, its range and its help text. A field that a subclass declares again,
+    `num_envs: int = 4`, keeps its range and its help text. Float fields may hold traced arrays.
 
     Example:
         >>> import dataclasses
@@ -58,26 +61,29 @@ class Config:
         ...     total_timesteps: int = 500_000
         ...     num_envs: int = 4
         ...     num_steps: int = 128
-        ...     gamma: Annotated[float, training.between(0, 1)] = 0.99  # discount of rewards per step
+        ...     gamma: Annotated[float, training.between(0, 1), "discount of rewards per step"] = 0.99
         >>> Config().num_updates
         976
     """
 
-    env_id: str
-    """name of the environment"""
-    total_timesteps: Annotated[int, at_least(1)]
-    """environment steps in the whole run, rounded down to whole updates; may be written as 5e5"""
-    num_envs: Annotated[int, at_least(1)]
-    """number of environments stepped in parallel"""
-    num_steps: Annotated[int, at_least(1)]
-    """steps of each environment in a rollout; an update follows each rollout"""
-    microbatch: Annotated[int | Literal["auto"] | None, at_least(1)] = "auto"
-    """evaluate networks on this many steps at a time, to save memory; "auto": 1024 where that is faster"""
-    shards: Annotated[int | None, at_least(1)] = None
-    """equal blocks of environments that minibatches do not mix; devices hold whole ones. None: one, or on the command
-    line as many as --num-devices"""
-    seed: Annotated[int, between(0, 2**32 - 1)] = 1
-    """seed for all random numbers"""
+    env_id: Annotated[str, "name of the environment"]
+    total_timesteps: Annotated[
+        int, at_least(1), "environment steps in the whole run, rounded down to whole updates; may be written as 5e5"
+    ]
+    num_envs: Annotated[int, at_least(1), "number of environments stepped in parallel"]
+    num_steps: Annotated[int, at_least(1), "steps of each environment in a rollout; an update follows each rollout"]
+    microbatch: Annotated[
+        int | Literal["auto"] | None,
+        at_least(1),
+        'evaluate networks on this many steps at a time, to save memory; "auto": 1024 where that is faster',
+    ] = "auto"
+    shards: Annotated[
+        int | None,
+        at_least(1),
+        "equal blocks of environments that minibatches do not mix; devices hold whole ones. None: one, or on the "
+        "command line as many as --num-devices",
+    ] = None
+    seed: Annotated[int, between(0, 2**32 - 1), "seed for all random numbers"] = 1
 
     @property
     def num_updates(self) -> int:
@@ -86,17 +92,27 @@ class Config:
 
 
 def ranges(kind: type) -> dict[str, Range]:
-    """The ranges that the fields of a dataclass declare, by name; a field redeclared without a range keeps it."""
-    found: dict[str, Range] = {}
+    """The ranges that the fields of a dataclass declare, by name."""
+    return _metadata(kind, Range)
+
+
+def help_texts(kind: type) -> dict[str, str]:
+    """The help texts that the fields of a dataclass declare, by name."""
+    return _metadata(kind, str)
+
+
+def _metadata(kind: type, of: type[M]) -> dict[str, M]:
+    """The metadata of one type in the annotations of a dataclass; a field redeclared without it keeps it."""
+    found: dict[str, M] = {}
     for base in reversed(kind.__mro__):
         for name, hint in get_type_hints(base, include_extras=True).items():
             for declared in getattr(hint, "__metadata__", ()):
-                if isinstance(declared, Range):
+                if isinstance(declared, of):
                     found[name] = declared
     return found
 
 
-def check_config(config: Any) -> None:
+def check_config(config: Any, where: str = "") -> None:
     """Raise if a field of a dataclass does not have its declared type, or lies outside its declared range.
 
     Declare the range next to the type: `gamma: Annotated[float, training.between(0, 1)] = 0.99`. Float fields may hold
@@ -104,6 +120,7 @@ def check_config(config: Any) -> None:
 
     Args:
         config: an instance of a dataclass.
+        where: what errors begin with; by default the name of the dataclass.
 
     Raises:
         UserTypeError, UserValueError: names the first invalid field, its value, and the values it may hold.
@@ -121,7 +138,7 @@ def check_config(config: Any) -> None:
         ...
         ppo_parts.UserValueError: Config: max_grad_norm must lie in (0, inf), got -0.5
     """
-    where, declared = type(config).__name__, ranges(type(config))
+    where, declared = where or type(config).__name__, ranges(type(config))
     for name, hint in get_type_hints(type(config)).items():
         _check_field(where, name, getattr(config, name), hint, declared.get(name))
 
@@ -138,13 +155,13 @@ def _check_field(where: str, name: str, value: Any, hint: Any, declared: Range |
         _check_number(where, name, value, numeric[0], declared)
     elif get_origin(hint) is tuple:
         if not isinstance(value, tuple):
-            raise UserTypeError(f"{where}: {name} must be a tuple, got {value!r}")
+            raise UserTypeError(f"must be a tuple, got {value!r}", where=where, argument=name)
         for x in value:
             _check_number(where, name, x, get_args(hint)[0], declared)
-    elif hint is bool and not isinstance(value, bool):
-        raise UserTypeError(f"{where}: {name} must be True or False, got {value!r}")
-    elif hint is str and not isinstance(value, str):
-        raise UserTypeError(f"{where}: {name} must be a string, got {value!r}")
+    else:
+        for kind, expected in {bool: "True or False", str: "a string", Path: "a Path"}.items():
+            if kind in kinds and not isinstance(value, kind):
+                raise UserTypeError(f"must be {expected}, got {value!r}", where=where, argument=name)
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
@@ -160,4 +177,4 @@ def _check_number(where: str, name: str, value: Any, kind: type, declared: Range
     low = None if declared is None else int(declared.low)
     whole = count(where, name, value, low)
     if declared is not None and whole > declared.high:
-        raise UserValueError(f"{where}: {name} must lie in [{low}, {int(declared.high)}], got {value!r}")
+        raise UserValueError(f"must lie in [{low}, {int(declared.high)}], got {value!r}", where=where, argument=name)

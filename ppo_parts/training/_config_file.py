@@ -8,7 +8,6 @@ import hashlib
 import importlib.metadata
 import json
 import platform
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from .. import __version__
 from .._errors import UserValueError
 from ._errors import RunNotFoundError
 from ._files import plain
+from ._messages import logger
 from ._options import RunOptions, kept_options
 from ._recipe import recipe_of
 
@@ -87,7 +87,7 @@ def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict
 
 
 def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions) -> None:
-    """Raise unless a run is resumed with its own configuration; print which versions have changed."""
+    """Raise unless a run is resumed with its own configuration; warn about versions that have changed."""
     differences = [f"{name} was {was!r}, is {now!r}" for name, (was, now) in changes(stored, config, options).items()]
     if differences:
         raise UserValueError(
@@ -97,7 +97,7 @@ def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions)
     before = stored["versions"]
     updated = [f"{name} {before.get(name)} (now {x})" for name, x in versions().items() if before.get(name) != x]
     if updated:
-        print(f"begun with {', '.join(updated)}: the last bits may differ", file=sys.stderr)
+        logger.warning(f"begun with {', '.join(updated)}: the last bits may differ")
 
 
 def digest(stored: Mapping[str, Any]) -> str:

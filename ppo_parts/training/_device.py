@@ -44,8 +44,7 @@ def check_memory(train: Any, num_seeds: int, num_devices: int = 1, limit: float 
     if limit is not None and needed > limit:
         raise UserValueError(
             f"this run needs at least {needed / 2**30:,.1f} GiB of memory for its states and rollouts, and there are "
-            f"{limit / 2**30:,.1f} GiB: give fewer seeds (num_seeds={num_seeds}), environments or steps, or a smaller "
-            "network"
+            f"{limit / 2**30:,.1f} GiB: give fewer seeds (now {num_seeds}), environments or steps, or a smaller network"
         )
 
 

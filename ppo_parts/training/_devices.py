@@ -68,8 +68,10 @@ def placement(train: Train, options: RunOptions) -> Placement | None:
         return None
     if train.rollout.restart is not None:
         raise UserValueError(
-            f"run: num_devices={number} divides environments that are written in JAX, and these are on the host: "
-            "leave num_devices out; they can be divided over processes of the host instead"
+            f"must be 1 for environments on the host, got {number}: leave it out; such environments can be divided "
+            "over processes of the host instead",
+            where="run",
+            argument="num_devices",
         )
     mesh = Mesh(np.array(devices[:number]), (AXIS,))
     if options.num_seeds == 1:
@@ -78,8 +80,9 @@ def placement(train: Train, options: RunOptions) -> Placement | None:
         return Placement(mesh, shardings, over_seeds=False)
     if options.num_seeds % number:
         raise UserValueError(
-            f"run: num_devices={number} does not divide num_seeds={options.num_seeds}: each device trains as many "
-            "seeds as the others"
+            f"must divide the {options.num_seeds} seeds, got {number}: each device trains as many seeds as the others",
+            where="run",
+            argument="num_devices",
         )
     divided = NamedSharding(mesh, PartitionSpec(AXIS))
     shardings = jax.tree.map(lambda _: divided, train.state_shapes(options.num_seeds))
@@ -100,11 +103,17 @@ def devices_of(options: RunOptions) -> int:
             if jax.default_backend() == "cpu"
             else ""
         )
-        raise UserValueError(f"run: num_devices={number}, and JAX finds {there} ({jax.default_backend()}){simulated}")
+        raise UserValueError(
+            f"must be at most the {there} that JAX finds ({jax.default_backend()}), got {number}{simulated}",
+            where="run",
+            argument="num_devices",
+        )
     if several and number != there:
         raise UserValueError(
-            f"run: num_devices={number}, and the {jax.process_count()} processes have {there}: leave num_devices out "
-            "to use all of them, or start fewer processes"
+            f"must be the {there} of the {jax.process_count()} processes, got {number}: leave it out to use all of "
+            "them, or start fewer processes",
+            where="run",
+            argument="num_devices",
         )
     return number
 

@@ -13,6 +13,7 @@ from .._extras import require_package
 from ._config_file import versions
 from ._device import device_name
 from ._evaluate import EVALUATION
+from ._messages import logger
 from ._metrics_file import Row, column
 from ._statistics import interval, summary
 from ._train import NONFINITE, Train, last_episodes_return
@@ -78,7 +79,7 @@ def draw(path: Path, rows: list[Row], title: str) -> dict[str, str]:
 
 
 def announce(result: dict[str, Any]) -> None:
-    """Print the result."""
+    """Log the result."""
 
     def sentence(what: str, numbers: dict[str, Any]) -> str:
         text = f"{what}: {numbers['mean']:.1f}"
@@ -90,24 +91,24 @@ def announce(result: dict[str, Any]) -> None:
         return text
 
     if "last_100_episodes_return" in result and np.isfinite(result["last_100_episodes_return"]["mean"]):
-        print(sentence("mean return of the last 100 episodes", result["last_100_episodes_return"]))
+        logger.info(sentence("mean return of the last 100 episodes", result["last_100_episodes_return"]))
     else:
-        print("no episode ended" + (" in some of the seeds" if result["num_seeds"] > 1 else ""))
+        logger.info("no episode ended" + (" in some of the seeds" if result["num_seeds"] > 1 else ""))
     if "skipped_minibatches" in result:
-        print(
+        logger.info(
             f"{result['skipped_minibatches']:,} minibatches ({result['skipped_share']:.0%}) had no effect: there were "
             f"numbers that are not finite in their updates; {NONFINITE}... in the metrics says where"
         )
     if "evaluation" in result:
         played = result["evaluation"]
-        print(sentence(f"evaluation over {played['episodes']} episodes", played["episode_return"]))
+        logger.info(sentence(f"evaluation over {played['episodes']} episodes", played["episode_return"]))
     if "best" in result:
-        print("best {metric}: {value:.4g}, in the checkpoint of update {update}".format(**result["best"]))
+        logger.info("best {metric}: {value:.4g}, in the checkpoint of update {update}".format(**result["best"]))
     if "timing" in result:
         text = "{env_steps:,} steps in {seconds:,.1f} s ({steps_per_second:,.0f} per second) on {device}"
-        print(text.format(**result["timing"]))
+        logger.info(text.format(**result["timing"]))
     if "curve" in result:
-        print(f"learning curve: {result['curve']}")
+        logger.info(f"learning curve: {result['curve']}")
 
 
 def plot_curve(

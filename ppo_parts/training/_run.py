@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -17,6 +16,7 @@ import numpy as np
 from .._checks import nonfinite_report
 from ._devices import devices_of
 from ._errors import NonFiniteError
+from ._messages import logger
 from ._metrics_file import Row
 from ._options import RunOptions, checked
 from ._processes import agreed, is_first, noticing_losses, of_first, together
@@ -43,6 +43,11 @@ def run(
     its result is bit-identical to that of an uninterrupted run. Ctrl-C, SIGTERM and SIGHUP save the run and end it; a
     second one ends it at once. SIGUSR1 saves and continues.
 
+    Messages about the run go to the logger `ppo_parts.training`, for example "compiled in 4.0 s" at the level INFO.
+
+    All processes of a distributed run call this function with the same arguments. The first one writes the files and
+    calls `on_rows`; a signal to one of them stops all.
+
     Args:
         train: the run, as a recipe's `make_train` returns it.
         config: a dataclass with the fields `seed` and `env_id`, among others; recorded, and compared on resuming.
@@ -53,13 +58,10 @@ def run(
             reported again, if the process is killed.
         make_program: makes what computes updates and evaluations; see `Program`.
 
-    All processes of a distributed run call this function with the same arguments. The first one writes the files and
-    calls `on_rows`; a signal to one of them stops all.
-
     Returns:
         The result: returns of the last 100 episodes per seed, evaluation, versions, timing, paths. If the run was
         interrupted, only the number of steps, the versions, and `interrupted_by`: the name of the signal, or "StopRun".
-        In other processes than the first, there is nothing else either.
+        Processes other than the first always return only these.
 
     Raises:
         FileExistsError: the folder already holds a run. FileNotFoundError: there is no run to resume.
@@ -74,16 +76,16 @@ def run(
         with together("open the folder of the run"):
             folder = stack.enter_context(open_run(train, config, options))
             begun, state = folder.begin(train)
-        print(introduction(train, options, folder.path, begun))
+        logger.info(introduction(train, options, folder.path, begun))
         if state is not None and train.rollout.restart is not None:
-            print("the environments are on the host, where no checkpoint can hold them: new episodes begin")
+            logger.info("the environments are on the host, where no checkpoint can hold them: new episodes begin")
         begun, state = begun_by_first(train, options, begun, state)
         with Interrupt() as interrupt:
             loop = Loop(train, options, folder, program, interrupt, on_rows)
             done, state = loop(begun, program.start(state))
         result = beginning_of_result(train, config, options.num_seeds, done)
         if done < train.num_updates:  # the sender of the signal is waiting for this process to end
-            print(f"interrupted after update {done} of {train.num_updates}; continue with --resume {folder.path}")
+            logger.info(f"interrupted after update {done} of {train.num_updates}; continue with --resume {folder.path}")
             return result | interrupt.reason
         if options.eval_episodes:
             result["evaluation"] = evaluation_of(program.evaluate(state, done), options.eval_episodes)
@@ -102,10 +104,9 @@ def run(
 
 
 def follow(train: Train, config: Any, options: RunOptions, program: Program) -> dict[str, Any]:
-    """Run what the first process of a distributed run does, without its files and in silence."""
+    """Run what the first process of a distributed run does, without its files."""
     options = dataclasses.replace(options, progress=False)
-    with contextlib.ExitStack() as stack, noticing_losses():
-        stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+    with noticing_losses():
         with together("open the folder of the run"):
             folder = Follower()
         begun, state = begun_by_first(train, options, *folder.begin(train))
@@ -183,7 +184,7 @@ class Loop:
         except Exception:
             if self.train.rollout.restart is not None and saved < done:
                 self.folder.save(done, state)  # these environments belong to a single process
-                print(f"saved after update {done}; continue with --resume {self.folder.path}")
+                logger.info(f"saved after update {done}; continue with --resume {self.folder.path}")
             raise
 
     def _rescuing(self, done: int, state: Any, rows: list[Row]) -> contextlib.AbstractContextManager[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gc
 import os
 import signal
@@ -13,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ._messages import logger
 from ._processes import agreed
 
 STOP = ("SIGINT", "SIGTERM", "SIGHUP")
@@ -99,16 +99,11 @@ class Interrupt:
                 continue
             name, now = signal.Signals(number).name, time.monotonic()
             if name == SAVE:
-                _print("saving")
+                logger.warning("saving")
             elif not self.working and name != "SIGINT":
                 self._end(128 + number)
             elif not self._first:
                 self._first = now
-                _print(f"{name}: saving; again to abort")
+                logger.warning(f"{name}: saving; again to abort")
             elif now - self._first > TOGETHER:
                 self._end(128 + number)
-
-
-def _print(text: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be gone
-        os.write(2, f"\n{text}\n".encode())

@@ -191,7 +191,10 @@ def vmap_over_seeds(function: Callable[..., Any], num_seeds: int) -> Callable[..
 def seed_keys(seed: int, num_seeds: int) -> Array:
     """Make the keys of `seed`, `seed + 1`, ...; a single key has no axis."""
     if not 0 <= seed <= 2**32 - num_seeds:  # JAX would use only the last 32 bits of a larger seed
-        raise UserValueError(f"seeds must lie in [0, 2**32), got {seed} to {seed + num_seeds - 1}: give another seed")
+        raise UserValueError(
+            f"must be such that all seeds lie in [0, 2**32), got {seed} to {seed + num_seeds - 1}: give another seed",
+            argument="seed",
+        )
     keys = jnp.stack([jax.random.key(seed + i) for i in range(num_seeds)])
     return keys if num_seeds > 1 else keys[0]
 
@@ -209,13 +212,17 @@ def updates_in(total_timesteps: int, *, num_envs: int, num_steps: int) -> int:
     each = count("updates_in", "num_envs", num_envs) * count("updates_in", "num_steps", num_steps)
     if count("updates_in", "total_timesteps", total_timesteps) < each:
         raise UserValueError(
-            f"total_timesteps={total_timesteps} is less than one update, num_envs * num_steps = {num_envs} * "
-            f"{num_steps} = {each} steps: raise it, or make the rollouts shorter"
+            f"must be at least one update, num_envs * num_steps = {num_envs} * {num_steps} = {each} steps, got "
+            f"{total_timesteps}: raise it, or make the rollouts shorter",
+            where="updates_in",
+            argument="total_timesteps",
         )
     if total_timesteps // each >= 2**31:
         raise UserValueError(
-            f"total_timesteps={total_timesteps} is {total_timesteps // each} updates, and they are counted to 2**31: "
-            "lower it, or make the rollouts longer"
+            f"must be less than 2**31 updates, got {total_timesteps}, which is {total_timesteps // each} updates: "
+            "lower it, or make the rollouts longer",
+            where="updates_in",
+            argument="total_timesteps",
         )
     return total_timesteps // each
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from ._config_file import changes, check_unchanged, described, stored_run
 from ._errors import RunExistsError, RunFolderError, RunNotFoundError
 from ._files import write_json
 from ._folder import RunFolder
+from ._messages import logger
 from ._metrics_file import Log, MetricsFile, Row, read_log, write_rows
 from ._options import RunOptions, kept_options
 from ._train import Train
@@ -197,7 +197,7 @@ class RunWriter(RunFolder):
             self._set_aside_log()
             write_rows(self.log_path, log.rows)
         elif not done and read_log(self.log_path, before=1).rows:
-            print(f"{self.path} has no checkpoint: the run begins again; its log is in aside/", file=sys.stderr)
+            logger.warning(f"{self.path} has no checkpoint: the run begins again; its log is in aside/")
             self._set_aside_log()
         return log
 
@@ -213,7 +213,7 @@ class RunWriter(RunFolder):
 
 
 class Follower:
-    """What other processes of a run than the first have in place of its folder: they write nothing."""
+    """Stands in for the folder in all processes but the first, which write nothing."""
 
     path = "the folder of the first process"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks._runs import EVALUATED, UPDATES, Crash, acting, compiled_programs_kept_in, crash, go, tiny
+from ppo_parts.training._messages import printed_messages
 from recipes import cleanrl_ppo
 
 
@@ -26,6 +27,13 @@ def cache(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def quick_compilation():
     """Set once for the whole package (`cache`), because runs of different tests are compared to the last bit."""
+
+
+@pytest.fixture(autouse=True)
+def messages():
+    """Print what runs log, as command lines do."""
+    with printed_messages():
+        yield
 
 
 @pytest.fixture(scope="package")

@@ -97,15 +97,19 @@ def check_refusals():
     """What devices cannot share equally is refused before a run has a folder; shards follow --num-devices."""
     train, host = cleanrl_ppo.make_train(CONFIG), SimpleNamespace(rollout=SimpleNamespace(restart=lambda: None))
     for run, options, message in (
-        (train, {"num_devices": 8}, "num_devices=8, and JAX finds 4 .*device_count=8 simulates"),
+        (
+            train,
+            {"num_devices": 8},
+            "must be at most the 4 that JAX finds .*, got 8; .*device_count=8 simulates",
+        ),
         (train, {"num_devices": 3}, "shards=4 cannot be divided over a mesh of 3 devices"),
-        (train, {"num_devices": 2, "num_seeds": 3}, "num_devices=2 does not divide num_seeds=3"),
-        (host, {"num_devices": 2}, "num_devices=2 divides environments that are written in JAX.*on the host"),
+        (train, {"num_devices": 2, "num_seeds": 3}, "num_devices must divide the 3 seeds, got 2"),
+        (host, {"num_devices": 2}, "num_devices must be 1 for environments on the host, got 2"),
     ):
         with pytest.raises(ValueError, match=message):
             training.Program(run, 1, training.RunOptions(**options))
 
-    with pytest.raises(ValueError, match=r"distributed=True is for processes that have called jax.distributed"):
+    with pytest.raises(ValueError, match=r"distributed is for processes that have called jax.distributed"):
         go(train, Path("unused"), "run", config=CONFIG, distributed=True)
 
     class Reached(Exception):

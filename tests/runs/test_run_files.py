@@ -158,21 +158,21 @@ def test_run_options_are_checked_before_a_folder_is_made(train, tmp_path, option
     [
         ({"eval_every": 0, "eval_episodes": 1}, "run: eval_every must be at least 1, got 0"),
         ({"keep_checkpoints": 0}, "run: keep_checkpoints must be at least 1, got 0"),
-        ({"eval_every": 2}, "run: eval_every=2 needs eval_episodes"),
+        ({"eval_every": 2}, "run: eval_every needs eval_episodes"),
         (
             {"best_metric": "episode_retrun"},
-            "best_metric='episode_retrun' is not measured in this run; there are 'appr",
+            "best_metric must be measured in this run, got 'episode_retrun'; there are 'appr",
         ),
         (
             {"best_metric": "evaluation/episode_return"},
-            "measured in this run; evaluation/... needs eval_every; there are",
+            "measured in this run, got 'evaluation/episode_return'; evaluation/... needs eval_every; there are",
         ),
-        ({"checkpoint_minutes": 0}, "run: checkpoint_minutes must be more than 0, got 0"),
+        ({"checkpoint_minutes": 0}, "run: checkpoint_minutes must lie in (0, inf), got 0"),
         ({"on_nonfinite": "ignore"}, "on_nonfinite must be one of 'stop', 'skip', got 'ignore'"),
         ({"best_mode": "most"}, "best_mode must be one of 'max', 'min', got 'most'"),
         (
             {"checkpoint": "best"},
-            "checkpoint='best' says what to load from the run that resume or init_from names",
+            "checkpoint says what to load from the run that resume or init_from names, got 'best'",
         ),
         ({"resume": Path("a"), "init_from": Path("b")}, "give one of them"),
     ],

@@ -105,7 +105,7 @@ def test_signal_in_a_long_device_call_ends_a_process(tmp_path, cache):
     config = tiny(num_steps=2**22, total_timesteps=2**24)
     process = start(*arguments(config), "--directory", str(tmp_path), "--name", "run", cache=cache)
     output = ""
-    while "compiling" not in output:
+    while "compiled in" not in output:
         output += process.stdout.readline()
         assert process.poll() is None, output
     time.sleep(0.5)

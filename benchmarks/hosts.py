@@ -1,0 +1,178 @@
+"""Environments on the host: steps per second of the environments alone, of collecting, and of whole training runs.
+
+    python -m benchmarks hosts --json benchmarks/results/hosts_cpu.json
+    python -m benchmarks hosts --cleanrl ../cleanrl/.venv/bin/python ../cleanrl/cleanrl/ppo_continuous_action.py
+
+All train the same network on the same task in the same settings: 8 environments, 256 steps, 10 epochs of 32
+minibatches of 64, observations and rewards normalized, one process. `recipe` is `recipes.mujoco_ppo`; `cleanrl's
+settings` is `recipes.cleanrl_ppo`, whose advantages are computed once per rollout, as in CleanRL and
+Stable-Baselines3. These two take part if they are installed (`pip install stable-baselines3`) or given: CleanRL's own
+script, unchanged, runs under a Python of its own, because it needs Gymnasium 0.29, and on version 4 of the task; its
+own count of steps per second is read. Programs run in turn; compile time is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from ppo_parts import training
+from recipes import async_ppo, cleanrl_ppo, mujoco_ppo
+
+from . import _timing
+
+ENVS, STEPS, EPOCHS, MINIBATCHES, HIDDEN = 8, 256, 10, 32, 64
+
+
+def alone(task: str, updates: int) -> Callable[[], Any]:
+    """The vector environment that `gym:` makes, stepped with random actions."""
+    import gymnasium
+
+    mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
+    env = gymnasium.make_vec(task, ENVS, vectorization_mode="sync", vector_kwargs=mode)
+    env.reset(seed=0)
+    actions = np.random.default_rng(0).uniform(-1, 1, (STEPS, *env.action_space.shape)).astype(np.float32)
+
+    def play() -> None:
+        for _ in range(updates):
+            for action in actions:
+                env.step(action)
+
+    return play
+
+
+def ours(train: training.Train, updates: int, learn: bool = True) -> Callable[[], Any]:
+    """`updates` rollouts, each with its update; without, if not `learn`."""
+    one = jax.jit(train.step if learn else train.collect)
+    state = jax.block_until_ready(jax.jit(train.init)(jax.random.key(0)))
+
+    def advance() -> None:
+        nonlocal state
+        for _ in range(updates):
+            after = jax.block_until_ready(one(state))
+            state = after[0] if learn else state._replace(rollout=after[0])
+
+    return advance
+
+
+def ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
+    """`recipes.async_ppo`: the actor collects one rollout ahead of the learner."""
+    program = async_ppo.OneAhead(async_ppo.make_train(config), 0, training.RunOptions())
+    state = program.start()
+    advance = program.advance_from(state)
+
+    def run() -> None:
+        nonlocal state
+        for _ in range(updates):
+            state, _ = advance(state, 1)
+
+    return run
+
+
+def stable_baselines(task: str, updates: int) -> Callable[[], Any]:
+    """Stable-Baselines3's PPO with its own vectorized environments and normalization."""
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    torch.set_num_threads(1)
+    layers = {"pi": [HIDDEN, HIDDEN], "vf": [HIDDEN, HIDDEN]}
+    settings = {"n_steps": STEPS, "batch_size": ENVS * STEPS // MINIBATCHES, "n_epochs": EPOCHS, "device": "cpu"}
+    environments = VecNormalize(make_vec_env(task, ENVS))
+    model = PPO("MlpPolicy", environments, policy_kwargs={"net_arch": layers}, **settings)
+    return lambda: model.learn(updates * ENVS * STEPS)
+
+
+def cleanrl(python: str, script: str, task: str, updates: int) -> float:
+    """Steps per second of CleanRL's script, as it reports them when it ends."""
+    given = {
+        "env-id": task.replace("-v5", "-v4"),
+        "num-envs": ENVS,
+        "num-steps": STEPS,
+        "update-epochs": EPOCHS,
+        "num-minibatches": MINIBATCHES,
+        "total-timesteps": updates * ENVS * STEPS,
+    }
+    command = [python, script, "--no-cuda", *(f"--{name}={value}" for name, value in given.items())]
+    with tempfile.TemporaryDirectory() as folder:
+        out = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if out.returncode:
+        raise RuntimeError(f"{script} failed:\n{out.stderr[-2000:]}")
+    return float(re.findall(r"SPS: (\d+)", out.stdout)[-1])
+
+
+def programs(task: str, updates: int) -> dict[str, Callable[[], Any]]:
+    """Everybody who can take part in this process."""
+    common: dict[str, Any] = {"env_id": f"gym:{task}", "num_envs": ENVS, "num_steps": STEPS, "total_timesteps": 10**9}
+    settings = {"update_epochs": EPOCHS, "num_minibatches": MINIBATCHES}
+    config = mujoco_ppo.Config(**common, **settings)
+    other = dataclasses.replace(cleanrl_ppo.PRESETS["continuous"], **common, **settings)
+    found = {
+        "environments alone": alone(task, updates),
+        "collecting": ours(mujoco_ppo.make_train(config), updates, learn=False),
+        "recipe": ours(mujoco_ppo.make_train(config), updates),
+        "cleanrl's settings": ours(cleanrl_ppo.make_train(other), updates),
+        "one rollout ahead": ahead(config, updates),
+    }
+    if importlib.util.find_spec("stable_baselines3"):
+        found["stable-baselines3"] = stable_baselines(task, max(1, updates // 4))
+    return found
+
+
+def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> list[dict[str, Any]]:
+    """A row for each program: median steps per second, and paired ratios to the recipe and to the environments."""
+    thunks = programs(task, updates)
+    steps = dict.fromkeys(thunks, updates * ENVS * STEPS)
+    if "stable-baselines3" in steps:
+        steps["stable-baselines3"] = max(1, updates // 4) * ENVS * STEPS
+    walls: dict[str, list[float]] = {name: [] for name in thunks}
+    for thunk in thunks.values():
+        thunk()  # compiles
+    for _ in range(rounds):
+        for name, thunk in thunks.items():
+            walls[name].append(_timing.seconds(thunk)[0] / steps[name])
+        if script:
+            walls.setdefault("cleanrl", []).append(1 / cleanrl(*script, task, max(2, updates // 4)))
+    return [
+        {
+            "task": task,
+            "num_envs": ENVS,
+            "program": name,
+            "steps_per_second": 1 / _timing.quartiles(taken)[0],
+            "over_recipe": _timing.ratio(walls, name, "recipe"),
+            "over_environments": _timing.ratio(walls, name, "environments alone"),
+        }
+        for name, taken in walls.items()
+    ]
+
+
+def main() -> None:
+    """Print the table; write it with `--json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", default=["HalfCheetah-v5"])
+    parser.add_argument("--updates", type=_timing.positive, default=20, help="in each sample")
+    parser.add_argument("--rounds", type=_timing.positive, default=5, help="interleaved")
+    parser.add_argument("--cleanrl", nargs=2, metavar=("PYTHON", "SCRIPT"), help="its ppo_continuous_action.py")
+    parser.add_argument("--json", metavar="PATH", help="write the results here")
+    options = parser.parse_args()
+    results = []
+    for task in options.tasks:
+        for row in measure(task, options.updates, options.rounds, options.cleanrl):
+            results.append(row)
+            shown = "takes {median:5.2f} ({q1:.2f} - {q3:.2f}) times the recipe's time".format(**row["over_recipe"])
+            print(f"{task:16} {row['program']:20} {row['steps_per_second']:9,.0f} steps/s, {shown}", flush=True)
+        _timing.write(options.json, "benchmarks hosts", results)
+
+
+if __name__ == "__main__":
+    main()

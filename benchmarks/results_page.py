@@ -1,0 +1,147 @@
+"""docs/results.md, what the recipes reach: `python -m benchmarks report` writes it from benchmarks/results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from recipes.mujoco_ppo import Config
+
+from .report import canvas, save, table
+
+TIANSHOU = "https://github.com/thu-ml/tianshou/tree/82dc1adf/examples/mujoco"
+CLEANRL = "https://docs.cleanrl.dev/rl-algorithms/ppo/#ppo_continuous_actionpy"
+PUBLISHED = {  # task: Tianshou's mean and standard deviation at 1M steps, its mean at 3M steps, CleanRL's mean at 1M
+    "HalfCheetah-v5": ("5784 (1244)", "7337", "1443"),
+    "Ant-v5": ("3258 (1079)", "4079", ""),
+    "Walker2d-v5": ("3589 (757)", "4896", "2288"),
+    "Hopper-v5": ("2609 (701)", "3128", "2383"),
+    "Humanoid-v5": ("787 (194)", "1360", "716"),
+}
+GAMES = {"won_sampled": "won, actions sampled", "won_mode": "won, most probable actions"}
+
+
+def page(results: pathlib.Path, docs: pathlib.Path) -> str:
+    """The page; pictures are written on the way."""
+    lines = [
+        "# Results",
+        "",
+        "Each row links its raw file, which holds the configuration, the versions, the hardware and the numbers of",
+        "every seed. `python -m benchmarks report` writes this page from these files.",
+        "",
+        *mujoco(results, docs / "img"),
+        *games(results),
+        "## Classic control, MinAtar, memory and agents",
+        "",
+        "[Benchmarks](benchmarks.md#learning) lists these records: CartPole, Acrobot, Pendulum, Breakout-MinAtar, a",
+        "memory task, and three tasks of several agents. [Does it help?](study.md) compares V-trace, priorities and",
+        "refreshing.",
+        "",
+        "## Speed",
+        "",
+        "[Benchmarks](benchmarks.md) has the times of parts, updates and whole runs, each against rivals on the same",
+        "work.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def mujoco(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
+    """The table of Gymnasium's MuJoCo tasks, beside the published results."""
+    records = [
+        json.loads(path.read_text())["results"] | {"file": path.name} for path in sorted(results.glob("mujoco/*.json"))
+    ]
+    records = [record for record in records if record["complete"]]
+    if not records:
+        return []
+    rows = [
+        [
+            f"[{record['task']}](../benchmarks/results/mujoco/{record['file']})",
+            f"`{record['variant']}`{other_settings(record['config'])}",
+            f"{record['env_steps']:,}",
+            f"{record['seeds'][0]} - {record['seeds'][-1]}",
+            interval(record["best_evaluation"]),
+            f"{max(np.mean(row['evaluation']) for row in record['curve']):.0f}",
+            *(interval(record[what]) for what in ("last_evaluation", "last_100_episodes")),
+            *PUBLISHED.get(record["task"], ("", "", "")),
+        ]
+        for record in records
+    ]
+    header = [
+        "task",
+        "variant",
+        "steps",
+        "seeds",
+        "best of each seed",
+        "best mean",
+        "last",
+        "last 100 training episodes",
+    ]
+    header += [f"[Tianshou]({TIANSHOU}), 1M", "3M", f"[CleanRL]({CLEANRL}), 1M"]
+    return [
+        "## Gymnasium's MuJoCo tasks",
+        "",
+        *table(header, rows),
+        "Mean over seeds [95 % bootstrap interval]. An evaluation is the mean return of 10 episodes with the mode of",
+        "the policy, after every 1/20 of the run. *Best of each seed* takes the highest evaluation of each seed, and",
+        "*best mean* the highest mean over seeds; both favor lucky evaluations. Tianshou reports the maximum over",
+        "training of about 30 evaluations in 1M steps (10 seeds, mean and standard deviation, version 3 of the",
+        "environments), CleanRL training returns (3 seeds, version 4). A *variant* changes one thing of",
+        "`recipes.mujoco_ppo`; `python -m benchmarks mujoco <task> --variant <variant>` makes a row. Settings beside",
+        "its name are the recipe's at the time of the record, and differ from today's. The recipe's own rows, for all",
+        "five tasks, have not been recorded yet.",
+        "",
+        *curves(records, pictures),
+    ]
+
+
+def other_settings(config: dict[str, Any]) -> str:
+    """The settings of a record that are not the recipe's any more."""
+    now = dataclasses.asdict(Config())
+    free = ("env_id", "total_timesteps", "seed", "hidden")
+    other = [f"{name}={value}" for name, value in config.items() if name not in free and now.get(name) != value]
+    return f", {', '.join(other)}" if other else ""
+
+
+def interval(found: dict[str, Any]) -> str:
+    """Mean and its interval."""
+    return "{mean:.0f} [{low:.0f}, {high:.0f}]".format(
+        mean=found["mean"], low=found["mean_95"][0], high=found["mean_95"][1]
+    )
+
+
+def curves(records: list[dict[str, Any]], pictures: pathlib.Path) -> list[str]:
+    """A panel for each task: the mean evaluation of each record with its interval, and Tianshou's mean as a line."""
+    tasks = list(dict.fromkeys(record["task"] for record in records))
+    figure, panels = canvas(len(tasks))
+    for task, panel in zip(tasks, panels, strict=True):
+        for color, record in enumerate(record for record in records if record["task"] == task):
+            steps = [row["env_steps"] / 1e6 for row in record["curve"]]
+            seen = np.array([row["evaluation"] for row in record["curve"]])
+            panel.plot(steps, seen.mean(axis=1), color=f"C{color}", label=record["variant"])
+            panel.fill_between(steps, *np.quantile(seen, (0.25, 0.75), axis=1), color=f"C{color}", alpha=0.2, lw=0)
+        if task in PUBLISHED:
+            mean = float(PUBLISHED[task][0].split()[0])
+            panel.axhline(mean, color="gray", ls="--", lw=1, label="Tianshou, best of 1M")
+        panel.set(title=task, xlabel="million environment steps", ylabel="return of 10 episodes")
+        panel.legend(fontsize=8)
+    save(figure, pictures / "results_mujoco.png")
+    return ["![Returns against steps](img/results_mujoco.png)", "", "Lines are means over seeds, bands quartiles.", ""]
+
+
+def games(results: pathlib.Path) -> list[str]:
+    """The table of games of two players."""
+    rows = []
+    for path in sorted(results.glob("games_*.json")):
+        found = json.loads(path.read_text())["results"]
+        shares = [" ".join(f"{100 * seed[what]:.1f} %" for seed in found["seeds"]) for what in GAMES]
+        seeds = ", ".join(str(seed["seed"]) for seed in found["seeds"])
+        rows.append(
+            [f"[{found['game']}](../benchmarks/results/{path.name})", f"{found['env_steps']:,}", seeds, *shares]
+        )
+    if not rows:
+        return []
+    return ["## Games against random moves", "", *table(["game", "steps", "seeds", *GAMES.values()], rows)]

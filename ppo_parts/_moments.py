@@ -1,0 +1,123 @@
+"""Running moments of normalizing wrappers, which several shards update separately during a rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ._shards import joined, split
+from ._types import Array
+
+
+class Moments(NamedTuple):
+    """Running mean and (population) variance of a stream, and the number of elements so far."""
+
+    mean: Array
+    var: Array
+    seen: Array
+
+    @staticmethod
+    def of(example: Array) -> Moments:
+        """Moments of an empty stream: mean 0, variance 1."""
+        shape = jnp.shape(example)
+        return Moments(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
+
+    def updated(self, x: Array) -> Moments:
+        """Return the moments after appending the rows of `x`, `[N, ...]`, to the stream (Chan et al. 1979).
+
+        Numbers that are not finite would never leave the moments, so an `x` that contains any is ignored.
+        """
+        x = x.astype(jnp.float32)
+        mean, var = jnp.mean(x, axis=0), jnp.var(x, axis=0)
+        after = self.appended(Moments(mean, var, jnp.float32(x.shape[0])))
+        finite = jnp.all(jnp.isfinite(mean) & jnp.isfinite(var))  # one of them is not finite if an element of x is not
+        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, self)
+
+    def appended(self, other: Moments) -> Moments:
+        """Return the moments of this stream followed by another one, which has to have an element."""
+        total = self.seen + other.seen
+        share = other.seen / total
+        delta, old = other.mean - self.mean, jnp.where(self.seen > 0, self.var, 0)
+        # Written as a step from the old variance: float32 cannot count beyond 2**24 elements, and sums would diverge.
+        var = old + (other.var - old + jnp.square(delta) * (1 - share)) * share
+        return Moments(self.mean + delta * share, var, total)
+
+    def of_rows(self, number: int) -> Moments:
+        """Return the moments with an axis in front, which broadcasts against so many rows."""
+        return Moments(*(x[None] for x in self))
+
+
+class ShardMoments(NamedTuple):
+    """Moments during a rollout of several shards, each of which sees its own rows only, so that devices do not wait.
+
+    Attributes:
+        before: the moments of all rows before this rollout.
+        since: `[shards, ...]`, those of the rows that each shard has seen since.
+    """
+
+    before: Moments
+    since: Moments
+
+    @staticmethod
+    def of(moments: Moments, shards: int) -> ShardMoments:
+        """Moments at the beginning of a rollout."""
+        empty = Moments.of(moments.mean)
+        return ShardMoments(moments, Moments(*(jnp.broadcast_to(x, (shards, *x.shape)) for x in empty)))
+
+    def updated(self, x: Array) -> ShardMoments:
+        """Return the moments after appending the rows of `x`, `[N, ...]`, to the streams of their shards."""
+        return self._replace(since=jax.vmap(Moments.updated)(self.since, split(x, len(self.since.seen), 0)))
+
+    def of_rows(self, number: int) -> Moments:
+        """Return the moments that the shard of each of so many rows has seen, `[N, ...]`."""
+        each = jax.vmap(_appended_if_any, (None, 0))(self.before, self.since)
+        shards = len(self.since.seen)
+
+        def rows(x: Array) -> Array:
+            return joined(jnp.broadcast_to(x[:, None], (shards, number // shards, *x.shape[1:])), 0)
+
+        return jax.tree.map(rows, each)
+
+
+class NormalizedState(NamedTuple):
+    """State of a normalizing wrapper: the state of the inner environment, and running moments."""
+
+    inner: Any
+    moments: Any
+    running_return: Any = None
+
+
+def divided_moments(env_state: Any, shards: int) -> Any:
+    """Give each shard moments of its own in the state of an environment, at the beginning of a rollout."""
+    return _map_moments(lambda moments: ShardMoments.of(moments, shards), env_state)
+
+
+def merged_moments(env_state: Any) -> Any:
+    """Merge the moments of all shards in the state of an environment, at the end of a rollout."""
+    return _map_moments(lambda moments: _appended_if_any(moments.before, merged(moments.since)), env_state)
+
+
+def merged(each: Moments) -> Moments:
+    """Merge the moments of shards, `[shards, ...]`; devices sum twice, for the mean and for the variance around it."""
+    mean, var, seen = each
+    weight, total = seen.reshape(-1, *(1 for _ in mean.shape[1:])), jnp.sum(seen)
+    some = jnp.maximum(total, 1)
+    whole = jnp.sum(weight * mean, axis=0, keepdims=True) / some
+    return Moments(whole[0], jnp.sum(weight * (var + jnp.square(mean - whole)), axis=0) / some, total)
+
+
+def _map_moments(f: Callable[[Any], Any], env_state: Any) -> Any:
+    def of_wrapper(x: Any) -> Any:
+        if not isinstance(x, NormalizedState):
+            return x
+        return x._replace(inner=_map_moments(f, x.inner), moments=f(x.moments))
+
+    return jax.tree.map(of_wrapper, env_state, is_leaf=lambda x: isinstance(x, NormalizedState))
+
+
+def _appended_if_any(moments: Moments, other: Moments) -> Moments:
+    after = moments.appended(other)
+    return jax.tree.map(lambda new, old: jnp.where(other.seen > 0, new, old), after, moments)

@@ -1,0 +1,352 @@
+"""Parts that add a regularizer of the policy as a loss, some with a coefficient that adapts; after the sampler."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from . import functional
+from ._errors import UserTypeError, UserValueError
+from ._hyperparameters import Numeric, at, choice, count, number, spread_nan
+from ._losses import entropy_of
+from ._policy import evaluate_policy
+from ._types import Array, Batch, Context, EmptyState, Params, Part, no_state
+from .functional import KLEstimator, masked_mean
+from .functional._common import unsqueezed
+
+KLDirection = Literal["reference_to_current", "current_to_reference"]
+
+
+class KLPenaltyState(NamedTuple):
+    """State of an adaptive `kl_penalty`: the coefficient, and the divergence after the previous update."""
+
+    coef: Array
+    kl: Array
+
+
+def kl_penalty(
+    *,
+    coef: Numeric,
+    estimator: KLEstimator | Literal["analytic"] = "k3",
+    direction: KLDirection = "reference_to_current",
+    reference: str = "behavior",
+    target: Numeric | None = None,
+    name: str = "kl_penalty",
+) -> Part:
+    r"""Add `coef` times the divergence between the policy being trained and a reference policy as the loss `name`.
+
+    .. math:: L_i = \beta\, \mathrm{KL}(\pi_{ref} \,\|\, \pi) \quad\text{("reference_to_current")}, \qquad
+              L_i = \beta\, \mathrm{KL}(\pi \,\|\, \pi_{ref}) \quad\text{("current_to_reference")}
+
+    Given `target`, the coefficient adapts: after each update, :math:`\beta` is halved if the mean divergence d of the
+    updated policy over the rollout is below :math:`d_{targ} / 1.5`, and doubled if d is above :math:`1.5\, d_{targ}`.
+
+    The estimators k1, k2, k3 and "k3+" use the actions of the rollout and their log-probabilities (see
+    `functional.approx_kl`). They estimate KL(reference ‖ current) if the reference is the behavior policy, and
+    KL(current ‖ reference) as long as the current policy is close to the behavior policy. In the latter direction, only
+    k2 and "k3+" have the gradient of the divergence, so use one of these. "analytic" needs no actions: it calls
+    `kl_divergence` of the distributions.
+
+    Metrics: `<name>`, the mean divergence of the minibatch in nats; with `target` also `<name>_coef`, and
+    `<name>_after`, the divergence after the previous update.
+
+    Args:
+        coef: coefficient beta, >= 0; with `target` the first one, > 0. A schedule counts learner updates (not with
+            `target`).
+        estimator: "k1", "k2", "k3", "k3+" or "analytic".
+        direction: "reference_to_current", as in PPO, or "current_to_reference", as in MDPO and GRPO.
+        reference: "behavior", the policy that acted; or the key in `extras` of the log-probabilities of the actions
+            under another policy, `[T, N]` (with "analytic", of its distribution).
+        target: None, or the divergence to keep, in nats, > 0; a schedule counts learner updates.
+        name: key in `losses`.
+
+    Place: after the sampler. "analytic" with the behavior policy needs `rollout(..., keep_distribution=True)`. After
+    `proximal_average`, the log-probabilities of the behavior policy are those of the proximal one; with `target`, put
+    this part before it.
+
+    Raises:
+        ValueError: an unknown word, or k1 with "current_to_reference", whose gradient is 0 in the mean.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> ppo_penalty = pp.chain(
+        ...     pp.policy_loss(pp.functional.importance_weighted_surrogate),
+        ...     pp.kl_penalty(coef=1., estimator="analytic", target=.01),
+        ... )
+        >>> to_a_frozen_model = pp.kl_penalty(
+        ...     coef=.04, estimator="k3+", direction="current_to_reference", reference="ref_log_prob"
+        ... )
+
+    Reference: Schulman et al. 2017, arXiv:1707.06347, section 4, eq. 8.
+    """
+    where = "kl_penalty"
+    choice(where, "estimator", estimator, (*get_args(KLEstimator), "analytic"))
+    choice(where, "direction", direction, get_args(KLDirection))
+    if not isinstance(reference, str):
+        raise UserTypeError(f'{where}: reference must be "behavior" or a key of extras, got {reference!r}')
+    if estimator == "k1" and direction == "current_to_reference":
+        raise UserValueError(f'{where}: the gradient of k1 is 0 in the mean in this direction: use "k3+" or "k2"')
+    adaptive = target is not None
+    coef = number(where, "coef", coef, 0, open_low=adaptive, schedule=not adaptive)
+    target = number(where, "target", target, 0, open_low=True) if adaptive else None
+    analytic, forward = estimator == "analytic", direction == "reference_to_current"
+
+    def divergence(batch: Batch) -> Array:
+        if analytic:
+            return _analytic_kl(batch, reference, forward)
+        recorded = batch.log_prob if reference == "behavior" else batch.extras[reference]
+        log_ratio = batch.current.log_prob - recorded
+        signed = log_ratio if forward else -log_ratio
+        return functional.approx_kl(signed, estimator=cast(KLEstimator, estimator), mask=batch.mask)
+
+    def init(params: Params, key: Array | None = None) -> EmptyState | KLPenaltyState:
+        del params, key
+        return KLPenaltyState(jnp.asarray(coef, float), jnp.zeros((), float)) if adaptive else EmptyState()
+
+    def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
+        beta, kl = state.coef if adaptive else at(coef, context.step), divergence(batch)
+        goal = None if target is None else at(target, context.step)
+        loss = spread_nan((beta * kl).astype(kl.dtype), beta, goal)
+        measured = {name: masked_mean(jax.lax.stop_gradient(kl), batch.mask)}
+        if adaptive:
+            measured |= {f"{name}_coef": state.coef.astype(kl.dtype), f"{name}_after": state.kl.astype(kl.dtype)}
+        return batch.add_loss(name, loss).add_metrics(**measured), state
+
+    def finish(batch: Batch, state: KLPenaltyState, context: Context) -> KLPenaltyState:
+        assert target is not None
+        goal, kl = at(target, context.step), masked_mean(divergence(batch), batch.mask).astype(state.kl.dtype)
+        factor = jnp.where(kl < goal / 1.5, 0.5, jnp.where(kl > 1.5 * goal, 2.0, 1.0))
+        return KLPenaltyState((state.coef * factor).astype(state.coef.dtype), kl)
+
+    field = reference if reference == "behavior" else f"extras.{reference}"
+    return Part(
+        init,
+        update,
+        where,
+        requires=() if field == "behavior" and not analytic else (field,),
+        provides=("losses",),
+        reads=("current", "mask") if analytic else ("current", "log_prob", "mask"),
+        place="after_sampler",
+        finish=finish if adaptive else None,
+    )
+
+
+def _analytic_kl(batch: Batch, reference: str, forward: bool) -> Array:
+    """Return KL(reference ‖ current) per element, or KL(current ‖ reference) if not `forward`."""
+    other = batch.behavior if reference == "behavior" else batch.extras[reference]
+    first, second = batch.current.distribution, _current_where_masked(other, batch.current.distribution, batch.mask)
+    if forward:
+        first, second = second, first
+    if not hasattr(first, "kl_divergence"):
+        raise UserTypeError(
+            f'kl_penalty: {type(first).__name__} has no kl_divergence, which estimator="analytic" needs: use a '
+            "distribution that has one, such as those of ppo_parts.distributions, or another estimator"
+        )
+    return first.kl_divergence(second)
+
+
+def _current_where_masked(other: Any, current: Any, mask: Array | None) -> Any:
+    """Replace masked elements, where the learner may have erased even a standard deviation, by the current policy's.
+
+    The divergence is 0 there, and so is its gradient, which would be NaN otherwise.
+    """
+    structure: Any = jax.tree.structure(current)
+    if mask is None or structure != jax.tree.structure(other):
+        return other
+
+    def chosen(x: Array, y: Array) -> Array:
+        if jnp.shape(x) != jnp.shape(y) or jnp.shape(x)[: mask.ndim] != mask.shape:
+            return x
+        return jnp.where(unsqueezed(mask.astype(bool), jnp.ndim(x)), x, jax.lax.stop_gradient(y))
+
+    return jax.tree.map(chosen, other, current)
+
+
+class EntropyCoefState(NamedTuple):
+    """State of `adaptive_entropy_bonus`: the logarithm of the coefficient."""
+
+    log_coef: Array
+
+
+def adaptive_entropy_bonus(
+    *, target: Numeric, learning_rate: Numeric, coef: float | Array = 0.01, num_samples: int = 1, name: str = "entropy"
+) -> Part:
+    r"""Add an entropy bonus whose coefficient :math:`\alpha` adapts, so that the entropy stays near a target.
+
+    .. math:: L_i = -\alpha H(\pi(\cdot|s_i)), \qquad
+              \log\alpha \leftarrow \log\alpha - \eta \left(\bar H - H_{targ}\right)
+
+    :math:`\bar H` is the mean over the minibatch. As in soft actor-critic, this is a gradient step on the dual of the
+    constraint :math:`\bar H \ge H_{targ}`. The coefficient grows for as long as the entropy is below the target, so
+    choose one that the policy can reach. Metrics: `<name>`, in nats, and `<name>_coef`.
+
+    Args:
+        target: entropy in nats; may be negative for continuous actions (soft actor-critic: minus their number). A
+            schedule counts learner updates.
+        learning_rate: step eta per minibatch, >= 0; a schedule counts learner updates. With 0 this is `entropy_bonus`.
+        coef: the first coefficient, > 0.
+        num_samples: samples of the estimate; not used where the entropy has a closed form.
+        name: key in `losses`.
+
+    Place: after the sampler.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> part = pp.adaptive_entropy_bonus(target=.5, learning_rate=.01, coef=.01)
+
+    Reference: Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv:1812.05905, section 5.
+    """
+    where = "adaptive_entropy_bonus"
+    target = number(where, "target", target, -jnp.inf)
+    learning_rate = number(where, "learning_rate", learning_rate, 0)
+    coef = number(where, "coef", coef, 0, open_low=True, schedule=False)
+    count(where, "num_samples", num_samples)
+
+    def init(params: Params, key: Array | None = None) -> EntropyCoefState:
+        del params, key
+        return EntropyCoefState(jnp.log(jnp.asarray(coef, jnp.float32)))
+
+    def update(batch: Batch, state: EntropyCoefState, context: Context) -> tuple[Batch, EntropyCoefState]:
+        entropy = entropy_of(batch.current.distribution, context.key, num_samples)
+        goal, rate = at(target, context.step), at(learning_rate, context.step)
+        alpha = jnp.exp(state.log_coef).astype(entropy.dtype)
+        batch = batch.add_loss(name, spread_nan(-alpha * entropy, goal, rate))
+        batch = batch.add_metrics(**{name: masked_mean(entropy, batch.mask), f"{name}_coef": alpha})
+        # This is 0 for a minibatch without a step that counts, unlike the mean entropy minus the target.
+        excess = masked_mean(jax.lax.stop_gradient(entropy).astype(jnp.float32) - goal, batch.mask)
+        return batch, EntropyCoefState((state.log_coef - rate * excess).astype(jnp.float32))
+
+    return Part(init, update, where, provides=("losses",), reads=("current", "mask"), place="after_sampler")
+
+
+def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") -> Part:
+    """Add `coef` times the squared excess of the action's mean over a soft bound; see `functional.bounds_loss`.
+
+    Metric: `<name>_loss`, without the coefficient.
+
+    Args:
+        coef: coefficient, >= 0; a schedule counts learner updates.
+        bound: the soft bound, >= 0, where the bounds of actions are -1 and 1; a schedule counts learner updates.
+        name: key in `losses`.
+
+    Place: after the sampler; the policy is a Gaussian, such as `distributions.Normal`, whose mean is `loc`.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> rl_games = pp.bounds_loss(coef=1e-4)
+
+    Reference: rl_games (Makoviichuk and Makoviychuk), `bounds_loss_coef`.
+    """
+    coef = number("bounds_loss", "coef", coef, 0)
+    bound = number("bounds_loss", "bound", bound, 0)
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        mean, limit = mean_of("bounds_loss", batch.current.distribution), at(bound, context.step)
+        weight = at(coef, context.step)
+        loss = functional.bounds_loss(mean, bound=limit, mask=batch.mask)
+        scaled = spread_nan((weight * loss).astype(loss.dtype), weight, limit)
+        measured = masked_mean(jax.lax.stop_gradient(loss), batch.mask)
+        return batch.add_loss(name, scaled).add_metrics(**{f"{name}_loss": measured}), state
+
+    return Part(no_state, update, "bounds_loss", provides=("losses",), reads=("current", "mask"), place="after_sampler")
+
+
+def smoothness_loss(
+    *,
+    temporal: Numeric | None = 1.0,
+    spatial: Numeric | None = 1.0,
+    noise_scale: Numeric = 0.05,
+    name: str = "smoothness",
+) -> Part:
+    r"""Add the CAPS penalty for actions that change from step to step, or under noise in the observation.
+
+    .. math:: L_i = \lambda_T \| \mu(s_i) - \mu(s'_i) \|_2 + \lambda_S \| \mu(s_i) - \mu(\bar s_i) \|_2,
+              \qquad \bar s_i \sim \mathcal N(s_i, \sigma^2)
+
+    :math:`\mu` is the mode of the policy, and s' the observation that followed, which is the final one where an episode
+    ended. Each term evaluates the policy once more. Metrics: `<name>_temporal` and `<name>_spatial`, the mean
+    distances.
+
+    Args:
+        temporal: lambda_T, >= 0; None: without this term. A schedule counts learner updates (so do the others).
+        spatial: lambda_S, >= 0; None: without this term.
+        noise_scale: standard deviation sigma of the noise, in the units of the observations, >= 0.
+        name: key in `losses`.
+
+    Place: after the sampler. The temporal term needs `rollout(..., keep_next_obs=True)`. Policies with memory are
+    refused, because their state after the next observation is not known.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> part = pp.smoothness_loss(temporal=1., spatial=5.)
+
+    Reference: Mysore et al. 2021, Regularizing Action Policies for Smooth Control (CAPS), arXiv:2012.06644.
+    """
+    where = "smoothness_loss"
+    given = {"temporal": temporal, "spatial": spatial}
+    coefs = {term: number(where, term, value, 0) for term, value in given.items() if value is not None}
+    if not coefs:
+        raise UserValueError(f"{where}: give temporal, spatial or both")
+    noise_scale = number(where, "noise_scale", noise_scale, 0)
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        if batch.carry is not None:
+            raise UserValueError(f"{where}: the policy has a memory, and this part evaluates single observations")
+        sigma, loss = at(noise_scale, context.step), jnp.zeros_like(batch.log_prob)
+        for term, coef in coefs.items():
+            obs = batch.next_obs if term == "temporal" else _with_noise(batch.obs, sigma, context.key)
+            other = evaluate_policy(context.evaluate, context.params, batch.replace(obs=obs)).distribution
+            change = _action(where, batch.current.distribution) - _action(where, other)
+            distance = optax.safe_norm(change, 1e-6, axis=-1)  # its gradient at 0 is 0
+            weight = at(coef, context.step)
+            loss += spread_nan((weight * distance).astype(distance.dtype), weight, sigma)
+            measured = masked_mean(jax.lax.stop_gradient(distance), batch.mask)
+            batch = batch.add_metrics(**{f"{name}_{term}": measured})
+        return batch.add_loss(name, loss), state
+
+    return Part(
+        no_state,
+        update,
+        where,
+        requires=("next_obs",) if "temporal" in coefs else (),
+        provides=("losses",),
+        reads=None,  # it evaluates the policy, which may read any field
+        place="after_sampler",
+    )
+
+
+def mean_of(where: str, distribution: Any) -> Array:
+    """Return the mean of a Gaussian."""
+    if not hasattr(distribution, "loc"):
+        raise UserTypeError(
+            f"{where}: the policy must be a Gaussian with a mean `loc`, such as distributions.Normal; got a "
+            f"{type(distribution).__name__}"
+        )
+    return distribution.loc
+
+
+def _action(where: str, distribution: Any) -> Array:
+    """Return the most probable action, as one vector per element."""
+    mode = distribution.mode() if hasattr(distribution, "mode") else None
+    if mode is None or not jnp.issubdtype(mode.dtype, jnp.floating):
+        raise UserTypeError(
+            f"{where}: the policy must have continuous actions and a mode(), as distributions.Normal has; got a "
+            f"{type(distribution).__name__}"
+        )
+    return mode
+
+
+def _with_noise(obs: Any, scale: Any, key: Array) -> Any:
+    """Add Gaussian noise to every floating leaf."""
+    leaves, tree = jax.tree.flatten(obs)
+    keys = jax.random.split(key, len(leaves))
+    noisy = [
+        (x + scale * jax.random.normal(k, x.shape, x.dtype)).astype(x.dtype)
+        if jnp.issubdtype(x.dtype, jnp.floating)
+        else x
+        for x, k in zip(leaves, keys, strict=True)
+    ]
+    return jax.tree.unflatten(tree, noisy)

@@ -1,0 +1,73 @@
+"""Importance weights that correct for actions of another policy than the one whose log-probabilities are used."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._common import Array, check_floating, check_same_shape, checked_hyperparameter, known_values, zero_masked
+
+CorrectionMode = Literal["truncate", "mask"]
+
+
+def importance_sampling_weight(
+    log_ratio: Array,
+    *,
+    high: float | Array,
+    low: float | Array = 0.0,
+    mode: CorrectionMode = "truncate",
+    mask: Array | None = None,
+) -> Array:
+    r"""Compute a bounded importance weight per element. Gradients are stopped.
+
+    .. math:: w_i = \mathrm{clip}(e^{\ell_i}, low, high) \quad\text{("truncate")}, \qquad
+              w_i = e^{\ell_i} \, [\, low \le e^{\ell_i} \le high \,] \quad\text{("mask")}
+
+    Multiply losses or advantages by it where the policy that sampled the actions is not the one to which the ratio of
+    the loss refers, for example where an inference engine rounds otherwise than the trainer. "truncate" bounds the
+    variance, "mask" drops the elements that do not fit.
+
+    Args:
+        log_ratio: log pi(a) - log pi_sampler(a), any shape, in nats.
+        high: largest weight, > 0.
+        low: smallest weight, >= 0.
+        mode: "truncate" or "mask".
+        mask: None, or 0/1 of the same shape: the weight is 0 for masked elements, whatever they contain.
+
+    Returns:
+        The weight per element, same shape, in the dtype of `log_ratio`; finite for every log-ratio that is not NaN.
+
+    Raises:
+        ShapeError: `mask` has another shape. TypeError: `log_ratio` is not floating. ValueError: `mode` is unknown, a
+            bound is out of range, or `low` exceeds `high`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> log_ratio = jnp.log(jnp.array([.5, 1., 4.]))
+        >>> [importance_sampling_weight(log_ratio, mode=mode, high=2.).tolist() for mode in ("truncate", "mask")]
+        [[0.5, 1.0, 2.0], [0.5, 1.0, 0.0]]
+
+    Reference: Ionides 2008, Truncated Importance Sampling, Journal of Computational and Graphical Statistics 17(2).
+    """
+    where = "importance_sampling_weight"
+    check_floating(where, log_ratio=log_ratio)
+    check_same_shape(where, log_ratio=log_ratio, mask=mask)
+    (logs,) = zero_masked(where, mask, jax.lax.stop_gradient(log_ratio))
+    most = checked_hyperparameter(where, "high", high, logs.shape, 0, open_low=True, dtype=logs.dtype)
+    least = checked_hyperparameter(where, "low", low, logs.shape, 0, dtype=logs.dtype)
+    known = known_values(low), known_values(high)
+    if known[0] is not None and known[1] is not None and np.any(known[0] > known[1]):
+        raise ValueError(f"{where}: low must not exceed high, got low={low!r} and high={high!r}")
+    ratio = jnp.exp(logs)
+    if mode == "truncate":
+        weight = jnp.clip(ratio, least, most)
+    elif mode == "mask":
+        weight = jnp.where((ratio >= least) & (ratio <= most), ratio, 0)
+    else:
+        raise ValueError(f'{where}: mode must be "truncate" or "mask", got {mode!r}')
+    if mask is not None:
+        weight = jnp.where(jnp.asarray(mask).astype(bool), weight, 0)
+    return weight.astype(jnp.result_type(log_ratio))

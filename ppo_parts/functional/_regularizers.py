@@ -1,0 +1,81 @@
+"""Losses per element that are added to a policy loss."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ._common import Array, check_flags, check_floating, check_same_shape, checked_hyperparameter, zero_masked
+
+
+def bounds_loss(mean: Array, *, bound: float | Array = 1.1, mask: Array | None = None) -> Array:
+    r"""Compute a penalty for means of actions outside a soft bound. Gradients flow to `mean`.
+
+    .. math:: L_i = \sum_d \max(|\mu_{id}| - b, 0)^2
+
+    Where the environment clips actions, means far outside have no effect on it and get no gradient from it. This loss
+    keeps them close to the bounds. With b = 0 it penalizes the square of the mean.
+
+    Args:
+        mean: `[..., D]`, mean of the action, in a scale in which the bounds of actions are -1 and 1.
+        bound: the soft bound b, >= 0.
+        mask: None, or 0/1 `[...]`: loss and gradient are 0 for masked elements, whatever they contain.
+
+    Returns:
+        The loss per element, `[...]`, in the dtype of `mean`.
+
+    Raises:
+        ShapeError: shapes differ. TypeError: `mean` is not floating. ValueError: `bound` is out of range.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> bounds_loss(jnp.array([[1., -3.], [0., 2.]]), bound=1.).tolist()
+        [4.0, 1.0]
+
+    Reference: rl_games (Makoviichuk and Makoviychuk), `bounds_loss_coef`, whose bound is 1.1.
+    """
+    where = "bounds_loss"
+    check_floating(where, mean=mean)
+    if not jnp.ndim(mean):
+        raise ValueError(f"{where}: mean is a single number; its last axis must be that of the action, [..., D]")
+    if mask is not None:
+        check_same_shape(where, mean_of_the_first_dimension=mean[..., 0], mask=mask)
+        check_flags(where, mask=mask)
+        mask = jnp.broadcast_to(jnp.asarray(mask)[..., None], jnp.shape(mean))
+    (center,) = zero_masked(where, mask, mean)
+    limit = checked_hyperparameter(where, "bound", bound, center.shape, 0, dtype=center.dtype)
+    excess = jnp.maximum(jnp.abs(center) - limit, 0)
+    return jnp.sum(jnp.square(excess), axis=-1).astype(jnp.result_type(mean))
+
+
+def self_imitation_value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Array:
+    r"""Compute half the squared error of values below their target. Gradients flow to `value`; `target` is a constant.
+
+    .. math:: L_i = \frac{1}{2} (\text{target}_i - v_i)_+^2
+
+    This is the critic's half of self-imitation; `self_imitation_loss` is the policy's. Returns of good episodes are a
+    lower bound of the value of the best policy, so values above them are left alone.
+
+    Args:
+        value: predicted value, any shape.
+        target: return, same shape.
+        mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
+
+    Returns:
+        The loss per element, same shape, in squared reward units and in the dtype of `value`.
+
+    Raises:
+        ShapeError: shapes differ. TypeError: an input is not floating.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> self_imitation_value_loss(jnp.array([1., 3.]), jnp.array([3., 1.])).tolist()
+        [2.0, 0.0]
+
+    Reference: Oh et al. 2018, Self-Imitation Learning, arXiv:1806.05635.
+    """
+    where = "self_imitation_value_loss"
+    check_floating(where, value=value, target=target)
+    check_same_shape(where, value=value, target=target, mask=mask)
+    v, aim = zero_masked(where, mask, value, jax.lax.stop_gradient(target))
+    return (0.5 * jnp.square(jnp.maximum(aim - v, 0))).astype(jnp.result_type(value))

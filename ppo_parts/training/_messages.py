@@ -1,0 +1,37 @@
+"""What a run says: it logs to `ppo_parts.training`, and a command line prints what is logged."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+
+from ._processes import is_first
+
+logger = logging.getLogger("ppo_parts.training")
+
+
+class _Printer(logging.Handler):
+    """Prints warnings on stderr, and everything else on stdout, in the first process of a run."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            print(record.getMessage(), file=sys.stderr, flush=True)
+        elif is_first():
+            print(record.getMessage(), flush=True)
+
+
+@contextlib.contextmanager
+def printed_messages() -> Iterator[None]:
+    """Print the messages of runs inside this context; elsewhere they go where `logging` is configured to send them."""
+    printer, before = _Printer(), (logger.level, logger.propagate)
+    logger.addHandler(printer)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False  # otherwise a handler of the root logger prints them again
+    try:
+        yield
+    finally:
+        logger.removeHandler(printer)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]

@@ -1,0 +1,234 @@
+"""Parts of other libraries' PPO that `ppo_parts` has no equal of; each makes one of the differences.
+
+`recipes.libraries` chains them, and docs/libraries.md says which library uses which.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import ppo_parts as pp
+
+
+def squared_error(coef: float, clip_eps: float | None = None) -> pp.Part:
+    """The value loss without the factor 1/2, clipped or not."""
+    if clip_eps is None:
+        return pp.value_loss(coef=2 * coef)
+    return pp.clipped_value_loss(clip_eps=clip_eps, coef=2 * coef)
+
+
+def truncate_at_current_value() -> pp.Part:
+    """Bootstrap truncated steps from the value of the observation before the step, which needs no final observation."""
+
+    def update(batch: pp.Batch) -> pp.Batch:
+        return batch.replace(next_value=jnp.where(batch.truncated.astype(bool), batch.value, batch.next_value))
+
+    fields = ("truncated", "value", "next_value")
+    return pp.stateless(update, name="truncate_at_current_value", requires=fields, provides=("next_value",), reads=())
+
+
+def ignore_truncations() -> pp.Part:
+    """Let episodes go on where they were truncated, as if the first state of the next had followed."""
+
+    def update(batch: pp.Batch) -> pp.Batch:
+        next_value = _following(batch.value, batch.next_value, _next_counts(batch) & batch.truncated.astype(bool))
+        return batch.replace(truncated=jnp.zeros_like(batch.truncated), next_value=next_value)
+
+    fields = ("truncated", "value", "next_value")
+    return pp.stateless(
+        update, name="ignore_truncations", requires=fields, provides=fields[::2], reads=("mask",), needs_time=True
+    )
+
+
+def _next_counts(batch: pp.Batch) -> jax.Array:
+    """Whether the step after each step is in the batch, and not masked, as booleans `[T, N]`."""
+    counts = jnp.ones_like(batch.reward, bool) if batch.mask is None else batch.mask.astype(bool)
+    return jnp.concatenate([counts[1:], jnp.zeros_like(counts[:1])])
+
+
+def _following(x: jax.Array, otherwise: jax.Array, where: jax.Array) -> jax.Array:
+    """The next step's entry of `x` where there is one, and `otherwise` elsewhere."""
+    return jnp.where(where, jnp.roll(x, -1, axis=0), otherwise)
+
+
+def scale_reward(scale: float) -> pp.Part:
+    """Multiply the reward."""
+    return pp.stateless(
+        lambda batch: batch.replace(reward=scale * batch.reward),
+        name="scale_reward", requires=("reward",), provides=("reward",), reads=(),
+    )  # fmt: skip
+
+
+def one_more_step(gamma: float, gae_lambda: float) -> pp.Part:
+    r"""Write the lambda-return as target, and as advantage the reward plus the *next* target, less the value.
+
+    The advantage is :math:`\delta_t + \gamma A_{t+1}`, where GAE has :math:`\delta_t + \gamma\lambda A_{t+1}`. A
+    truncated step has the advantage 0 and its own value as target.
+    """
+
+    def update(batch: pp.Batch) -> pp.Batch:
+        value, next_value = jax.lax.stop_gradient((batch.current.value, batch.next_value))
+        keep, goes_on, follows = 1 - batch.truncated, 1 - batch.terminated, _next_counts(batch)
+        estimate = pp.functional.gae(
+            batch.reward, value, _following(value, next_value, follows), batch.terminated,
+            gamma=gamma, gae_lambda=gae_lambda, mask=keep if batch.mask is None else keep * batch.mask,
+        )  # fmt: skip
+        target = estimate.advantage + value
+        next_target = _following(target, next_value, follows)
+        return batch.replace(target=target, advantage=keep * (batch.reward + gamma * goes_on * next_target - value))
+
+    return pp.stateless(
+        update, name="one_more_step", requires=("reward", "terminated", "truncated", "next_value"),
+        provides=("advantage", "target"), reads=("current", "mask"), place="after_sampler", needs_time=True,
+    )  # fmt: skip
+
+
+class Moments(NamedTuple):
+    """State of `normalized_values`: running moments of values and targets."""
+
+    mean: jax.Array
+    variance: jax.Array
+    count: jax.Array
+
+    def add(self, x: jax.Array, keep: Any, ddof: int) -> Moments:
+        """Combine the moments with those of a sample (Chan et al. 1979)."""
+        x = x.astype(self.mean.dtype)
+        number, mean = jnp.sum(jnp.broadcast_to(keep, x.shape)).astype(x.dtype), jnp.mean(x, where=keep)
+        count, shift = self.count + number, mean - self.mean
+        squares = self.variance * self.count + jnp.var(x, ddof=ddof, where=keep) * number
+        variance = (squares + jnp.square(shift) * self.count * number / count) / count
+        return Moments(self.mean + shift * number / count, variance, count)
+
+    def normalize(self, x: jax.Array, eps: float) -> jax.Array:
+        """Standardize, and clip to five standard deviations."""
+        return jnp.clip((x - self.mean) / jnp.sqrt(self.variance + eps), -5, 5).astype(x.dtype)
+
+    def restore(self, x: jax.Array, eps: float) -> jax.Array:
+        """The inverse of `normalize`."""
+        return (jnp.sqrt(self.variance + eps) * jnp.clip(x, -5, 5) + self.mean).astype(x.dtype)
+
+
+def normalized_values(estimator: pp.Part, eps: float = 0.0, ddof: int = 1) -> pp.Part:
+    """Run `estimator` in reward units, for a network whose value is in units of running moments of the targets."""
+
+    def init(params: Any, key: Any = None) -> tuple[Moments, Any]:
+        return Moments(jnp.zeros(()), jnp.ones(()), jnp.ones(())), estimator.init(params, key)
+
+    def update(batch: pp.Batch, state: Any, context: pp.Context) -> tuple[pp.Batch, Any]:
+        old, inner = state
+        value, next_value = old.restore(batch.value, eps), old.restore(batch.next_value, eps)
+        given = batch.next_value
+        batch, inner = estimator.update(batch.replace(value=value, next_value=next_value), inner, context)
+        keep = True if batch.mask is None else batch.mask.astype(bool)
+        moments = old.add(batch.value, keep, ddof)
+        value = moments.normalize(batch.value, eps)  # with the moments of the values, but not yet of the targets
+        moments = moments.add(batch.target, keep, ddof)
+        target = moments.normalize(batch.target, eps)
+        return batch.replace(value=value, next_value=given, target=target), (moments, inner)
+
+    return pp.Part(
+        init, update, "normalized_values", requires=estimator.requires, provides=(*estimator.provides, "value"),
+        reads=(*(estimator.reads or ()), "target"), place="before_sampler", needs_time=True,
+    )  # fmt: skip
+
+
+def divergence() -> pp.Part:
+    """Add the metric `kl`, the mean of KL(behavior || current) in closed form."""
+
+    def update(batch: pp.Batch) -> pp.Batch:
+        kl = batch.behavior.kl_divergence(batch.current.distribution)
+        return batch.add_metrics(kl=pp.functional.masked_mean(jax.lax.stop_gradient(kl), batch.mask))
+
+    return pp.stateless(
+        update, name="divergence", requires=("behavior",), provides=("metrics.kl",), reads=("current", "mask"),
+        place="after_sampler",
+    )  # fmt: skip
+
+
+def divergence_since_last_epoch(shape: tuple[int, ...]) -> pp.Part:
+    """Add the metric `kl`, the mean of KL(current || the policy when it last saw this minibatch), for Gaussians.
+
+    `shape` is that of the means of all minibatches, `[minibatches, ..., actions]`. The small constants are those of
+    rl_games, with which the divergence of a policy that has not moved is not exactly 0, and may be negative.
+    """
+
+    def init(params: Any, key: Any = None) -> dict[str, jax.Array]:
+        del params, key
+        return {"loc": jnp.zeros(shape, float), "scale": jnp.ones(shape, float)}
+
+    def update(batch: pp.Batch, state: Any, context: pp.Context) -> tuple[pp.Batch, Any]:
+        gaussian, index = jax.lax.stop_gradient(batch.current.distribution), context.minibatch
+        now = {name: getattr(gaussian, name) for name in state}
+        then = {
+            name: jnp.where(context.epoch > 0, x[index], getattr(batch.behavior, name)) for name, x in state.items()
+        }
+        log_ratio = jnp.log(then["scale"] / now["scale"] + 1e-5)
+        squares = jnp.square(now["scale"]) + jnp.square(then["loc"] - now["loc"])
+        kl = jnp.sum(log_ratio + squares / (2 * (jnp.square(then["scale"]) + 1e-5)) - 0.5, axis=-1)
+        state = {name: x.at[index].set(now[name].astype(x.dtype)) for name, x in state.items()}
+        return batch.add_metrics(kl=pp.functional.masked_mean(kl, batch.mask)), state
+
+    return pp.Part(
+        init, update, "divergence_since_last_epoch", requires=("behavior",), provides=("metrics.kl",),
+        reads=("current", "mask"), place="after_sampler",
+    )  # fmt: skip
+
+
+def bounds_loss(coef: float, bound: float = 1.1) -> pp.Part:
+    """Add the squared distance of the mean action from the box [-bound, bound] as the loss `bounds`."""
+
+    def update(batch: pp.Batch) -> pp.Batch:
+        beyond = jax.nn.relu(jnp.abs(batch.current.distribution.loc) - bound)
+        return batch.add_loss("bounds", coef * jnp.sum(jnp.square(beyond), axis=-1))
+
+    return pp.stateless(update, name="bounds_loss", provides=("losses",), reads=("current",), place="after_sampler")
+
+
+def adaptive(learning_rate: float, target_kl: float | None, **options: Any) -> optax.GradientTransformation:
+    """The rate that follows the divergence, or without a target the constant rate."""
+    if target_kl is None:
+        return pp.scale_by_update_schedule(learning_rate)
+    return pp.scale_by_kl_adaptive_rate(learning_rate, target_kl, **options)
+
+
+def clip_each_network(max_grad_norm: float) -> optax.GradientTransformation:
+    """Clip the gradient of each entry of the parameter tree, such as actor and critic, by its own norm."""
+    clip = optax.clip_by_global_norm(max_grad_norm)
+
+    def update(updates: Any, params: Any = None) -> Any:
+        del params
+        if not isinstance(updates, dict) or len(updates) < 2:
+            raise pp.UserValueError(
+                "clip_each_network: the parameters must be a dict with an entry for each network, such as "
+                f'{{"policy": ..., "value": ...}}, got {list(updates) if isinstance(updates, dict) else type(updates)}'
+            )
+        return {name: clip.update(x, clip.init(x))[0] for name, x in updates.items()}
+
+    return optax.stateless(update)
+
+
+def evaluate_next_obs() -> pp.Part:
+    """Write `next_value` by evaluating the observations that followed, with the latest parameters."""
+
+    def update(batch: pp.Batch, context: pp.Context) -> pp.Batch:
+        following = context.evaluate(context.params, batch.replace(obs=batch.next_obs)).value
+        return batch.replace(next_value=jax.lax.stop_gradient(following))
+
+    return pp.stateless(update, name="evaluate_next_obs", requires=("next_obs",), provides=("next_value",))
+
+
+def clip_prediction(clip_eps: float) -> pp.Part:
+    """Clip the value being trained around the rollout's; without the maximum of `clipped_value_loss`."""
+
+    def update(batch: pp.Batch) -> pp.Batch:
+        change = jnp.clip(batch.current.value - batch.value, -clip_eps, clip_eps)
+        return batch.replace(current=batch.current._replace(value=batch.value + change))
+
+    return pp.stateless(
+        update, name="clip_prediction", requires=("value",), provides=("current",), reads=("current",),
+        place="after_sampler",
+    )  # fmt: skip

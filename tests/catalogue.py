@@ -1,0 +1,248 @@
+"""A table entry for one function of the catalogue, and what is checked of every entry.
+
+A test module lists its entries and calls the checks on them; see `test_catalogue_losses.py`. Everything is computed in
+float64 except where a check is about float32.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ppo_parts as pp
+
+from .common import evaluate, make_params, rollout
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def log_ratios_and_advantages() -> Arrays:
+    """Every pair of these log-ratios, some of which overflow float32, and advantages; no kink is among them."""
+    log_ratio, advantage = np.meshgrid([-200.0, -80, -2, -0.3, -0.05, 0.03, 0.25, 1.5, 80, 200], [-2.0, -0.3, 0, 1.5])
+    return {"log_ratio": log_ratio, "advantage": advantage}
+
+
+class Law(NamedTuple):
+    """What an entry becomes with some hyperparameters: `other(**inputs)` on moderate inputs.
+
+    Attributes:
+        other: an existing function of the same inputs.
+        hyperparameters: those of the entry that differ.
+        gradient: whether the gradients are equal, too.
+        where: which of the samples to compare; None: those between -3 and 3.
+        rtol: how closely.
+    """
+
+    other: Callable[..., Any]
+    hyperparameters: Mapping[str, Any] = {}
+    gradient: bool = True
+    where: Callable[..., np.ndarray] | None = None
+    rtol: float = 1e-6
+
+
+class Entry(NamedTuple):
+    """A function of the catalogue.
+
+    Attributes:
+        function: `f(**inputs, **hyperparameters, mask=None)`.
+        golden: inputs worked by hand.
+        expected: what the function returns for them.
+        reference: the same in NumPy, in float64, without mask.
+        hyperparameters: of all checks.
+        differentiable: the inputs that have gradients; all others must have none.
+        samples: inputs for the comparison with the reference.
+        laws: what it becomes at its limits.
+        parts: `parts(name)`, which use it in a chain and add a metric `<name>_loss`; None: no part of its own.
+        elementwise: each output depends only on the inputs at its place.
+        mask: whether it takes a mask.
+        note: distinguishes several entries of one function.
+    """
+
+    function: Callable[..., Any]
+    golden: Mapping[str, Sequence[Any]]
+    expected: Sequence[Any]
+    reference: Callable[..., np.ndarray]
+    hyperparameters: Mapping[str, Any] = {}
+    differentiable: tuple[str, ...] = ("log_ratio",)
+    samples: Callable[[], Arrays] = log_ratios_and_advantages
+    laws: tuple[Law, ...] = ()
+    parts: Callable[[str], Sequence[pp.Part]] | None = None
+    elementwise: bool = True
+    mask: bool = True
+    note: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.function.__name__ + (f"-{self.note}" if self.note else "")
+
+
+def check_golden(entry: Entry) -> None:
+    given = {name: jnp.asarray(x, jnp.float32) for name, x in entry.golden.items()}
+    actual = entry.function(**given, **entry.hyperparameters)
+    np.testing.assert_allclose(actual, np.asarray(entry.expected), rtol=2e-5, atol=1e-6)
+    assert actual.dtype == jnp.float32
+
+
+def check_contract(entry: Entry) -> None:
+    """The dtype of the first input is kept, hyperparameters may be traced, and wrong inputs are refused."""
+    given = {name: jnp.asarray(x, jnp.float32) for name, x in entry.golden.items()}
+    first = next(iter(given))
+    numbers = {name: x for name, x in entry.hyperparameters.items() if isinstance(x, float)}
+    call = functools.partial(entry.function, **{k: x for k, x in entry.hyperparameters.items() if k not in numbers})
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), given)
+    output = jax.eval_shape(lambda given, numbers: call(**given, **numbers), narrow, numbers)
+    assert output.dtype == jnp.bfloat16
+    assert output.shape == np.shape(entry.expected)
+    call = functools.partial(entry.function, **entry.hyperparameters)
+    with pytest.raises(TypeError, match=f"{first} must be floating"):
+        call(**{**given, first: given[first].astype(int)})
+    for name in given if len(given) > 1 else ():
+        with pytest.raises(pp.ShapeError, match=name):
+            call(**{**given, name: given[name][..., None]})
+    if entry.mask:
+        with pytest.raises(pp.ShapeError, match="mask"):
+            call(**given, mask=jnp.ones((*output.shape, 1)))
+        with pytest.raises(ValueError, match="mask must hold 0 and 1"):
+            call(**given, mask=jnp.full(output.shape, 2))
+
+
+def check_reference(entry: Entry) -> None:
+    """Values equal the reference and gradients its finite differences; masked NaN change nothing and get nothing."""
+    samples = entry.samples()
+    expected, slopes = _expected(entry, samples)
+    with jax.enable_x64(True):
+        actual, gradient = _value_and_gradient(entry, samples)
+        np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
+        _close_to_differences(gradient, slopes, expected, entry)
+        if entry.mask:
+            keep = np.random.default_rng(0).random(np.shape(expected)) < 0.6
+            _check_mask(entry, samples, keep, expected, gradient)
+    if entry.elementwise:
+        _check_float32(entry, samples, expected, slopes)
+
+
+def check_laws(entry: Entry) -> None:
+    samples = entry.samples()
+    with jax.enable_x64(True):
+        for law in entry.laws:
+            where = law.where or (lambda **x: np.all([np.abs(a) < 3 for a in x.values()], axis=0))
+            chosen = where(**samples) if entry.elementwise else np.ones((), bool)
+            assert chosen.any()
+            same = entry._replace(hyperparameters={**entry.hyperparameters, **law.hyperparameters}, mask=False)
+            ours = _value_and_gradient(same, samples)
+            theirs = _value_and_gradient(same._replace(function=law.other, hyperparameters={}), samples)
+            for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+                keep = np.broadcast_to(chosen.reshape(chosen.shape + (1,) * (np.ndim(x) - chosen.ndim)), np.shape(x))
+                np.testing.assert_allclose(np.asarray(x)[keep], np.asarray(y)[keep], rtol=law.rtol, atol=1e-9)
+                if not law.gradient:
+                    break
+
+
+def check_learns(parts: Sequence[pp.Part], policy: Any = evaluate, **fields: Any) -> pp.Metrics:
+    """One update of a chain with these parts: everything is finite, and the policy moves."""
+    batch, params = rollout(), make_params()
+    pipeline = pp.chain(
+        pp.gae(gamma=0.9, gae_lambda=0.8), pp.shuffled_minibatches(2), *parts, pp.policy_diagnostics(), pp.value_loss()
+    )
+    learner = pp.learner(policy, pipeline, optax.sgd(0.1))
+    state, metrics = jax.jit(learner.update)(jax.random.key(0), learner.init(params), batch.replace(**fields))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
+    assert not any(metrics[name] for name in metrics if name.startswith("nonfinite/"))
+    assert np.any(state.params["policy"] != params["policy"])
+    return metrics
+
+
+def check_all_learn(entries: Sequence[Entry], others: Sequence[pp.Part] = (), **fields: Any) -> pp.Metrics:
+    """One update of one chain with the parts of all entries, because most of the time goes into compiling."""
+    parts = {entry.id: entry.parts(entry.id) for entry in entries if entry.parts}
+    metrics = check_learns([*(part for some in parts.values() for part in some), *others], **fields)
+    assert [name for name in parts if not np.isfinite(metrics[f"{name}_loss"])] == []
+    return metrics
+
+
+def _value_and_gradient(entry: Entry, samples: Arrays, dtype: Any = np.float64, mask: Any = None) -> Any:
+    """Output, and the gradient of its sum (weighted, unless elementwise) with respect to every input."""
+    given = {name: jnp.asarray(x, dtype) for name, x in samples.items()}
+    masked = {} if mask is None else {"mask": jnp.asarray(mask)}
+
+    def total(given: Any) -> Any:
+        output = entry.function(**given, **entry.hyperparameters, **masked)
+        return jnp.sum(output * jnp.asarray(_weights(entry, output.shape), dtype)), output
+
+    gradient, output = jax.grad(total, has_aux=True)(given)
+    return np.asarray(output), {name: np.asarray(x) for name, x in gradient.items()}
+
+
+def _weights(entry: Entry, shape: tuple[int, ...]) -> np.ndarray:
+    return np.ones(shape) if entry.elementwise else np.random.default_rng(1).normal(size=shape)
+
+
+def _expected(entry: Entry, samples: Arrays, h: float = 1e-6) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The reference's values and the central differences of their (weighted) sum."""
+
+    def output(changed: Arrays) -> np.ndarray:
+        return entry.reference(**changed, **entry.hyperparameters)
+
+    values, slopes = output(samples), {}
+    weights = _weights(entry, values.shape)
+    for name, x in samples.items():
+        slopes[name] = np.zeros_like(x)
+        if name not in entry.differentiable:
+            continue
+        # Where places are independent, one number for each index along further axes is changed at a time.
+        inner = x.shape[values.ndim :] if entry.elementwise else x.shape
+        for index in np.ndindex(*inner):
+            place = (..., *index)
+            step = np.zeros_like(x)
+            step[place] = h
+            change = (output({**samples, name: x + step}) - output({**samples, name: x - step})) / (2 * h)
+            slopes[name][place] = change if entry.elementwise else np.sum(weights * change)
+    return values, slopes
+
+
+def _close_to_differences(gradient: Any, slopes: Any, values: np.ndarray, entry: Entry) -> None:
+    for name, slope in slopes.items():
+        if name not in entry.differentiable:
+            np.testing.assert_array_equal(gradient[name], 0, err_msg=name)
+            continue
+        scale = np.abs(values) if entry.elementwise else np.max(np.abs(values))  # a difference has rounding errors
+        scale = scale.reshape(scale.shape + (1,) * (slope.ndim - np.ndim(scale)))
+        wrong = np.abs(gradient[name] - slope) > 1e-5 * np.abs(slope) + 1e-8 * scale + 1e-8
+        assert not wrong.any(), f"{entry.id}: {name} {gradient[name][wrong]} instead of {slope[wrong]}"
+
+
+def _check_mask(entry: Entry, samples: Arrays, keep: np.ndarray, expected: np.ndarray, gradient: Any) -> None:
+    def where(x: np.ndarray) -> np.ndarray:
+        return keep.reshape(keep.shape + (1,) * (x.ndim - keep.ndim))
+
+    results = []
+    for other in (np.nan, np.inf, 3.0):
+        poisoned = {name: np.where(where(x), x, other) for name, x in samples.items()}
+        results.append(_value_and_gradient(entry, poisoned, mask=keep))
+        masked, slopes = results[-1]
+        np.testing.assert_array_equal(masked[~keep], 0)
+        for name, slope in slopes.items():
+            np.testing.assert_array_equal(slope[~np.broadcast_to(where(slope), slope.shape)], 0, err_msg=name)
+    for x, y in zip(jax.tree.leaves(results[0]), jax.tree.leaves(results[2]), strict=True):
+        np.testing.assert_array_equal(x, y)
+    if entry.elementwise:
+        np.testing.assert_allclose(results[0][0][keep], expected[keep], rtol=1e-9, atol=1e-9)
+        for name, slope in results[0][1].items():
+            kept = np.broadcast_to(where(slope), slope.shape)
+            np.testing.assert_array_equal(slope[kept], gradient[name][kept], err_msg=name)
+
+
+def _check_float32(entry: Entry, samples: Arrays, expected: np.ndarray, slopes: Any) -> None:
+    """Nothing is NaN, and what float32 can hold is finite and right."""
+    actual, gradient = _value_and_gradient(entry, samples, np.float32)
+    checked = {"value": (actual, expected)} | {name: (gradient[name], slopes[name]) for name in entry.differentiable}
+    for name, (ours, true) in checked.items():
+        held = np.abs(true) < np.finfo(np.float32).max
+        assert not np.isnan(ours).any(), f"{entry.id}: {name} is NaN"
+        assert np.all(np.isfinite(ours[held])), f"{entry.id}: {name} is not finite"
+        np.testing.assert_allclose(ours[held], true[held], rtol=1e-3, atol=1e-5, err_msg=f"{entry.id}: {name}")

@@ -1,0 +1,25 @@
+"""What a run says: nothing as a function, unless logging shows it; a command line prints it."""
+
+import logging
+
+from benchmarks._runs import go
+from ppo_parts.training._messages import logger
+
+
+def test_run_is_quiet_unless_logging_shows_its_messages(train, tmp_path, capsys, caplog):
+    printers = logger.handlers[:]
+    for printer in printers:
+        logger.removeHandler(printer)
+    logger.propagate = True
+    with caplog.at_level(logging.INFO, "ppo_parts.training"):
+        go(train, tmp_path, "run")
+    assert capsys.readouterr().out == ""
+    assert any("learning curve: " in message for message in caplog.messages)
+    for printer in printers:
+        logger.addHandler(printer)
+
+
+def test_messages_are_printed_by_level(capsys):
+    logger.info("usual")
+    logger.warning("unusual")
+    assert capsys.readouterr() == ("usual\n", "unusual\n")
