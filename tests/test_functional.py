@@ -711,54 +711,6 @@ def test_a_constant_target_has_no_variance_to_explain():
     assert np.isnan(f.explained_variance(value, jnp.where(mask, 0.1, value), mask=mask))
 
 
-# --- rlax ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.lenient_ranks
-def test_rlax_agrees_where_no_episode_is_truncated():
-    rlax = pytest.importorskip("rlax")
-    given = without(arrays(6, 1, seed=3), "mask", "truncated")
-    column = {name: x[:, 0] for name, x in given.items()}
-    column["next_value"] = f.next_values(column["value"], jnp.float32(0.7))  # rlax takes the shift for granted
-    discount = 0.9 * (1 - column["terminated"])
-    values = jnp.append(column["value"], 0.7)
-
-    advantage = rlax.truncated_generalized_advantage_estimation(column["reward"], discount, 0.8, values)
-    close(gae(**without(column, "log_ratio"), gamma=0.9, gae_lambda=0.8).advantage, advantage)
-
-    expected = rlax.vtrace_td_error_and_advantage(
-        column["value"], column["next_value"], column["reward"], discount, jnp.exp(column["log_ratio"]), lambda_=0.8
-    )
-    ours = vtrace(**column, gamma=0.9, gae_lambda=0.8)
-    close(ours.error, expected.errors)
-    # IMPALA's advantage mixes the target with the value by lambda in rlax; the two are the same at lambda 1
-    expected = rlax.vtrace_td_error_and_advantage(
-        column["value"], column["next_value"], column["reward"], discount, jnp.exp(column["log_ratio"]), lambda_=1.0
-    )
-    close(vtrace(**column, gamma=0.9).policy_advantage, expected.pg_advantage)
-
-    loss = rlax.clipped_surrogate_pg_loss(jnp.exp(column["log_ratio"]), column["reward"], 0.2)
-    close(jnp.mean(f.clipped_surrogate(column["log_ratio"], column["reward"], clip_eps=0.2)), loss)
-
-
-@pytest.mark.lenient_ranks
-def test_a_truncation_does_not_leak_where_rlax_does():
-    # Two trajectories of two steps, V = 1 and V = 100, no reward, gamma 1, on-policy: there is nothing to learn.
-    rlax = pytest.importorskip("rlax")
-    value = jnp.array([1.0, 1.0, 100.0, 100.0])
-    truncated, zeros = jnp.array([0.0, 1.0, 0.0, 1.0]), jnp.zeros(4)
-    for out in (
-        vtrace(zeros, zeros, value, value, zeros, truncated, gamma=1.0),
-        gae(zeros, value, value, zeros, truncated, gamma=1.0, gae_lambda=1.0),
-    ):
-        for name, x in out._asdict().items():
-            np.testing.assert_array_equal(x, value if name == "target" else zeros)
-    trace = 1 - truncated  # rlax has no other word for a truncation than lambda = 0
-    theirs = rlax.vtrace_td_error_and_advantage(value, value, zeros, jnp.ones(4), jnp.ones(4), lambda_=trace)
-    np.testing.assert_array_equal(theirs.errors, zeros)
-    assert theirs.pg_advantage[1] == 99
-
-
 # --- the parts call the functions of the same name -------------------------------------------------------------------
 
 
