@@ -88,7 +88,7 @@ def run(
             logger.info(f"interrupted after update {done} of {train.num_updates}; continue with --resume {folder.path}")
             return result | interrupt.reason
         if options.eval_episodes:
-            result["evaluation"] = evaluation_of(program.evaluate(state, done), options.eval_episodes)
+            result["evaluation"] = evaluation_of(loop.evaluate(state, done), options.eval_episodes)
         best = folder.best()
         if best is not None:
             result["best"] = {"metric": options.best_metric, "update": best[0], "value": best[1]}
@@ -111,9 +111,10 @@ def follow(train: Train, config: Any, options: RunOptions, program: Program) -> 
             folder = Follower()
         begun, state = begun_by_first(train, options, *folder.begin(train))
         with Interrupt() as interrupt:
-            done, state = Loop(train, options, folder, program, interrupt, None)(begun, program.start(state))
+            loop = Loop(train, options, folder, program, interrupt, None)
+            done, state = loop(begun, program.start(state))
         if done == train.num_updates and options.eval_episodes:
-            program.evaluate(state, done)
+            loop.evaluate(state, done)
         return beginning_of_result(train, config, options.num_seeds, done) | interrupt.reason
 
 
@@ -133,6 +134,7 @@ class Loop:
     Attributes:
         train, options, folder, program, interrupt, on_rows: see `run`.
         seconds: how long the updates took, without the time to compile them.
+        played: the last evaluation, and the update before it.
     """
 
     train: Train
@@ -142,6 +144,13 @@ class Loop:
     interrupt: Interrupt
     on_rows: OnRows | None
     seconds: float = 0.0
+    played: tuple[int, Row] | None = None
+
+    def evaluate(self, state: Any, done: int) -> Row:
+        """Play the evaluation after update `done`, unless it was the last one played."""
+        if self.played is None or self.played[0] != done:
+            self.played = done, self.program.evaluate(state, done)
+        return self.played[1]
 
     def __call__(self, done: int, state: Any) -> tuple[int, Any]:
         """Run all remaining updates, or as many as are done before a request to stop."""
@@ -161,7 +170,7 @@ class Loop:
                 done += len(rows)
                 evaluated = self._due(done, options.eval_every)
                 if evaluated:
-                    rows[-1] |= self.program.evaluate(state, done)
+                    rows[-1] |= self.evaluate(state, done)
                 with self._rescuing(done, state, rows):
                     folder.append(rows)
                     self._tell(listeners, rows)
