@@ -32,7 +32,7 @@ def parts() -> dict[str, pp.Part]:
         "clipped_value_loss": pp.clipped_value_loss(clip_eps=0.2),
         "value_loss": pp.value_loss(),
         "entropy_bonus": pp.entropy_bonus(coef=0.01),
-        "adaptive_entropy_bonus": pp.adaptive_entropy_bonus(target=0.5, learning_rate=0.1),
+        "adaptive_entropy_bonus": pp.adaptive_entropy_bonus(target_entropy=0.5, learning_rate=0.1),
         "bounds_loss": pp.bounds_loss(coef=1e-4),
         "self_imitation": pp.self_imitation(),
         "proximal_average": pp.proximal_average(decay=0.9),

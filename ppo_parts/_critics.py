@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, number, spread_nan
@@ -60,6 +61,12 @@ def critic_loss(
         raise UserTypeError(f"critic_loss: {getattr(loss, '__name__', loss)} {error}") from None
     if not isinstance(prediction, str) or (prediction != "value" and not prediction.startswith("aux.")):
         raise UserValueError(f'critic_loss: prediction must be "value" or "aux.<name>", got {prediction!r}')
+    if prediction == "value":
+        first, probe = {key: at(value, 0) for key, value in hyperparameters.items()}, np.zeros((1, 1), np.float32)
+        try:
+            jax.eval_shape(lambda x: loss(x, x, mask=None, **first), probe)
+        except ValueError as error:
+            raise UserValueError(f"critic_loss: {error}") from error
     coef = number("critic_loss", "coef", coef, 0)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
@@ -92,7 +99,7 @@ class ValueStatistics(NamedTuple):
 
 
 def normalize_target(
-    write: Callable[[Params, ValueStatistics, ValueStatistics], Params], *, rate: Numeric, eps: float = 1e-4
+    write: Callable[[Params, ValueStatistics, ValueStatistics], Params], *, rate: Numeric, min_scale: float = 1e-4
 ) -> Part:
     r"""Write `extras.target_normalized` by running statistics, which `write` puts into the parameters.
 
@@ -108,11 +115,13 @@ def normalize_target(
     running value normalization. If it also rescales the last layer, by `functional.rescale_head`, it is PopArt.
 
     Args:
-        write: `write(params, old, new) -> params`, with the `ValueStatistics` before and after; called once per update,
-            before the first minibatch, outside the gradient.
+        write: `write(params, old, new) -> params`, with the `ValueStatistics` before and after; called outside the
+            gradient each time the part runs: once per update, before the first minibatch, or, with `refresh`, before
+            each epoch or minibatch.
         rate: the share of a new rollout in the statistics, in [0, 1]; a schedule counts learner updates. The schedule
-            `lambda step: 1 / (step + 1)` averages over all rollouts.
-        eps: least standard deviation, > 0.
+            `lambda step: 1 / (step + 1)` averages over all rollouts. With `refresh` it applies to each run of the part,
+            so choose a smaller one.
+        min_scale: least standard deviation, > 0.
 
     Place: after `gae` or `vtrace`, before the sampler.
 
@@ -132,7 +141,7 @@ def normalize_target(
     if not callable(write):
         raise UserTypeError(f"normalize_target: give write(params, old, new) -> params, got {write!r}")
     rate = number("normalize_target", "rate", rate, 0, 1)
-    eps = number("normalize_target", "eps", eps, 0, open_low=True, schedule=False)
+    min_scale = number("normalize_target", "min_scale", min_scale, 0, open_low=True, schedule=False)
 
     def init(params: Params, key: Array | None = None) -> ValueStatistics:
         del params, key
@@ -144,7 +153,7 @@ def normalize_target(
         center = masked_mean(target, batch.mask)
         spread, moved = masked_mean(jnp.square(target - center), batch.mask), center - state.mean
         variance = (1 - share) * jnp.square(state.scale) + share * (spread + (1 - share) * jnp.square(moved))
-        state = ValueStatistics(state.mean + share * moved, jnp.maximum(jnp.sqrt(variance), eps))
+        state = ValueStatistics(state.mean + share * moved, jnp.maximum(jnp.sqrt(variance), min_scale))
         normalized = ((target - state.mean) / state.scale).astype(batch.target.dtype)
         batch = batch.replace(extras={**batch.extras, "target_normalized": normalized})
         dtype = batch.target.dtype

@@ -100,6 +100,8 @@ def scale_by_kl_adaptive_rate(
     where = "scale_by_kl_adaptive_rate"
     for name, value in {"target_kl": target_kl, "low": low, "high": high}.items():
         number(where, name, value, 0, open_low=True, schedule=False)
+    if low > high:
+        raise UserValueError(f"{where}: low must not be above high, got low={low!r} and high={high!r}")
     number(where, "learning_rate", learning_rate, 0, open_low=True, schedule=False)
     if average_over is not None:
         count(where, "average_over", average_over)

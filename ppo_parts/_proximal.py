@@ -195,7 +195,8 @@ def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str
     .. math:: L_i = c \left( -\log\pi(a_i|s_i) (R_i - V(s_i))_+ + \frac{\beta}{2} (R_i - V(s_i))_+^2 \right)
 
     In the first term the value is a constant. R is `batch.target`, so use `gae` with `gae_lambda=1`, or read another
-    field with `within`. Metrics: `<name>_loss`, and `<name>_fraction`, the share of steps that were better.
+    field with `within`. Metrics: `<name>_loss`, without the coefficient c, and `<name>_fraction`, the share of steps
+    that were better.
 
     Args:
         coef: coefficient c, >= 0; a schedule counts learner updates.
@@ -221,7 +222,7 @@ def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str
         value = functional.self_imitation_value_loss(current.value, batch.target, mask=batch.mask)
         loss = spread_nan((scale * (policy + beta * value)).astype(policy.dtype), scale, beta)
         measured = {
-            f"{name}_loss": masked_mean(jax.lax.stop_gradient(loss), batch.mask),
+            f"{name}_loss": masked_mean(jax.lax.stop_gradient(policy + beta * value), batch.mask),
             f"{name}_fraction": masked_mean((advantage > 0).astype(policy.dtype), batch.mask),
         }
         return batch.add_loss(name, loss).add_metrics(**measured), state

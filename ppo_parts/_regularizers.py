@@ -33,7 +33,7 @@ def kl_penalty(
     estimator: KLEstimator | Literal["analytic"] = "k3",
     direction: KLDirection = "reference_to_current",
     reference: str = "behavior",
-    target: Numeric | None = None,
+    target_kl: Numeric | None = None,
     name: str = "kl_penalty",
 ) -> Part:
     r"""Add `coef` times the divergence between the policy being trained and a reference policy as the loss `name`.
@@ -41,8 +41,9 @@ def kl_penalty(
     .. math:: L_i = \beta\, \mathrm{KL}(\pi_{ref} \,\|\, \pi) \quad\text{("reference_to_current")}, \qquad
               L_i = \beta\, \mathrm{KL}(\pi \,\|\, \pi_{ref}) \quad\text{("current_to_reference")}
 
-    Given `target`, the coefficient adapts: after each update, :math:`\beta` is halved if the mean divergence d of the
-    updated policy over the rollout is below :math:`d_{targ} / 1.5`, and doubled if d is above :math:`1.5\, d_{targ}`.
+    Given `target_kl`, the coefficient adapts: after each update, :math:`\beta` is halved if the mean divergence d of
+    the updated policy over the rollout is below :math:`d_{targ} / 1.5`, and doubled if d is above
+    :math:`1.5\, d_{targ}`.
 
     The estimators k1, k2, k3 and "k3+" use the actions of the rollout and their log-probabilities (see
     `functional.approx_kl`). They estimate KL(reference ‖ current) if the reference is the behavior policy, and
@@ -50,22 +51,22 @@ def kl_penalty(
     k2 and "k3+" have the gradient of the divergence, so use one of these. "analytic" needs no actions: it calls
     `kl_divergence` of the distributions.
 
-    Metrics: `<name>`, the mean divergence of the minibatch in nats; with `target` also `<name>_coef`, and
+    Metrics: `<name>`, the mean divergence of the minibatch in nats; with `target_kl` also `<name>_coef`, and
     `<name>_after`, the divergence after the previous update.
 
     Args:
-        coef: coefficient beta, >= 0; with `target` the first one, > 0. A schedule counts learner updates (not with
-            `target`).
+        coef: coefficient beta, >= 0; with `target_kl` the first one, > 0. A schedule counts learner updates (not with
+            `target_kl`).
         estimator: "k1", "k2", "k3", "k3+" or "analytic".
         direction: "reference_to_current", as in PPO, or "current_to_reference", as in MDPO and GRPO.
         reference: "behavior", the policy that acted; or the key in `extras` of the log-probabilities of the actions
             under another policy, `[T, N]` (with "analytic", of its distribution).
-        target: None, or the divergence to keep, in nats, > 0; a schedule counts learner updates.
+        target_kl: None, or the divergence to keep, in nats, > 0; a schedule counts learner updates.
         name: key in `losses`.
 
     Place: after the sampler. "analytic" with the behavior policy needs `rollout(..., keep_distribution=True)`. After
-    `proximal_average`, the log-probabilities of the behavior policy are those of the proximal one; with `target`, put
-    this part before it.
+    `proximal_average`, the log-probabilities of the behavior policy are those of the proximal one; with `target_kl`,
+    put this part before it.
 
     Raises:
         ValueError: an unknown word, or k1 with "current_to_reference", whose gradient is 0 in the mean.
@@ -74,10 +75,10 @@ def kl_penalty(
         >>> import ppo_parts as pp
         >>> ppo_penalty = pp.chain(
         ...     pp.policy_loss(pp.functional.importance_weighted_surrogate),
-        ...     pp.kl_penalty(coef=1., estimator="analytic", target=.01),
+        ...     pp.kl_penalty(coef=1., estimator="analytic", target_kl=.01),
         ... )
         >>> to_a_frozen_model = pp.kl_penalty(
-        ...     coef=.04, estimator="k3+", direction="current_to_reference", reference="ref_log_prob"
+        ...     coef=.04, estimator="k3+", direction="current_to_reference", reference="reference_log_prob"
         ... )
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, section 4, eq. 8.
@@ -89,9 +90,9 @@ def kl_penalty(
         raise UserTypeError(f'{where}: reference must be "behavior" or a key of extras, got {reference!r}')
     if estimator == "k1" and direction == "current_to_reference":
         raise UserValueError(f'{where}: the gradient of k1 is 0 in the mean in this direction: use "k3+" or "k2"')
-    adaptive = target is not None
+    adaptive = target_kl is not None
     coef = number(where, "coef", coef, 0, open_low=adaptive, schedule=not adaptive)
-    target = number(where, "target", target, 0, open_low=True) if adaptive else None
+    target_kl = number(where, "target_kl", target_kl, 0, open_low=True) if adaptive else None
     analytic, forward = estimator == "analytic", direction == "reference_to_current"
 
     def divergence(batch: Batch) -> Array:
@@ -108,7 +109,7 @@ def kl_penalty(
 
     def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
         beta, kl = state.coef if adaptive else at(coef, context.step), divergence(batch)
-        goal = None if target is None else at(target, context.step)
+        goal = None if target_kl is None else at(target_kl, context.step)
         loss = spread_nan((beta * kl).astype(kl.dtype), beta, goal)
         measured = {name: masked_mean(jax.lax.stop_gradient(kl), batch.mask)}
         if adaptive:
@@ -116,8 +117,8 @@ def kl_penalty(
         return batch.add_loss(name, loss).add_metrics(**measured), state
 
     def finish(batch: Batch, state: KLPenaltyState, context: Context) -> KLPenaltyState:
-        assert target is not None
-        goal, kl = at(target, context.step), masked_mean(divergence(batch), batch.mask).astype(state.kl.dtype)
+        assert target_kl is not None
+        goal, kl = at(target_kl, context.step), masked_mean(divergence(batch), batch.mask).astype(state.kl.dtype)
         factor = jnp.where(kl < goal / 1.5, 0.5, jnp.where(kl > 1.5 * goal, 2.0, 1.0))
         return KLPenaltyState((state.coef * factor).astype(state.coef.dtype), kl)
 
@@ -172,7 +173,12 @@ class EntropyCoefState(NamedTuple):
 
 
 def adaptive_entropy_bonus(
-    *, target: Numeric, learning_rate: Numeric, coef: float | Array = 0.01, num_samples: int = 1, name: str = "entropy"
+    *,
+    target_entropy: Numeric,
+    learning_rate: Numeric,
+    coef: float | Array = 0.01,
+    num_samples: int = 1,
+    name: str = "entropy",
 ) -> Part:
     r"""Add an entropy bonus whose coefficient :math:`\alpha` adapts, so that the entropy stays near a target.
 
@@ -184,8 +190,8 @@ def adaptive_entropy_bonus(
     choose one that the policy can reach. Metrics: `<name>`, in nats, and `<name>_coef`.
 
     Args:
-        target: entropy in nats; may be negative for continuous actions (soft actor-critic: minus their number). A
-            schedule counts learner updates.
+        target_entropy: entropy in nats; may be negative for continuous actions (soft actor-critic: minus their
+            number). A schedule counts learner updates.
         learning_rate: step eta per minibatch, >= 0; a schedule counts learner updates. With 0 this is `entropy_bonus`.
         coef: the first coefficient, > 0.
         num_samples: samples of the estimate; not used where the entropy has a closed form.
@@ -195,12 +201,12 @@ def adaptive_entropy_bonus(
 
     Example:
         >>> import ppo_parts as pp
-        >>> part = pp.adaptive_entropy_bonus(target=.5, learning_rate=.01, coef=.01)
+        >>> part = pp.adaptive_entropy_bonus(target_entropy=.5, learning_rate=.01, coef=.01)
 
     Reference: Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv:1812.05905, section 5.
     """
     where = "adaptive_entropy_bonus"
-    target = number(where, "target", target, -jnp.inf)
+    target_entropy = number(where, "target_entropy", target_entropy, -jnp.inf)
     learning_rate = number(where, "learning_rate", learning_rate, 0)
     coef = number(where, "coef", coef, 0, open_low=True, schedule=False)
     count(where, "num_samples", num_samples)
@@ -211,7 +217,7 @@ def adaptive_entropy_bonus(
 
     def update(batch: Batch, state: EntropyCoefState, context: Context) -> tuple[Batch, EntropyCoefState]:
         entropy = entropy_of(batch.current.distribution, context.key, num_samples)
-        goal, rate = at(target, context.step), at(learning_rate, context.step)
+        goal, rate = at(target_entropy, context.step), at(learning_rate, context.step)
         alpha = jnp.exp(state.log_coef).astype(entropy.dtype)
         batch = batch.add_loss(name, spread_nan(-alpha * entropy, goal, rate))
         batch = batch.add_metrics(**{name: masked_mean(entropy, batch.mask), f"{name}_coef": alpha})

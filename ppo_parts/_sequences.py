@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from . import functional
 from ._errors import UserTypeError, UserValueError
@@ -14,6 +15,7 @@ from ._hyperparameters import Numeric, at, choice, count, number, spread_nan
 from ._types import Array, Batch, Context, EmptyState, Part, field_at, no_state
 from .functional import masked_mean
 from .functional._groups import per_sequence
+from .functional._steps import unless
 
 
 def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: str = "reference_log_prob") -> Part:
@@ -88,7 +90,7 @@ def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
         reward = jnp.where(keep, reward, 0)
         trace = jnp.full_like(reward, 1) * discount
         for ends in (batch.terminated, batch.truncated):
-            trace = trace if ends is None else jnp.where(ends.astype(bool), 0, trace)
+            trace = unless(ends, trace)
         trace = jnp.where(keep, trace, 1).astype(reward.dtype)
         advantage = jnp.where(keep, functional.reverse_recurrence(reward, trace), 0)
         return batch.replace(advantage=spread_nan(advantage, discount)), state
@@ -252,8 +254,8 @@ def clip_cov(
     clip_eps: Numeric,
     clip_eps_high: Numeric | None = None,
     fraction: Numeric = 2e-4,
-    low: float = 1.0,
-    high: float = 5.0,
+    cov_low: float = 1.0,
+    cov_high: float = 5.0,
     name: str = "policy",
 ) -> Part:
     """Add the clipped surrogate without a few tokens of high covariance as the loss `name`; see `functional.clip_cov`.
@@ -261,10 +263,10 @@ def clip_cov(
     The means and the draw are over the minibatch. Metric: `<name>_loss`.
 
     Args:
-        clip_eps: clip range, > 0; a schedule counts learner updates (so do the others, except `low` and `high`).
+        clip_eps: clip range, > 0; a schedule counts learner updates (`fraction`, too).
         clip_eps_high: clip range above 1; None: `clip_eps`.
         fraction: fraction of the tokens to drop, in [0, 1].
-        low, high: the range of covariances from which tokens are drawn.
+        cov_low, cov_high: the range of covariances from which tokens are drawn.
         name: key in `losses`.
 
     Place: after the sampler, and after the parts that change the advantage.
@@ -279,8 +281,10 @@ def clip_cov(
     if clip_eps_high is not None:
         clip_eps_high = number("clip_cov", "clip_eps_high", clip_eps_high, 0, open_low=True)
     fraction = number("clip_cov", "fraction", fraction, 0, 1)
-    if not low < high:
-        raise UserValueError(f"clip_cov: low must be less than high, got low={low!r} and high={high!r}")
+    for argument, value in {"cov_low": cov_low, "cov_high": cov_high}.items():
+        number("clip_cov", argument, value, -np.inf, schedule=False)
+    if not cov_low < cov_high:
+        raise UserValueError(f"clip_cov: cov_low must be less than cov_high, got {cov_low!r} and {cov_high!r}")
 
     def loss(batch: Batch, context: Context) -> Array:
         below, part = at(clip_eps, context.step), at(fraction, context.step)
@@ -293,8 +297,8 @@ def clip_cov(
             clip_eps=below,
             clip_eps_high=above,
             fraction=part,
-            low=low,
-            high=high,
+            cov_low=cov_low,
+            cov_high=cov_high,
             mask=batch.mask,
         )
         return spread_nan(tokens, below, above, part)

@@ -97,8 +97,8 @@ CASES = (
         after=True,
         note="to another policy",
     ),
-    Case(pp.kl_penalty, (), {"target": 0.1}, {"coef": 0.5, "estimator": "analytic"}, after=True, note="adaptive"),
-    Case(pp.adaptive_entropy_bonus, numeric={"target": 0.5, "learning_rate": 0.1}, after=True),
+    Case(pp.kl_penalty, (), {"target_kl": 0.1}, {"coef": 0.5, "estimator": "analytic"}, after=True, note="adaptive"),
+    Case(pp.adaptive_entropy_bonus, numeric={"target_entropy": 0.5, "learning_rate": 0.1}, after=True),
     Case(pp.bounds_loss, numeric={"coef": 0.1, "bound": 0.5}, after=True, continuous=True),
     Case(
         pp.smoothness_loss, numeric={"temporal": 0.5, "spatial": 2.0, "noise_scale": 0.1}, after=True, continuous=True
@@ -109,7 +109,7 @@ CASES = (
     Case(pp.importance_correction, (), {"high": 1.2}, {"reference": "own", "mode": "mask"}, after=True, note="mask"),
     Case(pp.self_imitation, numeric={"coef": 0.5, "value_coef": 0.1}, after=True),
     Case(pp.policy_loss, (pp.functional.gspo,), {"clip_eps": 0.2}, after=True, note="gspo"),
-    Case(pp.clip_cov, numeric={"clip_eps": 0.2, "fraction": 0.3}, options={"low": 0.01}, after=True),
+    Case(pp.clip_cov, numeric={"clip_eps": 0.2, "fraction": 0.3}, options={"cov_low": 0.01}, after=True),
     Case(pp.kl_cov, numeric={"fraction": 0.3, "coef": 0.5}, after=True),
     Case(pp.aggregate, ("given",), {"length": 4.0}, {"by": "sequence_sum"}, after=True),
     Case(pp.aggregate, ("given",), after=True, note="sequence mean"),

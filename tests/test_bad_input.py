@@ -324,25 +324,25 @@ bad(
     "steps that do not divide",
     lambda: update(GAE, pp.shuffled_minibatches(7), VALUE),
     ValueError,
-    "num_minibatches=7 ... 24 steps ... 6, 8",
+    "num_minibatches must divide the 24 steps ... got 7 ... 6, 8",
 )
 bad(
     "segments that do not divide",
     lambda: update(GAE, pp.segment_minibatches(3), VALUE),
     ValueError,
-    "num_minibatches=3 ... 4 segments ... 2, 4",
+    "num_minibatches must divide the 4 segments ... got 3 ... 2, 4",
 )
 bad(
     "more minibatches than segments",
     lambda: update(GAE, pp.segment_minibatches(8), VALUE),
     ValueError,
-    "num_minibatches=8 ... 4 segments",
+    "num_minibatches must divide the 4 segments ... got 8",
 )
 bad(
     "draws that do not divide",
     lambda: update(GAE, pp.prioritized_sampler(3, alpha=1.0, beta=0.0), VALUE),
     ValueError,
-    "num_minibatches=3 ... 4 segments",
+    "num_minibatches must divide the 4 segments ... got 3",
 )
 bad(
     "more draws than segments",
@@ -733,7 +733,7 @@ bad(
 bad("reference", lambda: pp.kl_penalty(coef=1.0, reference=None), TypeError, "key of extras, got None")
 bad(
     "a coefficient that adapts and follows a schedule",
-    lambda: pp.kl_penalty(coef=lambda step: 1.0, target=0.1),
+    lambda: pp.kl_penalty(coef=lambda step: 1.0, target_kl=0.1),
     TypeError,
     "kl_penalty: coef must be a number or an array, and cannot follow a schedule",
 )

@@ -352,7 +352,7 @@ def test_the_coefficient_of_the_penalty_follows_the_divergence(times, factor):
     distribution, value = evaluate(make_params(), batch)
     batch = batch.replace(current=pp.Current(distribution, distribution.log_prob(batch.action), value))
     kl = float(jnp.mean(batch.behavior.kl_divergence(distribution)))
-    part = pp.kl_penalty(coef=3.0, estimator="analytic", target=times * kl)
+    part = pp.kl_penalty(coef=3.0, estimator="analytic", target_kl=times * kl)
     state = part.finish(batch, part.init(None), pp.Context(key=jax.random.key(0)))
     np.testing.assert_allclose(state, (3 * factor, kl), rtol=1e-5)
     out, _ = applied(part, batch, state=state)
@@ -363,7 +363,7 @@ def test_the_coefficient_of_the_penalty_follows_the_divergence(times, factor):
 def test_adaptive_entropy_bonus_steps_toward_its_target_and_without_a_rate_is_entropy_bonus():
     batch = minibatch()
     fixed, _ = applied(pp.entropy_bonus(coef=0.2), batch)
-    part = pp.adaptive_entropy_bonus(target=0.3, learning_rate=0.1, coef=0.2)
+    part = pp.adaptive_entropy_bonus(target_entropy=0.3, learning_rate=0.1, coef=0.2)
     out, state = applied(part, batch)
     np.testing.assert_allclose(out.losses["entropy"], fixed.losses["entropy"], rtol=1e-6)
     expected = np.log(0.2) - 0.1 * (float(fixed.metrics["entropy"]) - 0.3)
@@ -477,8 +477,8 @@ def test_chains_of_all_learn():
     batch = minibatch(extras={"sampler_log_prob": rollout().log_prob - 0.1})
     parts = (
         pp.importance_correction(high=2.0),
-        pp.kl_penalty(coef=0.1, estimator="analytic", target=0.01),
-        pp.adaptive_entropy_bonus(target=0.5, learning_rate=0.1),
+        pp.kl_penalty(coef=0.1, estimator="analytic", target_kl=0.01),
+        pp.adaptive_entropy_bonus(target_entropy=0.5, learning_rate=0.1),
         pp.self_imitation(),
         pp.proximal_average(decay=0.9),
     )

@@ -73,12 +73,12 @@ def kl_cov(log_ratio, advantage, log_prob, *, fraction, coef):
     return -np.exp(log_ratio) * advantage + coef * chosen * np.abs(log_ratio)
 
 
-def all_of_range(log_ratio, advantage, log_prob, *, key, clip_eps, fraction, low, high):
+def all_of_range(log_ratio, advantage, log_prob, *, key, clip_eps, fraction, cov_low, cov_high):
     """Clip-Cov where the fraction is so large that nothing is left to chance."""
     assert fraction == 1
     cov, ratio = covariance(advantage, log_prob), np.exp(log_ratio)
     unclipped = -ratio * advantage >= -np.clip(ratio, 1 - clip_eps, 1 + clip_eps) * advantage
-    drop = (cov > low) & (cov < high) & unclipped
+    drop = (cov > cov_low) & (cov < cov_high) & unclipped
     return np.where(drop, 0, clipped(ratio, advantage, clip_eps, clip_eps))
 
 
@@ -193,13 +193,13 @@ ENTRIES = (
         COVARIANCES,
         [0, -EXP, 0],  # covariances 4/3, 0 and 2/3
         all_of_range,
-        {**DRAW, "clip_eps": 0.2, "low": 0.5, "high": 5.0},
+        {**DRAW, "clip_eps": 0.2, "cov_low": 0.5, "cov_high": 5.0},
         samples=with_log_prob,
         elementwise=False,
         laws=(
             Law(
                 lambda log_ratio, advantage, log_prob: f.clipped_surrogate(log_ratio, advantage, clip_eps=0.2),
-                {"low": 1e9, "high": 1e10},
+                {"cov_low": 1e9, "cov_high": 1e10},
             ),
         ),
     ),
@@ -331,7 +331,7 @@ def test_gradients_of_tokens_and_of_sequences_agree_in_sum():
 def test_clip_cov_draws_as_many_as_it_says():
     rng, shape = np.random.default_rng(0), (50, 20)
     advantage, log_prob = rng.normal(size=shape), rng.normal(size=shape)
-    given = {"clip_eps": 0.2, "low": 0.0, "high": 1e9}
+    given = {"clip_eps": 0.2, "cov_low": 0.0, "cov_high": 1e9}
 
     @jax.jit
     def dropped(seed, fraction):
@@ -362,7 +362,7 @@ def test_chains_learn():
     )
     losses = {"cispo": {"clip_eps": 0.2}, "sapo": {}, "gspo": {"clip_eps": 0.2}, "gmpo": {}, "policy_gradient_loss": {}}
     policies = [pp.policy_loss(getattr(f, name), name=name, **settings) for name, settings in losses.items()]
-    policies += [pp.clip_cov(clip_eps=0.2, low=0.0, name="clip_cov"), pp.kl_cov(name="kl_cov")]
+    policies += [pp.clip_cov(clip_eps=0.2, cov_low=0.0, name="clip_cov"), pp.kl_cov(name="kl_cov")]
     sums = {"cispo": ("sequence_sum", 8.0), "gspo": ("sequence_mean", None), "gmpo": ("sequence_mean", None)}
     ways = [pp.aggregate(name, by=by, length=length) for name, (by, length) in sums.items()]
     grpo = [pp.group_advantage(score="score"), pp.segment_minibatches(2), *policies, *ways]
@@ -427,7 +427,7 @@ def test_aggregate_weighs_sequences_as_it_says():
         (lambda x: f.kl_cov(x, x, x, fraction=1.5), "fraction must lie in"),
         (lambda x: pp.group_advantage(group=0), "group must be at least 1"),
         (lambda x: pp.aggregate(by="sequence_mean", length=3), "leave it out"),
-        (lambda x: pp.clip_cov(clip_eps=0.2, low=2.0, high=1.0), "low must be less than high"),
+        (lambda x: pp.clip_cov(clip_eps=0.2, cov_low=2.0, cov_high=1.0), "cov_low must be less than cov_high"),
     ],
 )
 def test_refuses(call, message):

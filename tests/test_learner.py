@@ -731,7 +731,7 @@ def test_the_report_names_phases_and_parts_of_ones_own():
     )
     assert report == (
         "non-finite numbers arose first in value (2 elements), then in actor/gradient (2 minibatches), "
-        "then in mine (1 element)"
+        "then in mine (1 minibatch)"
     )
 
 

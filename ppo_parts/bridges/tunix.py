@@ -63,7 +63,7 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
 
     As in Tunix's own losses, `loss_agg_mode` of its configuration says how the tokens are aggregated, `beta` and
     `kl_loss_mode` add the divergence from the reference, and weights of the sampler multiply the loss. Tunix logs
-    `pg_clipfrac`, which a loss of one's own does not have: it is NaN.
+    `pg_clipfrac`, which these losses do not define, so it is NaN.
 
     Args:
         name: for `policy_loss_fn=`.

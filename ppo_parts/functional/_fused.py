@@ -46,13 +46,13 @@ def categorical_ppo_loss(
     value: Array,
     target: Array,
     old_value: Array | None = None,
-    mask: Array | None = None,
     clip_eps: float | Array,
     clip_eps_high: float | Array | None = None,
     dual_clip: float | Array | None = None,
     value_clip_eps: float | Array | None = None,
     value_coef: float | Array,
     entropy_coef: float | Array,
+    mask: Array | None = None,
     implementation: LossImplementation = "auto",
 ) -> PPOLoss:
     r"""Compute PPO's whole loss for discrete actions. Gradients flow from `loss` only, to `logits` and `value`.

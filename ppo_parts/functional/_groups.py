@@ -99,7 +99,10 @@ def group_advantage(
         return jax.ops.segment_sum(x * keep, group, number)[group]
 
     count = total(keep)
-    mean = total(rewards) / jnp.maximum(count, 1)
+    # A reward of the group is subtracted first, so that equal rewards have an advantage of exactly 0.
+    some = jax.ops.segment_max(jnp.where(keep > 0, rewards, -jnp.inf), group, number)[group]
+    shifted = jnp.where(keep > 0, rewards - some, 0)
+    mean = total(shifted) / jnp.maximum(count, 1)
     if not isinstance(baseline, str):
         advantage = rewards - zero_masked(where, mask, jax.lax.stop_gradient(baseline))[0].astype(rewards.dtype)
     elif baseline == "none":
@@ -107,13 +110,13 @@ def group_advantage(
     elif baseline == "length_weighted":
         lengths = zero_masked(where, mask, jnp.asarray(length, rewards.dtype))[0]
         weight = total(lengths)
-        advantage = rewards - total(lengths * rewards) / jnp.where(weight == 0, 1, weight)
+        advantage = shifted - total(lengths * shifted) / jnp.where(weight == 0, 1, weight)
     else:
-        advantage = (rewards - mean) * keep
+        advantage = (shifted - mean) * keep
         if baseline == "leave_one_out":
             advantage = advantage * count / jnp.maximum(count - 1, 1)
     if scale == "group":
-        variance = total(jnp.square(rewards - mean)) / jnp.maximum(count - ddof, 1)
+        variance = total(jnp.square(shifted - mean)) / jnp.maximum(count - ddof, 1)
     elif scale == "batch":
         everything = jnp.sum(keep)
         deviation = (rewards - jnp.sum(rewards) / jnp.maximum(everything, 1)) * keep
@@ -138,7 +141,7 @@ def _checked_group(
     if not jnp.issubdtype(jnp.result_type(group), jnp.integer):
         raise TypeError(f"{where}: group must hold whole numbers, got {jnp.result_type(group)}")
     number = jnp.shape(reward)[0] if num_groups is None else num_groups
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+    if isinstance(number, bool) or not isinstance(number, int) or (num_groups is not None and number < 1):
         raise ValueError(f"{where}: num_groups must be a whole number of at least 1, got {num_groups!r}")
     if (known := known_values(group)) is not None and ((known < 0) | (known >= number)).any():
         raise ValueError(f"{where}: group must lie in [0, {number}), got {known[(known < 0) | (known >= number)][0]}")
@@ -227,7 +230,7 @@ def aggregate(
     |---|---|---|
     | "token_mean" | :math:`\sum_{tn} m L / \sum_{tn} m` | DAPO |
     | "sequence_mean" | mean over sequences of :math:`\sum_t m L / \sum_t m` | GRPO, GSPO, SAPO |
-    | "sequence_sum" | mean over sequences of :math:`\sum_t m L` | |
+    | "sequence_sum" | mean over sequences of :math:`\sum_t m L` | RLOO |
     | "sequence_sum" with `length` | mean over sequences of :math:`\sum_t m L / \text{length}` | Dr.GRPO |
 
     Means over sequences are over those with an unmasked token. A short sequence has the same weight as a long one with

@@ -335,8 +335,8 @@ def clip_cov(
     clip_eps: float | Array,
     clip_eps_high: float | Array | None = None,
     fraction: float | Array = 2e-4,
-    low: float | Array = 1.0,
-    high: float | Array = 5.0,
+    cov_low: float | Array = 1.0,
+    cov_high: float | Array = 5.0,
     mask: Array | None = None,
 ) -> Array:
     r"""Drop a few tokens of high covariance from the clipped surrogate. Gradients flow to `log_ratio` of the others.
@@ -356,7 +356,7 @@ def clip_cov(
         key: PRNG key of the draw.
         clip_eps, clip_eps_high: as in `clipped_surrogate`.
         fraction: fraction of the tokens to drop, in [0, 1].
-        low, high: the range of covariances from which tokens are drawn.
+        cov_low, cov_high: the range of covariances from which tokens are drawn.
         mask: None, or 0/1 of the same shape: masked tokens do not count; their loss and gradient are 0.
 
     Returns:
@@ -369,7 +369,7 @@ def clip_cov(
         >>> import jax, jax.numpy as jnp
         >>> log_prob, advantage = jnp.array([-3., -1.]), jnp.array([-1., 1.])  # both covariances are 1
         >>> key = jax.random.key(0)
-        >>> clip_cov(jnp.zeros(2), advantage, log_prob, key=key, clip_eps=.2, fraction=1., low=.5).tolist()
+        >>> clip_cov(jnp.zeros(2), advantage, log_prob, key=key, clip_eps=.2, fraction=1., cov_low=.5).tolist()
         [0.0, 0.0]
 
     Reference: Cui et al. 2025, The Entropy Mechanism of Reinforcement Learning, arXiv:2505.22617, Clip-Cov.
@@ -377,7 +377,8 @@ def clip_cov(
     where = "clip_cov"
     loss = clipped_surrogate(log_ratio, advantage, clip_eps=clip_eps, clip_eps_high=clip_eps_high, mask=mask)
     cov, keep = _covariance(where, log_ratio, advantage, log_prob, mask)
-    floor, ceiling = (checked_scalar(where, name, x, -jnp.inf) for name, x in {"low": low, "high": high}.items())
+    limits = {"cov_low": cov_low, "cov_high": cov_high}
+    floor, ceiling = (checked_scalar(where, name, x, -jnp.inf) for name, x in limits.items())
     below, above = clip_range(where, clip_eps, clip_eps_high, cov)
     ratio = jnp.exp(jax.lax.stop_gradient(log_ratio).astype(cov.dtype))
     clipped = jnp.where(jnp.asarray(advantage) < 0, ratio < 1 - below, ratio > 1 + above)

@@ -249,8 +249,8 @@ def rescale_head(kernel: Array, bias: Array, old: tuple[Array, Array], new: tupl
     .. math:: w \leftarrow \frac{\sigma}{\sigma'} w, \qquad b \leftarrow \frac{\sigma b + \mu - \mu'}{\sigma'}
 
     Args:
-        kernel: w, `[..., 1]` or `[n]`, any shape.
-        bias: b, `[1]` or `[]`, any shape.
+        kernel: w, any shape, such as `[n, 1]`.
+        bias: b, any shape, such as `[1]`.
         old: mean and scale (standard deviation) so far.
         new: the mean and the scale that replace them.
 

@@ -32,7 +32,7 @@ def check_part(
     Args:
         part: the part.
         batch: `batch(seed, dtype) -> Batch` without `current`, if the part reads fields that `example_batch` lacks, or
-            needs continuous actions; None: `example_batch`.
+            needs continuous actions; it has a mask. None: `example_batch`.
         context: `context(seed, dtype) -> Context`.
         laws: the laws to check; each is a function of a `Subject`.
 
@@ -55,6 +55,8 @@ def check_part(
     for after in sides(part):
         given = batch or (lambda seed=0, dtype=jnp.float32, after=after: _without_current(seed, dtype, after))
         subject = Subject(part, given, context, after)
+        if subject.batch().mask is None:
+            raise UserValueError("check_part: the batch has no mask: give one with zeros, for the laws about masks")
         for law in laws:
             wrong = law(subject)
             if wrong is not None:

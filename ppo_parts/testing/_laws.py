@@ -29,7 +29,7 @@ class Subject:
 
     Attributes:
         part: the part.
-        batch: `batch(seed, dtype) -> Batch`; after the sampler it has `current`, under the parameters of the context.
+        batch: `batch(seed, dtype) -> Batch`, without `current`; `seen` adds it after the sampler.
         context: `context(seed, dtype) -> Context`.
         after: whether the part stands after the sampler.
     """
@@ -162,17 +162,26 @@ def vmap_equals_a_loop(subject: Subject) -> str | None:
 
 
 def state_is_stable(subject: Subject) -> str | None:
-    """The state keeps its structure, shapes, dtypes and weak types, so that `jax.lax.scan` can carry it."""
+    """The state keeps its structure, shapes, dtypes and weak types, so that `jax.lax.scan` can carry it; so do the
+    state that `finish` returns and the parameters that `amend` returns.
+    """
+    part = subject.part
     for dtype in DTYPES:
         batch, context = subject.batch(0, dtype), subject.context(0, dtype)
-        state = subject.part.init(context.params, jax.random.key(0))
-        after = jax.eval_shape(lambda s, b=batch, c=context: subject.apply(b, s, c)[1], state)
-        before, after = (
-            jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), s)
-            for s in (jax.eval_shape(lambda s=state: s), after)
-        )
-        if before != after:
-            return f"with {jnp.dtype(dtype).name} data its state changes from {before} to {after}: no loop can carry it"
+        state = part.init(context.params, jax.random.key(0))
+        results = {"update": (state, jax.eval_shape(lambda s, b=batch, c=context: subject.apply(b, s, c)[1], state))}
+        if part.finish is not None:
+            seen = with_current(batch, context.params)
+            results["finish"] = state, jax.eval_shape(part.finish, seen, state, context)
+        if part.amend is not None:
+            results["amend"] = context.params, jax.eval_shape(part.amend, context.params, state, state)
+        for function, (before, after) in results.items():
+            if described(before) != described(after):
+                what = "the parameters" if function == "amend" else "its state"
+                return (
+                    f"with {jnp.dtype(dtype).name} data {function} changes {what} from {described(before)} to "
+                    f"{described(after)}: no loop can carry it"
+                )
     return None
 
 
@@ -290,6 +299,11 @@ def difference(
             index = tuple(map(int, place))
             return f"{path_name(path)} is {wide[0][place]:.6g} instead of {wide[1][place]:.6g} at index {index}"
     return None
+
+
+def described(tree: Any) -> Any:
+    """Describe the shape, the dtype and the weak type of each leaf."""
+    return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), jax.eval_shape(lambda: tree))
 
 
 def path_name(path: Any) -> str:
