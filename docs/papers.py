@@ -69,6 +69,12 @@ CONSTANTS = {
 FACTORIES = [f for f in vars(pp).values() if inspect.isfunction(f) and inspect.signature(f).return_annotation == "Part"]
 MADE_BY = {made.__name__: sum(case.make is made for case in CASES) for made in FACTORIES} | {"Part": 0}
 """Name of each part: how many settings of it are held to the laws."""
+ANCHORS = {
+    name: "parts.md#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    for heading in re.findall(r"^#+ (.*)$", (ROOT / "docs" / "parts.md").read_text(), re.MULTILINE)
+    for name in re.findall(r"`(\w+)`", heading)
+}
+"""The heading of each part."""
 COMMON, OWN, NOTHING = {"chain", "identity"}, {"stateless", "Part"}, "those of plain PPO"
 
 
@@ -84,8 +90,7 @@ def linked(function: Callable[..., Any]) -> str:
 def parts_of(function: Callable[..., Any]) -> str:
     """Links to what the chain is made of besides the parts of every chain."""
     parts, functions = names(function)
-    cells = [f"[`{name}`](parts.md#{name})" for name in parts if name not in {*COMMON, "Part"}]
-    cells += ["[`Part`](concepts.md)"] * ("Part" in parts)
+    cells = [f"[`{name}`]({ANCHORS.get(name, 'concepts.md')})" for name in parts if name not in COMMON]
     cells += [f"[`F.{name}`](parts.md#functional)" for name in functions]
     optimizers = re.findall(r"\b(optax(?:\.contrib)?\.(?!tree|Gradient)\w+)", source_of(function))
     return ", ".join(cells + [f"`{name}`" for name in dict.fromkeys(optimizers)]) or NOTHING
@@ -227,9 +232,9 @@ Some chains that need nothing but the plain policy, each against the plain chain
 rate and optimizer (unless the paper changes it), and ten seeds each. "Return over training" is the mean return of all
 episodes of the training, and "after training" that of 100 new episodes per seed, with keys of their own. Both are means
 over seeds, with the standard deviation between seeds in parentheses. A difference has a 95 % bootstrap interval. Of 40
-such intervals, about two exclude 0 by chance alone, so a single "better" or "worse" at the edge means little. Where both
-differences are exactly 0, the change never acted. The tasks are easy and the budgets small: the tables say what a change
-does here, untuned, and not what it is worth where its authors needed it.
+such intervals, about two exclude 0 by chance alone, so a single "better" or "worse" at the edge means little. If both
+differences are exactly 0, the change never acted. The tasks are easy and the budgets small: the tables say what a
+change does here, untuned, and not what it is worth where its authors needed it.
 
     python -m benchmarks papers --task Acrobot-v1 --steps 100000
 """
