@@ -19,6 +19,7 @@ COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what 
     "differences": "what each single difference between libraries' PPO is worth, on MuJoCo tasks",
     "study": "what priorities, V-trace and refreshing are worth",
     "tokens": "a small transformer learns to sort digits: GRPO and its relatives, without a critic",
+    "papers": "chains of the index of papers against the plain chain",
     "devices": "what 1 to 64 devices send each other, and what each of them does; compiled only",
     "sweep": "a sweep of hyperparameters in one program",
     "kill": "kills a run at random moments and compares its end with an undisturbed one",
