@@ -134,7 +134,7 @@ def heess_2017():
 
     Replaces the clip by a penalty on the divergence, whose coefficient adapts to keep the divergence near a target.
     """
-    return ppo(pp.kl_penalty(coef=1.0, target=0.01), surrogate=UNCLIPPED)
+    return ppo(pp.kl_penalty(coef=1.0, target_kl=0.01), surrogate=UNCLIPPED)
 
 
 def wang_2019():
@@ -333,7 +333,7 @@ def haarnoja_2018():
 
     Adapts the coefficient of the entropy, so that the entropy stays near a target.
     """
-    return ppo(entropy=pp.adaptive_entropy_bonus(target=0.5, learning_rate=3e-4, coef=0.01))
+    return ppo(entropy=pp.adaptive_entropy_bonus(target_entropy=0.5, learning_rate=3e-4, coef=0.01))
 
 
 # --- advantages, data and refresh -------------------------------------------------------------------------------------

@@ -91,9 +91,9 @@ def mujoco(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
         "*best mean* the highest mean over seeds; both favor lucky evaluations. Tianshou reports the maximum over",
         "training of about 30 evaluations in 1M steps (10 seeds, mean and standard deviation, version 3 of the",
         "environments), CleanRL training returns (3 seeds, version 4). A *variant* changes one thing of",
-        "`recipes.mujoco_ppo`; `python -m benchmarks mujoco <task> --variant <variant>` makes a row. Settings beside",
-        "its name are the recipe's at the time of the record, and differ from today's. The recipe's own rows, for all",
-        "five tasks, have not been recorded yet.",
+        "`recipes.mujoco_ppo`; `python -m benchmarks mujoco <task> --variant <variant>` produces a row. Settings",
+        "beside its name are those of the recipe when the run was recorded; they have changed since. The recipe's own",
+        "rows, for all five tasks, have not been recorded yet.",
         "",
         *curves(records, pictures),
     ]

@@ -58,7 +58,8 @@ def critic_loss(
     try:
         inspect.signature(loss).bind(None, None, mask=None, **hyperparameters)
     except TypeError as error:
-        raise UserTypeError(f"critic_loss: {getattr(loss, '__name__', loss)} {error}") from None
+        remedy = "; write it as f(prediction, target, *, mask=None, ...)" if "'mask'" in str(error) else ""
+        raise UserTypeError(f"critic_loss: {getattr(loss, '__name__', loss)} {error}{remedy}") from None
     if not isinstance(prediction, str) or (prediction != "value" and not prediction.startswith("aux.")):
         raise UserValueError(f'critic_loss: prediction must be "value" or "aux.<name>", got {prediction!r}')
     if prediction == "value":

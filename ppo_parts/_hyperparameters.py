@@ -130,7 +130,7 @@ def count(where: str, name: str, value: Any, low: int | None = 1) -> int:
     return int(value)
 
 
-def choice(where: str, name: str, value: Any, allowed: tuple[str, ...]) -> str:
+def choice(where: str, name: str, value: Any, allowed: tuple[str | None, ...]) -> Any:
     """Return `value` after checking that it is one of the allowed words."""
     if value not in allowed:
         there = ", ".join(map(repr, allowed))

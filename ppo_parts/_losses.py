@@ -80,7 +80,9 @@ def clipped_surrogate(
     )
 
 
-def policy_loss(loss: Callable[..., Array], *, name: str = "policy", **hyperparameters: Any) -> Part:
+def policy_loss(
+    loss: Callable[..., Array], *, name: str = "policy", needs_time: bool = False, **hyperparameters: Any
+) -> Part:
     r"""Add `loss(log_ratio, advantage, mask=mask, **hyperparameters)` as the loss `name`.
 
     This makes a part of any policy loss in `functional` that takes these arrays, and of your own: a function of
@@ -91,10 +93,11 @@ def policy_loss(loss: Callable[..., Array], *, name: str = "policy", **hyperpara
         loss: the function. It is called once with `[1, 1]` arrays when the part is built, so that a hyperparameter
             which it refuses is an error there.
         name: key in `losses`.
+        needs_time: whether the loss works along the time axis, so that the sampler must keep it, as
+            `segment_minibatches` does. The sequence losses of `functional`, such as `gspo`, say so themselves.
         **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates.
 
-    Place: after the sampler, and after the parts that change the advantage. A loss over whole sequences needs a sampler
-    that keeps the time axis, such as `segment_minibatches`.
+    Place: after the sampler, and after the parts that change the advantage.
 
     Example:
         >>> import ppo_parts as pp
@@ -109,9 +112,15 @@ def policy_loss(loss: Callable[..., Array], *, name: str = "policy", **hyperpara
     try:
         shape = getattr(jax.eval_shape(lambda x: loss(x, x, mask=None, **first), probe), "shape", "not an array")
     except (TypeError, ValueError) as error:
-        raise (UserTypeError if isinstance(error, TypeError) else UserValueError)(f"{where}: {error}") from error
+        remedy = "; write it as f(log_ratio, advantage, *, mask=None, ...)" if "'mask'" in str(error) else ""
+        raise (UserTypeError if isinstance(error, TypeError) else UserValueError)(
+            f"{where}: {error}{remedy}"
+        ) from error
     if shape != probe.shape:
-        raise UserValueError(f"{where}: the loss must have the shape of log_ratio, got {shape} for {probe.shape}")
+        raise UserValueError(
+            f"{where}: the loss must have the shape of log_ratio, got {shape} for {probe.shape}: return one number per "
+            "element, because the learner takes the mean"
+        )
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         now = {key: at(value, context.step) if callable(value) else value for key, value in hyperparameters.items()}
@@ -128,6 +137,7 @@ def policy_loss(loss: Callable[..., Array], *, name: str = "policy", **hyperpara
         provides=("losses",),
         reads=("current", "log_prob", "mask"),
         place="after_sampler",
+        needs_time=needs_time or getattr(loss, "along_time", False),
     )
 
 

@@ -222,7 +222,7 @@ def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str
         value = functional.self_imitation_value_loss(current.value, batch.target, mask=batch.mask)
         loss = spread_nan((scale * (policy + beta * value)).astype(policy.dtype), scale, beta)
         measured = {
-            f"{name}_loss": masked_mean(jax.lax.stop_gradient(policy + beta * value), batch.mask),
+            f"{name}_loss": masked_mean(jax.lax.stop_gradient(policy + beta * value).astype(policy.dtype), batch.mask),
             f"{name}_fraction": masked_mean((advantage > 0).astype(policy.dtype), batch.mask),
         }
         return batch.add_loss(name, loss).add_metrics(**measured), state

@@ -148,8 +148,7 @@ def group_advantage(
     if size is not None:
         count(where, "group", size)
     choice(where, "baseline", baseline, (*get_args(functional.Baseline), "given"))
-    if scale is not None:
-        choice(where, "scale", scale, get_args(functional.Scale))
+    choice(where, "scale", scale, (*get_args(functional.Scale), None))
     if ddof not in (0, 1) or isinstance(ddof, bool):
         raise UserValueError(f"{where}: ddof must be 0 or 1, got {ddof!r}")
     eps = number(where, "eps", eps, 0)

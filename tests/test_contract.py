@@ -688,6 +688,13 @@ def test_who_reads_all_extras_reads_each_of_them():
     pp.learner(evaluate, pp.chain(made, used, GAE, pp.full_batch(), SURROGATE, pp.value_loss()), optax.sgd(1.0))
 
 
+def test_a_loss_of_sequences_needs_the_time_axis():
+    gspo = pp.policy_loss(pp.functional.gspo, clip_eps=0.1)
+    pp.chain(GAE, pp.segment_minibatches(2), gspo)
+    with pytest.raises(ValueError, match="policy_loss works along time, but shuffled_minibatches"):
+        pp.chain(GAE, pp.shuffled_minibatches(2), gspo)
+
+
 def test_a_loss_before_the_sampler_is_refused():
     early = pp.stateless(lambda b: b.add_loss("early", b.reward), name="early")
     with pytest.raises(ValueError, match="the loss 'early' was added before the sampler"):

@@ -120,7 +120,17 @@ def _(axis_size, in_batched, x):
         (
             "state_is_stable",
             part(lambda b, s, c: (b, s + 1.0), lambda params, key: 0),
-            "its state changes from",
+            "update changes its state from",
+        ),
+        (
+            "state_is_stable",
+            part(lambda b, s, c: (b, s), lambda params, key: jnp.zeros(3), finish=lambda b, s, c: 1.0),
+            "finish changes its state from",
+        ),
+        (
+            "state_is_stable",
+            part(lambda b, s, c: (b, s), amend=lambda params, old, new: {"policy": params["policy"]}),
+            "amend changes the parameters from",
         ),
         (
             "float_dtype_is_kept",
@@ -207,6 +217,17 @@ def test_check_part_takes_batches_of_the_users():
         seed, dtype, extras={"novelty": jnp.ones((6, 4), dtype)}
     )
     testing.check_part(own, batch=given, laws=LAWS[:3])
-    with pytest.raises(KeyError):
+    with pytest.raises(pp.UserValueError, match="novelty"):
         testing.check_part(own, laws=LAWS[:3])
     assert jax.tree.leaves(given())
+
+
+def test_check_part_names_the_part_that_raises():
+    forgot = part(lambda b, s, c: b)
+    with pytest.raises(pp.UserTypeError, match=r"faulty: update must return \(batch, state\), got Batch"):
+        testing.check_part(forgot)
+    branching = part(
+        lambda b, s, c: (b.add_metrics(x=1.0 * b.reward[0, 0] if b.reward[0, 0] > 0 else b.reward[0, 0]), s)
+    )
+    with pytest.raises(pp.UserValueError, match="faulty breaks state_is_stable: it needs the value of an array"):
+        testing.check_part(branching)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,17 @@ import numpy as np
 Array = jax.Array
 ArrayLike = jax.typing.ArrayLike
 Axes = int | tuple[int, ...] | None
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ShapeError(ValueError, AssertionError):
     """Array shapes do not match; arrays are never broadcast to make them match."""
+
+
+def along_time(function: F) -> F:
+    """Mark a loss that works along axis 0, so that a sampler before it must keep the time axis."""
+    function.along_time = True  # type: ignore[attr-defined]
+    return function
 
 
 def check_arrays(where: str, **arrays: Any) -> None:

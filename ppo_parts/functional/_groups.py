@@ -135,6 +135,11 @@ def _checked_group(
     check_floating(where, reward=reward)
     arrays = {} if isinstance(baseline, str) else {"baseline": baseline}
     check_arrays(where, group=group)
+    if jnp.ndim(reward) == 1 and jnp.ndim(group) == 0:
+        raise ShapeError(
+            f"{where}: group must hold the number of each sequence's group, shape {jnp.shape(reward)}, got {group!r}; "
+            f"for groups of neighbors pass jnp.arange({len(reward)}) // {group}"
+        )
     check_same_shape(where, reward=reward, group=group, length=length, mask=mask, **arrays)
     if jnp.ndim(reward) != 1:
         raise ShapeError(f"{where}: reward must be [N], one number per sequence, got shape {jnp.shape(reward)}")

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ._common import (
     Array,
     ShapeError,
+    along_time,
     check_floating,
     check_same_shape,
     checked_hyperparameter,
@@ -162,6 +163,7 @@ def _(primals: Any, tangents: Any) -> Any:
     return _soft_gate(*primals), slope * tangents[0]
 
 
+@along_time
 def sequence_log_ratio(
     log_ratio: Array,
     *,
@@ -219,6 +221,7 @@ def _sequence_log_ratio(where: str, logs: Array, level: str, reduction: str, mas
     return jnp.where(keep, whole, 0)
 
 
+@along_time
 def gspo(
     log_ratio: Array,
     advantage: Array,
@@ -273,6 +276,7 @@ def gspo(
     return loss.astype(jnp.result_type(log_ratio))
 
 
+@along_time
 def gmpo(
     log_ratio: Array,
     advantage: Array,

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._chain import chain
 from .._errors import UserTypeError, UserValueError
 from .._types import Batch, Divider, Part
 from ._example import STEP, example_batch, example_context
@@ -57,10 +58,22 @@ def check_part(
         subject = Subject(part, given, context, after)
         if subject.batch().mask is None:
             raise UserValueError("check_part: the batch has no mask: give one with zeros, for the laws about masks")
+        seen = subject.seen(subject.batch(), subject.context())
+        chain(part).update(seen, (part.init(subject.context().params, jax.random.key(0)),), subject.context())
         for law in laws:
-            wrong = law(subject)
-            if wrong is not None:
+            if wrong := _broken(law, subject):
                 raise UserValueError(f"check_part: {part.name} breaks {law.__name__}: {wrong}")
+
+
+def _broken(law: Law, subject: Subject) -> str | None:
+    """Return how a law is broken; an error of the part while the law is checked breaks it, too."""
+    try:
+        return law(subject)
+    except jax.errors.ConcretizationTypeError as error:
+        summary = str(error).partition("\n")[0]
+        return f"it needs the value of an array ({summary}); do not use `if`, float() or int() on arrays"
+    except Exception as error:
+        return f"the part raised {type(error).__name__}: {error}"
 
 
 def check_hyperparameters(
