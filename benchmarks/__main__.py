@@ -17,6 +17,7 @@ COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what 
     "games": "games of two players against random moves: how many are won",
     "mujoco": "Gymnasium's MuJoCo tasks, in the protocol of Tianshou's benchmark",
     "study": "what priorities, V-trace and refreshing are worth",
+    "tokens": "a small transformer learns to sort digits: GRPO and its relatives, without a critic",
     "devices": "what 1 to 64 devices send each other, and what each of them does; compiled only",
     "sweep": "a sweep of hyperparameters in one program",
     "kill": "kills a run at random moments and compares its end with an undisturbed one",

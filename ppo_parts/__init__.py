@@ -64,6 +64,12 @@ from ._samplers import prioritized_sampler as prioritized_sampler
 from ._samplers import segment_minibatches as segment_minibatches
 from ._samplers import shuffled_minibatches as shuffled_minibatches
 from ._samplers import time_chunks as time_chunks
+from ._sequences import aggregate as aggregate
+from ._sequences import clip_cov as clip_cov
+from ._sequences import group_advantage as group_advantage
+from ._sequences import kl_cov as kl_cov
+from ._sequences import outcome_reward as outcome_reward
+from ._sequences import reward_to_go as reward_to_go
 from ._stop import early_stop as early_stop
 from ._stop import kl_early_stop as kl_early_stop
 from ._types import Batch as Batch

@@ -20,7 +20,13 @@ from .functional._statistics import one_of, share_explained
 ESTIMATOR_READS = ("reward", "value", "next_value", "terminated", "truncated", "mask", "current")
 
 
-def gae(*, gamma: Numeric, gae_lambda: Numeric, implementation: functional.Implementation = "auto") -> Part:
+def gae(
+    *,
+    gamma: Numeric,
+    gae_lambda: Numeric,
+    mask_mode: functional.MaskMode = "cut",
+    implementation: functional.Implementation = "auto",
+) -> Part:
     """Write `advantage` and `target` by generalized advantage estimation; see `functional.gae` for the equations.
 
     Before the sampler it reads the rollout's values. After a sampler that keeps time it reads the values of the policy
@@ -30,6 +36,8 @@ def gae(*, gamma: Numeric, gae_lambda: Numeric, implementation: functional.Imple
     Args:
         gamma: discount per step, in [0, 1]; a schedule counts learner updates.
         gae_lambda: trace decay, in [0, 1]; a schedule counts learner updates.
+        mask_mode: "cut": no trace passes from or to a masked step. "skip": masked steps are skipped, as if they were
+            not there; `batch.next_value` must skip them, too. See `functional.gae`.
         implementation: "auto", "scan", "associative" or "pallas"; see `functional.gae`.
 
     Place: before the sampler, or after one that keeps time (`segment_minibatches`, `full_batch`).
@@ -47,9 +55,10 @@ def gae(*, gamma: Numeric, gae_lambda: Numeric, implementation: functional.Imple
     gamma = number("gae", "gamma", gamma, 0, 1)
     gae_lambda = number("gae", "gae_lambda", gae_lambda, 0, 1)
     choice("gae", "implementation", implementation, get_args(functional.Implementation))
+    choice("gae", "mask_mode", mask_mode, get_args(functional.MaskMode))
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        value, next_value = _latest_values("gae", batch)
+        value, next_value = _latest_values("gae", batch, skip=mask_mode == "skip")
         out = functional.gae(
             batch.reward,
             value,
@@ -59,6 +68,7 @@ def gae(*, gamma: Numeric, gae_lambda: Numeric, implementation: functional.Imple
             gamma=at(gamma, context.step),
             gae_lambda=at(gae_lambda, context.step),
             mask=batch.mask,
+            mask_mode=mask_mode,
             implementation=implementation,
         )
         return _write(batch, out.advantage, out.target), state
@@ -205,7 +215,7 @@ def align_weight(batch: Batch, like: Array) -> Array:
     return weight.reshape((1,) * sampled + weight.shape + (1,) * (like.ndim - sampled - 1)).astype(like.dtype)
 
 
-def _latest_values(where: str, batch: Batch) -> tuple[Array, Array]:
+def _latest_values(where: str, batch: Batch, *, skip: bool = False) -> tuple[Array, Array]:
     """Return value and next value of the latest policy that has been evaluated on the batch."""
     require(
         batch,
@@ -223,7 +233,7 @@ def _latest_values(where: str, batch: Batch) -> tuple[Array, Array]:
             "a critic, or write the advantage with a part of your own"
         )
     value = jax.lax.stop_gradient(batch.current.value)
-    return value, follow(batch, value)
+    return value, follow(batch, value, skip=skip)
 
 
 def _latest_log_ratio(batch: Batch) -> Array:

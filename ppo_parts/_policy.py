@@ -83,14 +83,16 @@ def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Curren
     return Current(output.distribution, log_prob, ABSENT if value is None else value, output.aux)
 
 
-def follow(batch: Batch, value: Array) -> Array:
-    """Compute `next_value` from new values, shifted by one step.
+def follow(batch: Batch, value: Array, *, skip: bool = False) -> Array:
+    """Compute `next_value` from new values, shifted by one step; with `skip`, from that of the next unmasked step.
 
-    At truncations, at the end of the rollout and before masked steps, the observation that followed is not in the
-    batch, and the recorded `next_value` is kept.
+    At truncations, at the end of the rollout and (without `skip`) before masked steps, the observation that followed is
+    not in the batch, and the recorded `next_value` is kept.
     """
     recorded = batch.next_value
     elsewhere = jnp.zeros_like(value, bool) if batch.truncated is None else batch.truncated.astype(bool)
+    if skip:
+        return next_values(value, recorded[-1], elsewhere, recorded, mask=batch.mask)
     if batch.mask is not None:
         keep = batch.mask.astype(bool)
         elsewhere = elsewhere | jnp.concatenate([~keep[1:], jnp.zeros_like(keep[:1])])

@@ -14,6 +14,7 @@ import ppo_parts as pp
 from ppo_parts import envs, export, training
 from ppo_parts._errors import MissingPackage
 from ppo_parts._extras import require_package
+from ppo_parts.bridges import tunix
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(pp.__file__).parent
@@ -33,6 +34,7 @@ OPTIONAL = (
     "pgx",
     "tensorboardX",
     "tqdm",
+    "tunix",
     "tyro",
     "xminigrid",
 )
@@ -70,7 +72,7 @@ def test_the_core_depends_on_jax_and_optax():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [requirement.partition(">=")[0] for requirement in project["dependencies"]] == ["jax", "optax"]
     packages = {"brax", "playground", "craftax", "jumanji", "pgx", "xminigrid", "gymnasium", "envpool", "atari"}
-    packages |= {"watch", "export", "track"}
+    packages |= {"watch", "export", "track", "tunix"}
     assert set(project["optional-dependencies"]) == {"envs", "train", "marl", "cuda", "test", "all"} | packages
 
 
@@ -80,6 +82,7 @@ def test_the_core_depends_on_jax_and_optax():
         ("gymnax", "envs", lambda folder: envs.make("CartPole-v1")),
         ("jaxmarl", "marl", lambda folder: envs.make_agents("MPE_simple_spread_v3")),
         ("orbax", "train", lambda folder: training.Checkpoints(folder)),
+        ("tunix", "tunix", lambda folder: tunix.register()),
         ("onnx", "export", lambda folder: export.to_onnx(None, None)),
         ("matplotlib", "train", lambda folder: training.plot_curve(folder / "a.png", np.zeros(1), np.zeros(1), "")),
     ],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ._backward import estimate
 from ._common import Array
 from ._recurrence import Implementation
 from ._steps import Steps, unless
+
+MaskMode = Literal["cut", "skip"]
 
 
 class Advantages(NamedTuple):
@@ -27,6 +29,7 @@ def gae(
     gamma: float | Array,
     gae_lambda: float | Array,
     mask: Array | None = None,
+    mask_mode: MaskMode = "cut",
     stop_gradient: bool = True,
     implementation: Implementation = "auto",
 ) -> Advantages:
@@ -55,9 +58,14 @@ def gae(
         truncated: `[T, ...]`, 1 (or True) where a time limit cut the episode at step t, else 0; None: nowhere.
         gamma: discount per step, in [0, 1].
         gae_lambda: trace decay, in [0, 1].
-        mask: `[T, ...]`, 1 where the step counts; None: everywhere. A step before a masked one is treated as
-            truncated, so that a masked step does not affect any other step. Masked elements return 0 and have a
-            gradient of 0, whatever the inputs contain.
+        mask: `[T, ...]`, 1 where the step counts; None: everywhere. Masked elements return 0 and have a gradient of 0,
+            whatever the inputs contain.
+        mask_mode: what a masked step does to the steps before it. "cut": a step before a masked one is treated as
+            truncated, so that no trace passes. "skip": the result is as if masked steps were not there, neither their
+            rewards nor their flags, and the trace passes through them without a discount: for tokens that a tool wrote.
+            Give next values that skip, too: `next_values(value, last_value, mask=mask)`. The last unmasked step before
+            padding (masked steps until the end) must be marked as terminated or truncated, because padding has no
+            value to bootstrap from; where it is known not to be, an error is raised, and elsewhere the result is NaN.
         stop_gradient: whether the result is constant under differentiation.
         implementation: how the recursion runs; all choices compute the same numbers. "scan": one step after another,
             the best choice on CPUs. "associative": `lax.associative_scan`. "pallas": one fused kernel on NVIDIA GPUs,
@@ -70,7 +78,8 @@ def gae(
 
     Raises:
         ShapeError: inputs of different shapes. TypeError: `value` or `next_value` is not floating. ValueError: a known
-            number is out of its range; `implementation` is unknown, or "pallas" where the kernel cannot run.
+            number is out of its range; `mask_mode` or `implementation` is unknown, or "pallas" where the kernel cannot
+            run; a known sequence of "skip" has padding after a step that is neither terminated nor truncated.
 
     Note:
         Narrow floats (bfloat16, float16) are accumulated in float32 and cast back.
@@ -100,5 +109,5 @@ def gae(
     #
     # as a scan, an associative scan or a kernel. Then it adds the value, which gives the target.
     steps = Steps(reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda)
-    advantage, target = estimate("gae", steps, terms, stop_gradient, implementation)
+    advantage, target = estimate("gae", steps, terms, stop_gradient, implementation, mask_mode=mask_mode)
     return Advantages(advantage, target)

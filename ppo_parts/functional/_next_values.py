@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
 from ._common import Array, ShapeError, check_arrays, check_flags, check_floating, check_same_shape
@@ -12,6 +13,8 @@ def next_values(
     last_value: Array,
     truncated: Array | None = None,
     final_value: Array | None = None,
+    *,
+    mask: Array | None = None,
 ) -> Array:
     r"""Return V of the observation that followed each step, by shifting `value` one step back. Gradients flow.
 
@@ -28,12 +31,16 @@ def next_values(
         truncated: `[T, ...]`, 1 where a time limit cut the episode at step t, else 0; None: nowhere.
         final_value: `[T, ...]`, V(final observation); read only where `truncated` is 1.
 
+        mask: None, or `[T, ...]` of 0/1: the value that follows is that of the next unmasked step, and `last_value`
+            where there is none, for `gae(mask_mode="skip")`.
+
     Returns:
         `[T, ...]` next values, in the dtype of `value`.
 
     Raises:
         ShapeError: shapes do not match.
-        ValueError: `truncated` without `final_value`, or the reverse; a known element of `truncated` is not 0 or 1.
+        ValueError: `truncated` without `final_value`, or the reverse; a known element of `truncated` or
+            `mask` is not 0 or 1.
 
     Example:
         >>> import jax.numpy as jnp
@@ -48,9 +55,9 @@ def next_values(
             "next_values: give truncated and final_value together (final_value is V of the final "
             "observation of each truncated episode), or neither"
         )
-    check_same_shape("next_values", value=value, truncated=truncated, final_value=final_value)
+    check_same_shape("next_values", value=value, truncated=truncated, final_value=final_value, mask=mask)
     check_arrays("next_values", last_value=last_value)
-    check_flags("next_values", truncated=truncated)
+    check_flags("next_values", truncated=truncated, mask=mask)
     value = jnp.asarray(value)
     if not value.ndim:
         raise ShapeError("next_values works along axis 0, time, and the value given is a single number")
@@ -60,6 +67,20 @@ def next_values(
             f"got {jnp.shape(last_value)}"
         )
     shifted = jnp.concatenate([value[1:], jnp.asarray(last_value, value.dtype)[None]])
+    if mask is not None:
+        shifted = _skip(shifted, jnp.asarray(mask).astype(bool))
     if truncated is None or final_value is None:
         return shifted
     return jnp.where(jnp.asarray(truncated).astype(bool), final_value, shifted).astype(value.dtype)
+
+
+def _skip(shifted: Array, keep: Array) -> Array:
+    """Replace the value of the step that follows by the value of the next unmasked one."""
+    following = jnp.concatenate([keep[1:], jnp.ones_like(keep[:1])])  # the last value always counts
+
+    def step(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        value, counts = now
+        later = jnp.where(counts, value, later)
+        return later, later
+
+    return jax.lax.scan(step, shifted[-1], (shifted, following), reverse=True)[1]

@@ -109,6 +109,27 @@ def cut_at_masked(x: Steps, next_counts: Array | None = None) -> Steps:
     return x._replace(truncated=cut if x.truncated is None else x.truncated.astype(bool) | cut)
 
 
+def end_before_padding(where: str, x: Steps) -> Steps:
+    """Check that padding follows the end of a sequence; make the reward NaN where it turns out not to.
+
+    Padding is what is masked until the end of the array. Nothing follows the last unmasked step before it, so that step
+    must have a flag that says how it ends.
+    """
+    keep = jnp.asarray(x.mask).astype(bool)
+    padding = jnp.cumsum(keep[::-1], axis=0)[::-1] == 0
+    before = jnp.concatenate([padding[1:], jnp.zeros_like(padding[:1])])
+    ends = x.terminated > 0 if x.truncated is None else (x.terminated > 0) | x.truncated.astype(bool)
+    unfinished = keep & before & ~ends
+    if (known := known_values(unfinished)) is not None and known.any():
+        step = tuple(int(i) for i in np.argwhere(known)[0])
+        raise ValueError(
+            f'{where}: mask_mode="skip", and the last unmasked step of a sequence, {step}, is neither terminated nor '
+            "truncated, but padding follows it: mark it as terminated, or as truncated if next_value has its bootstrap"
+        )
+    reward = x.reward.astype(jnp.result_type(x.reward, x.value))
+    return x._replace(reward=jnp.where(unfinished, jnp.nan, reward))
+
+
 def effective(x: Steps) -> Steps:
     """Return the steps as the equations read them: in the dtype to compute in, flags as such, masked contents as 0.
 

@@ -1,0 +1,285 @@
+"""Advantages and rewards of whole sequences, and how the losses of tokens become one number."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from ._common import (
+    Array,
+    ShapeError,
+    accumulator_dtype,
+    check_arrays,
+    check_flags,
+    check_floating,
+    check_same_shape,
+    checked_scalar,
+    known_values,
+    masked_mean,
+    masked_sum,
+    zero_masked,
+)
+
+Baseline = Literal["mean", "leave_one_out", "length_weighted", "none"]
+Scale = Literal["group", "batch"]
+Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
+
+
+def group_advantage(
+    reward: Array,
+    group: Array,
+    *,
+    num_groups: int | None = None,
+    baseline: Baseline | Array = "mean",
+    scale: Scale | None = "group",
+    ddof: int = 1,
+    eps: float | Array = 1e-6,
+    length: Array | None = None,
+    mask: Array | None = None,
+) -> Array:
+    r"""Compare the reward of each sequence with those of its group, the samples for one prompt. Gradients are stopped.
+
+    .. math:: A_n = \frac{R_n - b_n}{\sigma + \epsilon}
+
+    | algorithm | `baseline` | `scale` |
+    |---|---|---|
+    | GRPO | "mean": the mean of the group | "group": its standard deviation |
+    | Dr.GRPO, GPG | "mean" | None: :math:`\sigma + \epsilon = 1` |
+    | RLOO | "leave_one_out": the mean of the others | None |
+    | OPO | "length_weighted": :math:`\sum_m l_m R_m / \sum_m l_m` | None |
+    | ReMax | `[N]`: for example the reward of the greedy answer | None |
+    | Lite PPO | "mean" | "batch": the standard deviation of all rewards |
+    | REINFORCE++ baseline | "mean" | None, and then `advantage_normalize` over all tokens |
+
+    A group of equal rewards, or of one element, has an advantage of 0 (except with "none" and a baseline of your own).
+
+    Args:
+        reward: `[N]`, one number per sequence, floating.
+        group: `[N]`, whole numbers in [0, num_groups): elements with the same number form a group. They need not be
+            neighbors, and groups may differ in size.
+        num_groups: number of groups, which fixes the shapes; None: N, which is always enough.
+        baseline: a word of the table, "none" (0), or an array `[N]`.
+        scale: "group", "batch" or None.
+        ddof: number subtracted from the count in the variance: 1 (verl, TRL, Tunix) or 0.
+        eps: added to the standard deviation, in reward units (verl, Tunix: 1e-6; TRL: 1e-4).
+        length: `[N]`, number of tokens of each sequence; needed by "length_weighted" only.
+        mask: None, or `[N]` of 0/1: masked sequences do not count, and have an advantage of 0.
+
+    Returns:
+        `[N]`, the advantage of each sequence, in the dtype of `reward`. It is NaN for sequences whose group is out of
+        range where that is not known before the computation runs.
+
+    Raises:
+        ShapeError: an input is not `[N]`. TypeError: `reward` is not floating, or `group` does not hold whole numbers.
+        ValueError: an unknown word, a known group out of range, or "length_weighted" without `length`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> reward, group = jnp.array([1., 0., 5., 3.]), jnp.array([0, 0, 1, 1])
+        >>> group_advantage(reward, group, scale=None).tolist()
+        [0.5, -0.5, 1.0, -1.0]
+        >>> group_advantage(reward, group, baseline="leave_one_out", scale=None).tolist()
+        [1.0, -1.0, 2.0, -2.0]
+
+    Reference: GRPO: Shao et al. 2024, arXiv:2402.03300. Dr.GRPO: Liu et al. 2025, arXiv:2503.20783. RLOO: Ahmadian et
+        al. 2024, arXiv:2402.14740. OPO: Hao et al. 2025, arXiv:2505.23585. ReMax: Li et al. 2024, arXiv:2310.10505.
+        Lite PPO: Liu et al. 2025, arXiv:2508.08221. REINFORCE++: Hu 2025, arXiv:2501.03262.
+    """
+    where = "group_advantage"
+    number = _checked_group(where, reward, group, num_groups, baseline, scale, ddof, length, mask)
+    eps = checked_scalar(where, "eps", eps, 0)
+    (rewards,) = zero_masked(where, mask, jax.lax.stop_gradient(reward))
+    keep = (jnp.ones_like(rewards) if mask is None else jnp.asarray(mask).astype(bool)).astype(rewards.dtype)
+    group = jnp.asarray(group)
+
+    def total(x: Array) -> Array:
+        """Sum over the group of each element."""
+        return jax.ops.segment_sum(x * keep, group, number)[group]
+
+    count = total(keep)
+    mean = total(rewards) / jnp.maximum(count, 1)
+    if not isinstance(baseline, str):
+        advantage = rewards - zero_masked(where, mask, jax.lax.stop_gradient(baseline))[0].astype(rewards.dtype)
+    elif baseline == "none":
+        advantage = rewards
+    elif baseline == "length_weighted":
+        lengths = zero_masked(where, mask, jnp.asarray(length, rewards.dtype))[0]
+        weight = total(lengths)
+        advantage = rewards - total(lengths * rewards) / jnp.where(weight == 0, 1, weight)
+    else:
+        advantage = (rewards - mean) * keep
+        if baseline == "leave_one_out":
+            advantage = advantage * count / jnp.maximum(count - 1, 1)
+    if scale == "group":
+        variance = total(jnp.square(rewards - mean)) / jnp.maximum(count - ddof, 1)
+    elif scale == "batch":
+        everything = jnp.sum(keep)
+        deviation = (rewards - jnp.sum(rewards) / jnp.maximum(everything, 1)) * keep
+        variance = jnp.sum(jnp.square(deviation)) / jnp.maximum(everything - ddof, 1)
+    if scale is not None:
+        deviation = jnp.sqrt(variance) + eps
+        advantage = advantage / jnp.where(deviation == 0, 1, deviation)
+    outside = (group < 0) | (group >= number)
+    return jnp.where(keep == 0, 0, jnp.where(outside, jnp.nan, advantage)).astype(jnp.result_type(reward))
+
+
+def _checked_group(
+    where: str, reward: Any, group: Any, num_groups: Any, baseline: Any, scale: Any, ddof: int, length: Any, mask: Any
+) -> int:
+    """Check the arguments of `group_advantage` and return the number of groups."""
+    check_floating(where, reward=reward)
+    arrays = {} if isinstance(baseline, str) else {"baseline": baseline}
+    check_arrays(where, group=group)
+    check_same_shape(where, reward=reward, group=group, length=length, mask=mask, **arrays)
+    if jnp.ndim(reward) != 1:
+        raise ShapeError(f"{where}: reward must be [N], one number per sequence, got shape {jnp.shape(reward)}")
+    if not jnp.issubdtype(jnp.result_type(group), jnp.integer):
+        raise TypeError(f"{where}: group must hold whole numbers, got {jnp.result_type(group)}")
+    number = jnp.shape(reward)[0] if num_groups is None else num_groups
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise ValueError(f"{where}: num_groups must be a whole number of at least 1, got {num_groups!r}")
+    if (known := known_values(group)) is not None and ((known < 0) | (known >= number)).any():
+        raise ValueError(f"{where}: group must lie in [0, {number}), got {known[(known < 0) | (known >= number)][0]}")
+    if isinstance(baseline, str) and baseline not in get_args(Baseline):
+        listed = ", ".join(map(repr, get_args(Baseline)))
+        raise ValueError(f"{where}: baseline must be one of {listed} or an array [N], got {baseline!r}")
+    if scale not in (None, *get_args(Scale)):
+        raise ValueError(f'{where}: scale must be "group", "batch" or None, got {scale!r}')
+    if ddof not in (0, 1):
+        raise ValueError(f"{where}: ddof must be 0 or 1, got {ddof!r}")
+    if isinstance(baseline, str) and baseline == "length_weighted" and length is None:
+        raise ValueError(f'{where}: baseline="length_weighted" needs length, the number of tokens of each sequence')
+    return number
+
+
+def outcome_reward(
+    score: Array,
+    *,
+    log_prob: Array,
+    reference_log_prob: Array | None = None,
+    kl_coef: float | Array = 0.0,
+    mask: Array | None = None,
+) -> Array:
+    r"""Turn the score of a whole sequence into a reward per token, with a penalty for leaving a reference policy.
+
+    Gradients are stopped.
+
+    .. math:: r_t = [\,t = \text{last}\,]\, R - \text{coef}\left(\log\pi(a_t) - \log\pi_{ref}(a_t)\right)
+
+    The score is the reward of the last unmasked token. The bracket is the estimate k1 of
+    :math:`\mathrm{KL}(\pi \| \pi_{ref})`, the divergence *from the policy that acted to the reference*.
+
+    Args:
+        score: `[...]`, one number per sequence, floating, in reward units.
+        log_prob: `[T, ...]`, log-probability of the tokens under the policy that chose them, in nats.
+        reference_log_prob: `[T, ...]`, the same under the reference policy; None: there is no penalty.
+        kl_coef: coefficient, >= 0, in reward units per nat.
+        mask: None, or `[T, ...]` of 0/1: the rewards of masked tokens are 0.
+
+    Returns:
+        `[T, ...]` rewards, in the dtype of `log_prob`. A sequence without an unmasked token has no reward.
+
+    Raises:
+        ShapeError: shapes do not match. TypeError: an input is not floating. ValueError: `kl_coef` < 0, or it is given
+            without `reference_log_prob`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> log_prob, reference = jnp.array([-1., -1., -1.]), jnp.array([-1.5, -1., 0.])
+        >>> mask = jnp.array([1, 1, 0])
+        >>> penalty = {"reference_log_prob": reference, "kl_coef": .5}
+        >>> outcome_reward(jnp.array(2.), log_prob=log_prob, mask=mask, **penalty).tolist()
+        [-0.25, 2.0, 0.0]
+
+    Reference: Ziegler et al. 2019, arXiv:1909.08593, eq. 2; Hu 2025, REINFORCE++, arXiv:2501.03262.
+    """
+    where = "outcome_reward"
+    check_floating(where, score=score, log_prob=log_prob)
+    check_same_shape(where, log_prob=log_prob, reference_log_prob=reference_log_prob, mask=mask)
+    if jnp.shape(log_prob)[1:] != jnp.shape(score) or not jnp.ndim(log_prob):
+        raise ShapeError(
+            f"{where}: score must have the shape of log_prob without axis 0, the tokens; got score "
+            f"{jnp.shape(score)} and log_prob {jnp.shape(log_prob)}"
+        )
+    coef = checked_scalar(where, "kl_coef", kl_coef, 0)
+    if reference_log_prob is None:
+        if (known := known_values(coef)) is None or known:
+            raise ValueError(f"{where}: kl_coef={kl_coef!r} needs reference_log_prob")
+        reference_log_prob = log_prob
+    check_floating(where, reference_log_prob=reference_log_prob)
+    acted, reference = zero_masked(where, mask, *jax.lax.stop_gradient((log_prob, reference_log_prob)))
+    keep = jnp.ones_like(acted, bool) if mask is None else jnp.asarray(mask).astype(bool)
+    later = jnp.cumsum(keep[::-1], axis=0)[::-1]  # unmasked tokens from here on
+    final = keep & (later == 1)
+    outcome = jax.lax.stop_gradient(jnp.asarray(score))[None].astype(acted.dtype)
+    reward = jnp.where(final, outcome, 0) - coef * (acted - reference)
+    return jnp.where(keep, reward, 0).astype(jnp.result_type(log_prob))
+
+
+def aggregate(
+    loss: Array, *, by: Aggregation = "token_mean", length: float | Array | None = None, mask: Array | None = None
+) -> Array:
+    r"""Reduce the losses of tokens to one number. Gradients flow to `loss`.
+
+    | `by` | value | used by |
+    |---|---|---|
+    | "token_mean" | :math:`\sum_{tn} m L / \sum_{tn} m` | DAPO |
+    | "sequence_mean" | mean over sequences of :math:`\sum_t m L / \sum_t m` | GRPO, GSPO, SAPO |
+    | "sequence_sum" | mean over sequences of :math:`\sum_t m L` | |
+    | "sequence_sum" with `length` | mean over sequences of :math:`\sum_t m L / \text{length}` | Dr.GRPO |
+
+    Means over sequences are over those with an unmasked token. A short sequence has the same weight as a long one with
+    "sequence_mean", and each token has the same weight with the others.
+
+    Args:
+        loss: `[T, ...]`, one number per token; axis 0 runs over the tokens of a sequence.
+        by: "token_mean", "sequence_mean" or "sequence_sum".
+        length: None, or the constant that divides the sums of "sequence_sum", > 0; for example the largest length.
+        mask: None, or `[T, ...]` of 0/1: masked tokens have no effect, whatever they contain.
+
+    Returns:
+        One number, in the dtype of `loss`; 0 where the mask is all zero.
+
+    Raises:
+        ShapeError: `mask` has another shape, or there is no time axis. TypeError: `loss` is not floating. ValueError:
+            unknown `by`, or `length` with another `by` or out of range.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> loss, mask = jnp.array([[1., 4.], [3., 0.]]), jnp.array([[1, 1], [1, 0]])  # two tokens, and one
+        >>> ways = ("token_mean", "sequence_mean", "sequence_sum")
+        >>> [round(float(aggregate(loss, by=by, mask=mask)), 4) for by in ways]
+        [2.6667, 3.0, 4.0]
+
+    Reference: Yu et al. 2025, DAPO, arXiv:2503.14476, section 3.3; Liu et al. 2025, Dr.GRPO, arXiv:2503.20783.
+    """
+    if by == "token_mean":
+        _check_aggregate("aggregate", loss, by, length, mask)
+        return masked_mean(loss, mask)
+    sequences = per_sequence("aggregate", loss, by, length, mask)
+    return masked_mean(sequences, None if mask is None else jnp.any(jnp.asarray(mask).astype(bool), axis=0))
+
+
+def per_sequence(where: str, loss: Array, by: str, length: Any, mask: Array | None) -> Array:
+    """Return one loss per sequence, which is to be averaged over the sequences."""
+    _check_aggregate(where, loss, by, length, mask)
+    if by == "sequence_mean":
+        return masked_mean(loss, mask, axis=0)
+    wide = jnp.asarray(loss).astype(accumulator_dtype(loss))
+    return (masked_sum(wide, mask, axis=0) / (1 if length is None else length)).astype(jnp.result_type(loss))
+
+
+def _check_aggregate(where: str, loss: Any, by: str, length: Any, mask: Any) -> None:
+    check_floating(where, loss=loss)
+    check_same_shape(where, loss=loss, mask=mask)
+    check_flags(where, mask=mask)
+    if by not in get_args(Aggregation):
+        raise ValueError(f"{where}: by must be one of {', '.join(map(repr, get_args(Aggregation)))}, got {by!r}")
+    if not jnp.ndim(loss):
+        raise ShapeError(f"{where} works along axis 0, the tokens of a sequence; the loss given is a single number")
+    if length is not None:
+        if by != "sequence_sum":
+            raise ValueError(f'{where}: length divides the sums of by="sequence_sum"; leave it out with by={by!r}')
+        checked_scalar(where, "length", length, float(jnp.finfo(jnp.float32).tiny))

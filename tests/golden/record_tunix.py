@@ -1,0 +1,121 @@
+"""Record what Tunix's own advantage estimators and losses compute, on random batches with masks: `tunix.npz`.
+
+Run it where Tunix is installed (`pip install google-tunix==0.1.7`): `python tests/golden/record_tunix.py --seed 0`.
+The network is replaced by the log-probabilities themselves, so that gradients are those with respect to each token.
+"""
+
+import argparse
+import types
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from tunix.rl import algo_core, common
+
+B, T, GENERATIONS = 6, 7, 3
+AGGREGATIONS = ("token-mean", "sequence-mean-token-mean", "sequence-mean-token-scale", "seq-mean-token-sum")
+
+
+class Tokens(nnx.Module):
+    """A "network" whose parameters are the log-probabilities of the tokens."""
+
+    def __init__(self, log_prob):
+        self.log_prob = nnx.Param(log_prob)
+
+
+def per_token_log_prob(graphdef, state, **_):
+    log_prob = nnx.merge(graphdef, state).log_prob[...]
+    return log_prob, jnp.zeros((*log_prob.shape, 2))
+
+
+def config(**changes):
+    settings = {"beta": 0.0, "epsilon": 0.2, "epsilon_high": 0.28, "epsilon_c": None, "loss_algo": "grpo"}
+    settings |= {"loss_agg_mode": "token-mean", "temperature": 1.0, "kl_loss_mode": "kl", "kl_clamp_value": None}
+    return types.SimpleNamespace(**(settings | {"epsilon_low": 0.2, "entropy_coef": None, "kl_coef": 0.0} | changes))
+
+
+def inputs(rng):
+    length = np.array([7, 4, 5, 1, 6, 3])
+    mask = np.arange(T) < length[:, None]
+    tools = mask.copy()
+    tools[0, 2:4] = tools[4, 1] = False  # what a tool wrote
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    log_prob = -np.exp(draw(B, T)).astype(np.float32)
+    return {
+        "mask": mask,
+        "tool_mask": tools,
+        "score": draw(B),
+        "reward": draw(B, T),
+        "value": draw(B, T),
+        "log_prob": log_prob,
+        "old_log_prob": (log_prob + 0.3 * draw(B, T)).astype(np.float32),
+        "reference_log_prob": (log_prob + 0.3 * draw(B, T)).astype(np.float32),
+        "advantage": draw(B),
+    }
+
+
+def losses(given):
+    """Value and gradient of Tunix's losses with several settings."""
+
+    def run(loss, settings, advantages):
+        example = common.TrainExample(
+            prompt_ids=jnp.zeros((B, 1), int),
+            prompt_mask=jnp.ones((B, 1)),
+            completion_ids=jnp.zeros((B, T), int),
+            completion_mask=jnp.asarray(given["tool_mask"], jnp.float32),
+            advantages=jnp.asarray(advantages),
+            ref_per_token_logps=jnp.asarray(given["reference_log_prob"]),
+            old_per_token_logps=jnp.asarray(given["old_log_prob"]),
+        )
+        value = lambda log_prob: loss(Tokens(log_prob), example, settings, pad_id=0, eos_id=1)[0]  # noqa: E731
+        return jax.value_and_grad(value)(jnp.asarray(given["log_prob"]))
+
+    common.compute_per_token_logps = per_token_log_prob
+    tokens = given["advantage"][:, None] * np.ones((1, T), np.float32)
+    runs = {
+        f"grpo/{mode}": (algo_core.grpo_loss_fn, config(loss_agg_mode=mode), given["advantage"])
+        for mode in AGGREGATIONS
+    }
+    runs |= {
+        "grpo/dual_clip": (algo_core.grpo_loss_fn, config(epsilon_c=1.1), given["advantage"]),
+        "grpo/kl": (algo_core.grpo_loss_fn, config(beta=0.04), given["advantage"]),
+        "grpo/low_var_kl": (algo_core.grpo_loss_fn, config(beta=0.04, kl_loss_mode="low_var_kl"), given["advantage"]),
+        "gspo_token": (
+            algo_core.grpo_loss_fn,
+            config(loss_algo="gspo-token", loss_agg_mode="sequence-mean-token-mean", epsilon=0.02, epsilon_high=0.03),
+            given["advantage"],
+        ),
+        "ppo": (algo_core.ppo_policy_loss_fn, config(epsilon_high=0.2, epsilon_c=3.0), tokens),
+    }
+    for name, arguments in runs.items():
+        value, gradient = run(*arguments)
+        yield f"loss/{name}", value
+        yield f"gradient/{name}", gradient
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("tunix.npz"))
+    arguments = parser.parse_args()
+    given = inputs(np.random.default_rng(arguments.seed))
+    recorded = {f"input/{name}": x for name, x in given.items()}
+    estimators = {
+        "grpo": algo_core.compute_advantages,
+        "rloo": algo_core.compute_rloo_advantages,
+        "drgrpo": algo_core.compute_drgrpo_advantages,
+    }
+    for name, estimator in estimators.items():
+        recorded[f"advantage/{name}"] = estimator(jnp.asarray(given["score"]), GENERATIONS)
+    for name in ("mask", "tool_mask"):
+        mask = jnp.asarray(given[name], jnp.float32)
+        advantage, target = algo_core.compute_gae_advantages(given["reward"], given["value"], mask, 0.99, 0.9)
+        recorded |= {f"gae/{name}/advantage": advantage, f"gae/{name}/target": target}
+    recorded |= dict(losses(given))
+    np.savez_compressed(arguments.out, **{name: np.asarray(x) for name, x in recorded.items()})
+
+
+if __name__ == "__main__":
+    main()
