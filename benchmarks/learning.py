@@ -32,6 +32,7 @@ import numpy as np
 from ppo_parts import training
 from recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
+from . import classic, rnd
 from ._timing import record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,6 +74,24 @@ TASKS = {
     "ippo_riddle": Task(
         ippo.make_train, ippo.PRESETS["riddle"], 0.55, "better than telling on the last night without a signal, 0.48"
     ),
+    "classic_mountain_car": Task(
+        classic.make_train, classic.PRESETS["mountain_car"], -110.4, "rl-baselines3-zoo's PPO, one agent, 1M steps"
+    ),
+    "classic_mountain_car_250k": Task(
+        classic.make_train,
+        classic.PRESETS["mountain_car_250k"],
+        -118,
+        "gymnax-blines, as its figure shows, 250k steps",
+    ),
+    "classic_acrobot": Task(classic.make_train, classic.PRESETS["acrobot"], -81.3, "SLM-Lab's PPO, 300k steps"),
+    "classic_mountain_car_continuous": Task(
+        classic.make_train,
+        classic.PRESETS["mountain_car_continuous"],
+        91.5,
+        "rl-baselines3-zoo's recurrent PPO, one agent, 300k steps",
+    ),
+    "classic_cartpole": Task(classic.make_train, classic.PRESETS["cartpole"], 500, "the largest return"),
+    "rnd_deep_sea": Task(rnd.make_train, rnd.Config(), 0.98, "finds the treasure in every episode"),
 }
 
 

@@ -15,6 +15,9 @@ from ._advantage import vtrace as vtrace
 from ._chain import chain as chain
 from ._chain import identity as identity
 from ._checks import nonfinite_report as nonfinite_report
+from ._critics import ValueStatistics as ValueStatistics
+from ._critics import critic_loss as critic_loss
+from ._critics import normalize_target as normalize_target
 from ._errors import MissingPackage as MissingPackage
 from ._errors import UserError as UserError
 from ._errors import UserTimeoutError as UserTimeoutError

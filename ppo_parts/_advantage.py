@@ -83,6 +83,8 @@ def vtrace(
     rho_clip: Numeric = 1.0,
     c_clip: Numeric = 1.0,
     policy_gradient: bool = False,
+    pg_rho_clip: Numeric | None = None,
+    pg_lambda: Numeric | None = None,
     implementation: functional.Implementation = "auto",
 ) -> Part:
     """Write `advantage` and `target` by V-trace, with the latest importance ratios.
@@ -98,6 +100,8 @@ def vtrace(
         c_clip: upper clip of the ratio on the trace, > 0.
         policy_gradient: False: the advantage is the recursion's `error` (PufferLib, JaxDEM). True: it is IMPALA's
             `policy_advantage`.
+        pg_rho_clip: with `policy_gradient`, upper clip of the ratio on the advantage, > 0; None: `rho_clip`.
+        pg_lambda: with `policy_gradient`, weight of the next target against the next value, in [0, 1]; None: 1.
         implementation: "auto", "scan", "associative" or "pallas"; see `functional.gae`.
 
     Place: before the sampler, or after one that keeps time (`segment_minibatches`, `prioritized_sampler`).
@@ -112,6 +116,12 @@ def vtrace(
     gae_lambda = number("vtrace", "gae_lambda", gae_lambda, 0, 1)
     rho_clip = number("vtrace", "rho_clip", rho_clip, 0, open_low=True)
     c_clip = number("vtrace", "c_clip", c_clip, 0, open_low=True)
+    if not policy_gradient and not (pg_rho_clip is None and pg_lambda is None):
+        raise UserValueError("vtrace: pg_rho_clip and pg_lambda have an effect only with policy_gradient=True")
+    if pg_rho_clip is not None:
+        pg_rho_clip = number("vtrace", "pg_rho_clip", pg_rho_clip, 0, open_low=True)
+    if pg_lambda is not None:
+        pg_lambda = number("vtrace", "pg_lambda", pg_lambda, 0, 1)
     choice("vtrace", "implementation", implementation, get_args(functional.Implementation))
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
@@ -127,6 +137,8 @@ def vtrace(
             gae_lambda=at(gae_lambda, context.step),
             rho_clip=at(rho_clip, context.step),
             c_clip=at(c_clip, context.step),
+            pg_rho_clip=None if pg_rho_clip is None else at(pg_rho_clip, context.step),
+            pg_lambda=None if pg_lambda is None else at(pg_lambda, context.step),
             mask=batch.mask,
             implementation=implementation,
         )

@@ -1,6 +1,7 @@
 """Slow float64 NumPy, one element at a time, written from the papers' equations; no jax here."""
 
 import itertools
+import math
 
 import numpy as np
 
@@ -50,6 +51,8 @@ def vtrace(
     gae_lambda=1.0,
     rho_clip=1.0,
     c_clip=1.0,
+    pg_rho_clip=None,
+    pg_lambda=1.0,
 ):
     """Error, target and policy advantage (arXiv:1802.01561, eq. 1, as the sum it is and not as a recursion)."""
     shape = np.shape(value)
@@ -74,8 +77,11 @@ def vtrace(
         target[t, n] = error[t, n] + value[t, n]
     for t, n in counted:
         last = t + 1 == steps or _cut(t, n, truncated, mask, steps)
-        following = next_value[t, n] if last else target[t + 1, n]
-        policy[t, n] = rho[t, n] * (bootstrapped(t, n, following) - value[t, n])
+        following = next_value[t, n]
+        if not last:
+            following = pg_lambda * target[t + 1, n] + (1 - pg_lambda) * following
+        weight = min(ratio[t, n], rho_clip if pg_rho_clip is None else pg_rho_clip)
+        policy[t, n] = weight * (bootstrapped(t, n, following) - value[t, n])
     return tuple(x.reshape(shape) for x in (error, target, policy))
 
 
@@ -187,3 +193,8 @@ def masked_mean(x, mask=None):
     counts = np.ones(np.shape(x), bool) if mask is None else np.asarray(mask, bool)
     kept = [float(v) for v, keep in zip(np.ravel(x), np.ravel(counts), strict=True) if keep]
     return sum(kept) / max(1, len(kept))
+
+
+def normal_cdf(x):
+    """The standard normal distribution function of a number."""
+    return 0.5 * math.erfc(-x / math.sqrt(2))

@@ -51,5 +51,12 @@ from ._statistics import KLEstimator as KLEstimator
 from ._statistics import approx_kl as approx_kl
 from ._statistics import clip_fraction as clip_fraction
 from ._statistics import explained_variance as explained_variance
+from ._value_losses import categorical_value as categorical_value
+from ._value_losses import categorical_value_loss as categorical_value_loss
+from ._value_losses import hl_gauss as hl_gauss
+from ._value_losses import huber_value_loss as huber_value_loss
+from ._value_losses import quantile_value_loss as quantile_value_loss
+from ._value_losses import rescale_head as rescale_head
+from ._value_losses import two_hot as two_hot
 from ._vtrace import VTrace as VTrace
 from ._vtrace import vtrace as vtrace

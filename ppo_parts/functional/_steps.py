@@ -24,7 +24,7 @@ from ._common import (
 class Steps(NamedTuple):
     """What an estimator reads, for all steps `[T, ...]` or for one step `[...]`; None for what is not given.
 
-    `gamma`, `gae_lambda` and the two clips may be single numbers. Only `vtrace` has ratios and clips.
+    `gamma`, `gae_lambda` and the fields after `log_ratio` may be single numbers. Only `vtrace` has ratios and clips.
     """
 
     reward: Array
@@ -38,6 +38,8 @@ class Steps(NamedTuple):
     log_ratio: Any = None
     rho_clip: Any = None
     c_clip: Any = None
+    pg_rho_clip: Any = None
+    pg_lambda: Any = None
 
     def rows(self, rows: slice) -> Steps:
         """Select some of the steps; a hyperparameter that is a single number stays the same."""
@@ -72,8 +74,8 @@ def checked(where: str, x: Steps) -> Steps:
         raise ShapeError(f"{where} works along axis 0, time, and the value given is a single number")
     check_flags(where, truncated=x.truncated, mask=x.mask)
     _check_terminated(where, x)
-    numbers = {"gamma": (0, 1), "gae_lambda": (0, 1)}
-    clips = {} if x.rho_clip is None else {"rho_clip": (0, np.inf), "c_clip": (0, np.inf)}
+    numbers = {"gamma": (0, 1), "gae_lambda": (0, 1)} | ({} if x.pg_lambda is None else {"pg_lambda": (0, 1)})
+    clips = {name: (0, np.inf) for name in ("rho_clip", "c_clip", "pg_rho_clip") if getattr(x, name) is not None}
     fit = {
         name: checked_hyperparameter(where, name, getattr(x, name), shape, *bounds, open_low=name in clips, dtype=dtype)
         for name, bounds in (numbers | clips).items()

@@ -32,6 +32,8 @@ def vtrace(
     gae_lambda: float | Array = 1.0,
     rho_clip: float | Array = 1.0,
     c_clip: float | Array = 1.0,
+    pg_rho_clip: float | Array | None = None,
+    pg_lambda: float | Array | None = None,
     mask: Array | None = None,
     stop_gradient: bool = True,
     implementation: Implementation = "auto",
@@ -46,11 +48,13 @@ def vtrace(
         \delta_t &= r_t + \gamma (1 - \text{terminated}_t)\, v'_t - v_t \\
         e_t &= \rho_t \delta_t + \gamma\lambda\, c_t (1 - \text{terminated}_t)(1 - \text{truncated}_t)\, e_{t+1} \\
         \text{target}_t &= e_t + v_t \\
-        A^{\pi}_t &= \rho_t \left(r_t + \gamma (1 - \text{terminated}_t)\, w_t - v_t\right)
+        A^{\pi}_t &= \min(e^{\ell_t}, \bar\rho_{pg})
+        \left(r_t + \gamma (1 - \text{terminated}_t)\, w_t - v_t\right) \\
+        w_t &= \lambda_{pg}\, \text{target}_{t+1} + (1 - \lambda_{pg})\, v'_t
 
-    where :math:`w_t` is :math:`\text{target}_{t+1}` inside an episode and :math:`v'_t` where the trace is cut, that is
-    at a truncation and at the end of the batch, because the next row does not continue the episode there. With ratio 1
-    and both clips at least 1, `error` equals `gae`'s advantage.
+    with :math:`w_t = v'_t` where the trace is cut, that is at a truncation and at the end of the batch, because the
+    next row does not continue the episode there. With ratio 1 and both clips at least 1, `error` equals `gae`'s
+    advantage.
 
     Several estimators share this name: PufferLib and JaxDEM use `error` as PPO's advantage, IMPALA uses
     `policy_advantage`, and all of them use `target` as the value target.
@@ -61,6 +65,9 @@ def vtrace(
         gae_lambda: trace decay, in [0, 1]; IMPALA uses 1.
         rho_clip: upper clip of the ratio that weights the TD error, > 0.
         c_clip: upper clip of the ratio that weights the trace, > 0.
+        pg_rho_clip: upper clip of the ratio that weights `policy_advantage`, > 0; None: `rho_clip`.
+        pg_lambda: weight of the target that follows in `policy_advantage`, against the value, in [0, 1]; None: 1, as in
+            IMPALA. rlax uses its `lambda_`.
 
     Returns:
         `VTrace(error, target, policy_advantage)`, each `[T, ...]` in the dtype of `value`.
@@ -76,35 +83,52 @@ def vtrace(
         >>> out.error.tolist()  # e_1 = .5 * 1, e_0 = 1 * 1 + 1 * e_1
         [1.5, 0.5]
 
-    Reference: Espeholt et al. 2018, IMPALA, arXiv:1802.01561, eq. 1 and section 4.2.
+    Reference: Espeholt et al. 2018, IMPALA, arXiv:1802.01561, eq. 1 and section 4.2. `pg_rho_clip` and `pg_lambda`:
+    `rlax.vtrace_td_error_and_advantage`.
     """
 
-    def td_error(x: Steps, next_value: Array) -> Array:
-        rho = jnp.minimum(_ratio(x), x.rho_clip)
+    def td_error(x: Steps, next_value: Array, rho_clip: Array) -> Array:
+        rho = jnp.minimum(_ratio(x), rho_clip)
         return rho * (x.reward + x.gamma * unless(x.terminated, next_value) - x.value)
 
     def terms(x: Steps) -> tuple[Array, Array]:
         c = jnp.minimum(_ratio(x), x.c_clip)
         trace = unless(x.truncated, unless(x.terminated, x.gamma * x.gae_lambda * c))
-        return td_error(x, x.next_value), trace
+        return td_error(x, x.next_value, x.rho_clip), trace
 
     def policy_advantage(x: Steps, next_target: Array) -> Array:
         follows = next_target if x.truncated is None else jnp.where(x.truncated, x.next_value, next_target)
-        return td_error(x, follows)
+        if x.pg_lambda is not None:
+            follows = x.pg_lambda * follows + (1 - x.pg_lambda) * x.next_value
+        return td_error(x, follows, x.rho_clip if x.pg_rho_clip is None else x.pg_rho_clip)
 
     # `estimate` checks the steps, applies the mask, solves e_t = (rho delta)_t + trace_t e_{t+1}, and adds the value.
     steps = Steps(
-        reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda, log_ratio, rho_clip, c_clip
+        reward,
+        value,
+        next_value,
+        terminated,
+        truncated,
+        mask,
+        gamma,
+        gae_lambda,
+        log_ratio,
+        rho_clip,
+        c_clip,
+        pg_rho_clip,
+        pg_lambda,
     )
     error, target, advantage = estimate("vtrace", steps, terms, stop_gradient, implementation, policy_advantage)
     return VTrace(error, target, advantage)
 
 
 def _ratio(x: Steps) -> Array:
-    """Return the importance ratio, bounded by the larger of the two clips.
+    """Return the importance ratio, bounded by the largest of the clips.
 
     The log-ratio is bounded before it is exponentiated, so that neither the ratio nor its gradient overflows.
     """
     bound = jnp.maximum(x.rho_clip, x.c_clip)
+    if x.pg_rho_clip is not None:
+        bound = jnp.maximum(bound, x.pg_rho_clip)
     beyond = x.log_ratio > jnp.log(bound)
     return jnp.where(beyond, bound, jnp.exp(jnp.where(beyond, 0, x.log_ratio)))

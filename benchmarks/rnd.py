@@ -1,0 +1,171 @@
+"""Random network distillation in DeepSea: CleanRL's PPO with a reward for new observations.
+
+`Config(rnd=False)` is the same network, chain and optimizer without that reward. docs/exploration.md has the results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from gymnax.environments.bsuite import deep_sea
+
+import ppo_parts as pp
+from ppo_parts import envs, networks, training
+from ppo_parts.envs._wrappers import Moments
+from ppo_parts.training import at_least, between
+from recipes import cleanrl_ppo
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(cleanrl_ppo.Config):
+    """CleanRL's hyperparameters, and those of RND."""
+
+    env_id: str = "DeepSea-bsuite"
+    size: Annotated[int, at_least(2)] = 20  # rows and columns; the treasure is in one of 2**size ways down
+    rnd: bool = True  # False: no reward for new observations
+    num_envs: int = 16
+    learning_rate: Annotated[float, at_least(0)] = 1e-3  # of Adam
+    gamma_intrinsic: Annotated[float, between(0, 1)] = 0.99
+    coef_extrinsic: Annotated[float, at_least(0)] = 2.0  # weight of the advantage of rewards
+    coef_intrinsic: Annotated[float, at_least(0)] = 1.0  # weight of the advantage of new observations
+
+
+class ActorCritics(nn.Module):
+    """An actor, and a critic for each of the two rewards."""
+
+    actions: int
+    hidden: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, obs: Array) -> pp.Output:
+        """Evaluate observations `[..., rows, columns]`."""
+        obs = flat(obs)
+        logits = networks.dense(self.actions, gain=0.01)(networks.mlp(obs, self.hidden))
+        value, intrinsic = (networks.dense(1, gain=1.0)(networks.mlp(obs, self.hidden))[..., 0] for _ in range(2))
+        return pp.Output(pp.distributions.Categorical(logits), value, aux={"value_intrinsic": intrinsic})
+
+
+class Embedding(nn.Module):
+    """The architecture of the random network, and of the predictor."""
+
+    @nn.compact
+    def __call__(self, obs: Array) -> Array:
+        """Embed observations `[..., rows, columns]`."""
+        return networks.dense(32, gain=1.0)(networks.mlp(flat(obs), (64, 64), "relu"))
+
+
+def flat(obs: Array) -> Array:
+    """Join rows and columns."""
+    return obs.reshape(*obs.shape[:-2], -1)
+
+
+class Novelty(NamedTuple):
+    """The random network, and running moments of observations and of the discounted sum of errors."""
+
+    target: Any
+    seen: Moments
+    discounted: Array
+    returns: Moments
+
+
+def novelty(config: Config, observed: tuple[int, ...]) -> pp.Part:
+    """Write the reward `extras.intrinsic`: the error of the predictor for the observation that followed, scaled."""
+
+    def init(params: Any, key: Array) -> Novelty:
+        example = jnp.zeros(observed)
+        target = Embedding().init(key, example)
+        return Novelty(target, Moments.of(example), jnp.zeros(config.num_envs), Moments.of(jnp.zeros(())))
+
+    def update(batch: pp.Batch, state: Novelty, context: pp.Context) -> tuple[pp.Batch, Novelty]:
+        seen = state.seen.updated(batch.next_obs.reshape(-1, *observed))
+        obs = jnp.clip((batch.next_obs - seen.mean) / jnp.sqrt(seen.var + 1e-8), -5, 5)
+        embedding = Embedding().apply(state.target, obs)
+        predicted = Embedding().apply(context.params["predictor"], obs)
+        error = jnp.mean(jnp.square(predicted - embedding), axis=-1)
+        last, sums = jax.lax.scan(lambda r, e: (config.gamma_intrinsic * r + e,) * 2, state.discounted, error)
+        returns = state.returns.updated(sums.reshape(-1))
+        reward = error / jnp.sqrt(returns.var + 1e-8)
+        extras = {"novel_obs": obs, "embedding": embedding, "intrinsic": reward, "never": jnp.zeros_like(reward)}
+        batch = batch.replace(extras={**batch.extras, **extras})
+        batch = batch.add_metrics(intrinsic_reward=jnp.mean(reward))
+        return batch, Novelty(state.target, seen, last, returns)
+
+    written = tuple(f"extras.{name}" for name in ("novel_obs", "embedding", "intrinsic", "never"))
+    return pp.Part(init, update, "novelty", requires=("next_obs",), provides=written, place="before_sampler")
+
+
+def predictor_loss() -> pp.Part:
+    """Train the predictor on the observations of the minibatch."""
+
+    def update(batch: pp.Batch, context: pp.Context) -> pp.Batch:
+        predicted = Embedding().apply(context.params["predictor"], batch.extras["novel_obs"])
+        return batch.add_loss("predictor", jnp.mean(jnp.square(predicted - batch.extras["embedding"]), axis=-1))
+
+    return pp.stateless(update, name="predictor_loss", provides=("losses",), place="after_sampler")
+
+
+def chain(config: Config, observed: tuple[int, ...]) -> pp.Part:
+    """CleanRL's chain without value clipping; with `rnd`, a second reward, advantage and critic."""
+    intrinsic = pp.within(
+        pp.gae(gamma=config.gamma_intrinsic, gae_lambda=config.gae_lambda),
+        read={
+            "reward": "extras.intrinsic",
+            "value": "extras.value_intrinsic",
+            "next_value": "extras.next_value_intrinsic",
+            "terminated": "extras.never",
+        },
+        write={"advantage": "extras.advantage_intrinsic", "target": "extras.target_intrinsic"},
+        name="intrinsic",
+    )
+    both = {"advantage": config.coef_extrinsic, "extras.advantage_intrinsic": config.coef_intrinsic}
+    critic = pp.within(
+        pp.value_loss(coef=config.vf_coef),
+        read={"value": "current.aux.value_intrinsic", "target": "extras.target_intrinsic"},
+        name="intrinsic",
+    )
+    before, after = [], []
+    if config.rnd:
+        before = [novelty(config, observed), intrinsic, pp.combine_advantages(both)]
+        after = [critic, predictor_loss()]
+    return pp.chain(
+        pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
+        *before,
+        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs),
+        pp.advantage_normalize(ddof=1),
+        pp.clipped_surrogate(clip_eps=config.clip_coef),
+        pp.policy_diagnostics(),
+        pp.value_loss(coef=config.vf_coef),
+        pp.entropy_bonus(coef=config.ent_coef),
+        *after,
+    )
+
+
+def make_train(config: Config) -> training.Train:
+    """Make a pure function `train(key) -> TrainResult(state, metrics)`."""
+    training.check_config(config)
+    env = envs.from_gymnax(deep_sea.DeepSea(config.size))
+    observed, network = env.observation_space.shape, ActorCritics(env.action_space.n, config.hidden)
+
+    def init(key: Array) -> Any:
+        keys = jax.random.split(key)
+        example = jnp.zeros(observed)
+        return {"policy": network.init(keys[0], example), "predictor": Embedding().init(keys[1], example)}
+
+    policy = pp.Policy(init, lambda params, batch: network.apply(params["policy"], batch.obs))
+    rate = pp.linear_schedule(config.learning_rate, 0.0, config.num_updates)
+    record = {"record": ("value_intrinsic",), "keep_next_obs": True} if config.rnd else {}
+    return training.Train(
+        env=env,
+        policy=policy,
+        rollout=pp.rollout(env, policy, num_envs=config.num_envs, num_steps=config.num_steps, **record),
+        learner=pp.learner(policy, chain(config, observed), pp.clipped_adam(rate, config.max_grad_norm)),
+        num_updates=config.num_updates,
+        steps_per_update=config.num_envs * config.num_steps,
+        schedules={"learning_rate": rate},
+    )

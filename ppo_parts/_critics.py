@@ -1,0 +1,162 @@
+"""Parts for critics that do not learn by the squared error of a value in reward units."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ._errors import UserTypeError, UserValueError
+from ._hyperparameters import Numeric, at, number, spread_nan
+from ._losses import _add_scaled
+from ._types import Array, Batch, Context, EmptyState, Params, Part, field_at, no_state
+from .functional import masked_mean
+
+
+def critic_loss(
+    loss: Callable[..., Array],
+    *,
+    prediction: str = "value",
+    coef: Numeric = 1.0,
+    name: str = "value",
+    **hyperparameters: Any,
+) -> Part:
+    """Add `coef` times `loss(prediction, target, mask=mask, **hyperparameters)` as the loss `name`.
+
+    This makes a part of any value loss in `functional`, and of your own: a function of what the critic predicts and of
+    the value target that returns a loss per element. A critic that predicts more than a value, such as quantiles or the
+    logits of a classification, returns it in `Output.aux`. Metric: `<name>_loss`, the mean without the coefficient.
+
+    Args:
+        loss: the function.
+        prediction: what of the policy's output it compares with the target: "value", or the path of an entry of `aux`,
+            such as "aux.value_logits".
+        coef: coefficient, >= 0; a schedule counts learner updates.
+        name: key in `losses`.
+        **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates.
+
+    Place: after the sampler; needs the `target` of `gae` or `vtrace`.
+
+    Example:
+        >>> import jax.numpy as jnp, ppo_parts as pp
+        >>> huber = pp.critic_loss(pp.functional.huber_value_loss, delta=1., coef=.5)
+        >>> hl_gauss = pp.critic_loss(
+        ...     pp.functional.categorical_value_loss, prediction="aux.value_logits",
+        ...     support=jnp.linspace(-10., 10., 51), sigma=.3,
+        ... )
+        >>> pp.critic_loss(pp.functional.huber_value_loss, clip_eps=.2)
+        Traceback (most recent call last):
+        ...
+        ppo_parts.UserTypeError: critic_loss: huber_value_loss got an unexpected keyword argument 'clip_eps'
+    """
+    if not callable(loss):
+        raise UserTypeError(f"critic_loss: give a function of prediction and target, got {loss!r}")
+    try:
+        inspect.signature(loss).bind(None, None, mask=None, **hyperparameters)
+    except TypeError as error:
+        raise UserTypeError(f"critic_loss: {getattr(loss, '__name__', loss)} {error}") from None
+    if not isinstance(prediction, str) or (prediction != "value" and not prediction.startswith("aux.")):
+        raise UserValueError(f'critic_loss: prediction must be "value" or "aux.<name>", got {prediction!r}')
+    coef = number("critic_loss", "coef", coef, 0)
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        predicted = field_at(batch, f"current.{prediction}")
+        if predicted is None:
+            raise UserValueError(
+                f"critic_loss: the policy returns no {prediction}: return it in Output(distribution, value, aux=...)"
+            )
+        now = {key: at(value, context.step) for key, value in hyperparameters.items()}
+        numbers = [value for value in now.values() if isinstance(value, jax.Array) and not value.ndim]
+        value = spread_nan(loss(predicted, batch.target, mask=batch.mask, **now), *numbers)
+        return _add_scaled(batch, name, value, at(coef, context.step)), state
+
+    return Part(
+        no_state,
+        update,
+        "critic_loss",
+        requires=("target",),
+        provides=("losses",),
+        reads=("current", "mask"),
+        place="after_sampler",
+    )
+
+
+class ValueStatistics(NamedTuple):
+    """Running mean and standard deviation of value targets, in reward units."""
+
+    mean: Array
+    scale: Array
+
+
+def normalize_target(
+    write: Callable[[Params, ValueStatistics, ValueStatistics], Params], *, rate: Numeric, eps: float = 1e-4
+) -> Part:
+    r"""Write `extras.target_normalized` by running statistics, which `write` puts into the parameters.
+
+    .. math:: \mu \leftarrow \mu + \beta (\bar y - \mu), \qquad
+              \sigma^2 \leftarrow (1 - \beta) \sigma^2 + \beta\, \mathrm{Var}(y) + \beta (1 - \beta) (\bar y - \mu)^2,
+              \qquad \hat y = \frac{y - \mu}{\sigma}
+
+    with the mean and the variance of the rollout's targets y. These are the exponential averages of the first two
+    moments, computed without cancellation. The first statistics are 0 and 1. Metrics: `target_mean`, `target_scale`.
+
+    The network denormalizes its prediction, :math:`V = \sigma n(s) + \mu`, so that values are in reward units
+    everywhere else. Therefore the statistics are parameters, without a gradient. If `write` only sets them, this is
+    running value normalization. If it also rescales the last layer, by `functional.rescale_head`, it is PopArt.
+
+    Args:
+        write: `write(params, old, new) -> params`, with the `ValueStatistics` before and after; called once per update,
+            before the first minibatch, outside the gradient.
+        rate: the share of a new rollout in the statistics, in [0, 1]; a schedule counts learner updates. The schedule
+            `lambda step: 1 / (step + 1)` averages over all rollouts.
+        eps: least standard deviation, > 0.
+
+    Place: after `gae` or `vtrace`, before the sampler.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> def write(params, old, new):
+        ...     kernel, bias = pp.functional.rescale_head(params["kernel"], params["bias"], old, new)
+        ...     return params | {"kernel": kernel, "bias": bias, "mean": new.mean, "scale": new.scale}
+        >>> popart = pp.normalize_target(write, rate=.01)
+        >>> loss = pp.within(
+        ...     pp.value_loss(coef=.5), name="normalized",
+        ...     read={"value": "current.aux.value_normalized", "target": "extras.target_normalized"},
+        ... )
+
+    Reference: van Hasselt et al. 2016, PopArt, arXiv:1602.07714, eq. 5 and proposition 1.
+    """
+    if not callable(write):
+        raise UserTypeError(f"normalize_target: give write(params, old, new) -> params, got {write!r}")
+    rate = number("normalize_target", "rate", rate, 0, 1)
+    eps = number("normalize_target", "eps", eps, 0, open_low=True, schedule=False)
+
+    def init(params: Params, key: Array | None = None) -> ValueStatistics:
+        del params, key
+        return ValueStatistics(jnp.zeros(()), jnp.ones(()))
+
+    def update(batch: Batch, state: ValueStatistics, context: Context) -> tuple[Batch, ValueStatistics]:
+        share = jnp.asarray(at(rate, context.step), state.mean.dtype)
+        target = batch.target.astype(state.mean.dtype)
+        center = masked_mean(target, batch.mask)
+        spread, moved = masked_mean(jnp.square(target - center), batch.mask), center - state.mean
+        variance = (1 - share) * jnp.square(state.scale) + share * (spread + (1 - share) * jnp.square(moved))
+        state = ValueStatistics(state.mean + share * moved, jnp.maximum(jnp.sqrt(variance), eps))
+        normalized = ((target - state.mean) / state.scale).astype(batch.target.dtype)
+        batch = batch.replace(extras={**batch.extras, "target_normalized": normalized})
+        dtype = batch.target.dtype
+        return batch.add_metrics(target_mean=state.mean.astype(dtype), target_scale=state.scale.astype(dtype)), state
+
+    return Part(
+        init,
+        update,
+        "normalize_target",
+        requires=("target",),
+        provides=("extras.target_normalized",),
+        reads=("mask", "extras"),
+        place="before_sampler",
+        amend=write,
+    )

@@ -1,0 +1,328 @@
+"""Losses of critics other than the squared error, and critics that return a distribution over values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._common import (
+    Array,
+    ShapeError,
+    check_floating,
+    check_same_shape,
+    checked_hyperparameter,
+    known_values,
+    zero_masked,
+)
+
+
+def huber_value_loss(value: Array, target: Array, *, delta: float | Array = 1.0, mask: Array | None = None) -> Array:
+    r"""Compute the Huber loss of the value per element. Gradients flow to `value`; `target` is a constant.
+
+    .. math:: L_i = \begin{cases} \frac12 e_i^2 & |e_i| \le \delta \\ \delta(|e_i| - \frac12\delta) & |e_i| > \delta
+              \end{cases}, \qquad e_i = v_i - \text{target}_i
+
+    Its gradient is that of `value_loss`, clipped to :math:`\pm\delta`, so that no outlier dominates.
+
+    Args:
+        value: predicted value, any shape.
+        target: value target, same shape.
+        delta: error at which the loss becomes linear, > 0, in reward units.
+        mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
+
+    Returns:
+        The loss per element, same shape, in the dtype of `value`.
+
+    Raises:
+        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: `delta` is out of range.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> huber_value_loss(jnp.array([.5, 3.]), jnp.zeros(2), delta=1.).tolist()
+        [0.125, 2.5]
+
+    Reference: Huber 1964, doi:10.1214/aoms/1177703732.
+    """
+    where = "huber_value_loss"
+    check_floating(where, value=value, target=target)
+    check_same_shape(where, value=value, target=target, mask=mask)
+    v, aim = zero_masked(where, mask, value, jax.lax.stop_gradient(target))
+    bound = checked_hyperparameter(where, "delta", delta, v.shape, 0, open_low=True, dtype=v.dtype)
+    return _huber(v - aim, bound).astype(jnp.result_type(value))
+
+
+def quantile_value_loss(
+    quantiles: Array, target: Array, *, kappa: float | Array = 1.0, mask: Array | None = None
+) -> Array:
+    r"""Compute the quantile Huber loss per element. Gradients flow to `quantiles`; `target` is a constant.
+
+    .. math:: L_i = \frac1K \sum_k |\tau_k - [u_{ik} < 0]|\, \frac{H_\kappa(u_{ik})}{\kappa}, \qquad
+              u_{ik} = \text{target}_i - q_{ik}, \quad \tau_k = \frac{k + 1/2}{K}
+
+    H is the Huber loss; with `kappa` 0 this is the quantile regression (pinball) loss, :math:`H_\kappa(u) / \kappa =
+    |u|`. The expected value is the mean of the quantiles.
+
+    Args:
+        quantiles: `[..., K]`, predicted quantiles of the return, for k = 0 to K - 1.
+        target: `[...]`, value target.
+        kappa: error at which the loss becomes linear, >= 0, in reward units.
+        mask: None, or 0/1 `[...]`: loss and gradient are 0 for masked elements, whatever they contain.
+
+    Returns:
+        The loss per element, `[...]`, in the dtype of `quantiles`.
+
+    Raises:
+        ShapeError: shapes do not fit. TypeError: an input is not floating. ValueError: `kappa` is out of range.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> quantile_value_loss(jnp.array([[0., 0.]]), jnp.array([2.]), kappa=0.).tolist()  # .5 * (.25 + .75) * 2
+        [1.0]
+
+    Reference: Dabney et al. 2018, arXiv:1710.10044, eq. 8 to 10.
+    """
+    where = "quantile_value_loss"
+    check_floating(where, quantiles=quantiles, target=target)
+    _check_last_axis(where, "quantiles", quantiles, target, mask)
+    q, aim = zero_masked(where, *_beside(quantiles, mask, quantiles, jax.lax.stop_gradient(target)))
+    bound = checked_hyperparameter(where, "kappa", kappa, (), 0, dtype=q.dtype)
+    error = aim - q
+    tau = (jnp.arange(q.shape[-1], dtype=q.dtype) + 0.5) / q.shape[-1]
+    quadratic = _huber(error, bound) / jnp.where(bound > 0, bound, 1)
+    size = jnp.where(bound > 0, quadratic, jnp.abs(error))
+    return jnp.mean(jnp.abs(_last(tau, q.ndim) - (error < 0)) * size, axis=-1).astype(jnp.result_type(quantiles))
+
+
+def two_hot(target: Array, support: Any) -> Array:
+    r"""Divide the probability between the two atoms around each target, so that the mean is the target.
+
+    No gradients flow.
+
+    .. math:: p_k = \frac{z_{k+1} - y}{z_{k+1} - z_k}, \qquad p_{k+1} = 1 - p_k, \qquad z_k \le y \le z_{k+1}
+
+    Targets beyond the first or the last atom are moved to it. DreamerV3's atoms are `jnp.sign(x) * jnp.expm1(abs(x))`
+    for equally spaced x.
+
+    Args:
+        target: `[...]`, floating.
+        support: `[K]`, the atoms z, increasing, in the units of the target; K >= 2.
+
+    Returns:
+        `[..., K]`, probabilities that sum to 1, in the dtype of `target`.
+
+    Raises:
+        TypeError: `target` is not floating. ValueError: `support` is not increasing, or not a list of numbers.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> two_hot(jnp.array([1.5, 9.]), [0., 1., 3.]).tolist()
+        [[0.0, 0.75, 0.25], [0.0, 0.0, 1.0]]
+
+    Reference: Schrittwieser et al. 2020, arXiv:1911.08265, appendix F; Hafner et al. 2023, arXiv:2301.04104.
+    """
+    check_floating("two_hot", target=target)
+    y, z = _target_and_support("two_hot", target, support)
+    # The share of the upper atom of each pair: 1 for pairs below the target, 0 for pairs above it.
+    lower, gap = (_last(x, y.ndim + 1) for x in (z[:-1], z[1:] - z[:-1]))
+    upper = jnp.clip((y[..., None] - lower) / gap, 0, 1)
+    one, nothing = jnp.ones_like(upper[..., :1]), jnp.zeros_like(upper[..., :1])
+    probs = jnp.concatenate([one, upper], axis=-1) - jnp.concatenate([upper, nothing], axis=-1)
+    return probs.astype(jnp.result_type(target))
+
+
+def hl_gauss(target: Array, support: Any, *, sigma: float | Array) -> Array:
+    r"""Spread the probability over the atoms around each target as a Gaussian does over bins. No gradients flow.
+
+    .. math:: p_k \propto \Phi\left(\frac{b_{k+1} - y}{\sigma}\right) - \Phi\left(\frac{b_k - y}{\sigma}\right)
+
+    The edges b of the bins are halfway between atoms; the two outer bins are as wide as their neighbors. Targets beyond
+    the outer edges are moved to them.
+
+    Args:
+        target: `[...]`, floating.
+        support: `[K]`, the atoms, the centers of the bins, increasing, in the units of the target; K >= 2.
+        sigma: standard deviation of the Gaussian, > 0, in the units of the target; the paper uses 0.75 bin widths.
+
+    Returns:
+        `[..., K]`, probabilities that sum to 1, in the dtype of `target`.
+
+    Raises:
+        TypeError: `target` is not floating. ValueError: `support` is not increasing; `sigma` is out of range.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> probs = hl_gauss(jnp.array([0.]), [-1., 0., 1.], sigma=.75)
+        >>> [round(float(p), 4) for p in probs[0]]
+        [0.2407, 0.5186, 0.2407]
+
+    Reference: Farebrother et al. 2024, arXiv:2403.03950, section 3.1; Imani and White 2018, arXiv:1806.04613.
+    """
+    check_floating("hl_gauss", target=target)
+    y, z = _target_and_support("hl_gauss", target, support)
+    width = checked_hyperparameter("hl_gauss", "sigma", sigma, (), 0, open_low=True, dtype=z.dtype)
+    first, last = z[0] - (z[1] - z[0]) / 2, z[-1] + (z[-1] - z[-2]) / 2
+    edges = jnp.concatenate([first[None], (z[1:] + z[:-1]) / 2, last[None]])
+    below = jax.scipy.special.ndtr((_last(edges, y.ndim + 1) - jnp.clip(y, first, last)[..., None]) / width)
+    probs = jnp.diff(below) / (below[..., -1:] - below[..., :1])
+    return probs.astype(jnp.result_type(target))
+
+
+def categorical_value_loss(
+    logits: Array, target: Array, *, support: Any, sigma: float | Array | None = None, mask: Array | None = None
+) -> Array:
+    r"""Compute the cross-entropy of a critic that classifies. Gradients flow to `logits`; `target` is a constant.
+
+    .. math:: L_i = -\sum_k p_{ik} \log \hat p_{ik}, \qquad \hat p_i = \mathrm{softmax}(\text{logits}_i)
+
+    where p is `hl_gauss(target, support, sigma=sigma)`, or `two_hot(target, support)` without `sigma`. The minimum is
+    not 0 but the entropy of p. `categorical_value` returns the value.
+
+    Args:
+        logits: `[..., K]`, floating.
+        target: `[...]`, value target.
+        support: `[K]`, the atoms, increasing, in reward units.
+        sigma: standard deviation of HL-Gauss, > 0, in reward units; None: two-hot.
+        mask: None, or 0/1 `[...]`: loss and gradient are 0 for masked elements, whatever they contain.
+
+    Returns:
+        The loss per element, `[...]`, in nats and in the dtype of `logits`.
+
+    Raises:
+        ShapeError: shapes do not fit. TypeError: an input is not floating. ValueError: as in `hl_gauss`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> loss = categorical_value_loss(jnp.zeros((1, 4)), jnp.array([.3]), support=[-1., 0., 1., 2.])
+        >>> round(float(loss[0]), 4)  # log 4
+        1.3863
+
+    Reference: Farebrother et al. 2024, arXiv:2403.03950, eq. 3.1; Schrittwieser et al. 2020, arXiv:1911.08265.
+    """
+    where = "categorical_value_loss"
+    check_floating(where, logits=logits, target=target)
+    _check_last_axis(where, "logits", logits, target, mask)
+    _check_atoms(where, logits, support)
+    (z,) = zero_masked(where, *_beside(logits, mask, logits))
+    (aim,) = zero_masked(where, mask, jax.lax.stop_gradient(target))
+    probs = two_hot(aim, support) if sigma is None else hl_gauss(aim, support, sigma=sigma)
+    log_probs = jnp.where(probs > 0, jax.nn.log_softmax(z), 0)  # an atom without probability may have a logit of -inf
+    (loss,) = zero_masked(where, mask, -jnp.sum(probs * log_probs, axis=-1))
+    return loss.astype(jnp.result_type(logits))
+
+
+def categorical_value(logits: Array, support: Any) -> Array:
+    r"""Compute the expected value of a critic that classifies, :math:`v = \sum_k \mathrm{softmax}(z)_k\, s_k`.
+
+    Gradients flow to `logits`.
+
+    Args:
+        logits: `[..., K]`, floating.
+        support: `[K]`, the atoms s, increasing.
+
+    Returns:
+        `[...]`, in the units of the support and in the dtype of `logits`.
+
+    Raises:
+        ShapeError: `support` does not have K atoms. TypeError: `logits` are not floating.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> categorical_value(jnp.zeros((1, 3)), [0., 1., 5.]).tolist()
+        [2.0]
+
+    Reference: Bellemare et al. 2017, arXiv:1707.06887; Farebrother et al. 2024, arXiv:2403.03950.
+    """
+    where = "categorical_value"
+    check_floating(where, logits=logits)
+    _check_atoms(where, logits, support)
+    (z,) = zero_masked(where, None, logits)
+    atoms = _last(_support(where, support, z.dtype), z.ndim)
+    return jnp.sum(jax.nn.softmax(z) * atoms, axis=-1).astype(jnp.result_type(logits))
+
+
+def rescale_head(kernel: Array, bias: Array, old: tuple[Array, Array], new: tuple[Array, Array]) -> tuple[Array, Array]:
+    r"""Rescale the last layer of a critic so that :math:`\sigma n(s) + \mu` does not change. Gradients flow.
+
+    .. math:: w \leftarrow \frac{\sigma}{\sigma'} w, \qquad b \leftarrow \frac{\sigma b + \mu - \mu'}{\sigma'}
+
+    Args:
+        kernel: w, `[..., 1]` or `[n]`, any shape.
+        bias: b, `[1]` or `[]`, any shape.
+        old: mean and scale (standard deviation) so far.
+        new: the mean and the scale that replace them.
+
+    Returns:
+        The new kernel and the new bias, in the shapes and dtypes of the old ones.
+
+    Raises:
+        TypeError: `kernel` or `bias` is not floating.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> kernel, bias = rescale_head(jnp.ones((2, 1)), jnp.zeros(1), (0., 1.), (3., 2.))
+        >>> kernel.ravel().tolist(), bias.tolist()
+        ([0.5, 0.5], [-1.5])
+
+    Reference: van Hasselt et al. 2016, PopArt, arXiv:1602.07714, proposition 1.
+    """
+    check_floating("rescale_head", kernel=kernel, bias=bias)
+    (mean, scale), (new_mean, new_scale) = old, new
+    moved = (scale * bias + mean - new_mean) / new_scale
+    return (scale / new_scale * kernel).astype(kernel.dtype), jnp.asarray(moved, bias.dtype)
+
+
+def _huber(error: Array, delta: Array) -> Array:
+    inside = jnp.clip(error, -delta, delta)
+    return inside * (error - 0.5 * inside)
+
+
+def _last(row: Array, rank: int) -> Array:
+    """Return `row` as the last of `rank` axes."""
+    return row.reshape((1,) * (rank - 1) + row.shape)
+
+
+def _check_last_axis(where: str, name: str, prediction: Array, target: Array, mask: Array | None) -> None:
+    """Raise unless the prediction has one axis more than the target, the last."""
+    check_same_shape(where, target=target, mask=mask)
+    if jnp.shape(prediction)[:-1] != jnp.shape(target) or not jnp.ndim(prediction):
+        raise ShapeError(
+            f"{where}: {name} must have one axis more than the target, the last, got {jnp.shape(prediction)} for a "
+            f"target of shape {jnp.shape(target)}. Nothing is broadcast."
+        )
+
+
+def _beside(wide: Array, mask: Array | None, *arrays: Array) -> tuple[Any, ...]:
+    """Return the mask and the arrays in the shape of `wide`, which may have one axis more, the last."""
+    shape = jnp.shape(wide)
+
+    def widened(x: Any) -> Array:
+        return x if jnp.shape(x) == shape else jnp.broadcast_to(jnp.asarray(x)[..., None], shape)
+
+    if mask is not None:
+        mask = widened(mask)
+    return (mask, *map(widened, arrays))
+
+
+def _check_atoms(where: str, logits: Array, support: Any) -> None:
+    atoms = np.shape(support)
+    if atoms != jnp.shape(logits)[-1:]:
+        raise ShapeError(
+            f"{where}: the last axis of the logits and the support must have one size, got logits "
+            f"{jnp.shape(logits)} and support {atoms}"
+        )
+
+
+def _target_and_support(where: str, target: Array, support: Any) -> tuple[Array, Array]:
+    (y,) = zero_masked(where, None, jax.lax.stop_gradient(target))
+    return y, _support(where, support, y.dtype)
+
+
+def _support(where: str, support: Any, dtype: Any) -> Array:
+    """Return the atoms, after checking that they are an increasing list, as far as their values are known."""
+    known = known_values(support)
+    if np.ndim(support) != 1 or np.size(support) < 2 or (known is not None and not np.all(np.diff(known) > 0)):
+        raise ValueError(f"{where}: support must be a list of at least two increasing numbers, got {support!r}")
+    return jnp.asarray(support, dtype)

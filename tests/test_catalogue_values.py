@@ -1,0 +1,379 @@
+"""The catalogue's critics and advantages: every entry is checked as in `catalogue.py`, and against rlax's functions."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ppo_parts as pp
+from benchmarks import classic, rnd
+
+from . import reference
+from .catalogue import Entry, Law, check_golden, check_laws, check_reference
+from .common import OBS, evaluate, make_params, rollout
+
+f = pp.functional
+SUPPORT = np.array([-4.0, -1.0, 0.0, 1.5, 4.0])
+ATOMS = len(SUPPORT)
+
+
+def values_and_targets():
+    """Errors on both sides of every bound."""
+    value, target = np.meshgrid([-1e4, -2.1, -0.3, 0.02, 0.7, 3.2, 1e4], [-5.0, -0.1, 0.0, 2.6])
+    return {"value": value, "target": target}
+
+
+def quantiles_and_targets():
+    steps = np.random.default_rng(0).normal(size=(5, 4, 3))
+    steps[0] *= 1e4
+    return {"quantiles": steps, "target": np.random.default_rng(1).normal(size=(5, 4))}
+
+
+def logits_and_targets():
+    logits = np.random.default_rng(0).normal(size=(6, 4, ATOMS))
+    logits[0] *= 1e4
+    target = np.random.default_rng(1).normal(size=(6, 4))
+    target[:, 0] = [-9.0, -4.0, -1.0, 0.0, 1.5, 30.0]  # beyond the support, and at its atoms
+    return {"logits": logits, "target": target}
+
+
+def huber(value, target, delta):
+    error = np.abs(value - target)
+    return np.where(error <= delta, error**2 / 2, delta * (error - delta / 2))
+
+
+def quantile(quantiles, target, kappa):
+    error = target[..., None] - quantiles
+    tau = (np.arange(quantiles.shape[-1]) + 0.5) / quantiles.shape[-1]
+    size = huber(error, 0, kappa) / kappa if kappa else np.abs(error)
+    return np.mean(np.where(error < 0, 1 - tau, tau) * size, axis=-1)
+
+
+def two_hot(target):
+    y = np.clip(target, SUPPORT[0], SUPPORT[-1])
+    above = np.clip(np.searchsorted(SUPPORT, y), 1, ATOMS - 1)
+    share = (y - SUPPORT[above - 1]) / (SUPPORT[above] - SUPPORT[above - 1])
+    eye = np.eye(ATOMS)
+    return eye[above - 1] * (1 - share)[..., None] + eye[above] * share[..., None]
+
+
+def gaussian(target, sigma):
+    edges = np.array([-5.5, -2.5, -0.5, 0.75, 2.75, 5.25])
+    y = np.clip(target, edges[0], edges[-1])[..., None]
+    below = np.vectorize(reference.normal_cdf)((edges - y) / sigma)
+    return np.diff(below, axis=-1) / (below[..., -1:] - below[..., :1])
+
+
+def cross_entropy(logits, target, support, sigma=None):
+    del support
+    high = logits.max(axis=-1, keepdims=True)
+    log_probs = logits - high - np.log(np.sum(np.exp(logits - high), axis=-1, keepdims=True))
+    return -np.sum((two_hot(target) if sigma is None else gaussian(target, sigma)) * log_probs, axis=-1)
+
+
+def nearest_atom(logits, target):
+    label = jnp.argmin(jnp.abs(target[..., None] - SUPPORT.reshape(1, 1, -1)), axis=-1)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, label)
+
+
+def pinball(quantiles, target):
+    error = jax.lax.stop_gradient(target)[..., None] - quantiles
+    tau = jnp.array([1, 3, 5]).reshape(1, 1, 3) / 6
+    return jnp.mean(jnp.maximum(tau * error, (tau - 1) * error), axis=-1)
+
+
+ENTRIES = (
+    Entry(
+        f.huber_value_loss,
+        {"value": [0.5, 3.0, -3.0], "target": [0.0, 0.0, 1.0]},
+        [0.125, 2.5, 3.5],
+        huber,
+        {"delta": 1.0},
+        differentiable=("value",),
+        samples=values_and_targets,
+        laws=(Law(lambda value, target: f.value_loss(value, target), {"delta": 1e3}),),
+    ),
+    Entry(
+        f.quantile_value_loss,
+        {"quantiles": [[0.0, 0.0], [3.0, 2.0]], "target": [2.0, 2.0]},
+        [0.75, 0.1875],  # .5 * (.25 + .75) * (2 - .5), .5 * .75 * .5
+        quantile,
+        {"kappa": 1.0},
+        differentiable=("quantiles",),
+        samples=quantiles_and_targets,
+        laws=(Law(pinball, {"kappa": 0.0}, where=lambda quantiles, target: np.all(np.abs(quantiles) < 3, axis=-1)),),
+    ),
+    Entry(
+        f.categorical_value_loss,
+        {"logits": np.log([[0.1, 0.2, 0.3, 0.2, 0.2]]), "target": [-0.25]},
+        [-0.25 * np.log(0.2) - 0.75 * np.log(0.3)],
+        cross_entropy,
+        {"support": SUPPORT},
+        differentiable=("logits",),
+        samples=logits_and_targets,
+        note="two-hot",
+    ),
+    Entry(
+        f.categorical_value_loss,
+        {"logits": np.log([[0.1, 0.2, 0.3, 0.2, 0.2]]), "target": [0.0]},
+        [1.370976],  # with Phi at -10/3, -2/3, 1 and 11/3: .0004, .2525, .8413, .9999
+        cross_entropy,
+        {"support": SUPPORT, "sigma": 0.75},
+        differentiable=("logits",),
+        samples=logits_and_targets,
+        laws=(Law(nearest_atom, {"sigma": 1e-4}, where=lambda logits, target: np.isin(target, SUPPORT)),),
+        note="HL-Gauss",
+    ),
+)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+def test_entry(entry):
+    check_golden(entry)
+    check_reference(entry)
+    check_laws(entry)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+def test_gradients_are_finite_up_to_float_range(entry):
+    prediction = entry.differentiable[0]
+    given = {name: jnp.asarray(x, jnp.float32) for name, x in entry.samples().items()}
+    for size in (1e30, -3e38):
+        extreme = given | {prediction: jnp.sign(given[prediction]) * size}
+        loss, gradient = jax.value_and_grad(
+            lambda x, extreme=extreme: jnp.sum(
+                entry.function(**extreme | {prediction: x}, **entry.hyperparameters) / 1e3
+            )
+        )(extreme[prediction])
+        assert np.isfinite(loss) or abs(size) > 1e38
+        assert np.isfinite(gradient).all()
+
+
+def test_target_distributions_have_the_mean_of_the_target():
+    target = jnp.asarray(logits_and_targets()["target"], jnp.float32)
+    probs = f.two_hot(target, SUPPORT)
+    np.testing.assert_allclose(probs, two_hot(np.asarray(target)), atol=1e-6)
+    inside = jnp.clip(target, -4, 4)
+    np.testing.assert_allclose(f.categorical_value(jnp.log(probs), SUPPORT), inside, atol=1e-5)
+    fine = jnp.linspace(-8, 8, 161)
+    smooth = f.hl_gauss(inside, fine, sigma=0.3)
+    np.testing.assert_allclose(jnp.sum(smooth, -1), 1, atol=1e-6)
+    np.testing.assert_allclose(f.categorical_value(jnp.log(smooth), fine), inside, atol=1e-4)
+
+
+def test_bad_supports_are_refused():
+    target, logits = jnp.zeros(3), jnp.zeros((3, ATOMS))
+    for support in ([1.0], [0.0, 0.0], [[0.0, 1.0]], 3.0):
+        with pytest.raises(ValueError, match="at least two increasing numbers"):
+            f.two_hot(target, support)
+    with pytest.raises(pp.ShapeError, match=r"logits \(3, 5\) and support \(4,\)"):
+        f.categorical_value_loss(logits, target, support=SUPPORT[:4])
+    with pytest.raises(pp.ShapeError, match="Nothing is broadcast"):
+        f.quantile_value_loss(logits, logits)
+    with pytest.raises(ValueError, match=r"sigma must lie in \(0, inf\)"):
+        f.hl_gauss(target, SUPPORT, sigma=0.0)
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def with_aux(params, batch):
+    distribution, value = evaluate(params, batch)
+    aux = {"logits": batch.obs @ params["logits"], "quantiles": batch.obs @ params["quantiles"]}
+    statistics = jax.lax.stop_gradient(params["statistics"])
+    return pp.Output(distribution, statistics["scale"] * value + statistics["mean"], aux=aux | {"normalized": value})
+
+
+def write(params, old, new):
+    w = f.rescale_head(params["value"], jnp.zeros(()), old, new)[0]
+    return params | {"value": w, "statistics": new._asdict()}
+
+
+def test_a_chain_learns_with_every_critic():
+    params = make_params() | {"logits": jnp.zeros((OBS, ATOMS)), "quantiles": jnp.zeros((OBS, 3))}
+    params |= {"statistics": {"mean": jnp.zeros(()), "scale": jnp.ones(())}}
+    pipeline = pp.chain(
+        pp.gae(gamma=0.9, gae_lambda=0.8),
+        pp.normalize_target(write, rate=lambda step: 1 / (step + 1)),
+        pp.shuffled_minibatches(2),
+        pp.clipped_surrogate(clip_eps=0.2),
+        pp.critic_loss(f.huber_value_loss, delta=lambda step: 1.0 + step, coef=0.5),
+        pp.critic_loss(f.quantile_value_loss, prediction="aux.quantiles", name="quantiles"),
+        pp.critic_loss(f.categorical_value_loss, prediction="aux.logits", name="logits", support=SUPPORT, sigma=0.75),
+        pp.within(
+            pp.value_loss(),
+            name="normalized",
+            read={"value": "current.aux.normalized", "target": "extras.target_normalized"},
+        ),
+    )
+    learner = pp.learner(with_aux, pipeline, optax.sgd(0.1))
+    state, metrics = jax.jit(learner.update)(jax.random.key(0), learner.init(params), rollout())
+    for name in ("value", "logits", "quantiles"):
+        assert np.any(state.params[name] != params[name]), name
+        assert np.isfinite(state.params[name]).all()
+    assert {"value_loss", "quantiles_loss", "logits_loss", "normalized/value_loss"} <= set(metrics)
+    assert state.params["statistics"]["scale"] == metrics["target_scale"] != 1
+    assert pp.nonfinite_report(metrics) is None
+
+
+def test_normalize_target_averages_over_rollouts():
+    rng = np.random.default_rng(0)
+    targets = 1000 + rng.normal(size=(4, 6, 3)).astype(np.float32)
+    mask = np.ones((6, 3), np.float32)
+    mask[0] = 0
+    for rate, weights in {"mean": np.full(4, 0.25), 0.5: np.array([0.0625, 0.125, 0.25, 0.5])}.items():
+        part = pp.normalize_target(write, rate=(lambda step: 1 / (step + 1)) if rate == "mean" else rate)
+        state = part.init(None)
+        for step, target in enumerate(targets):
+            poisoned = jnp.where(mask > 0, target, jnp.nan)
+            batch = pp.Batch(target=poisoned, mask=mask)
+            batch, state = part.update(batch, state, pp.Context(key=jax.random.key(0), step=jnp.int32(step)))
+        kept = targets[:, 1:].astype(np.float64)
+        first = 0.0 if rate == "mean" else 0.0625  # what is left of the first statistics, 0 and 1
+        mean = np.sum(weights * kept.mean((1, 2)))
+        square = np.sum(weights * np.square(kept).mean((1, 2))) + first
+        np.testing.assert_allclose(state.mean, mean, rtol=1e-6)
+        np.testing.assert_allclose(state.scale, np.sqrt(square - mean**2), rtol=1e-4)
+        normalized = batch.extras["target_normalized"][1:]
+        np.testing.assert_allclose(normalized, (kept[-1] - mean) / np.sqrt(square - mean**2), rtol=1e-3, atol=2e-3)
+
+
+def test_critic_loss_refuses_what_it_cannot_compute():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'clip_eps'"):
+        pp.critic_loss(f.huber_value_loss, clip_eps=0.2)
+    with pytest.raises(TypeError, match="missing a required argument: 'clip_eps'"):
+        pp.critic_loss(lambda value, target, *, clip_eps, mask: value)
+    with pytest.raises(ValueError, match='prediction must be "value" or "aux'):
+        pp.critic_loss(f.huber_value_loss, prediction="logits")
+    part = pp.critic_loss(f.huber_value_loss, prediction="aux.logits")
+    learner = pp.learner(evaluate, pp.chain(pp.gae(gamma=0.9, gae_lambda=0.8), pp.full_batch(), part), optax.sgd(0.1))
+    with pytest.raises(ValueError, match="the policy returns no aux"):
+        jax.eval_shape(learner.update, jax.random.key(0), learner.init(make_params()), rollout())
+
+
+def test_rescale_head_keeps_the_value():
+    rng = np.random.default_rng(0)
+    kernel, bias, x = rng.normal(size=(4, 1)), rng.normal(size=1), rng.normal(size=(5, 4))
+    with jax.enable_x64(True):
+        w, b = map(np.asarray, f.rescale_head(jnp.asarray(kernel), jnp.asarray(bias), (3.0, 2.0), (-1.0, 7.0)))
+    np.testing.assert_allclose(7 * (x @ w + b) - 1, 2 * (x @ kernel + bias) + 3, rtol=1e-12)
+
+
+# --- advantages ------------------------------------------------------------------------------------------------------
+
+
+def column():
+    batch = rollout()
+    names = ("reward", "value", "terminated")
+    given = {name: jnp.asarray(getattr(batch, name)[:, 0], jnp.float32) for name in names}
+    log_ratio = jnp.linspace(-1.5, 1.5, len(given["value"]))
+    return given | {"next_value": f.next_values(given["value"], jnp.float32(0.7))}, log_ratio
+
+
+@pytest.mark.lenient_ranks
+def test_vtrace_is_rlax_s_with_its_clip_and_its_mixing():
+    rlax = pytest.importorskip("rlax")
+    given, log_ratio = column()
+    settings = {"lambda_": 0.8, "clip_rho_threshold": 1.1, "clip_pg_rho_threshold": 0.6}
+    discount = 0.9 * (1 - given["terminated"])
+    expected = rlax.vtrace_td_error_and_advantage(
+        given["value"], given["next_value"], given["reward"], discount, jnp.exp(log_ratio), **settings
+    )
+    ours = f.vtrace(log_ratio, **given, gamma=0.9, gae_lambda=0.8, rho_clip=1.1, pg_rho_clip=0.6, pg_lambda=0.8)
+    np.testing.assert_allclose(ours.error, expected.errors, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ours.policy_advantage, expected.pg_advantage, rtol=1e-5, atol=1e-6)
+    assert np.max(np.abs(f.vtrace(log_ratio, **given, gamma=0.9, gae_lambda=0.8).policy_advantage - expected[1])) > 0.01
+
+
+def test_vtrace_mixes_only_inside_an_episode():
+    batch = rollout()
+    names = ("reward", "value", "next_value", "terminated", "truncated", "mask")
+    given = {name: np.asarray(getattr(batch, name), np.float64) for name in names}
+    log_ratio = np.random.default_rng(0).normal(size=given["value"].shape)
+    settings = {"gamma": 0.9, "gae_lambda": 0.7, "pg_rho_clip": 1.4, "pg_lambda": 0.3}
+    with jax.enable_x64(True):
+        ours = f.vtrace(log_ratio, **given, **settings)
+        plain = f.vtrace(log_ratio, **given, gamma=0.9, gae_lambda=0.7)
+        same = f.vtrace(log_ratio, **given, gamma=0.9, gae_lambda=0.7, pg_rho_clip=1.0, pg_lambda=1.0)
+    expected = reference.vtrace(log_ratio, **given, **settings)
+    np.testing.assert_allclose(ours.policy_advantage, expected[2], atol=1e-9)
+    np.testing.assert_array_equal(ours.error, plain.error)
+    np.testing.assert_allclose(same.policy_advantage, plain.policy_advantage, atol=1e-12)
+    with pytest.raises(ValueError, match="only with policy_gradient=True"):
+        pp.vtrace(gamma=0.9, pg_lambda=0.5)
+    with pytest.raises(ValueError, match=r"pg_lambda must lie in \[0, 1\], got 1.5"):
+        f.vtrace(log_ratio, **given, gamma=0.9, pg_lambda=1.5)
+
+
+@pytest.mark.lenient_ranks
+def test_gae_s_target_is_the_lambda_return():
+    rlax = pytest.importorskip("rlax")
+    given, _ = column()
+    target = f.gae(**given, gamma=0.9, gae_lambda=0.8).target
+    discount = 0.9 * (1 - given["terminated"])
+    expected = rlax.lambda_returns(given["reward"], discount, given["next_value"], 0.8)
+    np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_each_segment_may_have_its_own_lambda():
+    batch = rollout()
+    names = ("reward", "value", "next_value", "terminated", "truncated", "mask")
+    given = {name: getattr(batch, name) for name in names}
+    lengths = jnp.array([10.0 + 30 * n for n in range(given["value"].shape[1])])
+    decay = jnp.maximum(0, 1 - 1 / (0.05 * lengths))  # VAPO
+    together = f.gae(**given, gamma=1.0, gae_lambda=decay)
+    for n, gae_lambda in enumerate(decay):
+        alone = f.gae(**{name: x[:, n] for name, x in given.items()}, gamma=1.0, gae_lambda=gae_lambda)
+        np.testing.assert_allclose(together.advantage[:, n], alone.advantage, rtol=1e-6)
+
+
+# --- exploration: what docs/exploration.md composes ------------------------------------------------------------------
+
+
+@pytest.mark.lenient_ranks
+def test_gsde_holds_its_noise_and_says_how_likely_an_action_is():
+    features, held = 8, 3
+    config = classic.Config(env_id="MountainCarContinuous-v0", hidden=(16, features), noise_steps=held)
+    env = classic.hold_noise(classic.envs.make(config.env_id), features, held)
+    state, obs = env.reset(jax.random.key(0), 500)
+    step, noises = jax.jit(env.step), [obs.noise]
+    for index in range(2 * held):
+        state, out = step(jax.random.key(index), state, jnp.zeros((500, 1)))
+        noises.append(out.obs.noise)
+    changes = [bool(jnp.any(a != b)) for a, b in itertools.pairwise(noises)]
+    assert changes == [False, False, True] * 2
+
+    policy = classic.gsde(config, classic.envs.make(config.env_id))
+    distribution = policy(policy.init(jax.random.key(1)), pp.Batch(obs=obs)).distribution
+    action = distribution.sample(seed=jax.random.key(2))
+    np.testing.assert_array_equal(action, distribution.sample(seed=jax.random.key(3)))
+    z = (action - distribution.mode()) / distribution.scale
+    assert abs(float(jnp.mean(z))) < 0.15
+    assert abs(float(jnp.std(z)) - 1) < 0.15
+    np.testing.assert_allclose(
+        distribution.log_prob(action),
+        -0.5 * z[:, 0] ** 2 - jnp.log(distribution.scale[:, 0] * np.sqrt(2 * np.pi)),
+        rtol=1e-4,
+    )
+
+
+@pytest.mark.lenient_ranks
+def test_rnd_rewards_what_it_has_not_seen():
+    config = rnd.Config(size=4, num_envs=2)
+    part = rnd.novelty(config, (4, 4))
+    cells = jnp.eye(16).reshape(16, 4, 4)
+    seen, new = cells[jnp.zeros((6, 2), int)], cells[jnp.zeros((6, 2), int).at[-1, 1].set(5)]
+    params = {"predictor": rnd.Embedding().init(jax.random.key(0), cells[0])}
+    state = part.init(params, jax.random.key(1))
+    context = pp.Context(key=jax.random.key(2), params=params)
+    _, state = part.update(pp.Batch(next_obs=seen), state, context)
+    batch, _ = part.update(pp.Batch(next_obs=new), state, context)
+    reward = batch.extras["intrinsic"]
+    assert reward[-1, 1] > 2 * reward[-1, 0]
+    plain, full = (rnd.make_train(dataclasses.replace(config, rnd=used)) for used in (False, True))
+    assert "intrinsic_reward" in full.shapes[1]
+    assert "intrinsic_reward" not in plain.shapes[1]
