@@ -17,6 +17,7 @@ COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what 
     "games": "games of two players against random moves: how many are won",
     "mujoco": "Gymnasium's MuJoCo tasks, in the protocol of Tianshou's benchmark",
     "study": "what priorities, V-trace and refreshing are worth",
+    "papers": "chains of the index of papers against the plain chain",
     "tokens": "a small transformer learns to sort digits: GRPO and its relatives, without a critic",
     "devices": "what 1 to 64 devices send each other, and what each of them does; compiled only",
     "sweep": "a sweep of hyperparameters in one program",

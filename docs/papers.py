@@ -1,0 +1,226 @@
+"""Write docs/papers.md from the docstrings and the sources in benchmarks/papers.py, and from recorded comparisons.
+
+`python -m docs.papers` rewrites the page; a test fails where the page and the module differ.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ppo_parts as pp
+from benchmarks import papers
+from tests.registry import CASES, ELSEWHERE
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "papers.md"
+ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+
+
+def is_paper(function: Callable[..., Any]) -> bool:
+    """Whether the docstring of a function begins with a reference: authors and year."""
+    return function.__module__ == papers.__name__ and bool(re.match(r"[^,]* \d{4}, ", function.__doc__ or ""))
+
+
+def reference(function: Callable[..., Any]) -> str:
+    """The first line of the docstring, without the period at its end."""
+    return (inspect.getdoc(function) or "").partition("\n")[0].removesuffix(".")
+
+
+def change(function: Callable[..., Any]) -> str:
+    """What the paper changes: the rest of the docstring, in one line."""
+    return " ".join((inspect.getdoc(function) or "").partition("\n")[2].split())
+
+
+def body(function: Callable[..., Any]) -> list[str]:
+    """The lines of a function after its docstring, without empty ones."""
+    source = textwrap.dedent(inspect.getsource(function))
+    [definition] = ast.parse(source).body
+    assert isinstance(definition, ast.FunctionDef)
+    after = definition.body[0].end_lineno
+    return [line for line in source.splitlines()[after:] if line.strip()]
+
+
+def names(function: Callable[..., Any]) -> tuple[list[str], list[str]]:
+    """The parts and the functions that a function of the index names, in order, without those of every chain."""
+    source = re.sub(r"\b(\w+)\b", lambda match: CONSTANTS.get(match[1], match[1]), "\n".join(body(function)))
+    parts = [name for name in re.findall(r"\bpp\.(\w+)", source) if name in MADE_BY]
+    functions = [name for name in re.findall(r"\bF\.(\w+)", source) if name != "masked_mean"]
+    return list(dict.fromkeys(parts)), list(dict.fromkeys(functions))
+
+
+CONSTANTS = {
+    "UNCLIPPED": "pp.policy_loss(F.importance_weighted_surrogate)",
+    "REINFORCE": "pp.policy_loss(F.policy_gradient_loss)",
+    "GROUPS": "pp.group_advantage()",
+    "CENTERED": "pp.group_advantage()",
+    "tokens": "pp.segment_minibatches() pp.aggregate()",
+    "phased": "pp.phases()",
+}
+"""What the module defines for several functions, and the parts in it which are not in every chain."""
+FACTORIES = [f for f in vars(pp).values() if inspect.isfunction(f) and inspect.signature(f).return_annotation == "Part"]
+MADE_BY = {made.__name__: sum(case.make is made for case in CASES) for made in FACTORIES} | {"Part": 0}
+"""Name of each part: how many settings of it are held to the laws."""
+COMMON, OWN, NOTHING = {"chain", "identity"}, {"stateless", "Part"}, "those of plain PPO"
+
+
+def linked(function: Callable[..., Any]) -> str:
+    """The reference, linked to arXiv."""
+    text = reference(function)
+    found = ARXIV.search(text)
+    authors, _, title = text.partition(", ")
+    title = title.replace(f", {found[0]}", "") if found else title
+    return f"[{authors}](https://arxiv.org/abs/{found[1]}), {title}" if found else f"{authors}, {title}"
+
+
+def parts_of(function: Callable[..., Any]) -> str:
+    """Links to what the chain is made of besides the parts of every chain."""
+    parts, functions = names(function)
+    cells = [f"[`{name}`](parts.md#{name.lower()})" for name in parts if name not in COMMON]
+    cells += [f"[`F.{name}`](parts.md#functional)" for name in functions]
+    optimizers = re.findall(r"\b(optax(?:\.contrib)?\.(?!tree|Gradient)\w+)", source_of(function))
+    return ", ".join(cells + [f"`{name}`" for name in dict.fromkeys(optimizers)]) or NOTHING
+
+
+def laws_of(function: Callable[..., Any]) -> str:
+    """Where the laws of these parts and functions are tested."""
+    parts, functions = names(function)
+    cells = [f"{name} ×{MADE_BY[name]}" for name in parts if MADE_BY[name] and name not in {*COMMON, *OWN}]
+    cells += [f"[{name}](../tests/test_contract.py)" for name in parts if name in ELSEWHERE]
+    for name in functions:
+        files = [path.name for path in sorted((ROOT / "tests").glob("test_*.py")) if mentions(path, name)]
+        cells += [f"[{name}](../tests/{file})" for file in files[:1]]
+    own = OWN & set(parts) or re.search(r"^    def (?!evaluate|write|name)", source_of(function), re.MULTILINE)
+    return ", ".join(cells + ["own code: traced only"] * bool(own)) or NOTHING
+
+
+def mentions(path: Path, name: str) -> bool:
+    """Whether a test of functions names one of them."""
+    tested = path.stem.startswith("test_catalogue") or path.stem in ("test_functional", "test_gae_properties")
+    return tested and re.search(rf"\b(f|F|functional)\.{name}\b", path.read_text()) is not None
+
+
+def source_of(function: Callable[..., Any]) -> str:
+    """The source without the docstring, as it stands on the page."""
+    source = inspect.getsource(function)
+    return source.replace(re.search(r'    """.*?"""\n+', source, re.DOTALL)[0], "", 1).rstrip()  # type: ignore[index]
+
+
+def section(title: str, functions: tuple[Callable[..., Any], ...]) -> list[str]:
+    """A table of the papers of a section, and their chains."""
+    lines = [
+        f"## {title}",
+        "",
+        "| chain | paper | what it changes | parts besides the plain ones | laws |",
+        "|---|---|---|---|---|",
+    ]
+    for f in functions:
+        cells = (f"[`{f.__name__}`](#{f.__name__})", linked(f), change(f), parts_of(f), laws_of(f))
+        lines.append(f"| {' | '.join(cells)} |")
+    for f in functions:
+        lines += ["", f"### `{f.__name__}`", "", "```python", source_of(f), "```"]
+    return [*lines, ""]
+
+
+def verdict(difference: dict[str, Any]) -> str:
+    """What an interval of a difference says."""
+    low, high = difference["95"]
+    return "better" if low > 0 else "worse" if high < 0 else "no difference within the interval"
+
+
+def comparison(path: Path) -> list[str]:
+    """The table of one record."""
+    record = json.loads(path.read_text())
+    results, config = record["results"], record["results"]["config"]
+    seeds, steps = results["seeds"], config["total_timesteps"]
+    lines = [
+        f"### {config['env_id']}, {steps:,} steps, seeds {seeds[0]} to {seeds[-1]}",
+        "",
+        "| chain | return over training | difference | after training | difference | over training; after it |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, arm in results["arms"].items():
+        cells, words = [], []
+        for what in ("return_over_training", "evaluation_return"):
+            found = arm[what]
+            low, high = found["difference"]["95"]
+            cells.append(f"{found['mean']:.1f} ({found['std']:.1f})")
+            cells.append("" if name == "plain" else f"{found['difference']['mean']:+.1f} [{low:+.1f}, {high:+.1f}]")
+            words.append(verdict(found["difference"]))
+        said = "" if name == "plain" else words[0] if words[0] == words[1] else "; ".join(words)
+        shown = name if name == "plain" else f"[`{name}`](#{name})"
+        lines.append(f"| {shown} | {' | '.join(cells)} | {said} |")
+    return [*lines, ""]
+
+
+def shared() -> str:
+    """The part of the module that all functions use, before the first section."""
+    source = Path(papers.__file__).read_text()
+    start, end = source.index("from collections.abc"), source.index("\n\n# --- policy losses")
+    return source[start:end].rstrip()
+
+
+def page() -> str:
+    """The whole page."""
+    count = sum(map(len, papers.SECTIONS.values()))
+    records = sorted((ROOT / "benchmarks" / "results" / "papers").glob("*.json"))
+    lines = [
+        INTRODUCTION.format(count=count),
+        "```python",
+        "from typing import Any, NamedTuple",
+        "",
+        shared(),
+        "```",
+        "",
+    ]
+    for title, functions in papers.SECTIONS.items():
+        lines += section(title, functions)
+    lines += [COMPARISON] if records else []
+    for path in records:
+        lines += comparison(path)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+INTRODUCTION = """# Papers
+
+{count} papers about PPO and what it is made of, each as a change of one chain. The chains are the functions of
+[benchmarks/papers.py](../benchmarks/papers.py), from which `python -m docs.papers` writes this page. Each has at most
+twelve lines, and the tests trace an update of each ([tests/test_papers.py](../tests/test_papers.py)). Hyperparameters
+are those of the papers where these name one, and otherwise plain choices; none is tuned. Where a chain has only a part
+of a paper's algorithm, its description says so.
+
+The column "laws" says how many settings of a part are held to the laws that every part obeys
+([tests/registry.py](../tests/registry.py): jit equals eager, vmap equals a loop, masked steps have no effect, ...), and
+where a function is compared with a reference in NumPy. Code that stands only here is traced, and not held to them.
+
+Not here, because a chain cannot say them: TRPO and natural gradients, which need products with the Fisher matrix; MCTS
+and search; environments that choose their levels; networks, such as GTrXL (see [attention](variants/attention.md));
+gSDE, which changes how actions are sampled (see [hard exploration](exploration.md)).
+
+## What they share
+"""
+
+COMPARISON = """## Does it help?
+
+Those chains that need nothing but the plain policy, each against the plain chain: CleanRL's network, optimizer and
+learning rate, and ten seeds each. "Return over training" is the mean return of all episodes of the training, and "after
+training" that of 100 new episodes per seed, with keys of their own. Both are means over seeds, with the standard
+deviation between seeds in parentheses. A difference has a 95 % bootstrap interval. Of 40 intervals about two exclude 0
+by chance alone, so a single "better" or "worse" at the edge means little. The tasks are easy and the budgets small: the
+tables say what a change does here, untuned, and not what it is worth where its authors needed it.
+
+    python -m benchmarks papers --task Acrobot-v1 --steps 100000
+"""
+
+
+if __name__ == "__main__":
+    before = PAGE.read_text() if PAGE.exists() else ""
+    PAGE.write_text(page())
+    sys.stdout.write(f"{PAGE}: {'unchanged' if PAGE.read_text() == before else 'rewritten'}\n")
