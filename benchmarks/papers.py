@@ -85,6 +85,31 @@ def clipped(*links, rate):
     return optax.chain(optax.clip_by_global_norm(0.5), *links, pp.scale_by_update_schedule(rate))
 
 
+def distillation():
+    """Make two parts: one writes `extras.reward_intrinsic`, how wrong `params["predictor"]` is; the other trains it."""
+
+    def embed(network, obs):
+        return jnp.tanh(obs @ network["hidden"]) @ network["out"]
+
+    def reward(batch, network, context):
+        embedding = embed(network, batch.next_obs)
+        error = jnp.mean(jnp.square(embed(context.params["predictor"], batch.next_obs) - embedding), axis=-1)
+        extras = {"reward_intrinsic": error / jnp.std(error), "embedding": embedding, "never": jnp.zeros_like(error)}
+        return batch.replace(extras={**batch.extras, **extras}), network
+
+    def loss(batch, context):
+        error = embed(context.params["predictor"], batch.next_obs) - batch.extras["embedding"]
+        return batch.add_loss("predictor", jnp.mean(jnp.square(error), axis=-1))
+
+    def init(params, key):
+        return optax.tree.random_like(key, params["predictor"])
+
+    written = tuple(f"extras.{name}" for name in ("reward_intrinsic", "embedding", "never"))
+    declared = {"requires": ("next_obs",), "provides": written, "place": "before_sampler"}
+    trained = {"requires": ("next_obs",), "provides": ("losses",), "place": "after_sampler"}
+    return pp.Part(init, reward, "novelty", **declared), pp.stateless(loss, name="predictor", **trained)
+
+
 # --- policy losses and trust regions ----------------------------------------------------------------------------------
 
 
@@ -587,21 +612,20 @@ def aitchison_2022():
 # --- exploration, imitation and auxiliary losses ----------------------------------------------------------------------
 
 
-def burda_2018(observed=(3,)):
+def burda_2018():
     """Burda et al. 2018, Exploration by Random Network Distillation, arXiv:1810.12894.
 
     A second reward for observations on which a predictor of a random network errs, with a critic of its own.
     """
-    from . import rnd
-
-    config, names = rnd.Config(num_envs=16), {"value": "value_intrinsic", "next_value": "next_value_intrinsic"}
-    read = {"reward": "extras.intrinsic", "terminated": "extras.never"} | {k: f"extras.{v}" for k, v in names.items()}
-    write = {"advantage": "extras.advantage_intrinsic", "target": "extras.target_intrinsic"}
-    second = pp.within(pp.gae(gamma=0.99, gae_lambda=0.95), name="intrinsic", read=read, write=write)
+    read = {name: f"extras.{name}_intrinsic" for name in ("reward", "value", "next_value")}
+    write = {name: f"extras.{name}_intrinsic" for name in ("advantage", "target")}
+    whole = pp.gae(gamma=0.99, gae_lambda=0.95)  # over the ends of episodes
+    second = pp.within(whole, name="intrinsic", read=read | {"terminated": "extras.never"}, write=write)
     both = pp.combine_advantages({"advantage": 2.0, "extras.advantage_intrinsic": 1.0})
     read = {"value": "current.aux.value_intrinsic", "target": "extras.target_intrinsic"}
     critic = pp.within(pp.value_loss(coef=0.5), name="second", read=read)
-    return ppo(critic, rnd.predictor_loss(), estimate=(rnd.novelty(config, observed), GAE, second, both))
+    novelty, predictor = distillation()
+    return ppo(critic, predictor, estimate=(novelty, GAE, second, both))
 
 
 def tang_2017(bits=8, coef=0.01):

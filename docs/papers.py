@@ -63,6 +63,7 @@ CONSTANTS = {
     "CENTERED": "pp.group_advantage()",
     "tokens": "pp.segment_minibatches() pp.aggregate()",
     "phased": "pp.phases()",
+    "distillation": "pp.Part()",
 }
 """What the module defines for several functions, and the parts in it which are not in every chain."""
 FACTORIES = [f for f in vars(pp).values() if inspect.isfunction(f) and inspect.signature(f).return_annotation == "Part"]

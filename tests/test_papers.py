@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from benchmarks import _papers_runs, papers, rnd
+from benchmarks import _papers_runs, papers
 from docs import papers as page
 
 TIME, SEGMENTS, OBS, ACTIONS = 8, 16, 3, 2
@@ -21,7 +21,7 @@ def array(*shape):
 
 def parameters():
     """Shapes of everything that the policies of the index read."""
-    predictor = jax.eval_shape(rnd.Embedding().init, jax.random.key(0), array(OBS))
+    predictor = {"hidden": array(OBS, 8), "out": array(8, 8)}
     head = {"kernel": array(OBS), "bias": array(), "mean": array(), "scale": array()}
     layers = {name: array(OBS) for name in ("value", "value_intrinsic", "value_cost", "advantage")}
     layers |= {"policy": array(OBS, ACTIONS), "log_std": array(ACTIONS), "features": array(OBS, 5)}
