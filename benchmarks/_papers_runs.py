@@ -71,6 +71,7 @@ def difference(arm: dict[str, Any], plain: dict[str, Any], samples: int = 5000) 
 def compare(config: cleanrl_ppo.Config, seeds: range, names: list[str]) -> None:
     """Measure the plain chain and those of the named papers, and write the record after each."""
     path = RESULTS / f"{config.env_id}_{seeds.start}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     arms: dict[str, Any] = {}
     for name in (PLAIN, *names):
         began = time.perf_counter()
