@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,11 +70,15 @@ def difference(arm: dict[str, Any], plain: dict[str, Any], samples: int = 5000) 
 
 
 def compare(config: cleanrl_ppo.Config, seeds: range, names: list[str]) -> None:
-    """Measure the plain chain and those of the named papers, and write the record after each."""
+    """Measure the plain chain and those of the named papers, unless recorded already; write the record after each."""
     path = RESULTS / f"{config.env_id}_{seeds.start}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    arms: dict[str, Any] = {}
+    same = {"config": json.loads(json.dumps(dataclasses.asdict(config))), "seeds": list(seeds), "episodes": EPISODES}
+    recorded = json.loads(path.read_text())["results"] if path.exists() else {}
+    arms = recorded.pop("arms", {}) if {name: recorded.get(name) for name in same} == same else {}
     for name in (PLAIN, *names):
+        if name in arms:
+            continue
         began = time.perf_counter()
         arms[name] = measure(make_train(config, getattr(papers, name, None)), seeds)
         arms[name]["seconds"] = time.perf_counter() - began
@@ -81,5 +86,4 @@ def compare(config: cleanrl_ppo.Config, seeds: range, names: list[str]) -> None:
             arms[name][what]["difference"] = difference(arms[name][what], arms[PLAIN][what])
         evaluated = arms[name]["evaluation_return"]
         print(f"{config.env_id} {name:20} {evaluated['mean']:8.1f} {evaluated['difference']}", flush=True)
-        results = {"config": dataclasses.asdict(config), "seeds": list(seeds), "episodes": EPISODES, "arms": arms}
-        training.write_json(path, record("benchmarks papers", results))
+        training.write_json(path, record("benchmarks papers", same | {"arms": arms}))
