@@ -158,7 +158,19 @@ def comparison(path: Path) -> list[str]:
         said = "" if name == "plain" else words[0] if words[0] == words[1] else "; ".join(words)
         shown = name if name == "plain" else f"[`{name}`](#{name})"
         lines.append(f"| {shown} | {' | '.join(cells)} | {said} |")
-    return [*lines, ""]
+    return [*lines, "", counted(results["arms"]), ""]
+
+
+def counted(arms: dict[str, Any]) -> str:
+    """How many chains of a record are better or worse than the plain one, and by which measure."""
+    sentences = []
+    for what, when in {"return_over_training": "Over training", "evaluation_return": "After training"}.items():
+        found = [verdict(arm[what]["difference"]) for name, arm in arms.items() if name != "plain"]
+        better, worse = found.count("better"), found.count("worse")
+        sentences.append(
+            f"{when}, {better} of {len(found)} chains are better than the plain one, and {worse} are worse."
+        )
+    return " ".join(sentences)
 
 
 def shared() -> str:
@@ -210,12 +222,13 @@ gSDE, which changes how actions are sampled (see [hard exploration](exploration.
 
 COMPARISON = """## Does it help?
 
-Those chains that need nothing but the plain policy, each against the plain chain: CleanRL's network, optimizer and
-learning rate, and ten seeds each. "Return over training" is the mean return of all episodes of the training, and "after
-training" that of 100 new episodes per seed, with keys of their own. Both are means over seeds, with the standard
-deviation between seeds in parentheses. A difference has a 95 % bootstrap interval. Of 40 intervals about two exclude 0
-by chance alone, so a single "better" or "worse" at the edge means little. The tasks are easy and the budgets small: the
-tables say what a change does here, untuned, and not what it is worth where its authors needed it.
+Some chains that need nothing but the plain policy, each against the plain chain: CleanRL's network, rollouts, learning
+rate and optimizer (unless the paper changes it), and ten seeds each. "Return over training" is the mean return of all
+episodes of the training, and "after training" that of 100 new episodes per seed, with keys of their own. Both are means
+over seeds, with the standard deviation between seeds in parentheses. A difference has a 95 % bootstrap interval. Of 40
+such intervals, about two exclude 0 by chance alone, so a single "better" or "worse" at the edge means little. The tasks
+are easy and the budgets small: the tables say what a change does here, untuned, and not what it is worth where its
+authors needed it.
 
     python -m benchmarks papers --task Acrobot-v1 --steps 100000
 """
