@@ -86,14 +86,14 @@ def mujoco(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
         "## Gymnasium's MuJoCo tasks",
         "",
         *table(header, rows),
-        "Mean over seeds [95 % bootstrap interval]. An evaluation is the mean return of 10 episodes with the mode of",
-        "the policy, after every 1/20 of the run. *Best of each seed* takes the highest evaluation of each seed, and",
-        "*best mean* the highest mean over seeds; both favor lucky evaluations. Tianshou reports the maximum over",
-        "training of about 30 evaluations in 1M steps (10 seeds, mean and standard deviation, version 3 of the",
-        "environments), CleanRL training returns (3 seeds, version 4). A *variant* changes one thing of",
-        "`recipes.mujoco_ppo`; `python -m benchmarks mujoco <task> --variant <variant>` produces a row. Settings",
-        "beside its name are those of the recipe when the run was recorded; they have changed since. The recipe's own",
-        "rows, for all five tasks, have not been recorded yet.",
+        "Mean over seeds [95 % bootstrap interval]. An evaluation is the mean return of 10 episodes with the mode",
+        "of the policy, after every 1/20 of the run, and *last* is the one at the end. *Best of each seed* takes",
+        "the highest evaluation of each seed, and *best mean* the highest mean over seeds; both favor lucky",
+        "evaluations. Tianshou reports the maximum over training of about 30 evaluations in 1M steps (10 seeds,",
+        "mean and standard deviation, version 3 of the environments), CleanRL training returns (3 seeds, version",
+        "4). A *variant* changes one thing of `recipes.mujoco_ppo`; `python -m benchmarks mujoco <task> --variant",
+        "<variant>` produces a row. Settings beside its name are those of the recipe when the run was recorded;",
+        "they have changed since. The recipe's own rows, for all five tasks, have not been recorded yet.",
         "",
         *curves(records, pictures),
     ]
@@ -145,4 +145,8 @@ def games(results: pathlib.Path) -> list[str]:
         )
     if not rows:
         return []
-    return ["## Games against random moves", "", *table(["game", "steps", "seeds", *GAMES.values()], rows)]
+    head = ["game", "steps", "seeds", *GAMES.values()]
+    how = (
+        "`python -m benchmarks games <game>` makes a row: shares of new games after training, as many as the file says."
+    )
+    return ["## Games against random moves", "", *table(head, rows), how, ""]

@@ -193,8 +193,6 @@ def page() -> str:
     lines = [
         INTRODUCTION.format(count=count),
         "```python",
-        "from typing import Any, NamedTuple",
-        "",
         shared(),
         "```",
         "",

@@ -12,7 +12,7 @@ import numpy as np
 
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, number, spread_nan
-from ._losses import _add_scaled
+from ._losses import add_measured_loss
 from ._types import Array, Batch, Context, EmptyState, Params, Part, field_at, no_state
 from .functional import masked_mean
 
@@ -79,7 +79,7 @@ def critic_loss(
         now = {key: at(value, context.step) for key, value in hyperparameters.items()}
         numbers = [value for value in now.values() if isinstance(value, jax.Array) and not value.ndim]
         value = spread_nan(loss(predicted, batch.target, mask=batch.mask, **now), *numbers)
-        return _add_scaled(batch, name, value, at(coef, context.step)), state
+        return add_measured_loss(batch, name, value, at(coef, context.step)), state
 
     return Part(
         no_state,

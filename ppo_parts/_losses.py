@@ -125,9 +125,7 @@ def policy_loss(
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         now = {key: at(value, context.step) if callable(value) else value for key, value in hyperparameters.items()}
         value = loss(batch.current_log_ratio(), batch.advantage, mask=batch.mask, **now)
-        value = spread_nan(value, *now.values())
-        measured = masked_mean(jax.lax.stop_gradient(value), batch.mask)
-        return batch.add_loss(name, value).add_metrics(**{f"{name}_loss": measured}), state
+        return add_measured_loss(batch, name, spread_nan(value, *now.values())), state
 
     return Part(
         no_state,
@@ -204,7 +202,7 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
         loss = functional.clipped_value_loss(
             batch.current.value, batch.value, batch.target, clip_eps=bound, mask=batch.mask
         )
-        return _add_scaled(batch, name, spread_nan(loss, bound), at(coef, context.step)), state
+        return add_measured_loss(batch, name, spread_nan(loss, bound), at(coef, context.step)), state
 
     return Part(
         no_state,
@@ -240,7 +238,7 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         require_critic("value_loss", batch)
         loss = functional.value_loss(batch.current.value, batch.target, mask=batch.mask)
-        return _add_scaled(batch, name, loss, at(coef, context.step)), state
+        return add_measured_loss(batch, name, loss, at(coef, context.step)), state
 
     return Part(
         no_state,
@@ -348,8 +346,7 @@ def require_critic(where: str, batch: Batch) -> None:
         raise UserValueError(f"{where}: the policy has no value to learn: give it a critic, or leave {where} out")
 
 
-def _add_scaled(batch: Batch, name: str, loss: Array, coef: Array | float) -> Batch:
-    """Add the loss times its coefficient, and as a metric its mean without the coefficient."""
-    return batch.add_loss(name, (coef * loss).astype(loss.dtype)).add_metrics(
-        **{f"{name}_loss": masked_mean(loss, batch.mask)}
-    )
+def add_measured_loss(batch: Batch, name: str, loss: Array, coef: Array | float = 1.0) -> Batch:
+    """Add the loss times its coefficient, and as the metric `<name>_loss` its mean without the coefficient."""
+    measured = masked_mean(jax.lax.stop_gradient(loss), batch.mask)
+    return batch.add_loss(name, (coef * loss).astype(loss.dtype)).add_metrics(**{f"{name}_loss": measured})

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from . import functional
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, choice, number, spread_nan
-from ._losses import require_critic
+from ._losses import add_measured_loss, require_critic
 from ._policy import evaluate_policy
 from ._types import Array, Batch, Context, EmptyState, Params, Part, no_state
 from .distributions import Normal
@@ -220,12 +220,9 @@ def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str
         advantage = jax.lax.stop_gradient(batch.target - current.value)
         policy = functional.self_imitation_loss(current.log_prob, advantage, mask=batch.mask)
         value = functional.self_imitation_value_loss(current.value, batch.target, mask=batch.mask)
-        loss = spread_nan((scale * (policy + beta * value)).astype(policy.dtype), scale, beta)
-        measured = {
-            f"{name}_loss": masked_mean(jax.lax.stop_gradient(policy + beta * value).astype(policy.dtype), batch.mask),
-            f"{name}_fraction": masked_mean((advantage > 0).astype(policy.dtype), batch.mask),
-        }
-        return batch.add_loss(name, loss).add_metrics(**measured), state
+        loss = spread_nan((policy + beta * value).astype(policy.dtype), beta)
+        better = masked_mean((advantage > 0).astype(policy.dtype), batch.mask)
+        return add_measured_loss(batch, name, loss, scale).add_metrics(**{f"{name}_fraction": better}), state
 
     return Part(
         no_state,

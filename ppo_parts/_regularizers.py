@@ -11,7 +11,7 @@ import optax
 from . import functional
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, choice, count, number, spread_nan
-from ._losses import entropy_of
+from ._losses import add_measured_loss, entropy_of
 from ._policy import evaluate_policy
 from ._types import Array, Batch, Context, EmptyState, Params, Part, no_state
 from .functional import KLEstimator, masked_mean
@@ -253,9 +253,7 @@ def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") ->
         mean, limit = mean_of("bounds_loss", batch.current.distribution), at(bound, context.step)
         weight = at(coef, context.step)
         loss = functional.bounds_loss(mean, bound=limit, mask=batch.mask)
-        scaled = spread_nan((weight * loss).astype(loss.dtype), weight, limit)
-        measured = masked_mean(jax.lax.stop_gradient(loss), batch.mask)
-        return batch.add_loss(name, scaled).add_metrics(**{f"{name}_loss": measured}), state
+        return add_measured_loss(batch, name, spread_nan(loss, limit), weight), state
 
     return Part(no_state, update, "bounds_loss", provides=("losses",), reads=("current", "mask"), place="after_sampler")
 

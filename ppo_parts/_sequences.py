@@ -12,6 +12,7 @@ import numpy as np
 from . import functional
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, choice, count, number, spread_nan
+from ._losses import add_measured_loss
 from ._types import Array, Batch, Context, EmptyState, Part, field_at, no_state
 from .functional import masked_mean
 from .functional._groups import per_sequence
@@ -346,9 +347,7 @@ def _policy_part(where: str, name: str, loss: Callable[[Batch, Context], Array])
     """Make the part that adds a policy loss per element, and its mean as a metric."""
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        value = loss(batch, context)
-        measured = masked_mean(jax.lax.stop_gradient(value), batch.mask)
-        return batch.add_loss(name, value).add_metrics(**{f"{name}_loss": measured}), state
+        return add_measured_loss(batch, name, loss(batch, context)), state
 
     return Part(
         no_state,

@@ -52,9 +52,7 @@ def clipped_surrogate(
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7. Dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """
     where = "clipped_surrogate"
-    check_floating(where, log_ratio=log_ratio, advantage=advantage)
-    check_same_shape(where, log_ratio=log_ratio, advantage=advantage, mask=mask)
-    logs, gains = zero_masked(where, mask, log_ratio, jax.lax.stop_gradient(advantage))
+    logs, gains = policy_inputs(where, log_ratio, advantage, mask)
     low, high = clip_range(where, clip_eps, clip_eps_high, logs)
     limit = None
     if dual_clip is not None:
@@ -175,6 +173,16 @@ def _(primals: Any, tangents: Any) -> Any:
     outside = jnp.abs(value - old_value) > eps  # inside, the two errors are equal up to rounding
     slope = jnp.where(outside & (loss > _half_square(error)), 0, error)
     return loss, slope * tangents[0]
+
+
+def policy_inputs(
+    where: str, logs: Array, advantage: Array, mask: Array | None, name: str = "log_ratio"
+) -> tuple[Array, Array]:
+    """Check the inputs of a policy loss and return them in the dtype to compute in; the advantage is a constant."""
+    check_floating(where, **{name: logs}, advantage=advantage)
+    check_same_shape(where, **{name: logs}, advantage=advantage, mask=mask)
+    logs, gains = zero_masked(where, mask, logs, jax.lax.stop_gradient(advantage))
+    return logs, gains
 
 
 def clip_range(where: str, clip_eps: Any, clip_eps_high: Any, like: Array) -> tuple[Array, Array]:

@@ -11,8 +11,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from ._common import Array, check_floating, check_same_shape, checked_hyperparameter, zero_masked
-from ._losses import clip_range
+from ._common import Array, checked_hyperparameter
+from ._losses import clip_range, policy_inputs
 
 
 def importance_weighted_surrogate(log_ratio: Array, advantage: Array, *, mask: Array | None = None) -> Array:
@@ -42,7 +42,7 @@ def importance_weighted_surrogate(log_ratio: Array, advantage: Array, *, mask: A
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 6.
     """
-    logs, gains = _inputs("importance_weighted_surrogate", log_ratio, advantage, mask)
+    logs, gains = policy_inputs("importance_weighted_surrogate", log_ratio, advantage, mask)
     return (-gains * _ratio(logs, gains != 0)).astype(jnp.result_type(log_ratio))
 
 
@@ -78,7 +78,7 @@ def simple_policy_optimization(
     Reference: Xie et al. 2024, Simple Policy Optimization, arXiv:2401.16025.
     """
     where = "simple_policy_optimization"
-    logs, gains = _inputs(where, log_ratio, advantage, mask)
+    logs, gains = policy_inputs(where, log_ratio, advantage, mask)
     eps = checked_hyperparameter(where, "clip_eps", clip_eps, logs.shape, 0, open_low=True, dtype=logs.dtype)
     # As a product, because r^2 - r of an infinite ratio would be NaN.
     sign, moved = jnp.sign(gains), _ratio(logs, gains != 0) - 1
@@ -128,7 +128,7 @@ def discovered_policy_optimization(
     Reference: Lu et al. 2022, Discovered Policy Optimisation, arXiv:2210.05639.
     """
     where = "discovered_policy_optimization"
-    logs, gains = _inputs(where, log_ratio, advantage, mask)
+    logs, gains = policy_inputs(where, log_ratio, advantage, mask)
     alpha = checked_hyperparameter(where, "alpha", alpha, logs.shape, 0, open_low=True, dtype=logs.dtype)
     beta = checked_hyperparameter(where, "beta", beta, logs.shape, 0, open_low=True, dtype=logs.dtype)
     # x - tanh(x) has the sign of x, so each drift is active on one side of a ratio of 1. There, -r A cancels with the
@@ -187,7 +187,7 @@ def rollback_surrogate(
     Reference: Wang et al. 2019, Truly Proximal Policy Optimization, arXiv:1903.07940, PPO-RB.
     """
     where = "rollback_surrogate"
-    logs, gains = _inputs(where, log_ratio, advantage, mask)
+    logs, gains = policy_inputs(where, log_ratio, advantage, mask)
     low, high = clip_range(where, clip_eps, clip_eps_high, logs)
     back = checked_hyperparameter(where, "slope", slope, logs.shape, 0, open_low=True, dtype=logs.dtype)
     ratio = _ratio(logs, gains != 0)
@@ -230,7 +230,7 @@ def smooth_clipped_surrogate(
     Reference: rl_games (Makoviichuk and Makoviychuk), `use_smooth_clamp`.
     """
     where = "smooth_clipped_surrogate"
-    logs, gains = _inputs(where, log_ratio, advantage, mask)
+    logs, gains = policy_inputs(where, log_ratio, advantage, mask)
     eps = checked_hyperparameter(where, "clip_eps", clip_eps, logs.shape, 0, open_low=True, dtype=logs.dtype)
     moved = ((gains > 0) & (logs > 0)) | ((gains < 0) & (logs < 0))  # elsewhere the ratio itself is the minimum
     smooth = 1 - eps + 2 * eps * jax.nn.sigmoid(2 * (_bounded_ratio(logs, moved) - 1) / eps)
@@ -271,7 +271,7 @@ def mirror_descent_surrogate(
     Reference: Tomar et al. 2020, Mirror Descent Policy Optimization, arXiv:2005.09814, on-policy MDPO.
     """
     where = "mirror_descent_surrogate"
-    logs, gains = _inputs(where, log_ratio, advantage, mask)
+    logs, gains = policy_inputs(where, log_ratio, advantage, mask)
     beta = checked_hyperparameter(where, "coef", coef, logs.shape, 0, open_low=True, dtype=logs.dtype)
     loss = jnp.exp(logs) * (beta * (logs - 1) - gains) + beta
     return loss.astype(jnp.result_type(log_ratio))
@@ -303,18 +303,8 @@ def self_imitation_loss(log_prob: Array, advantage: Array, *, mask: Array | None
 
     Reference: Oh et al. 2018, Self-Imitation Learning, arXiv:1806.05635.
     """
-    logs, gains = _inputs("self_imitation_loss", log_prob, advantage, mask, "log_prob")
+    logs, gains = policy_inputs("self_imitation_loss", log_prob, advantage, mask, "log_prob")
     return (-logs * jnp.maximum(gains, 0)).astype(jnp.result_type(log_prob))
-
-
-def _inputs(
-    where: str, logs: Array, advantage: Array, mask: Array | None, name: str = "log_ratio"
-) -> tuple[Array, Array]:
-    """Check the two arrays and return them in the dtype to compute in; the advantage is a constant."""
-    check_floating(where, **{name: logs}, advantage=advantage)
-    check_same_shape(where, **{name: logs}, advantage=advantage, mask=mask)
-    logs, gains = zero_masked(where, mask, logs, jax.lax.stop_gradient(advantage))
-    return logs, gains
 
 
 def _ratio(logs: Array, needed: Array) -> Array:

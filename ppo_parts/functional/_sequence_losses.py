@@ -18,7 +18,7 @@ from ._common import (
     masked_mean,
     zero_masked,
 )
-from ._losses import clip_range, clipped_surrogate
+from ._losses import clip_range, clipped_surrogate, policy_inputs
 from ._policy_losses import importance_weighted_surrogate
 
 Level = Literal["sequence", "token"]
@@ -52,7 +52,7 @@ def policy_gradient_loss(log_ratio: Array, advantage: Array, *, mask: Array | No
     Reference: Williams 1992, Simple Statistical Gradient-Following Algorithms, eq. 4. GPG: Chu et al. 2025,
         arXiv:2504.02546.
     """
-    logs, gains = _inputs("policy_gradient_loss", log_ratio, advantage, mask)
+    logs, gains = policy_inputs("policy_gradient_loss", log_ratio, advantage, mask)
     return _weighted_log_prob(gains, logs).astype(jnp.result_type(log_ratio))
 
 
@@ -94,7 +94,7 @@ def cispo(
 
     Reference: MiniMax 2025, MiniMax-M1, arXiv:2506.13585, eqs. 4 and 5.
     """
-    logs, gains = _inputs("cispo", log_ratio, advantage, mask)
+    logs, gains = policy_inputs("cispo", log_ratio, advantage, mask)
     low, high = clip_range("cispo", clip_eps, clip_eps_high, logs)
     # An infinite upper end is replaced by the largest finite number, so that an advantage of 0 has a loss of 0.
     most = jnp.minimum(1 + high, jnp.finfo(logs.dtype).max)
@@ -139,7 +139,7 @@ def sapo(
 
     Reference: Gao et al. 2025, Soft Adaptive Policy Optimization, arXiv:2511.20347.
     """
-    logs, gains = _inputs("sapo", log_ratio, advantage, mask)
+    logs, gains = policy_inputs("sapo", log_ratio, advantage, mask)
     both = {"tau": tau, "tau_negative": tau_negative}
     positive, negative = (
         checked_hyperparameter("sapo", name, value, logs.shape, 0, open_low=True, dtype=logs.dtype)
@@ -268,7 +268,7 @@ def gspo(
     Reference: Zheng et al. 2025, Group Sequence Policy Optimization, arXiv:2507.18071, eqs. 5 to 7, 13 and 14.
     """
     _check_level("gspo", level)
-    logs, gains = _inputs("gspo", log_ratio, advantage, mask)
+    logs, gains = policy_inputs("gspo", log_ratio, advantage, mask)
     shared = _sequence_log_ratio("gspo", logs, level, "mean", mask)
     loss = clipped_surrogate(
         shared, gains, clip_eps=clip_eps, clip_eps_high=clip_eps_high, dual_clip=dual_clip, mask=mask
@@ -319,7 +319,7 @@ def gmpo(
 
     Reference: Zhao et al. 2025, Geometric-Mean Policy Optimization, arXiv:2507.20673.
     """
-    logs, gains = _inputs("gmpo", log_ratio, advantage, mask)
+    logs, gains = policy_inputs("gmpo", log_ratio, advantage, mask)
     low, high = clip_range("gmpo", clip_eps, clip_eps_high, logs)
     keep = _keep("gmpo", logs, mask)
     share = 1 / jnp.maximum(jnp.sum(keep, axis=0, keepdims=True, dtype=logs.dtype), 1)
@@ -432,7 +432,7 @@ def kl_cov(
     Reference: Cui et al. 2025, The Entropy Mechanism of Reinforcement Learning, arXiv:2505.22617, KL-Cov.
     """
     where = "kl_cov"
-    logs, gains = _inputs(where, log_ratio, advantage, mask)
+    logs, gains = policy_inputs(where, log_ratio, advantage, mask)
     cov, keep = _covariance(where, log_ratio, advantage, log_prob, mask)
     scale = checked_scalar(where, "coef", coef, 0)
     chosen = _foremost(cov, keep, _share(where, fraction, keep))
@@ -461,13 +461,6 @@ def _foremost(score: Array, eligible: Array, number: Array) -> Array:
     """Mark the eligible elements of highest score, at most `number`."""
     order = jnp.argsort(jnp.where(eligible, -score, jnp.inf).ravel())
     return (jnp.argsort(order) < number).reshape(score.shape) & eligible
-
-
-def _inputs(where: str, log_ratio: Array, advantage: Array, mask: Array | None) -> tuple[Array, ...]:
-    """Check the inputs of a policy loss and return them in the dtype to compute in, the advantage as a constant."""
-    check_floating(where, log_ratio=log_ratio, advantage=advantage)
-    check_same_shape(where, log_ratio=log_ratio, advantage=advantage, mask=mask)
-    return zero_masked(where, mask, log_ratio, jax.lax.stop_gradient(advantage))
 
 
 def _weighted_log_prob(weight: Array, log_ratio: Array) -> Array:
