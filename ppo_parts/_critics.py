@@ -37,7 +37,8 @@ def critic_loss(
             such as "aux.value_logits".
         coef: coefficient, >= 0; a schedule counts learner updates.
         name: key in `losses`.
-        **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates.
+        **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates, of which only the
+            first value is checked.
 
     Place: after the sampler; needs the `target` of `gae` or `vtrace`.
 

@@ -95,7 +95,8 @@ def policy_loss(
         name: key in `losses`.
         needs_time: whether the loss works along the time axis, so that the sampler must keep it, as
             `segment_minibatches` does. The sequence losses of `functional`, such as `gspo`, say so themselves.
-        **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates.
+        **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates, of which only the
+            first value is checked.
 
     Place: after the sampler, and after the parts that change the advantage.
 

@@ -141,8 +141,6 @@ def checked_hyperparameter(
     """Return a hyperparameter in [low, high] as a single number, or as an array of exactly `shape` if it varies."""
     check_range(where, name, value, low, high, open_low=open_low)
     x = jnp.asarray(value, dtype)
-    if known_values(value) is None:  # a traced number out of range is NaN, within the rounding of a schedule
-        x = jnp.where((x >= low - 1e-6 * abs(low)) & (x <= high + 1e-6 * abs(high)), x, jnp.nan)
     if not x.ndim:
         return x
     if x.ndim > len(shape) or any(a not in (1, b) for a, b in zip(x.shape[::-1], shape[::-1], strict=False)):
