@@ -44,6 +44,7 @@ def page(results: pathlib.Path, docs: pathlib.Path) -> str:
         "",
         "## Speed",
         "",
+        *hosts(results),
         "[Benchmarks](benchmarks.md) has the times of parts, updates and whole runs, each against rivals on the same",
         "work.",
     ]
@@ -131,6 +132,34 @@ def curves(records: list[dict[str, Any]], pictures: pathlib.Path) -> list[str]:
         panel.legend(fontsize=8)
     save(figure, pictures / "results_mujoco.png")
     return ["![Returns against steps](img/results_mujoco.png)", "", "Lines are means over seeds, bands quartiles.", ""]
+
+
+def hosts(results: pathlib.Path) -> list[str]:
+    """The table of steps per second with environments on the host."""
+    path = results / "hosts_cpu.json"
+    if not path.exists():
+        return []
+    record = json.loads(path.read_text())
+    rows = [
+        [
+            row["task"],
+            row["program"],
+            f"{row['steps_per_second']:,.0f}",
+            "{median:.2f} ({q1:.2f} - {q3:.2f})".format(**row["over_recipe"]),
+        ]
+        for row in record["results"]
+    ]
+    header = ["task, 8 environments", "program", "steps per second", "its time over the recipe's"]
+    return [
+        "Environments on the host, whole training runs in the same settings",
+        f"([record](../benchmarks/results/{path.name})):",
+        "",
+        *table(header, rows),
+        "Medians (and quartiles) of interleaved rounds, without the time to compile. `recipe` is `mujoco_ppo`,",
+        "`one rollout ahead` is `async_ppo`. Stable-Baselines3 and CleanRL are their own code, unchanged; CleanRL's",
+        "needs Gymnasium 0.29, and runs version 4 of the task. `python -m benchmarks hosts` makes the record.",
+        "",
+    ]
 
 
 def games(results: pathlib.Path) -> list[str]:
