@@ -123,21 +123,12 @@ def policy_loss(
             "element, because the learner takes the mean"
         )
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        now = {key: at(value, context.step) if callable(value) else value for key, value in hyperparameters.items()}
+    def per_element(batch: Batch, context: Context) -> Array:
+        now = {key: at(value, context.step) for key, value in hyperparameters.items()}
         value = loss(batch.current_log_ratio(), batch.advantage, mask=batch.mask, **now)
-        return add_measured_loss(batch, name, spread_nan(value, *now.values())), state
+        return spread_nan(value, *now.values())
 
-    return Part(
-        no_state,
-        update,
-        where,
-        requires=("advantage",),
-        provides=("losses",),
-        reads=("current", "log_prob", "mask"),
-        place="after_sampler",
-        needs_time=needs_time or getattr(loss, "along_time", False),
-    )
+    return policy_part(where, name, per_element, needs_time or getattr(loss, "along_time", False))
 
 
 def policy_diagnostics() -> Part:
@@ -304,11 +295,8 @@ def loss_weight(*names: str) -> Part:
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         del context
-        missing = [name for name in names if name not in batch.losses]
-        if missing:
-            there = ", ".join(batch.losses) or "none yet (put it after the losses)"
-            raise UserValueError(f"loss_weight: no loss is named {missing[0]!r}; the losses are: {there}")
-        weighed = {name: batch.losses[name] * align_weight(batch, batch.losses[name]) for name in names}
+        found = {name: named_loss("loss_weight", batch, name) for name in names}
+        weighed = {name: loss * align_weight(batch, loss) for name, loss in found.items()}
         return batch.replace(losses={**batch.losses, **weighed}), state
 
     return Part(
@@ -345,6 +333,32 @@ def require_critic(where: str, batch: Batch) -> None:
     """Raise unless the policy being trained has a value."""
     if batch.current.value is None:
         raise UserValueError(f"{where}: the policy has no value to learn: give it a critic, or leave {where} out")
+
+
+def policy_part(where: str, name: str, loss: Callable[[Batch, Context], Array], needs_time: bool = False) -> Part:
+    """Make the part that adds a policy loss per element, and its mean as a metric."""
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        return add_measured_loss(batch, name, loss(batch, context)), state
+
+    return Part(
+        no_state,
+        update,
+        where,
+        requires=("advantage",),
+        provides=("losses",),
+        reads=("current", "log_prob", "mask"),
+        place="after_sampler",
+        needs_time=needs_time,
+    )
+
+
+def named_loss(where: str, batch: Batch, name: str) -> Array:
+    """Return the loss of this name; raise if there is none."""
+    if name not in batch.losses:
+        there = ", ".join(batch.losses) or "none yet (put it after the losses)"
+        raise UserValueError(f"{where}: no loss is named {name!r}; the losses are: {there}")
+    return batch.losses[name]
 
 
 def add_measured_loss(batch: Batch, name: str, loss: Array, coef: Array | float = 1.0) -> Batch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, get_args
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 from . import functional
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, choice, count, number, spread_nan
-from ._losses import add_measured_loss
+from ._losses import named_loss, policy_part
 from ._types import Array, Batch, Context, EmptyState, Part, field_at, no_state
 from .functional import masked_mean
 from .functional._groups import per_sequence
@@ -224,13 +223,10 @@ def aggregate(
         length = number(where, "length", length, 0, open_low=True)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        if loss not in batch.losses:
-            there = ", ".join(batch.losses) or "none yet (put it after the losses)"
-            raise UserValueError(f"{where}: no loss is named {loss!r}; the losses are: {there}")
+        tokens = named_loss(where, batch, loss)
         if by == "token_mean":
             return batch.replace(losses=dict(batch.losses)), state
-        losses = dict(batch.losses)
-        tokens = losses.pop(loss)
+        losses = {name: x for name, x in batch.losses.items() if name != loss}
         if jnp.shape(tokens) != jnp.shape(batch.log_prob):
             raise UserValueError(f"{where}: the loss {loss!r} is not per element, it has shape {jnp.shape(tokens)}")
         now = None if length is None else at(length, context.step)
@@ -303,7 +299,7 @@ def clip_cov(
         )
         return spread_nan(tokens, below, above, part)
 
-    return _policy_part("clip_cov", name, loss)
+    return policy_part("clip_cov", name, loss)
 
 
 def kl_cov(*, fraction: Numeric = 2e-4, coef: Numeric = 1.0, name: str = "policy") -> Part:
@@ -340,24 +336,7 @@ def kl_cov(*, fraction: Numeric = 2e-4, coef: Numeric = 1.0, name: str = "policy
         )
         return spread_nan(tokens, part, scale)
 
-    return _policy_part("kl_cov", name, loss)
-
-
-def _policy_part(where: str, name: str, loss: Callable[[Batch, Context], Array]) -> Part:
-    """Make the part that adds a policy loss per element, and its mean as a metric."""
-
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        return add_measured_loss(batch, name, loss(batch, context)), state
-
-    return Part(
-        no_state,
-        update,
-        where,
-        requires=("advantage",),
-        provides=("losses",),
-        reads=("current", "log_prob", "mask"),
-        place="after_sampler",
-    )
+    return policy_part("kl_cov", name, loss)
 
 
 def _scores(where: str, batch: Batch, score: str | None, keep: Array) -> Array:

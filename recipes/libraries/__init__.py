@@ -154,7 +154,7 @@ def rl_games(
         pp.clipped_surrogate(clip_eps=clip_eps),
         pp.clipped_value_loss(clip_eps=clip_eps, coef=value_coef) if clip_value else pp.value_loss(coef=value_coef),
         pp.entropy_bonus(coef=entropy_coef),
-        parts.bounds_loss(bounds_coef),
+        pp.bounds_loss(coef=bounds_coef),
         parts.divergence_since_last_epoch((num_minibatches, num_steps, num_envs // num_minibatches, num_actions)),
     )
     average = num_minibatches if adapt_each_epoch else 1

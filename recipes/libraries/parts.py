@@ -1,4 +1,4 @@
-"""Parts of other libraries' PPO that `ppo_parts` has no equal of; each makes one of the differences.
+"""Parts of other libraries' PPO that `ppo_parts` lacks; each makes one of the differences.
 
 `recipes.libraries` chains them, and docs/libraries.md says which library uses which.
 """
@@ -176,16 +176,6 @@ def divergence_since_last_epoch(shape: tuple[int, ...]) -> pp.Part:
         init, update, "divergence_since_last_epoch", requires=("behavior",), provides=("metrics.kl",),
         reads=("current", "mask"), place="after_sampler",
     )  # fmt: skip
-
-
-def bounds_loss(coef: float, bound: float = 1.1) -> pp.Part:
-    """Add the squared distance of the mean action from the box [-bound, bound] as the loss `bounds`."""
-
-    def update(batch: pp.Batch) -> pp.Batch:
-        beyond = jax.nn.relu(jnp.abs(batch.current.distribution.loc) - bound)
-        return batch.add_loss("bounds", coef * jnp.sum(jnp.square(beyond), axis=-1))
-
-    return pp.stateless(update, name="bounds_loss", provides=("losses",), reads=("current",), place="after_sampler")
 
 
 def adaptive(learning_rate: float, target_kl: float | None, **options: Any) -> optax.GradientTransformation:

@@ -51,7 +51,7 @@ def faulty():
 
 @pytest.fixture(scope="module")
 def faulty_run(faulty):
-    """With normalization, whose statistics a single NaN could spoil for ever."""
+    """With normalization, whose statistics a single NaN could spoil permanently."""
     config = tiny(6, env_id=faulty, normalize_env=True)
     return cleanrl_ppo.make_train(config), config
 
