@@ -108,6 +108,21 @@ def test_a_rollout_records_what_happened_on_the_host(mode):
         np.testing.assert_allclose(total, sum(episode[column] for episode in finished), rtol=1e-6)
 
 
+def test_environments_by_name_step_as_gymnasiums_own_vector():
+    def make(num_envs):
+        mode = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        return gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="sync", vector_kwargs=mode)
+
+    def batches(env):
+        collect, state = collected(env, 3, 64, lambda params, batch: (Softmax(batch.obs[..., :2]), batch.obs[..., 0]))
+        state, first, _ = collect(jax.random.key(0), 1.0, state)
+        return first, collect(jax.random.key(1), 1.0, state)[1]
+
+    found, expected = batches(envs.make("gym:CartPole-v1")), batches(envs.from_gymnasium(make))
+    assert int(expected[0].terminated.sum()) > 3
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 def test_vmapped_seeds_step_environments_of_their_own():
     rollout = pp.rollout(scripted((2, 3)), valued, num_envs=2, num_steps=4)
 

@@ -21,6 +21,7 @@ import numpy as np
 from .._errors import UserTimeoutError, UserTypeError, UserValueError
 from .._hyperparameters import number
 from ..functional import ShapeError
+from ._callback import numpy_callback
 from ._env import Array, Env, Transition, is_discrete, size
 from ._episodes import EpisodeState
 
@@ -312,10 +313,11 @@ class Instances:
                 "an earlier step of this environment failed, so its state is unknown: begin new episodes with "
                 "env.restart(key, state)"
             )
+        action = action.copy()  # an environment may keep or change it, and XLA will write to its memory
         self.failed.add(index)
         result = self.envs[index].step(action)
         self.failed.discard(index)
-        self.counts[index], self.latest[index] = count + 1, (action.copy(), result)
+        self.counts[index], self.latest[index] = count + 1, (action, result)
         return result
 
 
@@ -372,14 +374,14 @@ def host_errors() -> Iterator[None]:
 
 
 def _callback(function: Callable[..., Any], shapes: Any, *args: Array) -> Any:
-    def call(*args: Any) -> Any:
+    def call(*args: np.ndarray) -> Any:
         try:
-            return function(*(np.asarray(x) for x in args))
+            return function(*args)
         except BaseException as error:
             _raised[:] = [error]
             raise
 
-    return jax.pure_callback(call, shapes, *args, vmap_method="broadcast_all")
+    return numpy_callback(call, shapes, *args)
 
 
 def obs_dtype(space: Any) -> Any:
