@@ -35,7 +35,7 @@ def numpy_callback(function: Callable[..., Any], shapes: Any, *args: Array) -> A
     def flat(*args: Any) -> list[Any]:
         return jax.tree.leaves(function(*(np.asarray(x) for x in args)))
 
-    return structure.unflatten(_numpy_callback.bind(*args, function=flat, shapes=tuple(leaves)))
+    return jax.tree.unflatten(structure, _numpy_callback.bind(*args, function=flat, shapes=tuple(leaves)))
 
 
 _numpy_callback = Primitive("numpy_callback")
