@@ -395,7 +395,7 @@ def _shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
 
 
 def _is_numeric(x: np.ndarray) -> bool:
-    return np.issubdtype(x.dtype, np.number) or x.dtype == bool
+    return x.dtype.kind in "biuf"  # np.issubdtype takes several microseconds
 
 
 def _kind(x: Any) -> str:
