@@ -54,15 +54,29 @@ def unscaled_rewards(config: Config) -> envs.Env:
     return envs.normalize_observation(envs.clip_action(envs.make(config.env_id)))
 
 
+def preset(config: Config) -> Config:
+    """The recipe's preset for this task."""
+    task = config.env_id.removeprefix("gym:")
+    if task not in TUNED:
+        raise SystemExit(f"{task} has no preset of its own; those that have one: {', '.join(TUNED)}")
+    own = {name: getattr(config, name) for name in ("env_id", "total_timesteps", "seed")}
+    return dataclasses.replace(mujoco_ppo.PRESETS[TUNED[task]], **own)
+
+
+TUNED = {"HalfCheetah-v5": "halfcheetah"}
+SETTINGS: dict[str, Callable[[Config], Config]] = {  # variants that change nothing but settings
+    "tuned": preset,
+    "lambda_0.9": lambda c: dataclasses.replace(c, gae_lambda=0.9),
+    "lambda_0.98": lambda c: dataclasses.replace(c, gae_lambda=0.98),
+}
 Variant = Callable[[Config], training.Train]
 VARIANTS: dict[str, Variant] = {
     "recipe": mujoco_ppo.make_train,
+    **dict.fromkeys(SETTINGS, mujoco_ppo.make_train),
     "refresh_rollout": lambda c: variant(c, refresh="rollout"),
     "refresh_minibatch": lambda c: variant(c, refresh="minibatch"),
     "value_clip": lambda c: variant(c, value_loss=clipped_value_loss(c)),
     "advantage_normalize": lambda c: variant(c, surrogate=normalized_surrogate(c)),
-    "lambda_0.9": lambda c: mujoco_ppo.make_train(dataclasses.replace(c, gae_lambda=0.9)),
-    "lambda_0.98": lambda c: mujoco_ppo.make_train(dataclasses.replace(c, gae_lambda=0.98)),
     "unscaled_rewards": lambda c: mujoco_ppo.make_train(c, unscaled_rewards(c)),
 }
 
@@ -78,6 +92,7 @@ def measure(
 ) -> None:
     """Train some seeds in one program, and write the results after each evaluation."""
     config = Config(env_id=f"gym:{task}", total_timesteps=steps, seed=first_seed)
+    config = SETTINGS.get(variant, lambda config: config)(config)
     train = variants[variant](config)
     every = max(1, train.num_updates // EVALUATIONS)
     keys = jnp.stack([jax.random.key(first_seed + i) for i in range(seeds)])

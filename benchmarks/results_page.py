@@ -92,16 +92,16 @@ def mujoco(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
         "the highest evaluation of each seed, and *best mean* the highest mean over seeds; both favor lucky",
         "evaluations. Tianshou reports the maximum over training of about 30 evaluations in 1M steps (10 seeds,",
         "mean and standard deviation, version 3 of the environments), CleanRL training returns (3 seeds, version",
-        "4). A *variant* changes one thing of `recipes.mujoco_ppo`; `python -m benchmarks mujoco <task> --variant",
-        "<variant>` produces a row. Settings beside its name are those of the recipe when the run was recorded;",
-        "they have changed since. The recipe's own rows, for all five tasks, have not been recorded yet.",
+        "4). A *variant* changes one thing of `recipes.mujoco_ppo`, and `tuned` is its preset for the task; settings",
+        "beside its name differ from the recipe's. `python -m benchmarks mujoco <task> --variant <variant>` produces",
+        "a row.",
         "",
         *curves(records, pictures),
     ]
 
 
 def other_settings(config: dict[str, Any]) -> str:
-    """The settings of a record that are not the recipe's any more."""
+    """The settings of a record that are not the recipe's."""
     now = dataclasses.asdict(Config())
     free = ("env_id", "total_timesteps", "seed", "hidden")
     other = [f"{name}={value}" for name, value in config.items() if name not in free and now.get(name) != value]
