@@ -115,7 +115,8 @@ VARIANTS: dict[str, mujoco.Variant] = {
 def main() -> None:
     """Command line."""
     args = mujoco.parser_of(__doc__, VARIANTS).parse_args()
-    mujoco.measure(args.task, int(args.steps), args.variant, args.first_seed, args.seeds, VARIANTS, RESULTS)
+    numbers = args.first_seed, args.seeds, args.evaluations
+    mujoco.measure(args.task, int(args.steps), args.variant, *numbers, VARIANTS, RESULTS)
 
 
 if __name__ == "__main__":

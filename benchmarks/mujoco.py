@@ -3,11 +3,11 @@
     python -m benchmarks mujoco HalfCheetah-v5 --steps 1e6 --seeds 10
     python -m benchmarks mujoco HalfCheetah-v5 --steps 1e6 --seeds 10 --variant refresh_rollout
 
-After every 1/20 of a run, 10 episodes are played with the mode of the policy and frozen statistics, with keys of their
-own for each seed. Two numbers are recorded for each seed: the best of these evaluations, as Tianshou reports it, and
-the mean return of the last 100 training episodes. The best of twenty evaluations favors a lucky one, so the last
-evaluation is recorded, too. The results are in benchmarks/results/mujoco/<task>_<steps>_<variant>_<first seed>.json,
-which is written after each evaluation. A variant changes one thing of the recipe.
+After every 1/20 of a run (`--evaluations`), 10 episodes are played with the mode of the policy and frozen statistics,
+with keys of their own for each seed. Two numbers are recorded for each seed: the best of these evaluations, as Tianshou
+reports it, and the mean return of the last 100 training episodes. The best of twenty evaluations favors a lucky one, so
+the last evaluation is recorded, too. The results are in benchmarks/results/mujoco/<task>_<steps>_<variant>_<first
+seed>.json, which is written after each evaluation. A variant changes one thing of the recipe.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from recipes import mujoco_ppo
 from ._timing import record
 
 RESULTS = Path(__file__).resolve().parent / "results/mujoco"
-EVALUATIONS, EPISODES = 20, 10
+EPISODES = 10  # of each evaluation
 Config = mujoco_ppo.Config
 
 
@@ -87,6 +87,7 @@ def measure(
     variant: str,
     first_seed: int,
     seeds: int,
+    evaluations: int,
     variants: dict[str, Variant] = VARIANTS,
     results: Path = RESULTS,
 ) -> None:
@@ -94,7 +95,7 @@ def measure(
     config = Config(env_id=f"gym:{task}", total_timesteps=steps, seed=first_seed)
     config = SETTINGS.get(variant, lambda config: config)(config)
     train = variants[variant](config)
-    every = max(1, train.num_updates // EVALUATIONS)
+    every = max(1, train.num_updates // evaluations)
     keys = jnp.stack([jax.random.key(first_seed + i) for i in range(seeds)])
 
     def several(state: Any) -> Any:
@@ -146,6 +147,7 @@ def parser_of(description: str | None, variants: dict[str, Variant]) -> argparse
     parser.add_argument("--steps", type=float, default=1e6, help="environment steps of each seed")
     parser.add_argument("--seeds", type=int, default=10, help="how many seeds")
     parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--evaluations", type=int, default=20, help="how many, at equal distances")
     parser.add_argument("--variant", choices=variants, default=next(iter(variants)))
     return parser
 
@@ -153,7 +155,7 @@ def parser_of(description: str | None, variants: dict[str, Variant]) -> argparse
 def main() -> None:
     """Command line."""
     args = parser_of(__doc__, VARIANTS).parse_args()
-    measure(args.task, int(args.steps), args.variant, args.first_seed, args.seeds)
+    measure(args.task, int(args.steps), args.variant, args.first_seed, args.seeds, args.evaluations)
 
 
 if __name__ == "__main__":

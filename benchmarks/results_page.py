@@ -88,7 +88,7 @@ def mujoco(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
         "",
         *table(header, rows),
         "Mean over seeds [95 % bootstrap interval]. An evaluation is the mean return of 10 episodes with the mode",
-        "of the policy, after every 1/20 of the run, and *last* is the one at the end. *Best of each seed* takes",
+        "of the policy, 20 times in a run of 1M steps, and *last* is the one at the end. *Best of each seed* takes",
         "the highest evaluation of each seed, and *best mean* the highest mean over seeds; both favor lucky",
         "evaluations. Tianshou reports the maximum over training of about 30 evaluations in 1M steps (10 seeds,",
         "mean and standard deviation, version 3 of the environments), CleanRL training returns (3 seeds, version",
