@@ -61,7 +61,7 @@ def make_gymnasium(
 class _Environments:
     """Environments that step one after another, as a vector environment that resets the environments of a mask.
 
-    Gymnasium's `SyncVectorEnv` also merges what they return as `info`, which takes a sixth of a step of HalfCheetah-v5
+    Gymnasium's `SyncVectorEnv` also merges what they return as `info`, which takes an eighth of a step of HalfCheetah-v5
     and is not used here.
     """
 
