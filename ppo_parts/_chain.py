@@ -243,9 +243,13 @@ def _is_read(fields: Sequence[str], later: Sequence[Part]) -> bool:
 
 
 def _check_in_time(part: Part, earlier: Sequence[Part], later: Sequence[Part]) -> None:
-    """Raise if the part changes a field that an earlier loss has read, and the result reaches no loss of its kind."""
+    """Raise if the part changes a field that an earlier loss has read, and the result reaches no loss of its kind.
+
+    Only the same path counts: a loss that declares "current" may not read the one field of it that the part changes.
+    """
     for field in part.provides:
-        missed = [loss for loss in earlier if "losses" in loss.provides and reads_field(loss, field)]
+        losses = [loss for loss in earlier if "losses" in loss.provides]
+        missed = [loss for loss in losses if field in (*loss.requires, *(loss.reads or ()))]
         if field in BY_THE_LEARNER or not missed or not reads_field(part, field):
             continue
         why = "no loss after it does, so that it would not change what is learned"

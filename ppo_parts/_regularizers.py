@@ -225,7 +225,9 @@ def adaptive_entropy_bonus(
         excess = masked_mean(jax.lax.stop_gradient(entropy).astype(jnp.float32) - goal, batch.mask)
         return batch, EntropyCoefState((state.log_coef - rate * excess).astype(jnp.float32))
 
-    return Part(init, update, where, provides=("losses",), reads=("current.distribution", "mask"), place="after_sampler")
+    return Part(
+        init, update, where, provides=("losses",), reads=("current.distribution", "mask"), place="after_sampler"
+    )
 
 
 def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") -> Part:
@@ -255,7 +257,14 @@ def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") ->
         loss = functional.bounds_loss(mean, bound=limit, mask=batch.mask)
         return add_measured_loss(batch, name, spread_nan(loss, limit), weight), state
 
-    return Part(no_state, update, "bounds_loss", provides=("losses",), reads=("current.distribution", "mask"), place="after_sampler")
+    return Part(
+        no_state,
+        update,
+        "bounds_loss",
+        provides=("losses",),
+        reads=("current.distribution", "mask"),
+        place="after_sampler",
+    )
 
 
 def smoothness_loss(

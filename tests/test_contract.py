@@ -698,7 +698,7 @@ TOO_LATE = [  # a part after the loss that should have used what it changes, the
     (pp.importance_correction(high=2.0), (VALUE,), "advantage"),
     (pp.advantage_weight(), (VALUE,), "advantage"),
     (pp.proximal_average(decay=0.9), (PENALTY, VALUE), "advantage"),
-    (_changed("mask"), (VALUE,), "mask"),
+    (_changed("mask"), (pp.clip_cov(clip_eps=0.1, name="second"),), "mask"),
 ]
 
 
@@ -717,11 +717,19 @@ def test_a_change_after_the_loss_that_should_use_it_is_refused(part, after, fiel
         (SURROGATE, pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=0.1, name="second")),
         (SURROGATE, pp.advantage_normalize(), pp.stateless(lambda b: b, name="unknown"), VALUE),
         (SURROGATE, pp.gae(gamma=0.9, gae_lambda=1.0), VALUE),  # a new target, not another advantage
+        (SURROGATE, _changed("current"), VALUE),  # perhaps only the value
         (SURROGATE, PERTURBED, pp.vtrace(gamma=0.9, policy_gradient=True), pp.clip_cov(clip_eps=0.1, name="second")),
     ],
 )
 def test_a_change_for_the_losses_after_it_is_accepted(parts):
     pp.learner(evaluate, pp.chain(GAE, pp.full_batch(), *parts), optax.sgd(1.0))
+
+
+def test_a_lens_declares_what_it_reads_instead():
+    lens = pp.within(
+        pp.clipped_value_loss(clip_eps=0.2), name="lens", read={"value": "current.aux.v", "target": "extras.r"}
+    )
+    assert (lens.requires, lens.reads) == (("extras.r",), ("value", "mask", "current.aux.v", "extras.r"))
 
 
 def test_who_reads_all_extras_reads_each_of_them():
