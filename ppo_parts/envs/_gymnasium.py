@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .._errors import UserValueError
+from .._errors import MissingPackage, UserValueError
 from .._extras import require_package
 from ._env import Env, unknown_env
 from ._host import GymnasiumVector, from_gymnasium, from_host
@@ -35,7 +35,8 @@ def make_gymnasium(
         **kwargs: for `gymnasium.make`.
 
     Raises:
-        UserValueError: unknown name (similar names are listed). MissingPackage: Gymnasium is not installed.
+        UserValueError: unknown name (similar names are listed). MissingPackage: Gymnasium, or what the environment is
+            simulated with, is not installed.
     """
     gymnasium = require_package("gymnasium", "gymnasium")
     if vectorization not in ("sync", "async"):
@@ -46,14 +47,17 @@ def make_gymnasium(
     kwargs = {**render_settings(), **kwargs}
 
     def make(num_envs: int) -> Any:
-        return gymnasium.make_vec(
-            env_id,
-            num_envs,
-            vectorization_mode=vectorization,
-            wrappers=wrappers,
-            vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP},
-            **kwargs,
-        )
+        try:
+            return gymnasium.make_vec(
+                env_id,
+                num_envs,
+                vectorization_mode=vectorization,
+                wrappers=wrappers,
+                vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP},
+                **kwargs,
+            )
+        except gymnasium.error.DependencyNotInstalled as error:  # it says which package to install
+            raise MissingPackage(f"{env_id}: {error}") from error
 
     return from_gymnasium(make, timeout=timeout)
 
