@@ -22,6 +22,18 @@ from tests.registry import CASES, ELSEWHERE
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "papers.md"
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+ELSEWHERE_ONLINE = {  # papers that are not on arXiv
+    "dohare_2023": "https://openreview.net/forum?id=m9Jfdz4ymO",
+    "dossa_2021": "https://doi.org/10.1109/ACCESS.2021.3106662",
+    "huang_2022": "https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/",
+    "huber_1964": "https://doi.org/10.1214/aoms/1177703732",
+    "kapturowski_2019": "https://openreview.net/forum?id=r1lyTjAqYX",
+    "ray_2019": "https://cdn.openai.com/safexp-short.pdf",
+    "sutton_1988": "https://doi.org/10.1007/BF00115009",
+    "williams_1991": "https://doi.org/10.1080/09540099108946587",
+    "williams_1992": "https://doi.org/10.1007/BF00992696",
+    "yao_2025": "https://fengyao.notion.site/off-policy-rl",
+}
 
 
 def is_paper(function: Callable[..., Any]) -> bool:
@@ -79,12 +91,13 @@ COMMON, OWN, NOTHING = {"chain", "identity"}, {"stateless", "Part"}, "those of p
 
 
 def linked(function: Callable[..., Any]) -> str:
-    """The reference, linked to arXiv."""
+    """The reference, linked to arXiv or to where else the paper is."""
     text = reference(function)
     found = ARXIV.search(text)
     authors, _, title = text.partition(", ")
     title = title.replace(f", {found[0]}", "") if found else title
-    return f"[{authors}](https://arxiv.org/abs/{found[1]}), {title}" if found else f"{authors}, {title}"
+    url = f"https://arxiv.org/abs/{found[1]}" if found else ELSEWHERE_ONLINE.get(function.__name__)
+    return f"[{authors}]({url}), {title}" if url else f"{authors}, {title}"
 
 
 def parts_of(function: Callable[..., Any]) -> str:

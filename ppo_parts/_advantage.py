@@ -17,7 +17,7 @@ from ._types import Array, Batch, Context, EmptyState, Part, no_state, require
 from .functional._common import masked_mean, masked_sum, zero_masked
 from .functional._statistics import one_of, share_explained
 
-ESTIMATOR_READS = ("reward", "value", "next_value", "terminated", "truncated", "mask", "current")
+ESTIMATOR_READS = ("reward", "value", "next_value", "terminated", "truncated", "mask", "current.value")
 
 
 def gae(
@@ -145,7 +145,7 @@ def vtrace(
         )
         return _write(batch, out.policy_advantage if policy_gradient else out.error, out.target), state
 
-    reads = (*ESTIMATOR_READS, "log_ratio", "log_prob")
+    reads = (*ESTIMATOR_READS, "current.log_prob", "log_ratio", "log_prob")
     return Part(no_state, update, "vtrace", provides=("advantage", "target"), reads=reads, needs_time=True)
 
 

@@ -174,8 +174,8 @@ def divider(parts: Sequence[Part]) -> int | None:
     return found[0] if found else None
 
 
-def check_every_write_is_read(shared: Sequence[Part], tails: Iterable[Sequence[Part]]) -> None:
-    """Raise if a part writes fields that no later part reads, because it would silently have no effect.
+def check_every_write_has_an_effect(shared: Sequence[Part], tails: Iterable[Sequence[Part]]) -> None:
+    """Raise if what a part writes is never read, or changes a field after the losses that should have used it.
 
     Args:
         shared: the parts that all phases share.
@@ -183,10 +183,19 @@ def check_every_write_is_read(shared: Sequence[Part], tails: Iterable[Sequence[P
     """
     tails = [tuple(tail) for tail in tails]
     for index, part in enumerate(shared):
-        _check_read(part, [reader for tail in (shared[index + 1 :], *tails) for reader in tail])
+        _check_read(part, [(*shared[index + 1 :], *tail) for tail in tails])
     for tail in tails:
         for index, part in enumerate(tail):
-            _check_read(part, tail[index + 1 :])
+            _check_in_time(part, tail[:index], tail[index + 1 :])
+            _check_read(part, [tail[index + 1 :]])
+
+
+def reads_field(part: Part, field: str) -> bool:
+    """Return whether a part declares that it reads a field, something in it, or what it is in."""
+    return any(
+        field == read or field.startswith(f"{read}.") or read.startswith(f"{field}.")
+        for read in (*part.requires, *(part.reads or ()))
+    )
 
 
 def describe(parts: Sequence[Part]) -> str:
@@ -210,20 +219,61 @@ def describe(parts: Sequence[Part]) -> str:
     return "\n".join(lines)
 
 
-def _check_read(part: Part, later: Sequence[Part]) -> None:
+def _check_read(part: Part, paths: Iterable[Sequence[Part]]) -> None:
+    """Raise if the part writes fields, and along none of the paths after it one of them is read."""
     written = [field for field in part.provides if field.partition(".")[0] not in BY_THE_LEARNER]
-    if not written or any(reader.reads is None for reader in later):
+    if not written or any(_is_read(written, path) for path in paths):
         return
-    named = {field for reader in later for field in (*reader.requires, *(reader.reads or ()))}
-    read = named | {field.partition(".")[0] for field in named}
-    if not any(field in read or field.partition(".")[0] in named for field in written):
-        remedy = "put it before the losses that should use it, or leave it out"
-        if written == ["weight"]:
-            remedy = "add advantage_weight() or loss_weight(...) after it, or set beta=0"
+    remedy = "put it before the losses that should use it, or leave it out"
+    if written == ["weight"]:
+        remedy = "add advantage_weight() or loss_weight(...) after it, or set beta=0"
+    raise UserValueError(
+        f"learner: {part.name} writes {' and '.join(written)}, and no part after it reads "
+        f"{'it' if len(written) == 1 else 'them'}, so that it would change nothing: {remedy}"
+    )
+
+
+def _is_read(fields: Sequence[str], later: Sequence[Part]) -> bool:
+    """Return whether a later part may read one of the fields before other parts have overwritten them."""
+    for reader in later:
+        if reader.reads is None or any(reads_field(reader, field) for field in fields):
+            return True
+        fields = [field for field in fields if field not in reader.provides]
+    return False
+
+
+def _check_in_time(part: Part, earlier: Sequence[Part], later: Sequence[Part]) -> None:
+    """Raise if the part changes a field that an earlier loss has read, and the result reaches no loss of its kind.
+
+    Only the same path counts: a loss that declares "current" may not read the one field of it that the part changes.
+    """
+    for field in part.provides:
+        losses = [loss for loss in earlier if "losses" in loss.provides]
+        missed = [loss for loss in losses if field in (*loss.requires, *(loss.reads or ()))]
+        if field in BY_THE_LEARNER or not missed or not reads_field(part, field):
+            continue
+        why = "no loss after it does, so that it would not change what is learned"
+        if field == "mask":
+            why = "the mean of that loss would be over another mask than the loss itself"
+        elif _reaches_a_loss(field, later, policy=any(reads_field(loss, "advantage") for loss in missed)):
+            continue
         raise UserValueError(
-            f"learner: {part.name} writes {' and '.join(written)}, and no part after it reads "
-            f"{'it' if len(written) == 1 else 'them'}, so that it would change nothing: {remedy}"
+            f"learner: {part.name} changes {field} after {missed[0].name} has used it, and {why}: put {part.name} "
+            f"before {missed[0].name}"
         )
+
+
+def _reaches_a_loss(field: str, later: Sequence[Part], *, policy: bool) -> bool:
+    """Return whether a later loss may read the field, or what other parts make of it; with `policy`, a policy loss."""
+    changed = {field}
+    for reader in later:
+        if reader.reads is None:
+            return True
+        if any(reads_field(reader, each) for each in changed):
+            if "losses" in reader.provides and (reads_field(reader, "advantage") or not policy):
+                return True
+            changed.update(set(reader.provides) - BY_THE_LEARNER)
+    return False
 
 
 def _check_order(parts: tuple[Part, ...]) -> None:

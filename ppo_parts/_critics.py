@@ -88,7 +88,7 @@ def critic_loss(
         "critic_loss",
         requires=("target",),
         provides=("losses",),
-        reads=("current", "mask"),
+        reads=(f"current.{prediction}", "mask"),
         place="after_sampler",
     )
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._chain import chain, check_every_write_is_read, finish, part_key
+from ._chain import chain, check_every_write_has_an_effect, finish, part_key
 from ._checks import check_params, check_rollout, count_nonfinite, finite_where_masked
 from ._errors import UserTypeError
 from ._loop import GradientMetrics, PhaseLoop, PhaseState, run_every
@@ -125,7 +125,7 @@ def learner(
         )
     shared, specs = divide(chain(pipeline))
     phases = with_optimizers(specs, optimizer)
-    check_every_write_is_read(shared, [(*spec.before, spec.sampler, *spec.after) for spec in phases])
+    check_every_write_has_an_effect(shared, [(*spec.before, spec.sampler, *spec.after) for spec in phases])
     made = _Update(shared, phases, evaluate, gradient_metrics or (lambda gradient: {}), return_batch)
     return Learner(made.init, made.update)
 

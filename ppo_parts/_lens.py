@@ -67,7 +67,8 @@ def within(
         )
     lens = _Lens(part, name, read, write)
     outer = dict.fromkeys(read.get(field, field) for field in part.requires)
-    reads = None if part.reads is None else (*(field for field in part.reads if field not in read), *read.values())
+    replaced = {_inner_path(field, path) for field, path in read.items()}
+    reads = None if part.reads is None else (*(field for field in part.reads if field not in replaced), *read.values())
     return Part(
         lens.init,
         lens.update,
@@ -80,6 +81,11 @@ def within(
         amend=part.amend,
         finish=None if part.finish is None else lens.finish,
     )
+
+
+def _inner_path(field: str, path: str) -> str:
+    """Return the field of the part's batch that `path` replaces: what is under `current` replaces what is there."""
+    return f"current.{field}" if path.startswith("current.") and not field.startswith("current.") else field
 
 
 class _Lens(NamedTuple):
@@ -121,8 +127,7 @@ class _Lens(NamedTuple):
                 raise UserValueError(
                     f"within {self.name!r}: {self.part.name} reads {path}, which the batch does not have"
                 )
-            trained = path.startswith("current.") and not field.startswith("current.")
-            inner = with_field_at(inner, f"current.{field}" if trained else field, found)
+            inner = with_field_at(inner, _inner_path(field, path), found)
         return inner
 
     def _outer(self, batch: Batch, inner: Batch, result: Batch) -> Batch:

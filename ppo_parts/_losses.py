@@ -75,7 +75,7 @@ def clipped_surrogate(
         "clipped_surrogate",
         requires=("advantage",),
         provides=("losses",),
-        reads=("current", "log_prob", "mask"),
+        reads=("current.log_prob", "log_prob", "mask"),
         place="after_sampler",
     )
 
@@ -161,7 +161,9 @@ def policy_diagnostics() -> Part:
         batch = batch.add_metrics("min", ratio_min=-jnp.max(-ratio, where=keep, initial=-jnp.inf))
         return batch.add_metrics("max", ratio_max=jnp.max(ratio, where=keep, initial=-jnp.inf)), state
 
-    return Part(no_state, update, "policy_diagnostics", reads=("current", "log_prob", "mask"), place="after_sampler")
+    return Part(
+        no_state, update, "policy_diagnostics", reads=("current.log_prob", "log_prob", "mask"), place="after_sampler"
+    )
 
 
 def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "value") -> Part:
@@ -202,7 +204,7 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
         "clipped_value_loss",
         requires=("target",),
         provides=("losses",),
-        reads=("current", "value", "mask"),
+        reads=("current.value", "value", "mask"),
         place="after_sampler",
     )
 
@@ -238,7 +240,7 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
         "value_loss",
         requires=("target",),
         provides=("losses",),
-        reads=("current", "mask"),
+        reads=("current.value", "mask"),
         place="after_sampler",
     )
 
@@ -272,7 +274,12 @@ def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy")
         return batch.add_metrics(**{name: masked_mean(entropy, batch.mask)}), state
 
     return Part(
-        no_state, update, "entropy_bonus", provides=("losses",), reads=("current", "mask"), place="after_sampler"
+        no_state,
+        update,
+        "entropy_bonus",
+        provides=("losses",),
+        reads=("current.distribution", "mask"),
+        place="after_sampler",
     )
 
 
@@ -347,7 +354,7 @@ def policy_part(where: str, name: str, loss: Callable[[Batch, Context], Array], 
         where,
         requires=("advantage",),
         provides=("losses",),
-        reads=("current", "log_prob", "mask"),
+        reads=("current.log_prob", "log_prob", "mask"),
         place="after_sampler",
         needs_time=needs_time,
     )

@@ -11,7 +11,7 @@ from . import functional
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, choice, number, spread_nan
 from ._losses import add_measured_loss, require_critic
-from ._policy import evaluate_policy
+from ._policy import POLICY_READS, evaluate_policy
 from ._types import Array, Batch, Context, EmptyState, Params, Part, no_state
 from .distributions import Normal
 from .functional import masked_mean
@@ -82,23 +82,25 @@ def proximal_average(*, decay: Numeric) -> Part:
         "proximal_average",
         requires=("advantage",),
         provides=("advantage", "log_prob"),
+        reads=("log_prob", *POLICY_READS),
         place="after_sampler",
     )
 
 
 def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
-    r"""Let the losses after this part see the Gaussian policy with its mean perturbed (robust policy optimization).
+    r"""Let the policy loss after this part see a Gaussian policy whose mean is perturbed (robust policy optimization).
 
     .. math:: \log\pi(a_i|s_i) \leftarrow \log\mathcal N(a_i; \mu(s_i) + z_i, \sigma(s_i)), \qquad
               z_i \sim \mathcal U(-\alpha, \alpha)
 
     in every dimension and anew in every minibatch, so that the policy keeps exploring. Actions are sampled without
-    perturbation. The ratio of the first minibatch is therefore not 1.
+    perturbation. The ratio of the first minibatch is therefore not 1. Only `current.log_prob` changes: a part that
+    reads the distribution, such as an entropy bonus or an analytic divergence, sees the policy itself.
 
     Args:
         scale: the largest perturbation alpha, >= 0, in the units of the action; a schedule counts learner updates.
 
-    Place: after the sampler, before the losses; the policy is a `distributions.Normal`.
+    Place: after the sampler, before the policy loss, which `learner` checks; the policy is a `distributions.Normal`.
 
     Example:
         >>> import ppo_parts as pp
@@ -118,14 +120,14 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
         log_prob = perturbed.log_prob(batch.action)
         if batch.mask is not None:  # masked elements keep a ratio of 1, as in the policy itself
             log_prob = jnp.where(batch.mask.astype(bool), log_prob, batch.current.log_prob)
-        return batch.replace(current=batch.current._replace(distribution=perturbed, log_prob=log_prob)), state
+        return batch.replace(current=batch.current._replace(log_prob=log_prob)), state
 
     return Part(
         no_state,
         update,
         "perturbed_mean",
-        provides=("current",),
-        reads=("current", "action", "mask"),
+        provides=("current.log_prob",),
+        reads=("current.distribution", "current.log_prob", "action", "mask"),
         place="after_sampler",
     )
 
@@ -230,6 +232,6 @@ def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str
         where,
         requires=("target",),
         provides=("losses",),
-        reads=("current", "mask"),
+        reads=("current.log_prob", "current.value", "mask"),
         place="after_sampler",
     )

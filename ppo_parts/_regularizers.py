@@ -12,7 +12,7 @@ from . import functional
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, choice, count, number, spread_nan
 from ._losses import add_measured_loss, entropy_of
-from ._policy import evaluate_policy
+from ._policy import POLICY_READS, evaluate_policy
 from ._types import Array, Batch, Context, EmptyState, Params, Part, no_state
 from .functional import KLEstimator, masked_mean
 from .functional._common import unsqueezed
@@ -129,7 +129,7 @@ def kl_penalty(
         where,
         requires=() if field == "behavior" and not analytic else (field,),
         provides=("losses",),
-        reads=("current", "mask") if analytic else ("current", "log_prob", "mask"),
+        reads=("current.distribution", "mask") if analytic else ("current.log_prob", "log_prob", "mask"),
         place="after_sampler",
         finish=finish if adaptive else None,
     )
@@ -225,7 +225,9 @@ def adaptive_entropy_bonus(
         excess = masked_mean(jax.lax.stop_gradient(entropy).astype(jnp.float32) - goal, batch.mask)
         return batch, EntropyCoefState((state.log_coef - rate * excess).astype(jnp.float32))
 
-    return Part(init, update, where, provides=("losses",), reads=("current", "mask"), place="after_sampler")
+    return Part(
+        init, update, where, provides=("losses",), reads=("current.distribution", "mask"), place="after_sampler"
+    )
 
 
 def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") -> Part:
@@ -255,7 +257,14 @@ def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") ->
         loss = functional.bounds_loss(mean, bound=limit, mask=batch.mask)
         return add_measured_loss(batch, name, spread_nan(loss, limit), weight), state
 
-    return Part(no_state, update, "bounds_loss", provides=("losses",), reads=("current", "mask"), place="after_sampler")
+    return Part(
+        no_state,
+        update,
+        "bounds_loss",
+        provides=("losses",),
+        reads=("current.distribution", "mask"),
+        place="after_sampler",
+    )
 
 
 def smoothness_loss(
@@ -317,7 +326,7 @@ def smoothness_loss(
         where,
         requires=("next_obs",) if "temporal" in coefs else (),
         provides=("losses",),
-        reads=None,  # it evaluates the policy, which may read any field
+        reads=("current.distribution", "mask", *POLICY_READS),
         place="after_sampler",
     )
 

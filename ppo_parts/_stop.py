@@ -93,7 +93,12 @@ def kl_early_stop(
         return _stop_if_above(threshold, judged, batch, context, check), state
 
     return Part(
-        init, update, "kl_early_stop", provides=("stop",), reads=("current", "log_prob", "mask"), place="after_sampler"
+        init,
+        update,
+        "kl_early_stop",
+        provides=("stop",),
+        reads=("current.log_prob", "log_prob", "mask"),
+        place="after_sampler",
     )
 
 

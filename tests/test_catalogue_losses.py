@@ -430,16 +430,22 @@ def test_proximal_average_without_memory_is_the_unclipped_surrogate():
 
 def test_perturbed_mean_shifts_each_element_by_at_most_the_scale():
     batch, params = continuous(), make_params()
-    out, _ = applied(pp.perturbed_mean(scale=0.5), batch, evaluate_gaussian)
-    shift = np.asarray(out.current.distribution.loc - batch.obs @ params["policy"])
+    policy = evaluate_gaussian(params, batch)[0]
+
+    def log_prob(action, scale):
+        out, _ = applied(pp.perturbed_mean(scale=scale), batch.replace(action=action), evaluate_gaussian)
+        np.testing.assert_array_equal(out.current.distribution.loc, policy.loc)  # entropies and penalties see no noise
+        return jnp.sum(out.current.log_prob), out.current.log_prob
+
+    # The slope of log N(a; mu + z, sigma) in a is (mu + z - a) / sigma^2.
+    slope, perturbed = jax.grad(log_prob, has_aux=True)(batch.action, 0.5)
+    shift = np.asarray(slope * policy.scale**2 + batch.action - policy.loc)
     assert np.abs(shift).max() <= 0.5
     assert np.abs(shift).max() > 0.4
     assert len(np.unique(shift.round(6))) == shift.size
-    scale = evaluate_gaussian(params, batch)[0].scale
-    expected = pp.distributions.Normal(batch.obs @ params["policy"] + shift, scale).log_prob(batch.action)
-    np.testing.assert_allclose(out.current.log_prob, expected, rtol=1e-5)
-    again, _ = applied(pp.perturbed_mean(scale=0.0), batch, evaluate_gaussian)
-    np.testing.assert_array_equal(again.current.distribution.loc, batch.obs @ params["policy"])
+    expected = pp.distributions.Normal(policy.loc + shift, policy.scale).log_prob(batch.action)
+    np.testing.assert_allclose(perturbed, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(log_prob(batch.action, 0.0)[1], policy.log_prob(batch.action), rtol=1e-6)
     with pytest.raises(TypeError, match=r"must be a distributions\.Normal"):
         applied(pp.perturbed_mean(), minibatch())
 

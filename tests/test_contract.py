@@ -666,18 +666,70 @@ def test_a_stop_is_honoured_if_a_part_declares_it():
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (
-            (GAE, pp.full_batch(), SURROGATE, pp.advantage_normalize()),
-            "advantage_normalize writes advantage, and no part",
-        ),
         ((GAE, pp.full_batch(), pp.entropy_bonus(coef=0.1)), "gae writes advantage and target, and no part after it"),
         ((GAE, pp.prioritized_sampler(2, alpha=1.0, beta=0.5), SURROGATE), "prioritized_sampler writes weight, and no"),
         ((GAE, pp.full_batch(), SURROGATE, GAE), "gae writes advantage and target, and no part after it reads them"),
+        (
+            (GAE, pp.advantage_normalize(), pp.segment_minibatches(2), GAE, SURROGATE),  # it is overwritten
+            "advantage_normalize writes advantage, and no part after it reads it",
+        ),
     ],
 )
 def test_what_nothing_reads_is_refused(parts, message):
     with pytest.raises(ValueError, match=message):
         pp.learner(evaluate, pp.chain(*parts), optax.sgd(1.0))
+
+
+def _changed(field):
+    return pp.stateless(lambda batch: batch, name=f"change_{field}", requires=(field,), provides=(field,), reads=())
+
+
+PERTURBED, PENALTY = pp.perturbed_mean(), pp.kl_penalty(coef=1.0)
+VALUE, ENTROPY = pp.value_loss(), pp.entropy_bonus(coef=0.1)
+CAPS = pp.smoothness_loss(temporal=None)
+TOO_LATE = [  # a part after the loss that should have used what it changes, the parts after it, and the field
+    (PERTURBED, (VALUE, ENTROPY), "current.log_prob"),
+    (PERTURBED, (pp.policy_diagnostics(), pp.kl_early_stop(0.1)), "current.log_prob"),  # they add no loss
+    (PERTURBED, (PENALTY,), "current.log_prob"),  # which is no substitute for a policy loss
+    (pp.advantage_normalize(), (), "advantage"),
+    (pp.advantage_normalize(), (VALUE, CAPS), "advantage"),
+    (pp.advantage_normalize(), (pp.proximal_average(decay=0.9), VALUE), "advantage"),
+    (pp.combine_advantages({"advantage": 2.0}), (VALUE,), "advantage"),
+    (pp.importance_correction(high=2.0), (VALUE,), "advantage"),
+    (pp.advantage_weight(), (VALUE,), "advantage"),
+    (pp.proximal_average(decay=0.9), (PENALTY, VALUE), "advantage"),
+    (_changed("mask"), (pp.clip_cov(clip_eps=0.1, name="second"),), "mask"),
+]
+
+
+@pytest.mark.parametrize(("part", "after", "field"), TOO_LATE, ids=lambda x: getattr(x, "name", None))
+def test_a_change_after_the_loss_that_should_use_it_is_refused(part, after, field):
+    error = rf"{part.name} changes {field} after clipped_surrogate .*: put {part.name} before clipped_surrogate$"
+    with pytest.raises(ValueError, match=error):
+        pp.learner(evaluate, pp.chain(GAE, pp.full_batch(), SURROGATE, part, *after), optax.sgd(1.0))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (ENTROPY, PENALTY, VALUE, PERTURBED, SURROGATE),
+        (PENALTY, pp.proximal_average(decay=0.9), SURROGATE),
+        (SURROGATE, pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=0.1, name="second")),
+        (SURROGATE, pp.advantage_normalize(), pp.stateless(lambda b: b, name="unknown"), VALUE),
+        (SURROGATE, pp.gae(gamma=0.9, gae_lambda=1.0), VALUE),  # a new target, not another advantage
+        (SURROGATE, _changed("current"), VALUE),  # perhaps only the value
+        (SURROGATE, PERTURBED, pp.vtrace(gamma=0.9, policy_gradient=True), pp.clip_cov(clip_eps=0.1, name="second")),
+    ],
+)
+def test_a_change_for_the_losses_after_it_is_accepted(parts):
+    pp.learner(evaluate, pp.chain(GAE, pp.full_batch(), *parts), optax.sgd(1.0))
+
+
+def test_a_lens_declares_what_it_reads_instead():
+    lens = pp.within(
+        pp.clipped_value_loss(clip_eps=0.2), name="lens", read={"value": "current.aux.v", "target": "extras.r"}
+    )
+    assert (lens.requires, lens.reads) == (("extras.r",), ("value", "mask", "current.aux.v", "extras.r"))
 
 
 def test_who_reads_all_extras_reads_each_of_them():
@@ -702,8 +754,8 @@ def test_a_loss_before_the_sampler_is_refused():
 
 
 def test_of_two_estimators_the_last_explains_variance():
-    second = pp.gae(gamma=0.0, gae_lambda=0.0)
-    _, metrics = run(pp.chain(GAE, pp.advantage_normalize(), second, pp.full_batch(), SURROGATE, pp.value_loss()))
+    second, reader = pp.gae(gamma=0.0, gae_lambda=0.0), pp.stateless(lambda b: b)  # the first must be of use
+    _, metrics = run(pp.chain(GAE, reader, second, pp.full_batch(), SURROGATE, pp.value_loss()))
     _, alone = run(pp.chain(second, pp.full_batch(), SURROGATE, pp.value_loss()))
     np.testing.assert_allclose(metrics["explained_variance"], alone["explained_variance"])
 

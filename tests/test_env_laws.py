@@ -66,6 +66,8 @@ REAL = {
     "pgx:connect_four": ({}, 100),
     "pgx:tic_tac_toe": ({}, 100),
     "xminigrid:MiniGrid-DoorKey-8x8": ({"max_steps": 30}, 100),
+    "gym:HalfCheetah-v5": ({"max_episode_steps": 12}, 40),
+    "envpool:HalfCheetah-v4": ({"max_episode_steps": 12}, 40),
 }
 
 

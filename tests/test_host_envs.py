@@ -152,6 +152,15 @@ class Noise(gymnasium.Env):
         return self.np_random.normal(size=2).astype(np.float32), 0.0, False, False, {}
 
 
+def test_a_simulator_that_is_missing_is_named(monkeypatch):
+    def make_vec(*args, **kwargs):
+        raise gymnasium.error.DependencyNotInstalled('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`')
+
+    monkeypatch.setattr(gymnasium, "make_vec", make_vec)
+    with pytest.raises(pp.MissingPackage, match=r"^CartPole-v1: MuJoCo is not installed, run `pip install"):
+        envs.make("gym:CartPole-v1")
+
+
 def test_the_key_seeds_environments_on_the_host():
     env = host(Noise, Noise)
     collect, _ = collected(env, 2, 3)

@@ -118,6 +118,11 @@ def _(axis_size, in_batched, x):
         ("writes_what_it_provides", part(doubled, provides=("reward", "value")), "it does not write value"),
         ("reads_what_it_declares", part(doubled, provides=("reward",), reads=()), "it reads reward"),
         (
+            "reads_what_it_declares",
+            loss(lambda b: b.current.value, reads=("current.log_prob",)),
+            "it reads current.value",
+        ),
+        (
             "state_is_stable",
             part(lambda b, s, c: (b, s + 1.0), lambda params, key: 0),
             "update changes its state from",

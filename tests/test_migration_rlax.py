@@ -57,17 +57,18 @@ def gae(x, gae_lambda=LAMBDA):
     return f.gae(*steps(x), gamma=GAMMA, gae_lambda=gae_lambda, stop_gradient=False)
 
 
-def vtrace(x, gae_lambda=LAMBDA):
-    return f.vtrace(x["log_ratio"], *steps(x), gamma=GAMMA, gae_lambda=gae_lambda)
+def vtrace(x, gae_lambda=LAMBDA, **options):
+    return f.vtrace(x["log_ratio"], *steps(x), gamma=GAMMA, gae_lambda=gae_lambda, pg_lambda=gae_lambda, **options)
 
 
-def their_vtrace(x, gae_lambda):
-    def estimate(value, next_value, reward, discount, log_ratio):
+def their_vtrace(x, gae_lambda=LAMBDA, **options):
+    def estimate(value, next_value, reward, discount, log_ratio, gae_lambda):
         return rlax.vtrace_td_error_and_advantage(
-            value, next_value, reward, discount, jnp.exp(log_ratio), lambda_=gae_lambda
+            value, next_value, reward, discount, jnp.exp(log_ratio), lambda_=gae_lambda, **options
         )
 
-    return each(estimate, x["value"], x["next_value"], x["reward"], discount(x), x["log_ratio"])
+    rows = jnp.broadcast_to(jnp.asarray(gae_lambda, jnp.float32), (T, N))
+    return each(estimate, x["value"], x["next_value"], x["reward"], discount(x), x["log_ratio"], rows)
 
 
 def categorical(x):
@@ -116,9 +117,8 @@ EQUIVALENCES = {
         "value",
     ),
     "vtrace_td_error_and_advantage": (
-        # rlax mixes the target of its policy advantage with the value by lambda; the two are the same at lambda 1
-        lambda x: jax.lax.stop_gradient((their_vtrace(x, LAMBDA).errors, their_vtrace(x, 1.0).pg_advantage)),
-        lambda x: (vtrace(x).error, vtrace(x, gae_lambda=1.0).policy_advantage),
+        lambda x: jax.lax.stop_gradient(their_vtrace(x)[:2]),
+        lambda x: (vtrace(x).error, vtrace(x).policy_advantage),
         "value",
     ),
     "clipped_surrogate_pg_loss": (
@@ -170,6 +170,47 @@ def test_value_and_gradient(name):
     for x, y in zip(*(jax.tree.leaves(jax.jit(evaluate, static_argnums=0)(g)) for g in (ours, theirs)), strict=True):
         assert np.shape(x) == np.shape(y)
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
+
+
+PER_STEP = np.random.default_rng(2).random((T, N)).astype(np.float32)
+
+
+@pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0, PER_STEP], ids=["zero", "half", "one", "per step"])
+def test_policy_advantage_of_vtrace_with_every_option(gae_lambda):
+    given = sampled()
+
+    def ours(value, rho_clip, pg_rho_clip):
+        x = given | {"value": value, "next_value": f.next_values(value, given["last"])}
+        out = vtrace(x, gae_lambda, rho_clip=rho_clip, pg_rho_clip=pg_rho_clip, stop_gradient=False)
+        return out.error, out.policy_advantage
+
+    def theirs(value, rho_clip, pg_rho_clip):
+        x = given | {"value": value, "next_value": f.next_values(value, given["last"])}
+        names = {"clip_rho_threshold": rho_clip, "clip_pg_rho_threshold": pg_rho_clip, "stop_target_gradients": False}
+        return their_vtrace(x, gae_lambda, **names)[:2]
+
+    weights = jnp.asarray(np.random.default_rng(1).normal(size=(2, T, N)), jnp.float32)
+    for clips in ((1.0, 1.0), (0.8, 1.5), (1.5, 0.8)):
+        results = []
+        for function in (ours, theirs):
+            value, pull = jax.vjp(lambda v, function=function, clips=clips: function(v, *clips), given["value"])
+            results.append((*value, *pull(tuple(weights))))
+        for x, y in zip(*results, strict=True):
+            np.testing.assert_allclose(x, y, rtol=2e-5, atol=3e-6)
+
+
+def test_the_error_of_vtrace_is_a_constant_here():
+    given = sampled()
+    slopes = [
+        jax.grad(lambda value, function=function: jnp.sum(function(given | {"value": value})))(given["value"])
+        for function in (
+            lambda x: their_vtrace(x).errors,
+            lambda x: vtrace(x).target - x["value"],
+            lambda x: vtrace(x).error,
+        )
+    ]
+    for slope, expected in zip(slopes, (-1, -1, 0), strict=True):
+        np.testing.assert_allclose(slope, np.full((T, N), expected), atol=1e-6)
 
 
 def test_the_page_lists_what_is_tested():

@@ -102,6 +102,12 @@ def test_at_least_sixty_papers_each_listed_once():
     assert len({page.reference(function) for function in INDEXED}) == len(INDEXED)
 
 
+def test_every_reference_is_linked():
+    bare = {function.__name__ for function in INDEXED if not page.ARXIV.search(page.reference(function))}
+    assert bare - set(page.ELSEWHERE_ONLINE) == {"ng_1999"}  # which has neither a number nor a DOI
+    assert set(page.ELSEWHERE_ONLINE) <= bare
+
+
 def test_chain_takes_at_most_twelve_lines():
     assert {function.__name__: n for function in INDEXED if not 1 <= (n := len(page.body(function))) <= 12} == {}
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .._errors import UserValueError
+from .._errors import MissingPackage, UserValueError
 from .._extras import require_package
 from ._env import Env, unknown_env
 from ._host import GymnasiumVector, from_gymnasium, from_host
@@ -36,7 +36,8 @@ def make_gymnasium(
         **kwargs: for `gymnasium.make`.
 
     Raises:
-        UserValueError: unknown name (similar names are listed). MissingPackage: Gymnasium is not installed.
+        UserValueError: unknown name (similar names are listed). MissingPackage: Gymnasium, or what the environment is
+            simulated with, is not installed.
     """
     gymnasium = require_package("gymnasium", "gymnasium")
     if vectorization not in ("sync", "async"):
@@ -50,10 +51,13 @@ def make_gymnasium(
         return functools.reduce(lambda env, wrap: wrap(env), wrappers, gymnasium.make(env_id, **kwargs))
 
     def make(num_envs: int) -> Any:
-        if vectorization == "async":
-            mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
-            return gymnasium.vector.AsyncVectorEnv([make_one] * num_envs, **mode)
-        return _Environments(make_one, num_envs)
+        try:
+            if vectorization == "async":
+                mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
+                return gymnasium.vector.AsyncVectorEnv([make_one] * num_envs, **mode)
+            return _Environments(make_one, num_envs)
+        except gymnasium.error.DependencyNotInstalled as error:  # it says which package to install
+            raise MissingPackage(f"{env_id}: {error}") from error
 
     return from_gymnasium(make, timeout=timeout)
 
@@ -61,8 +65,8 @@ def make_gymnasium(
 class _Environments:
     """Environments that step one after another, as a vector environment that resets the environments of a mask.
 
-    Gymnasium's `SyncVectorEnv` also merges what they return as `info`, which takes an eighth of a step of HalfCheetah-v5
-    and is not used here.
+    Gymnasium's `SyncVectorEnv` also merges what they return as `info`, which takes an eighth of a step of
+    HalfCheetah-v5, and is not used here.
     """
 
     def __init__(self, make: Callable[[], Any], num_envs: int) -> None:

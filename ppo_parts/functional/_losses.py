@@ -195,5 +195,11 @@ def clip_range(where: str, clip_eps: Any, clip_eps_high: Any, like: Array) -> tu
     )
 
 
+def outside_clip_range(log_ratio: Array, low: Array, high: Array) -> tuple[Array, Array]:
+    """Return whether the ratio is below 1 - low, and whether it is above 1 + high."""
+    moved = jnp.exp(log_ratio) - 1
+    return moved < -low, moved > high
+
+
 def _half_square(x: Array) -> Array:
     return 0.5 * jnp.square(x)

@@ -18,7 +18,7 @@ from ._common import (
     masked_mean,
     zero_masked,
 )
-from ._losses import clip_range, clipped_surrogate, policy_inputs
+from ._losses import clip_range, clipped_surrogate, outside_clip_range, policy_inputs
 from ._policy_losses import importance_weighted_surrogate
 
 Level = Literal["sequence", "token"]
@@ -214,8 +214,8 @@ def sequence_log_ratio(
 
 def _sequence_log_ratio(where: str, logs: Array, level: str, reduction: str, mask: Array | None) -> Array:
     keep = _keep(where, logs, mask)
-    share = 1 / jnp.maximum(jnp.sum(keep, axis=0, keepdims=True, dtype=logs.dtype), 1) if reduction == "mean" else 1
-    whole = jnp.broadcast_to(jnp.sum(logs * share, axis=0, keepdims=True), logs.shape)
+    one = _mean_over_tokens(logs, keep) if reduction == "mean" else jnp.sum(logs, axis=0, keepdims=True)
+    whole = jnp.broadcast_to(one, logs.shape)
     if level == "token":
         whole = jax.lax.stop_gradient(whole) + (logs - jax.lax.stop_gradient(logs))
     return jnp.where(keep, whole, 0)
@@ -322,10 +322,8 @@ def gmpo(
     logs, gains = policy_inputs("gmpo", log_ratio, advantage, mask)
     low, high = clip_range("gmpo", clip_eps, clip_eps_high, logs)
     keep = _keep("gmpo", logs, mask)
-    share = 1 / jnp.maximum(jnp.sum(keep, axis=0, keepdims=True, dtype=logs.dtype), 1)
     clipped = jnp.where(gains < 0, jnp.maximum(logs, -low), jnp.minimum(logs, high))
-    gain = jnp.sum(gains * share, axis=0, keepdims=True)
-    mean = jnp.sum(jnp.where(keep, clipped, 0) * share, axis=0, keepdims=True)
+    gain, mean = _mean_over_tokens(gains, keep), _mean_over_tokens(clipped, keep)
     loss = -gain * jnp.exp(jnp.where(gain == 0, 0, mean))  # 0 * inf would be NaN
     return jnp.where(keep, loss, 0).astype(jnp.result_type(log_ratio))
 
@@ -383,9 +381,9 @@ def clip_cov(
     cov, keep = _covariance(where, log_ratio, advantage, log_prob, mask)
     limits = {"cov_low": cov_low, "cov_high": cov_high}
     floor, ceiling = (checked_scalar(where, name, x, -jnp.inf) for name, x in limits.items())
-    below, above = clip_range(where, clip_eps, clip_eps_high, cov)
-    ratio = jnp.exp(jax.lax.stop_gradient(log_ratio).astype(cov.dtype))
-    clipped = jnp.where(jnp.asarray(advantage) < 0, ratio < 1 - below, ratio > 1 + above)
+    still = jax.lax.stop_gradient(log_ratio).astype(cov.dtype)
+    below, above = outside_clip_range(still, *clip_range(where, clip_eps, clip_eps_high, cov))
+    clipped = jnp.where(jnp.asarray(advantage) < 0, below, above)
     eligible = keep & ~clipped & (cov > floor) & (cov < ceiling)
     drawn = _foremost(jax.random.uniform(key, cov.shape), eligible, _share(where, fraction, keep))
     return jnp.where(drawn, 0, loss)
@@ -466,6 +464,15 @@ def _foremost(score: Array, eligible: Array, number: Array) -> Array:
 def _weighted_log_prob(weight: Array, log_ratio: Array) -> Array:
     """Return -weight, with the gradient of -weight * log pi."""
     return -weight * (1 + (log_ratio - jax.lax.stop_gradient(log_ratio)))
+
+
+def _mean_over_tokens(x: Array, keep: Array) -> Array:
+    """Return the mean over the tokens of each sequence that count, `[1, ...]`; 0 for a sequence without any.
+
+    Each token is divided before the sum, which could otherwise overflow.
+    """
+    share = 1 / jnp.maximum(jnp.sum(keep, axis=0, keepdims=True, dtype=x.dtype), 1)
+    return jnp.sum(jnp.where(keep, x, 0) * share, axis=0, keepdims=True)
 
 
 def _keep(where: str, like: Array, mask: Array | None) -> Array:

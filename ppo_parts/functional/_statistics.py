@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ._common import Array, check_floating, check_same_shape, masked_mean, zero_masked
-from ._losses import clip_range
+from ._losses import clip_range, outside_clip_range
 
 KLEstimator = Literal["k1", "k2", "k3", "k3+"]
 
@@ -109,9 +109,8 @@ def clip_fraction(
     check_same_shape("clip_fraction", log_ratio=log_ratio, mask=mask)
     (logs,) = zero_masked("clip_fraction", mask, jax.lax.stop_gradient(log_ratio))
     low, high = clip_range("clip_fraction", clip_eps, clip_eps_high, logs)
-    moved = jnp.exp(logs) - 1
-    outside = (moved > high) | (moved < -low)
-    return outside.astype(jnp.result_type(log_ratio))
+    below, above = outside_clip_range(logs, low, high)
+    return (below | above).astype(jnp.result_type(log_ratio))
 
 
 def explained_variance(value: Array, target: Array, *, mask: Array | None = None) -> Array:

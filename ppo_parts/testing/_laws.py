@@ -14,8 +14,8 @@ import numpy as np
 from jax import experimental
 
 from .. import functional
-from .._chain import chain
-from .._types import Array, Batch, Context, Divider, Part, with_field_at
+from .._chain import chain, reads_field
+from .._types import Array, Batch, Context, Current, Divider, Part, with_field_at
 from ._example import FLOATS, poisoned, with_current
 
 FIELDS = tuple(Batch.__dataclass_fields__)
@@ -118,7 +118,17 @@ def reads_what_it_declares(subject: Subject) -> str | None:
         def replace(self, **changes: Any) -> Batch:
             return Spy(**{name: object.__getattribute__(self, name) for name in FIELDS} | changes)
 
+    class SpyCurrent(Current):
+        """The policy being trained, which notes the same."""
+
+        def __getattribute__(self, name: str) -> Any:
+            if name in Current._fields:
+                read.add(f"current.{name}")
+            return object.__getattribute__(self, name)
+
     batch = subject.seen(subject.batch(), context)
+    if batch.current is not None:
+        batch = batch.replace(current=SpyCurrent(*batch.current))
     spy = Spy(**{name: getattr(batch, name) for name in FIELDS})
     read.clear()
     part.update(spy, part.init(context.params, jax.random.key(0)), context)
@@ -131,8 +141,7 @@ def reads_what_it_declares(subject: Subject) -> str | None:
         "stop",
         *(("log_prob",) if "losses" in part.provides else ()),
     }
-    said = {path.partition(".")[0] for path in (*part.requires, *part.reads)}
-    silent = sorted(read - own - said)
+    silent = sorted(path for path in read - own if not reads_field(part, path))
     return f"it reads {', '.join(silent)} and does not say so: add it to `reads`" if silent else None
 
 

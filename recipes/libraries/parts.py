@@ -83,7 +83,7 @@ def one_more_step(gamma: float, gae_lambda: float) -> pp.Part:
 
     return pp.stateless(
         update, name="one_more_step", requires=("reward", "terminated", "truncated", "next_value"),
-        provides=("advantage", "target"), reads=("current", "mask"), place="after_sampler", needs_time=True,
+        provides=("advantage", "target"), reads=("current.value", "mask"), place="after_sampler", needs_time=True,
     )  # fmt: skip
 
 
@@ -130,23 +130,17 @@ def normalized_values(estimator: pp.Part, eps: float = 0.0, ddof: int = 1) -> pp
         target = moments.normalize(batch.target, eps)
         return batch.replace(value=value, next_value=given, target=target), (moments, inner)
 
+    written = dict.fromkeys(field for field in (*estimator.provides, "value") if field != "next_value")
     return pp.Part(
-        init, update, "normalized_values", requires=estimator.requires, provides=(*estimator.provides, "value"),
-        reads=(*(estimator.reads or ()), "target"), place="before_sampler", needs_time=True,
+        init, update, "normalized_values", requires=estimator.requires, provides=tuple(written),
+        reads=None if estimator.reads is None else (*estimator.reads, "target"), place="before_sampler",
+        needs_time=True,
     )  # fmt: skip
 
 
 def divergence() -> pp.Part:
-    """Add the metric `kl`, the mean of KL(behavior || current) in closed form."""
-
-    def update(batch: pp.Batch) -> pp.Batch:
-        kl = batch.behavior.kl_divergence(batch.current.distribution)
-        return batch.add_metrics(kl=pp.functional.masked_mean(jax.lax.stop_gradient(kl), batch.mask))
-
-    return pp.stateless(
-        update, name="divergence", requires=("behavior",), provides=("metrics.kl",), reads=("current", "mask"),
-        place="after_sampler",
-    )  # fmt: skip
+    """Add the metric `kl`, the mean of KL(behavior || current) in closed form: that of a penalty without weight."""
+    return pp.kl_penalty(coef=0.0, estimator="analytic", name="kl")
 
 
 def divergence_since_last_epoch(shape: tuple[int, ...]) -> pp.Part:
@@ -166,15 +160,21 @@ def divergence_since_last_epoch(shape: tuple[int, ...]) -> pp.Part:
         then = {
             name: jnp.where(context.epoch > 0, x[index], getattr(batch.behavior, name)) for name, x in state.items()
         }
+        # Masked places may contain anything: they keep what was there.
+        keep = jnp.ones_like(batch.log_prob, bool) if batch.mask is None else batch.mask.astype(bool)
         log_ratio = jnp.log(then["scale"] / now["scale"] + 1e-5)
         squares = jnp.square(now["scale"]) + jnp.square(then["loc"] - now["loc"])
         kl = jnp.sum(log_ratio + squares / (2 * (jnp.square(then["scale"]) + 1e-5)) - 0.5, axis=-1)
-        state = {name: x.at[index].set(now[name].astype(x.dtype)) for name, x in state.items()}
-        return batch.add_metrics(kl=pp.functional.masked_mean(kl, batch.mask)), state
+        state = {
+            name: x.at[index].set(jnp.where(keep[..., None], now[name].astype(x.dtype), x[index]))
+            for name, x in jax.tree.map(jnp.asarray, state).items()
+        }
+        mean = pp.functional.masked_mean(kl, batch.mask)
+        return batch.add_metrics(kl=mean.astype(batch.log_prob.dtype)), state
 
     return pp.Part(
         init, update, "divergence_since_last_epoch", requires=("behavior",), provides=("metrics.kl",),
-        reads=("current", "mask"), place="after_sampler",
+        reads=("current.distribution", "log_prob", "mask"), place="after_sampler",
     )  # fmt: skip
 
 
@@ -219,6 +219,6 @@ def clip_prediction(clip_eps: float) -> pp.Part:
         return batch.replace(current=batch.current._replace(value=batch.value + change))
 
     return pp.stateless(
-        update, name="clip_prediction", requires=("value",), provides=("current",), reads=("current",),
+        update, name="clip_prediction", requires=("value",), provides=("current.value",), reads=("current.value",),
         place="after_sampler",
     )  # fmt: skip

@@ -144,6 +144,26 @@ def test_statistics_are_those_of_rliable():
     assert np.isnan([low, high]).all()
 
 
+def test_statistics_equal_those_of_the_package():
+    """Runs where rliable works; with pandas 3 its import fails, and not with an ImportError."""
+    try:
+        from rliable import library, metrics
+    except Exception as error:
+        pytest.skip(f"rliable cannot be imported: {type(error).__name__}: {error}")
+    x, y = (np.random.default_rng(seed).normal(100, 20, size=(12, 1)) for seed in (0, 1))
+    names, samples = {"x": x, "y": y}, 20_000
+    theirs, ends = library.get_interval_estimates(
+        names, lambda scores: np.array([metrics.aggregate_iqm(scores)]), reps=samples
+    )
+    for name, scores in names.items():
+        center, low, high = compare.iqm_interval(scores.T, samples=samples)
+        np.testing.assert_allclose(center, theirs[name], rtol=1e-12)
+        np.testing.assert_allclose([*low, *high], ends[name].ravel(), atol=1)  # the two draw other samples
+    assert compare.probability_of_improvement(x[:, 0], y[:, 0]) == pytest.approx(
+        metrics.probability_of_improvement(x, y), rel=1e-12
+    )
+
+
 def written(path: Path, seeds: int, slope: float, *, seed: int = 1, env_id: str = "walk", updates: int = 40) -> Path:
     """Write the folder of a run whose returns grow by `slope` per update, and by 1 per seed."""
     path.mkdir()
