@@ -153,10 +153,10 @@ class Noise(gymnasium.Env):
 
 
 def test_a_simulator_that_is_missing_is_named(monkeypatch):
-    def make_vec(*args, **kwargs):
+    def make(*args, **kwargs):
         raise gymnasium.error.DependencyNotInstalled('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`')
 
-    monkeypatch.setattr(gymnasium, "make_vec", make_vec)
+    monkeypatch.setattr(gymnasium, "make", make)
     with pytest.raises(pp.MissingPackage, match=r"^CartPole-v1: MuJoCo is not installed, run `pip install"):
         envs.make("gym:CartPole-v1")
 
