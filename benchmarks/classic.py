@@ -167,7 +167,7 @@ PRESETS = {
         num_steps=64, update_epochs=10, log_std=-1.0, noise_steps=128, learning_rate=3e-4,
     ),
     "cartpole": Config(
-        env_id="CartPole-v1", total_timesteps=100_000, num_envs=8, num_steps=32, num_minibatches=1, update_epochs=20,
-        gamma=0.98, gae_lambda=0.8, learning_rate=1e-3, normalize_observations=False, normalize_rewards=False,
+        env_id="CartPole-v1", total_timesteps=100_000, num_envs=8, num_steps=32, num_minibatches=1, update_epochs=10,
+        gae_lambda=0.95,
     ),
 }  # fmt: skip
