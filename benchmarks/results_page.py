@@ -11,6 +11,7 @@ import numpy as np
 
 from recipes.mujoco_ppo import Config
 
+from .learning import TASKS
 from .report import canvas, save, table
 
 TIANSHOU = "https://github.com/thu-ml/tianshou/tree/82dc1adf/examples/mujoco"
@@ -37,6 +38,7 @@ def page(results: pathlib.Path, docs: pathlib.Path) -> str:
         *games(results),
         "## Classic control, MinAtar, memory and agents",
         "",
+        *classic(results),
         "[Benchmarks](benchmarks.md#learning) lists these records: CartPole, Acrobot, Pendulum, Breakout-MinAtar, a",
         "memory task, and three tasks of several agents. [Hard exploration](exploration.md) has MountainCar, DeepSea",
         "and short budgets of the classic tasks. [Does it help?](study.md) compares V-trace, priorities and",
@@ -108,11 +110,10 @@ def other_settings(config: dict[str, Any]) -> str:
     return f", {', '.join(other)}" if other else ""
 
 
-def interval(found: dict[str, Any]) -> str:
+def interval(found: dict[str, Any], digits: int = 0) -> str:
     """Mean and its interval."""
-    return "{mean:.0f} [{low:.0f}, {high:.0f}]".format(
-        mean=found["mean"], low=found["mean_95"][0], high=found["mean_95"][1]
-    )
+    mean, low, high = (f"{number:.{digits}f}" for number in (found["mean"], *found["mean_95"]))
+    return f"{mean} [{low}, {high}]"
 
 
 def curves(records: list[dict[str, Any]], pictures: pathlib.Path) -> list[str]:
@@ -158,6 +159,35 @@ def hosts(results: pathlib.Path) -> list[str]:
         "Medians (and quartiles) of interleaved rounds, without the time to compile. `recipe` is `mujoco_ppo`,",
         "`one rollout ahead` is `async_ppo`. Stable-Baselines3 and CleanRL are their own code, unchanged; CleanRL's",
         "needs Gymnasium 0.29, and runs version 4 of the task. `python -m benchmarks hosts` makes the record.",
+        "",
+    ]
+
+
+def classic(results: pathlib.Path) -> list[str]:
+    """The table of the classic tasks with short budgets, beside the highest published result of each."""
+    rows = []
+    for task in (name for name in TASKS if name.startswith("classic_")):
+        for name in (task, f"{task}_101"):
+            path = results / f"learning_{name}.json"
+            if not path.exists():
+                continue
+            found = json.loads(path.read_text())["results"]
+            rows.append(
+                [
+                    f"[{found['config']['env_id']}](../benchmarks/results/{path.name})",
+                    f"{found['env_steps']:,}",
+                    f"{found['seeds'][0]} - {found['seeds'][-1]}",
+                    *(interval(found[f"{how}_100_episodes_return"], 1) for how in ("evaluation", "evaluation_mode")),
+                    f"{TASKS[task].threshold:g}, {TASKS[task].why}",
+                ]
+            )
+    if not rows:
+        return []
+    head = ["task", "steps", "seeds", "actions sampled", "most probable actions", "to reach"]
+    return [
+        *table(head, rows),
+        "Mean return of 100 new episodes over seeds [95 % bootstrap interval]. The settings were chosen on other",
+        "seeds. `python -m benchmarks learning classic_acrobot` makes a row, and `--first-seed 101` the one below it.",
         "",
     ]
 
