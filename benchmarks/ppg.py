@@ -1,0 +1,220 @@
+"""Phasic policy gradient (PPG) against PPO, in Breakout of MinAtar with the same number of environment steps.
+
+    python -m benchmarks ppg
+
+PPO has a network that policy and value share, or one for each of them, as PPG has. The learning rate of each arm was
+chosen on other seeds: `--tune` repeats that. Writes benchmarks/results/ppg.json, docs/img/ppg.png and the table in
+docs/variants/ppg.md.
+
+Reference: Cobbe et al. 2021, Phasic Policy Gradient, arXiv:2009.04416.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import ppo_parts as pp
+from ppo_parts import envs, networks, training
+from ppo_parts.training import at_least, between, more_than
+
+from . import report
+from ._arms import MEASURES, ROOT, cell, draw_curves, filled, outcome, summarized
+from ._timing import positive, record
+
+Array = jax.Array
+RESULTS = ROOT / "benchmarks/results/ppg.json"
+PAGE, PICTURE = ROOT / "docs/variants/ppg.md", ROOT / "docs/img/ppg.png"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(training.Config):
+    """Hyperparameters of all arms."""
+
+    env_id: str = "Breakout-MinAtar"
+    total_timesteps: int = 300_000
+    num_envs: int = 32
+    num_steps: int = 32
+    arm: Literal["shared", "separate", "phasic"] = "phasic"
+    learning_rate: Annotated[float, at_least(0)] = 1e-3  # of Adam
+    gamma: Annotated[float, between(0, 1)] = 0.99
+    gae_lambda: Annotated[float, between(0, 1)] = 0.95
+    num_minibatches: Annotated[int, at_least(1)] = 4
+    update_epochs: Annotated[int, at_least(1)] = 3  # of PPO, and of the policy phase
+    value_epochs: Annotated[int, at_least(1)] = 1  # of PPG
+    clip_coef: Annotated[float, more_than(0)] = 0.2
+    ent_coef: Annotated[float, at_least(0)] = 0.01
+    vf_coef: Annotated[float, at_least(0)] = 0.5  # of PPO
+    num_rollouts: Annotated[int, at_least(1)] = 16  # between auxiliary phases
+    auxiliary_epochs: Annotated[int, at_least(1)] = 6
+    beta_clone: Annotated[float, at_least(0)] = 1.0
+    hidden: Annotated[tuple[int, ...], at_least(1)] = (64, 64)
+
+
+ARMS = {"PPO, one network": "shared", "PPO, two networks": "separate", "PPG": "phasic"}
+RATES = {"shared": 1e-3, "separate": 1e-3, "phasic": 1e-3}
+"""The best of `GRID` for each arm, by the return over the training of seeds from 1000 on."""
+GRID = (5e-4, 1e-3, 2e-3)
+
+
+class Network(nn.Module):
+    """Logits and a value, from features that they share."""
+
+    actions: int
+    hidden: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, obs: Array) -> tuple[Array, Array]:
+        """Evaluate observations `[..., rows, columns, channels]`."""
+        x = networks.mlp(obs.reshape(*obs.shape[:-3], -1).astype(jnp.float32), self.hidden, "relu")
+        return networks.dense(self.actions, gain=0.01)(x), networks.dense(1, gain=1.0)(x)[..., 0]
+
+
+def make_policy(env: envs.Env, config: Config) -> pp.Policy:
+    """One network, whose value is the critic; or two, where the value of the first one is an auxiliary output."""
+    network, example = Network(env.action_space.n, config.hidden), jnp.zeros(env.observation_space.shape)
+    names = ("policy",) if config.arm == "shared" else ("policy", "value")
+
+    def init(key: Array) -> Any:
+        return {name: network.init(k, example) for name, k in zip(names, jax.random.split(key, 2), strict=False)}
+
+    def evaluate(params: Any, batch: pp.Batch) -> pp.Output:
+        logits, auxiliary = network.apply(params["policy"], batch.obs)
+        value = network.apply(params["value"], batch.obs)[1] if "value" in params else auxiliary
+        return pp.Output(pp.distributions.Categorical(logits), value, aux={"value": auxiliary})
+
+    return pp.Policy(init, evaluate)
+
+
+def remember_policy() -> pp.Part:
+    """Store the policy at the start of the auxiliary phase as `batch.behavior`."""
+
+    def update(batch: pp.Batch, context: pp.Context) -> pp.Batch:
+        return batch.replace(behavior=context.evaluate(context.params, batch).distribution)
+
+    return pp.stateless(update, name="remember_policy", provides=("behavior",), place="before_sampler")
+
+
+def ppo(config: Config) -> pp.Part:
+    """The chain of both arms of PPO."""
+    return pp.chain(
+        pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
+        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs),
+        pp.advantage_normalize(),
+        pp.clipped_surrogate(clip_eps=config.clip_coef),
+        pp.value_loss(coef=config.vf_coef),
+        pp.entropy_bonus(coef=config.ent_coef),
+    )
+
+
+def phasic(config: Config, like: pp.Batch) -> pp.Part:
+    """The chain of PPG; minibatches of all phases have the same size."""
+    size, every = config.num_minibatches, config.num_rollouts
+    auxiliary = pp.chain(
+        pp.replay(every, like),
+        remember_policy(),
+        pp.shuffled_minibatches(size * every, config.auxiliary_epochs),
+        pp.within(pp.value_loss(), read={"value": "current.aux.value"}, name="joint"),
+        pp.kl_penalty(coef=config.beta_clone, estimator="analytic"),
+        pp.value_loss(),
+    )
+    return pp.chain(
+        pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
+        pp.phases(
+            policy=pp.chain(
+                pp.shuffled_minibatches(size, config.update_epochs),
+                pp.advantage_normalize(),
+                pp.clipped_surrogate(clip_eps=config.clip_coef),
+                pp.entropy_bonus(coef=config.ent_coef),
+            ),
+            value=pp.chain(pp.shuffled_minibatches(size, config.value_epochs), pp.value_loss()),
+            auxiliary=pp.phase(auxiliary, trains=None, every=every),
+        ),
+    )
+
+
+def make_train(config: Config) -> training.Train:
+    """Make a pure function `train(key) -> TrainResult(state, metrics)`."""
+    training.check_config(config)
+    env = envs.make(config.env_id)
+    policy, adam = make_policy(env, config), optax.flatten(optax.adam(config.learning_rate, eps=1e-5))
+    if config.arm != "phasic":
+        return training.Train.of(config, env, policy, ppo(config), adam)
+    rollout = pp.rollout(env, policy, num_envs=config.num_envs, num_steps=config.num_steps)
+
+    def collected(key: Array) -> pp.Batch:
+        batch = rollout.collect(key, policy.init(key), rollout.init(key))[1]
+        return pp.Batch(obs=batch.obs, action=batch.action, log_prob=batch.log_prob, target=batch.reward)
+
+    like = jax.eval_shape(collected, jax.random.key(0))
+    optimizers = dict.fromkeys(("policy", "value", "auxiliary"), adam)
+    return training.Train.of(config, env, policy, phasic(config, like), optimizers)
+
+
+def measure(config: Config, seeds: Sequence[int], rates: Sequence[float]) -> list[dict[str, Any]]:
+    """Train seeds with each learning rate, one after another, so that phases that do not run cost nothing."""
+
+    def one(column: tuple[Array, Array]) -> dict[str, Array]:
+        return outcome(make_train(dataclasses.replace(config, learning_rate=column[1])), column[0])
+
+    columns = (jnp.tile(jnp.asarray(seeds), len(rates)), jnp.repeat(jnp.asarray(rates), len(seeds)))
+    found = jax.tree.map(np.asarray, jax.jit(lambda columns: jax.lax.map(one, columns))(columns))
+    pieces = [slice(k * len(seeds), (k + 1) * len(seeds)) for k in range(len(rates))]
+    return [summarized({what: x[piece] for what, x in found.items()}) for piece in pieces]
+
+
+def table(results: dict[str, Any]) -> list[str]:
+    """A line for each arm."""
+    lines = [
+        [name, f"{arm['learning_rate']:g}", *(cell(arm[what]) for what in MEASURES)]
+        for name, arm in results["arms"].items()
+    ]
+    return report.table(["", "learning rate", *MEASURES.values()], lines)[:-1]
+
+
+def draw(results: dict[str, Any]) -> None:
+    """Return against environment steps."""
+    figure, (axes,) = report.canvas(1, width=6)
+    for k, (name, arm) in enumerate(results["arms"].items()):
+        draw_curves(axes, results["config"]["total_timesteps"], arm["curves"], name, f"C{k}")
+    axes.set(xlabel="environment steps", ylabel="return", title=results["config"]["env_id"])
+    axes.legend(frameon=False)
+    report.save(figure, PICTURE)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=positive, default=10, help="how many seeds")
+    parser.add_argument("--first-seed", type=int, default=1, help="the first of them")
+    parser.add_argument("--steps", type=positive, default=Config().total_timesteps, help="environment steps of a run")
+    parser.add_argument("--tune", action="store_true", help="only print what each learning rate reaches")
+    parser.add_argument("--draw", action="store_true", help="only draw what was measured")
+    options = parser.parse_args()
+    config = Config(total_timesteps=options.steps)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    results: dict[str, Any] = {"config": dataclasses.asdict(config), "seeds": list(seeds), "arms": {}}
+    for name, arm in {} if options.draw else ARMS.items():
+        began, rates = time.perf_counter(), GRID if options.tune else (RATES[arm],)
+        found = measure(dataclasses.replace(config, arm=arm), seeds, rates)
+        for rate, result in zip(rates, found, strict=True):
+            reached = f"{cell(result['second_half'])}, new {cell(result['evaluation'])}"
+            print(f"{name:18} rate {rate:g}: {reached}", flush=True)
+        print(f"{time.perf_counter() - began:.0f} s", flush=True)
+        if not options.tune:
+            results["arms"][name] = {"learning_rate": RATES[arm], **found[0]}
+            training.write_json(RESULTS, record("benchmarks ppg", results))
+    if not options.tune:
+        results = json.loads(RESULTS.read_text())["results"]
+        draw(results)
+        PAGE.write_text(filled(PAGE.read_text(), "ppg", table(results)))
