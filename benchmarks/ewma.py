@@ -65,11 +65,10 @@ class Arm(NamedTuple):
 
 ARMS = {
     "PPO, nothing adjusted": Arm(False, (), "C7"),
-    "PPO, all but the average": Arm(False, ("rate", "moments"), "C1"),
-    "PPO-EWMA, all but the average": Arm(True, ("rate", "moments"), "C2"),
-    "PPO-EWMA, all adjusted": Arm(True, ("rate", "moments", "decay"), "C0"),
+    "PPO, adjusted": Arm(False, ("rate", "moments"), "C1"),
+    "PPO-EWMA, adjusted": Arm(True, ("rate", "moments", "decay"), "C0"),
 }
-DIVISORS = (1, 4, 16, 64)  # c
+DIVISORS = (1, 64, 16, 4)  # c, the extremes first
 
 
 class Numbers(NamedTuple):
@@ -131,41 +130,43 @@ def make_train(config: Config, average: bool, adjusted: Numbers) -> training.Tra
 
 
 def measure(config: Config, c: int, seeds: range) -> dict[str, Any]:
-    """All arms with batches that are c times smaller, in two programs: without and with the average."""
-    smaller, arms = dataclasses.replace(config, num_envs=config.num_envs // c), {}
+    """All arms with batches that are c times smaller, in two programs; arms with the same numbers are trained once."""
+    smaller, results = dataclasses.replace(config, num_envs=config.num_envs // c), {}
     for average in (False, True):
-        chosen = [name for name, arm in ARMS.items() if arm.average == average]
-        columns = [(seed, *numbers(config, ARMS[name], c)) for name in chosen for seed in seeds]
+        named = {name: numbers(config, arm, c) for name, arm in ARMS.items() if arm.average == average}
+        distinct = list(dict.fromkeys(named.values()))
+        columns = [(seed, *adjusted) for adjusted in distinct for seed in seeds]
 
         def one(seed: Array, *adjusted: Array, average: bool = average) -> dict[str, Array]:
             return outcome(make_train(smaller, average, Numbers(*adjusted)), seed)
 
         found = jax.jit(jax.vmap(one))(*map(jnp.asarray, zip(*columns, strict=True)))
-        for k, name in enumerate(chosen):
-            rows = slice(k * len(seeds), (k + 1) * len(seeds))
-            arms[name] = numbers(config, ARMS[name], c)._asdict() | summarized(
-                {what: np.asarray(x)[rows] for what, x in found.items()}
-            )
-    return arms
+        for name, adjusted in named.items():
+            first = distinct.index(adjusted) * len(seeds)
+            chosen = {what: np.asarray(x)[first : first + len(seeds)] for what, x in found.items()}
+            results[name] = adjusted._asdict() | summarized(chosen)
+            reached = f"{cell(results[name]['second_half'])}, new episodes {cell(results[name]['evaluation'])}"
+            print(f"c = {c:2} {name:22} {reached}", flush=True)
+    return results
 
 
 def table(results: dict[str, Any]) -> list[str]:
     """A line for each arm and measure, and a column for each batch size."""
-    batches = {c: results["config"]["num_envs"] * results["config"]["num_steps"] // int(c) for c in results["arms"]}
-    lines = []
-    for what, words in MEASURES.items():
-        for name in ARMS:
-            lines.append([name, words, *(cell(arms[name][what]) for arms in results["arms"].values())])
-    return report.table(["", "", *(f"batch of {batch:,}" for batch in batches.values())], lines)[:-1]
+    size, by_divisor = results["config"]["num_envs"] * results["config"]["num_steps"], results["arms"]
+    lines = [
+        [name, words, *(cell(arms[name][what]) for arms in by_divisor.values())]
+        for what, words in MEASURES.items()
+        for name in ARMS
+    ]
+    return report.table(["", "", *(f"batch of {size // int(c):,}" for c in by_divisor)], lines)[:-1]
 
 
 def draw(results: dict[str, Any]) -> None:
     """Curves of three arms for each batch size, and the return of all arms against the batch size."""
     config, by_divisor = results["config"], results["arms"]
     size, steps = config["num_envs"] * config["num_steps"], config["total_timesteps"]
-    shown = [name for name in ARMS if name != "PPO-EWMA, all but the average"]
-    figure, panels = report.canvas(len(shown) + 1, width=3.6)
-    for axes, name in zip(panels, shown, strict=False):
+    figure, panels = report.canvas(len(ARMS) + 1, width=3.6)
+    for axes, name in zip(panels, ARMS, strict=False):
         for k, (c, arms) in enumerate(by_divisor.items()):
             color = str(0.75 * k / max(1, len(by_divisor) - 1))
             draw_curves(axes, steps, arms[name]["curves"], f"batch {size // int(c):,}", color)
@@ -197,9 +198,8 @@ def main() -> None:
         results: dict[str, Any] = {"config": dataclasses.asdict(config), "seeds": list(seeds), "arms": {}}
         for c in DIVISORS:
             began = time.perf_counter()
-            results["arms"][str(c)] = measure(config, c, seeds)
-            for name, arm in results["arms"][str(c)].items():
-                print(f"c = {c:2} {name:30} {cell(arm['second_half'])}, new {cell(arm['evaluation'])}", flush=True)
+            found = results["arms"] | {str(c): measure(config, c, seeds)}
+            results["arms"] = dict(sorted(found.items(), key=lambda item: int(item[0])))
             print(f"{time.perf_counter() - began:.0f} s", flush=True)
             training.write_json(RESULTS, record("benchmarks ewma", results))
     results = json.loads(RESULTS.read_text())["results"]
