@@ -2,10 +2,10 @@
 
     python -m benchmarks ewma
 
-If a batch is c times smaller, Adam's learning rate is divided by the square root of c, advantages are standardized by
-moments over about c rollouts, and the average of the parameters spans c times as many gradient steps. The number of
-gradient steps for each environment step does not change. Writes benchmarks/results/ewma.json, docs/img/ewma.png and
-the table in docs/variants/ppo_ewma.md.
+Every batch gets as many gradient steps as any other. If it is c times smaller, Adam's learning rate is divided by the
+square root of c, advantages are standardized by moments over about c rollouts, and the average of the parameters spans
+c times as many gradient steps. Writes benchmarks/results/ewma.json and docs/img/ewma.png, and fills
+docs/variants/ppo_ewma.md.
 
 Reference: Hilton, Cobbe and Schulman 2021, Batch size-invariance for policy optimization, arXiv:2110.00641.
 """
@@ -150,15 +150,21 @@ def measure(config: Config, c: int, seeds: range) -> dict[str, Any]:
     return results
 
 
-def table(results: dict[str, Any]) -> list[str]:
-    """A line for each arm and measure, and a column for each batch size."""
+def block(results: dict[str, Any]) -> list[str]:
+    """The picture, and a table with a line for each arm and measure, and a column for each batch size."""
     size, by_divisor = results["config"]["num_envs"] * results["config"]["num_steps"], results["arms"]
     lines = [
         [name, words, *(cell(arms[name][what]) for arms in by_divisor.values())]
         for what, words in MEASURES.items()
         for name in ARMS
     ]
-    return report.table(["", "", *(f"batch of {size // int(c):,}" for c in by_divisor)], lines)[:-1]
+    lines = report.table(["", "", *(f"batch of {size // int(c):,}" for c in by_divisor)], lines)[:-1]
+    return [
+        "",
+        f"![Return of PPO and PPO-EWMA in CartPole with batches of several sizes](../img/{PICTURE.name})",
+        "",
+        *lines,
+    ]
 
 
 def draw(results: dict[str, Any]) -> None:
@@ -204,4 +210,4 @@ def main() -> None:
             training.write_json(RESULTS, record("benchmarks ewma", results))
     results = json.loads(RESULTS.read_text())["results"]
     draw(results)
-    PAGE.write_text(filled(PAGE.read_text(), "ewma", table(results)))
+    PAGE.write_text(filled(PAGE.read_text(), "ewma", block(results)))

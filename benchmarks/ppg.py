@@ -4,8 +4,8 @@
 
 The task is CartPole, whose returns are large: in a shared network, the gradient of the value loss is much larger than
 that of the policy loss. PPG has two networks, as one of the two arms of PPO. All arms have the same rollouts and sizes
-of minibatches, and are trained with each of three learning rates. Writes benchmarks/results/ppg.json, docs/img/ppg.png
-and the table in docs/variants/ppg.md.
+of minibatches, and are trained with each of three learning rates. Writes benchmarks/results/ppg.json and
+docs/img/ppg.png, and fills docs/variants/ppg.md.
 
 Reference: Cobbe et al. 2021, Phasic Policy Gradient, arXiv:2009.04416.
 """
@@ -173,14 +173,15 @@ def measure(config: Config, seeds: range) -> dict[str, Any]:
     }
 
 
-def table(results: dict[str, Any]) -> list[str]:
-    """A line for each arm and measure, and a column for each learning rate."""
+def block(results: dict[str, Any]) -> list[str]:
+    """The picture, and a table with a line for each arm and measure, and a column for each learning rate."""
     lines = [
         [name, words, *(cell(found[what]) for found in arm.values())]
         for what, words in MEASURES.items()
         for name, arm in results["arms"].items()
     ]
-    return report.table(["", "", *(f"learning rate {rate:g}" for rate in RATES)], lines)[:-1]
+    lines = report.table(["", "", *(f"learning rate {rate:g}" for rate in RATES)], lines)[:-1]
+    return ["", f"![Return of PPO and PPG in CartPole against environment steps](../img/{PICTURE.name})", "", *lines]
 
 
 def draw(results: dict[str, Any]) -> None:
@@ -215,4 +216,4 @@ def main() -> None:
         training.write_json(RESULTS, record("benchmarks ppg", results))
     results = json.loads(RESULTS.read_text())["results"]
     draw(results)
-    PAGE.write_text(filled(PAGE.read_text(), "ppg", table(results)))
+    PAGE.write_text(filled(PAGE.read_text(), "ppg", block(results)))

@@ -92,9 +92,12 @@ def test_arms_are_drawn_and_tabulated_again_from_their_record(name, tmp_path, mo
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_claims_of_arms_are_those_of_their_record(name):
     module = BENCHMARKS[name]
-    results, page = json.loads(module.RESULTS.read_text())["results"], module.PAGE.read_text()
+    page = module.PAGE.read_text()
     assert f"<!-- {name} -->" in page
-    assert _arms.filled(page, name, module.table(results)) == page, f"run `python -m benchmarks {name} --draw`"
+    if not module.RESULTS.exists():  # not measured yet: the page claims nothing
+        assert _arms.filled(page, name, []) == page
+        return
+    results = json.loads(module.RESULTS.read_text())["results"]
+    assert _arms.filled(page, name, module.block(results)) == page, f"run `python -m benchmarks {name} --draw`"
     assert results["seeds"] == list(range(1, 11))
-    whole = results["arms"]["1"] if name == "ewma" else results["arms"]
-    assert list(whole) == list(module.ARMS)
+    assert module.PICTURE.exists()
