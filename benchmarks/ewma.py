@@ -186,6 +186,8 @@ def draw(results: dict[str, Any]) -> None:
         x = [size // int(c) for c in by_divisor]
         panels[-1].errorbar(x, mean, [mean - low, high - mean], color=arm.color, marker=".", capsize=3, label=name)
     panels[-1].set(xscale="log", xlabel="batch, steps", title="return in the second half", ylim=(0, 520))
+    panels[-1].set_xticks(x, [f"{batch:,}" for batch in x])
+    panels[-1].minorticks_off()
     panels[-1].legend(frameon=False)
     report.save(figure, PICTURE)
 
