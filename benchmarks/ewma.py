@@ -178,7 +178,7 @@ def draw(results: dict[str, Any]) -> None:
             draw_curves(axes, steps, arms[name]["curves"], f"batch {size // int(c):,}", color)
         axes.set(title=name, xlabel="environment steps", ylim=(0, 520))
     panels[0].set(ylabel="return")
-    panels[0].legend(frameon=False)
+    panels[0].legend(framealpha=0.9)
     for name, arm in ARMS.items():
         found = [arms[name]["second_half"] for arms in by_divisor.values()]
         mean = np.array([x["mean"] for x in found])
