@@ -18,6 +18,8 @@ COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what 
     "mujoco": "Gymnasium's MuJoCo tasks, in the protocol of Tianshou's benchmark",
     "differences": "what each single difference between libraries' PPO is worth, on MuJoCo tasks",
     "study": "what priorities, V-trace and refreshing are worth",
+    "ewma": "PPO-EWMA with batches of four sizes: is it invariant to the batch size?",
+    "ppg": "phasic policy gradient against PPO, with a shared network and with two",
     "tokens": "a small transformer learns to sort digits: GRPO and its relatives, without a critic",
     "papers": "chains of the index of papers against the plain chain",
     "devices": "what 1 to 64 devices send each other, and what each of them does; compiled only",

@@ -1,0 +1,62 @@
+"""What benchmarks of a few arms share: curves over training, summaries over seeds, and tables in pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ppo_parts import training
+from ppo_parts.training._statistics import interval
+
+ROOT = Path(__file__).resolve().parent.parent
+WINDOWS = 50
+"""Number of equal spans of training steps over which curves take the mean return of the episodes that end there."""
+MEASURES = {"second_half": "return in the second half of training", "evaluation": "return of 100 new episodes"}
+
+
+def outcome(train: training.Train, seed: jax.Array) -> dict[str, jax.Array]:
+    """Train one seed, and play 100 new episodes with a key that training does not use."""
+    state, metrics = train(jax.random.key(seed))
+    returns, episodes = metrics["episode_return"], metrics["episodes"]
+    window = jnp.arange(train.num_updates) * WINDOWS // train.num_updates
+    total = jax.ops.segment_sum(jnp.where(episodes > 0, returns * episodes, 0), window, WINDOWS)
+    played = train.evaluate_policy(jax.random.fold_in(jax.random.key(seed), 2**20), state, 100)
+    ended = jax.ops.segment_sum(episodes, window, WINDOWS)
+    return {"curve": total / ended, "evaluation": jnp.mean(played.episode_return)}
+
+
+def summarized(outcomes: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Summarize `outcome` of several seeds, `[seeds, ...]`; windows in which no episode ended are left out."""
+    curves = np.asarray(outcomes["curve"])
+    second_half = np.nanmean(curves[:, WINDOWS // 2 :], axis=1)
+    return {
+        "second_half": training.summary(second_half),
+        "evaluation": training.summary(np.asarray(outcomes["evaluation"])),
+        "curves": np.round(curves, 2),
+    }
+
+
+def cell(found: Mapping[str, Any]) -> str:
+    """Mean over seeds, and its 95 % bootstrap interval."""
+    low, high = found["mean_95"]
+    return f"{found['mean']:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def draw_curves(axes: Any, steps: int, curves: Sequence[Sequence[float]], label: str, color: Any) -> None:
+    """Mean over seeds and its 95 % interval against environment steps."""
+    values = np.array(curves, float).T
+    x = (np.arange(WINDOWS) + 0.5) * steps / WINDOWS
+    axes.plot(x, np.nanmean(values, axis=1), color=color, label=label)
+    axes.fill_between(x, *interval(values), color=color, alpha=0.15, linewidth=0)
+
+
+def filled(page: str, name: str, lines: Sequence[str]) -> str:
+    """`page` with these lines between `<!-- name -->` and `<!-- end -->`."""
+    block = "\n".join([f"<!-- {name} -->", *lines, "<!-- end -->"])
+    return re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _: block, page, flags=re.DOTALL)

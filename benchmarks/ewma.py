@@ -1,0 +1,215 @@
+"""Is PPO-EWMA invariant to the batch size? CartPole with one to 64 environments, with the same number of steps.
+
+    python -m benchmarks ewma
+
+Every batch gets as many gradient steps as any other. If it is c times smaller, Adam's learning rate is divided by the
+square root of c, advantages are standardized by moments over about c rollouts, and the average of the parameters spans
+c times as many gradient steps. Writes benchmarks/results/ewma.json and docs/img/ewma.png, and fills
+docs/variants/ppo_ewma.md.
+
+Reference: Hilton, Cobbe and Schulman 2021, Batch size-invariance for policy optimization, arXiv:2110.00641.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import ppo_parts as pp
+from ppo_parts import envs, networks, training
+from ppo_parts.training import at_least, between, more_than
+
+from . import report
+from ._arms import MEASURES, ROOT, cell, draw_curves, filled, outcome, summarized
+from ._timing import positive, record
+
+Array = jax.Array
+RESULTS = ROOT / "benchmarks/results/ewma.json"
+PAGE, PICTURE = ROOT / "docs/variants/ppo_ewma.md", ROOT / "docs/img/ewma.png"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(training.Config):
+    """Hyperparameters of the largest batch, of `num_envs * num_steps` steps."""
+
+    env_id: str = "CartPole-v1"
+    total_timesteps: int = 200_000
+    num_envs: int = 64
+    num_steps: int = 32
+    learning_rate: Annotated[float, at_least(0)] = 2e-2  # of Adam
+    gamma: Annotated[float, between(0, 1)] = 0.99
+    gae_lambda: Annotated[float, between(0, 1)] = 0.95
+    num_minibatches: Annotated[int, at_least(1)] = 4
+    update_epochs: Annotated[int, at_least(1)] = 4
+    clip_coef: Annotated[float, more_than(0)] = 0.2
+    vf_coef: Annotated[float, at_least(0)] = 0.5
+    age: Annotated[float, at_least(0)] = 16.0  # mean age of the averaged parameters, in gradient steps
+    hidden: Annotated[tuple[int, ...], at_least(1)] = (32, 32)
+
+
+class Arm(NamedTuple):
+    """Whether the surrogate clips around an average of the parameters, and what is adjusted to the batch size."""
+
+    average: bool
+    adjusted: tuple[str, ...]
+    color: str
+
+
+ARMS = {
+    "PPO, nothing adjusted": Arm(False, (), "C7"),
+    "PPO, adjusted": Arm(False, ("rate", "moments"), "C1"),
+    "PPO-EWMA, adjusted": Arm(True, ("rate", "moments", "decay"), "C0"),
+}
+DIVISORS = (1, 64, 16, 4)  # c, the extremes first
+
+
+class Numbers(NamedTuple):
+    """What may be adjusted: learning rate, and decays of the moments of advantages and of the parameters."""
+
+    rate: Any
+    moments: Any
+    decay: Any
+
+
+def numbers(config: Config, arm: Arm, c: int) -> Numbers:
+    """The numbers of an arm for batches that are c times smaller."""
+    spans = c if "decay" in arm.adjusted else 1
+    return Numbers(
+        rate=config.learning_rate / (c**0.5 if "rate" in arm.adjusted else 1),
+        moments=1 - 1 / c if "moments" in arm.adjusted else 0.0,
+        decay=1 - 1 / (1 + config.age * spans),  # the mean age is 1 / (1 - decay) - 1
+    )
+
+
+class Moments(NamedTuple):
+    """Average of the mean and of the mean square of advantages, and the sum of the weights in it."""
+
+    mean: Array
+    weight: Array
+
+
+def standardize_over_rollouts(decay: Any) -> pp.Part:
+    """Standardize advantages by an exponentially weighted average of their moments; decay 0: those of the rollout."""
+
+    def init(params: Any, key: Array) -> Moments:
+        return Moments(jnp.zeros(2), jnp.zeros(()))
+
+    def update(batch: pp.Batch, state: Moments, context: pp.Context) -> tuple[pp.Batch, Moments]:
+        weight = decay * state.weight + 1
+        latest = jnp.stack([jnp.mean(batch.advantage), jnp.mean(jnp.square(batch.advantage))])
+        average = state.mean + (latest - state.mean) / weight
+        std = jnp.sqrt(jnp.maximum(average[1] - jnp.square(average[0]), 0))
+        return batch.replace(advantage=(batch.advantage - average[0]) / (std + 1e-8)), Moments(average, weight)
+
+    declared = {"requires": ("advantage",), "provides": ("advantage",)}
+    return pp.Part(init, update, "standardize_over_rollouts", **declared, place="before_sampler")
+
+
+def make_train(config: Config, average: bool, adjusted: Numbers) -> training.Train:
+    """Make a pure function `train(key) -> TrainResult(state, metrics)`."""
+    training.check_config(config)
+    env = envs.prepare(envs.make(config.env_id))
+    pipeline = pp.chain(
+        pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
+        standardize_over_rollouts(adjusted.moments),
+        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs),
+        pp.proximal_average(decay=adjusted.decay) if average else pp.identity(),
+        pp.clipped_surrogate(clip_eps=config.clip_coef),
+        pp.value_loss(coef=config.vf_coef),
+    )
+    policy = networks.actor_critic(env, config.hidden, "tanh")
+    return training.Train.of(config, env, policy, pipeline, optax.flatten(optax.adam(adjusted.rate, eps=1e-5)))
+
+
+def measure(config: Config, c: int, seeds: range) -> dict[str, Any]:
+    """All arms with batches that are c times smaller, in two programs; arms with the same numbers are trained once."""
+    smaller, results = dataclasses.replace(config, num_envs=config.num_envs // c), {}
+    for average in (False, True):
+        named = {name: numbers(config, arm, c) for name, arm in ARMS.items() if arm.average == average}
+        distinct = list(dict.fromkeys(named.values()))
+        columns = [(seed, *adjusted) for adjusted in distinct for seed in seeds]
+
+        def one(seed: Array, *adjusted: Array, average: bool = average) -> dict[str, Array]:
+            return outcome(make_train(smaller, average, Numbers(*adjusted)), seed)
+
+        found = jax.jit(jax.vmap(one))(*map(jnp.asarray, zip(*columns, strict=True)))
+        for name, adjusted in named.items():
+            first = distinct.index(adjusted) * len(seeds)
+            chosen = {what: np.asarray(x)[first : first + len(seeds)] for what, x in found.items()}
+            results[name] = adjusted._asdict() | summarized(chosen)
+            reached = f"{cell(results[name]['second_half'])}, new episodes {cell(results[name]['evaluation'])}"
+            print(f"c = {c:2} {name:22} {reached}", flush=True)
+    return results
+
+
+def block(results: dict[str, Any]) -> list[str]:
+    """The picture, and a table with a line for each arm and measure, and a column for each batch size."""
+    size, by_divisor = results["config"]["num_envs"] * results["config"]["num_steps"], results["arms"]
+    lines = [
+        [name, words, *(cell(arms[name][what]) for arms in by_divisor.values())]
+        for what, words in MEASURES.items()
+        for name in ARMS
+    ]
+    lines = report.table(["", "", *(f"batch of {size // int(c):,}" for c in by_divisor)], lines)[:-1]
+    return [
+        "",
+        f"![Return of PPO and PPO-EWMA in CartPole with batches of several sizes](../img/{PICTURE.name})",
+        "",
+        *lines,
+    ]
+
+
+def draw(results: dict[str, Any]) -> None:
+    """Curves of three arms for each batch size, and the return of all arms against the batch size."""
+    config, by_divisor = results["config"], results["arms"]
+    size, steps = config["num_envs"] * config["num_steps"], config["total_timesteps"]
+    figure, panels = report.canvas(len(ARMS) + 1, width=3.6)
+    for axes, name in zip(panels, ARMS, strict=False):
+        for k, (c, arms) in enumerate(by_divisor.items()):
+            color = str(0.75 * k / max(1, len(by_divisor) - 1))
+            draw_curves(axes, steps, arms[name]["curves"], f"batch {size // int(c):,}", color)
+        axes.set(title=name, xlabel="environment steps", ylim=(0, 520))
+    panels[0].set(ylabel="return")
+    panels[0].legend(framealpha=0.9)
+    for name, arm in ARMS.items():
+        found = [arms[name]["second_half"] for arms in by_divisor.values()]
+        mean = np.array([x["mean"] for x in found])
+        low, high = np.array([x["mean_95"] for x in found]).T
+        x = [size // int(c) for c in by_divisor]
+        panels[-1].errorbar(x, mean, [mean - low, high - mean], color=arm.color, marker=".", capsize=3, label=name)
+    panels[-1].set(xscale="log", xlabel="batch, steps", title="return in the second half", ylim=(0, 520))
+    panels[-1].set_xticks(x, [f"{batch:,}" for batch in x])
+    panels[-1].minorticks_off()
+    panels[-1].legend(frameon=False)
+    report.save(figure, PICTURE)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=positive, default=10, help="how many seeds")
+    parser.add_argument("--first-seed", type=int, default=1, help="the first of them")
+    parser.add_argument("--steps", type=positive, default=Config().total_timesteps, help="environment steps of a run")
+    parser.add_argument("--draw", action="store_true", help="only draw what was measured")
+    options = parser.parse_args()
+    if not options.draw:
+        config = Config(total_timesteps=options.steps)
+        seeds = range(options.first_seed, options.first_seed + options.seeds)
+        results: dict[str, Any] = {"config": dataclasses.asdict(config), "seeds": list(seeds), "arms": {}}
+        for c in DIVISORS:
+            began = time.perf_counter()
+            found = results["arms"] | {str(c): measure(config, c, seeds)}
+            results["arms"] = dict(sorted(found.items(), key=lambda item: int(item[0])))
+            print(f"{time.perf_counter() - began:.0f} s", flush=True)
+            training.write_json(RESULTS, record("benchmarks ewma", results))
+    results = json.loads(RESULTS.read_text())["results"]
+    draw(results)
+    PAGE.write_text(filled(PAGE.read_text(), "ewma", block(results)))

@@ -1,0 +1,103 @@
+"""The benchmarks of PPO-EWMA and PPG have the arms they name, and their pages are what the records say."""
+
+import dataclasses
+import json
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ppo_parts as pp
+from benchmarks import __main__ as command_line
+from benchmarks import _arms, ewma, ppg
+from ppo_parts import training
+
+BENCHMARKS = {"ewma": ewma, "ppg": ppg}
+
+
+def test_arms_adjust_nothing_in_the_largest_batch():
+    config = ewma.Config()
+    assert len({ewma.numbers(config, arm, 1) for arm in ewma.ARMS.values()}) == 1
+
+
+def test_arms_of_ewma_adjust_what_they_say():
+    config = ewma.Config(learning_rate=0.01, age=3.0)
+    none, old, new = (ewma.numbers(config, arm, 4) for arm in ewma.ARMS.values())
+    assert none == (0.01, 0.0, 0.75)
+    assert old == (0.005, 0.75, 0.75)
+    assert new == (0.005, 0.75, pytest.approx(12 / 13))  # a mean age of 12 steps: 1 / (1 - decay) - 1
+
+
+def test_moments_over_rollouts_are_a_weighted_average():
+    part, state, rng = ewma.standardize_over_rollouts(0.75), None, np.random.default_rng(0)
+    rollouts = rng.normal(2.0, 3.0, (3, 5, 2))
+    for advantage in rollouts:
+        flat = jnp.asarray(advantage, jnp.float32)
+        batch = pp.Batch(obs=flat, action=flat, log_prob=flat, advantage=flat)
+        state = part.init(None, None) if state is None else state
+        batch, state = part.update(batch, state, None)
+    weights = np.repeat(0.75 ** np.arange(3)[::-1], 10)
+    mean = np.average(rollouts.ravel(), weights=weights)
+    std = np.sqrt(np.average(np.square(rollouts.ravel() - mean), weights=weights))
+    np.testing.assert_allclose(batch.advantage, (rollouts[-1] - mean) / std, rtol=1e-5)
+
+
+@pytest.mark.lenient_ranks  # the networks' biases
+def test_arms_of_ppg_have_the_networks_and_phases_they_name():
+    small = ppg.Config(num_envs=2, num_steps=4, num_minibatches=2, num_rollouts=2, hidden=(4,), total_timesteps=64)
+    phases = {}
+    for arm in ppg.ARMS.values():
+        state, metrics = ppg.make_train(dataclasses.replace(small, arm=arm)).shapes
+        phases[arm] = {name.split("/")[0] for name in metrics if "_loss" in name}
+        assert set(state.learner.params) == ({"policy"} if arm == "shared" else {"policy", "value"})
+    assert phases["phasic"] == {"policy", "value", "auxiliary"}
+    assert phases["shared"] == phases["separate"] == {"policy_loss", "value_loss"}
+
+
+def synthetic(name):
+    """A record with random curves of two seeds."""
+    rng = np.random.default_rng(0)
+
+    def measured():
+        return _arms.summarized({"curve": rng.normal(size=(2, _arms.WINDOWS)), "evaluation": rng.normal(size=2)})
+
+    module = BENCHMARKS[name]
+    outer, inner = (("1", "4"), module.ARMS) if name == "ewma" else (module.ARMS, [f"{x:g}" for x in ppg.RATES])
+    arms = {x: {y: measured() for y in inner} for x in outer}
+    return {"config": dataclasses.asdict(module.Config()), "seeds": [1, 2], "arms": arms}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_arms_are_drawn_and_tabulated_again_from_their_record(name, tmp_path, monkeypatch):
+    module, results = BENCHMARKS[name], synthetic(name)
+    for file in ("RESULTS", "PAGE", "PICTURE"):
+        monkeypatch.setattr(module, file, tmp_path / file)
+    monkeypatch.setattr(module, "PICTURE", tmp_path / "picture.png")
+    training.write_json(module.RESULTS, {"results": results})
+    module.PAGE.write_text(f"before\n<!-- {name} -->\nold\n<!-- end -->\nafter")
+    monkeypatch.setattr(sys, "argv", ["benchmarks", name, "--draw"])
+    command_line.main()
+    assert module.PICTURE.stat().st_size > 10_000
+    page = module.PAGE.read_text().splitlines()
+    assert (page[0], page[-1]) == ("before", "after")
+    assert "old" not in page
+    for found in (y for x in results["arms"].values() for y in x.values()):
+        assert _arms.cell(found["evaluation"]) in "\n".join(page)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", name, "--seeds", "0"])
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main()
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_claims_of_arms_are_those_of_their_record(name):
+    module = BENCHMARKS[name]
+    page = module.PAGE.read_text()
+    assert f"<!-- {name} -->" in page
+    if not module.RESULTS.exists():  # not measured yet: the page claims nothing
+        assert _arms.filled(page, name, []) == page
+        return
+    results = json.loads(module.RESULTS.read_text())["results"]
+    assert _arms.filled(page, name, module.block(results)) == page, f"run `python -m benchmarks {name} --draw`"
+    assert results["seeds"] == list(range(1, 11))
+    assert module.PICTURE.exists()
