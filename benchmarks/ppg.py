@@ -56,7 +56,7 @@ class Config(training.Config):
     vf_coef: Annotated[float, at_least(0)] = 0.5  # of PPO
     num_rollouts: Annotated[int, at_least(1)] = 16  # between auxiliary phases
     auxiliary_epochs: Annotated[int, at_least(1)] = 6
-    beta_clone: Annotated[float, at_least(0)] = 1.0
+    beta_clone: Annotated[float, at_least(0)] = 100.0  # the paper's is 1, and its rewards are normalized
     hidden: Annotated[tuple[int, ...], at_least(1)] = (32, 32)
 
 
