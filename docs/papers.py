@@ -242,14 +242,14 @@ COMPARISON = """## Does it help?
 Some chains that need nothing but the plain policy, each against the plain chain: CleanRL's network, rollouts, learning
 rate and optimizer (unless the paper changes it), and ten seeds each. "Return over training" is the mean return of all
 episodes of the training, and "after training" that of 100 new episodes per seed, with keys of their own. Both are means
-over seeds, with the standard deviation between seeds in parentheses. A difference has a 95 % bootstrap interval. Of 40
-such intervals, about two exclude 0 by chance alone, so a single "better" or "worse" at the edge means little. If both
-differences are exactly 0, the change never acted. The tasks are easy and the budgets small: the tables say what a
+over seeds, with the standard deviation between seeds in parentheses. A difference has a 95 % bootstrap interval. Of 50
+such intervals, two or three exclude 0 by chance alone, so a single "better" or "worse" at the edge means little. If
+both differences are exactly 0, the change never acted. The tasks are easy and the budgets small: the tables say what a
 change does here, untuned, and not what it is worth where its authors needed it.
 
 The plain chain clips the change of a value at 0.2 in units of reward, as CleanRL does, which is little where returns
-are near -100. On Acrobot, two chains that do not (`engstrom_2020`, which changes nothing else, and `andrychowicz_2021`)
-reach far higher returns.
+are near -100. On Acrobot, four chains whose value loss has no such clip reach far higher returns: `engstrom_2020`,
+which changes nothing else, `andrychowicz_2021`, `huber_1964` and `flet_berliac_2021`.
 
     python -m benchmarks papers --task Acrobot-v1 --steps 100000
 """

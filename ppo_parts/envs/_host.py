@@ -227,10 +227,13 @@ def from_host(make: Callable[[int], GymnasiumVector]) -> Env:
         def step(key: Array, state: EpisodeState, action: Array) -> tuple[EpisodeState, Transition]:
             del key
             num_envs = state.episode_length.shape[-1]
-            obs, flags = _shape((num_envs, *observation_space.shape), dtype), _shape((num_envs,), bool)
-            shapes = HostStep(obs, _shape((num_envs,), np.float32), flags, flags, obs, flags)
-            inner = state.inner
-            out = _callback(instances.step, shapes, inner.instance, inner.steps, action)
+            obs = _shape((num_envs, *observation_space.shape), dtype)
+            # A call costs more with every argument and result, so small ones travel together.
+            which = jnp.stack([state.inner.instance, state.inner.steps])
+            shapes = obs, obs, _shape((4, num_envs), np.float32)
+            obs, final_obs, numbers = _callback(instances.step, shapes, which, action)
+            reward, (terminated, truncated, ended) = numbers[0], numbers[1:] > 0
+            out, inner = HostStep(obs, reward, terminated, truncated, final_obs, ended), state.inner
             counted = state.add(out.reward)
             episodes = {"episode_return": counted.episode_return, "episode_length": counted.episode_length}
             after = counted.proceed(inner._replace(steps=inner.steps + 1), out.ended)
@@ -286,13 +289,24 @@ class Instances:
         self.failed.discard(index)
         return index, self.envs[index].reset(seed % 2**31)
 
-    def step(self, instance: np.ndarray, count: np.ndarray, action: np.ndarray) -> HostStep:
-        """Step the vector environments with these numbers."""
-        actions = action.reshape(instance.size, *action.shape[instance.ndim :])
-        steps = [self._step(*each) for each in zip(instance.ravel(), count.ravel(), actions, strict=True)]
-        if not instance.ndim:
-            return steps[0]
-        return HostStep(*(np.stack(x).reshape(*instance.shape, *x[0].shape) for x in zip(*steps, strict=True)))
+    def step(self, which: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Step vector environments.
+
+        Args:
+            which: `[..., 2]`, the number of each vector environment, and how many steps it has done.
+            action: `[..., N, ...]`.
+
+        Returns:
+            The next observations, the final observations, and `[..., 4, N]`: reward, terminated, truncated, ended.
+        """
+        if which.ndim == 1:
+            return _packed(self._step(which[0], which[1], action))
+        actions = action.reshape(-1, *action.shape[which.ndim - 1 :])
+        each = zip(which.reshape(-1, 2), actions, strict=True)
+        stepped = (self._step(index, count, one) for (index, count), one in each)
+        several = (np.stack(x) for x in zip(*map(_packed, stepped), strict=True))
+        obs, final_obs, numbers = (x.reshape(*which.shape[:-1], *x.shape[1:]) for x in several)
+        return obs, final_obs, numbers
 
     def _step(self, index: int, count: int, action: np.ndarray) -> HostStep:
         if not 0 <= index < len(self.envs):
@@ -319,6 +333,11 @@ class Instances:
         self.failed.discard(index)
         self.counts[index], self.latest[index] = count + 1, (action, result)
         return result
+
+
+def _packed(step: HostStep) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    numbers = np.array([step.reward, step.terminated, step.truncated, step.ended], np.float32)
+    return step.obs, step.final_obs, numbers
 
 
 class Deadline:
