@@ -5,8 +5,8 @@
 
 Tianshou's benchmark has the highest results of PPO on Gymnasium's MuJoCo tasks that we know of, and attributes them to
 these advantages. Advantages are not standardized, and values are not clipped. HalfCheetah learns faster with less noise
-and a shorter trace (`--preset halfcheetah`), with which Hopper and Walker2d learn more slowly (docs/results.md).
-Install it with `pip install ".[train,gymnasium]"`.
+and a shorter trace (`--preset halfcheetah`), and Hopper more slowly (docs/results.md). Install it with
+`pip install ".[train,gymnasium]"`.
 """
 
 from __future__ import annotations

@@ -149,6 +149,15 @@ def test_the_page_is_up_to_date(name, make, tmp_path):
     )
 
 
+def test_main_effects_are_averages_over_the_other_settings():
+    # returns = 10 + 4 a - 6 b + 2 a b, with levels of 0 and 1
+    rows = [{"levels": [a, b], "returns": [10 + 4 * a - 6 * b + 2 * a * b] * 2} for a in (0, 1) for b in (0, 1)]
+    effects = results_page.main_effects({"factors": {"a": [0.1, 0.2], "b": [False, True]}, "rows": rows})
+    assert {name: effect for name, (effect, _) in effects.items()} == pytest.approx({"a": 5.0, "b": -5.0})
+    # The interaction leaves residuals of 0.5 in each of 8 runs, and 3 terms are fitted.
+    assert effects["a"][1] == pytest.approx((8 * 0.25 / 5) ** 0.5 / 2**0.5)
+
+
 def test_what_became_slower(recorded, tmp_path, monkeypatch, capsys):
     record = json.loads(recorded.read_text())
 
