@@ -127,7 +127,7 @@ def settings_of_mujoco(results: pathlib.Path) -> list[str]:
         *table(["from the recipe's setting to another", *found], rows),
         "Each column is a two-level design: all settings vary at once, and each effect is an average over the levels",
         "of the others (32 runs in HalfCheetah, 16 in Hopper and in Walker2d, all on seeds from 1000 on). HalfCheetah",
-        "gains most from less initial noise, which costs Hopper the most; `tuned` in the table above follows from this.",
+        "gains most from less initial noise, which costs Hopper the most; `tuned` above follows from this.",
         "",
     ]
 
