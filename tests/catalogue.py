@@ -160,7 +160,7 @@ def check_learns(parts: Sequence[pp.Part], policy: Any = evaluate, **fields: Any
 def check_all_learn(entries: Sequence[Entry], others: Sequence[pp.Part] = (), **fields: Any) -> pp.Metrics:
     """One update of one chain with the parts of all entries, because most of the time goes into compiling."""
     parts = {entry.id: entry.parts(entry.id) for entry in entries if entry.parts}
-    metrics = check_learns([*(part for some in parts.values() for part in some), *others], **fields)
+    metrics = check_learns([*others, *(part for some in parts.values() for part in some)], **fields)
     assert [name for name in parts if not np.isfinite(metrics[f"{name}_loss"])] == []
     return metrics
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -358,6 +359,9 @@ def test_wandb_writes_offline(tmp_path, monkeypatch):
     run.close()
     (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
     assert (tmp_path / "wandb_id.txt").read_text() in file.name
+    words = [b"mine", b"env_id", b"walk", b"charts/episode_return"]
+    until = time.monotonic() + 30  # another process writes the file
+    while not all(word in file.read_bytes() for word in words) and time.monotonic() < until:
+        time.sleep(0.1)
     content = file.read_bytes()
-    for word in ("mine", "env_id", "walk", "charts/episode_return"):
-        assert word.encode() in content
+    assert [word for word in words if word not in content] == []
