@@ -34,7 +34,7 @@ ENVS, STEPS, EPOCHS, MINIBATCHES, HIDDEN = 8, 256, 10, 32, 64
 
 
 def alone(task: str, updates: int) -> Callable[[], Any]:
-    """The vector environment that `gym:` makes, stepped with random actions."""
+    """Gymnasium's own vector environment, stepped with random actions."""
     import gymnasium
 
     mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
