@@ -71,7 +71,7 @@ def mujoco(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
             interval(record["best_evaluation"]),
             f"{max(np.mean(row['evaluation']) for row in record['curve']):.0f}",
             *(interval(record[what]) for what in ("last_evaluation", "last_100_episodes")),
-            *PUBLISHED.get(record["task"], ("", "", "")),
+            *(PUBLISHED.get(record["task"], ("", "", "")) if is_long(record) else ("", "", "")),
         ]
         for record in records
     ]
@@ -99,8 +99,13 @@ def mujoco(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
         "beside its name differ from the recipe's. `python -m benchmarks mujoco <task> --variant <variant>` produces",
         "a row.",
         "",
-        *curves(records, pictures),
+        *curves([record for record in records if is_long(record)], pictures),
     ]
+
+
+def is_long(record: dict[str, Any]) -> bool:
+    """Whether a record has the steps of the published results; shorter ones compare variants."""
+    return record["env_steps"] > 900_000
 
 
 def settings_of_mujoco(results: pathlib.Path) -> list[str]:
