@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ppo_parts import training
+from ppo_parts.training import at_least, between, more_than
 from ppo_parts.training._statistics import interval
+
+from . import results_page
 
 ROOT = Path(__file__).resolve().parent.parent
 WINDOWS = 50
 """Number of equal spans of training steps over which curves take the mean return of the episodes that end there."""
 MEASURES = {"second_half": "return in the second half of training", "evaluation": "return of 100 new episodes"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(training.Config):
+    """Hyperparameters that these benchmarks share."""
+
+    env_id: str = "CartPole-v1"
+    num_steps: int = 32
+    learning_rate: Annotated[float, at_least(0)]  # of Adam
+    gamma: Annotated[float, between(0, 1)] = 0.99
+    gae_lambda: Annotated[float, between(0, 1)] = 0.95
+    num_minibatches: Annotated[int, at_least(1)] = 4
+    update_epochs: Annotated[int, at_least(1)] = 4
+    clip_coef: Annotated[float, more_than(0)] = 0.2
+    vf_coef: Annotated[float, at_least(0)] = 0.5
+    hidden: Annotated[tuple[int, ...], at_least(1)] = (32, 32)
 
 
 def outcome(train: training.Train, seed: jax.Array) -> dict[str, jax.Array]:
@@ -44,8 +64,7 @@ def summarized(outcomes: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 def cell(found: Mapping[str, Any]) -> str:
     """Mean over seeds, and its 95 % bootstrap interval."""
-    low, high = found["mean_95"]
-    return f"{found['mean']:.1f} [{low:.1f}, {high:.1f}]"
+    return results_page.interval(dict(found), digits=1)
 
 
 def draw_curves(axes: Any, steps: int, curves: Sequence[Sequence[float]], label: str, color: Any) -> None:

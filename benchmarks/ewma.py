@@ -25,9 +25,9 @@ import optax
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
-from ppo_parts.training import at_least, between, more_than
+from ppo_parts.training import at_least
 
-from . import report
+from . import _arms, report
 from ._arms import MEASURES, ROOT, cell, draw_curves, filled, outcome, summarized
 from ._timing import positive, record
 
@@ -37,22 +37,13 @@ PAGE, PICTURE = ROOT / "docs/variants/ppo_ewma.md", ROOT / "docs/img/ewma.png"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(training.Config):
+class Config(_arms.Config):
     """Hyperparameters of the largest batch, of `num_envs * num_steps` steps."""
 
-    env_id: str = "CartPole-v1"
     total_timesteps: int = 200_000
     num_envs: int = 64
-    num_steps: int = 32
-    learning_rate: Annotated[float, at_least(0)] = 2e-2  # of Adam
-    gamma: Annotated[float, between(0, 1)] = 0.99
-    gae_lambda: Annotated[float, between(0, 1)] = 0.95
-    num_minibatches: Annotated[int, at_least(1)] = 4
-    update_epochs: Annotated[int, at_least(1)] = 4
-    clip_coef: Annotated[float, more_than(0)] = 0.2
-    vf_coef: Annotated[float, at_least(0)] = 0.5
+    learning_rate: Annotated[float, at_least(0)] = 2e-2
     age: Annotated[float, at_least(0)] = 16.0  # mean age of the averaged parameters, in gradient steps
-    hidden: Annotated[tuple[int, ...], at_least(1)] = (32, 32)
 
 
 class Arm(NamedTuple):

@@ -26,9 +26,9 @@ import optax
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
-from ppo_parts.training import at_least, between, more_than
+from ppo_parts.training import at_least
 
-from . import report
+from . import _arms, report
 from ._arms import MEASURES, ROOT, cell, draw_curves, filled, outcome, summarized
 from ._timing import positive, record
 
@@ -38,26 +38,17 @@ PAGE, PICTURE = ROOT / "docs/variants/ppg.md", ROOT / "docs/img/ppg.png"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(training.Config):
-    """Hyperparameters of all arms."""
+class Config(_arms.Config):
+    """Hyperparameters of all arms; those of PPO hold for PPG's phases of policy and value, too."""
 
-    env_id: str = "CartPole-v1"
     total_timesteps: int = 100_000
     num_envs: int = 8
-    num_steps: int = 32
     arm: Literal["shared", "separate", "phasic"] = "phasic"
-    learning_rate: Annotated[float, at_least(0)] = 1.5e-3  # of Adam
-    gamma: Annotated[float, between(0, 1)] = 0.99
-    gae_lambda: Annotated[float, between(0, 1)] = 0.95
-    num_minibatches: Annotated[int, at_least(1)] = 4
-    update_epochs: Annotated[int, at_least(1)] = 4  # of PPO, and of PPG's phases of policy and value
-    clip_coef: Annotated[float, more_than(0)] = 0.2
+    learning_rate: Annotated[float, at_least(0)] = 1.5e-3
     ent_coef: Annotated[float, at_least(0)] = 0.0
-    vf_coef: Annotated[float, at_least(0)] = 0.5  # of PPO
     num_rollouts: Annotated[int, at_least(1)] = 16  # between auxiliary phases
     auxiliary_epochs: Annotated[int, at_least(1)] = 6
     beta_clone: Annotated[float, at_least(0)] = 100.0  # the paper's is 1, and its rewards are normalized
-    hidden: Annotated[tuple[int, ...], at_least(1)] = (32, 32)
 
 
 ARMS = {"PPO, one network": "shared", "PPO, two networks": "separate", "PPG": "phasic"}

@@ -69,7 +69,7 @@ def _pure_callback(*args: Array, function: Callable[..., Any], shapes: Shapes) -
 
 
 _emit: Any = getattr(mlir, "emit_python_callback", None)
-if _emit is not None and "returns_token" not in inspect.signature(_emit).parameters:  # before jax 0.5
+if _emit is not None and "returns_token" not in inspect.signature(_emit).parameters:  # an old jax, such as 0.4.38
     _emit = None
 _lower_pure_callback = mlir.lower_fun(_pure_callback, multiple_results=True)
 
