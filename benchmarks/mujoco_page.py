@@ -118,7 +118,7 @@ def choices(results: pathlib.Path) -> list[str]:
 
 
 def changes(records: list[Record], folder: str, described: dict[str, str]) -> list[str]:
-    """A table for each task and number of steps: the return with each choice, and its change relative to the first row."""
+    """A table for each task and number of steps: returns, and their changes relative to the first row."""
     lines = []
     for run in dict.fromkeys((record["task"], record["env_steps"]) for record in records):
         same_run = {record["variant"]: record for record in records if (record["task"], record["env_steps"]) == run}

@@ -162,11 +162,11 @@ def test_main_effects_are_averages_over_the_other_settings():
 
 def test_changes_are_differences_of_means_with_an_interval_over_seeds():
     draws = np.random.default_rng(1)
-    now, before = draws.normal(100.0, 10.0, 1000), draws.normal(80.0, 10.0, 1000)
+    now, before = draws.normal(10_000.0, 1000.0, 1000), draws.normal(8000.0, 1000.0, 1000)
     middle, low, high = map(float, re.findall(r"[+-]\d+", mujoco_page.change(now, before)))
     assert middle == round(now.mean() - before.mean())
-    half = 1.96 * (2 * 10.0**2 / 1000) ** 0.5  # of the normal approximation
-    assert (low, high) == pytest.approx((middle - half, middle + half), abs=1.0)
+    half = 1.96 * (2 * 1000.0**2 / 1000) ** 0.5  # of the normal approximation
+    assert (low, high) == pytest.approx((middle - half, middle + half), abs=8.0)
 
 
 def test_what_became_slower(recorded, tmp_path, monkeypatch, capsys):
