@@ -83,70 +83,119 @@ def is_whole_run(record: Record) -> bool:
     return record["env_steps"] > 900_000
 
 
-def choices(results: pathlib.Path) -> list[str]:
-    """The tables of runs in which one choice was exchanged: of the recipe's, and of those that differ in libraries."""
+def choices(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
+    """Runs in which one choice was exchanged: of the recipe's, and of those in which libraries differ."""
     recipe = [record for record in complete(results / "mujoco") if not is_whole_run(record)]
-    libraries = complete(results / "differences")
+    recipe_names = {name: name for name in mujoco.VARIANTS}
+    library_names = {name: f"{each.what} ({each.who})" for name, each in differences.DIFFERENCES.items()}
+    of_recipe = comparisons(recipe, recipe_names, "mujoco")
+    of_libraries = comparisons(complete(results / "differences"), library_names, "differences")
     lines: list[str] = []
-    if recipe:
-        lines += [
-            "### One choice at a time",
-            "",
-            "`mujoco_ppo` with one of its choices exchanged:",
-            "",
-            *changes(recipe, "mujoco", {name: f"`{name}`" for name in mujoco.VARIANTS}),
-        ]
-    if libraries:
-        described = {name: f"{each.what} ({each.who})" for name, each in differences.DIFFERENCES.items()}
+    if of_recipe:
+        lines += ["### One choice at a time", "", "`mujoco_ppo` with one of its choices exchanged:", ""]
+        lines += [line for comparison in of_recipe for line in comparison.table()]
+    if of_libraries:
         lines += [
             "### What the differences between libraries are worth",
             "",
             "CleanRL's chain, with time limits bootstrapped from the value of the final state, and with one choice",
             "exchanged for that of [another library](libraries.md#choices):",
             "",
-            *changes(libraries, "differences", described),
+            *(line for comparison in of_libraries for line in comparison.table()),
         ]
     if lines:
+        forest([*of_recipe, *of_libraries], pictures / "results_choices.png")
         lines += [
             "*Return* is the mean over seeds of the last evaluation. The *mean of all* evaluations, which are at equal",
             "distances, also rewards learning early and has less noise. Changes are relative to the first row.",
             "Brackets are 95 % bootstrap intervals over seeds. They are not corrected for the number of rows: where a",
             "choice makes no difference, one interval in twenty still excludes 0.",
             "",
+            "![Change of the return with each choice](img/results_choices.png)",
+            "",
         ]
     return lines
 
 
-def changes(records: list[Record], folder: str, described: dict[str, str]) -> list[str]:
-    """A table for each task and number of steps: returns, and their changes relative to the first row."""
-    lines = []
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Runs of one task that differ in one choice each; the first is what the others are compared with.
+
+    Attributes:
+        title: the task, steps and seeds.
+        names: what differs, for each run.
+        files: paths of the records, from the folder of results.
+        returns: intervals of the last evaluation, as text.
+        changes: `[runs, 2, 3]`: mean and both ends of the interval, of the last evaluation and of the mean of all.
+    """
+
+    title: str
+    names: list[str]
+    files: list[str]
+    returns: list[str]
+    changes: np.ndarray
+
+    def table(self) -> list[str]:
+        """A row for each run."""
+        rows = [
+            [f"[{name}](../benchmarks/results/{file})", returns, *(signed(change) if row else "" for change in changes)]
+            for row, (name, file, returns, changes) in enumerate(
+                zip(self.names, self.files, self.returns, self.changes, strict=True)
+            )
+        ]
+        return table([self.title, "return", "change", "change of the mean of all"], rows)
+
+
+def comparisons(records: list[Record], names: dict[str, str], folder: str) -> list[Comparison]:
+    """A comparison for each task and number of steps, if the first of `names` was recorded."""
+    found = []
     for run in dict.fromkeys((record["task"], record["env_steps"]) for record in records):
         same_run = {record["variant"]: record for record in records if (record["task"], record["env_steps"]) == run}
-        found = [same_run[name] for name in described if name in same_run]
-        if found[0]["variant"] != next(iter(described)):
-            continue  # nothing to compare with has been recorded yet
-        returns = [np.array([row["evaluation"] for row in record["curve"]]) for record in found]
-        first = returns[0]
-        rows = [
-            [
-                f"[{described[record['variant']]}](../benchmarks/results/{folder}/{record['file']})",
-                interval(record["last_evaluation"]),
-                *([change(now[-1], first[-1]), change(now.mean(0), first.mean(0))] if now is not first else ["", ""]),
-            ]
-            for record, now in zip(found, returns, strict=True)
-        ]
-        seeds = found[0]["seeds"]
-        head = f"{run[0]}, {run[1]:,} steps, seeds {seeds[0]} - {seeds[-1]}"
-        lines += table([head, "return", "change", "change of the mean of all"], rows)
-    return lines
+        chosen = [same_run[name] for name in names if name in same_run]
+        if chosen[0]["variant"] != next(iter(names)):
+            continue
+        returns = [np.array([row["evaluation"] for row in record["curve"]]) for record in chosen]
+        first, seeds = returns[0], chosen[0]["seeds"]
+        found.append(
+            Comparison(
+                title=f"{run[0]}, {run[1]:,} steps, seeds {seeds[0]} - {seeds[-1]}",
+                names=[names[record["variant"]] for record in chosen],
+                files=[f"{folder}/{record['file']}" for record in chosen],
+                returns=[interval(record["last_evaluation"]) for record in chosen],
+                changes=np.array([[change(x[-1], first[-1]), change(x.mean(0), first.mean(0))] for x in returns]),
+            )
+        )
+    return found
 
 
-def change(now: np.ndarray, before: np.ndarray) -> str:
-    """The difference of two means over seeds, and its bootstrap interval."""
+def change(now: np.ndarray, before: np.ndarray) -> tuple[float, float, float]:
+    """The difference of two means over seeds, and both ends of its 95 % bootstrap interval."""
     draws = np.random.default_rng(0)
     means = [draws.choice(x, (5000, len(x))).mean(axis=1) for x in (now, before)]
     low, high = np.quantile(means[0] - means[1], (0.025, 0.975))
-    return f"{now.mean() - before.mean():+.0f} [{low:+.0f}, {high:+.0f}]"
+    return now.mean() - before.mean(), low, high
+
+
+def signed(change: np.ndarray) -> str:
+    """A change and its interval."""
+    return "{:+.0f} [{:+.0f}, {:+.0f}]".format(*change)
+
+
+def forest(compared: list[Comparison], path: pathlib.Path) -> None:
+    """A panel for each comparison, with a line for the interval of each change."""
+    figure, panels = canvas(len(compared), width=8)
+    figure.set_figheight(1.2 + 0.34 * max(len(comparison.names) for comparison in compared))
+    for comparison, panel in zip(compared, panels, strict=True):
+        for column, label in enumerate(("last evaluation", "mean of all evaluations")):
+            middle, low, high = comparison.changes[1:, column].T
+            places = np.arange(len(middle)) + 0.2 * column
+            panel.errorbar(middle, places, xerr=[middle - low, high - middle], fmt="o", ms=4, lw=1.2, label=label)
+        panel.axvline(0, color="gray", lw=1)
+        panel.set(title=comparison.title, xlabel="change of the return, and its 95 % interval")
+        panel.set_yticks(places, comparison.names[1:], fontsize=8)
+        panel.invert_yaxis()
+        panel.legend(fontsize=8)
+    save(figure, path)
 
 
 def settings(results: pathlib.Path) -> list[str]:

@@ -22,7 +22,7 @@ def page(results: pathlib.Path, docs: pathlib.Path) -> str:
         "every seed. `python -m benchmarks report` writes this page from these files.",
         "",
         *mujoco_page.results_table(results, docs / "img"),
-        *mujoco_page.choices(results),
+        *mujoco_page.choices(results, docs / "img"),
         *mujoco_page.settings(results),
         *games(results),
         "## Classic control, MinAtar, memory and agents",
