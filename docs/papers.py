@@ -1,4 +1,4 @@
-"""Write docs/papers.md from the docstrings and the sources in benchmarks/papers.py, and from recorded comparisons.
+"""Write docs/papers.md from the docstrings and the sources in benchmarks/paper_index.py, and from recorded comparisons.
 
 `python -m docs.papers` rewrites the page; a test fails where the page and the module differ.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ppo_parts as pp
-from benchmarks import papers
+from benchmarks import paper_index as index
 from tests.registry import CASES, ELSEWHERE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +38,7 @@ ELSEWHERE_ONLINE = {  # papers that are not on arXiv
 
 def is_paper(function: Callable[..., Any]) -> bool:
     """Whether the docstring of a function begins with a reference: authors and year."""
-    return function.__module__ == papers.__name__ and bool(re.match(r"[^,]* \d{4}, ", function.__doc__ or ""))
+    return function.__module__ == index.__name__ and bool(re.match(r"[^,]* \d{4}, ", function.__doc__ or ""))
 
 
 def reference(function: Callable[..., Any]) -> str:
@@ -194,14 +194,14 @@ def counted(arms: dict[str, Any]) -> str:
 
 def shared() -> str:
     """The part of the module that all functions use, before the first section."""
-    source = Path(papers.__file__).read_text()
+    source = Path(index.__file__).read_text()
     start, end = source.index("from collections.abc"), source.index("\n\n# --- policy losses")
     return source[start:end].rstrip()
 
 
 def page() -> str:
     """The whole page."""
-    count = sum(map(len, papers.SECTIONS.values()))
+    count = sum(map(len, index.SECTIONS.values()))
     records = sorted((ROOT / "benchmarks" / "results" / "papers").glob("*.json"))
     lines = [
         INTRODUCTION.format(count=count),
@@ -210,7 +210,7 @@ def page() -> str:
         "```",
         "",
     ]
-    for title, functions in papers.SECTIONS.items():
+    for title, functions in index.SECTIONS.items():
         lines += section(title, functions)
     lines += [COMPARISON] if records else []
     for path in records:
@@ -221,10 +221,10 @@ def page() -> str:
 INTRODUCTION = """# Papers
 
 {count} papers about PPO and what it is made of, each as a change of one chain. The chains are the functions of
-[benchmarks/papers.py](../benchmarks/papers.py), from which `python -m docs.papers` writes this page. Each has at most
-twelve lines, and the tests trace an update of each ([tests/test_papers.py](../tests/test_papers.py)). Hyperparameters
-are those of the papers where these name one, and otherwise plain choices; none is tuned. Where a chain has only a part
-of a paper's algorithm, its description says so.
+[benchmarks/paper_index.py](../benchmarks/paper_index.py), from which `python -m docs.papers` writes this page. Each has
+at most twelve lines, and the tests trace an update of each ([tests/test_papers.py](../tests/test_papers.py)).
+Hyperparameters are those of the papers where these name one, and otherwise plain choices; none is tuned. Where a chain
+has only a part of a paper's algorithm, its description says so.
 
 The column "laws" says how many settings of a part are held to the laws that every part obeys
 ([tests/registry.py](../tests/registry.py): jit equals eager, vmap equals a loop, masked steps have no effect, ...), and
