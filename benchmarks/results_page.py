@@ -23,7 +23,7 @@ PUBLISHED = {  # task: Tianshou's mean and standard deviation at 1M steps, its m
     "Hopper-v5": ("2609 (701)", "3128", "2383"),
     "Humanoid-v5": ("787 (194)", "1360", "716"),
 }
-GAMES = {"won_sampled": "won, actions sampled", "won_mode": "won, most probable actions"}
+GAMES = {"won_sampled": "won, sampled actions", "won_mode": "won, most probable actions"}
 
 
 def page(results: pathlib.Path, docs: pathlib.Path) -> str:
@@ -31,25 +31,26 @@ def page(results: pathlib.Path, docs: pathlib.Path) -> str:
     lines = [
         "# Results",
         "",
-        "Each row links its raw file, which holds the configuration, the versions, the hardware and the numbers of",
-        "every seed. `python -m benchmarks report` writes this page from these files.",
+        "This page shows the returns that the recipes reach, compared with the highest published results that we know",
+        "of. Each row links to its record, which holds the configuration, the versions, the hardware and the numbers",
+        "of every seed. `python -m benchmarks report` writes this page from the records.",
         "",
         *mujoco(results, docs / "img"),
         *settings_of_mujoco(results),
         *games(results),
-        "## Classic control, MinAtar, memory and agents",
+        "## Classic control",
         "",
         *classic(results),
         "[Benchmarks](benchmarks.md#learning) lists these records: CartPole, Acrobot, Pendulum, Breakout-MinAtar, a",
-        "memory task, and three tasks of several agents. [Hard exploration](exploration.md) has MountainCar, DeepSea",
+        "memory task, and three multi-agent tasks. [Hard exploration](exploration.md) has MountainCar, DeepSea",
         "and short budgets of the classic tasks. [Does it help?](study.md) compares V-trace, priorities and",
         "refreshing.",
         "",
         "## Speed",
         "",
         *hosts(results),
-        "[Benchmarks](benchmarks.md) has the times of parts, updates and whole runs, each against rivals on the same",
-        "work.",
+        "[Benchmarks](benchmarks.md) has the times of parts, updates and whole runs, compared with other",
+        "implementations of the same work.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -94,10 +95,10 @@ def mujoco(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
         "of the policy, 20 times in a run of 1M steps, and *last* is the one at the end. *Best of each seed* takes",
         "the highest evaluation of each seed, and *best mean* the highest mean over seeds; both favor lucky",
         "evaluations. Tianshou reports the maximum over training of about 30 evaluations in 1M steps (10 seeds,",
-        "mean and standard deviation, version 3 of the environments), CleanRL training returns (3 seeds, version",
-        "4). A *variant* changes one thing of `recipes.mujoco_ppo`, and `tuned` is its preset for the task; settings",
-        "beside its name differ from the recipe's. `python -m benchmarks mujoco <task> --variant <variant>` produces",
-        "a row.",
+        "mean and standard deviation, version 3 of the environments), and CleanRL training returns (3 seeds, version",
+        "4). A *variant* changes one setting of `recipes.mujoco_ppo`, and `tuned` is its preset for the task; the",
+        "settings after its name differ from the recipe's. `python -m benchmarks mujoco <task> --variant <variant>`",
+        "produces a row.",
         "",
         *curves([record for record in records if is_long(record)], pictures),
     ]
@@ -124,15 +125,15 @@ def settings_of_mujoco(results: pathlib.Path) -> list[str]:
         for name, (low, high) in factors.items()
     ]
     return [
-        "### What settings are worth",
+        "### Effects of settings",
         "",
-        f"Change of the return after {record['steps']:,} steps, and its standard error",
+        f"Change in the return after {record['steps']:,} steps, and its standard error",
         f"([record](../benchmarks/results/{path.name})):",
         "",
         *table(["from the recipe's setting to another", *found], rows),
         "Each column is a two-level design: all settings vary at once, and each effect is an average over the levels",
-        "of the others (32 runs in HalfCheetah, 16 in Hopper and in Walker2d, all on seeds from 1000 on). HalfCheetah",
-        "gains most from less initial noise, which costs Hopper the most; `tuned` above follows from this.",
+        "of the others (32 runs on HalfCheetah, 16 each on Hopper and Walker2d, all with seeds 1000 and above).",
+        "HalfCheetah gains most from less initial noise, which hurts Hopper the most; `tuned` above is based on this.",
         "",
     ]
 
@@ -178,7 +179,8 @@ def curves(records: list[dict[str, Any]], pictures: pathlib.Path) -> list[str]:
         panel.set(title=task, xlabel="million environment steps", ylabel="return of 10 episodes")
         panel.legend(fontsize=8)
     save(figure, pictures / "results_mujoco.png")
-    return ["![Returns against steps](img/results_mujoco.png)", "", "Lines are means over seeds, bands quartiles.", ""]
+    legend = "Lines are means over seeds; bands show the quartiles."
+    return ["![Returns against steps](img/results_mujoco.png)", "", legend, ""]
 
 
 def hosts(results: pathlib.Path) -> list[str]:
@@ -196,13 +198,13 @@ def hosts(results: pathlib.Path) -> list[str]:
         ]
         for row in record["results"]
     ]
-    header = ["task, 8 environments", "program", "steps per second", "its time over the recipe's"]
+    header = ["task, 8 environments", "program", "steps per second", "time relative to the recipe"]
     return [
-        "Environments on the host, whole training runs in the same settings",
+        "Whole training runs with environments on the host, with the same settings",
         f"([record](../benchmarks/results/{path.name})):",
         "",
         *table(header, rows),
-        "Medians (and quartiles) of interleaved rounds, without the time to compile. `recipe` is `mujoco_ppo`,",
+        "Medians (and quartiles) of interleaved rounds, without compile time. `recipe` is `mujoco_ppo`,",
         "`one rollout ahead` is `async_ppo`. Stable-Baselines3 and CleanRL are their own code, unchanged; CleanRL's",
         "needs Gymnasium 0.29, and runs version 4 of the task. `python -m benchmarks hosts` makes the record.",
         "",
@@ -229,11 +231,11 @@ def classic(results: pathlib.Path) -> list[str]:
             )
     if not rows:
         return []
-    head = ["task", "steps", "seeds", "actions sampled", "most probable actions", "to reach"]
+    head = ["task", "steps", "seeds", "sampled actions", "most probable actions", "published result"]
     return [
         *table(head, rows),
         "Mean return of 100 new episodes over seeds [95 % bootstrap interval]. The settings were chosen on other",
-        "seeds. `python -m benchmarks learning classic_acrobot` makes a row, and `--first-seed 101` the one below it.",
+        "seeds. `python -m benchmarks learning classic_acrobot` produces a row, and `--first-seed 101` the one below.",
         "",
     ]
 
@@ -252,6 +254,6 @@ def games(results: pathlib.Path) -> list[str]:
         return []
     head = ["game", "steps", "seeds", *GAMES.values()]
     how = (
-        "`python -m benchmarks games <game>` makes a row: shares of new games after training, as many as the file says."
+        "`python -m benchmarks games <game>` produces a row: the shares of new games that were won after training."
     )
     return ["## Games against random moves", "", *table(head, rows), how, ""]

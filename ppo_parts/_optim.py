@@ -207,7 +207,7 @@ def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
 
 
 def may_skip(opt_state: Any) -> bool:
-    """Return whether the optimizer skips gradients that are not finite, as `optax.apply_if_finite` does."""
+    """Return whether the optimizer skips non-finite gradients, as `optax.apply_if_finite` does."""
     return bool(_skippers(opt_state))
 
 
