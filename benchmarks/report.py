@@ -82,10 +82,10 @@ def parts(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     """The microbenchmarks."""
     page = [
         "Sizes have time first: 128x4 is 128 steps of 4 environments. *Inside* is the cost of a function within one",
-        "compiled program; *alone* is the time until one compiled call has returned its result. The *floor* is a program",
-        "that reads and writes as many arrays of the same sizes, and computes almost nothing. A ? marks a timing that",
-        "other work on the machine disturbed: its quartiles are more than a factor of 1.5 apart, or it is longer inside",
-        "a program than alone by a quarter or more.",
+        "compiled program; *alone* is the time until one compiled call has returned its result. The *floor* is a",
+        "program that reads and writes as many arrays of the same sizes, and computes almost nothing. A ? marks a",
+        "timing that other work on the machine disturbed: its quartiles are more than a factor of 1.5 apart, or it is",
+        "longer inside a program than alone by a quarter or more.",
         "",
     ]
     for name, record in records.items():

@@ -253,7 +253,5 @@ def games(results: pathlib.Path) -> list[str]:
     if not rows:
         return []
     head = ["game", "steps", "seeds", *GAMES.values()]
-    how = (
-        "`python -m benchmarks games <game>` produces a row: the shares of new games that were won after training."
-    )
+    how = "`python -m benchmarks games <game>` produces a row: the shares of new games that were won after training."
     return ["## Games against random moves", "", *table(head, rows), how, ""]

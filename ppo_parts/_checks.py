@@ -77,7 +77,7 @@ def finite_where_masked(batch: Batch) -> Batch:
     """Return the batch with 0 for masked numbers that would make a network's gradient NaN, as 0 * inf does.
 
     If each step is evaluated independently, all masked numbers are replaced. In a recurrent policy, or in a critic of
-    many agents, masked elements affect the results of others, so only non-finite numbers are replaced there.
+    several agents, masked elements affect the results of others, so only non-finite numbers are replaced there.
     """
     if batch.mask is None:
         return batch

@@ -95,7 +95,7 @@ def scale_by_kl_adaptive_rate(
         ...     optax.clip_by_global_norm(1.), optax.scale_by_adam(), pp.scale_by_kl_adaptive_rate(1e-3, target_kl=.01)
         ... )
 
-    Reference: Rudin et al. 2021, Learning to Walk in Minutes, arXiv:2109.11978.
+    Reference: Rudin et al. 2022, Learning to Walk in Minutes, arXiv:2109.11978.
     """
     where = "scale_by_kl_adaptive_rate"
     for name, value in {"target_kl": target_kl, "low": low, "high": high}.items():

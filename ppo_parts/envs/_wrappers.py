@@ -203,7 +203,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
     Each agent is a separate segment, and one policy plays all of them. Each agent has its own episode return.
 
     Args:
-        env: environment with many agents.
+        env: multi-agent environment.
         agent_id: append the agent's number to its observation, as a one-hot encoding.
 
     Raises:

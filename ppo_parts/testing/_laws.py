@@ -101,7 +101,7 @@ def writes_what_it_provides(subject: Subject) -> str | None:
 
 
 def reads_what_it_declares(subject: Subject) -> str | None:
-    """The part reads only the fields in `requires` and `reads`; `learner` relies on it to refuse what nothing reads."""
+    """The part reads only the fields in `requires` and `reads`; `learner` relies on it to reject what nothing reads."""
     part, context = subject.part, subject.context()
     if part.reads is None or isinstance(part, Divider):
         return None
