@@ -449,9 +449,10 @@ def report(results: pathlib.Path, docs: pathlib.Path) -> str:
     page = [
         "# Benchmarks",
         "",
-        "Written by `python -m benchmarks report` from [benchmarks/results](../benchmarks/results);",
-        "`python -m benchmarks` lists what can be measured. Times are medians of interleaved rounds, ratios are taken",
-        "within a round. Nothing here has been measured on a GPU unless it says so.",
+        "This page shows what single functions, whole updates and training runs cost, compared with other libraries.",
+        "`python -m benchmarks report` writes it from [benchmarks/results](../benchmarks/results), and",
+        "`python -m benchmarks` lists what can be measured. Times are medians of interleaved rounds; ratios are taken",
+        "within a round. Unless stated otherwise, nothing was measured on a GPU.",
         "",
     ]
     page += overview(results)

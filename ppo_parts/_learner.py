@@ -207,7 +207,7 @@ class _Update:
             return recorded, so_far
         upstream = Upstream(
             shared=(),
-            own=self.shared,  # nobody shares them here, so that they run as a phase's own parts do
+            own=self.shared,  # run like the own parts of a phase
             evaluate=self.evaluate,
             recorded=recorded,
             prepared=recorded,

@@ -13,7 +13,7 @@ from .functional import next_values
 from .functional._common import ShapeError
 
 POLICY_READS = ("obs", "action", "next_obs", "carry", "reset", "mask", "extras", "per_segment", "shared")
-"""Fields of a batch that a policy may read; what parts compute from a rollout is not for the policy."""
+"""Fields of a batch that a policy may read; it cannot read what parts compute from a rollout."""
 
 RETURNS = "evaluate(params, batch) must return Output(...), (distribution, value) or (distribution, value, carry)"
 
