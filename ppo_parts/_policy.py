@@ -59,7 +59,7 @@ def check_value(output: Output, expected: tuple[int, ...]) -> None:
     if output.value is not None and jnp.shape(output.value) != expected:
         raise ShapeError(
             f"evaluate returned a value of shape {jnp.shape(output.value)}, expected {expected}: one number per "
-            "element is needed; index the trailing axis of a Dense(1) away, value[..., 0]"
+            "element is needed; drop the trailing axis of a Dense(1) with value[..., 0]"
         )
 
 

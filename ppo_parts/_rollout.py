@@ -242,7 +242,7 @@ def check_estimates(found: dict[str, Array], shape: tuple[int, ...]) -> None:
         if jnp.shape(x) != shape:
             raise ShapeError(
                 f"rollout: the policy returned {name} of shape {jnp.shape(x)[1:]} for {shape[1:]} observations: one "
-                "number per element is needed; index a trailing axis of size 1 away, x[..., 0]"
+                "number per element is needed; drop a trailing axis of size 1 with x[..., 0]"
             )
 
 
