@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ from ppo_parts import training
 from ppo_parts.training import at_least, between, more_than
 from ppo_parts.training._statistics import interval
 
-from . import results_page
+from . import _pages
 
 ROOT = Path(__file__).resolve().parent.parent
 WINDOWS = 50
@@ -64,7 +63,7 @@ def summarized(outcomes: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 def cell(found: Mapping[str, Any]) -> str:
     """Mean over seeds, and its 95 % bootstrap interval."""
-    return results_page.interval(dict(found), digits=1)
+    return _pages.interval(dict(found), digits=1)
 
 
 def draw_curves(axes: Any, steps: int, curves: Sequence[Sequence[float]], label: str, color: Any) -> None:
@@ -73,9 +72,3 @@ def draw_curves(axes: Any, steps: int, curves: Sequence[Sequence[float]], label:
     x = (np.arange(WINDOWS) + 0.5) * steps / WINDOWS
     axes.plot(x, np.nanmean(values, axis=1), color=color, label=label)
     axes.fill_between(x, *interval(values), color=color, alpha=0.15, linewidth=0)
-
-
-def filled(page: str, name: str, lines: Sequence[str]) -> str:
-    """`page` with these lines between `<!-- name -->` and `<!-- end -->`."""
-    block = "\n".join([f"<!-- {name} -->", *lines, "<!-- end -->"])
-    return re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _: block, page, flags=re.DOTALL)

@@ -27,8 +27,8 @@ import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.training import at_least
 
-from . import _arms, report
-from ._arms import MEASURES, ROOT, cell, draw_curves, filled, outcome, summarized
+from . import _arms, _pages
+from ._arms import MEASURES, ROOT, cell, draw_curves, outcome, summarized
 from ._timing import positive, record
 
 Array = jax.Array
@@ -149,7 +149,7 @@ def block(results: dict[str, Any]) -> list[str]:
         for what, words in MEASURES.items()
         for name in ARMS
     ]
-    lines = report.table(["", "", *(f"batch of {size // int(c):,}" for c in by_divisor)], lines)[:-1]
+    lines = _pages.table(["", "", *(f"batch of {size // int(c):,}" for c in by_divisor)], lines)[:-1]
     return [
         "",
         f"![Return of PPO and PPO-EWMA in CartPole with batches of several sizes](../img/{PICTURE.name})",
@@ -162,7 +162,7 @@ def draw(results: dict[str, Any]) -> None:
     """Curves of three arms for each batch size, and the return of all arms against the batch size."""
     config, by_divisor = results["config"], results["arms"]
     size, steps = config["num_envs"] * config["num_steps"], config["total_timesteps"]
-    figure, panels = report.canvas(len(ARMS) + 1, width=3.6)
+    figure, panels = _pages.canvas(len(ARMS) + 1, width=3.6)
     for axes, name in zip(panels, ARMS, strict=False):
         for k, (c, arms) in enumerate(by_divisor.items()):
             color = str(0.75 * k / max(1, len(by_divisor) - 1))
@@ -180,7 +180,7 @@ def draw(results: dict[str, Any]) -> None:
     panels[-1].set_xticks(x, [f"{batch:,}" for batch in x])
     panels[-1].minorticks_off()
     panels[-1].legend(frameon=False)
-    report.save(figure, PICTURE)
+    _pages.save(figure, PICTURE)
 
 
 def main() -> None:
@@ -203,4 +203,4 @@ def main() -> None:
             training.write_json(RESULTS, record("benchmarks ewma", results))
     results = json.loads(RESULTS.read_text())["results"]
     draw(results)
-    PAGE.write_text(filled(PAGE.read_text(), "ewma", block(results)))
+    PAGE.write_text(_pages.filled(PAGE.read_text(), "ewma", block(results)))

@@ -12,7 +12,7 @@ import numpy as np
 from recipes.mujoco_ppo import Config
 
 from . import differences, mujoco
-from .report import canvas, save, table
+from ._pages import canvas, difference, interval, save, signed, table
 
 TIANSHOU = "https://github.com/thu-ml/tianshou/tree/82dc1adf/examples/mujoco"
 CLEANRL = "https://docs.cleanrl.dev/rl-algorithms/ppo/#ppo_continuous_actionpy"
@@ -126,14 +126,14 @@ class Comparison:
         names: what differs, for each run.
         files: paths of the records, from the folder of results.
         returns: intervals of the last evaluation, as text.
-        changes: `[runs, 2, 3]`: mean and both ends of the interval, of the last evaluation and of the mean of all.
+        changes: for each run, of the last evaluation and of the mean of all.
     """
 
     title: str
     names: list[str]
     files: list[str]
     returns: list[str]
-    changes: np.ndarray
+    changes: list[list[Record]]
 
     def table(self) -> list[str]:
         """A row for each run."""
@@ -162,39 +162,27 @@ def comparisons(records: list[Record], names: dict[str, str], folder: str) -> li
                 names=[names[record["variant"]] for record in chosen],
                 files=[f"{folder}/{record['file']}" for record in chosen],
                 returns=[interval(record["last_evaluation"]) for record in chosen],
-                changes=np.array([[change(x[-1], first[-1]), change(x.mean(0), first.mean(0))] for x in returns]),
+                changes=[[difference(x[-1], first[-1]), difference(x.mean(0), first.mean(0))] for x in returns],
             )
         )
     return found
 
 
-def change(now: np.ndarray, before: np.ndarray) -> tuple[float, float, float]:
-    """The difference of two means over seeds, and both ends of its 95 % bootstrap interval."""
-    draws = np.random.default_rng(0)
-    means = [draws.choice(x, (5000, len(x))).mean(axis=1) for x in (now, before)]
-    low, high = np.quantile(means[0] - means[1], (0.025, 0.975))
-    return now.mean() - before.mean(), low, high
-
-
-def signed(change: np.ndarray) -> str:
-    """A change and its interval."""
-    return "{:+.0f} [{:+.0f}, {:+.0f}]".format(*change)
-
-
 def forest(compared: list[Comparison], path: pathlib.Path) -> None:
     """A panel for each comparison, with a line for the interval of each change."""
     figure, panels = canvas(len(compared), width=8)
-    figure.set_figheight(1.2 + 0.34 * max(len(comparison.names) for comparison in compared))
+    figure.set_figheight(1.5 + 0.34 * max(len(comparison.names) for comparison in compared))
     for comparison, panel in zip(compared, panels, strict=True):
         for column, label in enumerate(("last evaluation", "mean of all evaluations")):
-            middle, low, high = comparison.changes[1:, column].T
+            shown = [changes[column] for changes in comparison.changes[1:]]
+            middle, low, high = np.array([[change["mean"], *change["95"]] for change in shown]).T
             places = np.arange(len(middle)) + 0.2 * column
             panel.errorbar(middle, places, xerr=[middle - low, high - middle], fmt="o", ms=4, lw=1.2, label=label)
         panel.axvline(0, color="gray", lw=1)
         panel.set(title=comparison.title, xlabel="change of the return, and its 95 % interval")
         panel.set_yticks(places, comparison.names[1:], fontsize=8)
         panel.invert_yaxis()
-        panel.legend(fontsize=8)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
     save(figure, path)
 
 
@@ -244,12 +232,6 @@ def other_settings(config: Record) -> str:
     free = ("env_id", "total_timesteps", "seed", "hidden")
     other = [f"{name}={value}" for name, value in config.items() if name not in free and now.get(name) != value]
     return f", {', '.join(other)}" if other else ""
-
-
-def interval(found: Record, digits: int = 0) -> str:
-    """Mean and its interval."""
-    mean, low, high = (f"{number:.{digits}f}" for number in (found["mean"], *found["mean_95"]))
-    return f"{mean} [{low}, {high}]"
 
 
 def curves(records: list[Record], pictures: pathlib.Path) -> list[str]:

@@ -28,8 +28,8 @@ import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.training import at_least
 
-from . import _arms, report
-from ._arms import MEASURES, ROOT, cell, draw_curves, filled, outcome, summarized
+from . import _arms, _pages
+from ._arms import MEASURES, ROOT, cell, draw_curves, outcome, summarized
 from ._timing import positive, record
 
 Array = jax.Array
@@ -171,20 +171,20 @@ def block(results: dict[str, Any]) -> list[str]:
         for what, words in MEASURES.items()
         for name, arm in results["arms"].items()
     ]
-    lines = report.table(["", "", *(f"learning rate {rate:g}" for rate in RATES)], lines)[:-1]
+    lines = _pages.table(["", "", *(f"learning rate {rate:g}" for rate in RATES)], lines)[:-1]
     return ["", f"![Return of PPO and PPG in CartPole against environment steps](../img/{PICTURE.name})", "", *lines]
 
 
 def draw(results: dict[str, Any]) -> None:
     """Return against environment steps, for each learning rate."""
-    figure, panels = report.canvas(len(RATES), width=4)
+    figure, panels = _pages.canvas(len(RATES), width=4)
     for axes, rate in zip(panels, RATES, strict=True):
         for k, (name, arm) in enumerate(results["arms"].items()):
             draw_curves(axes, results["config"]["total_timesteps"], arm[f"{rate:g}"]["curves"], name, f"C{k}")
         axes.set(xlabel="environment steps", title=f"learning rate {rate:g}", ylim=(0, 520))
     panels[0].set(ylabel="return")
     panels[0].legend(frameon=False)
-    report.save(figure, PICTURE)
+    _pages.save(figure, PICTURE)
 
 
 def main() -> None:
@@ -207,4 +207,4 @@ def main() -> None:
         training.write_json(RESULTS, record("benchmarks ppg", results))
     results = json.loads(RESULTS.read_text())["results"]
     draw(results)
-    PAGE.write_text(filled(PAGE.read_text(), "ppg", block(results)))
+    PAGE.write_text(_pages.filled(PAGE.read_text(), "ppg", block(results)))

@@ -14,11 +14,13 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from . import results_page
+from ._pages import canvas, save, table
 from .learning import TASKS, success
 from .train import ONE_SEED, RECIPES
 
@@ -41,11 +43,6 @@ PUBLISHED = [
 ]
 """Published results, which the page sets beside ours."""
 PAGES = ("README.md", "docs/pufferlib.md", "docs/agents.md", "docs/exploration.md")  # with tables of learning results
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table."""
-    return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)] + [""]
 
 
 def provenance(record: Record) -> list[str]:
@@ -161,26 +158,6 @@ def draw_parts(path: pathlib.Path, rows: list[Row]) -> bool:
         axis.legend(frameon=False)
     save(figure, path)
     return True
-
-
-def canvas(panels: int, width: float = 5) -> tuple[Any, Any]:
-    """A figure and its axes, side by side, without a display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width * panels, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, panels, squeeze=False)[0]
-    for axis in axes:
-        axis.grid(alpha=0.2)
-        axis.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def save(figure: Any, path: pathlib.Path) -> None:
-    """Without the date and the version of matplotlib, so that the same data are the same bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
 def update(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
@@ -475,9 +452,7 @@ def main() -> None:
     options.docs.mkdir(parents=True, exist_ok=True)
     (options.docs / "benchmarks.md").write_text(report(options.results, options.docs))
     print(f"wrote {options.docs / 'benchmarks.md'}")
-    from .results_page import page as results_page  # it uses the tables and pictures of this module
-
-    (options.docs / "results.md").write_text(results_page(options.results, options.docs))
+    (options.docs / "results.md").write_text(results_page.page(options.results, options.docs))
     if options.docs == ROOT / "docs":
         for name in PAGES:
             page, link = ROOT / name, "../benchmarks/results" if "/" in name else "benchmarks/results"

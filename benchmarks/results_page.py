@@ -6,9 +6,8 @@ import json
 import pathlib
 
 from . import mujoco_page
+from ._pages import interval, table
 from .learning import TASKS
-from .mujoco_page import interval
-from .report import table
 
 GAMES = {"won_sampled": "won, sampled actions", "won_mode": "won, most probable actions"}
 

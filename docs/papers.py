@@ -1,4 +1,4 @@
-"""Write docs/papers.md from the docstrings and the sources in benchmarks/papers.py, and from recorded comparisons.
+"""Write docs/papers.md from the docstrings and the sources in benchmarks/paper_index.py, and from recorded comparisons.
 
 `python -m docs.papers` rewrites the page; a test fails where the page and the module differ.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ppo_parts as pp
-from benchmarks import papers
+from benchmarks import paper_index as index
 from tests.registry import CASES, ELSEWHERE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,7 +39,7 @@ ELSEWHERE_ONLINE = {  # papers that are not on arXiv
 
 def is_paper(function: Callable[..., Any]) -> bool:
     """Whether the docstring of a function begins with a reference: authors and year."""
-    return function.__module__ == papers.__name__ and bool(re.match(r"[^,]* \d{4}, ", function.__doc__ or ""))
+    return function.__module__ == index.__name__ and bool(re.match(r"[^,]* \d{4}, ", function.__doc__ or ""))
 
 
 def reference(function: Callable[..., Any]) -> str:
@@ -195,14 +195,14 @@ def counted(arms: dict[str, Any]) -> str:
 
 def shared() -> str:
     """The part of the module that all functions use, before the first section."""
-    source = Path(papers.__file__).read_text()
+    source = Path(index.__file__).read_text()
     start, end = source.index("from collections.abc"), source.index("\n\n# --- policy losses")
     return source[start:end].rstrip()
 
 
 def page() -> str:
     """The whole page."""
-    count = sum(map(len, papers.SECTIONS.values()))
+    count = sum(map(len, index.SECTIONS.values()))
     records = sorted((ROOT / "benchmarks" / "results" / "papers").glob("*.json"))
     lines = [
         INTRODUCTION.format(count=count),
@@ -211,7 +211,7 @@ def page() -> str:
         "```",
         "",
     ]
-    for title, functions in papers.SECTIONS.items():
+    for title, functions in index.SECTIONS.items():
         lines += section(title, functions)
     lines += [COMPARISON] if records else []
     for path in records:
@@ -222,10 +222,10 @@ def page() -> str:
 INTRODUCTION = """# Papers
 
 {count} papers about PPO and its components, each as a modification of one chain. The chains are the functions of
-[benchmarks/papers.py](../benchmarks/papers.py), from which `python -m docs.papers` writes this page. Each has at most
-twelve lines, and the tests trace an update of each ([tests/test_papers.py](../tests/test_papers.py)). Hyperparameters
-are those of the papers where these name one, and otherwise plain choices; none is tuned. If a chain implements only
-part of a paper's algorithm, its description says so.
+[benchmarks/paper_index.py](../benchmarks/paper_index.py), from which `python -m docs.papers` writes this page. Each has
+at most twelve lines, and the tests trace an update of each ([tests/test_papers.py](../tests/test_papers.py)).
+Hyperparameters are those of the papers where these name one, and otherwise plain choices; none is tuned. If a chain
+implements only part of a paper's algorithm, its description says so.
 
 The column "laws" shows with how many settings a part is tested against the laws that every part obeys
 ([tests/registry.py](../tests/registry.py): jit equals eager, vmap equals a loop, masked steps have no effect, ...), and

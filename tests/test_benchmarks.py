@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import compare, mujoco_page, parts, report, results_page, train
+from benchmarks import _pages, compare, mujoco_page, parts, report, results_page, train
 
 programs, chosen = train.programs, {"cleanrl", "handwritten"}
 
@@ -159,13 +159,15 @@ def test_main_effects_are_averages_over_the_other_settings():
     assert effects["a"][1] == pytest.approx((8 * 0.25 / 5) ** 0.5 / 2**0.5)
 
 
-def test_changes_are_differences_of_means_with_an_interval_over_seeds():
+def test_a_difference_of_means_has_an_interval_over_seeds():
     draws = np.random.default_rng(1)
     now, before = draws.normal(10_000.0, 1000.0, 1000), draws.normal(8000.0, 1000.0, 1000)
-    middle, low, high = mujoco_page.change(now, before)
-    assert middle == now.mean() - before.mean()
+    found = _pages.difference(now, before)
+    assert found["mean"] == pytest.approx(now.mean() - before.mean())
     half = 1.96 * (2 * 1000.0**2 / 1000) ** 0.5  # of the normal approximation
-    assert (low, high) == pytest.approx((middle - half, middle + half), abs=8.0)
+    assert found["95"] == pytest.approx([found["mean"] - half, found["mean"] + half], abs=8.0)
+    assert _pages.difference([3.0] * 10, [1.0] * 10) == {"mean": 2.0, "95": [2.0, 2.0]}
+    assert _pages.signed({"mean": 2.0, "95": [-1.4, 3.0]}) == "+2 [-1, +3]"
 
 
 def test_what_became_slower(recorded, tmp_path, monkeypatch, capsys):

@@ -8,11 +8,11 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from benchmarks import _papers_runs, papers
+from benchmarks import paper_index as index
 from docs import papers as page
 
 TIME, SEGMENTS, OBS, ACTIONS = 8, 16, 3, 2
-INDEXED = [function for functions in papers.SECTIONS.values() for function in functions]
+INDEXED = [function for functions in index.SECTIONS.values() for function in functions]
 
 
 def array(*shape):
@@ -48,8 +48,8 @@ def recurrent(params, batch):
 
 def given(function):
     """A rollout in shapes, with all that the chain may read: of continuous actions, of agents, of tokens, or plain."""
-    shape = (TIME, SEGMENTS, 3) if function in papers.SECTIONS["Multi-agent"] else (TIME, SEGMENTS)
-    continuous = function in (papers.rahman_2022, papers.mysore_2021, papers.yu_2018)
+    shape = (TIME, SEGMENTS, 3) if function in index.SECTIONS["Multi-agent"] else (TIME, SEGMENTS)
+    continuous = function in (index.rahman_2022, index.mysore_2021, index.yu_2018)
     obs, flat = array(*shape, OBS), array(*shape)
     action = array(*shape, ACTIONS) if continuous else jax.ShapeDtypeStruct(shape, jnp.int32)
     names = ("value_intrinsic", "next_value_intrinsic", "cost", "value_cost", "next_value_cost", "right")
@@ -60,19 +60,19 @@ def given(function):
     per_segment = dict.fromkeys(("score", "baseline", "cost"), array(SEGMENTS))
     shared = {"demonstrations": (array(7, OBS), jax.ShapeDtypeStruct((7,), jnp.int32))}
     batch = batch.replace(per_segment=per_segment, shared=shared)
-    if function in papers.SECTIONS["Language models"]:
+    if function in index.SECTIONS["Language models"]:
         return batch.replace(mask=flat)
-    if function is papers.kapturowski_2019:
+    if function is index.kapturowski_2019:
         return batch.replace(carry=array(SEGMENTS, OBS), reset=flat)
     return batch
 
 
 def setup(function, batch):
     """What a function of the index returns, always as a `Setup`."""
-    extras = batch.extras | {"returns": batch.reward} if function is papers.oh_2018 else {}
+    extras = batch.extras | {"returns": batch.reward} if function is index.oh_2018 else {}
     like = pp.Batch(obs=batch.obs, action=batch.action, log_prob=batch.log_prob, target=batch.reward, extras=extras)
     made = function(like) if "like" in inspect.signature(function).parameters else function()
-    return made if isinstance(made, papers.Setup) else papers.Setup(made)
+    return made if isinstance(made, index.Setup) else index.Setup(made)
 
 
 def shapes(tree):
@@ -84,7 +84,7 @@ def shapes(tree):
 def test_update_of_every_chain_is_traced(function):
     batch = given(function)
     chain, own, optimizer = setup(function, batch)
-    policy = own or (recurrent if function is papers.kapturowski_2019 else evaluate)
+    policy = own or (recurrent if function is index.kapturowski_2019 else evaluate)
     learner = pp.learner(policy, chain, optimizer or optax.adam(1e-3))
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(learner.init, parameters(), key)
@@ -94,9 +94,7 @@ def test_update_of_every_chain_is_traced(function):
 
 
 def test_at_least_sixty_papers_each_listed_once():
-    named = {
-        name for name, function in vars(papers).items() if inspect.isfunction(function) and page.is_paper(function)
-    }
+    named = {name for name, function in vars(index).items() if inspect.isfunction(function) and page.is_paper(function)}
     assert {function.__name__ for function in INDEXED} == named
     assert len(INDEXED) == len(named) >= 60
     assert len({page.reference(function) for function in INDEXED}) == len(INDEXED)
@@ -115,12 +113,6 @@ def test_page_shows_the_index():
     assert page.page() == page.PAGE.read_text(), "run python -m docs.papers"
 
 
-def test_difference_of_two_arms():
-    """Of two constants it is exact; of equal arms, 0 lies in the interval."""
-    one, other = ({"per_seed": [x] * 10, "mean": x} for x in (3.0, 1.0))
-    assert _papers_runs.difference(one, other) == {"mean": 2.0, "95": [2.0, 2.0]}
-    spread = {"per_seed": list(range(10)), "mean": 4.5}
-    low, high = _papers_runs.difference(spread, spread)["95"]
-    assert -4 < low < 0 < high < 4
+def test_verdict_is_whether_the_interval_excludes_0():
     assert page.verdict({"95": [-1.0, 2.0]}) == "no difference within the interval"
     assert [page.verdict({"95": x}) for x in ([0.5, 1.0], [-2.0, -1.0])] == ["better", "worse"]

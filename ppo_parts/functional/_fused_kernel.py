@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from ._common import Array
-from ._fused import NUMBERS, Inputs, combined, terms
+from ._fused_terms import NUMBERS, Inputs, combined, terms
 
 ELEMENTS = 128  # per program at most: one for each thread
 LOGITS = 512  # per program, padding included: few, so that a batch of a few thousand elements fills a GPU

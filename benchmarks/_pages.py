@@ -1,0 +1,60 @@
+"""What pages of results share: tables, pictures, and intervals over seeds."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table."""
+    return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)] + [""]
+
+
+def interval(found: dict[str, Any], digits: int = 0) -> str:
+    """The mean over seeds and its 95 % bootstrap interval, from `training.summary`."""
+    mean, low, high = (f"{number:.{digits}f}" for number in (found["mean"], *found["mean_95"]))
+    return f"{mean} [{low}, {high}]"
+
+
+def difference(now: Sequence[float], before: Sequence[float], samples: int = 5000) -> dict[str, Any]:
+    """The difference of two means over seeds, with its 95 % bootstrap interval; the seeds are not pairs."""
+    generator = np.random.default_rng(0)
+    means = [generator.choice(x, (samples, len(x))).mean(axis=1) for x in (now, before)]
+    low, high = np.quantile(means[0] - means[1], (0.025, 0.975))
+    return {"mean": float(np.mean(now) - np.mean(before)), "95": [float(low), float(high)]}
+
+
+def signed(change: dict[str, Any]) -> str:
+    """A difference and its interval."""
+    return "{:+.0f} [{:+.0f}, {:+.0f}]".format(change["mean"], *change["95"])
+
+
+def filled(page: str, name: str, lines: Sequence[str]) -> str:
+    """`page` with these lines between `<!-- name -->` and `<!-- end -->`."""
+    block = "\n".join([f"<!-- {name} -->", *lines, "<!-- end -->"])
+    return re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _: block, page, flags=re.DOTALL)
+
+
+def canvas(panels: int, width: float = 5) -> tuple[Any, Any]:
+    """A figure and its axes, side by side, without a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * panels, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, panels, squeeze=False)[0]
+    for axis in axes:
+        axis.grid(alpha=0.2)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def save(figure: Any, path: pathlib.Path) -> None:
+    """Without the date and the version of matplotlib, so that the same data are the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
