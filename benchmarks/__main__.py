@@ -1,4 +1,4 @@
-"""`python -m benchmarks <name>`: every benchmark, and what becomes of their results."""
+"""`python -m benchmarks <name>`: the benchmarks, and the reports of their results."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import importlib
 import sys
 
 COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what it does
-    "parts": "microbenchmarks of every part and function, against rivals and a memory stream",
+    "parts": "microbenchmarks of every part and function, compared with other implementations and a copy of memory",
     "update": "a whole update against the same update written by hand",
     "train": "whole training runs against others: environment steps per second, compile time",
     "hosts": "environments on the host: alone, collecting, and whole runs against others",
     "growth": "how an update's cost grows with environments, steps, minibatches and seeds",
-    "gpu": "everything that a GPU should be asked, in eight minutes: kernels, the loss, whole runs",
-    "ptx": "what becomes of the GPU kernels, without a GPU: bytes per element, registers",
+    "gpu": "everything to measure on a GPU, in eight minutes: kernels, the loss, whole runs",
+    "ptx": "what the GPU kernels compile to, without a GPU: bytes per element, registers",
     "learning": "learning curves of the recipes, over many seeds",
-    "games": "games of two players against random moves: how many are won",
-    "mujoco": "Gymnasium's MuJoCo tasks, in the protocol of Tianshou's benchmark",
-    "differences": "what each single difference between libraries' PPO is worth, on MuJoCo tasks",
-    "study": "what priorities, V-trace and refreshing are worth",
+    "games": "two-player games against random moves: how many are won",
+    "mujoco": "Gymnasium's MuJoCo tasks, with the protocol of Tianshou's benchmark",
+    "differences": "the effect of each single difference between libraries' PPO, on MuJoCo tasks",
+    "study": "the effects of priorities, V-trace and refreshing",
     "ewma": "PPO-EWMA with batches of four sizes: is it invariant to the batch size?",
     "ppg": "phasic policy gradient against PPO, with a shared network and with two",
     "tokens": "a small transformer learns to sort digits: GRPO and its relatives, without a critic",
     "papers": "chains of the index of papers against the plain chain",
     "devices": "what 1 to 64 devices send each other, and what each of them does; compiled only",
     "sweep": "a sweep of hyperparameters in one program",
-    "kill": "kills a run at random moments and compares its end with an undisturbed one",
-    "vmapped_init": "trains ten vmapped seeds again and again on a busy CPU: does it ever deadlock?",
-    "attack": "damages, fills, removes and signals runs: are they identical, or is it said?",
+    "kill": "kills a run at random moments and compares its result with that of an undisturbed run",
+    "vmapped_init": "trains ten vmapped seeds repeatedly on a busy CPU: does it ever deadlock?",
+    "attack": "damages, fills, removes and signals runs: are the results identical, or the damage reported?",
     "report": "tables and pictures of the recorded results: docs/benchmarks.md",
     "compare": "what became slower between two recorded results",
 }

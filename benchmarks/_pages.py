@@ -1,4 +1,4 @@
-"""What pages of results share: tables, pictures, and intervals over seeds."""
+"""Shared by the pages of results: tables, pictures, and intervals over seeds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def interval(found: dict[str, Any], digits: int = 0) -> str:
 
 
 def difference(now: Sequence[float], before: Sequence[float], samples: int = 5000) -> dict[str, Any]:
-    """The difference of two means over seeds, with its 95 % bootstrap interval; the seeds are not pairs."""
+    """The difference of two means over seeds, with its 95 % bootstrap interval; the seeds are not paired."""
     generator = np.random.default_rng(0)
     means = [generator.choice(x, (samples, len(x))).mean(axis=1) for x in (now, before)]
     low, high = np.quantile(means[0] - means[1], (0.025, 0.975))

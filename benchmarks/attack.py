@@ -178,7 +178,7 @@ def full_disks(directory: Path, cache: Path) -> dict[str, str]:
 
 
 def not_finite(directory: Path) -> dict[str, str]:
-    """A number that is not finite in each input, at one step: the run stops there, or skips one update."""
+    """A non-finite number in each input, at one step: the run stops there, or skips one update."""
     outcomes = {}
     for field in ("reward", "obs"):
         for value in (float("nan"), float("inf")):

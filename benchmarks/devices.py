@@ -109,7 +109,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def table(rows: list[dict[str, Any]]) -> str:
     """The counts as a Markdown table."""
     lines = [
-        "| recipe | devices | all-reduce | all-gather | bytes | FLOPs per device, of one | temporaries per device |",
+        "| recipe | devices | all-reduce | all-gather | bytes | relative FLOPs per device | temporaries per device |",
         "|---|---|---|---|---|---|---|",
     ]
     first = {row["recipe"]: row["flops"] for row in reversed(rows) if row["scaling"] == "strong"}
@@ -129,7 +129,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def comparison(rows: list[dict[str, Any]]) -> str:
     """The counts of four devices with one shard, and with a shard for each device or more, as a Markdown table."""
     lines = [
-        "| recipe | shards | all-reduce | all-gather | others | bytes | FLOPs per device, of one |",
+        "| recipe | shards | all-reduce | all-gather | others | bytes | relative FLOPs per device |",
         "|---|---|---|---|---|---|---|",
     ]
     first = {row["recipe"]: row["flops"] for row in rows if row["devices"] == 1 and row["scaling"] == "strong"}
@@ -182,7 +182,7 @@ def predicted(devices: int, num_envs: int, operations: float, size: float, rate:
 
 def predictions(rows: list[dict[str, Any]], rate: float = 1e7, launches: float = 4e-3) -> str:
     """Steps per second in millions, and the share of ideal scaling, as a Markdown table."""
-    lines = ["| GPUs | 4,096 environments for each | 65,536 in all | the same with 1,024 in all |", "|---|---|---|---|"]
+    lines = ["| GPUs | 4,096 environments per GPU | 65,536 in total | 1,024 in total |", "|---|---|---|---|"]
     found = [row for row in rows if row["recipe"].startswith("CleanRL") and row["devices"] > 1]
     operations, size = sum(found[-1]["operations"].values()), sum(found[-1]["bytes"].values())
     for devices in PREDICTED:

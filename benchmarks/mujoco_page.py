@@ -1,4 +1,4 @@
-"""The MuJoCo part of docs/results.md: results beside published ones, and what single choices and settings are worth."""
+"""The MuJoCo part of docs/results.md: results, published results, and the effects of single choices and settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PUBLISHED = {  # task: Tianshou's mean and standard deviation at 1M steps, its m
 
 
 def results_table(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
-    """The table of whole runs beside the published results, and their curves."""
+    """The table of whole runs with the published results, and their curves."""
     records = [record for record in complete(results / "mujoco") if is_whole_run(record)]
     if not records:
         return []
@@ -63,10 +63,10 @@ def results_table(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
         "of the policy, 20 times in a run of 1M steps, and *last* is the one at the end. *Best of each seed* takes",
         "the highest evaluation of each seed, and *best mean* the highest mean over seeds; both favor lucky",
         "evaluations. Tianshou reports the maximum over training of about 30 evaluations in 1M steps (10 seeds,",
-        "mean and standard deviation, version 3 of the environments), CleanRL training returns (3 seeds, version",
-        "4). A *variant* changes one thing of `recipes.mujoco_ppo`, and `tuned` is its preset for the task; settings",
-        "beside its name differ from the recipe's. `python -m benchmarks mujoco <task> --variant <variant>` produces",
-        "a row.",
+        "mean and standard deviation, version 3 of the environments), and CleanRL training returns (3 seeds, version",
+        "4). A *variant* changes one setting of `recipes.mujoco_ppo`, and `tuned` is its preset for the task; the",
+        "settings after its name differ from the recipe's. `python -m benchmarks mujoco <task> --variant <variant>`",
+        "produces a row.",
         "",
         *curves(records, pictures),
     ]
@@ -84,7 +84,7 @@ def is_whole_run(record: Record) -> bool:
 
 
 def choices(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
-    """Runs in which one choice was exchanged: of the recipe's, and of those in which libraries differ."""
+    """Runs in which one choice was changed: one of the recipe's, or one in which libraries differ."""
     recipe = [record for record in complete(results / "mujoco") if not is_whole_run(record)]
     recipe_names = {name: name for name in mujoco.VARIANTS}
     library_names = {name: f"{each.what} ({each.who})" for name, each in differences.DIFFERENCES.items()}
@@ -92,22 +92,22 @@ def choices(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
     of_libraries = comparisons(complete(results / "differences"), library_names, "differences")
     lines: list[str] = []
     if of_recipe:
-        lines += ["### One choice at a time", "", "`mujoco_ppo` with one of its choices exchanged:", ""]
+        lines += ["### One choice at a time", "", "`mujoco_ppo` with one of its choices changed:", ""]
         lines += [line for comparison in of_recipe for line in comparison.table()]
     if of_libraries:
         lines += [
-            "### What the differences between libraries are worth",
+            "### Effects of the differences between libraries",
             "",
             "CleanRL's chain, with time limits bootstrapped from the value of the final state, and with one choice",
-            "exchanged for that of [another library](libraries.md#choices):",
+            "replaced by that of [another library](libraries.md#choices):",
             "",
             *(line for comparison in of_libraries for line in comparison.table()),
         ]
     if lines:
         forest([*of_recipe, *of_libraries], pictures / "results_choices.png")
         lines += [
-            "*Return* is the mean over seeds of the last evaluation. The *mean of all* evaluations, which are at equal",
-            "distances, also rewards learning early and has less noise. Changes are relative to the first row.",
+            "*Return* is the mean over seeds of the last evaluation. The *mean of all* evaluations, which are equally",
+            "spaced, also rewards fast learning and has less noise. Changes are relative to the first row.",
             "Brackets are 95 % bootstrap intervals over seeds. They are not corrected for the number of rows: where a",
             "choice makes no difference, one interval in twenty still excludes 0.",
             "",
@@ -202,15 +202,15 @@ def settings(results: pathlib.Path) -> list[str]:
         for name, (low, high) in factors.items()
     ]
     return [
-        "### What settings are worth",
+        "### Effects of settings",
         "",
-        f"Change of the return after {record['steps']:,} steps, and its standard error",
+        f"Change in the return after {record['steps']:,} steps, and its standard error",
         f"([record](../benchmarks/results/{path.name})):",
         "",
         *table(["from the recipe's setting to another", *found], rows),
         "Each column is a two-level design: all settings vary at once, and each effect is an average over the levels",
-        "of the others (32 runs in HalfCheetah, 16 in Hopper and in Walker2d, all on seeds from 1000 on). HalfCheetah",
-        "gains most from less initial noise, which costs Hopper the most; `tuned` above follows from this.",
+        "of the others (32 runs on HalfCheetah, 16 each on Hopper and Walker2d, all with seeds 1000 and above).",
+        "HalfCheetah gains most from less initial noise, which hurts Hopper the most; `tuned` above is based on this.",
         "",
     ]
 
@@ -250,4 +250,5 @@ def curves(records: list[Record], pictures: pathlib.Path) -> list[str]:
         panel.set(title=task, xlabel="million environment steps", ylabel="return of 10 episodes")
         panel.legend(fontsize=8)
     save(figure, pictures / "results_mujoco.png")
-    return ["![Returns against steps](img/results_mujoco.png)", "", "Lines are means over seeds, bands quartiles.", ""]
+    legend = "Lines are means over seeds; bands show the quartiles."
+    return ["![Returns against steps](img/results_mujoco.png)", "", legend, ""]

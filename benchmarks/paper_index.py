@@ -1,7 +1,7 @@
-"""An index of papers about PPO: each function returns the chain of one paper, as a change of `ppo()`.
+"""An index of papers about PPO: each function returns the chain of one paper, as a modification of `ppo()`.
 
-The docstring of a function is the reference, and what the paper changes. `python -m docs.papers` writes docs/papers.md
-from this module, and `python -m benchmarks papers` compares chains that need nothing but the plain policy.
+A docstring gives the reference, and what the paper changes. `python -m docs.papers` writes docs/papers.md
+from this module, and `python -m benchmarks papers` compares the chains that need only the plain policy.
 
 A function returns a chain, or a `Setup` if the paper also changes the policy or the optimizer. Observations in the
 policies here are vectors, and networks are linear, because the networks are not what these papers change.
@@ -33,7 +33,7 @@ CENTERED = pp.group_advantage(group=8, score="score", scale=None)  # without the
 
 
 class Setup(NamedTuple):
-    """A chain, with the policy and the optimizer where a paper changes them; None: those of plain PPO."""
+    """A chain, and the policy and the optimizer if a paper changes them; None: those of plain PPO."""
 
     chain: pp.Part
     evaluate: Callable[..., Any] | None = None
@@ -65,7 +65,7 @@ def phased(*estimate, rate=5e-4, **phases):
 
 
 def latest():
-    """Make the part that writes what the policy says at the start of a phase: `batch.behavior` and `batch.value`."""
+    """Make the part that writes the policy's output at the start of a phase: `batch.behavior` and `batch.value`."""
 
     def update(batch, context):
         output = context.evaluate(context.params, batch)
@@ -85,7 +85,7 @@ def clipped(*links, rate):
 
 
 def distillation():
-    """Make two parts: one writes `extras.reward_intrinsic`, how wrong `params["predictor"]` is; the other trains it."""
+    """Make two parts: one writes the error of `params["predictor"]` as `extras.reward_intrinsic`, one trains it."""
 
     def embed(network, obs):
         return jnp.tanh(obs @ network["hidden"]) @ network["out"]
@@ -199,7 +199,7 @@ def hilton_2021():
 def fu_2025():
     """Fu et al. 2025, AReaL: A Large-Scale Asynchronous Reinforcement Learning System, arXiv:2505.24298.
 
-    Clips around the latest policy, and corrects for the older one that acted by an importance weight, here at most 5.
+    Clips around the latest policy, and corrects for the older behavior policy by an importance weight, here at most 5.
     """
 
     def recompute(batch, context):
@@ -368,7 +368,7 @@ def espeholt_2018():
 def pardo_2018():
     """Pardo et al. 2018, Time Limits in Reinforcement Learning, arXiv:1712.00378.
 
-    Bootstraps where a time limit cut the episode. `gae` always does; this chain undoes it, to show what it is worth.
+    Bootstraps where a time limit cut the episode. `gae` always does; this chain undoes it, to show its effect.
     """
 
     def forget(batch):
@@ -382,7 +382,7 @@ def pardo_2018():
 def engstrom_2020():
     """Engstrom et al. 2020, Implementation Matters in Deep Policy Gradients, arXiv:2005.12729.
 
-    Takes away code-level optimizations one by one; here the clipped value loss.
+    Removes code-level optimizations one by one; here the clipped value loss.
     """
     return ppo(critic=pp.value_loss(coef=0.5))
 
@@ -390,7 +390,7 @@ def engstrom_2020():
 def andrychowicz_2021():
     """Andrychowicz et al. 2021, What Matters for On-Policy Deep Actor-Critic Methods?, arXiv:2006.05990.
 
-    Recommends to recompute advantages before each epoch, and not to clip the value loss.
+    Recommends recomputing advantages before each epoch, and not clipping the value loss.
     """
     sampler = pp.shuffled_minibatches(num_minibatches=4, num_epochs=4, refresh="epoch")
     return ppo(sampler=sampler, critic=pp.value_loss(coef=0.5))
@@ -422,7 +422,7 @@ def yuan_2025():
 def schaul_2016():
     """Schaul et al. 2016, Prioritized Experience Replay, arXiv:1511.05952.
 
-    Draws what has large errors more often, and corrects by importance weights; here segments of the rollout.
+    Draws samples with large errors more often, and corrects by importance weights; here segments of the rollout.
     """
     sampler = pp.prioritized_sampler(num_minibatches=4, num_epochs=4, alpha=0.6, beta=0.4)
     return ppo(sampler=sampler, normalize=pp.chain(NORMALIZED, pp.advantage_weight()))
@@ -475,7 +475,7 @@ def huber_1964():
 def flet_berliac_2021():
     """Flet-Berliac et al. 2021, Learning Value Functions Using Residual Variance (AVEC), arXiv:2010.04440.
 
-    The critic minimizes the variance of its error instead of the mean square; a bias does not matter to it.
+    The critic minimizes the variance of its error instead of the mean square, so that a constant bias does not count.
     """
 
     def residual_variance(value, target, mask=None):
@@ -508,7 +508,7 @@ def van_hasselt_2016():
 def schrittwieser_2020():
     """Schrittwieser et al. 2020, Mastering Atari, Go, Chess and Shogi (MuZero), arXiv:1911.08265.
 
-    The critic classifies: its target is divided between the two nearest of many atoms, in a compressed scale.
+    The critic classifies: its target is divided between the two nearest of many atoms, on a compressed scale.
     """
     x = jnp.linspace(-5.0, 5.0, 41)
     atoms = jnp.sign(x) * (((jnp.sqrt(1 + 0.004 * (jnp.abs(x) + 1.001)) - 1) / 0.002) ** 2 - 1)
@@ -614,7 +614,7 @@ def aitchison_2022():
 def burda_2018():
     """Burda et al. 2018, Exploration by Random Network Distillation, arXiv:1810.12894.
 
-    A second reward for observations on which a predictor of a random network errs, with a critic of its own.
+    Adds a reward where a predictor of a random network has a large error, with a separate critic.
     """
     read = {name: f"extras.{name}_intrinsic" for name in ("reward", "value", "next_value")}
     write = {name: f"extras.{name}_intrinsic" for name in ("advantage", "target")}
@@ -630,7 +630,7 @@ def burda_2018():
 def tang_2017(bits=8, coef=0.01):
     """Tang et al. 2017, #Exploration: A Study of Count-Based Exploration, arXiv:1611.04717.
 
-    A bonus of β / √n for observations whose hash, the signs of random projections, was seen n times.
+    Adds a bonus of β / √n for observations whose hash, the signs of random projections, was seen n times.
     """
 
     def init(params, key):
@@ -702,7 +702,7 @@ def schmitt_2018(updates=1000):
 def raileanu_2021_drac(scale=0.2):
     """Raileanu et al. 2021, Automatic Data Augmentation for Generalization in RL (DrAC), arXiv:2006.12862.
 
-    Policy and value are to be the same for augmented observations; here each is multiplied by a random number.
+    Penalizes changes of policy and value under augmentation; here each observation is multiplied by a random number.
     """
 
     def augmented(batch, context):
@@ -726,7 +726,7 @@ def mysore_2021():
 def yu_2018():
     """Yu et al. 2018, Learning Symmetric and Low-Energy Locomotion, arXiv:1801.08093.
 
-    Penalizes actions that are not mirrored where the observation is; here mirroring changes all signs.
+    Penalizes actions that are not mirrored when the observation is; here mirroring changes all signs.
     """
 
     def mirror(batch, context):
@@ -740,7 +740,7 @@ def yu_2018():
 def ray_2019(limit=25.0):
     """Ray et al. 2019, Benchmarking Safe Exploration in Deep RL (PPO-Lagrangian), OpenAI.
 
-    A critic and an advantage for costs; their weight, a Lagrange multiplier, grows while costs exceed the limit.
+    Adds a critic and an advantage for costs, weighted by a multiplier that grows while costs exceed the limit.
     """
 
     def update(batch, multiplier, context):
@@ -775,13 +775,13 @@ def moalla_2024():
     return ppo(after, estimate=(GAE, before))
 
 
-# --- many agents ------------------------------------------------------------------------------------------------------
+# --- multi-agent ------------------------------------------------------------------------------------------------------
 
 
 def de_witt_2020():
     """de Witt et al. 2020, Is Independent Learning All You Need in StarCraft? (IPPO), arXiv:2011.09533.
 
-    PPO for each agent, `[T, N, A]`, with shared parameters, and values of what the agent itself observes.
+    PPO for each agent, `[T, N, A]`, with shared parameters, and a critic that sees only the agent's own observation.
     """
     return ppo(sampler=pp.segment_minibatches(num_minibatches=4, num_epochs=4))
 
@@ -789,7 +789,7 @@ def de_witt_2020():
 def yu_2022():
     """Yu et al. 2022, The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games (MAPPO), arXiv:2103.01955.
 
-    A critic of the state of all agents, with normalized targets and a Huber loss; large minibatches.
+    A critic that sees all agents, with normalized targets and a Huber loss; large minibatches.
     """
 
     def evaluate(params, batch):
@@ -813,7 +813,7 @@ def yu_2022():
 def ziegler_2019():
     """Ziegler et al. 2019, Fine-Tuning Language Models from Human Preferences, arXiv:1909.08593.
 
-    The score is the reward of the last token, and each token pays for leaving a reference; here at a fixed price.
+    The score is the reward of the last token, minus a penalty for leaving a reference; here with a fixed coefficient.
     """
     return ppo(estimate=(pp.outcome_reward(kl_coef=0.1), pp.gae(gamma=1.0, gae_lambda=0.95)), entropy=NONE)
 
@@ -847,7 +847,7 @@ def shao_2024():
 def liu_2025_dr_grpo():
     """Liu et al. 2025, Understanding R1-Zero-Like Training (Dr.GRPO), arXiv:2503.20783.
 
-    GRPO without two divisions, by the deviation of the group and by the length of the answer.
+    GRPO without two divisions: by the standard deviation of the group, and by the length of the answer.
     """
     return tokens(CLIPPED, estimate=(CENTERED,), by="sequence_sum", length=1024)
 
@@ -890,7 +890,7 @@ def li_2024():
 def yu_2025():
     """Yu et al. 2025, DAPO: An Open-Source LLM RL System at Scale, arXiv:2503.14476.
 
-    More room for the ratio above 1 than below, and a mean over tokens; which prompts are sampled is not the chain's.
+    A wider clip range above 1 than below, and a mean over tokens; the selection of prompts is not part of the chain.
     """
     return tokens(pp.clipped_surrogate(clip_eps=0.2, clip_eps_high=0.28), estimate=(GROUPS,))
 
@@ -898,13 +898,13 @@ def yu_2025():
 def liu_2025_lite_ppo():
     """Liu et al. 2025, Tricks or Traps? A Deep Dive into RL for LLM Reasoning (Lite PPO), arXiv:2508.08221.
 
-    The mean of the group, the deviation of the batch, and a mean over tokens are all that it keeps.
+    Keeps only the mean of the group, the standard deviation of the batch, and a mean over tokens.
     """
     return tokens(CLIPPED, estimate=(pp.group_advantage(group=8, score="score", scale="batch"),))
 
 
 def minimax_2025():
-    """MiniMax 2025, MiniMax-M1: Scaling Test-Time Compute with Lightning Attention (CISPO), arXiv:2506.13585.
+    """MiniMax 2025, MiniMax-M1: Scaling Test-Time Compute Efficiently (CISPO), arXiv:2506.13585.
 
     Clips the importance weight and not the objective, so that all tokens keep a gradient.
     """
@@ -914,7 +914,7 @@ def minimax_2025():
 def zheng_2025():
     """Zheng et al. 2025, Group Sequence Policy Optimization (GSPO), arXiv:2507.18071.
 
-    Clips the ratio of whole sequences, the geometric mean of those of their tokens.
+    Clips the ratio of whole sequences, which is the geometric mean of the ratios of their tokens.
     """
     loss = pp.policy_loss(F.gspo, clip_eps=3e-4, clip_eps_high=4e-4)
     return tokens(loss, estimate=(GROUPS,), by="sequence_mean")
@@ -945,9 +945,9 @@ def chu_2025():
 
 
 def cui_2025_clip_cov():
-    """Cui et al. 2025, The Entropy Mechanism of Reinforcement Learning for Reasoning Models, arXiv:2505.22617.
+    """Cui et al. 2025, The Entropy Mechanism of RL for Reasoning Language Models, arXiv:2505.22617.
 
-    Takes a few tokens whose probability and advantage vary together out of the loss, because they cost entropy.
+    Removes a few tokens whose probability and advantage vary together from the loss, because they reduce the entropy.
     """
     return tokens(pp.clip_cov(clip_eps=0.2, fraction=2e-4), estimate=(GROUPS,))
 
@@ -955,7 +955,7 @@ def cui_2025_clip_cov():
 def yue_2025(alpha=0.05):
     """Yue et al. 2025, VAPO: Efficient and Reliable RL for Advanced Reasoning Tasks, arXiv:2504.05118.
 
-    λ = 1 - 1 / (α l) for an answer of l tokens, and λ = 1 for the critic; clips higher, and imitates right answers.
+    λ = 1 - 1 / (α l) for an answer of l tokens, and λ = 1 for the critic; clip-higher; imitates correct answers.
     """
 
     def adapt(batch):
@@ -989,7 +989,7 @@ def le_roux_2025():
 def zhu_2025():
     """Zhu et al. 2025, The Surprising Effectiveness of Negative Reinforcement in LLM Reasoning, arXiv:2506.01347.
 
-    Learns mostly from wrong answers: advantages of right ones count a tenth (Weighted-REINFORCE).
+    Learns mostly from wrong answers: the advantages of correct ones are divided by ten (Weighted-REINFORCE).
     """
 
     def weigh(batch):
@@ -1001,9 +1001,9 @@ def zhu_2025():
 
 
 def wang_2025():
-    """Wang et al. 2025, Beyond the 80/20 Rule: High-Entropy Minority Tokens Drive RL, arXiv:2506.01939.
+    """Wang et al. 2025, Beyond the 80/20 Rule: High-Entropy Minority Tokens Drive Effective RL, arXiv:2506.01939.
 
-    Only the fifth of the tokens with the highest entropy has a policy gradient, in DAPO's loss.
+    DAPO's loss, in which only the fifth of the tokens with the highest entropy has a policy gradient.
     """
 
     def fork(batch):
@@ -1033,7 +1033,7 @@ def kimi_2025(tau=0.1):
 def xiong_2025():
     """Xiong et al. 2025, A Minimalist Approach to LLM Reasoning (RAFT++), arXiv:2504.11343.
 
-    Learns from right answers only, with PPO's ratio and clip.
+    Learns from correct answers only, with PPO's ratio and clip.
     """
 
     def select(batch):
@@ -1066,7 +1066,7 @@ def ling_2025():
 def pascanu_2013(rate=2.5e-4):
     """Pascanu et al. 2013, On the Difficulty of Training Recurrent Neural Networks, arXiv:1211.5063.
 
-    Scales a gradient whose norm is too large down; here with separate norms for policy and critic.
+    Scales down a gradient whose norm is too large; here with separate norms for policy and critic.
     """
 
     def name(path, leaf):
@@ -1095,7 +1095,7 @@ def rudin_2022(target=0.01):
 def ellis_2024(rate=2.5e-4):
     """Ellis et al. 2024, Adam on Local Time: Addressing Nonstationarity in RL (Adam-Rel), arXiv:2412.17113.
 
-    Resets Adam's step count, and not its moments, at the start of each update.
+    Resets Adam's step count, but not its moments, at the start of each update.
     """
 
     def update(updates, state, params=None, *, step, **extra):
@@ -1135,7 +1135,7 @@ def liu_2025_muon():
 def liu_2021():
     """Liu et al. 2021, Regularization Matters in Policy Optimization, arXiv:1910.09191.
 
-    Adds an L2 loss of the policy's parameters, and not of the critic's.
+    Adds an L2 loss on the parameters of the policy, but not on those of the critic.
     """
 
     def decay(batch, context):
@@ -1147,7 +1147,7 @@ def liu_2021():
 def kumar_2023():
     """Kumar et al. 2023, Maintaining Plasticity via Regenerative Regularization (L2 Init), arXiv:2308.11958.
 
-    Adds the squared distance of the parameters from their first values as a loss.
+    Adds the squared distance of the parameters from their initial values as a loss.
     """
 
     def update(batch, first, context):
@@ -1255,7 +1255,7 @@ SECTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
         ray_2019,
         moalla_2024,
     ),
-    "Many agents": (
+    "Multi-agent": (
         de_witt_2020,
         yu_2022,
     ),

@@ -78,10 +78,11 @@ def by_size(rows: list[Row], cell: Callable[[Row], str], label: Callable[[Row], 
 def parts(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     """The microbenchmarks."""
     page = [
-        "Time first: 128x4 is 128 steps of 4 environments. *Inside* is what a function costs within one compiled",
-        "program, *alone* one compiled call, waited for. The floor reads arrays of the same sizes and writes as many.",
-        "A ? marks what other work on the machine disturbed: quartiles more than a factor of 1.5 apart, or longer",
-        "inside a program than alone, by a quarter or more.",
+        "Sizes have time first: 128x4 is 128 steps of 4 environments. *Inside* is the cost of a function within one",
+        "compiled program; *alone* is the time until one compiled call has returned its result. The *floor* is a",
+        "program that reads and writes as many arrays of the same sizes, and computes almost nothing. A ? marks a",
+        "timing that other work on the machine disturbed: its quartiles are more than a factor of 1.5 apart, or it is",
+        "longer inside a program than alone by a quarter or more.",
         "",
     ]
     for name, record in records.items():
@@ -103,11 +104,11 @@ def parts(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
         for dtype in sorted({row["dtype"] for row in rows}, reverse=True):
             ours = [row for row in rows if (row["method"], row["clock"], row["dtype"]) == ("ours", "inside", dtype)]
             if ours:
-                page += [f"Inside, {dtype}: median microseconds (over the floor's time)", ""]
+                page += [f"Inside, {dtype}: median microseconds (relative to the floor)", ""]
                 page += by_size(ours, times, label, "")
         rivals = [row for row in rows if row["method"] not in ("ours", "floor") and row["dtype"] == "float32"]
         if rivals:
-            page += ["Rivals, float32: their time over ours (median and quartiles)", ""]
+            page += ["Other implementations, float32: their time relative to ours (median and quartiles)", ""]
             page += by_size(
                 rivals,
                 lambda row: "{median:.2f} ({q1:.2f} - {q3:.2f})".format(**row["over_ours"]),
@@ -164,8 +165,8 @@ def update(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     del pictures
     page = [
         "`learner.update`, CleanRL's (GAE, 4 epochs of 4 shuffled minibatches) and PufferLib's (V-trace, priorities",
-        "and written-back values before each of 16 minibatches), against the same update written out by hand, which",
-        "ends with the same parameters; *with diagnostics* it reports the same metrics, too.",
+        "and written-back values before each of 16 minibatches), compared with the same update written by hand, which",
+        "ends with the same parameters; *with diagnostics*, it also reports the same metrics.",
         "",
     ]
     for name, record in records.items():
@@ -184,9 +185,10 @@ def update(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
 def growth(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     """What an update costs against one quantity at a time."""
     page = [
-        "The update above, one quantity growing at a time. *Power*: the exponent from the value before to this one, 1",
-        "for proportional. Memory as the compiler reports it: besides inputs and outputs, and those. *Beyond a",
-        "minibatch*: what is needed besides by more than one gradient step on one minibatch, in sizes of the rollout.",
+        "The update above, while one quantity grows at a time. *Power* is the exponent from the previous value to this",
+        "one; 1 means proportional. *Memory*, as the compiler reports it, is temporaries + inputs and outputs. *Beyond",
+        "a minibatch* is the memory that the update needs in addition to that of one gradient step on one minibatch,",
+        "in multiples of the size of the rollout.",
         "",
     ]
     for name, record in records.items():
@@ -237,11 +239,12 @@ def train(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     """Whole runs."""
     del pictures
     page = [
-        "Environment steps per second of whole training runs, the same network, batch and epochs for all (but",
-        "*pufferlib* has one trunk for both heads; [benchmarks/train.py](../benchmarks/train.py) says who they are).",
-        "*Time over cleanrl*: per environment step, so above 1 is slower than the recipe. *All at once*: large",
-        "minibatches are not evaluated in pieces (`microbatch=None`). *ippo* trains one agent here. Programs written",
-        "by hand for another recipe also have their time over that recipe's.",
+        "Environment steps per second of whole training runs, with the same network, batch and epochs for all programs",
+        "(but *pufferlib* has one trunk for both heads); [benchmarks/train.py](../benchmarks/train.py) describes them.",
+        "*Time over cleanrl* is per environment step, so a number above 1 is slower than the recipe. *All at once*:",
+        "large minibatches are not evaluated in pieces (`microbatch=None`). *ippo* trains one agent here. A program",
+        "written by hand also has its time relative to its recipe, and the compile time of the recipe relative to its",
+        "own.",
         "",
     ]
     for name, record in records.items():
@@ -296,16 +299,18 @@ def overview(results: pathlib.Path) -> list[str]:
         return []
     head = [f"`{recipe}` against the same written by hand" for recipe in RECIPES.values()]
     page = [
-        "How many times faster the recipes are ([why](training.md#speed)), `cleanrl` where no other is named: median",
-        "and quartiles. Where the quartiles include 1, it is a tie. Compiling is left out. `ippo` has one agent here.",
+        "This table shows how many times faster the recipes are ([why](training.md#speed)): `cleanrl`, where no other",
+        "recipe is named. Cells are medians and quartiles; where the quartiles include 1, there is no clear",
+        "difference. Compile time is excluded. `ippo` has one agent here.",
         "",
         *table(["environments", *head, "rejax", "sbx", "stable-baselines3"], faster),
     ]
     if whole:
         page += [
-            "sbx and stable-baselines3 step Gymnasium's environment in Python, the recipe compiles gymnax's: these two",
-            "columns compare environments as much as they compare PPO. A whole run of",
-            f"{WHOLE:,} steps, with tracing and compiling of `cleanrl`; that of the others was not recorded:",
+            "sbx and stable-baselines3 step Gymnasium's environment in Python, whereas the recipe compiles gymnax's:",
+            "these two columns compare environments as much as they compare PPO. The next table has the time of a",
+            f"whole run of {WHOLE:,} steps, including the compile time of `cleanrl`; that of the others was not",
+            "recorded:",
             "",
             *table(["environments", "`cleanrl`", "sbx", "stable-baselines3"], whole),
         ]
@@ -421,9 +426,10 @@ def report(results: pathlib.Path, docs: pathlib.Path) -> str:
     page = [
         "# Benchmarks",
         "",
-        "Written by `python -m benchmarks report` from [benchmarks/results](../benchmarks/results);",
-        "`python -m benchmarks` lists what can be measured. Times are medians of interleaved rounds, ratios are taken",
-        "within a round. Nothing here has been measured on a GPU unless it says so.",
+        "This page shows what single functions, whole updates and training runs cost, compared with other libraries.",
+        "`python -m benchmarks report` writes it from [benchmarks/results](../benchmarks/results), and",
+        "`python -m benchmarks` lists what can be measured. Times are medians of interleaved rounds; ratios are taken",
+        "within a round. Unless stated otherwise, nothing was measured on a GPU.",
         "",
     ]
     page += overview(results)

@@ -9,7 +9,7 @@ from . import mujoco_page
 from ._pages import interval, table
 from .learning import TASKS
 
-GAMES = {"won_sampled": "won, actions sampled", "won_mode": "won, most probable actions"}
+GAMES = {"won_sampled": "won, sampled actions", "won_mode": "won, most probable actions"}
 
 
 def page(results: pathlib.Path, docs: pathlib.Path) -> str:
@@ -17,26 +17,27 @@ def page(results: pathlib.Path, docs: pathlib.Path) -> str:
     lines = [
         "# Results",
         "",
-        "Each row links its raw file, which holds the configuration, the versions, the hardware and the numbers of",
-        "every seed. `python -m benchmarks report` writes this page from these files.",
+        "This page shows the returns that the recipes reach, compared with the highest published results that we know",
+        "of. Each row links to its record, which holds the configuration, the versions, the hardware and the numbers",
+        "of every seed. `python -m benchmarks report` writes this page from the records.",
         "",
         *mujoco_page.results_table(results, docs / "img"),
         *mujoco_page.choices(results, docs / "img"),
         *mujoco_page.settings(results),
         *games(results),
-        "## Classic control, MinAtar, memory and agents",
+        "## Classic control",
         "",
         *classic(results),
         "[Benchmarks](benchmarks.md#learning) lists these records: CartPole, Acrobot, Pendulum, Breakout-MinAtar, a",
-        "memory task, and three tasks of several agents. [Hard exploration](exploration.md) has MountainCar, DeepSea",
+        "memory task, and three multi-agent tasks. [Hard exploration](exploration.md) has MountainCar, DeepSea",
         "and short budgets of the classic tasks. [Does it help?](study.md) compares V-trace, priorities and",
         "refreshing.",
         "",
         "## Speed",
         "",
         *hosts(results),
-        "[Benchmarks](benchmarks.md) has the times of parts, updates and whole runs, each against rivals on the same",
-        "work.",
+        "[Benchmarks](benchmarks.md) has the times of parts, updates and whole runs, compared with other",
+        "implementations of the same work.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -56,13 +57,13 @@ def hosts(results: pathlib.Path) -> list[str]:
         ]
         for row in record["results"]
     ]
-    header = ["task, 8 environments", "program", "steps per second", "its time over the recipe's"]
+    header = ["task, 8 environments", "program", "steps per second", "time relative to the recipe"]
     return [
-        "Environments on the host, whole training runs in the same settings",
+        "Whole training runs with environments on the host, with the same settings",
         f"([record](../benchmarks/results/{path.name})):",
         "",
         *table(header, rows),
-        "Medians (and quartiles) of interleaved rounds, without the time to compile. `recipe` is `mujoco_ppo`,",
+        "Medians (and quartiles) of interleaved rounds, without compile time. `recipe` is `mujoco_ppo`,",
         "`one rollout ahead` is `async_ppo`. Stable-Baselines3 and CleanRL are their own code, unchanged; CleanRL's",
         "needs Gymnasium 0.29, and runs version 4 of the task. `python -m benchmarks hosts` makes the record.",
         "",
@@ -89,11 +90,11 @@ def classic(results: pathlib.Path) -> list[str]:
             )
     if not rows:
         return []
-    head = ["task", "steps", "seeds", "actions sampled", "most probable actions", "to reach"]
+    head = ["task", "steps", "seeds", "sampled actions", "most probable actions", "published result"]
     return [
         *table(head, rows),
         "Mean return of 100 new episodes over seeds [95 % bootstrap interval]. The settings were chosen on other",
-        "seeds. `python -m benchmarks learning classic_acrobot` makes a row, and `--first-seed 101` the one below it.",
+        "seeds. `python -m benchmarks learning classic_acrobot` produces a row, and `--first-seed 101` the one below.",
         "",
     ]
 
@@ -111,7 +112,5 @@ def games(results: pathlib.Path) -> list[str]:
     if not rows:
         return []
     head = ["game", "steps", "seeds", *GAMES.values()]
-    how = (
-        "`python -m benchmarks games <game>` makes a row: shares of new games after training, as many as the file says."
-    )
+    how = "`python -m benchmarks games <game>` produces a row: the shares of new games that were won after training."
     return ["## Games against random moves", "", *table(head, rows), how, ""]

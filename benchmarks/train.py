@@ -120,7 +120,7 @@ def rejax(env_id: str, num_envs: int, updates: int) -> Callable[[jax.Array], Any
 
 
 def on_host(name: str, env_id: str, num_envs: int, updates: int) -> Callable[[], Any]:
-    """sbx or stable-baselines3, with their own vectorised environments in this process."""
+    """sbx or stable-baselines3, with their own vectorized environments in this process."""
     from stable_baselines3.common.env_util import make_vec_env
 
     environments = make_vec_env(env_id, num_envs)

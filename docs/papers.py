@@ -28,6 +28,7 @@ ELSEWHERE_ONLINE = {  # papers that are not on arXiv
     "huang_2022": "https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/",
     "huber_1964": "https://doi.org/10.1214/aoms/1177703732",
     "kapturowski_2019": "https://openreview.net/forum?id=r1lyTjAqYX",
+    "ng_1999": "https://people.eecs.berkeley.edu/~pabbeel/cs287-fa09/readings/NgHaradaRussell-shaping-ICML1999.pdf",
     "ray_2019": "https://cdn.openai.com/safexp-short.pdf",
     "sutton_1988": "https://doi.org/10.1007/BF00115009",
     "williams_1991": "https://doi.org/10.1080/09540099108946587",
@@ -138,7 +139,7 @@ def section(title: str, functions: tuple[Callable[..., Any], ...]) -> list[str]:
     lines = [
         f"## {title}",
         "",
-        "| chain | paper | what it changes | parts besides the plain ones | laws |",
+        "| chain | paper | what it changes | additional parts | laws |",
         "|---|---|---|---|---|",
     ]
     for f in functions:
@@ -220,35 +221,37 @@ def page() -> str:
 
 INTRODUCTION = """# Papers
 
-{count} papers about PPO and what it is made of, each as a change of one chain. The chains are the functions of
+{count} papers about PPO and its components, each as a modification of one chain. The chains are the functions of
 [benchmarks/paper_index.py](../benchmarks/paper_index.py), from which `python -m docs.papers` writes this page. Each has
 at most twelve lines, and the tests trace an update of each ([tests/test_papers.py](../tests/test_papers.py)).
-Hyperparameters are those of the papers where these name one, and otherwise plain choices; none is tuned. Where a chain
-has only a part of a paper's algorithm, its description says so.
+Hyperparameters are those of the papers where these name one, and otherwise plain choices; none is tuned. If a chain
+implements only part of a paper's algorithm, its description says so.
 
-The column "laws" says how many settings of a part are held to the laws that every part obeys
+The column "laws" shows with how many settings a part is tested against the laws that every part obeys
 ([tests/registry.py](../tests/registry.py): jit equals eager, vmap equals a loop, masked steps have no effect, ...), and
-where a function is compared with a reference in NumPy. Code that stands only here is traced, and not held to them.
+where a function is compared with a reference in NumPy. Code that exists only on this page is traced, but not tested in
+these ways.
 
-Not here, because a chain cannot say them: TRPO and natural gradients, which need products with the Fisher matrix; MCTS
-and search; environments that choose their levels; networks, such as GTrXL (see [attention](variants/attention.md));
-gSDE, which changes how actions are sampled (see [hard exploration](exploration.md)).
+Not included, because a chain cannot express them: TRPO and natural gradients, which need products with the Fisher
+matrix; MCTS and search; environments that choose their levels; networks, such as GTrXL (see
+[attention](variants/attention.md)); gSDE, which changes how actions are sampled (see
+[hard exploration](exploration.md)).
 
-## What they share
+## Shared code
 """
 
 COMPARISON = """## Does it help?
 
-Some chains that need nothing but the plain policy, each against the plain chain: CleanRL's network, rollouts, learning
+These tables compare chains that need only the plain policy with the plain chain: CleanRL's network, rollouts, learning
 rate and optimizer (unless the paper changes it), and ten seeds each. "Return over training" is the mean return of all
-episodes of the training, and "after training" that of 100 new episodes per seed, with keys of their own. Both are means
+episodes of the training, and "after training" that of 100 new episodes per seed, with separate keys. Both are means
 over seeds, with the standard deviation between seeds in parentheses. A difference has a 95 % bootstrap interval. Of 50
 such intervals, two or three exclude 0 by chance alone, so a single "better" or "worse" at the edge means little. If
-both differences are exactly 0, the change never acted. The tasks are easy and the budgets small: the tables say what a
-change does here, untuned, and not what it is worth where its authors needed it.
+both differences are exactly 0, the change never acted. The tasks are easy and the budgets small: the tables show what
+a change does here, untuned, and not its value on the tasks for which it was designed.
 
 The plain chain clips the change of a value at 0.2 in units of reward, as CleanRL does, which is little where returns
-are near -100. On Acrobot, four chains whose value loss has no such clip reach far higher returns: `engstrom_2020`,
+are near -100. On Acrobot, four chains whose value loss has no such clip reach much higher returns: `engstrom_2020`,
 which changes nothing else, `andrychowicz_2021`, `huber_1964` and `flet_berliac_2021`.
 
     python -m benchmarks papers --task Acrobot-v1 --steps 100000

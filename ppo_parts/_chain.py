@@ -1,4 +1,4 @@
-"""Composition: `chain`, and the checks that refuse a wrong chain when it is built."""
+"""Composition: `chain`, and the checks that reject a wrong chain when it is built."""
 
 from __future__ import annotations
 

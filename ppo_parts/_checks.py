@@ -1,4 +1,4 @@
-"""What a learner requires of a rollout, and how it reports numbers that are not finite."""
+"""What a learner requires of a rollout, and how it reports non-finite numbers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def finite_where_masked(batch: Batch) -> Batch:
     """Return the batch with 0 for masked numbers that would make a network's gradient NaN, as 0 * inf does.
 
     If each step is evaluated independently, all masked numbers are replaced. In a recurrent policy, or in a critic of
-    many agents, masked elements affect the results of others, so only numbers that are not finite are replaced there.
+    several agents, masked elements affect the results of others, so only non-finite numbers are replaced there.
     """
     if batch.mask is None:
         return batch
@@ -94,7 +94,7 @@ def finite_where_masked(batch: Batch) -> Batch:
 
 
 def count_nonfinite(batch: Batch) -> Metrics:
-    """Count the unmasked elements of the rollout that are not finite, by field."""
+    """Count the non-finite unmasked elements of the rollout, by field."""
     bad = {}
     for name in ("reward", "log_prob", "value", "next_value"):
         x = getattr(batch, name)
@@ -111,7 +111,7 @@ def count_nonfinite(batch: Batch) -> Metrics:
 
 
 def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:
-    """Describe in one sentence where numbers that are not finite arose in an update; None if all are finite.
+    """Describe in one sentence where non-finite numbers arose in an update; None if all are finite.
 
     Args:
         metrics: the metrics of one `Learner.update`, or of several, whose arrays are summed.

@@ -1,4 +1,4 @@
-"""What the commands that read a trained run share: their arguments, and the run."""
+"""Shared arguments of the commands that read a trained run, and its loading."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .training._recipe import import_recipe
 
 
 def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
-    """Make a parser with the arguments that say which run to load, and which of its checkpoints."""
+    """Make a parser with the arguments that select a run and one of its checkpoints."""
     parser = argparse.ArgumentParser(prog=f"python -m ppo_parts.{prog}", description=description, allow_abbrev=False)
     parser.add_argument("run", type=Path, help="folder of the run, such as runs/first")
     parser.add_argument(
@@ -28,7 +28,7 @@ def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
 
 
 def add_seed_index(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that says which of a run's seeds to take."""
+    """Add the argument that selects one of a run's seeds."""
     parser.add_argument(
         "--seed-index", type=int, default=0, help="which seed of a run with several, from 0 (default: 0)"
     )

@@ -11,8 +11,8 @@ class UserError(Exception):
 
     Args:
         message: what is wrong, and the remedy.
-        where: the function or class that refuses its input; the text of the error begins with it.
-        argument: the name of the argument that is refused; it comes before the message in the text of the error.
+        where: the function or class that rejects its input; the text of the error begins with it.
+        argument: the name of the argument that is rejected; it comes before the message in the text of the error.
 
     Example:
         >>> import ppo_parts as pp

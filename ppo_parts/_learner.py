@@ -70,11 +70,11 @@ def learner(
     Metrics are reduced over the minibatches that ran, as specified by the part that adds them (`Batch.add_metrics`; by
     default the mean). The learner adds `loss`, `grad_norm` (before the optimizer), `minibatches` (gradient steps
     applied: neither discarded by a part nor skipped by the optimizer), `epochs` (begun) and `early_stopped` (0 or 1, if
-    the chain can stop). `nonfinite/...` count numbers that are not finite, by where they arose: unmasked elements of
+    the chain can stop). `nonfinite/...` count non-finite numbers, by where they arose: unmasked elements of
     the rollout's `reward`, `log_prob`, `value` and `next_value`, elements of the minibatches' `advantage`, and
     minibatches whose loss or `gradient` is not finite; see `nonfinite_report`.
 
-    To skip gradients that are not finite, wrap the optimizer in `optax.apply_if_finite`: a skipped step leaves the
+    To skip non-finite gradients, wrap the optimizer in `optax.apply_if_finite`: a skipped step leaves the
     states of the parts after the sampler unchanged, and parts before it keep their last finite state.
 
     Args:
@@ -89,8 +89,8 @@ def learner(
         gradient_metrics: `gradient -> {name: scalar}`: further metrics of each gradient, such as separate norms for
             actor and critic.
         return_batch: whether `update` also returns the rollout as the parts before the sampler left it; with `phases`,
-            those of the first phase. Parts that run again (see `refresh`) leave several rollouts. None of these is
-            returned, but the rollout as `update` got it, with finite numbers in masked places.
+            those of the first phase. Parts that run again (see `refresh`) leave several rollouts; then the rollout
+            is returned as `update` received it, with finite numbers in masked elements.
 
     Returns:
         `Learner(init, update)`. Both are pure: jit, vmap and scan them.
@@ -207,7 +207,7 @@ class _Update:
             return recorded, so_far
         upstream = Upstream(
             shared=(),
-            own=self.shared,  # nobody shares them here, so that they run as a phase's own parts do
+            own=self.shared,  # run like the own parts of a phase
             evaluate=self.evaluate,
             recorded=recorded,
             prepared=recorded,

@@ -1,4 +1,4 @@
-"""Parts that add named losses, and measure the policy being trained; they stand after the sampler."""
+"""Parts that add named losses, and measure the policy being trained; they are placed after the sampler."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ def policy_loss(
 
     Args:
         loss: the function. It is called once with `[1, 1]` arrays when the part is built, so that a hyperparameter
-            which it refuses is an error there.
+            which it rejects is an error there.
         name: key in `losses`.
         needs_time: whether the loss works along the time axis, so that the sampler must keep it, as
-            `segment_minibatches` does. The sequence losses of `functional`, such as `gspo`, say so themselves.
+            `segment_minibatches` does. The sequence losses of `functional`, such as `gspo`, declare this themselves.
         **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates, of which only the
             first value is checked.
 
@@ -157,7 +157,7 @@ def policy_diagnostics() -> Part:
             approx_kl_k1=masked_mean(functional.approx_kl(log_ratio, estimator="k1", mask=batch.mask), batch.mask),
             ratio_mean=masked_mean(ratio, batch.mask),
         )
-        # As a maximum, which devices that share the minibatch find together with that of the ratios.
+        # As a maximum, so that devices that share the minibatch find it together with that of the ratios.
         batch = batch.add_metrics("min", ratio_min=-jnp.max(-ratio, where=keep, initial=-jnp.inf))
         return batch.add_metrics("max", ratio_max=jnp.max(ratio, where=keep, initial=-jnp.inf)), state
 

@@ -28,7 +28,7 @@ class Moments(NamedTuple):
     def updated(self, x: Array) -> Moments:
         """Return the moments after appending the rows of `x`, `[N, ...]`, to the stream (Chan et al. 1979).
 
-        Numbers that are not finite would never leave the moments, so an `x` that contains any is ignored.
+        Non-finite numbers would never leave the moments, so an `x` that contains any is ignored.
         """
         x = x.astype(jnp.float32)
         mean, var = jnp.mean(x, axis=0), jnp.var(x, axis=0)

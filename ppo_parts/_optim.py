@@ -95,7 +95,7 @@ def scale_by_kl_adaptive_rate(
         ...     optax.clip_by_global_norm(1.), optax.scale_by_adam(), pp.scale_by_kl_adaptive_rate(1e-3, target_kl=.01)
         ... )
 
-    Reference: Rudin et al. 2021, Learning to Walk in Minutes, arXiv:2109.11978.
+    Reference: Rudin et al. 2022, Learning to Walk in Minutes, arXiv:2109.11978.
     """
     where = "scale_by_kl_adaptive_rate"
     for name, value in {"target_kl": target_kl, "low": low, "high": high}.items():
@@ -207,7 +207,7 @@ def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
 
 
 def may_skip(opt_state: Any) -> bool:
-    """Return whether the optimizer skips gradients that are not finite, as `optax.apply_if_finite` does."""
+    """Return whether the optimizer skips non-finite gradients, as `optax.apply_if_finite` does."""
     return bool(_skippers(opt_state))
 
 

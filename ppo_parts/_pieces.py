@@ -33,7 +33,7 @@ def side_by_side(piece: Piece, params: Params, fields: dict[str, Any], axes: dic
     """Evaluate all pieces at once, each with its own copy of the parameters.
 
     A loop inside the network (over time, for example) accumulates a separate gradient for each copy. The sum over the
-    copies, which requires all communication between devices, is computed once, after the loop.
+    copies, which is all that requires communication between devices, is computed once, after the loop.
     """
     number = jax.tree.leaves(fields["log_prob"])[0].shape[axes["log_prob"]]
     copies = jax.tree.map(lambda x: jnp.broadcast_to(x, (number, *jnp.shape(x))), params)

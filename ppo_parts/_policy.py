@@ -13,7 +13,7 @@ from .functional import next_values
 from .functional._common import ShapeError
 
 POLICY_READS = ("obs", "action", "next_obs", "carry", "reset", "mask", "extras", "per_segment", "shared")
-"""Fields of a batch that a policy may read; what parts compute from a rollout is not for the policy."""
+"""Fields of a batch that a policy may read; it cannot read what parts compute from a rollout."""
 
 RETURNS = "evaluate(params, batch) must return Output(...), (distribution, value) or (distribution, value, carry)"
 
@@ -59,7 +59,7 @@ def check_value(output: Output, expected: tuple[int, ...]) -> None:
     if output.value is not None and jnp.shape(output.value) != expected:
         raise ShapeError(
             f"evaluate returned a value of shape {jnp.shape(output.value)}, expected {expected}: one number per "
-            "element is needed; index the trailing axis of a Dense(1) away, value[..., 0]"
+            "element is needed; drop the trailing axis of a Dense(1) with value[..., 0]"
         )
 
 

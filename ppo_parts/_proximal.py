@@ -93,7 +93,7 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
     .. math:: \log\pi(a_i|s_i) \leftarrow \log\mathcal N(a_i; \mu(s_i) + z_i, \sigma(s_i)), \qquad
               z_i \sim \mathcal U(-\alpha, \alpha)
 
-    in every dimension and anew in every minibatch, so that the policy keeps exploring. Actions are sampled without
+    in every dimension, drawn again for every minibatch, so that the policy keeps exploring. Actions are sampled without
     perturbation. The ratio of the first minibatch is therefore not 1. Only `current.log_prob` changes: a part that
     reads the distribution, such as an entropy bonus or an analytic divergence, sees the policy itself.
 
@@ -142,8 +142,8 @@ def importance_correction(
 ) -> Part:
     r"""Multiply the advantage by the weight :math:`\pi_{old} / \pi_{sampler}`, truncated or masked.
 
-    Use it where `batch.log_prob`, to which the losses refer, is not of the policy that sampled the actions: for example
-    if the trainer computed it again because the inference engine rounds otherwise. See
+    Use it if `batch.log_prob`, to which the losses refer, is not that of the policy that sampled the actions: for
+    example if the trainer recomputed it because the inference engine rounds differently. See
     `functional.importance_sampling_weight`. Metrics: `<name>_weight`, the mean weight, and `<name>_fraction`, the share
     of elements whose ratio was outside [low, high].
 

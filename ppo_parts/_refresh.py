@@ -59,7 +59,7 @@ class Upstream:
         shared: the parts that all phases share.
         own: the parts of this phase.
         evaluate: the policy network.
-        recorded: the rollout before any part has run; numbers in masked places are finite.
+        recorded: the rollout before any part has run; numbers in masked elements are finite.
         prepared: the rollout on which `run_own` runs: after the shared parts, if a phase has a refresh with
             `shares_upstream`; otherwise `recorded`.
         moved: whether an earlier phase has trained the policy since the rollout.

@@ -69,7 +69,7 @@ def kl_penalty(
     put this part before it.
 
     Raises:
-        ValueError: an unknown word, or k1 with "current_to_reference", whose gradient is 0 in the mean.
+        ValueError: an unknown option, or k1 with "current_to_reference", whose gradient is 0 in the mean.
 
     Example:
         >>> import ppo_parts as pp
@@ -289,8 +289,8 @@ def smoothness_loss(
         noise_scale: standard deviation sigma of the noise, in the units of the observations, >= 0.
         name: key in `losses`.
 
-    Place: after the sampler. The temporal term needs `rollout(..., keep_next_obs=True)`. Policies with memory are
-    refused, because their state after the next observation is not known.
+    Place: after the sampler. The temporal term needs `rollout(..., keep_next_obs=True)`. Recurrent policies are
+    rejected, because their state after the next observation is not known.
 
     Example:
         >>> import ppo_parts as pp

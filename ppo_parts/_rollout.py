@@ -43,7 +43,7 @@ class Rollout(NamedTuple):
         init: `init(key) -> RolloutState`, with fresh environments.
         collect: `collect(key, params, state) -> (RolloutState, Batch, metrics)`. Metrics: `episode_return` and
             `episode_length` (means over the episodes that ended, NaN if none did) and `episodes` (their number);
-            with many agents the return is also averaged over them. Entries of the environment's `info` become
+            with several agents the return is also averaged over them. Entries of the environment's `info` become
             `episode_<name>`.
         sharding: `sharding(mesh) -> RolloutState`, the `NamedSharding` of each leaf of the state, which divides the
             environments over the devices of a mesh: as many devices as shards, or a divisor of that. Leaves whose shape
@@ -242,7 +242,7 @@ def check_estimates(found: dict[str, Array], shape: tuple[int, ...]) -> None:
         if jnp.shape(x) != shape:
             raise ShapeError(
                 f"rollout: the policy returned {name} of shape {jnp.shape(x)[1:]} for {shape[1:]} observations: one "
-                "number per element is needed; index a trailing axis of size 1 away, x[..., 0]"
+                "number per element is needed; drop a trailing axis of size 1 with x[..., 0]"
             )
 
 

@@ -119,7 +119,7 @@ def group_advantage(
     """Write `advantage`: the reward of each sequence compared with those of its group, the same for all its steps.
 
     See `functional.group_advantage` for the equation, and for the settings of GRPO, Dr.GRPO, RLOO, OPO and ReMax.
-    Metric: `zero_advantage`, the fraction of the sequences whose advantage is 0, so that they teach nothing.
+    Metric: `zero_advantage`, the fraction of the sequences whose advantage is 0, so that they contribute nothing.
 
     Args:
         group: name of an entry of `per_segment`, whole numbers in [0, N) that say which segments form a group; or the
@@ -193,7 +193,7 @@ def group_advantage(
 def aggregate(
     loss: str = "policy", *, by: functional.Aggregation = "sequence_mean", length: Numeric | None = None
 ) -> Part:
-    """Say how the losses of tokens become one number; see `functional.aggregate` for the ways and who uses them.
+    """Choose how the losses of tokens become one number; see `functional.aggregate` for the choices and who uses them.
 
     Without this part a loss is averaged over all unmasked tokens of the minibatch ("token_mean").
 

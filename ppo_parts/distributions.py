@@ -239,7 +239,7 @@ class TanhNormal(_Distribution):
         same = jnp.all(boxes[0] == boxes[1], axis=0)
         if not isinstance(same, jax.core.Tracer) and not np.all(same):
             described = " and ".join(f"low={m - h}, high={m + h}, eps={eps}" for m, h, eps in boxes)
-            raise UserValueError(f"TanhNormal.kl_divergence: the two must have one box and one eps, got {described}")
+            raise UserValueError(f"TanhNormal.kl_divergence: the two must have the same box and eps, got {described}")
         shape = self.base.loc.shape
         (loc, scale), (other_loc, other_scale) = self.base._wide(shape), other.base._wide(shape)
         log_ratio, shift = _relation((loc, scale), (other_loc, other_scale))

@@ -28,7 +28,7 @@ def play_episodes(run: LoadedRun, episodes: int, *, seed: int = 0, mode: bool = 
         mode: play the distribution's mode instead of a sample.
 
     Returns:
-        `EpisodeResults` of NumPy arrays with shape `[seeds, episodes]`; with many agents, returns have shape
+        `EpisodeResults` of NumPy arrays with shape `[seeds, episodes]`; with several agents, returns have shape
         `[seeds, episodes, A]`.
     """
     seeds = run.state.key.size

@@ -39,7 +39,7 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
         A function `(obs, *carry) -> outputs by name`, and the shapes and dtypes of one row of its inputs, by name.
 
     Raises:
-        UserValueError: the environment has many agents.
+        UserValueError: the environment has several agents.
     """
     env, policy, params = train.env, train.policy, state.learner.params
     if env.num_agents is not None:

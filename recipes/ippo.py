@@ -1,4 +1,4 @@
-"""Independent PPO for many agents (IPPO, and MAPPO with one setting), composed of parts.
+"""Multi-agent PPO (IPPO, and MAPPO with one setting), composed of parts.
 
     python -m recipes.ippo --env-id MPE_simple_spread_v3
     python -m recipes.ippo --preset smax

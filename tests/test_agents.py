@@ -1,4 +1,4 @@
-"""Many agents: rollouts, masks, layouts, evaluation, on a probe whose solution is known."""
+"""Multi-agent environments: rollouts, masks, layouts, evaluation, on a probe whose solution is known."""
 
 import dataclasses
 from types import SimpleNamespace

@@ -182,7 +182,7 @@ def test_tanh_normal_has_the_divergence_of_its_gaussians_away_from_the_edges_and
 
 def test_tanh_normal_has_no_finite_divergence_from_another_box():
     one, other = distributions.TanhNormal(jnp.zeros(2), 1.0), distributions.TanhNormal(jnp.zeros(2), 1.0, high=2.0)
-    with pytest.raises(ValueError, match=r"must have one box and one eps, got low=.*high=.*2"):
+    with pytest.raises(ValueError, match=r"must have the same box and eps, got low=.*high=.*2"):
         one.kl_divergence(other)
     assert jax.jit(lambda x, y: x.kl_divergence(y))(one, other) == jnp.inf
 

@@ -666,7 +666,7 @@ def test_values_out_of_range_are_refused(call, words):
             "sum log_ratio over the action's dimensions, or, with one advantage for each row of it, use "
             "jnp.broadcast_to(advantage[..., None], log_ratio.shape)",
         ),
-        (lambda: f.value_loss(ONES[..., None], ONES), "index the trailing axis of size 1 away, value[..., 0]."),
+        (lambda: f.value_loss(ONES[..., None], ONES), "drop the trailing axis of size 1 with value[..., 0]."),
         (lambda: f.value_loss(ONES, ONES, mask=ONES[0]), "jnp.broadcast_to(mask, value.shape)."),
         (lambda: f.value_loss(ONES, np.ones((4, 2))), "Nothing is broadcast."),
     ],

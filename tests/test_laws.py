@@ -149,23 +149,23 @@ def _(axis_size, in_batched, x):
             "a mask of ones changes the result",
         ),
         (
-            "masked_places_are_neutral",
+            "masked_elements_are_neutral",
             part(lambda b, s, c: (b.add_metrics(mean=jnp.mean(b.reward)), s)),
-            "depends on masked places",
+            "depends on masked elements",
         ),
         (
-            "masked_places_are_neutral",
+            "masked_elements_are_neutral",
             loss(lambda b: jnp.broadcast_to(jnp.mean(b.current.value), b.log_prob.shape)),
-            "depends on masked places",
+            "depends on masked elements",
         ),
         (
-            "masked_places_are_neutral",
+            "masked_elements_are_neutral",
             part(
                 lambda b, s, c: (b.replace(reward=b.reward + jnp.mean(b.extras["own"])), s),
                 requires=("extras.own",),
                 provides=("reward",),
             ),
-            "depends on masked places",
+            "depends on masked elements",
         ),
         (
             "writes_what_it_provides",

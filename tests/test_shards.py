@@ -447,7 +447,7 @@ def check_communication(found, sampler, refresh):
     assert all(x.size == 4 * LARGE[1] and x.times == MINIBATCHES for x in gathers), found
     number = sum(x.times for x in found if x.kind == "all-reduce")
     estimates = {"rollout": 1, "epoch": 2, "minibatch": MINIBATCHES}[refresh]  # explained variance, all at once
-    apart = refresh != "rollout"  # numbers that are not finite are counted before the loop in which estimates are made
+    apart = refresh != "rollout"  # non-finite numbers are counted before the loop in which estimates are made
     assert number <= 4 * MINIBATCHES + estimates + apart, found
 
 

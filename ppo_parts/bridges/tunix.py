@@ -61,7 +61,7 @@ def register(prefix: str = "ppo_parts/") -> tuple[str, ...]:
 def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any) -> None:
     """Register `loss(log_ratio, advantage, *, mask, **hyperparameters)`, one number per token, as a policy loss.
 
-    As in Tunix's own losses, `loss_agg_mode` of its configuration says how the tokens are aggregated, `beta` and
+    As in Tunix's own losses, `loss_agg_mode` of its configuration determines how the tokens are aggregated, `beta` and
     `kl_loss_mode` add the divergence from the reference, and weights of the sampler multiply the loss. Tunix logs
     `pg_clipfrac`, which these losses do not define, so it is NaN.
 

@@ -20,7 +20,8 @@ Array = jax.Array
 class Transition(NamedTuple):
     """The result of a step of N environments; every leaf begins with `[N]`.
 
-    With many agents `obs`, `reward`, `terminated`, `truncated`, `final_obs` and `episode_return` begin with `[N, A]`.
+    In multi-agent environments, `obs`, `reward`, `terminated`, `truncated`, `final_obs` and `episode_return` begin with
+    `[N, A]`.
 
     Attributes:
         obs: the next observation of the policy; where an episode just ended, the first of a new episode.
@@ -57,7 +58,7 @@ class Transition(NamedTuple):
 
         Args:
             obs: the observation of the previous step.
-            each: `(N,)`, or `(N, A)` with many agents.
+            each: `(N,)`, or `(N, A)` with several agents.
 
         Raises:
             UserTypeError, ShapeError: names the first invalid field, and what it must be.
@@ -108,7 +109,7 @@ def _is_array(x: Any) -> bool:
 
 
 class Observation(NamedTuple):
-    """Observations with an action mask, or of many agents: `obs` `[N, ...]` or `[N, A, D]`, `available` `[..., n]`.
+    """Observations with an action mask, or of several agents: `obs` `[N, ...]` or `[N, A, D]`, `available` `[..., n]`.
 
     `available` is True where an action may be taken, and None if all of them always may. The policies of
     `ppo_parts.networks` apply it; a policy of your own does so with `ppo_parts.distributions.mask_logits`.

@@ -1,4 +1,4 @@
-"""Environments that step on the host, in Python or C++, behind the interface of those that are written in JAX.
+"""Environments that step on the host, in Python or C++, with the interface of those that are written in JAX.
 
 A step is a `jax.pure_callback`, so that rollouts, wrappers, recurrent policies, evaluation and `vmap` over seeds work
 as they do for any other environment. A callback must not depend on anything but its arguments, and an environment on

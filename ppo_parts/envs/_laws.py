@@ -1,4 +1,4 @@
-"""The laws that every environment follows: functions of what was played, which return what is wrong."""
+"""The laws that every environment follows: functions of recorded steps, which return what is wrong."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def final_observation(played: Played) -> str | None:
 
 
 def episode_length(played: Played) -> str | None:
-    """`episode_length` counts the steps of an episode from 1, and starts anew after its end."""
+    """`episode_length` counts the steps of an episode from 1, and starts again after its end."""
     length = np.zeros(played.ended.shape, int)
     steps = np.zeros(played.ended.shape[1], int)
     for t, ended in enumerate(played.ended):

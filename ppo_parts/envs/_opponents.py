@@ -1,4 +1,4 @@
-"""Opponents in games of two players."""
+"""Opponents in two-player games."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from ._opponents import Opponent, random_opponent, until_turn
 
 
 def make(name: str, *, opponent: Opponent | None = None, time_limit: int | None = None, reset_ratio: int = 1) -> Env:
-    """Make one of `pgx.available_envs()` with one player, or with two, of whom the policy is one.
+    """Make one of `pgx.available_envs()` with one player, or with two players, of which the policy is one.
 
-    Which player begins is drawn in each episode. `won` is whether the policy won.
+    The player who begins is drawn at random in each episode. `won` is whether the policy won.
 
     Args:
         name: the game.

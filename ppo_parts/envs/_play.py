@@ -1,4 +1,4 @@
-"""A check that plays an environment."""
+"""A check that runs an environment."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Report:
 def check_laws(
     env: Env, *, num_envs: int = 4, num_steps: int = 1000, seed: int = 0, act: Callable[[Array, Any], Any] | None = None
 ) -> Report:
-    """Play an environment with random actions, and raise if it does not follow a law; the error names the field.
+    """Run an environment with random actions, and raise if it does not follow a law; the error names the field.
 
     Args:
         env: the environment; `check` runs first.
-        num_envs, num_steps: N environments are played for T steps, twice.
+        num_envs, num_steps: N environments run for T steps, twice.
         seed: seed of the keys.
         act: `act(key, obs) -> action` for all environments; None: uniformly among the available actions, or within the
             bounds of the box.
@@ -63,7 +63,7 @@ def check_laws(
 
 
 def play(env: Env, act: Callable[[Array, Any], Any], num_envs: int, num_steps: int, seed: int) -> Played:
-    """Play an environment twice with one key, and once its evaluation."""
+    """Run an environment twice with one key, and its `evaluation` once."""
 
     def played(make: Callable[[Array], Env]) -> Callable[[Array], Any]:
         def run(key: Array) -> tuple[Any, Transition]:

@@ -1,4 +1,4 @@
-"""Environments by name: `prefix:name`, where the prefix says which package has the environment."""
+"""Environments by name: `prefix:name`, where the prefix selects the package of the environment."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
     is 1. `evaluation` freezes the statistics. With several shards (see `rollout`), each of them adds its own
     observations to the statistics during a rollout, and at its end these are merged.
 
-    An observation that is not finite is passed on unchanged, for the learner to count, and does not enter the
+    A non-finite observation is passed on unchanged, for the learner to count, and does not enter the
     statistics. The mask of an `Observation` is not changed.
 
     Args:
@@ -140,8 +140,8 @@ def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps:
 
     .. math:: G \leftarrow \gamma G + r, \qquad \hat r = \mathrm{clip}(r / \sqrt{\mathrm{Var}(G) + \epsilon}, \pm c)
 
-    Rewards are not centered, and G starts from 0 in each episode. `evaluation` leaves rewards unscaled. A reward that
-    is not finite is passed on unchanged, for the learner to count, and does not enter the statistics. Several shards
+    Rewards are not centered, and G starts from 0 in each episode. `evaluation` leaves rewards unscaled. A non-finite
+    reward is passed on unchanged, for the learner to count, and does not enter the statistics. Several shards
     update the statistics as in `normalize_observation`.
 
     Args:
@@ -203,7 +203,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
     Each agent is a separate segment, and one policy plays all of them. Each agent has its own episode return.
 
     Args:
-        env: environment with many agents.
+        env: multi-agent environment.
         agent_id: append the agent's number to its observation, as a one-hot encoding.
 
     Raises:

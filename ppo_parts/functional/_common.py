@@ -47,7 +47,9 @@ def check_same_shape(where: str, **arrays: Any) -> None:
     shapes = {name: jnp.shape(x) for name, x in arrays.items()}
     if len(set(shapes.values())) > 1:
         listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ShapeError(f"{where}: these must have one shape, got {listed}. Nothing is broadcast{_remedy(shapes)}.")
+        raise ShapeError(
+            f"{where}: these must have the same shape, got {listed}. Nothing is broadcast{_remedy(shapes)}."
+        )
 
 
 def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
@@ -64,7 +66,7 @@ def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
         if rank < len(longer) and shape == longer[:rank]:
             if set(longer[rank:]) == {1}:
                 zeros = ", 0" * (len(longer) - rank)
-                return f": index the trailing axis of size 1 away, {other}[...{zeros}]"
+                return f": drop the trailing axis of size 1 with {other}[...{zeros}]"
             added = ", None" * (len(longer) - rank)
             meant = f"use jnp.broadcast_to({name}[...{added}], {other}.shape)"
             if "log_" in other:

@@ -27,7 +27,7 @@ def importance_sampling_weight(
               w_i = e^{\ell_i} \, [\, low \le e^{\ell_i} \le high \,] \quad\text{("mask")}
 
     Multiply losses or advantages by it where the policy that sampled the actions is not the one to which the ratio of
-    the loss refers, for example where an inference engine rounds otherwise than the trainer. "truncate" bounds the
+    the loss refers, for example because an inference engine rounds differently from the trainer. "truncate" bounds the
     variance, "mask" drops the elements that do not fit.
 
     Args:

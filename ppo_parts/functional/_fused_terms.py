@@ -1,4 +1,4 @@
-"""The terms of `categorical_ppo_loss`, which XLA computes of whole arrays, and the kernel of blocks."""
+"""The terms of `categorical_ppo_loss`, which XLA computes for whole arrays, and the kernel for blocks."""
 
 from __future__ import annotations
 

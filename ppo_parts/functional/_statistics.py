@@ -23,10 +23,10 @@ def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | 
     `old_approx_kl`, JaxDEM logs k2, and jaxagents sums k1. k3 and its gradient are infinite where :math:`e^{\ell}`
     overflows, in float32 from a log-ratio of 88; otherwise finite inputs give finite results.
 
-    As a loss, k1 and k3 have unbiased gradients if the actions are of the behavior policy. For the other direction,
-    negate the log-ratio: if the actions are of the current policy, this estimates KL(current ‖ behavior), of which only
-    k2 and "k3+" have the gradient. There, the gradient of k1 is 0 in the mean, and that of k3 is the gradient of the
-    divergence in the direction first mentioned.
+    As a loss, k1 and k3 have unbiased gradients if the actions come from the behavior policy. For the other direction,
+    negate the log-ratio: if the actions come from the current policy, this estimates KL(current ‖ behavior). Only k2
+    and "k3+" have its gradient: the gradient of k1 is then 0 in the mean, and that of k3 is the gradient of
+    KL(behavior ‖ current).
 
     Args:
         log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.

@@ -285,17 +285,17 @@ def _last(row: Array, rank: int) -> Array:
 
 
 def _check_last_axis(where: str, name: str, prediction: Array, target: Array, mask: Array | None) -> None:
-    """Raise unless the prediction has one axis more than the target, the last."""
+    """Raise unless the prediction has one more axis than the target, the last."""
     check_same_shape(where, target=target, mask=mask)
     if jnp.shape(prediction)[:-1] != jnp.shape(target) or not jnp.ndim(prediction):
         raise ShapeError(
-            f"{where}: {name} must have one axis more than the target, the last, got {jnp.shape(prediction)} for a "
+            f"{where}: {name} must have one more axis than the target, the last, got {jnp.shape(prediction)} for a "
             f"target of shape {jnp.shape(target)}. Nothing is broadcast."
         )
 
 
 def _beside(wide: Array, mask: Array | None, *arrays: Array) -> tuple[Any, ...]:
-    """Return the mask and the arrays in the shape of `wide`, which may have one axis more, the last."""
+    """Return the mask and the arrays in the shape of `wide`, which may have one more axis, the last."""
     shape = jnp.shape(wide)
 
     def widened(x: Any) -> Array:
@@ -310,7 +310,7 @@ def _check_atoms(where: str, logits: Array, support: Any) -> None:
     atoms = np.shape(support)
     if atoms != jnp.shape(logits)[-1:]:
         raise ShapeError(
-            f"{where}: the last axis of the logits and the support must have one size, got logits "
+            f"{where}: the last axis of the logits and the support must have the same size, got logits "
             f"{jnp.shape(logits)} and support {atoms}"
         )
 

@@ -214,7 +214,7 @@ def multi_agent_actor_critic(
     independent: bool = False,
     gain: Any = 0.01,
 ) -> Policy:
-    """Make an actor and a critic for many agents, with parameters `{"actor": ..., "critic": ...}` for phases to train.
+    """Make a multi-agent actor and critic, with parameters `{"actor": ..., "critic": ...}` for phases to train.
 
     Args:
         env: environment with an axis of agents, whose observations are `envs.Observation`. Actions that are not

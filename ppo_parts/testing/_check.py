@@ -27,7 +27,7 @@ def check_part(
 
     The laws (`LAWS`): the part needs what it requires, writes what it provides and reads what it declares; its state
     suits `jax.lax.scan`; it keeps dtypes, from bfloat16 to float64; it does not write into its inputs; a mask of ones
-    changes nothing; masked places affect nothing and have no gradient; `jit` and `vmap` compute the same. A part that
+    changes nothing; masked elements affect nothing and have no gradient; `jit` and `vmap` compute the same. A part that
     may stand anywhere is checked on a rollout and on a minibatch. A check takes a few seconds, most of them to compile.
 
     Args:

@@ -101,7 +101,7 @@ def writes_what_it_provides(subject: Subject) -> str | None:
 
 
 def reads_what_it_declares(subject: Subject) -> str | None:
-    """The part reads only the fields in `requires` and `reads`; `learner` relies on it to refuse what nothing reads."""
+    """The part reads only the fields in `requires` and `reads`; `learner` relies on it to reject what nothing reads."""
     part, context = subject.part, subject.context()
     if part.reads is None or isinstance(part, Divider):
         return None
@@ -207,8 +207,8 @@ def float_dtype_is_kept(subject: Subject) -> str | None:
     return None
 
 
-def masked_places_are_neutral(subject: Subject) -> str | None:
-    """Nothing outside the mask, no metric, no state and no gradient depends on what masked places contain."""
+def masked_elements_are_neutral(subject: Subject) -> str | None:
+    """Nothing outside the mask, no metric, no state and no gradient depends on what masked elements contain."""
     given, context = subject.batch(), subject.context()
     state = subject.part.init(context.params, jax.random.key(0))
 
@@ -234,9 +234,9 @@ def masked_places_are_neutral(subject: Subject) -> str | None:
     for kind in ("noise", "nan"):
         actual, gradient = results(poisoned(given, kind))
         if wrong := difference(actual, expected, exact=True):
-            return f"its result depends on masked places (filled with {kind}): {wrong}; use masked_mean or jnp.where"
+            return f"its result depends on masked elements (filled with {kind}): {wrong}; use masked_mean or jnp.where"
         if kind == "noise" and any(np.any(np.asarray(x)[~keep]) for x in jax.tree.leaves(gradient)):
-            return "masked places have a gradient: apply the mask to the inputs of the loss, not to its result"
+            return "masked elements have a gradient: apply the mask to the inputs of the loss, not to its result"
     return None
 
 
@@ -270,7 +270,7 @@ LAWS: tuple[Law, ...] = (
     float_dtype_is_kept,
     inputs_are_not_mutated,
     no_mask_is_a_full_mask,
-    masked_places_are_neutral,
+    masked_elements_are_neutral,
     jit_equals_eager,
     vmap_equals_a_loop,
 )
@@ -278,7 +278,7 @@ LAWS: tuple[Law, ...] = (
 
 
 def outside(batch: Batch) -> Any:
-    """Return what may not depend on masked places: steps and segments that count, and everything reduced."""
+    """Return what may not depend on masked elements: steps and segments that count, and everything reduced."""
     keep = np.asarray(batch.mask, bool)
 
     def kept(x: Any) -> Any:

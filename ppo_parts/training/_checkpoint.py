@@ -1,4 +1,4 @@
-"""Checkpoints: orbax writes any state as a flat dictionary of named arrays; states that do not fit are refused."""
+"""Checkpoints: orbax writes any state as a flat dictionary of named arrays; states that do not fit are rejected."""
 
 from __future__ import annotations
 

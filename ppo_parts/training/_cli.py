@@ -97,7 +97,7 @@ def main(
 
 
 def with_shards(config: Any, options: RunOptions) -> Any:
-    """The configuration with as many shards as devices, unless it says how many, or there are several seeds.
+    """The configuration with as many shards as devices, unless it sets their number, or there are several seeds.
 
     The number of shards is recorded, because it changes what is learned. The number of devices is not.
     """
@@ -245,7 +245,7 @@ def _fields(config: Any) -> dict[str, Any]:
 
 
 def _with_help(kind: type, arg: Callable[..., Any]) -> type:
-    """Return a dataclass whose fields tell tyro the help texts and ranges that they declare."""
+    """Return a dataclass whose fields pass to tyro the help texts and ranges that they declare."""
     hints, texts, declared = get_type_hints(kind), help_texts(kind), ranges(kind)
 
     def shown(name: str) -> Any:

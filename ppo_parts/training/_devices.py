@@ -46,7 +46,7 @@ class Placement(NamedTuple):
         return jax.jit(lambda state: state, out_shardings=self.state)(state)
 
     def gathered(self, x: Any) -> Any:
-        """The arrays, whole on each device."""
+        """The arrays, replicated on each device."""
         return jax.jit(lambda x: x, out_shardings=NamedSharding(self.mesh, PartitionSpec()))(x)
 
     def _spec(self, kind: str) -> PartitionSpec:

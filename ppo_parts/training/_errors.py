@@ -18,4 +18,4 @@ class RunNotFoundError(RunFolderError, FileNotFoundError):
 
 
 class NonFiniteError(UserError, FloatingPointError):
-    """A run ended because of numbers that are not finite."""
+    """A run ended because of non-finite numbers."""

@@ -36,7 +36,7 @@ def sync(path: Path) -> None:
 
 
 def plain(x: Any) -> Any:
-    """Convert `x` for JSON: arrays become lists, and numbers that are not finite become None."""
+    """Convert `x` for JSON: arrays become lists, and non-finite numbers become None."""
     if isinstance(x, dict):
         return {key: plain(value) for key, value in x.items()}
     if isinstance(x, (list, tuple)):

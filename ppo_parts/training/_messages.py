@@ -1,4 +1,4 @@
-"""What a run says: it logs to `ppo_parts.training`, and a command line prints what is logged."""
+"""Messages of a run: it logs to `ppo_parts.training`, and a command line prints what is logged."""
 
 from __future__ import annotations
 

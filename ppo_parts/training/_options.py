@@ -19,7 +19,7 @@ from ._train import Train
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """How a run is recorded, and on what it runs. Only `init_from`, with its `checkpoint`, changes what is learned."""
+    """How a run is recorded, and on which devices. Only `init_from`, with its `checkpoint`, changes what is learned."""
 
     name: Annotated[
         str | None,

@@ -47,7 +47,7 @@ def timing_of(env_steps: int, seconds: float) -> dict[str, Any]:
 
 
 def skipped(rows: list[Row]) -> dict[str, Any]:
-    """Count the minibatches without effect, whose update had numbers that are not finite, and their share of all."""
+    """Count the minibatches without effect, whose update had non-finite numbers, and their share of all."""
     names = sorted(set().union(*rows))
     bad = sum(np.nan_to_num(column(rows, name)) for name in names if NONFINITE in name)
     minibatches = sum(np.nan_to_num(column(rows, name)) for name in names if name.split("/")[-1] == "minibatches")
@@ -97,7 +97,7 @@ def announce(result: dict[str, Any]) -> None:
     if "skipped_minibatches" in result:
         logger.info(
             f"{result['skipped_minibatches']:,} minibatches ({result['skipped_share']:.0%}) had no effect: there were "
-            f"numbers that are not finite in their updates; {NONFINITE}... in the metrics says where"
+            f"non-finite numbers in their updates; {NONFINITE}... in the metrics says where"
         )
     if "evaluation" in result:
         played = result["evaluation"]

@@ -66,7 +66,7 @@ def run(
     Raises:
         FileExistsError: the folder already holds a run. FileNotFoundError: there is no run to resume.
         ValueError: it has another configuration. OSError: the folder cannot be written; as much as possible was saved.
-        FloatingPointError: numbers that are not finite appeared, and `options.on_nonfinite` is "stop".
+        FloatingPointError: non-finite numbers appeared, and `options.on_nonfinite` is "stop".
     """
     options = checked(options or RunOptions(), train)
     program = make_program(train, config.seed, options)
@@ -239,7 +239,7 @@ class Loop:
         return every is not None and (done % every == 0 or done == self.train.num_updates)
 
     def _check_finite(self, metrics: Mapping[str, np.ndarray], rows: list[Row], listeners: list[OnRows]) -> None:
-        """Raise at the first update with numbers that are not finite, after recording the rows up to it."""
+        """Raise at the first update with non-finite numbers, after recording the rows up to it."""
         found = None if self.options.on_nonfinite == "skip" else first_nonfinite(metrics)
         if found is None:
             return
@@ -277,7 +277,7 @@ def rows_of(metrics: Mapping[str, np.ndarray], done: int, steps_per_update: int)
 
 
 def first_nonfinite(metrics: Mapping[str, np.ndarray]) -> tuple[int, str] | None:
-    """Return the first update with numbers that are not finite, and where they arose; later ones follow from it."""
+    """Return the first update with non-finite numbers, and where they arose; later ones follow from it."""
     counts = {name: x.reshape(len(x), -1) for name, x in metrics.items() if NONFINITE in name}
     total = np.sum(list(counts.values()), axis=0)  # [updates, seeds]
     if not np.any(total):

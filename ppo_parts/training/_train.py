@@ -175,7 +175,7 @@ class Train:
 
 
 NONFINITE = "nonfinite/"
-"""Part of the names of all metrics that count numbers that are not finite."""
+"""Part of the names of all metrics that count non-finite numbers."""
 
 
 def _count_nonfinite(tree: Any) -> Array:

@@ -41,7 +41,7 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[RunWrit
         if options.resume is None:
             if (path / "config.json").exists() or (path / "checkpoints").exists():
                 raise RunExistsError(
-                    f"{path} holds a run already: continue it with --resume {path}, or give another --name"
+                    f"{path} already holds a run: continue it with --resume {path}, or give another --name"
                 )
             write_json(path / "config.json", stored)
         with contextlib.closing(RunWriter(path, stored, options, train.num_updates)) as folder:

@@ -1,4 +1,4 @@
-"""Numbers that are not finite: they end a run, or are skipped and counted, and are never saved."""
+"""Non-finite numbers: they end a run, or are skipped and counted, and are never saved."""
 
 import dataclasses
 import shutil

@@ -109,7 +109,7 @@ def test_run_in_which_no_episode_ends_has_no_curve(train, place, capsys):
 
 
 def test_run_name_is_given_once(train, whole, place):
-    with pytest.raises(FileExistsError, match=r"whole holds a run already: continue it with --resume .*whole"):
+    with pytest.raises(FileExistsError, match=r"whole already holds a run: continue it with --resume .*whole"):
         go(train, place, "whole")
     with pytest.raises(FileNotFoundError, match=r"nowhere holds no run: it has no config\.json"):
         go(train, None, "", resume=place / "nowhere")
