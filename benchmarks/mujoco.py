@@ -54,6 +54,12 @@ def unscaled_rewards(config: Config) -> envs.Env:
     return envs.normalize_observation(envs.clip_action(envs.make(config.env_id)))
 
 
+def without_contact_forces(config: Config) -> envs.Env:
+    """Ant and Humanoid with observations as in their version 3, where contact forces were always 0."""
+    env = envs.make(config.env_id, include_cfrc_ext_in_observation=False)
+    return envs.prepare(env, normalize=True, gamma=config.gamma)
+
+
 def preset(config: Config) -> Config:
     """The recipe's preset for this task."""
     task = config.env_id.removeprefix("gym:")
@@ -68,6 +74,7 @@ SETTINGS: dict[str, Callable[[Config], Config]] = {  # variants that change noth
     "tuned": preset,
     "lambda_0.9": lambda c: dataclasses.replace(c, gae_lambda=0.9),
     "lambda_0.98": lambda c: dataclasses.replace(c, gae_lambda=0.98),
+    "log_std_-1": lambda c: dataclasses.replace(c, log_std=-1.0),
 }
 Variant = Callable[[Config], training.Train]
 VARIANTS: dict[str, Variant] = {
@@ -78,6 +85,7 @@ VARIANTS: dict[str, Variant] = {
     "value_clip": lambda c: variant(c, value_loss=clipped_value_loss(c)),
     "advantage_normalize": lambda c: variant(c, surrogate=normalized_surrogate(c)),
     "unscaled_rewards": lambda c: mujoco_ppo.make_train(c, unscaled_rewards(c)),
+    "no_contact_forces": lambda c: mujoco_ppo.make_train(c, without_contact_forces(c)),
 }
 
 

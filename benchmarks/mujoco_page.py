@@ -15,6 +15,7 @@ from . import differences, mujoco
 from ._pages import canvas, difference, interval, save, signed, table
 
 TIANSHOU = "https://github.com/thu-ml/tianshou/tree/82dc1adf/examples/mujoco"
+NO_FORCES = "https://github.com/openai/gym/issues/1541"
 CLEANRL = "https://docs.cleanrl.dev/rl-algorithms/ppo/#ppo_continuous_actionpy"
 Record = dict[str, Any]
 PUBLISHED = {  # task: Tianshou's mean and standard deviation at 1M steps, its mean at 3M steps, CleanRL's mean at 1M
@@ -66,7 +67,8 @@ def results_table(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
         "mean and standard deviation, version 3 of the environments), and CleanRL training returns (3 seeds, version",
         "4). A *variant* changes one setting of `recipes.mujoco_ppo`, and `tuned` is its preset for the task; the",
         "settings after its name differ from the recipe's. `python -m benchmarks mujoco <task> --variant <variant>`",
-        "produces a row.",
+        "produces a row. In version 3 of Ant and Humanoid the contact forces in the observations",
+        f"[are always 0]({NO_FORCES}) with MuJoCo 2.0 and later; in version 5 they are not.",
         "",
         *curves(records, pictures),
     ]
