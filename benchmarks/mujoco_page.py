@@ -90,8 +90,8 @@ def choices(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
     recipe = [record for record in complete(results / "mujoco") if not is_whole_run(record)]
     recipe_names = {name: name for name in mujoco.VARIANTS}
     library_names = {name: f"{each.what} ({each.who})" for name, each in differences.DIFFERENCES.items()}
-    of_recipe = comparisons(recipe, recipe_names, "mujoco")
-    of_libraries = comparisons(complete(results / "differences"), library_names, "differences")
+    of_recipe = comparisons("mujoco_ppo", recipe, recipe_names, "mujoco")
+    of_libraries = comparisons("CleanRL's chain", complete(results / "differences"), library_names, "differences")
     lines: list[str] = []
     if of_recipe:
         lines += ["### One choice at a time", "", "`mujoco_ppo` with one of its choices changed:", ""]
@@ -124,6 +124,7 @@ class Comparison:
     """Runs of one task that differ in one choice each; the first is what the others are compared with.
 
     Attributes:
+        chain: what the first one trains.
         title: the task, steps and seeds.
         names: what differs, for each run.
         files: paths of the records, from the folder of results.
@@ -131,6 +132,7 @@ class Comparison:
         changes: for each run, of the last evaluation and of the mean of all.
     """
 
+    chain: str
     title: str
     names: list[str]
     files: list[str]
@@ -148,7 +150,7 @@ class Comparison:
         return table([self.title, "return", "change", "change of the mean of all"], rows)
 
 
-def comparisons(records: list[Record], names: dict[str, str], folder: str) -> list[Comparison]:
+def comparisons(chain: str, records: list[Record], names: dict[str, str], folder: str) -> list[Comparison]:
     """A comparison for each task and number of steps, if the first of `names` was recorded."""
     found = []
     for run in dict.fromkeys((record["task"], record["env_steps"]) for record in records):
@@ -160,6 +162,7 @@ def comparisons(records: list[Record], names: dict[str, str], folder: str) -> li
         first, seeds = returns[0], chosen[0]["seeds"]
         found.append(
             Comparison(
+                chain=chain,
                 title=f"{run[0]}, {run[1]:,} steps, seeds {seeds[0]} - {seeds[-1]}",
                 names=[names[record["variant"]] for record in chosen],
                 files=[f"{folder}/{record['file']}" for record in chosen],
@@ -181,7 +184,7 @@ def forest(compared: list[Comparison], path: pathlib.Path) -> None:
             places = np.arange(len(middle)) + 0.2 * column
             panel.errorbar(middle, places, xerr=[middle - low, high - middle], fmt="o", ms=4, lw=1.2, label=label)
         panel.axvline(0, color="gray", lw=1)
-        panel.set(title=comparison.title, xlabel="change of the return, and its 95 % interval")
+        panel.set(title=f"{comparison.chain}: {comparison.title}", xlabel="change of the return, and its 95 % interval")
         panel.set_yticks(places, comparison.names[1:], fontsize=8)
         panel.invert_yaxis()
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
