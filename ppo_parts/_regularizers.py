@@ -11,9 +11,9 @@ import optax
 from . import functional
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, choice, count, number, spread_nan
-from ._losses import add_measured_loss, entropy_of
+from ._losses import entropy_of, loss_part, measured_loss_part
 from ._policy import POLICY_READS, evaluate_policy
-from ._types import Array, Batch, Context, EmptyState, Params, Part, no_state
+from ._types import Array, Batch, Context, EmptyState, Params, Part
 from .functional import KLEstimator, masked_mean
 from .functional._common import unsqueezed
 
@@ -123,14 +123,12 @@ def kl_penalty(
         return KLPenaltyState((state.coef * factor).astype(state.coef.dtype), kl)
 
     field = reference if reference == "behavior" else f"extras.{reference}"
-    return Part(
-        init,
-        update,
+    return loss_part(
         where,
+        update,
         requires=() if field == "behavior" and not analytic else (field,),
-        provides=("losses",),
-        reads=("current.distribution", "mask") if analytic else ("current.log_prob", "log_prob", "mask"),
-        place="after_sampler",
+        reads=("current.distribution",) if analytic else ("current.log_prob", "log_prob"),
+        init=init,
         finish=finish if adaptive else None,
     )
 
@@ -225,9 +223,7 @@ def adaptive_entropy_bonus(
         excess = masked_mean(jax.lax.stop_gradient(entropy).astype(jnp.float32) - goal, batch.mask)
         return batch, EntropyCoefState((state.log_coef - rate * excess).astype(jnp.float32))
 
-    return Part(
-        init, update, where, provides=("losses",), reads=("current.distribution", "mask"), place="after_sampler"
-    )
+    return loss_part(where, update, reads=("current.distribution",), init=init)
 
 
 def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") -> Part:
@@ -251,20 +247,11 @@ def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") ->
     coef = number("bounds_loss", "coef", coef, 0)
     bound = number("bounds_loss", "bound", bound, 0)
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def loss(batch: Batch, context: Context) -> Array:
         mean, limit = mean_of("bounds_loss", batch.current.distribution), at(bound, context.step)
-        weight = at(coef, context.step)
-        loss = functional.bounds_loss(mean, bound=limit, mask=batch.mask)
-        return add_measured_loss(batch, name, spread_nan(loss, limit), weight), state
+        return spread_nan(functional.bounds_loss(mean, bound=limit, mask=batch.mask), limit)
 
-    return Part(
-        no_state,
-        update,
-        "bounds_loss",
-        provides=("losses",),
-        reads=("current.distribution", "mask"),
-        place="after_sampler",
-    )
+    return measured_loss_part("bounds_loss", name, loss, coef=coef, reads=("current.distribution",))
 
 
 def smoothness_loss(
@@ -320,15 +307,8 @@ def smoothness_loss(
             batch = batch.add_metrics(**{f"{name}_{term}": measured})
         return batch.add_loss(name, loss), state
 
-    return Part(
-        no_state,
-        update,
-        where,
-        requires=("next_obs",) if "temporal" in coefs else (),
-        provides=("losses",),
-        reads=("current.distribution", "mask", *POLICY_READS),
-        place="after_sampler",
-    )
+    requires = ("next_obs",) if "temporal" in coefs else ()
+    return loss_part(where, update, requires=requires, reads=("current.distribution", *POLICY_READS))
 
 
 def mean_of(where: str, distribution: Any) -> Array:

@@ -757,6 +757,13 @@ bad(
     ValueError,
     "policy_loss: simple_policy_optimization: clip_eps must lie in (0, inf), got -0.2",
 )
+bad("type of a critic's loss", lambda: pp.critic_loss(f.huber_value_loss, delta="x"), pp.UserTypeError, "delta ... 'x'")
+bad(
+    "a critic's loss that is reduced",
+    lambda: pp.critic_loss(lambda prediction, target, mask=None: jnp.mean(prediction)),
+    pp.UserValueError,
+    "critic_loss: the loss must have the shape of prediction, got ()",
+)
 bad("functional estimator", lambda: f.approx_kl(FIVE, estimator="k4"), ValueError, "\"k3\" ... 'k4'")
 bad(
     "a segment that is not there",
