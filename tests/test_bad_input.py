@@ -440,7 +440,7 @@ for wrong in (-0.1, 1.5, np.float32(1.01), np.nan):
         ValueError,
         f"beta ... [0, 1] ... {wrong!r}",
     )
-for wrong in ("0.9", True, None, [0.9, "x"], {}):
+for wrong in ("0.9", True, np.True_, None, [0.9, "x"], {}, b"0.9", 0.9 + 1j):
     bad(
         f"gamma {wrong!r}",
         lambda wrong=wrong: pp.gae(gamma=wrong, gae_lambda=0.9),

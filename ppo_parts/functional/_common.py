@@ -93,6 +93,17 @@ def known_values(x: Any) -> np.ndarray | None:
     return np.asarray(x)
 
 
+def is_real(x: np.ndarray) -> bool:
+    """Return whether an array holds real numbers, which booleans, text and complex numbers are not."""
+    return any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer))
+
+
+def check_ddof(where: str, ddof: Any) -> None:
+    """Raise `ValueError` unless `ddof` is 0 or 1."""
+    if ddof not in (0, 1) or isinstance(ddof, bool):
+        raise ValueError(f"{where}: ddof must be 0 or 1, got {ddof!r}")
+
+
 def check_range(
     where: str,
     name: str,
@@ -105,14 +116,15 @@ def check_range(
 ) -> None:
     """Raise unless `value` holds numbers in [low, high]; the values of traced arrays are not known or checked."""
     refused = TypeError(f"{where}: {name} must be {what}, got {value!r}")
-    if isinstance(value, (bool, str)) or value is None:
-        raise refused
     try:
-        if (known := known_values(value)) is None:
-            return
-        numbers = known.astype(np.float64)
-    except (TypeError, ValueError):
+        known = known_values(value)
+    except ValueError:  # a ragged list
         raise refused from None
+    if known is None:
+        return
+    if not is_real(known):
+        raise refused
+    numbers = known.astype(np.float64)
     inside = (numbers > low if open_low else numbers >= low) & (numbers <= high)
     if not np.all(inside):
         bounds = f"{'(' if open_low or np.isinf(low) else '['}{low:g}, {high:g}{')' if np.isinf(high) else ']'}"
