@@ -130,6 +130,8 @@ def normalize_target(
 
     def update(batch: Batch, state: ValueStatistics, context: Context) -> tuple[Batch, ValueStatistics]:
         share = jnp.asarray(at(rate, context.step), state.mean.dtype)
+        if batch.mask is not None:  # the mean of no target is not 0
+            share = jnp.where(jnp.any(batch.mask.astype(bool)), share, 0)
         target = batch.target.astype(state.mean.dtype)
         center = masked_mean(target, batch.mask)
         spread, moved = masked_mean(jnp.square(target - center), batch.mask), center - state.mean

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._errors import UserTypeError, UserValueError
-from .functional._common import check_range
+from .functional._common import check_range, is_real
 
 Array = jax.Array
 Numeric = float | Array | Callable[[Any], Any]
@@ -87,11 +87,20 @@ def _schedule(
 ) -> Callable[[Any], Array]:
     # If a schedule closes over a traced number (in a sweep), its values are not known yet.
     with jax.ensure_compile_time_eval(), np.errstate(all="ignore"):
-        first, *late = (value(step) for step in (np.int32(0), *LATE))
+        try:
+            first, *late = (value(step) for step in (np.int32(0), *LATE))
+        except TypeError as error:
+            raise UserTypeError(
+                f"must be a number or a schedule step -> value, and calling {value!r} with a step failed: {error}",
+                where=where,
+                argument=name,
+            ) from error
     ends = {"at step 0": first}
     if not any(isinstance(x, jax.core.Tracer) for x in late) and np.array_equal(*late):
         ends["in the end"] = late[0]
     for when, end in ends.items():
+        if not isinstance(end, jax.core.Tracer) and not is_real(np.asarray(end)):
+            raise UserTypeError(f"must be a number, and its schedule is {end!r} {when}", where=where, argument=name)
         if jnp.shape(end) != ():
             raise UserValueError(
                 f"must be one number at every step, and its schedule returns shape {jnp.shape(end)}",

@@ -58,6 +58,8 @@ def phase(part: Part, *, trains: Any = "own", every: int = 1) -> Part:
     names = (trains,) if isinstance(trains, str) else trains
     if not (names is None or callable(names) or (isinstance(names, tuple) and all(isinstance(x, str) for x in names))):
         raise UserTypeError(f"phase: trains must be a name, a tuple of names, None or a function, got {trains!r}")
+    if names == ():
+        raise UserValueError("phase: trains names no parameters, got (); None means all of them")
     inner = chain(part)
     assert isinstance(inner, Chain)
     return Phase(

@@ -120,7 +120,8 @@ def kl_penalty(
         assert target_kl is not None
         goal, kl = at(target_kl, context.step), masked_mean(divergence(batch), batch.mask).astype(state.kl.dtype)
         factor = jnp.where(kl < goal / 1.5, 0.5, jnp.where(kl > 1.5 * goal, 2.0, 1.0))
-        return KLPenaltyState((state.coef * factor).astype(state.coef.dtype), kl)
+        limits = jnp.finfo(state.coef.dtype)  # from 0 or infinity, no factor would lead back
+        return KLPenaltyState(jnp.clip(state.coef * factor, limits.tiny, limits.max).astype(state.coef.dtype), kl)
 
     field = reference if reference == "behavior" else f"extras.{reference}"
     return loss_part(
@@ -272,7 +273,7 @@ def smoothness_loss(
 
     Args:
         temporal: lambda_T, >= 0; None: without this term. A schedule counts learner updates (so do the others).
-        spatial: lambda_S, >= 0; None: without this term.
+        spatial: lambda_S, >= 0; None: without this term. Only floating leaves of the observations get noise.
         noise_scale: standard deviation sigma of the noise, in the units of the observations, >= 0.
         name: key in `losses`.
 
@@ -297,7 +298,7 @@ def smoothness_loss(
             raise UserValueError(f"{where}: the policy has a memory, and this part evaluates single observations")
         sigma, loss = at(noise_scale, context.step), jnp.zeros_like(batch.log_prob)
         for term, coef in coefs.items():
-            obs = batch.next_obs if term == "temporal" else _with_noise(batch.obs, sigma, context.key)
+            obs = batch.next_obs if term == "temporal" else _with_noise(where, batch.obs, sigma, context.key)
             other = evaluate_policy(context.evaluate, context.params, batch.replace(obs=obs)).distribution
             change = _action(where, batch.current.distribution) - _action(where, other)
             distance = optax.safe_norm(change, 1e-6, axis=-1)  # its gradient at 0 is 0
@@ -332,9 +333,14 @@ def _action(where: str, distribution: Any) -> Array:
     return mode
 
 
-def _with_noise(obs: Any, scale: Any, key: Array) -> Any:
+def _with_noise(where: str, obs: Any, scale: Any, key: Array) -> Any:
     """Add Gaussian noise to every floating leaf."""
     leaves, tree = jax.tree.flatten(obs)
+    if not any(jnp.issubdtype(x.dtype, jnp.floating) for x in leaves):
+        raise UserTypeError(
+            f"{where}: the spatial term adds noise to observations, and these are not floating: convert them before "
+            "the rollout, or leave the term out with spatial=None"
+        )
     keys = jax.random.split(key, len(leaves))
     noisy = [
         (x + scale * jax.random.normal(k, x.shape, x.dtype)).astype(x.dtype)

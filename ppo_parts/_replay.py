@@ -94,6 +94,8 @@ def replay(num_rollouts: int, like: Batch) -> Part:
         def put(buffer: Array, x: Array) -> Array:
             if x.shape != buffer.shape[1:]:
                 raise UserValueError(f"replay: a field of shape {x.shape} does not fit like, {buffer.shape[1:]}")
+            if jnp.promote_types(x.dtype, buffer.dtype) != buffer.dtype:
+                raise UserTypeError(f"replay: like has {buffer.dtype} where the rollout has {x.dtype}, which it rounds")
             return buffer.at[slot].set(x.astype(buffer.dtype))
 
         missing = [name for name in kept if not jax.tree.leaves(getattr(batch, name))]

@@ -116,6 +116,11 @@ def rollout(
     check_shards("rollout", shards, "num_envs", num_envs)
     if isinstance(record, str):
         raise UserTypeError(f"rollout: record must be a tuple of names, got {record!r}: write record=({record!r},)")
+    taken = {"value": "batch.value"} | {f"next_{name}": f"what followed {name!r}" for name in record}
+    if clash := [name for name in record if name in taken]:
+        raise UserValueError(
+            f"rollout: record={clash[0]!r} has the name of {taken[clash[0]]}: give this entry of aux another name"
+        )
     agents = getattr(env, "num_agents", None)
     each = (num_envs,) if agents is None else (num_envs, agents)
     keeps = {"keep_next_obs": keep_next_obs, "keep_distribution": keep_distribution}

@@ -15,6 +15,7 @@ from ._refresh import Refresh, RefreshName
 from ._sampler import Axis, Windows, sampler, sampler_of_shards
 from ._shards import map_shards
 from ._types import Array, Batch, Context, Part
+from .functional._common import accumulator_dtype, check_range
 
 
 def shuffled_minibatches(
@@ -130,13 +131,18 @@ def given_indices(
     """
     choice("given_indices", "axis", axis, ("step", "segment"))
     traced = isinstance(indices, jax.core.Tracer)
-    table = indices if traced else np.asarray(indices)
+    try:
+        table = indices if traced else np.asarray(indices)
+    except ValueError:
+        raise UserValueError(f"given_indices: all minibatches must have one size, got {indices!r}") from None
     if not jnp.issubdtype(table.dtype, np.integer):
         raise UserTypeError(f"given_indices: indices must be integers, got {table.dtype}")
     if table.ndim not in (2, 3) or table.size == 0:
         raise UserValueError(f"given_indices: indices must be [K, M] or [E, K, M], got shape {table.shape}")
     if weights is not None and np.shape(weights) != table.shape:
         raise UserValueError(f"given_indices: weights have shape {np.shape(weights)}, indices {table.shape}")
+    if weights is not None:
+        check_range("given_indices", "weights", weights, 0)
     if not traced and (
         table.max() > np.iinfo(np.int32).max or table.min() < np.iinfo(np.int32).min
     ):  # it would wrap around to an index that exists
@@ -256,7 +262,8 @@ def prioritized_sampler(
         powers = [at(x, context.step) for x in (alpha, beta, eps)]
 
         def drawn(batch: Batch, key: Array) -> tuple[Array, Array]:
-            advantage, mask = batch.advantage, batch.mask
+            # In the dtype to compute in, because bfloat16 has too few digits to draw one of many segments.
+            advantage, mask = batch.advantage.astype(accumulator_dtype(batch.advantage)), batch.mask
             probabilities = functional.segment_priorities(
                 advantage.reshape((*advantage.shape[:2], -1)).swapaxes(1, 2).reshape(-1, segments),
                 alpha=powers[0],
@@ -265,7 +272,7 @@ def prioritized_sampler(
             )
             indices = jax.random.choice(key, segments, (size,), replace=replacement, p=probabilities)
             weight = functional.importance_weights(probabilities, indices, beta=powers[1], normalize=normalize_weights)
-            return indices, spread_nan(weight, *powers)
+            return indices, spread_nan(weight, *powers).astype(batch.advantage.dtype)
 
         if batch.shards == 1:
             return drawn(batch, item)

@@ -73,7 +73,13 @@ class PhaseSpec:
         """Return a gradient or an update of all parameters, with 0 where this phase does not train."""
         if not callable(self.trains):
             return tree
-        return jax.tree.map(lambda keep, x: jnp.where(keep, x, 0).astype(x.dtype), self.trains(params), tree)
+        mask = self.trains(params)
+        if jax.tree.structure(mask) != jax.tree.structure(tree):
+            raise UserValueError(
+                f"learner: phase {self.name!r}: trains(params) must return a boolean for each leaf of the parameters, "
+                f"{jax.tree.structure(tree)}, got {jax.tree.structure(mask)}"
+            )
+        return jax.tree.map(lambda keep, x: jnp.where(keep, x, 0).astype(x.dtype), mask, tree)
 
 
 def divide(pipeline: Part) -> tuple[tuple[Part, ...], list[PhaseSpec]]:

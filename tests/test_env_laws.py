@@ -147,8 +147,17 @@ def impure():
     return walk(reward=lambda out: out.reward + next(numbers))
 
 
+def impure_inside():
+    """Its random numbers are constants of a function that the step calls."""
+    numbers = itertools.count()
+    return walk(
+        reward=lambda out: jax.jit(lambda x: x + jnp.asarray(np.full(4, next(numbers), np.float32)))(out.reward)
+    )
+
+
 BROKEN = {
     "reproducible": (impure, r"step gives other results .* same key: draw all random numbers from the key"),
+    "reproducible inside": (impure_inside, r"step gives other results .* same key"),
     "separate": (lambda: reset_alike(walk()), r"same first observation.*jax\.random\.split"),
     "finite": (lambda: walk(reward=lambda out: out.reward / 0), r"reward contains NaN or an infinity"),
     "masks": (lambda: masked(lambda x: x % 2 > 0), r"obs\.available leaves no action"),
