@@ -40,6 +40,10 @@ def critic_loss(
 
     Place: after the sampler; needs the `target` of `gae` or `vtrace`.
 
+    Raises:
+        TypeError: `loss` is not a function, or does not take these arguments. ValueError: `prediction` is another word,
+            `loss` refuses a hyperparameter or returns another shape, or (when traced) the policy returns no such entry.
+
     Example:
         >>> import jax.numpy as jnp, ppo_parts as pp
         >>> huber = pp.critic_loss(pp.functional.huber_value_loss, delta=1., coef=.5)

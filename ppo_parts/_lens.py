@@ -164,6 +164,10 @@ def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
 
     Place: after the parts that write these fields.
 
+    Raises:
+        TypeError: not a mapping. ValueError: no path, or one that is not of a batch. ShapeError: (when traced) the
+            fields differ in shape.
+
     Example:
         >>> import ppo_parts as pp
         >>> part = pp.combine_advantages({"advantage": 2., "extras.advantage_intrinsic": 1.})

@@ -93,6 +93,10 @@ def policy_loss(
 
     Place: after the sampler, and after the parts that change the advantage.
 
+    Raises:
+        TypeError: `loss` is not a function, or does not take these arguments. ValueError: it refuses a hyperparameter,
+            or returns another shape.
+
     Example:
         >>> import ppo_parts as pp
         >>> part = pp.policy_loss(pp.functional.clipped_surrogate, clip_eps=.2)

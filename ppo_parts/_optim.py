@@ -185,6 +185,9 @@ def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
     Args:
         optimizer: any optax transformation.
 
+    Raises:
+        TypeError: not an optax transformation. ValueError: (from its `init`) parameters without an axis of agents.
+
     Example:
         >>> import optax, ppo_parts as pp
         >>> optimizer = pp.per_agent(optax.chain(optax.clip_by_global_norm(.5), optax.adam(3e-4)))

@@ -280,6 +280,10 @@ def smoothness_loss(
     Place: after the sampler. The temporal term needs `rollout(..., keep_next_obs=True)`. Policies with memory are
     refused, because their state after the next observation is not known.
 
+    Raises:
+        ValueError: both terms are None; (when traced) a policy with memory. TypeError: (when traced) actions that are
+            not continuous, or, with `spatial`, observations without a floating leaf.
+
     Example:
         >>> import ppo_parts as pp
         >>> part = pp.smoothness_loss(temporal=1., spatial=5.)

@@ -100,6 +100,11 @@ def rollout(
         terminated, truncated and next_value, for a recurrent policy carry and reset, and the fields that `record` and
         `keep_...` add.
 
+    Raises:
+        ValueError: a number is less than 1; `shards` does not divide `num_envs`; `record` names an entry of aux that
+            the policy does not return (when traced), or one whose name the batch already has. ShapeError: (when traced)
+            a log-probability, a value or an entry of aux is not one number per element.
+
     Example:
         >>> import jax, jax.numpy as jnp, ppo_parts as pp
         >>> from ppo_parts import envs

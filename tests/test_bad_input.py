@@ -334,7 +334,7 @@ bad(
         evaluate=lambda params, batch: evaluate(params["all"], batch),
     ),
     TypeError,
-    "replay: like has uint8 where the rollout has float32",
+    "replay: the rollout has float32 where like has uint8",
 )
 bad("no evaluate", lambda: pp.learner(None, pp.chain(FULL, VALUE), SGD), TypeError, "evaluate ... None")
 bad("a list for a pipeline", lambda: pp.learner(evaluate, [FULL, VALUE], SGD), TypeError, "expected parts")
