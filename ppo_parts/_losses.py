@@ -281,6 +281,11 @@ def entropy_of(distribution: Any, key: Array, num_samples: int) -> Array:
     entropy = _closed_form_entropy(distribution)
     if entropy is not None:
         return entropy
+    if not hasattr(distribution, "sample"):
+        raise UserTypeError(
+            f"the distribution {type(distribution).__name__} defines neither entropy() nor sample(), from "
+            "which the entropy could be estimated: define one of them, or leave the entropy out"
+        )
     sample = distribution.sample(seed=key, sample_shape=(num_samples,))
     return -jnp.mean(distribution.log_prob(sample), axis=0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -66,7 +67,7 @@ def replay(num_rollouts: int, like: Batch) -> Part:
 
     def update(batch: Batch, state: ReplayState, context: Context) -> tuple[Batch, ReplayState]:
         del context
-        latest = _stored_with(batch, state)
+        latest = _stored_with(batch, state, kept)
         fields = {
             name: jax.tree.map(lambda x, axis=axis: _beside(x, batch.shards, axis), latest.fields[name])
             for axis, names in ((1, PER_STEP), (0, PER_SEGMENT))
@@ -84,16 +85,16 @@ def replay(num_rollouts: int, like: Batch) -> Part:
 
     def finish(batch: Batch, state: ReplayState, context: Context) -> ReplayState:
         del context
-        return _stored_with(batch, state)
+        return _stored_with(batch, state, kept)
 
     return Part(init, update, "replay", provides=tuple(kept), place="before_sampler", finish=finish)
 
 
-def _stored_with(batch: Batch, state: ReplayState) -> ReplayState:
-    """Return the state with this rollout in place of the oldest."""
-    if missing := [name for name in state.fields if not jax.tree.leaves(getattr(batch, name))]:
+def _stored_with(batch: Batch, state: ReplayState, kept: Sequence[str]) -> ReplayState:
+    """Return the state with the fields `kept` of this rollout in place of those of the oldest."""
+    if missing := [name for name in kept if not jax.tree.leaves(getattr(batch, name))]:
         raise UserValueError(f"replay: like has {', '.join(missing)}, but the rollout does not")
-    if batch.mask is not None and "mask" not in state.fields:
+    if batch.mask is not None and "mask" not in kept:
         raise UserValueError("replay: the rollout has a mask, but like has none: masked steps would be trained on")
 
     def put(buffer: Array, x: Array) -> Array:
@@ -106,7 +107,7 @@ def _stored_with(batch: Batch, state: ReplayState) -> ReplayState:
             )
         return buffer.at[state.stored % len(buffer)].set(x.astype(buffer.dtype))
 
-    fields = {name: jax.tree.map(put, buffers, getattr(batch, name)) for name, buffers in state.fields.items()}
+    fields = {name: jax.tree.map(put, state.fields[name], getattr(batch, name)) for name in kept}
     return ReplayState(fields, state.stored + 1)
 
 

@@ -101,9 +101,10 @@ def rollout(
         `keep_...` add.
 
     Raises:
-        ValueError: a number is less than 1; `shards` does not divide `num_envs`; `record` names an entry of aux that
-            the policy does not return (when traced), or one whose name the batch already has. ShapeError: (when traced)
-            a log-probability, a value or an entry of aux is not one number per element.
+        TypeError: `env` is not an environment; `policy` is not a function. ValueError: a number is less than 1;
+            `shards` does not divide `num_envs`; `record` names an entry of aux that the policy does not return (when
+            traced), or one whose name the batch already has. ShapeError: (when traced) a log-probability, a value or an
+            entry of aux is not one number per element.
 
     Example:
         >>> import jax, jax.numpy as jnp, ppo_parts as pp
@@ -126,6 +127,10 @@ def rollout(
         raise UserValueError(
             f"rollout: record={clash[0]!r} has the name of {taken[clash[0]]}: give this entry of aux another name"
         )
+    if not (hasattr(env, "reset") and hasattr(env, "step")):
+        raise UserTypeError(f"rollout: env must be an envs.Env, got {env!r}: make one with envs.make(...)")
+    if not callable(policy):
+        raise UserTypeError(f"rollout: policy must be a Policy or a function (params, batch) -> Output, got {policy!r}")
     agents = getattr(env, "num_agents", None)
     each = (num_envs,) if agents is None else (num_envs, agents)
     keeps = {"keep_next_obs": keep_next_obs, "keep_distribution": keep_distribution}

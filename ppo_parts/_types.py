@@ -350,7 +350,13 @@ class Part:
             ) from None
         except ValueError:  # a callable without a signature
             pass
+        choice(self.name, "place", self.place, get_args(Place))
         known = {field.name for field in dataclasses.fields(Batch)}
+        for argument in ("requires", "provides", "reads"):
+            if isinstance(fields := getattr(self, argument), str):
+                raise UserTypeError(
+                    f"{self.name}: {argument} must be a tuple of fields, got {fields!r}: write ({fields!r},)"
+                )
         for field in (*self.requires, *self.provides, *(self.reads or ())):
             if field.partition(".")[0] not in known:
                 raise UserValueError(

@@ -141,6 +141,19 @@ bad(
     TypeError,
     "mine ... (batch, state), got Batch",
 )
+bad("a place in words", lambda: pp.stateless(abs, place="after"), ValueError, "abs: place must be one of 'anywhere', ")
+bad(
+    "a field that is not in a tuple",
+    lambda: pp.stateless(abs, requires="reward"),
+    TypeError,
+    "abs: requires must be a tuple of fields, got 'reward': write ('reward',)",
+)
+bad(
+    "metrics of two shapes",
+    lambda: pp.Metrics.of({"a": jnp.zeros(3), "b": jnp.zeros(())}),
+    f.ShapeError,
+    "Metrics.of: these must have one shape, got a (3,), b ()",
+)
 bad("stateless of no function", lambda: pp.stateless(3), TypeError, "batch -> batch ... 3")
 bad(
     "a loss outside a learner",
@@ -277,6 +290,12 @@ bad(
     lambda: pp.learner(evaluate, pp.chain(FULL, VALUE), SGD, gradient_metrics=3),
     pp.UserTypeError,
     "gradient_metrics must be a function of the gradient, got 3",
+)
+bad(
+    "the name of an environment",
+    lambda: pp.rollout("CartPole-v1", evaluate, num_envs=1, num_steps=1),
+    pp.UserTypeError,
+    "rollout: env must be an envs.Env, got 'CartPole-v1': make one",
 )
 bad(
     "an entry of aux named like the value",
@@ -779,6 +798,19 @@ bad(
     f.ShapeError,
     "'entropy' ... (6, 4, 1)",
 )
+
+
+bad(
+    "no entropy and no sample",
+    lambda: update(FULL, pp.entropy_bonus(coef=0.1), evaluate=only_log_prob),
+    TypeError,
+    "SimpleNamespace defines neither entropy() nor sample",
+)
+
+
+def only_log_prob(params, batch):
+    distribution, value = evaluate(params, batch)
+    return SimpleNamespace(log_prob=distribution.log_prob), value
 
 
 def wide_entropy(params, batch):

@@ -183,6 +183,24 @@ def test_what_breaks_a_law_is_named_with_the_remedy(name):
         envs.check_laws(make(), num_steps=24)
 
 
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"obs": lambda x: x[None].astype(int)}, r"an observation like that of reset, float32\[1\], got int32\[1\]"),
+        ({"state": lambda x: (x, x)}, r"a state like that of reset, float32\[\], got .*float32\[\].*float32\[\]"),
+        ({"info": lambda x: {"return": x}}, r"info\['return'\] has the name of a metric of every episode"),
+    ],
+)
+def test_a_step_returns_what_reset_does_and_reports_no_other_return(changed, says):
+    def step(key, x, action):
+        out = envs.Step(x, x[None], reward=x, terminated=x > 3)
+        return out._replace(**{name: change(x) for name, change in changed.items()})
+
+    env = envs.auto_reset(lambda key: (jnp.zeros(()), jnp.zeros(1)), step, envs.Box((1,)), envs.Discrete(2))
+    with pytest.raises(pp.UserError, match=says):
+        envs.check(env)
+
+
 def test_a_mask_has_one_flag_for_each_action():
     with pytest.raises(pp.ShapeError, match=r"obs\.available must be boolean of shape \(4, 2\).* int32"):
         envs.check_laws(masked(lambda x: x.astype(int)))
