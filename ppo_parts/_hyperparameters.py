@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._errors import UserTypeError, UserValueError
-from .functional._common import check_range, is_real
+from .functional._common import bounds, is_real, range_error
 
 Array = jax.Array
 Numeric = float | Array | Callable[[Any], Any]
@@ -40,12 +40,10 @@ def number(
         raise UserTypeError(
             f"must be a number or an array, and cannot follow a schedule; got {value!r}", where=where, argument=name
         )
-    try:
-        what = "a number, an array or a schedule step -> value" if schedule else "a number or an array"
-        check_range(where, name, value, low, high, open_low=open_low, what=what)
-    except (TypeError, ValueError) as error:
+    what = "a number, an array or a schedule step -> value" if schedule else "a number or an array"
+    if (error := range_error(value, low, high, open_low=open_low, what=what)) is not None:
         kind = UserTypeError if isinstance(error, TypeError) else UserValueError
-        raise kind(str(error).removeprefix(f"{where}: {name} "), where=where, argument=name) from None
+        raise kind(str(error), where=where, argument=name)
     if np.shape(value) != ():
         raise UserValueError(
             f"must be one number, got an array of shape {np.shape(value)}; to sweep it, build the chain inside a "
@@ -56,13 +54,6 @@ def number(
     if isinstance(value, jax.core.Tracer):
         return _nan_outside(value, low, high, open_low)
     return value
-
-
-def bounds(low: float, high: float = np.inf, open_low: bool = False) -> str:
-    """Format a range: "[0, 1]", "(0, inf)"."""
-    low_end, high_end = "(" if open_low or np.isinf(low) else "[", ")" if np.isinf(high) else "]"
-    written = (str(x) if isinstance(x, int) else f"{x:g}" for x in (low, high))
-    return f"{low_end}{', '.join(written)}{high_end}"
 
 
 def _inside(x: Any, low: float, high: float, open_low: bool) -> Any:

@@ -15,7 +15,7 @@ from ._refresh import Refresh, RefreshName
 from ._sampler import Axis, Windows, sampler, sampler_of_shards
 from ._shards import map_shards
 from ._types import Array, Batch, Context, Part
-from .functional._common import accumulator_dtype, check_range
+from .functional._common import accumulator_dtype, range_error
 
 
 def shuffled_minibatches(
@@ -184,8 +184,8 @@ def _checked_indices(indices: Any, weights: Any) -> Any:
         raise UserValueError(f"{where}: indices must be [K, M] or [E, K, M], got shape {table.shape}")
     if weights is not None and np.shape(weights) != table.shape:
         raise UserValueError(f"{where}: weights have shape {np.shape(weights)}, indices {table.shape}")
-    if weights is not None:
-        check_range(where, "weights", weights, 0)
+    if weights is not None and (error := range_error(weights, 0)) is not None:
+        raise UserValueError(f"{where}: weights {error}")
     limits = np.iinfo(np.int32)
     if not traced and (table.max() > limits.max or table.min() < limits.min):  # it would wrap around to one that exists
         raise UserValueError(f"{where}: indices must lie in [0, 2**31), got {table.min()} to {table.max()}")

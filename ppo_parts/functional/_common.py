@@ -104,31 +104,39 @@ def check_ddof(where: str, ddof: Any) -> None:
         raise ValueError(f"{where}: ddof must be 0 or 1, got {ddof!r}")
 
 
-def check_range(
-    where: str,
-    name: str,
-    value: Any,
-    low: float,
-    high: float = np.inf,
-    *,
-    open_low: bool = False,
-    what: str = "a number or an array",
-) -> None:
-    """Raise unless `value` holds numbers in [low, high]; the values of traced arrays are not known or checked."""
-    refused = TypeError(f"{where}: {name} must be {what}, got {value!r}")
+def bounds(low: float, high: float = np.inf, open_low: bool = False) -> str:
+    """Format a range: "[0, 1]", "(0, inf)"."""
+    low_end, high_end = "(" if open_low or np.isinf(low) else "[", ")" if np.isinf(high) else "]"
+    written = (str(x) if isinstance(x, int) else f"{x:g}" for x in (low, high))
+    return f"{low_end}{', '.join(written)}{high_end}"
+
+
+def range_error(
+    value: Any, low: float, high: float = np.inf, *, open_low: bool = False, what: str = "a number or an array"
+) -> TypeError | ValueError | None:
+    """Return what is wrong with numbers that must lie in [low, high]; None if nothing is known to be.
+
+    The values of traced arrays are not known.
+    """
+    refused = TypeError(f"must be {what}, got {value!r}")
     try:
         known = known_values(value)
     except ValueError:  # a ragged list
-        raise refused from None
+        return refused
     if known is None:
-        return
+        return None
     if not is_real(known):
-        raise refused
+        return refused
     numbers = known.astype(np.float64)
-    inside = (numbers > low if open_low else numbers >= low) & (numbers <= high)
-    if not np.all(inside):
-        bounds = f"{'(' if open_low or np.isinf(low) else '['}{low:g}, {high:g}{')' if np.isinf(high) else ']'}"
-        raise ValueError(f"{where}: {name} must lie in {bounds}, got {value!r}")
+    if np.all((numbers > low if open_low else numbers >= low) & (numbers <= high)):
+        return None
+    return ValueError(f"must lie in {bounds(low, high, open_low)}, got {value!r}")
+
+
+def check_range(where: str, name: str, value: Any, low: float, high: float = np.inf, *, open_low: bool = False) -> None:
+    """Raise unless `value` holds numbers in [low, high]; see `range_error`."""
+    if (error := range_error(value, low, high, open_low=open_low)) is not None:
+        raise type(error)(f"{where}: {name} {error}")
 
 
 def checked_scalar(where: str, name: str, value: Any, low: float, high: float = np.inf) -> Any:
