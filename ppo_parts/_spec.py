@@ -74,10 +74,11 @@ class PhaseSpec:
         if not callable(self.trains):
             return tree
         mask = self.trains(params)
-        if jax.tree.structure(mask) != jax.tree.structure(tree):
+        structures: list[Any] = [jax.tree.structure(tree), jax.tree.structure(mask)]
+        if structures[0] != structures[1]:
             raise UserValueError(
                 f"learner: phase {self.name!r}: trains(params) must return a boolean for each leaf of the parameters, "
-                f"{jax.tree.structure(tree)}, got {jax.tree.structure(mask)}"
+                f"{structures[0]}, got {structures[1]}"
             )
         return jax.tree.map(lambda keep, x: jnp.where(keep, x, 0).astype(x.dtype), mask, tree)
 
