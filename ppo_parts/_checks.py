@@ -34,6 +34,17 @@ def check_params(params: Params) -> None:
         raise UserValueError("learner.init: the parameter tree is empty, so there is nothing to train")
 
 
+def check_trainable(params: Params) -> None:
+    """Raise unless every leaf of the parameters that a phase trains has a gradient."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            raise UserTypeError(
+                f"learner.init: the parameters to train hold {jnp.result_type(leaf)} at "
+                f"{jax.tree_util.keystr(path) or 'the top'}, which has no gradient: keep it out of them, or name those "
+                "to train with phase(..., trains=...)"
+            )
+
+
 def check_rollout(batch: Batch) -> None:
     """Raise unless a learner can work on `batch`: fields are present, shapes are equal, and `[T, N]` comes first."""
     where = "learner.update"

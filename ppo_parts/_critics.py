@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, number, spread_nan
-from ._losses import add_measured_loss
-from ._types import Array, Batch, Context, EmptyState, Params, Part, field_at, no_state
+from ._losses import check_loss, measured_loss_part
+from ._types import Array, Batch, Context, Params, Part, field_at
 from .functional import masked_mean
 
 
@@ -42,6 +40,10 @@ def critic_loss(
 
     Place: after the sampler; needs the `target` of `gae` or `vtrace`.
 
+    Raises:
+        TypeError: `loss` is not a function, or does not take these arguments. ValueError: `prediction` is another word,
+            `loss` refuses a hyperparameter or returns another shape, or (when traced) the policy returns no such entry.
+
     Example:
         >>> import jax.numpy as jnp, ppo_parts as pp
         >>> huber = pp.critic_loss(pp.functional.huber_value_loss, delta=1., coef=.5)
@@ -54,24 +56,13 @@ def critic_loss(
         ...
         ppo_parts.UserTypeError: critic_loss: huber_value_loss got an unexpected keyword argument 'clip_eps'
     """
-    if not callable(loss):
-        raise UserTypeError(f"critic_loss: give a function of prediction and target, got {loss!r}")
-    try:
-        inspect.signature(loss).bind(None, None, mask=None, **hyperparameters)
-    except TypeError as error:
-        remedy = "; write it as f(prediction, target, *, mask=None, ...)" if "'mask'" in str(error) else ""
-        raise UserTypeError(f"critic_loss: {getattr(loss, '__name__', loss)} {error}{remedy}") from None
     if not isinstance(prediction, str) or (prediction != "value" and not prediction.startswith("aux.")):
         raise UserValueError(f'critic_loss: prediction must be "value" or "aux.<name>", got {prediction!r}')
-    if prediction == "value":
-        first, probe = {key: at(value, 0) for key, value in hyperparameters.items()}, np.zeros((1, 1), np.float32)
-        try:
-            jax.eval_shape(lambda x: loss(x, x, mask=None, **first), probe)
-        except ValueError as error:
-            raise UserValueError(f"critic_loss: {error}") from error
+    # The shape of an entry of aux is not known yet.
+    check_loss("critic_loss", loss, ("prediction", "target"), hyperparameters, call=prediction == "value")
     coef = number("critic_loss", "coef", coef, 0)
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def per_element(batch: Batch, context: Context) -> Array:
         predicted = field_at(batch, f"current.{prediction}")
         if predicted is None:
             raise UserValueError(
@@ -79,18 +70,10 @@ def critic_loss(
             )
         now = {key: at(value, context.step) for key, value in hyperparameters.items()}
         numbers = [value for value in now.values() if isinstance(value, jax.Array) and not value.ndim]
-        value = spread_nan(loss(predicted, batch.target, mask=batch.mask, **now), *numbers)
-        return add_measured_loss(batch, name, value, at(coef, context.step)), state
+        return spread_nan(loss(predicted, batch.target, mask=batch.mask, **now), *numbers)
 
-    return Part(
-        no_state,
-        update,
-        "critic_loss",
-        requires=("target",),
-        provides=("losses",),
-        reads=(f"current.{prediction}", "mask"),
-        place="after_sampler",
-    )
+    reads = (f"current.{prediction}",)
+    return measured_loss_part("critic_loss", name, per_element, coef=coef, requires=("target",), reads=reads)
 
 
 class ValueStatistics(NamedTuple):
@@ -151,6 +134,8 @@ def normalize_target(
 
     def update(batch: Batch, state: ValueStatistics, context: Context) -> tuple[Batch, ValueStatistics]:
         share = jnp.asarray(at(rate, context.step), state.mean.dtype)
+        if batch.mask is not None:  # the mean of no target is not 0
+            share = jnp.where(jnp.any(batch.mask.astype(bool)), share, 0)
         target = batch.target.astype(state.mean.dtype)
         center = masked_mean(target, batch.mask)
         spread, moved = masked_mean(jnp.square(target - center), batch.mask), center - state.mean

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._errors import UserTypeError, UserValueError
-from .functional._common import check_range
+from .functional._common import bounds, is_real, range_error
 
 Array = jax.Array
 Numeric = float | Array | Callable[[Any], Any]
@@ -40,12 +40,10 @@ def number(
         raise UserTypeError(
             f"must be a number or an array, and cannot follow a schedule; got {value!r}", where=where, argument=name
         )
-    try:
-        what = "a number, an array or a schedule step -> value" if schedule else "a number or an array"
-        check_range(where, name, value, low, high, open_low=open_low, what=what)
-    except (TypeError, ValueError) as error:
+    what = "a number, an array or a schedule step -> value" if schedule else "a number or an array"
+    if (error := range_error(value, low, high, open_low=open_low, what=what)) is not None:
         kind = UserTypeError if isinstance(error, TypeError) else UserValueError
-        raise kind(str(error).removeprefix(f"{where}: {name} "), where=where, argument=name) from None
+        raise kind(str(error), where=where, argument=name)
     if np.shape(value) != ():
         raise UserValueError(
             f"must be one number, got an array of shape {np.shape(value)}; to sweep it, build the chain inside a "
@@ -56,13 +54,6 @@ def number(
     if isinstance(value, jax.core.Tracer):
         return _nan_outside(value, low, high, open_low)
     return value
-
-
-def bounds(low: float, high: float = np.inf, open_low: bool = False) -> str:
-    """Format a range: "[0, 1]", "(0, inf)"."""
-    low_end, high_end = "(" if open_low or np.isinf(low) else "[", ")" if np.isinf(high) else "]"
-    written = (str(x) if isinstance(x, int) else f"{x:g}" for x in (low, high))
-    return f"{low_end}{', '.join(written)}{high_end}"
 
 
 def _inside(x: Any, low: float, high: float, open_low: bool) -> Any:
@@ -87,11 +78,20 @@ def _schedule(
 ) -> Callable[[Any], Array]:
     # If a schedule closes over a traced number (in a sweep), its values are not known yet.
     with jax.ensure_compile_time_eval(), np.errstate(all="ignore"):
-        first, *late = (value(step) for step in (np.int32(0), *LATE))
+        try:
+            first, *late = (value(step) for step in (np.int32(0), *LATE))
+        except TypeError as error:
+            raise UserTypeError(
+                f"must be a number or a schedule step -> value, and calling {value!r} with a step failed: {error}",
+                where=where,
+                argument=name,
+            ) from error
     ends = {"at step 0": first}
     if not any(isinstance(x, jax.core.Tracer) for x in late) and np.array_equal(*late):
         ends["in the end"] = late[0]
     for when, end in ends.items():
+        if not isinstance(end, jax.core.Tracer) and not is_real(np.asarray(end)):
+            raise UserTypeError(f"must be a number, and its schedule is {end!r} {when}", where=where, argument=name)
         if jnp.shape(end) != ():
             raise UserValueError(
                 f"must be one number at every step, and its schedule returns shape {jnp.shape(end)}",

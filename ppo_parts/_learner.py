@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ._chain import chain, check_every_write_has_an_effect, finish, part_key
-from ._checks import check_params, check_rollout, count_nonfinite, finite_where_masked
+from ._checks import check_params, check_rollout, check_trainable, count_nonfinite, finite_where_masked
 from ._errors import UserTypeError
 from ._loop import GradientMetrics, PhaseLoop, PhaseState, run_every
 from ._metrics import Metrics, join_metrics
@@ -123,6 +123,8 @@ def learner(
         raise UserTypeError(
             f"learner: evaluate must be a Policy or a function (params, batch) -> Output, got {evaluate!r}"
         )
+    if not (gradient_metrics is None or callable(gradient_metrics)):
+        raise UserTypeError(f"learner: gradient_metrics must be a function of the gradient, got {gradient_metrics!r}")
     shared, specs = divide(chain(pipeline))
     phases = with_optimizers(specs, optimizer)
     check_every_write_has_an_effect(shared, [(*spec.before, spec.sampler, *spec.after) for spec in phases])
@@ -155,6 +157,8 @@ class _Update:
 
     def init(self, params: Params, key: Array | None = None) -> LearnerState:
         check_params(params)
+        for spec in self.phases:
+            check_trainable(spec.trained(params))
         states = {}
         for number, spec in enumerate(self.phases):
             phase_key = part_key(key, number + 1)
@@ -166,6 +170,11 @@ class _Update:
         return LearnerState(params, opt_state, copies(pipeline), jnp.zeros((), jnp.int32))
 
     def update(self, key: Array, state: LearnerState, batch: Batch) -> Any:
+        if not isinstance(state, LearnerState):
+            raise UserTypeError(
+                "learner.update(key, state, batch): state must be a LearnerState, as learner.init(params) returns it, "
+                f"got {type(state).__name__}"
+            )
         check_rollout(batch)
         return on_automatic_mesh(self._update, batch.log_prob)(key, state, batch)
 

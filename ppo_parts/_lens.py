@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._chain import Chain, check_batch
+from ._chain import Chain, check_batch, reads_field
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, number
 from ._types import Array, Batch, Context, Divider, EmptyState, Params, Part, field_at, no_state, with_field_at
+from .functional._common import check_same_shape
 
 
 def within(
@@ -32,7 +33,8 @@ def within(
         name: prefix of its losses and metrics, and its name in error messages.
 
     Raises:
-        ValueError: the part does not write a field that `write` names; an entry is absent.
+        ValueError: the part does not read a field that `read` names, or does not write one that `write` names; an entry
+            is absent.
 
     Example:
         The advantage of intrinsic rewards, with a separate critic, is added to the extrinsic advantage:
@@ -60,6 +62,10 @@ def within(
             raise UserValueError(
                 f"within: {part.name} does not write {field!r}; it writes {', '.join(part.provides) or 'nothing'}"
             )
+    for field, path in read.items():
+        if part.reads is not None and not reads_field(part, _inner_path(field, path)):
+            there = ", ".join(dict.fromkeys((*part.requires, *part.reads)))
+            raise UserValueError(f"within: {part.name} does not read {field!r}; it reads {there or 'nothing'}")
     if part.needs_time and "value" in read and "next_value" not in read and "next_value" in (part.reads or ()):
         raise UserValueError(
             f"within {name!r}: {part.name} would combine the value of one critic with the next_value of another: give "
@@ -158,6 +164,10 @@ def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
 
     Place: after the parts that write these fields.
 
+    Raises:
+        TypeError: not a mapping. ValueError: no path, or one that is not of a batch. ShapeError: (when traced) the
+            fields differ in shape.
+
     Example:
         >>> import ppo_parts as pp
         >>> part = pp.combine_advantages({"advantage": 2., "extras.advantage_intrinsic": 1.})
@@ -165,6 +175,10 @@ def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
     Reference: Burda et al. 2018, Exploration by Random Network Distillation, arXiv:1810.12894, the section on combining
     intrinsic and extrinsic returns.
     """
+    if not isinstance(coefficients, Mapping):
+        raise UserTypeError(
+            f'combine_advantages: give a coefficient for each path, such as {{"advantage": 1.0}}, got {coefficients!r}'
+        )
     if not coefficients:
         raise UserValueError("combine_advantages: name at least one advantage")
     coefficients = {
@@ -173,8 +187,9 @@ def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
     }
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        terms: list[Array] = [at(c, context.step) * field_at(batch, path) for path, c in coefficients.items()]
-        first = field_at(batch, next(iter(coefficients)))
-        return batch.replace(advantage=sum(terms[1:], terms[0]).astype(first.dtype)), state
+        fields = {path: field_at(batch, path) for path in coefficients}
+        check_same_shape("combine_advantages", **fields)
+        first, *rest = (at(c, context.step) * fields[path] for path, c in coefficients.items())
+        return batch.replace(advantage=sum(rest, first).astype(next(iter(fields.values())).dtype)), state
 
     return Part(no_state, update, "combine_advantages", requires=tuple(coefficients), provides=("advantage",), reads=())

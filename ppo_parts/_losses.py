@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -69,15 +70,7 @@ def clipped_surrogate(
         }
         return batch.add_loss(name, loss).add_metrics(**measured), state
 
-    return Part(
-        no_state,
-        update,
-        "clipped_surrogate",
-        requires=("advantage",),
-        provides=("losses",),
-        reads=("current.log_prob", "log_prob", "mask"),
-        place="after_sampler",
-    )
+    return loss_part("clipped_surrogate", update, requires=("advantage",), reads=("current.log_prob", "log_prob"))
 
 
 def policy_loss(
@@ -100,35 +93,23 @@ def policy_loss(
 
     Place: after the sampler, and after the parts that change the advantage.
 
+    Raises:
+        TypeError: `loss` is not a function, or does not take these arguments. ValueError: it refuses a hyperparameter,
+            or returns another shape.
+
     Example:
         >>> import ppo_parts as pp
         >>> part = pp.policy_loss(pp.functional.clipped_surrogate, clip_eps=.2)
         >>> own = pp.policy_loss(lambda log_ratio, advantage, mask: -log_ratio * advantage)
     """
-    where = "policy_loss"
-    if not callable(loss):
-        raise UserTypeError(f"{where}: give a function of log_ratio and advantage, got {loss!r}")
-    first = {key: at(value, 0) for key, value in hyperparameters.items()}
-    probe = np.zeros((1, 1), np.float32)
-    try:
-        shape = getattr(jax.eval_shape(lambda x: loss(x, x, mask=None, **first), probe), "shape", "not an array")
-    except (TypeError, ValueError) as error:
-        remedy = "; write it as f(log_ratio, advantage, *, mask=None, ...)" if "'mask'" in str(error) else ""
-        raise (UserTypeError if isinstance(error, TypeError) else UserValueError)(
-            f"{where}: {error}{remedy}"
-        ) from error
-    if shape != probe.shape:
-        raise UserValueError(
-            f"{where}: the loss must have the shape of log_ratio, got {shape} for {probe.shape}: return one number per "
-            "element, because the learner takes the mean"
-        )
+    check_loss("policy_loss", loss, ("log_ratio", "advantage"), hyperparameters)
 
     def per_element(batch: Batch, context: Context) -> Array:
         now = {key: at(value, context.step) for key, value in hyperparameters.items()}
         value = loss(batch.current_log_ratio(), batch.advantage, mask=batch.mask, **now)
         return spread_nan(value, *now.values())
 
-    return policy_part(where, name, per_element, needs_time or getattr(loss, "along_time", False))
+    return policy_part("policy_loss", name, per_element, needs_time or getattr(loss, "along_time", False))
 
 
 def policy_diagnostics() -> Part:
@@ -189,23 +170,16 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
     clip_eps = number("clipped_value_loss", "clip_eps", clip_eps, 0, open_low=True)
     coef = number("clipped_value_loss", "coef", coef, 0)
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def loss(batch: Batch, context: Context) -> Array:
         require_critic("clipped_value_loss", batch)
         require(batch, "clipped_value_loss", value="it is the prediction to clip around; or use value_loss()")
-        bound = at(clip_eps, context.step)
-        loss = functional.clipped_value_loss(
-            batch.current.value, batch.value, batch.target, clip_eps=bound, mask=batch.mask
+        now, bound = batch.current.value, at(clip_eps, context.step)
+        return spread_nan(
+            functional.clipped_value_loss(now, batch.value, batch.target, clip_eps=bound, mask=batch.mask), bound
         )
-        return add_measured_loss(batch, name, spread_nan(loss, bound), at(coef, context.step)), state
 
-    return Part(
-        no_state,
-        update,
-        "clipped_value_loss",
-        requires=("target",),
-        provides=("losses",),
-        reads=("current.value", "value", "mask"),
-        place="after_sampler",
+    return measured_loss_part(
+        "clipped_value_loss", name, loss, coef=coef, requires=("target",), reads=("current.value", "value")
     )
 
 
@@ -229,20 +203,12 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
     """
     coef = number("value_loss", "coef", coef, 0)
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def loss(batch: Batch, context: Context) -> Array:
+        del context
         require_critic("value_loss", batch)
-        loss = functional.value_loss(batch.current.value, batch.target, mask=batch.mask)
-        return add_measured_loss(batch, name, loss, at(coef, context.step)), state
+        return functional.value_loss(batch.current.value, batch.target, mask=batch.mask)
 
-    return Part(
-        no_state,
-        update,
-        "value_loss",
-        requires=("target",),
-        provides=("losses",),
-        reads=("current.value", "mask"),
-        place="after_sampler",
-    )
+    return measured_loss_part("value_loss", name, loss, coef=coef, requires=("target",), reads=("current.value",))
 
 
 def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy") -> Part:
@@ -273,14 +239,7 @@ def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy")
         batch = batch.add_loss(name, (-at(coef, context.step) * entropy).astype(entropy.dtype))
         return batch.add_metrics(**{name: masked_mean(entropy, batch.mask)}), state
 
-    return Part(
-        no_state,
-        update,
-        "entropy_bonus",
-        provides=("losses",),
-        reads=("current.distribution", "mask"),
-        place="after_sampler",
-    )
+    return loss_part("entropy_bonus", update, reads=("current.distribution",))
 
 
 def loss_weight(*names: str) -> Part:
@@ -322,6 +281,11 @@ def entropy_of(distribution: Any, key: Array, num_samples: int) -> Array:
     entropy = _closed_form_entropy(distribution)
     if entropy is not None:
         return entropy
+    if not hasattr(distribution, "sample"):
+        raise UserTypeError(
+            f"the distribution {type(distribution).__name__} defines neither entropy() nor sample(), from "
+            "which the entropy could be estimated: define one of them, or leave the entropy out"
+        )
     sample = distribution.sample(seed=key, sample_shape=(num_samples,))
     return -jnp.mean(distribution.log_prob(sample), axis=0)
 
@@ -342,22 +306,77 @@ def require_critic(where: str, batch: Batch) -> None:
         raise UserValueError(f"{where}: the policy has no value to learn: give it a critic, or leave {where} out")
 
 
-def policy_part(where: str, name: str, loss: Callable[[Batch, Context], Array], needs_time: bool = False) -> Part:
-    """Make the part that adds a policy loss per element, and its mean as a metric."""
+def loss_part(
+    where: str,
+    update: Callable[[Batch, Any, Context], tuple[Batch, Any]],
+    *,
+    requires: tuple[str, ...] = (),
+    reads: tuple[str, ...],
+    init: Callable[..., Any] = no_state,
+    needs_time: bool = False,
+    finish: Callable[[Batch, Any, Context], Any] | None = None,
+) -> Part:
+    """Make a part that adds a loss: it stands after the sampler, and reads the mask besides `reads`."""
+    reads = (*reads, "mask")
+    return Part(init, update, where, requires, ("losses",), reads, "after_sampler", needs_time, finish=finish)
+
+
+def measured_loss_part(
+    where: str,
+    name: str,
+    loss: Callable[[Batch, Context], Array],
+    *,
+    coef: Numeric = 1.0,
+    requires: tuple[str, ...] = (),
+    reads: tuple[str, ...],
+    needs_time: bool = False,
+) -> Part:
+    """Make a part that adds `coef` times `loss(batch, context)`, a loss per element; see `add_measured_loss`."""
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        return add_measured_loss(batch, name, loss(batch, context)), state
+        return add_measured_loss(batch, name, loss(batch, context), at(coef, context.step)), state
 
-    return Part(
-        no_state,
-        update,
-        where,
-        requires=("advantage",),
-        provides=("losses",),
-        reads=("current.log_prob", "log_prob", "mask"),
-        place="after_sampler",
-        needs_time=needs_time,
-    )
+    return loss_part(where, update, requires=requires, reads=reads, needs_time=needs_time)
+
+
+def policy_part(where: str, name: str, loss: Callable[[Batch, Context], Array], needs_time: bool = False) -> Part:
+    """Make a part that adds a loss per element, which is a function of the log-ratio and the advantage."""
+    reads = ("current.log_prob", "log_prob")
+    return measured_loss_part(where, name, loss, requires=("advantage",), reads=reads, needs_time=needs_time)
+
+
+def check_loss(
+    where: str,
+    loss: Callable[..., Array],
+    inputs: tuple[str, str],
+    hyperparameters: Mapping[str, Any],
+    *,
+    call: bool = True,
+) -> None:
+    """Raise unless `loss` takes two arrays, called `inputs`, a mask and these hyperparameters.
+
+    With `call`, it is called with `[1, 1]` arrays and the first values of schedules; it must return a loss per element.
+    """
+    if not callable(loss):
+        raise UserTypeError(f"{where}: give a function of {' and '.join(inputs)}, got {loss!r}")
+    try:
+        inspect.signature(loss).bind(None, None, mask=None, **hyperparameters)
+    except TypeError as error:
+        remedy = f"; write it as f({', '.join(inputs)}, *, mask=None, ...)" if "'mask'" in str(error) else ""
+        raise UserTypeError(f"{where}: {getattr(loss, '__name__', loss)} {error}{remedy}") from None
+    if not call:
+        return
+    first = {key: at(value, 0) for key, value in hyperparameters.items()}
+    probe = np.zeros((1, 1), np.float32)
+    try:
+        shape = getattr(jax.eval_shape(lambda x: loss(x, x, mask=None, **first), probe), "shape", "not an array")
+    except (TypeError, ValueError) as error:
+        raise (UserTypeError if isinstance(error, TypeError) else UserValueError)(f"{where}: {error}") from error
+    if shape != probe.shape:
+        raise UserValueError(
+            f"{where}: the loss must have the shape of {inputs[0]}, got {shape} for {probe.shape}: return one number "
+            "per element, because the learner takes the mean"
+        )
 
 
 def named_loss(where: str, batch: Batch, name: str) -> Array:

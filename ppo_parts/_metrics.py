@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ._errors import UserValueError
 from ._types import Array, Reduction
-from .functional._common import stacked
+from .functional._common import check_same_shape, stacked
 
 REDUCE = {
     "sum": lambda x, ran: jnp.sum(x, axis=0, where=ran),
@@ -49,6 +49,7 @@ class Metrics(Mapping[str, Array]):
     @classmethod
     def of(cls, named: Mapping[str, Any], reductions: Mapping[str, Reduction] | None = None) -> Metrics:
         """Make metrics from arrays of one shape, by name; those without a reduction are averaged."""
+        check_same_shape("Metrics.of", **named)
         dtype = jnp.result_type(jnp.float32, *(jnp.result_type(x) for x in named.values()))
         values = stacked(list(named.values()), dtype) if named else jnp.zeros((0,), dtype)
         return cls(values, tuple(named), tuple((reductions or {}).get(name, "mean") for name in named))

@@ -75,14 +75,14 @@ def scale_by_kl_adaptive_rate(
               \alpha \leftarrow \min(1.5 \alpha,\ \text{high}) \text{ if } 0 < d < d_{targ} / 2
 
     Args:
-        learning_rate: the rate to begin with, > 0.
+        learning_rate: the rate to begin with, in [low, high].
         target_kl: the divergence that the rate seeks, in nats, > 0.
         metric: name of a metric that a part of the chain adds: the divergence of a minibatch before its step.
             `policy_diagnostics` adds "approx_kl".
         average_over: None: the rate changes before each step, by the divergence of this minibatch (rsl_rl, brax). A
             number K: it changes after every K steps, by the mean of their divergences (skrl and rl_games, where K is
             the number of minibatches in an epoch, or 1), and rises even if that is not greater than 0.
-        low: lower bound of the rate.
+        low: lower bound of the rate, > 0.
         high: upper bound of the rate.
 
     Returns:
@@ -102,7 +102,7 @@ def scale_by_kl_adaptive_rate(
         number(where, name, value, 0, open_low=True, schedule=False)
     if low > high:
         raise UserValueError(f"{where}: low must not be above high, got low={low!r} and high={high!r}")
-    number(where, "learning_rate", learning_rate, 0, open_low=True, schedule=False)
+    number(where, "learning_rate", learning_rate, low, high, schedule=False)
     if average_over is not None:
         count(where, "average_over", average_over)
 
@@ -184,6 +184,9 @@ def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
 
     Args:
         optimizer: any optax transformation.
+
+    Raises:
+        TypeError: not an optax transformation. ValueError: (from its `init`) parameters without an axis of agents.
 
     Example:
         >>> import optax, ppo_parts as pp

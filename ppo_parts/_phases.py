@@ -46,6 +46,9 @@ def phase(part: Part, *, trains: Any = "own", every: int = 1) -> Part:
             `mask(params) -> tree of bools`: the leaves where it is True.
         every: the phase runs once in this many updates: in the updates every - 1, 2 * every - 1, ..., counted from 0.
 
+    Raises:
+        TypeError: not a part; `trains` is of another type. ValueError: `trains` names nothing; `every` < 1.
+
     Example:
         >>> import ppo_parts as pp
         >>> auxiliary = pp.phase(pp.chain(pp.full_batch(6), pp.value_loss()), trains=None, every=32)
@@ -58,6 +61,8 @@ def phase(part: Part, *, trains: Any = "own", every: int = 1) -> Part:
     names = (trains,) if isinstance(trains, str) else trains
     if not (names is None or callable(names) or (isinstance(names, tuple) and all(isinstance(x, str) for x in names))):
         raise UserTypeError(f"phase: trains must be a name, a tuple of names, None or a function, got {trains!r}")
+    if names == ():
+        raise UserValueError("phase: trains names no parameters, got (); None means all of them")
     inner = chain(part)
     assert isinstance(inner, Chain)
     return Phase(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from . import functional
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, choice, number, spread_nan
-from ._losses import add_measured_loss, require_critic
+from ._losses import add_measured_loss, loss_part, require_critic
 from ._policy import POLICY_READS, evaluate_policy
 from ._types import Array, Batch, Context, EmptyState, Params, Part, no_state
 from .distributions import Normal
@@ -226,12 +226,4 @@ def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str
         better = masked_mean((advantage > 0).astype(policy.dtype), batch.mask)
         return add_measured_loss(batch, name, loss, scale).add_metrics(**{f"{name}_fraction": better}), state
 
-    return Part(
-        no_state,
-        update,
-        where,
-        requires=("target",),
-        provides=("losses",),
-        reads=("current.log_prob", "current.value", "mask"),
-        place="after_sampler",
-    )
+    return loss_part(where, update, requires=("target",), reads=("current.log_prob", "current.value"))

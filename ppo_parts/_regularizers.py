@@ -11,9 +11,9 @@ import optax
 from . import functional
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, choice, count, number, spread_nan
-from ._losses import add_measured_loss, entropy_of
+from ._losses import entropy_of, loss_part, measured_loss_part
 from ._policy import POLICY_READS, evaluate_policy
-from ._types import Array, Batch, Context, EmptyState, Params, Part, no_state
+from ._types import Array, Batch, Context, EmptyState, Params, Part
 from .functional import KLEstimator, masked_mean
 from .functional._common import unsqueezed
 
@@ -120,17 +120,16 @@ def kl_penalty(
         assert target_kl is not None
         goal, kl = at(target_kl, context.step), masked_mean(divergence(batch), batch.mask).astype(state.kl.dtype)
         factor = jnp.where(kl < goal / 1.5, 0.5, jnp.where(kl > 1.5 * goal, 2.0, 1.0))
-        return KLPenaltyState((state.coef * factor).astype(state.coef.dtype), kl)
+        limits = jnp.finfo(state.coef.dtype)  # from 0 or infinity, no factor would lead back
+        return KLPenaltyState(jnp.clip(state.coef * factor, limits.tiny, limits.max).astype(state.coef.dtype), kl)
 
     field = reference if reference == "behavior" else f"extras.{reference}"
-    return Part(
-        init,
-        update,
+    return loss_part(
         where,
+        update,
         requires=() if field == "behavior" and not analytic else (field,),
-        provides=("losses",),
-        reads=("current.distribution", "mask") if analytic else ("current.log_prob", "log_prob", "mask"),
-        place="after_sampler",
+        reads=("current.distribution",) if analytic else ("current.log_prob", "log_prob"),
+        init=init,
         finish=finish if adaptive else None,
     )
 
@@ -225,9 +224,7 @@ def adaptive_entropy_bonus(
         excess = masked_mean(jax.lax.stop_gradient(entropy).astype(jnp.float32) - goal, batch.mask)
         return batch, EntropyCoefState((state.log_coef - rate * excess).astype(jnp.float32))
 
-    return Part(
-        init, update, where, provides=("losses",), reads=("current.distribution", "mask"), place="after_sampler"
-    )
+    return loss_part(where, update, reads=("current.distribution",), init=init)
 
 
 def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") -> Part:
@@ -251,20 +248,11 @@ def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") ->
     coef = number("bounds_loss", "coef", coef, 0)
     bound = number("bounds_loss", "bound", bound, 0)
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def loss(batch: Batch, context: Context) -> Array:
         mean, limit = mean_of("bounds_loss", batch.current.distribution), at(bound, context.step)
-        weight = at(coef, context.step)
-        loss = functional.bounds_loss(mean, bound=limit, mask=batch.mask)
-        return add_measured_loss(batch, name, spread_nan(loss, limit), weight), state
+        return spread_nan(functional.bounds_loss(mean, bound=limit, mask=batch.mask), limit)
 
-    return Part(
-        no_state,
-        update,
-        "bounds_loss",
-        provides=("losses",),
-        reads=("current.distribution", "mask"),
-        place="after_sampler",
-    )
+    return measured_loss_part("bounds_loss", name, loss, coef=coef, reads=("current.distribution",))
 
 
 def smoothness_loss(
@@ -285,12 +273,16 @@ def smoothness_loss(
 
     Args:
         temporal: lambda_T, >= 0; None: without this term. A schedule counts learner updates (so do the others).
-        spatial: lambda_S, >= 0; None: without this term.
+        spatial: lambda_S, >= 0; None: without this term. Only floating leaves of the observations get noise.
         noise_scale: standard deviation sigma of the noise, in the units of the observations, >= 0.
         name: key in `losses`.
 
     Place: after the sampler. The temporal term needs `rollout(..., keep_next_obs=True)`. Recurrent policies are
     rejected, because their state after the next observation is not known.
+
+    Raises:
+        ValueError: both terms are None; (when traced) a policy with memory. TypeError: (when traced) actions that are
+            not continuous, or, with `spatial`, observations without a floating leaf.
 
     Example:
         >>> import ppo_parts as pp
@@ -310,7 +302,7 @@ def smoothness_loss(
             raise UserValueError(f"{where}: the policy has a memory, and this part evaluates single observations")
         sigma, loss = at(noise_scale, context.step), jnp.zeros_like(batch.log_prob)
         for term, coef in coefs.items():
-            obs = batch.next_obs if term == "temporal" else _with_noise(batch.obs, sigma, context.key)
+            obs = batch.next_obs if term == "temporal" else _with_noise(where, batch.obs, sigma, context.key)
             other = evaluate_policy(context.evaluate, context.params, batch.replace(obs=obs)).distribution
             change = _action(where, batch.current.distribution) - _action(where, other)
             distance = optax.safe_norm(change, 1e-6, axis=-1)  # its gradient at 0 is 0
@@ -320,15 +312,8 @@ def smoothness_loss(
             batch = batch.add_metrics(**{f"{name}_{term}": measured})
         return batch.add_loss(name, loss), state
 
-    return Part(
-        no_state,
-        update,
-        where,
-        requires=("next_obs",) if "temporal" in coefs else (),
-        provides=("losses",),
-        reads=("current.distribution", "mask", *POLICY_READS),
-        place="after_sampler",
-    )
+    requires = ("next_obs",) if "temporal" in coefs else ()
+    return loss_part(where, update, requires=requires, reads=("current.distribution", *POLICY_READS))
 
 
 def mean_of(where: str, distribution: Any) -> Array:
@@ -352,9 +337,14 @@ def _action(where: str, distribution: Any) -> Array:
     return mode
 
 
-def _with_noise(obs: Any, scale: Any, key: Array) -> Any:
+def _with_noise(where: str, obs: Any, scale: Any, key: Array) -> Any:
     """Add Gaussian noise to every floating leaf."""
     leaves, tree = jax.tree.flatten(obs)
+    if not any(jnp.issubdtype(x.dtype, jnp.floating) for x in leaves):
+        raise UserTypeError(
+            f"{where}: the spatial term adds noise to observations, and these are not floating: convert them before "
+            "the rollout, or leave the term out with spatial=None"
+        )
     keys = jax.random.split(key, len(leaves))
     noisy = [
         (x + scale * jax.random.normal(k, x.shape, x.dtype)).astype(x.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -34,6 +35,10 @@ def replay(num_rollouts: int, like: Batch) -> Part:
 
     Place: first in a phase of its own; a sampler with `refresh="minibatch"` cannot follow it.
 
+    Raises:
+        TypeError: `like` is not a batch; (when traced) it has a dtype that cannot hold that of the rollout. ValueError:
+            `like` has no log_prob; (when traced) a field of the rollout is absent, or has another shape.
+
     Example:
         >>> import jax, jax.numpy as jnp, ppo_parts as pp
         >>> flat = jax.ShapeDtypeStruct((8, 2), jnp.float32)
@@ -62,21 +67,16 @@ def replay(num_rollouts: int, like: Batch) -> Part:
 
     def update(batch: Batch, state: ReplayState, context: Context) -> tuple[Batch, ReplayState]:
         del context
-        latest = stored_with(batch, state)
-
-        def beside(x: Array, axis: int) -> Array:
-            """Merge the axis k of `[k, ..., N, ...]` into the axis of segments, within each shard."""
-            x = jnp.moveaxis(split(x, batch.shards, axis + 1), 0, axis + 1)
-            return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 3 :])
-
+        latest = _stored_with(batch, state, kept)
         fields = {
-            name: jax.tree.map(lambda x, axis=axis: beside(x, axis), latest.fields[name])
+            name: jax.tree.map(lambda x, axis=axis: _beside(x, batch.shards, axis), latest.fields[name])
             for axis, names in ((1, PER_STEP), (0, PER_SEGMENT))
             for name in names
             if name in kept
         }
         filled = jnp.arange(num_rollouts) < latest.stored
-        slots = beside(jnp.broadcast_to(filled[:, None], (num_rollouts, like.log_prob.shape[1])), 0)
+        filled = jnp.broadcast_to(filled[:, None], (num_rollouts, like.log_prob.shape[1]))
+        slots = _beside(filled, batch.shards, 0)
         log_prob = fields["log_prob"]
         counts = jnp.broadcast_to(unsqueezed(slots, log_prob.ndim - 1), log_prob.shape)
         mask = fields["mask"] * counts if "mask" in fields else counts.astype(log_prob.dtype)
@@ -85,23 +85,33 @@ def replay(num_rollouts: int, like: Batch) -> Part:
 
     def finish(batch: Batch, state: ReplayState, context: Context) -> ReplayState:
         del context
-        return stored_with(batch, state)
-
-    def stored_with(batch: Batch, state: ReplayState) -> ReplayState:
-        """Return the state with this rollout in place of the oldest."""
-        slot = state.stored % num_rollouts
-
-        def put(buffer: Array, x: Array) -> Array:
-            if x.shape != buffer.shape[1:]:
-                raise UserValueError(f"replay: a field of shape {x.shape} does not fit like, {buffer.shape[1:]}")
-            return buffer.at[slot].set(x.astype(buffer.dtype))
-
-        missing = [name for name in kept if not jax.tree.leaves(getattr(batch, name))]
-        if missing:
-            raise UserValueError(f"replay: like has {', '.join(missing)}, but the rollout does not")
-        if batch.mask is not None and "mask" not in kept:
-            raise UserValueError("replay: the rollout has a mask, but like has none: masked steps would be trained on")
-        fields = {name: jax.tree.map(put, state.fields[name], getattr(batch, name)) for name in kept}
-        return ReplayState(fields, state.stored + 1)
+        return _stored_with(batch, state, kept)
 
     return Part(init, update, "replay", provides=tuple(kept), place="before_sampler", finish=finish)
+
+
+def _stored_with(batch: Batch, state: ReplayState, kept: Sequence[str]) -> ReplayState:
+    """Return the state with the fields `kept` of this rollout in place of those of the oldest."""
+    if missing := [name for name in kept if not jax.tree.leaves(getattr(batch, name))]:
+        raise UserValueError(f"replay: like has {', '.join(missing)}, but the rollout does not")
+    if batch.mask is not None and "mask" not in kept:
+        raise UserValueError("replay: the rollout has a mask, but like has none: masked steps would be trained on")
+
+    def put(buffer: Array, x: Array) -> Array:
+        if x.shape != buffer.shape[1:]:
+            raise UserValueError(f"replay: a field of shape {x.shape} does not fit like, {buffer.shape[1:]}")
+        if jnp.promote_types(x.dtype, buffer.dtype) != buffer.dtype:
+            raise UserTypeError(
+                f"replay: the rollout has {x.dtype} where like has {buffer.dtype}, which cannot hold it: give like the "
+                "dtypes of the rollout"
+            )
+        return buffer.at[state.stored % len(buffer)].set(x.astype(buffer.dtype))
+
+    fields = {name: jax.tree.map(put, state.fields[name], getattr(batch, name)) for name in kept}
+    return ReplayState(fields, state.stored + 1)
+
+
+def _beside(x: Array, shards: int, axis: int) -> Array:
+    """Merge the axis k of `[k, ..., N, ...]` into the axis of segments, within each shard."""
+    x = jnp.moveaxis(split(x, shards, axis + 1), 0, axis + 1)
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 3 :])

@@ -100,6 +100,12 @@ def rollout(
         terminated, truncated and next_value, for a recurrent policy carry and reset, and the fields that `record` and
         `keep_...` add.
 
+    Raises:
+        TypeError: `env` is not an environment; `policy` is not a function. ValueError: a number is less than 1;
+            `shards` does not divide `num_envs`; `record` names an entry of aux that the policy does not return (when
+            traced), or one whose name the batch already has. ShapeError: (when traced) a log-probability, a value or an
+            entry of aux is not one number per element.
+
     Example:
         >>> import jax, jax.numpy as jnp, ppo_parts as pp
         >>> from ppo_parts import envs
@@ -116,6 +122,15 @@ def rollout(
     check_shards("rollout", shards, "num_envs", num_envs)
     if isinstance(record, str):
         raise UserTypeError(f"rollout: record must be a tuple of names, got {record!r}: write record=({record!r},)")
+    taken = {"value": "batch.value"} | {f"next_{name}": f"what followed {name!r}" for name in record}
+    if clash := [name for name in record if name in taken]:
+        raise UserValueError(
+            f"rollout: record={clash[0]!r} has the name of {taken[clash[0]]}: give this entry of aux another name"
+        )
+    if not (hasattr(env, "reset") and hasattr(env, "step")):
+        raise UserTypeError(f"rollout: env must be an envs.Env, got {env!r}: make one with envs.make(...)")
+    if not callable(policy):
+        raise UserTypeError(f"rollout: policy must be a Policy or a function (params, batch) -> Output, got {policy!r}")
     agents = getattr(env, "num_agents", None)
     each = (num_envs,) if agents is None else (num_envs, agents)
     keeps = {"keep_next_obs": keep_next_obs, "keep_distribution": keep_distribution}

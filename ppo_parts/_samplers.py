@@ -15,6 +15,7 @@ from ._refresh import Refresh, RefreshName
 from ._sampler import Axis, Windows, sampler, sampler_of_shards
 from ._shards import map_shards
 from ._types import Array, Batch, Context, Part
+from .functional._common import accumulator_dtype, range_error
 
 
 def shuffled_minibatches(
@@ -129,19 +130,8 @@ def given_indices(
         >>> sampler = pp.given_indices([[0, 3], [1, 2]])  # two minibatches of two steps
     """
     choice("given_indices", "axis", axis, ("step", "segment"))
-    traced = isinstance(indices, jax.core.Tracer)
-    table = indices if traced else np.asarray(indices)
-    if not jnp.issubdtype(table.dtype, np.integer):
-        raise UserTypeError(f"given_indices: indices must be integers, got {table.dtype}")
-    if table.ndim not in (2, 3) or table.size == 0:
-        raise UserValueError(f"given_indices: indices must be [K, M] or [E, K, M], got shape {table.shape}")
-    if weights is not None and np.shape(weights) != table.shape:
-        raise UserValueError(f"given_indices: weights have shape {np.shape(weights)}, indices {table.shape}")
-    if not traced and (
-        table.max() > np.iinfo(np.int32).max or table.min() < np.iinfo(np.int32).min
-    ):  # it would wrap around to an index that exists
-        raise UserValueError(f"given_indices: indices must lie in [0, 2**31), got {table.min()} to {table.max()}")
-    table = table.reshape((-1, *table.shape[-2:])).astype(np.int32)
+    table = _checked_indices(indices, weights)
+    traced = isinstance(table, jax.core.Tracer)
 
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Any:
         del key
@@ -179,6 +169,27 @@ def given_indices(
         weighs=weights is not None,
         in_range=not traced,
     )
+
+
+def _checked_indices(indices: Any, weights: Any) -> Any:
+    """Return the indices as int32 `[E, K, M]`, after checking them and their weights."""
+    where, traced = "given_indices", isinstance(indices, jax.core.Tracer)
+    try:
+        table = indices if traced else np.asarray(indices)
+    except ValueError:
+        raise UserValueError(f"{where}: all minibatches must have one size, got {indices!r}") from None
+    if not jnp.issubdtype(table.dtype, np.integer):
+        raise UserTypeError(f"{where}: indices must be integers, got {table.dtype}")
+    if table.ndim not in (2, 3) or table.size == 0:
+        raise UserValueError(f"{where}: indices must be [K, M] or [E, K, M], got shape {table.shape}")
+    if weights is not None and np.shape(weights) != table.shape:
+        raise UserValueError(f"{where}: weights have shape {np.shape(weights)}, indices {table.shape}")
+    if weights is not None and (error := range_error(weights, 0)) is not None:
+        raise UserValueError(f"{where}: weights {error}")
+    limits = np.iinfo(np.int32)
+    if not traced and (table.max() > limits.max or table.min() < limits.min):  # it would wrap around to one that exists
+        raise UserValueError(f"{where}: indices must lie in [0, 2**31), got {table.min()} to {table.max()}")
+    return table.reshape((-1, *table.shape[-2:])).astype(np.int32)
 
 
 def _within_shards(table: Any, batch: Batch, axis: Axis) -> Any:
@@ -256,16 +267,13 @@ def prioritized_sampler(
         powers = [at(x, context.step) for x in (alpha, beta, eps)]
 
         def drawn(batch: Batch, key: Array) -> tuple[Array, Array]:
-            advantage, mask = batch.advantage, batch.mask
-            probabilities = functional.segment_priorities(
-                advantage.reshape((*advantage.shape[:2], -1)).swapaxes(1, 2).reshape(-1, segments),
-                alpha=powers[0],
-                eps=powers[2],
-                mask=None if mask is None else mask.reshape((*mask.shape[:2], -1)).swapaxes(1, 2).reshape(-1, segments),
-            )
+            # In the dtype to compute in, because bfloat16 has too few digits to draw one of many segments.
+            advantage = _steps_of_segments(batch.advantage.astype(accumulator_dtype(batch.advantage)))
+            mask = None if batch.mask is None else _steps_of_segments(batch.mask)
+            probabilities = functional.segment_priorities(advantage, alpha=powers[0], eps=powers[2], mask=mask)
             indices = jax.random.choice(key, segments, (size,), replace=replacement, p=probabilities)
             weight = functional.importance_weights(probabilities, indices, beta=powers[1], normalize=normalize_weights)
-            return indices, spread_nan(weight, *powers)
+            return indices, spread_nan(weight, *powers).astype(batch.advantage.dtype)
 
         if batch.shards == 1:
             return drawn(batch, item)
@@ -283,6 +291,11 @@ def prioritized_sampler(
         requires=("advantage",),
         in_range=True,
     )
+
+
+def _steps_of_segments(x: Array) -> Array:
+    """Reshape `[T, N, ...]` to `[..., N]`: the agents of a segment count as further steps of it."""
+    return x.reshape((*x.shape[:2], -1)).swapaxes(1, 2).reshape(-1, x.shape[1])
 
 
 def time_chunks(

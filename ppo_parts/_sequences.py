@@ -14,6 +14,7 @@ from ._hyperparameters import Numeric, at, choice, count, number, spread_nan
 from ._losses import named_loss, policy_part
 from ._types import Array, Batch, Context, EmptyState, Part, field_at, no_state
 from .functional import masked_mean
+from .functional._common import accumulator_dtype, check_floating
 from .functional._groups import per_sequence
 from .functional._steps import unless
 
@@ -86,12 +87,13 @@ def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         discount = at(gamma, context.step)
         reward = jax.lax.stop_gradient(batch.reward)
+        check_floating("reward_to_go", reward=reward)
         keep = jnp.ones_like(reward, bool) if batch.mask is None else batch.mask.astype(bool)
         reward = jnp.where(keep, reward, 0)
-        trace = jnp.full_like(reward, 1) * discount
+        trace = jnp.full_like(reward, 1, accumulator_dtype(reward)) * discount  # bfloat16 would round .999 to 1
         for ends in (batch.terminated, batch.truncated):
             trace = unless(ends, trace)
-        trace = jnp.where(keep, trace, 1).astype(reward.dtype)
+        trace = jnp.where(keep, trace, 1)
         advantage = jnp.where(keep, functional.reverse_recurrence(reward, trace), 0)
         return batch.replace(advantage=spread_nan(advantage, discount)), state
 

@@ -73,7 +73,14 @@ class PhaseSpec:
         """Return a gradient or an update of all parameters, with 0 where this phase does not train."""
         if not callable(self.trains):
             return tree
-        return jax.tree.map(lambda keep, x: jnp.where(keep, x, 0).astype(x.dtype), self.trains(params), tree)
+        mask = self.trains(params)
+        structures: list[Any] = [jax.tree.structure(tree), jax.tree.structure(mask)]
+        if structures[0] != structures[1]:
+            raise UserValueError(
+                f"learner: phase {self.name!r}: trains(params) must return a boolean for each leaf of the parameters, "
+                f"{structures[0]}, got {structures[1]}"
+            )
+        return jax.tree.map(lambda keep, x: jnp.where(keep, x, 0).astype(x.dtype), mask, tree)
 
 
 def divide(pipeline: Part) -> tuple[tuple[Part, ...], list[PhaseSpec]]:

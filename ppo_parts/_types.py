@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import choice
 from ._trees import axis_sharding
-from .functional._common import ShapeError
+from .functional._common import ShapeError, check_arrays, check_floating
 
 Array = jax.Array
 Params = Any
@@ -198,6 +198,9 @@ class Batch:
             ValueError: the name is taken. ShapeError: another shape.
         """
         choice("add_loss", "per", per, ("element", "segment", "batch"))
+        if not isinstance(name, str):
+            raise UserTypeError(f"the name of a loss must be a string, got {name!r}")
+        check_floating("add_loss", **{name: loss})  # anything else would have no gradient
         if name in self.losses:
             raise UserValueError(
                 f"a loss named {name!r} is already in this chain ({', '.join(self.losses)}): give one of the two "
@@ -234,6 +237,7 @@ class Batch:
                     f"a metric named {name!r} is already in this chain: give one of the two parts another name, or "
                     "put it into within(part, name=...)"
                 )
+            check_arrays("add_metrics", **{name: value})
             if jnp.shape(value) != ():
                 raise ShapeError(f"metric {name!r} must be a scalar, got shape {jnp.shape(value)}: reduce it first")
         kept = self.reductions if reduce == "mean" else (*self.reductions, *((name, reduce) for name in metrics))
@@ -346,7 +350,13 @@ class Part:
             ) from None
         except ValueError:  # a callable without a signature
             pass
+        choice(self.name, "place", self.place, get_args(Place))
         known = {field.name for field in dataclasses.fields(Batch)}
+        for argument in ("requires", "provides", "reads"):
+            if isinstance(fields := getattr(self, argument), str):
+                raise UserTypeError(
+                    f"{self.name}: {argument} must be a tuple of fields, got {fields!r}: write ({fields!r},)"
+                )
         for field in (*self.requires, *self.provides, *(self.reads or ())):
             if field.partition(".")[0] not in known:
                 raise UserValueError(

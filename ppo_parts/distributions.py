@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._errors import UserTypeError, UserValueError
-from .functional._common import ShapeError, accumulator_dtype, check_floating
+from .functional._common import ShapeError, accumulator_dtype, check_flags, check_floating
 
 Array = jax.Array
 
@@ -311,13 +311,15 @@ class Categorical(_Distribution):
         return jnp.argmax(self.logits, axis=-1)
 
     def log_prob(self, value: Array) -> Array:
-        """Log-probability of integer actions `[...]`, with any additional leading axes; NaN for those not in [0, n)."""
+        """Log-probability of actions `[...]`, with any additional leading axes; NaN except for 0, 1, ..., n - 1."""
         value, shape = jnp.asarray(value), self.logits.shape
         if value.shape[value.ndim - len(shape) + 1 :] != shape[:-1]:
             raise ShapeError(
                 f"Categorical: actions have shape {value.shape} and their logits {shape}, and nothing is broadcast"
             )
         value = value.astype(jnp.promote_types(value.dtype, jnp.int32))  # n may be more than int8 can hold
+        if jnp.issubdtype(value.dtype, jnp.floating):
+            value = jnp.where(value == jnp.floor(value), value, jnp.nan)
         every = (*value.shape, shape[-1])
         option = jax.lax.broadcasted_iota(jnp.int32, every, value.ndim)
         chosen = jnp.sum(jnp.where(value[..., None] == option, jnp.broadcast_to(self.logits, every), 0), axis=-1)
@@ -412,7 +414,8 @@ def mask_logits(logits: Array, available: Array) -> Array:
         `[..., n]`, logits for `Categorical`.
 
     Raises:
-        ValueError: the shapes differ.
+        TypeError: `logits` are not floating. ValueError: the shapes differ, or a known element of `available` is not 0
+            or 1.
 
     Example:
         >>> import jax.numpy as jnp
@@ -424,7 +427,9 @@ def mask_logits(logits: Array, available: Array) -> Array:
     """
     if jnp.shape(available) != jnp.shape(logits):
         raise ShapeError(f"mask_logits: logits have shape {jnp.shape(logits)}, available {jnp.shape(available)}")
-    return jnp.where(jnp.asarray(available).astype(bool), logits, jnp.finfo(logits.dtype).min)
+    check_floating("mask_logits", logits=logits)
+    check_flags("mask_logits", available=available)
+    return jnp.where(jnp.asarray(available).astype(bool), logits, jnp.finfo(jnp.result_type(logits)).min)
 
 
 def _log_density(value: Any, loc: Any, scale: Any) -> Array:

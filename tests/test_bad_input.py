@@ -141,6 +141,19 @@ bad(
     TypeError,
     "mine ... (batch, state), got Batch",
 )
+bad("a place in words", lambda: pp.stateless(abs, place="after"), ValueError, "abs: place must be one of 'anywhere', ")
+bad(
+    "a field that is not in a tuple",
+    lambda: pp.stateless(abs, requires="reward"),
+    TypeError,
+    "abs: requires must be a tuple of fields, got 'reward': write ('reward',)",
+)
+bad(
+    "metrics of two shapes",
+    lambda: pp.Metrics.of({"a": jnp.zeros(3), "b": jnp.zeros(())}),
+    f.ShapeError,
+    "Metrics.of: these must have one shape, got a (3,), b ()",
+)
 bad("stateless of no function", lambda: pp.stateless(3), TypeError, "batch -> batch ... 3")
 bad(
     "a loss outside a learner",
@@ -242,6 +255,106 @@ bad(
     f.ShapeError,
     "'mine' has shape (), expected (6, 4)",
 )
+bad(
+    "a loss named 3",
+    lambda: update(GAE, FULL, pp.value_loss(name=3)),
+    TypeError,
+    "name of a loss must be a string, got 3",
+)
+bad(
+    "a loss of integers",
+    lambda: update(GAE, FULL, pp.stateless(lambda batch: batch.add_loss("mine", batch.action))),
+    TypeError,
+    "add_loss: mine must be floating, got int32",
+)
+bad(
+    "a metric in words",
+    lambda: update(GAE, pp.stateless(lambda batch: batch.add_metrics(mine="a")), FULL, VALUE),
+    TypeError,
+    "mine must be an array, got a str",
+)
+bad(
+    "parameters that are counts",
+    lambda: update(GAE, FULL, VALUE, params=make_params() | {"steps": jnp.int32(3)}),
+    pp.UserTypeError,
+    "int32 at ['steps'] ... phase(..., trains=...)",
+)
+bad(
+    "parameters for a state",
+    lambda: pp.learner(evaluate, pp.chain(FULL, VALUE), SGD).update(jax.random.key(0), make_params(), BATCH),
+    pp.UserTypeError,
+    "state must be a LearnerState, as learner.init(params) returns it, got dict",
+)
+bad(
+    "gradient metrics that are a number",
+    lambda: pp.learner(evaluate, pp.chain(FULL, VALUE), SGD, gradient_metrics=3),
+    pp.UserTypeError,
+    "gradient_metrics must be a function of the gradient, got 3",
+)
+bad(
+    "the name of an environment",
+    lambda: pp.rollout("CartPole-v1", evaluate, num_envs=1, num_steps=1),
+    pp.UserTypeError,
+    "rollout: env must be an envs.Env, got 'CartPole-v1': make one",
+)
+bad(
+    "an entry of aux named like the value",
+    lambda: pp.rollout(None, evaluate, num_envs=1, num_steps=1, record=("value",)),
+    ValueError,
+    "record='value' has the name of batch.value",
+)
+bad(
+    "an entry of aux named like what followed another",
+    lambda: pp.rollout(None, evaluate, num_envs=1, num_steps=1, record=("cost", "next_cost")),
+    ValueError,
+    "record='next_cost' has the name of what followed 'cost'",
+)
+bad(
+    "advantages in a list",
+    lambda: pp.combine_advantages(["advantage"]),
+    TypeError,
+    "coefficient for each path ... got [",
+)
+bad(
+    "an advantage of segments",
+    lambda: update(
+        GAE,
+        pp.combine_advantages({"advantage": 1.0, "per_segment.bonus": 1.0}),
+        FULL,
+        SURROGATE,
+        batch=BATCH.replace(per_segment={"bonus": jnp.ones(SEGMENTS)}),
+    ),
+    f.ShapeError,
+    "combine_advantages ... per_segment.bonus (4,)",
+)
+bad(
+    "a lens on what is not read",
+    lambda: pp.within(GAE, name="other", read={"advantage": "extras.mine"}),
+    ValueError,
+    "within: gae does not read 'advantage'; it reads reward, value",
+)
+bad(
+    "noise in observations that are integers",
+    lambda: update(
+        FULL,
+        pp.smoothness_loss(temporal=None),
+        batch=BATCH.replace(obs=BATCH.obs.astype(int)),
+    ),
+    TypeError,
+    "smoothness_loss ... not floating ... spatial=None",
+)
+bad(
+    "a replay that rounds",
+    lambda: update(
+        GAE,
+        pp.phases(all=pp.chain(pp.replay(2, BATCH.replace(obs=BATCH.obs.astype(jnp.uint8))), FULL, VALUE)),
+        optimizer={"all": SGD},
+        params={"all": make_params()},
+        evaluate=lambda params, batch: evaluate(params["all"], batch),
+    ),
+    TypeError,
+    "replay: the rollout has float32 where like has uint8",
+)
 bad("no evaluate", lambda: pp.learner(None, pp.chain(FULL, VALUE), SGD), TypeError, "evaluate ... None")
 bad("a list for a pipeline", lambda: pp.learner(evaluate, [FULL, VALUE], SGD), TypeError, "expected parts")
 bad("no optimizer", lambda: pp.learner(evaluate, pp.chain(FULL, VALUE), 1e-3), TypeError, "optax ... 0.001")
@@ -278,6 +391,13 @@ bad(
     lambda: pp.phases(actor=pp.chain(SURROGATE)),
     ValueError,
     "actor ... shuffled_minibatches()",
+)
+bad("a phase that trains nothing", lambda: pp.phase(ACTOR, trains=()), ValueError, "got (); None means all")
+bad(
+    "a mask without all parameters",
+    lambda: update(GAE, pp.phases(all=pp.phase(CRITIC, trains=lambda params: {"value": True})), optimizer={"all": SGD}),
+    ValueError,
+    "phase 'all': trains(params) must return a boolean for each leaf of the parameters",
 )
 bad("phases in a phase", lambda: pp.phases(all=pp.phases(actor=ACTOR)), ValueError, "all has phases ... do not nest")
 bad("a phase that is no part", lambda: pp.phases(actor=3), TypeError, "actor must be a chain ... 3")
@@ -396,6 +516,8 @@ bad(
 bad("indices that are no integers", lambda: pp.given_indices([[0.0, 1.0]]), TypeError, "integers ... float64")
 bad("indices of one minibatch", lambda: pp.given_indices([0, 1]), ValueError, "[K, M] ... (2,)")
 bad("no indices", lambda: pp.given_indices(np.zeros((2, 0), int)), ValueError, "[K, M] ... (2, 0)")
+bad("minibatches of two sizes", lambda: pp.given_indices([[0, 1], [2]]), ValueError, "one size, got [[0, 1], [2]]")
+bad("a weight of NaN", lambda: pp.given_indices([[0]], weights=[[np.nan]]), ValueError, "weights must lie in [0, inf)")
 bad("indices of another axis", lambda: pp.given_indices([[0]], axis="time"), ValueError, "'step', 'segment' ... 'time'")
 bad("weights of another shape", lambda: pp.given_indices([[0, 1]], weights=[1.0, 2.0]), ValueError, "(2,) ... (1, 2)")
 
@@ -440,7 +562,7 @@ for wrong in (-0.1, 1.5, np.float32(1.01), np.nan):
         ValueError,
         f"beta ... [0, 1] ... {wrong!r}",
     )
-for wrong in ("0.9", True, None, [0.9, "x"], {}):
+for wrong in ("0.9", True, np.True_, None, [0.9, "x"], {}, b"0.9", 0.9 + 1j):
     bad(
         f"gamma {wrong!r}",
         lambda wrong=wrong: pp.gae(gamma=wrong, gae_lambda=0.9),
@@ -471,6 +593,25 @@ bad(
     lambda: jax.eval_shape(lambda gamma: pp.gae(gamma=gamma, gae_lambda=0.9).init(None), jnp.ones(3)),
     ValueError,
     "gamma must be one number ... (3,)",
+)
+for wrong in (None, "0.9"):
+    bad(
+        f"a schedule that returns {wrong!r}",
+        lambda wrong=wrong: pp.gae(gamma=lambda step: wrong, gae_lambda=0.9),
+        pp.UserTypeError,
+        f"gae: gamma must be a number, and its schedule is {wrong!r} at step 0",
+    )
+bad(
+    "a schedule without a step",
+    lambda: pp.gae(gamma=lambda: 0.9, gae_lambda=0.9),
+    pp.UserTypeError,
+    "gae: gamma must be a number or a schedule step -> value ... takes 0 positional arguments",
+)
+bad(
+    "a rate out of its bounds",
+    lambda: pp.scale_by_kl_adaptive_rate(1.0, 0.01),
+    ValueError,
+    "learning_rate must lie in [1e-05, 0.01], got 1.0",
 )
 bad("negative coefficient", lambda: pp.value_loss(coef=-0.5), ValueError, "coef ... [0, inf) ... -0.5")
 bad("negative value coefficient", lambda: pp.clipped_value_loss(clip_eps=0.2, coef=-0.5), ValueError, "coef ... -0.5")
@@ -659,6 +800,19 @@ bad(
 )
 
 
+bad(
+    "no entropy and no sample",
+    lambda: update(FULL, pp.entropy_bonus(coef=0.1), evaluate=only_log_prob),
+    TypeError,
+    "SimpleNamespace defines neither entropy() nor sample",
+)
+
+
+def only_log_prob(params, batch):
+    distribution, value = evaluate(params, batch)
+    return SimpleNamespace(log_prob=distribution.log_prob), value
+
+
 def wide_entropy(params, batch):
     distribution, value = evaluate(params, batch)
     wide = SimpleNamespace(log_prob=distribution.log_prob, entropy=lambda: distribution.entropy()[..., None])
@@ -756,6 +910,13 @@ bad(
     lambda: pp.policy_loss(f.simple_policy_optimization, clip_eps=-0.2),
     ValueError,
     "policy_loss: simple_policy_optimization: clip_eps must lie in (0, inf), got -0.2",
+)
+bad("type of a critic's loss", lambda: pp.critic_loss(f.huber_value_loss, delta="x"), pp.UserTypeError, "delta ... 'x'")
+bad(
+    "a critic's loss that is reduced",
+    lambda: pp.critic_loss(lambda prediction, target, mask=None: jnp.mean(prediction)),
+    pp.UserValueError,
+    "critic_loss: the loss must have the shape of prediction, got ()",
 )
 bad("functional estimator", lambda: f.approx_kl(FIVE, estimator="k4"), ValueError, "\"k3\" ... 'k4'")
 bad(

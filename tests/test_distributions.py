@@ -333,7 +333,7 @@ def test_categorical_is_that_of_distrax_with_its_gradients():
     np.testing.assert_allclose(np.mean(sample == 2, axis=0), ours.probs[:, 2], atol=0.015)
 
 
-@pytest.mark.parametrize("action", [-1, 3])
+@pytest.mark.parametrize("action", [-1, 3, 0.5])
 def test_an_action_that_is_none_has_no_probability(action):
     assert np.isnan(distributions.Categorical(jnp.zeros(3)).log_prob(action))
 

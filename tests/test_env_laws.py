@@ -147,8 +147,17 @@ def impure():
     return walk(reward=lambda out: out.reward + next(numbers))
 
 
+def impure_inside():
+    """Its random numbers are constants of a function that the step calls."""
+    numbers = itertools.count()
+    return walk(
+        reward=lambda out: jax.jit(lambda x: x + jnp.asarray(np.full(4, next(numbers), np.float32)))(out.reward)
+    )
+
+
 BROKEN = {
     "reproducible": (impure, r"step gives other results .* same key: draw all random numbers from the key"),
+    "reproducible inside": (impure_inside, r"step gives other results .* same key"),
     "separate": (lambda: reset_alike(walk()), r"same first observation.*jax\.random\.split"),
     "finite": (lambda: walk(reward=lambda out: out.reward / 0), r"reward contains NaN or an infinity"),
     "masks": (lambda: masked(lambda x: x % 2 > 0), r"obs\.available leaves no action"),
@@ -172,6 +181,24 @@ def test_what_breaks_a_law_is_named_with_the_remedy(name):
     make, says = BROKEN[name]
     with pytest.raises(pp.UserValueError, match=says):
         envs.check_laws(make(), num_steps=24)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"obs": lambda x: x[None].astype(int)}, r"an observation like that of reset, float32\[1\], got int32\[1\]"),
+        ({"state": lambda x: (x, x)}, r"a state like that of reset, float32\[\], got .*float32\[\].*float32\[\]"),
+        ({"info": lambda x: {"return": x}}, r"info\['return'\] has the name of a metric of every episode"),
+    ],
+)
+def test_a_step_returns_what_reset_does_and_reports_no_other_return(changed, says):
+    def step(key, x, action):
+        out = envs.Step(x, x[None], reward=x, terminated=x > 3)
+        return out._replace(**{name: change(x) for name, change in changed.items()})
+
+    env = envs.auto_reset(lambda key: (jnp.zeros(()), jnp.zeros(1)), step, envs.Box((1,)), envs.Discrete(2))
+    with pytest.raises(pp.UserError, match=says):
+        envs.check(env)
 
 
 def test_a_mask_has_one_flag_for_each_action():

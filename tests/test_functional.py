@@ -11,6 +11,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import functional as f
+from ppo_parts.distributions import mask_logits
 
 from . import reference
 from .common import make_params, rollout
@@ -230,6 +231,22 @@ def test_losses_equal_their_reference(shape):
             f.explained_variance(value, target, mask=mask), np.array(reference.explained_variance(value, target, mask))
         )
         close(f.masked_mean(value, mask), np.array(reference.masked_mean(value, mask)))
+
+
+def test_large_numbers_do_not_look_like_equal_ones():
+    """A variance that overflows gives NaN, which the learner counts, and not the 0 of equal numbers."""
+    huge, counts = jnp.array([1e20, -1e20, 5.0]), jnp.array([1, 1, 0])
+    assert np.isnan(f.advantage_normalize(huge, mask=counts)).tolist() == [True, True, False]
+    assert np.isnan(f.group_advantage(huge, jnp.array([0, 0, 1]), num_groups=np.int64(2))).tolist() == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_priorities_of_0_are_equal():
+    counts = jnp.ones((2, 3)).at[:, 1].set(0)
+    close(f.segment_priorities(jnp.zeros((2, 3)), alpha=1.0, eps=0.0, mask=counts), np.array([0.5, 0, 0.5]))
 
 
 def test_priorities_equal_their_reference():
@@ -645,6 +662,26 @@ HYPER = {"gamma": 0.9, "gae_lambda": 0.9}
         (lambda: f.segment_priorities(ONES, alpha=1, eps=-1), "eps must lie in [0, inf), got -1"),
         (lambda: f.importance_weights(ONES[0], np.array([0]), beta=2), "beta must lie in [0, 1], got 2"),
         (lambda: f.advantage_normalize(ONES, eps=-1e-8), "eps must lie in [0, inf), got -1e-08"),
+        (lambda: f.advantage_normalize(ONES, ddof=2), "advantage_normalize: ddof must be 0 or 1, got 2"),
+        (lambda: f.advantage_normalize(ONES, axis=()), "advantage_normalize: axis must name .* None means all"),
+        (lambda: f.segment_priorities(ONES[0], alpha=1), "advantage must be [T, N], got shape (3,)"),
+        (
+            lambda: f.importance_weights(ONES, np.array([0]), beta=1),
+            "probabilities must have one axis, got shape (5, 3)",
+        ),
+        (
+            lambda: f.permutation(jax.random.key(0), 2.5),
+            "permutation: size must be a whole number of at least 1, got 2.5",
+        ),
+        (lambda: f.two_hot(ONES, [-np.inf, 0.0, np.inf]), "two_hot: support must be .* finite numbers of float32, got"),
+        (lambda: f.two_hot(ONES, np.array([0.0, 1.0, 1 + 1e-12])), "two_hot: support must be .* increasing"),
+        (lambda: f.hl_gauss(ONES, np.array([3, 1], np.uint8), sigma=1.0), "hl_gauss: support must be .* increasing"),
+        (lambda: f.hl_gauss(ONES, ["a", "b"], sigma=1.0), "hl_gauss: support must be .* got ['a', 'b']"),
+        (
+            lambda: f.rescale_head(ONES, ONES[0], (0, 1), (0, 0)),
+            "rescale_head: the new scale must lie in (0, inf), got 0",
+        ),
+        (lambda: mask_logits(ONES[0], np.array([0, -np.inf, 0])), "mask_logits: available must hold 0 and 1, got -inf"),
     ],
 )
 def test_values_out_of_range_are_refused(call, words):

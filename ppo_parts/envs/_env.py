@@ -33,7 +33,8 @@ class Transition(NamedTuple):
         episode_length: number of steps of the episode so far, including this step.
         mask: `[N, A]`, True where the agent took part in this step; None: everywhere.
         ended: `[N]`, True where the episode ended for all its agents; None: `terminated | truncated`.
-        info: numbers `[N]` about the episode, by name ("won", for example), which are read where it ended.
+        info: numbers `[N]` about the episode, by name ("won", for example), which are read where it ended. "return",
+            "length" and the names of the fields above are taken.
     """
 
     obs: Any
@@ -91,9 +92,14 @@ class Transition(NamedTuple):
             if name in ("reward", "episode_return") and not jnp.issubdtype(x.dtype, jnp.floating):
                 raise UserTypeError(f"{where}: {name} must be floating, got {x.dtype}: {name}.astype(jnp.float32)")
         for name, x in self.info.items():
+            if name in TAKEN:
+                raise UserValueError(f"{where}: info[{name!r}] has the name of a metric of every episode: rename it")
             if jnp.shape(x) != whole:
                 raise ShapeError(f"{where}: info[{name!r}] must have shape {whole}, got {jnp.shape(x)}")
 
+
+TAKEN = ("return", "length", "episode_return", "episode_length", "terminated", "truncated")
+"""Names that entries of `info` may not have, because rollouts and evaluations report numbers of these names."""
 
 FINAL_OBS = ". It is the observation that followed, before any reset; where no episode ended it equals obs"
 

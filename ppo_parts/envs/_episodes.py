@@ -13,7 +13,7 @@ from .._errors import UserTypeError
 from .._hyperparameters import count
 from .._trees import without_weak_types
 from ..functional._common import unsqueezed
-from ._env import Array, Env, Transition
+from ._env import Array, Env, Transition, described
 
 
 class EpisodeState(NamedTuple):
@@ -42,6 +42,15 @@ class EpisodeState(NamedTuple):
 def choose(where: Array, new: Any, old: Any) -> Any:
     """Select leaves `[N, ...]` of `new` where `where`, `[N]`, is True, and of `old` elsewhere."""
     return jax.tree.map(lambda x, y: jnp.where(unsqueezed(where, y.ndim), x, y), new, old)
+
+
+def _check_like_reset(first: Any, stepped: Any) -> None:
+    """Raise if a step returned another kind of state or observation than the reset, `(state, obs)` each."""
+    for name, x, y in zip(("a state", "an observation"), first, stepped, strict=True):
+        if described(x) != described(y):
+            raise UserTypeError(
+                f"auto_reset: step must return {name} like that of reset, {described(x)}, got {described(y)}"
+            )
 
 
 class Step(NamedTuple):
@@ -91,7 +100,7 @@ def auto_reset(
 
     Raises:
         ValueError: `time_limit` or `reset_ratio` is less than 1. TypeError: (when traced) `step` does not return a
-            `Step`.
+            `Step`, or its state or observation is not like that of `reset`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -135,7 +144,11 @@ def auto_reset(
         truncated = truncated & ~terminated
         ended = terminated | truncated
         stepped = without_weak_types((out.state, out.obs))
-        inner, obs = cond_any(ended, begin, lambda key, ended, old: old, reset_key, ended, stepped)
+        try:
+            inner, obs = cond_any(ended, begin, lambda key, ended, old: old, reset_key, ended, stepped)
+        except Exception:
+            _check_like_reset(jax.eval_shape(reset, reset_key), jax.tree.map(lambda x: x[0], stepped))
+            raise
         transition = Transition(obs, reward, terminated, truncated, stepped[1], *counted[1:], info=out.info)
         return counted.proceed(inner, ended), transition
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from .._errors import UserValueError
 from .._hyperparameters import count
 from ._check import check, evaluation_of
 from ._env import Array, Env, Observation, Transition, is_discrete
-from ._laws import LAWS, Played, array_of, ended_in, equal
+from ._laws import LAWS, Played, array_of, ended_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,20 +86,16 @@ def play(env: Env, act: Callable[[Array, Any], Any], num_envs: int, num_steps: i
         return jax.tree.map(np.asarray, tree)
 
     key, same = jax.random.key(seed), []
-    one, two = (jax.jit(played(lambda key: env)).trace(key) for _ in range(2))
-    compiled = one.lower().compile()
+    one, two = (jax.jit(played(lambda key: env)).lower(key) for _ in range(2))
+    compiled = one.compile()
     first, out = numpy(compiled(key))
-    again = numpy((compiled if _same_program(one.jaxpr, two.jaxpr) else two.lower().compile())(key))
+    # Programs with one text are one program, and compiling takes most of the time. The text has every constant, so that
+    # a random number of NumPy, for example, makes a difference. (That of a jaxpr lacks those of functions it calls.)
+    again = numpy((compiled if one.as_text() == two.as_text() else two.compile())(key))
     other = numpy(jax.jit(lambda key: env.reset(key, 8 * num_envs)[1])(jax.random.key(seed + 1)))
     jax.eval_shape(lambda key: same.append(evaluation(key) is env), key)
     unscaled = out if same[0] else numpy(jax.jit(played(evaluation))(key)[1])
     return Played(env, first, out, ended_in(out), again, other, unscaled)
-
-
-def _same_program(one: Any, other: Any) -> bool:
-    """Return whether two traces are the same; a random number of NumPy, for example, would differ."""
-    words = [re.sub("0x[0-9a-f]+", "", str(program)) for program in (one, other)]  # without addresses in memory
-    return words[0] == words[1] and equal(*([np.asarray(c) for c in program.consts] for program in (one, other)))
 
 
 def random_action(env: Env) -> Callable[[Array, Any], Array]:

@@ -95,30 +95,50 @@ def known_values(x: Any) -> np.ndarray | None:
     return np.asarray(x)
 
 
-def check_range(
-    where: str,
-    name: str,
-    value: Any,
-    low: float,
-    high: float = np.inf,
-    *,
-    open_low: bool = False,
-    what: str = "a number or an array",
-) -> None:
-    """Raise unless `value` holds numbers in [low, high]; the values of traced arrays are not known or checked."""
-    refused = TypeError(f"{where}: {name} must be {what}, got {value!r}")
-    if isinstance(value, (bool, str)) or value is None:
-        raise refused
+def is_real(x: np.ndarray) -> bool:
+    """Return whether an array holds real numbers, which booleans, text and complex numbers are not."""
+    return any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer))
+
+
+def check_ddof(where: str, ddof: Any) -> None:
+    """Raise `ValueError` unless `ddof` is 0 or 1."""
+    if ddof not in (0, 1) or isinstance(ddof, bool):
+        raise ValueError(f"{where}: ddof must be 0 or 1, got {ddof!r}")
+
+
+def bounds(low: float, high: float = np.inf, open_low: bool = False) -> str:
+    """Format a range: "[0, 1]", "(0, inf)"."""
+    low_end, high_end = "(" if open_low or np.isinf(low) else "[", ")" if np.isinf(high) else "]"
+    written = (str(x) if isinstance(x, int) else f"{x:g}" for x in (low, high))
+    return f"{low_end}{', '.join(written)}{high_end}"
+
+
+def range_error(
+    value: Any, low: float, high: float = np.inf, *, open_low: bool = False, what: str = "a number or an array"
+) -> TypeError | ValueError | None:
+    """Return what is wrong with numbers that must lie in [low, high]; None if nothing is known to be.
+
+    The values of traced arrays are not known.
+    """
+    refused = TypeError(f"must be {what}, got {value!r}")
     try:
-        if (known := known_values(value)) is None:
-            return
-        numbers = known.astype(np.float64)
-    except (TypeError, ValueError):
-        raise refused from None
-    inside = (numbers > low if open_low else numbers >= low) & (numbers <= high)
-    if not np.all(inside):
-        bounds = f"{'(' if open_low or np.isinf(low) else '['}{low:g}, {high:g}{')' if np.isinf(high) else ']'}"
-        raise ValueError(f"{where}: {name} must lie in {bounds}, got {value!r}")
+        known = known_values(value)
+    except ValueError:  # a ragged list
+        return refused
+    if known is None:
+        return None
+    if not is_real(known):
+        return refused
+    numbers = known.astype(np.float64)
+    if np.all((numbers > low if open_low else numbers >= low) & (numbers <= high)):
+        return None
+    return ValueError(f"must lie in {bounds(low, high, open_low)}, got {value!r}")
+
+
+def check_range(where: str, name: str, value: Any, low: float, high: float = np.inf, *, open_low: bool = False) -> None:
+    """Raise unless `value` holds numbers in [low, high]; see `range_error`."""
+    if (error := range_error(value, low, high, open_low=open_low)) is not None:
+        raise type(error)(f"{where}: {name} {error}")
 
 
 def checked_scalar(where: str, name: str, value: Any, low: float, high: float = np.inf) -> Any:

@@ -6,12 +6,14 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ._common import (
     Array,
     ShapeError,
     accumulator_dtype,
     check_arrays,
+    check_ddof,
     check_flags,
     check_floating,
     check_same_shape,
@@ -54,6 +56,7 @@ def group_advantage(
     | REINFORCE++ baseline | "mean" | None, and then `advantage_normalize` over all tokens |
 
     A group of equal rewards, or of one element, has an advantage of 0 (except with "none" and a baseline of your own).
+    With `scale`, the advantage is NaN if the variance overflows, in float32 from rewards of about 1e19.
 
     Args:
         reward: `[N]`, one number per sequence, floating.
@@ -123,7 +126,8 @@ def group_advantage(
         variance = jnp.sum(jnp.square(deviation)) / jnp.maximum(everything - ddof, 1)
     if scale is not None:
         deviation = jnp.sqrt(variance) + eps
-        advantage = advantage / jnp.where(deviation == 0, 1, deviation)
+        # A variance that overflows must not turn the advantage into 0, which looks like equal rewards.
+        advantage = advantage / jnp.where(deviation == 0, 1, jnp.where(deviation == jnp.inf, jnp.nan, deviation))
     outside = (group < 0) | (group >= number)
     return jnp.where(keep == 0, 0, jnp.where(outside, jnp.nan, advantage)).astype(jnp.result_type(reward))
 
@@ -146,7 +150,8 @@ def _checked_group(
     if not jnp.issubdtype(jnp.result_type(group), jnp.integer):
         raise TypeError(f"{where}: group must hold whole numbers, got {jnp.result_type(group)}")
     number = jnp.shape(reward)[0] if num_groups is None else num_groups
-    if isinstance(number, bool) or not isinstance(number, int) or (num_groups is not None and number < 1):
+    whole = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+    if not whole or (num_groups is not None and number < 1):
         raise ValueError(f"{where}: num_groups must be a whole number of at least 1, got {num_groups!r}")
     if (known := known_values(group)) is not None and ((known < 0) | (known >= number)).any():
         raise ValueError(f"{where}: group must lie in [0, {number}), got {known[(known < 0) | (known >= number)][0]}")
@@ -155,11 +160,10 @@ def _checked_group(
         raise ValueError(f"{where}: baseline must be one of {listed} or an array [N], got {baseline!r}")
     if scale not in (None, *get_args(Scale)):
         raise ValueError(f'{where}: scale must be "group", "batch" or None, got {scale!r}')
-    if ddof not in (0, 1):
-        raise ValueError(f"{where}: ddof must be 0 or 1, got {ddof!r}")
+    check_ddof(where, ddof)
     if isinstance(baseline, str) and baseline == "length_weighted" and length is None:
         raise ValueError(f'{where}: baseline="length_weighted" needs length, the number of tokens of each sequence')
-    return number
+    return int(number)
 
 
 def outcome_reward(

@@ -30,7 +30,6 @@ def next_values(
         last_value: `[...]`, V of the observation after the last step.
         truncated: `[T, ...]`, 1 where a time limit cut the episode at step t, else 0; None: nowhere.
         final_value: `[T, ...]`, V(final observation); read only where `truncated` is 1.
-
         mask: None, or `[T, ...]` of 0/1: the value that follows is that of the next unmasked step, and `last_value`
             where there is none, for `gae(mask_mode="skip")`.
 
@@ -38,9 +37,8 @@ def next_values(
         `[T, ...]` next values, in the dtype of `value`.
 
     Raises:
-        ShapeError: shapes do not match.
-        ValueError: `truncated` without `final_value`, or the reverse; a known element of `truncated` or
-            `mask` is not 0 or 1.
+        ShapeError: shapes do not match. TypeError: `value` is not floating. ValueError: `truncated` without
+            `final_value`, or the reverse; a known element of `truncated` or `mask` is not 0 or 1.
 
     Example:
         >>> import jax.numpy as jnp

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from ._common import Array, check_floating, check_same_shape, checked_scalar, zero_masked
+from ._common import Array, check_ddof, check_floating, check_same_shape, checked_scalar, zero_masked
 
 
 def advantage_normalize(
@@ -32,11 +32,12 @@ def advantage_normalize(
         mask: None, or 0/1 of the same shape; masked elements do not count, and are 0 in the result.
 
     Returns:
-        The standardized advantage, same shape and dtype. A group of equal elements, or of one, gives 0, not NaN.
+        The standardized advantage, same shape and dtype. A group of equal elements, or of one, gives 0, not NaN. One
+        whose squares overflow, in float32 from about 1e19, gives NaN.
 
     Raises:
         ShapeError: `mask` has another shape, or `eps` is not a single number. TypeError: `advantage` is not floating.
-        ValueError: `eps` < 0.
+        ValueError: `eps` < 0, `ddof` is not 0 or 1, or `axis` does not exist.
 
     Example:
         >>> import jax.numpy as jnp
@@ -50,6 +51,9 @@ def advantage_normalize(
     where = "advantage_normalize"
     check_floating(where, advantage=advantage)
     check_same_shape(where, advantage=advantage, mask=mask)
+    check_ddof(where, ddof)
+    if axis == ():
+        raise ValueError(f"{where}: axis must name the axes of the statistics, got (); None means all")
     eps = checked_scalar(where, "eps", eps, 0)
     (x,) = zero_masked(where, mask, advantage)
     keep = jnp.ones_like(x) if mask is None else jnp.asarray(mask).astype(bool).astype(x.dtype)
@@ -63,4 +67,5 @@ def advantage_normalize(
     spread = square - count * jnp.square(error)
     equal = spread <= 1e-3 * square
     scale = jnp.sqrt(jnp.where(equal, 1, spread) / jnp.maximum(count - ddof, 1)) + eps
-    return jnp.where(equal, 0, (offset - error) * keep / scale).astype(jnp.result_type(advantage))
+    unscaled = jnp.where((square == jnp.inf) & (keep > 0), jnp.nan, 0)  # 0 would look like equal elements
+    return jnp.where(equal, unscaled, (offset - error) * keep / scale).astype(jnp.result_type(advantage))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from ._common import Array, check_floating, check_same_shape, checked_scalar, known_values, zero_masked
+from ._common import Array, ShapeError, check_floating, check_same_shape, checked_scalar, known_values, zero_masked
 
 
 def permutation(key: Array, size: int) -> Array:
@@ -26,7 +27,7 @@ def permutation(key: Array, size: int) -> Array:
         `[size]` int32.
 
     Raises:
-        ValueError: `size` is less than 1.
+        ValueError: `size` is not a whole number of at least 1.
 
     Example:
         >>> import jax
@@ -35,9 +36,9 @@ def permutation(key: Array, size: int) -> Array:
 
     Reference: sorting by random keys is Knuth, The Art of Computer Programming 2, section 3.4.2.
     """
-    if size < 1:
-        raise ValueError(f"permutation: size must be at least 1, got {size}")
-    bits = max(1, (size - 1).bit_length())
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+        raise ValueError(f"permutation: size must be a whole number of at least 1, got {size!r}")
+    bits = max(1, int(size - 1).bit_length())
     if bits > 24:  # a word has too few random bits left
         return jax.random.permutation(key, size)
     position, low = jnp.arange(size, dtype=jnp.uint32), jnp.uint32(2**bits - 1)
@@ -66,11 +67,12 @@ def segment_priorities(
         mask: None, or 0/1 of the same shape; masked elements have no effect, whatever they contain.
 
     Returns:
-        `[N]` probabilities that sum to 1 (all 0 if everything is masked).
+        `[N]` probabilities that sum to 1 (all 0 if everything is masked). They are equal if all priorities are 0, as
+        with `eps=0` and advantages of 0.
 
     Raises:
-        ShapeError: `mask` has another shape, or `alpha` or `eps` is not a single number. TypeError: `advantage` is not
-            floating. ValueError: `alpha` or `eps` is out of its range.
+        ShapeError: `advantage` is not `[T, N]`, `mask` has another shape, or `alpha` or `eps` is not a single number.
+            TypeError: `advantage` is not floating. ValueError: `alpha` or `eps` is out of its range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -83,10 +85,13 @@ def segment_priorities(
     where = "segment_priorities"
     check_floating(where, advantage=advantage)
     check_same_shape(where, advantage=advantage, mask=mask)
+    if jnp.ndim(advantage) != 2:
+        raise ShapeError(f"{where}: advantage must be [T, N], got shape {jnp.shape(advantage)}")
     alpha, eps = checked_scalar(where, "alpha", alpha, 0), checked_scalar(where, "eps", eps, 0)
     (kept_advantage,) = zero_masked(where, mask, jax.lax.stop_gradient(advantage))
     total = jnp.sum(jnp.abs(kept_advantage), axis=0)
     priority = jnp.where(jnp.isfinite(total), total, 0) ** alpha + eps
+    priority = jnp.where(jnp.all(priority == 0), 1, priority)
     if mask is not None:
         priority = jnp.where(jnp.any(jnp.asarray(mask).astype(bool), axis=0), priority, 0)
     whole = jnp.sum(priority)
@@ -110,8 +115,9 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: float | Ar
         `[M]` weights, in the dtype of `probabilities`.
 
     Raises:
-        TypeError: `indices` are not integers, or `probabilities` are not floating. ValueError: `beta` or a known index
-            is out of its range (traced indices are not checked).
+        ShapeError: `probabilities` or `indices` have another rank than 1. TypeError: `indices` are not integers, or
+            `probabilities` are not floating. ValueError: `beta` or a known index is out of its range (traced indices
+            are not checked).
 
     Example:
         >>> import jax.numpy as jnp
@@ -123,6 +129,9 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: float | Ar
     check_floating("importance_weights", probabilities=probabilities)
     if not jnp.issubdtype(jnp.result_type(indices), jnp.integer):
         raise TypeError(f"importance_weights: indices must be integers, got {jnp.result_type(indices)}")
+    for name, x in {"probabilities": probabilities, "indices": indices}.items():
+        if jnp.ndim(x) != 1:
+            raise ShapeError(f"importance_weights: {name} must have one axis, got shape {jnp.shape(x)}")
     beta = checked_scalar("importance_weights", "beta", beta, 0, 1)
     probabilities = jax.lax.stop_gradient(jnp.asarray(probabilities))
     if (drawn := known_values(indices)) is not None:  # JAX would clamp or wrap indices out of range

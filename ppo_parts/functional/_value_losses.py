@@ -12,8 +12,10 @@ from ._common import (
     Array,
     ShapeError,
     check_floating,
+    check_range,
     check_same_shape,
     checked_hyperparameter,
+    is_real,
     known_values,
     zero_masked,
 )
@@ -258,7 +260,7 @@ def rescale_head(kernel: Array, bias: Array, old: tuple[Array, Array], new: tupl
         The new kernel and the new bias, in the shapes and dtypes of the old ones.
 
     Raises:
-        TypeError: `kernel` or `bias` is not floating.
+        TypeError: `kernel` or `bias` is not floating. ValueError: a known scale is not greater than 0.
 
     Example:
         >>> import jax.numpy as jnp
@@ -270,6 +272,8 @@ def rescale_head(kernel: Array, bias: Array, old: tuple[Array, Array], new: tupl
     """
     check_floating("rescale_head", kernel=kernel, bias=bias)
     (mean, scale), (new_mean, new_scale) = old, new
+    check_range("rescale_head", "the old scale", scale, 0, open_low=True)
+    check_range("rescale_head", "the new scale", new_scale, 0, open_low=True)
     moved = (scale * bias + mean - new_mean) / new_scale
     return (scale / new_scale * kernel).astype(kernel.dtype), jnp.asarray(moved, bias.dtype)
 
@@ -322,7 +326,15 @@ def _target_and_support(where: str, target: Array, support: Any) -> tuple[Array,
 
 def _support(where: str, support: Any, dtype: Any) -> Array:
     """Return the atoms, after checking that they are an increasing list, as far as their values are known."""
-    known = known_values(support)
-    if np.ndim(support) != 1 or np.size(support) < 2 or (known is not None and not np.all(np.diff(known) > 0)):
-        raise ValueError(f"{where}: support must be a list of at least two increasing numbers, got {support!r}")
+    wrong = np.ndim(support) != 1 or np.size(support) < 2
+    if not wrong and (known := known_values(support)) is not None:
+        wrong = not is_real(known)
+        if not wrong:
+            atoms = known.astype(dtype)  # in which two of them may be equal
+            wrong = not (np.all(np.isfinite(atoms)) and np.all(atoms[1:] > atoms[:-1]))
+    if wrong:
+        raise ValueError(
+            f"{where}: support must be a list of at least two increasing, finite numbers of {np.dtype(dtype).name}, "
+            f"got {support!r}"
+        )
     return jnp.asarray(support, dtype)

@@ -9,8 +9,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from .._errors import UserValueError
-from .._hyperparameters import choice
+from .._errors import UserTypeError, UserValueError
+from .._hyperparameters import choice, count
 from .._types import Batch, Output, Policy
 from ..envs import Env, Observation, is_discrete, size
 from . import _dense
@@ -160,6 +160,7 @@ def actor_critic(
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 2, 13, 24 and 26.
     """
+    _check_layers("actor_critic", hidden, activation, memory)
     if memory is not None and not (shared and hidden):
         raise UserValueError(
             f"actor_critic: memory={memory!r} needs hidden layers that actor and critic share: give shared=True"
@@ -241,6 +242,7 @@ def multi_agent_actor_critic(
         ...     env, lambda obs: (obs, envs.share_observations(obs))  # a central critic
         ... )
     """
+    _check_layers("multi_agent_actor_critic", hidden, activation, memory)
     if env.num_agents is None:
         raise UserValueError(
             "multi_agent_actor_critic: this environment has no axis of agents: use actor_critic, or give it one"
@@ -281,6 +283,15 @@ def multi_agent_actor_critic(
         return Output(distribution, heads["critic"][..., 0], None if memory is None else after)
 
     return Policy(init, evaluate, None if memory is None else lambda n: carry_of(n, agents))
+
+
+def _check_layers(where: str, hidden: Any, activation: str, memory: str | None) -> None:
+    if not isinstance(hidden, (tuple, list)):
+        raise UserTypeError(f"{where}: hidden must be a tuple with the units of each layer, got {hidden!r}")
+    for units in hidden:
+        count(where, "hidden", units)
+    choice(where, "activation", activation, tuple(ACTIVATIONS))
+    choice(where, "memory", memory, (*CELLS, None))
 
 
 def _log_std(module: nn.Module, space: Any, initial: float = 0.0) -> Any:

@@ -290,9 +290,7 @@ def outside(batch: Batch) -> Any:
     return {**jax.tree.map(kept, steps), "metrics": batch.metrics, "weight": batch.weight, "stop": batch.stop}
 
 
-def difference(
-    actual: Any, expected: Any, *, exact: bool = False, rtol: float = 2e-5, atol: float = 1e-6
-) -> str | None:
+def difference(actual: Any, expected: Any, *, exact: bool = False) -> str | None:
     """Describe the first leaf at which two trees differ (but for rounding, unless `exact`); None if there is none."""
     structures: list[Any] = [jax.tree.structure(actual), jax.tree.structure(expected)]
     if structures[0] != structures[1]:

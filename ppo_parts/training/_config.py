@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import numpy as np
 
 from .._errors import UserTypeError, UserValueError
-from .._hyperparameters import bounds, choice, count, number
+from .._hyperparameters import choice, count, number
+from ..functional._common import bounds
 from ._train import updates_in
 
 M = TypeVar("M")
