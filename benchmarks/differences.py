@@ -10,6 +10,7 @@ protocol is that of `python -m benchmarks mujoco`; the results are in benchmarks
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -87,29 +88,59 @@ def make_train(
     return training.Train.of(config, env, policy, chain(config, **choices), optimizer)
 
 
-def with_(**choices: Any) -> mujoco.Variant:
-    """A variant with these choices of `make_train`."""
-    return functools.partial(make_train, **choices)
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A choice in which libraries differ, the libraries that make it, and the run that makes it."""
+
+    what: str
+    who: str
+    make_train: mujoco.Variant
 
 
-VARIANTS: dict[str, mujoco.Variant] = {
-    "none": make_train,
-    "time_limit_terminates": with_(time_limit=terminate_at_time_limits()),  # CleanRL
-    "current_value": with_(time_limit=parts.truncate_at_current_value()),  # rsl_rl, rl_games
-    "time_limit_ignored": with_(time_limit=parts.ignore_truncations()),  # skrl
-    "rollout_normalize": with_(normalize="rollout"),  # rsl_rl, skrl, rl_games
-    "no_normalize": with_(normalize="nowhere"),  # Tianshou's examples
-    "refresh_epoch": with_(refresh="epoch"),  # Tianshou's examples
-    "value_normalize": with_(values_normalized=True),  # rl_games
-    "value_without_half": with_(value=(pp.clipped_value_loss(clip_eps=0.2, coef=1.0),)),  # the others
-    "value_unclipped": with_(value=(pp.value_loss(coef=0.5),)),  # Stable-Baselines3, Tianshou, brax
-    "value_clipped_prediction": with_(value=(parts.clip_prediction(0.2), pp.value_loss(coef=0.5))),  # skrl
-    "separate_norms": with_(clip=parts.clip_each_network(0.5)),  # rsl_rl
-    "no_gradient_clip": with_(clip=optax.identity()),  # Tianshou, brax
-    "adaptive_rate": with_(rate=pp.scale_by_kl_adaptive_rate(3e-4, target_kl=0.01)),  # rsl_rl, with k3
-    "constant_rate": with_(rate=pp.scale_by_update_schedule(3e-4)),  # Stable-Baselines3, Tianshou, skrl
-    "adam_eps_1e-8": with_(eps=1e-8),  # all but CleanRL and Stable-Baselines3
+def difference(what: str, who: str, **choices: Any) -> Difference:
+    """A difference that consists of these choices of `make_train`."""
+    return Difference(what, who, functools.partial(make_train, **choices))
+
+
+DIFFERENCES = {
+    "none": difference("nothing", "the chain above"),
+    "time_limit_terminates": difference(
+        "a time limit ends the episode", "CleanRL", time_limit=terminate_at_time_limits()
+    ),
+    "current_value": difference(
+        "a time limit bootstraps from V of the current state",
+        "rsl_rl, rl_games",
+        time_limit=parts.truncate_at_current_value(),
+    ),
+    "time_limit_ignored": difference("time limits ignored", "skrl", time_limit=parts.ignore_truncations()),
+    "rollout_normalize": difference("A standardized over the rollout", "rsl_rl, skrl, rl_games", normalize="rollout"),
+    "no_normalize": difference("A not standardized", "Tianshou's examples", normalize="nowhere"),
+    "refresh_epoch": difference("A recomputed before each epoch", "Tianshou's examples", refresh="epoch"),
+    "value_normalize": difference("V in units of running moments", "rl_games", values_normalized=True),
+    "value_without_half": difference(
+        "weight of the value loss doubled", "the others", value=(pp.clipped_value_loss(clip_eps=0.2, coef=1.0),)
+    ),
+    "value_unclipped": difference(
+        "V not clipped", "Stable-Baselines3, Tianshou, brax", value=(pp.value_loss(coef=0.5),)
+    ),
+    "value_clipped_prediction": difference(
+        "only the prediction of V clipped", "skrl", value=(parts.clip_prediction(0.2), pp.value_loss(coef=0.5))
+    ),
+    "separate_norms": difference(
+        "gradient clipped separately for each network", "rsl_rl", clip=parts.clip_each_network(0.5)
+    ),
+    "no_gradient_clip": difference("gradient not clipped", "Tianshou, brax", clip=optax.identity()),
+    "adaptive_rate": difference(
+        "learning rate adapted to the KL divergence",
+        "rsl_rl, with k3",
+        rate=pp.scale_by_kl_adaptive_rate(3e-4, target_kl=0.01),
+    ),
+    "constant_rate": difference(
+        "learning rate constant", "Stable-Baselines3, Tianshou, skrl", rate=pp.scale_by_update_schedule(3e-4)
+    ),
+    "adam_eps_1e-8": difference("Adam's epsilon 1e-8", "all but CleanRL and Stable-Baselines3", eps=1e-8),
 }
+VARIANTS = {name: each.make_train for name, each in DIFFERENCES.items()}
 
 
 def main() -> None:

@@ -1,13 +1,15 @@
 """The benchmarks run, their page is what the records say, and what became slower is found."""
 
 import json
+import re
 import sys
 
 import jax
+import numpy as np
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import compare, parts, report, results_page, train
+from benchmarks import compare, mujoco_page, parts, report, results_page, train
 
 programs, chosen = train.programs, {"cleanrl", "handwritten"}
 
@@ -152,10 +154,19 @@ def test_the_page_is_up_to_date(name, make, tmp_path):
 def test_main_effects_are_averages_over_the_other_settings():
     # returns = 10 + 4 a - 6 b + 2 a b, with levels of 0 and 1
     rows = [{"levels": [a, b], "returns": [10 + 4 * a - 6 * b + 2 * a * b] * 2} for a in (0, 1) for b in (0, 1)]
-    effects = results_page.main_effects({"factors": {"a": [0.1, 0.2], "b": [False, True]}, "rows": rows})
+    effects = mujoco_page.main_effects({"factors": {"a": [0.1, 0.2], "b": [False, True]}, "rows": rows})
     assert {name: effect for name, (effect, _) in effects.items()} == pytest.approx({"a": 5.0, "b": -5.0})
     # The interaction leaves residuals of 0.5 in each of 8 runs, and 3 terms are fitted.
     assert effects["a"][1] == pytest.approx((8 * 0.25 / 5) ** 0.5 / 2**0.5)
+
+
+def test_changes_are_differences_of_means_with_an_interval_over_seeds():
+    draws = np.random.default_rng(1)
+    now, before = draws.normal(10_000.0, 1000.0, 1000), draws.normal(8000.0, 1000.0, 1000)
+    middle, low, high = map(float, re.findall(r"[+-]\d+", mujoco_page.change(now, before)))
+    assert middle == round(now.mean() - before.mean())
+    half = 1.96 * (2 * 1000.0**2 / 1000) ** 0.5  # of the normal approximation
+    assert (low, high) == pytest.approx((middle - half, middle + half), abs=8.0)
 
 
 def test_what_became_slower(recorded, tmp_path, monkeypatch, capsys):
