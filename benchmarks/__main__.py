@@ -15,6 +15,7 @@ COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what 
     "ptx": "what becomes of the GPU kernels, without a GPU: bytes per element, registers",
     "learning": "learning curves of the recipes, over many seeds",
     "games": "games of two players against random moves: how many are won",
+    "resets": "Craftax-Classic with and without optimistic resets: steps per second, and what is learned",
     "mujoco": "Gymnasium's MuJoCo tasks, in the protocol of Tianshou's benchmark",
     "differences": "what each single difference between libraries' PPO is worth, on MuJoCo tasks",
     "study": "what priorities, V-trace and refreshing are worth",

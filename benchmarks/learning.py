@@ -49,6 +49,7 @@ class Task(NamedTuple):
 
 
 GYMNASIUM = "Gymnasium's reward threshold"
+SMALL_TASK: dict[str, Any] = {"total_timesteps": 150_000, "num_envs": 16, "num_steps": 128}  # of other simulators
 TASKS = {
     "cartpole": Task(cleanrl_ppo.make_train, CLEANRL["discrete"], 475, GYMNASIUM),
     "acrobot": Task(
@@ -91,6 +92,18 @@ TASKS = {
         "rl-baselines3-zoo's recurrent PPO, one agent, 300k steps",
     ),
     "classic_cartpole": Task(classic.make_train, classic.PRESETS["cartpole"], 500, "the largest return"),
+    "brax_inverted_pendulum": Task(
+        cleanrl_ppo.make_train,
+        dataclasses.replace(CLEANRL["continuous"], env_id="brax:inverted_pendulum", **SMALL_TASK),
+        990,
+        "the largest return is 1000",
+    ),
+    "playground_cartpole_balance": Task(
+        cleanrl_ppo.make_train,
+        dataclasses.replace(CLEANRL["continuous"], env_id="playground:CartpoleBalance", **SMALL_TASK),
+        950,
+        "the largest return is 1000",
+    ),
     "rnd_deep_sea": Task(rnd.make_train, rnd.Config(), 0.98, "finds the treasure in every episode"),
 }
 
