@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -36,54 +35,48 @@ class Run:
 
     def __init__(self, config: cleanrl_ppo.Config, ratio: int) -> None:
         self.train = cleanrl_ppo.make_train(config, env=envs.make(config.env_id, reset_ratio=ratio))
-        key = jax.random.key(config.seed)
-        self.state = jax.block_until_ready(jax.jit(self.train.init)(key))
+        self.state = jax.block_until_ready(jax.jit(self.train.init)(jax.random.key(config.seed)))
         self.step = self.train.compiled_step.lower(self.state).compile()
-        self.curve: list[dict[str, float]] = []
+        self.rows: list[dict[str, Any]] = []
 
     def advance(self, updates: int) -> None:
-        """Run some updates, and keep the means of what their episodes were worth."""
-        rows = []
+        """Run some updates, and keep their metrics."""
         for _ in range(updates):
             self.state, metrics = self.step(self.state)
-            rows.append(metrics)
-        named = ("episode_return", "achievements", "episodes")
-        self.curve.append({name: float(np.nanmean([row[name] for row in rows])) for name in named})
+            self.rows.append(jax.device_get(metrics))
 
-    def evaluate(self, episodes: int) -> dict[str, float]:
-        """Play new episodes with the last policy."""
-        key = jax.random.fold_in(jax.random.key(0), 2**20)
-        played = jax.jit(functools.partial(self.train.evaluate_policy, episodes=episodes))(key, self.state)
-        every = {"return": played.episode_return, "length": played.episode_length, **played.info}
-        return {name: float(np.mean(x)) for name, x in every.items()}
+    def mean(self, name: str, last: int) -> float:
+        """The mean of a number about episodes, over all that ended in the last updates."""
+        found, episodes = (np.array([row[x] for row in self.rows[-last:]]) for x in (name, "episodes"))
+        return float(np.nansum(found * episodes) / np.sum(episodes))
 
 
-def measure(config: cleanrl_ppo.Config, pieces: int, episodes: int) -> dict[str, Any]:
-    """Train with each ratio, `pieces` times in turn."""
+def measure(config: cleanrl_ppo.Config, pieces: int) -> dict[str, Any]:
+    """Train with each ratio, a piece of the run of each in turn."""
     runs = {str(ratio): Run(config, ratio) for ratio in RATIOS}
     train = runs["1"].train
     sizes = [len(piece) for piece in np.array_split(np.arange(train.num_updates), pieces)]
-    walls, cpus = ({name: [] for name in runs} for _ in range(2))
+    walls, cpus, curves = ({name: [] for name in runs} for _ in range(3))
     for updates in sizes:
         for name, run in runs.items():
             wall, cpu = _timing.seconds(lambda run=run, updates=updates: run.advance(updates))
             walls[name].append(wall / updates)
             cpus[name].append(cpu / updates)
-            print(f"reset_ratio {name:3} {train.steps_per_update / walls[name][-1]:8,.0f} steps/s", run.curve[-1], flush=True)
+            curves[name].append({what: run.mean(what, updates) for what in ("episode_return", "achievements")})
+            print(f"reset_ratio {name:>2}: {train.steps_per_update * updates / wall:7,.0f} steps/s", curves[name][-1])
     return {
         "config": dataclasses.asdict(config),
         "env_steps": train.num_updates * train.steps_per_update,
-        "evaluation_episodes": episodes,
+        "steps_of_a_piece": sizes[0] * train.steps_per_update,
         "ratios": {
             name: {
                 "steps_per_second": train.steps_per_update / _timing.quartiles(walls[name])[0],
+                "steps_per_cpu_second": train.steps_per_update / _timing.quartiles(cpus[name])[0],
                 "time_over_1": _timing.ratio(walls, name, "1"),
                 "cpu_time_over_1": _timing.ratio(cpus, name, "1"),
-                "seconds": float(np.dot(walls[name], sizes)),
-                "evaluation": run.evaluate(episodes),
-                "curve": run.curve,
+                "curve": curves[name],
             }
-            for name, run in runs.items()
+            for name in runs
         },
     }
 
@@ -93,10 +86,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=float, default=CONFIG.total_timesteps, help="environment steps of each run")
     parser.add_argument("--pieces", type=_timing.positive, default=20, help="turns that each run takes")
-    parser.add_argument("--episodes", type=_timing.positive, default=100, help="new episodes after training")
     args = parser.parse_args()
     config = dataclasses.replace(CONFIG, total_timesteps=int(args.steps))
-    found = measure(config, args.pieces, args.episodes)
+    found = measure(config, args.pieces)
     training.write_json(ROOT / "benchmarks/results/resets.json", _timing.record("benchmarks resets", found))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from typing import Any
 
 from . import mujoco_page
 from .learning import TASKS
@@ -127,20 +128,20 @@ def resets(found: dict[str, Any], file: str) -> list[str]:
         [
             ratio,
             f"{run['steps_per_second']:,.0f}",
-            "{median:.2f} ({q1:.2f} - {q3:.2f})".format(**run["time_over_1"]),
-            f"{run['evaluation']['return']:.2f}",
-            f"{run['evaluation']['achievements']:.2f}",
+            *("{median:.2f} ({q1:.2f} - {q3:.2f})".format(**run[f"{clock}time_over_1"]) for clock in ("", "cpu_")),
+            *(f"{run['curve'][-1][what]:.2f}" for what in ("episode_return", "achievements")),
         ]
         for ratio, run in found["ratios"].items()
     ]
-    head = ["`reset_ratio`", "steps per second", "its time over that of ratio 1", "return", "achievements"]
+    head = ["`reset_ratio`", "steps per second", "time, over that of 1", "CPU time, over that of 1"]
+    head += ["return", "achievements"]
     return [
         f"Craftax-Classic, {found['env_steps']:,} steps of {found['config']['num_envs']} environments with and without",
         f"optimistic resets, one seed each ([record](../benchmarks/results/{file})):",
         "",
         *table(head, rows),
         "Medians (and quartiles) of pieces of whole training runs, in turn, without the time to compile. Return and",
-        f"achievements are means over {found['evaluation_episodes']} new episodes after training.",
+        f"achievements are means over the training episodes of the last {found['steps_of_a_piece']:,} steps.",
         "`python -m benchmarks resets` makes the record.",
         "",
     ]

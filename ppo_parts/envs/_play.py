@@ -15,7 +15,7 @@ from .._errors import UserValueError
 from .._hyperparameters import count
 from ._check import check, evaluation_of
 from ._env import Array, Env, Observation, Transition, is_discrete
-from ._laws import LAWS, Played, array_of, ended_in, equal
+from ._laws import LAWS, Played, alike, array_of, ended_in, equal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,8 @@ def play(env: Env, act: Callable[[Array, Any], Any], num_envs: int, num_steps: i
     compiled = one.lower().compile()
     first, out = numpy(compiled(key))
     again = numpy((compiled if _same_program(one.jaxpr, two.jaxpr) else two.lower().compile())(key))
-    other = numpy(jax.jit(lambda key: env.reset(key, 8 * num_envs)[1])(jax.random.key(seed + 1)))
+    reset_many = jax.jit(lambda key: env.reset(key, 8 * num_envs)[1])  # compiled only where a law needs it
+    other = numpy(reset_many(jax.random.key(seed + 1))) if alike(array_of(first)) else None
     jax.eval_shape(lambda key: same.append(evaluation(key) is env), key)
     unscaled = out if same[0] else numpy(jax.jit(played(evaluation))(key)[1])
     return Played(env, first, out, ended_in(out), again, other, unscaled)
