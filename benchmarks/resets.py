@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RATIOS = (1, 16)  # of environments to new episodes in a step: 1 gives every episode a world of its own
 CONFIG = cleanrl_ppo.Config(
     env_id="craftax:Craftax-Classic-Symbolic-v1", total_timesteps=1_000_000, num_envs=256, num_steps=16,
-    num_minibatches=8, learning_rate=1e-3, gae_lambda=0.8, max_grad_norm=1.0, hidden=(256, 256),
+    num_minibatches=8, learning_rate=1e-3, gae_lambda=0.8, max_grad_norm=1.0,
 )  # fmt: skip
 
 
