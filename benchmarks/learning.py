@@ -49,7 +49,7 @@ class Task(NamedTuple):
 
 
 GYMNASIUM = "Gymnasium's reward threshold"
-SMALL_TASK: dict[str, Any] = {"total_timesteps": 150_000, "num_envs": 16, "num_steps": 128}  # of other simulators
+SIMULATED: dict[str, Any] = {"num_envs": 16, "num_steps": 128}
 TASKS = {
     "cartpole": Task(cleanrl_ppo.make_train, CLEANRL["discrete"], 475, GYMNASIUM),
     "acrobot": Task(
@@ -94,13 +94,17 @@ TASKS = {
     "classic_cartpole": Task(classic.make_train, classic.PRESETS["cartpole"], 500, "the largest return"),
     "brax_inverted_pendulum": Task(
         cleanrl_ppo.make_train,
-        dataclasses.replace(CLEANRL["continuous"], env_id="brax:inverted_pendulum", **SMALL_TASK),
+        dataclasses.replace(
+            CLEANRL["continuous"], env_id="brax:inverted_pendulum", total_timesteps=150_000, **SIMULATED
+        ),
         990,
         "the largest return is 1000",
     ),
     "playground_cartpole_balance": Task(
         cleanrl_ppo.make_train,
-        dataclasses.replace(CLEANRL["continuous"], env_id="playground:CartpoleBalance", **SMALL_TASK),
+        dataclasses.replace(
+            CLEANRL["continuous"], env_id="playground:CartpoleBalance", total_timesteps=500_000, **SIMULATED
+        ),
         950,
         "the largest return is 1000",
     ),
