@@ -62,8 +62,9 @@ def measure(config: cleanrl_ppo.Config, pieces: int) -> dict[str, Any]:
             wall, cpu = _timing.seconds(lambda run=run, updates=updates: run.advance(updates))
             walls[name].append(wall / updates)
             cpus[name].append(cpu / updates)
-            curves[name].append({what: run.mean(what, updates) for what in ("episode_return", "achievements")})
-            print(f"reset_ratio {name:>2}: {train.steps_per_update * updates / wall:7,.0f} steps/s", curves[name][-1])
+            curves[name].append({what: run.mean(what, updates) for what in ("episode_return", "episode_achievements")})
+            speed = train.steps_per_update * updates / wall
+            print(f"reset_ratio {name:>2}: {speed:7,.0f} steps/s", curves[name][-1], flush=True)
     return {
         "config": dataclasses.asdict(config),
         "env_steps": train.num_updates * train.steps_per_update,

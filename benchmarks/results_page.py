@@ -129,7 +129,7 @@ def resets(found: dict[str, Any], file: str) -> list[str]:
             ratio,
             f"{run['steps_per_second']:,.0f}",
             *("{median:.2f} ({q1:.2f} - {q3:.2f})".format(**run[f"{clock}time_over_1"]) for clock in ("", "cpu_")),
-            *(f"{run['curve'][-1][what]:.2f}" for what in ("episode_return", "achievements")),
+            *(f"{run['curve'][-1][what]:.2f}" for what in ("episode_return", "episode_achievements")),
         ]
         for ratio, run in found["ratios"].items()
     ]
