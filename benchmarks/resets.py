@@ -25,7 +25,7 @@ from . import _timing
 ROOT = Path(__file__).resolve().parent.parent
 RATIOS = (1, 16)  # of environments to new episodes in a step: 1 gives every episode a world of its own
 CONFIG = cleanrl_ppo.Config(
-    env_id="craftax:Craftax-Classic-Symbolic-v1", total_timesteps=1_000_000, num_envs=256, num_steps=16,
+    env_id="craftax:Craftax-Classic-Symbolic-v1", total_timesteps=1_000_000, num_envs=64, num_steps=64,
     num_minibatches=8, learning_rate=1e-3, gae_lambda=0.8, max_grad_norm=1.0,
 )  # fmt: skip
 
@@ -46,9 +46,9 @@ class Run:
             self.rows.append(jax.device_get(metrics))
 
     def mean(self, name: str, last: int) -> float:
-        """The mean of a number about episodes, over all that ended in the last updates."""
+        """The mean of a number about episodes, over all that ended in the last updates; NaN if none did."""
         found, episodes = (np.array([row[x] for row in self.rows[-last:]]) for x in (name, "episodes"))
-        return float(np.nansum(found * episodes) / np.sum(episodes))
+        return float(np.nansum(found * episodes) / np.sum(episodes)) if np.any(episodes) else float("nan")
 
 
 def measure(config: cleanrl_ppo.Config, pieces: int) -> dict[str, Any]:
