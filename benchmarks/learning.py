@@ -49,6 +49,7 @@ class Task(NamedTuple):
 
 
 GYMNASIUM = "Gymnasium's reward threshold"
+SIMULATED: dict[str, Any] = {"num_envs": 16, "num_steps": 128}
 TASKS = {
     "cartpole": Task(cleanrl_ppo.make_train, CLEANRL["discrete"], 475, GYMNASIUM),
     "acrobot": Task(
@@ -91,6 +92,22 @@ TASKS = {
         "rl-baselines3-zoo's recurrent PPO, one agent, 300k steps",
     ),
     "classic_cartpole": Task(classic.make_train, classic.PRESETS["cartpole"], 500, "the largest return"),
+    "brax_inverted_pendulum": Task(
+        cleanrl_ppo.make_train,
+        dataclasses.replace(
+            CLEANRL["continuous"], env_id="brax:inverted_pendulum", total_timesteps=150_000, **SIMULATED
+        ),
+        990,
+        "the largest return is 1000",
+    ),
+    "playground_cartpole_balance": Task(
+        cleanrl_ppo.make_train,
+        dataclasses.replace(
+            CLEANRL["continuous"], env_id="playground:CartpoleBalance", total_timesteps=500_000, **SIMULATED
+        ),
+        950,
+        "the largest return is 1000",
+    ),
     "rnd_deep_sea": Task(rnd.make_train, rnd.Config(), 0.98, "finds the treasure in every episode"),
 }
 

@@ -1,10 +1,12 @@
 """The command line of recipes, and the ranges of their configurations: what cannot work ends with one sentence."""
 
 import dataclasses
+import importlib
 import json
 import os
 import pickle
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -255,6 +257,24 @@ def test_recipes_are_listed_with_their_presets():
     for recipe in RECIPES:
         for name, config in recipe.PRESETS.items():
             assert any(f"--preset {name} " in line and config.env_id in line for line in lines)
+
+
+def test_commands_of_the_pages_give_a_configuration():
+    """Those that need neither a file nor a second device; no environment is made."""
+
+    def make_train(config):
+        raise Reached(config)
+
+    root, others = Path(__file__).parents[1], {"--help", "--config", "--resume", "--distributed", "--num-devices"}
+    seen = set()
+    for page in (root / "README.md", *root.glob("docs/*.md")):
+        for recipe, options in re.findall(r"python -m recipes\.(\w+)((?:\\\n|[^`#&|\n])*)", page.read_text()):
+            argv = shlex.split(options)
+            if not others & set(argv):
+                with pytest.raises(Reached):
+                    training.main(make_train, importlib.import_module(f"recipes.{recipe}").PRESETS, argv)
+                seen.add(recipe)
+    assert seen >= {"cleanrl_ppo", "pufferlib_ppo", "ippo", "atari_ppo"}
 
 
 @pytest.mark.parametrize("flag", ["--resume", "--init-from"])

@@ -68,6 +68,8 @@ REAL = {
     "xminigrid:MiniGrid-DoorKey-8x8": ({"max_steps": 30}, 100),
     "gym:HalfCheetah-v5": ({"max_episode_steps": 12}, 40),
     "envpool:HalfCheetah-v4": ({"max_episode_steps": 12}, 40),
+    "ale:pong": ({"max_num_frames_per_episode": 120}, 60),
+    "jaxmarl:MPE_simple_spread_v3": ({"max_steps": 12}, 40),
 }
 
 

@@ -20,7 +20,7 @@ class Played(NamedTuple):
         out: the transitions, leaves `[T, N, ...]`.
         ended: `[T, N]`, True where an episode ended.
         again: another run from the same key, as `(first, out)`.
-        other: observations of a reset of 8 N environments with another key.
+        other: observations of a reset of 8 N environments with another key; None if those of `first` are not all alike.
         unscaled: the transitions of the same steps in the environment of `evaluation`.
     """
 
@@ -50,8 +50,10 @@ def reproducible(played: Played) -> str | None:
 
 def separate(played: Played) -> str | None:
     """Environments that are reset together do not all begin with the same draw."""
+    if played.other is None:
+        return None
     first, other = array_of(played.first), array_of(played.other)
-    if all((x == x[:1]).all() for x in (first, other)) and (first[0] != other[0]).any():
+    if alike(other) and (first[0] != other[0]).any():
         return (
             "reset gives all N environments the same first observation, and another one with another key: give each "
             "its own key, jax.random.split(key, num_envs)"
@@ -100,7 +102,9 @@ def final_observation(played: Played) -> str | None:
     obs, final = played.out.obs, played.out.final_obs
     same = np.ones(played.ended.shape, bool)
     for x, y in zip(jax.tree.leaves(obs), jax.tree.leaves(final), strict=True):
-        alike = np.isclose(x, y, rtol=1e-5, atol=1e-5, equal_nan=True) if x.dtype != bool else x == y
+        # Integers are compared as they are: as float64, a thousand steps of Atari's pixels would take gigabytes.
+        inexact = np.issubdtype(x.dtype, np.inexact)
+        alike = np.isclose(x, y, rtol=1e-5, atol=1e-5, equal_nan=True) if inexact else x == y
         same &= alike.reshape(*same.shape, -1).all(axis=-1)
     found = _first(~played.ended & ~same)
     if found is not None:
@@ -164,6 +168,11 @@ def ended_in(out: Transition) -> np.ndarray:
 def array_of(obs: Any) -> np.ndarray:
     """The first leaf of observations; masks are skipped."""
     return jax.tree.leaves(obs)[0]
+
+
+def alike(x: np.ndarray) -> bool:
+    """Return whether all rows are the same."""
+    return bool((x == x[:1]).all())
 
 
 def equal(one: Any, other: Any) -> bool:

@@ -14,7 +14,7 @@ from .._errors import UserValueError
 from .._hyperparameters import count
 from ._check import check, evaluation_of
 from ._env import Array, Env, Observation, Transition, is_discrete
-from ._laws import LAWS, Played, array_of, ended_in
+from ._laws import LAWS, Played, alike, array_of, ended_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,8 @@ def play(env: Env, act: Callable[[Array, Any], Any], num_envs: int, num_steps: i
     # Programs with one text are one program, and compiling takes most of the time. The text has every constant, so that
     # a random number of NumPy, for example, makes a difference. (That of a jaxpr lacks those of functions it calls.)
     again = numpy((compiled if one.as_text() == two.as_text() else two.compile())(key))
-    other = numpy(jax.jit(lambda key: env.reset(key, 8 * num_envs)[1])(jax.random.key(seed + 1)))
+    reset_many = jax.jit(lambda key: env.reset(key, 8 * num_envs)[1])  # compiled only where a law needs it
+    other = numpy(reset_many(jax.random.key(seed + 1))) if alike(array_of(first)) else None
     jax.eval_shape(lambda key: same.append(evaluation(key) is env), key)
     unscaled = out if same[0] else numpy(jax.jit(played(evaluation))(key)[1])
     return Played(env, first, out, ended_in(out), again, other, unscaled)
