@@ -80,7 +80,8 @@ def classic(results: pathlib.Path) -> list[str]:
     return [
         *found,
         "Mean return of 100 new episodes over seeds [95 % bootstrap interval]. The settings were chosen on other",
-        "seeds. `python -m benchmarks learning classic_acrobot` produces a row, and `--first-seed 101` the one below it.",
+        "seeds. `python -m benchmarks learning classic_acrobot` produces a row, and `--first-seed 101` the one",
+        "below it.",
         "",
     ]
 
@@ -112,9 +113,10 @@ def packages(results: pathlib.Path) -> list[str]:
     lines = learned(results, "brax_", "playground_")
     if lines:
         lines += [
-            "Mean return of 100 new episodes over seeds [95 % bootstrap interval], by CleanRL's recipe. CartpoleBalance",
-            "had 150,000 steps at first, with which seeds 1 to 3 reached 940, 926 and 399 with sampled actions; nothing",
-            "but the budget was changed after that. `python -m benchmarks learning brax_inverted_pendulum` produces a row.",
+            "Mean return of 100 new episodes over seeds [95 % bootstrap interval], by CleanRL's recipe. At first",
+            "CartpoleBalance had 150,000 steps, with which seeds 1 to 3 reached 940, 926 and 399 with sampled actions;",
+            "after that, only the budget was changed. `python -m benchmarks learning brax_inverted_pendulum` produces",
+            "a row.",
             "",
         ]
     path = results / "resets.json"
