@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import learning, report
+from benchmarks import _pages, differences, learning, mujoco_page, report
 from ppo_parts.training import EpisodeResults
 
 RESULTS = report.ROOT / "benchmarks/results"
@@ -45,6 +45,30 @@ def test_claims_speed_table_is_that_of_the_record():
         medians = [row["over_cleanrl"]["median"] for row in rows if row["program"] == program]
         quoted = next(line for line in README.splitlines() if line.startswith("|") and label in line)
         assert quoted.split("|")[2:-1] == [f" {x:.{digits}f} " for x in medians]
+
+
+def test_claims_mujoco_returns_are_those_of_the_records():
+    sentences = README[README.index("After a million steps, `mujoco_ppo`") :].split("\n\n")[0]
+    returns = {}
+    for path in RESULTS.glob("mujoco/*_1000000_*.json"):
+        found = json.loads(path.read_text())["results"]
+        returns[found["task"], found["variant"]] = f"{found['best_evaluation']['mean']:,.0f}"
+    assert len(returns) == 6
+    assert [number for number in returns.values() if number not in sentences] == []
+
+
+def test_claims_no_difference_between_libraries_is_visible():
+    page = (report.ROOT / "docs/libraries.md").read_text()
+    folder = RESULTS / "differences"
+    found = mujoco_page.comparisons("", mujoco_page.complete(folder), dict.fromkeys(differences.VARIANTS, ""), "")[0]
+    last = [change[0] for change in found.changes[1:]]
+    assert len(last) == 15
+    assert "Of the 15 changes\nnone has a 95 % interval that excludes 0" in page
+    assert all(low < 0 < high for change in found.changes[1:] for low, high in (each["95"] for each in change))
+    by_size = sorted(last, key=lambda change: change["mean"])
+    for quoted in (by_size[0], by_size[-1]):
+        assert _pages.signed(quoted).replace("-", "−") in page
+    assert found.returns[0] == "1388 [1005, 1868]"  # as the page has it, with commas
 
 
 def test_claims_evaluation_gives_each_seed_a_key_of_its_own():
