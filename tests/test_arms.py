@@ -10,7 +10,7 @@ import pytest
 
 import ppo_parts as pp
 from benchmarks import __main__ as command_line
-from benchmarks import _arms, ewma, ppg
+from benchmarks import _arms, _pages, ewma, ppg
 from ppo_parts import training
 
 BENCHMARKS = {"ewma": ewma, "ppg": ppg}
@@ -95,9 +95,9 @@ def test_claims_of_arms_are_those_of_their_record(name):
     page = module.PAGE.read_text()
     assert f"<!-- {name} -->" in page
     if not module.RESULTS.exists():  # not measured yet: the page claims nothing
-        assert _arms.filled(page, name, []) == page
+        assert _pages.filled(page, name, []) == page
         return
     results = json.loads(module.RESULTS.read_text())["results"]
-    assert _arms.filled(page, name, module.block(results)) == page, f"run `python -m benchmarks {name} --draw`"
+    assert _pages.filled(page, name, module.block(results)) == page, f"run `python -m benchmarks {name} --draw`"
     assert results["seeds"] == list(range(1, 11))
     assert module.PICTURE.exists()

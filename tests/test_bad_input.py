@@ -152,7 +152,7 @@ bad(
     "metrics of two shapes",
     lambda: pp.Metrics.of({"a": jnp.zeros(3), "b": jnp.zeros(())}),
     f.ShapeError,
-    "Metrics.of: these must have one shape, got a (3,), b ()",
+    "Metrics.of: these must have the same shape, got a (3,), b ()",
 )
 bad("stateless of no function", lambda: pp.stateless(3), TypeError, "batch -> batch ... 3")
 bad(

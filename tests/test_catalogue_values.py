@@ -168,7 +168,7 @@ def test_target_distributions_have_the_mean_of_the_target():
 def test_bad_supports_are_refused():
     target, logits = jnp.zeros(3), jnp.zeros((3, ATOMS))
     for support in ([1.0], [0.0, 0.0], [[0.0, 1.0]], 3.0):
-        with pytest.raises(ValueError, match="at least two increasing numbers"):
+        with pytest.raises(ValueError, match="at least two increasing, finite numbers"):
             f.two_hot(target, support)
     with pytest.raises(pp.ShapeError, match=r"logits \(3, 5\) and support \(4,\)"):
         f.categorical_value_loss(logits, target, support=SUPPORT[:4])
