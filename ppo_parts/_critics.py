@@ -42,7 +42,7 @@ def critic_loss(
 
     Raises:
         TypeError: `loss` is not a function, or does not take these arguments. ValueError: `prediction` is another word,
-            `loss` refuses a hyperparameter or returns another shape, or (when traced) the policy returns no such entry.
+            `loss` rejects a hyperparameter or returns another shape, or (when traced) the policy returns no such entry.
 
     Example:
         >>> import jax.numpy as jnp, ppo_parts as pp

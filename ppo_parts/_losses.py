@@ -94,7 +94,7 @@ def policy_loss(
     Place: after the sampler, and after the parts that change the advantage.
 
     Raises:
-        TypeError: `loss` is not a function, or does not take these arguments. ValueError: it refuses a hyperparameter,
+        TypeError: `loss` is not a function, or does not take these arguments. ValueError: it rejects a hyperparameter,
             or returns another shape.
 
     Example:

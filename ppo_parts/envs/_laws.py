@@ -104,8 +104,8 @@ def final_observation(played: Played) -> str | None:
     for x, y in zip(jax.tree.leaves(obs), jax.tree.leaves(final), strict=True):
         # Integers are compared as they are: as float64, a thousand steps of Atari's pixels would take gigabytes.
         inexact = np.issubdtype(x.dtype, np.inexact)
-        alike = np.isclose(x, y, rtol=1e-5, atol=1e-5, equal_nan=True) if inexact else x == y
-        same &= alike.reshape(*same.shape, -1).all(axis=-1)
+        close = np.isclose(x, y, rtol=1e-5, atol=1e-5, equal_nan=True) if inexact else x == y
+        same &= close.reshape(*same.shape, -1).all(axis=-1)
     found = _first(~played.ended & ~same)
     if found is not None:
         return f"final_obs differs from obs {found}, where no episode ended: it must equal obs there"
