@@ -69,9 +69,10 @@ def preset(config: Config) -> Config:
     return dataclasses.replace(mujoco_ppo.PRESETS[TUNED[task]], **own)
 
 
-TUNED = {"HalfCheetah-v5": "halfcheetah"}
-SETTINGS: dict[str, Callable[[Config], Config]] = {  # variants that change nothing but settings
+TUNED = {"HalfCheetah-v5": "halfcheetah", "Ant-v5": "ant"}
+SETTINGS: dict[str, Callable[[Config], Config]] = {  # variants that change settings
     "tuned": preset,
+    "tuned_no_contact_forces": preset,
     "lambda_0.9": lambda c: dataclasses.replace(c, gae_lambda=0.9),
     "lambda_0.98": lambda c: dataclasses.replace(c, gae_lambda=0.98),
     "log_std_-1": lambda c: dataclasses.replace(c, log_std=-1.0),
@@ -86,6 +87,7 @@ VARIANTS: dict[str, Variant] = {
     "advantage_normalize": lambda c: variant(c, surrogate=normalized_surrogate(c)),
     "unscaled_rewards": lambda c: mujoco_ppo.make_train(c, unscaled_rewards(c)),
     "no_contact_forces": lambda c: mujoco_ppo.make_train(c, without_contact_forces(c)),
+    "tuned_no_contact_forces": lambda c: mujoco_ppo.make_train(c, without_contact_forces(c)),
 }
 
 

@@ -5,8 +5,8 @@
 
 Tianshou's benchmark has the highest results of PPO on Gymnasium's MuJoCo tasks that we know of, and attributes them to
 these advantages; on HalfCheetah, ten seeds show no difference from those of the rollout (docs/results.md). Advantages
-are not standardized, and values are not clipped. HalfCheetah learns faster with less noise and a shorter trace
-(`--preset halfcheetah`), and Hopper more slowly. Install it with `pip install ".[train,gymnasium]"`.
+are not standardized, and values are not clipped. HalfCheetah and Ant learn faster with less noise and a shorter trace
+(`--preset halfcheetah` and `--preset ant`), and Hopper more slowly. Install it with `pip install ".[train,gymnasium]"`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ class Config(training.Config):
     log_std: Annotated[float, "initial logarithm of the standard deviation of actions"] = -0.5
 
 
-PRESETS = {"mujoco": Config(), "halfcheetah": Config(gae_lambda=0.9, log_std=-1.0)}
+PRESETS = {
+    "mujoco": Config(),
+    "halfcheetah": Config(gae_lambda=0.9, log_std=-1.0),
+    "ant": Config(env_id="gym:Ant-v5", gae_lambda=0.9, log_std=-1.0),
+}
 
 
 def chain(

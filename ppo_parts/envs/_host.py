@@ -126,7 +126,7 @@ class GymnasiumVector:
 
     def _after_reset(self, obs: np.ndarray, over: np.ndarray, info: Any) -> tuple[np.ndarray, np.ndarray]:
         """The observations to act on, after a reset where an episode ended, and those that followed the step."""
-        if not over.any():
+        if not np.count_nonzero(over):  # several times as fast as over.any()
             return obs, obs
         if self.mode == "SAME_STEP":
             return obs, self._final_obs(obs, over, info)
@@ -154,7 +154,7 @@ class GymnasiumVector:
         for name, x in named.items():
             if x.shape != (self.num_envs,):
                 raise ShapeError(f"from_gymnasium: {name} of step must have shape {(self.num_envs,)}, got {x.shape}")
-            if name != "reward" and x.dtype != bool:
+            if name != "reward" and x.dtype.kind != "b":
                 raise UserTypeError(f"from_gymnasium: {name} of step must be boolean, got {x.dtype}: return {name} > 0")
         if not _is_numeric(reward):
             raise UserTypeError(f"from_gymnasium: reward of step must be numbers, got {reward.dtype}")
@@ -300,7 +300,7 @@ class Instances:
             The next observations, the final observations, and `[..., 4, N]`: reward, terminated, truncated, ended.
         """
         if which.ndim == 1:
-            return _packed(self._step(which[0], which[1], action))
+            return _packed(self._step(*which.tolist(), action))
         actions = action.reshape(-1, *action.shape[which.ndim - 1 :])
         each = zip(which.reshape(-1, 2), actions, strict=True)
         stepped = (self._step(index, count, one) for (index, count), one in each)
