@@ -67,9 +67,15 @@ TASKS = {
         0.9,
         "95 % of the answers are right",
     ),
-    "pufferlib_breakout": Task(
-        pufferlib_ppo.make_train, PUFFERLIB["minatar"], 40, "more than one wall of 30 bricks, and most of the next"
-    ),
+    **{
+        f"minatar_{game.lower()}": Task(
+            pufferlib_ppo.make_train,
+            dataclasses.replace(PUFFERLIB["minatar"], env_id=f"{game}-MinAtar"),
+            threshold,
+            "PPO in Goldie et al. 2024, 10M steps",
+        )
+        for game, threshold in {"Asterix": 15.04, "Breakout": 50.08, "Freeway": 61.84, "SpaceInvaders": 167.09}.items()
+    },
     "ippo_spread": Task(ippo.make_train, ippo.PRESETS["spread"], -15, "untrained agents have -27"),
     "ippo_smax_3m": Task(ippo.make_train, ippo.PRESETS["smax"], 1.8, "about 80 % of the episodes won"),
     "ippo_riddle": Task(

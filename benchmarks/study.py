@@ -72,11 +72,15 @@ ARMS = {
 
 TUNING_SEEDS, SEEDS = 3, 10
 
-DISCRETE, CONTINUOUS, MINATAR = (pufferlib_ppo.PRESETS[name] for name in ("discrete", "continuous", "minatar"))
+DISCRETE, CONTINUOUS = (pufferlib_ppo.PRESETS[name] for name in ("discrete", "continuous"))
+BREAKOUT = pufferlib_ppo.Config(
+    env_id="Breakout-MinAtar", total_timesteps=500_000, num_envs=64, normalize_env=False, vf_coef=0.5, ent_coef=0.1,
+    anneal_ent=True, activation="gelu",
+)  # fmt: skip
 TASKS: dict[str, tuple[pufferlib_ppo.Config, tuple[float, ...]]] = {
     "acrobot": (dataclasses.replace(DISCRETE, env_id="Acrobot-v1", total_timesteps=100_000), (2e-3, 5e-3, 1.5e-2)),
     "pendulum": (dataclasses.replace(CONTINUOUS, total_timesteps=300_000), (1e-3, 3e-3, 1e-2)),
-    "breakout": (dataclasses.replace(MINATAR, total_timesteps=500_000, hidden=64), (5e-3, 1.5e-2, 4.5e-2)),
+    "breakout": (BREAKOUT, (5e-3, 1.5e-2, 4.5e-2)),
 }
 
 
