@@ -25,15 +25,15 @@ def page(results: pathlib.Path, docs: pathlib.Path) -> str:
         *mujoco_page.results_table(results, docs / "img"),
         *mujoco_page.choices(results, docs / "img"),
         *mujoco_page.settings(results),
+        *minatar(results),
         *games(results),
         *packages(results),
         "## Classic control",
         "",
         *classic(results),
-        "[Benchmarks](benchmarks.md#learning) lists these records: CartPole, Acrobot, Pendulum, Breakout-MinAtar, a",
-        "memory task, and three multi-agent tasks. [Hard exploration](exploration.md) has MountainCar, DeepSea",
-        "and short budgets of the classic tasks. [Does it help?](study.md) compares V-trace, priorities and",
-        "refreshing.",
+        "[Benchmarks](benchmarks.md#learning) lists these records: CartPole, Acrobot, Pendulum, a memory task, and",
+        "three multi-agent tasks. [Hard exploration](exploration.md) has MountainCar, DeepSea and short budgets of",
+        "the classic tasks. [Does it help?](study.md) compares V-trace, priorities and refreshing.",
         "",
         "## Speed",
         "",
@@ -68,6 +68,24 @@ def hosts(results: pathlib.Path) -> list[str]:
         "Medians (and quartiles) of interleaved rounds, without compile time. `recipe` is `mujoco_ppo`,",
         "`one rollout ahead` is `async_ppo`. Stable-Baselines3 and CleanRL are their own code, unchanged; CleanRL's",
         "needs Gymnasium 0.29, and runs version 4 of the task. `python -m benchmarks hosts` makes the record.",
+        "",
+    ]
+
+
+def minatar(results: pathlib.Path) -> list[str]:
+    """The table of MinAtar's games."""
+    found = learned(results, "minatar_")
+    if not found:
+        return []
+    return [
+        "## MinAtar",
+        "",
+        *found,
+        "Mean return of 100 new episodes over seeds [95 % bootstrap interval], by `pufferlib_ppo --preset minatar`:",
+        "one configuration, chosen on other seeds. These are gymnax's games, which have no sticky actions, the minimal",
+        "sets of actions, and a limit of 1000 steps (Freeway: 2500). The thresholds are the returns of PPO in the",
+        "[code of Goldie et al. 2024](https://github.com/AlexGoldie/rl-learned-optimization/blob/main/rl_optimizer/configs.py)",
+        "on the same games. `python -m benchmarks learning minatar_asterix` produces a row.",
         "",
     ]
 
