@@ -4,9 +4,10 @@
     python -m benchmarks atari ale:pong --python ../cleanrl/.venv/bin/python --script ../cleanrl/cleanrl/ppo_atari.py
 
 Both train one seed after another for the same number of steps, and anneal the learning rate to 0 over these steps. The
-script runs unchanged under a Python of its own, because it needs Gymnasium 0.29, and its printed returns are read. The
-records are benchmarks/results/atari/<game>_<steps>_<first seed>.json, each written after every seed: the returns of
-whole games against environment steps.
+script runs unchanged under a Python of its own, because it needs Gymnasium 0.29, and its printed returns are read. Its
+ale-py 0.8.1 comes without games; `ale-import-roms <folder>` takes them from `ale_py/roms` of a newer one. The records
+are benchmarks/results/atari/<game>_<steps>_<first seed>.json, each written after every seed: the returns of whole games
+against environment steps.
 """
 
 from __future__ import annotations
@@ -106,15 +107,12 @@ def mean_return(run: dict[str, Any], after: float) -> float:
 NAMES = {"ppo_parts": "`atari_ppo`", "cleanrl": "CleanRL"}
 ABOUT = """\
 Mean return of the whole games that ended in these steps, with unclipped rewards, and its 95 % bootstrap interval over
-seeds where there are several. CleanRL's `ppo_atari.py` runs unchanged, with the packages that its record names. Both
-anneal the learning rate to 0 over these steps, and have the same hyperparameters, network and preprocessing: no
-sticky actions, the minimal set of actions, frame skip 4, 84 x 84 gray pixels, 4 frames, FIRE at the start of each
-life, episodes that end with a life, and rewards clipped to their sign. What differs: random numbers, so that the same
-seed does not play the same games; the no-ops at the start of a game (0 to 29, and 1 to 30 in CleanRL); and gray
-before the maximum of two frames and the scaling, which CleanRL does last. With the same no-ops and actions, 700 steps
-of Breakout and Pong had the same rewards, ends of lives and ends of games; pixels differed by at most 1 of 255 levels
-in Breakout, and by at most 16, at the edges of what moves, in Pong. `python -m benchmarks atari <game>` produces a
-row."""
+seeds where there are several. CleanRL's `ppo_atari.py` runs unchanged. Both anneal the learning rate to 0 over these
+steps, and have the same hyperparameters, network and preprocessing: no sticky actions, the minimal set of actions,
+frame skip 4, 84 x 84 gray pixels, 4 frames, FIRE at the start of each life, episodes that end with a life, and
+rewards clipped to their sign. What differs: random numbers, so that the same seed does not play the same games, and
+the two details that [the list of deviations](fidelity.md#deviations) has under Atari: the number of no-ops, and when
+frames become gray. `python -m benchmarks atari <game>` produces a row."""
 
 
 def section(results: Path, pictures: Path) -> list[str]:
@@ -129,12 +127,20 @@ def section(results: Path, pictures: Path) -> list[str]:
         "",
         *table(["game", "steps", "seeds", *head], [list(cells(each)) for each in records]),
         *ABOUT.split("\n"),
+        *packages(records),
         "",
         "![Returns of games against steps](img/results_atari.png)",
         "",
         f"Lines are moving means over {GAMES_AVERAGED} games, one line for each seed.",
         "",
     ]
+
+
+def packages(records: list[dict[str, Any]]) -> list[str]:
+    """What CleanRL's script ran with, once if it was always the same."""
+    found = [each["cleanrl_versions"] for each in records if "cleanrl_versions" in each]
+    named = [", ".join(f"{name} {version}" for name, version in each.items() if name in PACKAGES) for each in found]
+    return [f"CleanRL's script ran with {one}." for one in dict.fromkeys(named)]
 
 
 def cells(record: dict[str, Any]) -> Iterator[str]:
