@@ -17,6 +17,7 @@ COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what 
     "games": "two-player games against random moves: how many are won",
     "resets": "Craftax-Classic with and without optimistic resets: steps per second, and what is learned",
     "mujoco": "Gymnasium's MuJoCo tasks, with the protocol of Tianshou's benchmark",
+    "atari": "Atari games, beside CleanRL's own script on the same machine",
     "differences": "the effect of each single difference between libraries' PPO, on MuJoCo tasks",
     "study": "the effects of priorities, V-trace and refreshing",
     "ewma": "PPO-EWMA with batches of four sizes: is it invariant to the batch size?",

@@ -118,8 +118,8 @@ def record(module: str, results: Any) -> dict[str, Any]:
         cpu = models[0] if models else cpu
     installed = {d.metadata["Name"] for d in importlib.metadata.distributions()}
     names = (
-        "jax jaxlib optax flax distrax gymnax jaxmarl brax craftax mujoco mujoco-mjx pgx playground rejax rlax numpy "
-        "sbx-rl stable_baselines3 torch torchrl ppo_parts"
+        "jax jaxlib optax flax distrax ale-py gymnasium gymnax jaxmarl brax craftax mujoco mujoco-mjx pgx playground "
+        "rejax rlax numpy sbx-rl stable_baselines3 torch torchrl ppo_parts"
     )
     packages = [p for p in names.split() if p in installed]
     return {

@@ -17,9 +17,11 @@ import argparse
 import dataclasses
 import importlib.util
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -103,12 +105,24 @@ def cleanrl(python: str, script: str, task: str, updates: int) -> float:
         "num-minibatches": MINIBATCHES,
         "total-timesteps": updates * ENVS * STEPS,
     }
-    command = [python, script, "--no-cuda", *(f"--{name}={value}" for name, value in given.items())]
+    return steps_per_second(run_cleanrl(python, script, given))
+
+
+def run_cleanrl(python: str, script: str, given: dict[str, Any]) -> str:
+    """Run a script of CleanRL, unchanged, with these options on a CPU; return what it prints."""
+    # It runs in another folder; a Python of a virtual environment is a link, which must not be resolved.
+    command = [str(Path(shutil.which(python) or python).absolute()), str(Path(script).absolute()), "--no-cuda"]
+    command += [f"--{name}={value}" for name, value in given.items()]
     with tempfile.TemporaryDirectory() as folder:
         out = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if out.returncode:
         raise RuntimeError(f"{script} failed:\n{out.stderr[-2000:]}")
-    return float(re.findall(r"SPS: (\d+)", out.stdout)[-1])
+    return out.stdout
+
+
+def steps_per_second(printed: str) -> float:
+    """The last of the speeds that a script of CleanRL printed."""
+    return float(re.findall(r"SPS: (\d+)", printed)[-1])
 
 
 def programs(task: str, updates: int) -> dict[str, Callable[[], Any]]:

@@ -6,7 +6,7 @@ import json
 import pathlib
 from typing import Any
 
-from . import mujoco_page
+from . import atari, mujoco_page
 from ._pages import interval, table
 from .learning import TASKS
 
@@ -26,6 +26,7 @@ def page(results: pathlib.Path, docs: pathlib.Path) -> str:
         *mujoco_page.choices(results, docs / "img"),
         *mujoco_page.settings(results),
         *minatar(results),
+        *atari.section(results, docs / "img"),
         *games(results),
         *packages(results),
         "## Classic control",

@@ -1,5 +1,6 @@
 """The benchmarks run, their page is what the records say, and what became slower is found."""
 
+import dataclasses
 import json
 import sys
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import _pages, compare, mujoco_page, parts, report, results_page, train
+from benchmarks import _pages, atari, compare, hosts, mujoco_page, parts, report, results_page, train
 
 programs, chosen = train.programs, {"cleanrl", "handwritten"}
 
@@ -148,6 +149,28 @@ def test_the_page_is_up_to_date(name, make, tmp_path):
     assert text(make(report.ROOT / "benchmarks/results", tmp_path)) == text(written), (
         "run `python -m benchmarks report`"
     )
+
+
+def test_returns_of_atari_games_beside_those_that_cleanrl_prints(tmp_path, monkeypatch):
+    printed = "global_step=10, episodic_return=[1.]\nSPS: 7\nglobal_step=90, episodic_return=[-3.]\nSPS: 9\n"
+    given = []
+    monkeypatch.setattr(hosts, "run_cleanrl", lambda *args: given.append(args) or printed)
+    config = dataclasses.replace(atari.atari_ppo.PRESETS["atari"], env_id="ale:space_invaders", seed=5)
+    theirs = atari.cleanrl("python", "script", config)
+    assert given[0][2] == {"env-id": "SpaceInvadersNoFrameskip-v4", "seed": 5, "total-timesteps": 10_000_000}
+    assert theirs == {"seed": 5, "steps_per_second": 9.0, "games": [[10, 1.0, 1], [90, -3.0, 1]]}
+    ours = {"seed": 5, "steps_per_second": 1234.0, "games": [[80, 1.0, 2], [100, 4.0, 1]]}
+    runs = {"ppo_parts": [ours], "cleanrl": [theirs]}
+    result = {"task": config.env_id, "env_steps": 100, "runs": runs, "complete": True}
+    result["cleanrl_versions"] = {"ale-py": "0.8.1", "torch": "2.13", "sha256 of the script": "ab"}
+    (tmp_path / "atari").mkdir()
+    (tmp_path / "atari/one.json").write_text(json.dumps({"results": result}))
+    page = "\n".join(atari.section(tmp_path, tmp_path))
+    link = "[ale:space_invaders](../benchmarks/results/atari/one.json)"
+    assert f"| {link} | 100 | 5 | 4.00 | -3.00 | 2.00 | -1.00 | 1,234 | 9 |" in page
+    assert "CleanRL's script ran with ale-py 0.8.1, torch 2.13." in page
+    assert (tmp_path / "results_atari.png").exists()
+    assert atari.section(tmp_path / "none", tmp_path) == []
 
 
 def test_main_effects_are_averages_over_the_other_settings():

@@ -11,6 +11,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs, networks
+from ppo_parts.networks._cnn import convolve_by_products
 
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
 BOX = SimpleNamespace(low=-np.ones(2, np.float32), high=np.ones(2, np.float32), shape=(2,))
@@ -149,6 +150,16 @@ except ImportError as error:
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 'pip install "ppo_parts[train]"' in ended.stdout
+
+
+@pytest.mark.parametrize(("shape", "size", "stride"), [((2, 39, 42, 3), 8, 4), ((1, 9, 7, 2), 3, 1)])
+def test_a_convolution_by_products_is_that_of_xla(shape, size, stride):
+    """Also where a filter does not reach the last rows and columns."""
+    draws = np.random.default_rng(0)
+    x, kernel = draws.normal(size=shape), draws.normal(size=(size, size, shape[-1], 5))
+    layout = ("NHWC", "HWIO", "NHWC")
+    expected = jax.lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=layout)
+    np.testing.assert_allclose(convolve_by_products(jnp.asarray(x), kernel, stride), expected, atol=1e-4)
 
 
 def test_nature_cnn_evaluates_frames_with_any_leading_axes():

@@ -2,6 +2,7 @@
 
 import threading
 from time import monotonic
+from types import SimpleNamespace
 
 import gymnasium
 import jax
@@ -12,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import ppo_parts as pp
 from ppo_parts import envs, training
-from ppo_parts.envs._gymnasium import _Atari
+from ppo_parts.envs._gymnasium import _Atari, _Games
 from tests.common import Softmax
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
@@ -379,30 +380,58 @@ def test_a_wrong_field_of_a_host_environment_is_named(changes, says):
         play()
 
 
-class Lives(gymnasium.vector.VectorEnv):
-    """A game with these numbers of lives, first after the reset and then after each step, whatever is done."""
+class Game:
+    """One game of an `AtariVectorEnv`: its frames and rewards are counts of its steps, of which some cost a life."""
 
-    def __init__(self, *lives, over):
-        self.metadata, self.num_envs = {"autoreset_mode": AutoresetMode.SAME_STEP}, 1
-        self.single_observation_space = gymnasium.spaces.Box(0, 255, (4, 2, 2), np.uint8)
-        self.single_action_space = gymnasium.spaces.Discrete(2)
-        self.lives, self.over = lives, over
+    single_observation_space = gymnasium.spaces.Box(0, 255, (1, 1, 1), np.uint8)
+    single_action_space = gymnasium.spaces.Discrete(4)
 
-    def reset(self, *, seed=None, options=None):
-        self.time = 0
-        return np.zeros((1, 4, 2, 2), np.uint8), {"lives": np.array([self.lives[0]])}
+    def __init__(self, *deaths):
+        self.deaths, self.ale, self.log = deaths, self, []
 
-    def step(self, action):
-        over = np.array([self.over[self.time]])
+    def get_action_set(self):
+        return [SimpleNamespace(name=name) for name in ("NOOP", "FIRE", "RIGHT", "LEFT")]
+
+    def reset(self, seed):
+        self.time, self.lives = 0, len(self.deaths)
+        self.log.append("reset")
+        return np.zeros((1, 1, 1, 1), np.uint8), {"lives": np.array([self.lives])}
+
+    def send(self, action, strength=None):
+        self.log.append(int(action[0]))
+
+    def recv(self):
         self.time += 1
-        obs = np.zeros((1, 4, 2, 2), np.uint8)
-        info = {"lives": np.array([self.lives[self.time]]), "final_obs": obs}
-        return obs, np.ones(1), over, np.zeros(1, bool), info
+        self.lives -= self.time in self.deaths
+        over, lives = np.array([self.lives == 0]), np.array([self.lives])
+        return np.full((1, 1, 1, 1), self.time), np.array([self.time]), over, np.array([False]), {"lives": lives}
 
 
-def test_a_lost_life_is_not_the_end_of_a_game_whatever_came_before_the_reset():
-    games = _Atari(Lives(3, 2, 1, 3, over=[True, True, True]))
-    for _ in range(2):  # the second game begins while the first has a life left
-        games.reset(seed=0)
-        assert [games.step(np.zeros(1, int)).ended.tolist() for _ in range(2)] == [[False], [False]]
-    assert games.step(np.zeros(1, int)).ended.tolist() == [True]
+@pytest.mark.parametrize(
+    ("deaths", "settings", "log", "rows"),  # a row: obs, final_obs, reward, terminated, ended
+    [
+        (
+            (4, 9),
+            {"episodic_life": True, "use_fire_reset": True},
+            ["reset", 1, 2, 3, 3, 0, 1, 2, 3, 3, "reset", 1, 2],
+            [(2, 3, 2, 3, 3, 0, 0), (7, 7, 3, 4, 4 + 5 + 6 + 7, 1, 0), (7, 8, 7, 8, 8, 0, 0), (2, 2, 8, 9, 9, 1, 1)],
+        ),
+        ((4, 5), {"episodic_life": True, "use_fire_reset": False}, ["reset", 3, 3, 3, 3, 0, "reset"],
+         [(0, 1, 0, 1, 1, 0, 0), (1, 2, 1, 2, 2, 0, 0), (2, 3, 2, 3, 3, 0, 0), (0, 0, 3, 4, 4 + 5, 1, 1)]),
+        ((2, 3), {"episodic_life": False, "use_fire_reset": False}, ["reset", 3, 3, 3, "reset", 3],
+         [(0, 1, 0, 1, 1, 0, 0), (1, 2, 1, 2, 2, 0, 0), (0, 0, 2, 3, 3, 1, 1), (0, 1, 0, 1, 1, 0, 0)]),
+    ],
+)  # fmt: skip
+def test_atari_lives_begin_with_fire_and_end_no_game(deaths, settings, log, rows):
+    """The second game is never interrupted; the second case is a game that ends in the frames that begin a life."""
+    one, other = Game(*deaths), Game(100)
+    games = _Atari(_Games([one, other], stack_num=2, **settings))
+    start = 2 * settings["use_fire_reset"]
+    assert games.reset(seed=0).ravel().tolist() == [start] * 4
+    for steps, row in enumerate(rows, 1):
+        out = games.step(np.array([3, 3]))
+        seen = [*out.obs[0].ravel(), *out.final_obs[0].ravel(), out.reward[0], out.terminated[0], out.ended[0]]
+        assert seen == list(row)
+        assert (out.obs[1, -1].item(), out.reward[1], out.ended[1]) == (start + steps, start + steps, False)
+        assert not out.truncated.any()
+    assert one.log == log

@@ -83,11 +83,7 @@ class GymnasiumVector:
         returned = self.call("reset", lambda: self.env.reset(seed=seed))
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise UserTypeError(f"from_gymnasium: reset must return (obs, info), got {_kind(returned)}")
-        self.begin_games(returned[1])
         return self._checked_obs("reset", returned[0])
-
-    def begin_games(self, info: Any) -> None:
-        """Note that a game begins in every environment, with this `info`; `game_over` may need it."""
 
     def step(self, action: np.ndarray) -> HostStep:
         """Step all environments once."""
