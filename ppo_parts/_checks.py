@@ -62,6 +62,11 @@ def check_rollout(batch: Batch) -> None:
             f"{where}: log_prob must have the axes [T, N] (time, segment), got shape {jnp.shape(batch.log_prob)}; for "
             "a single environment add an axis of size 1"
         )
+    check_axes(where, batch)
+
+
+def check_axes(where: str, batch: Batch) -> None:
+    """Raise unless all fields of a rollout have the axes `[T, N]` of its log_prob, or `[N]` if they are per segment."""
     check_same_shape(where, log_prob=batch.log_prob, **{name: getattr(batch, name) for name in RECORDED})
     check_floating(where, log_prob=batch.log_prob)
     leading = batch.log_prob.shape[:2]
