@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -173,7 +174,18 @@ def transformation(where: str, optimizer: Any) -> optax.GradientTransformationEx
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         called = f": did you forget to call it, {optimizer.__name__}(...)?" if hasattr(optimizer, "__name__") else ""
         raise UserTypeError(f"{where}: the optimizer must be an optax transformation, got {optimizer!r}{called}")
+    if _takes_any_argument(optimizer.update):  # optax.MultiSteps passes them on, but is not marked as doing so
+        return optax.GradientTransformationExtraArgs(optimizer.init, optimizer.update)
     return optax.with_extra_args_support(optimizer)
+
+
+def _takes_any_argument(function: Any) -> bool:
+    """Return whether a function takes keyword arguments of any name."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a callable without a signature
+        return False
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

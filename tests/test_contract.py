@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import jax
@@ -137,6 +138,16 @@ def test_reduce_on_plateau_works():
     pipeline = pp.chain(GAE, pp.full_batch(3), SURROGATE)
     state, _ = run(pipeline, optimizer=optimizer, updates=2)
     assert float(state.opt_state[1].scale) < 1
+
+
+def test_accumulated_gradients_equal_a_large_batch_and_the_optimizer_hears_the_step():
+    batch, optimizer = rollout(masked=False), pp.clipped_adam(pp.linear_schedule(0.1, 0.0, 4), max_grad_norm=0.5)
+    whole, parts = (
+        pp.chain(GAE, x, SURROGATE, pp.value_loss()) for x in (pp.full_batch(2), pp.segment_minibatches(2, 2))
+    )
+    accumulated, metrics = run(parts, batch, optimizer=optax.MultiSteps(optimizer, 2), updates=2)
+    assert_close(accumulated.params, run(whole, batch, optimizer=optimizer, updates=2)[0].params)
+    assert metrics["minibatches"] == 4
 
 
 def test_gradient_metrics_are_reported():
@@ -504,6 +515,17 @@ def test_a_sampler_of_ones_own_draws_what_it_plans():
     state, _ = run(pipeline, batch)
     seen, _ = pp.part_state(state, pipeline, "recorder")
     np.testing.assert_array_equal(seen.ravel(), np.argsort(np.asarray(batch.reward).ravel())[-4:])
+
+
+def test_fields_of_different_sizes_after_the_head_are_refused():
+    def twice(batch):
+        fields = ("obs", "action", "log_prob", "advantage")  # but not the target
+        return batch.replace(**{name: jnp.concatenate([getattr(batch, name)] * 2, 1) for name in fields})
+
+    pipeline = pp.chain(GAE, pp.stateless(twice), pp.shuffled_minibatches(2), SURROGATE, pp.value_loss())
+    sizes = re.escape(f"log_prob {(TIME, 2 * SEGMENTS)}, value {(TIME, SEGMENTS)}")
+    with pytest.raises(ValueError, match=f"learner, after gae, twice: .*{sizes}"):
+        run(pipeline, rollout(masked=False))
 
 
 def test_samplers_plan_on_what_the_head_left():
