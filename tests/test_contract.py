@@ -150,6 +150,26 @@ def test_accumulated_gradients_equal_a_large_batch_and_the_optimizer_hears_the_s
     assert metrics["minibatches"] == 4
 
 
+def test_an_update_is_differentiable():
+    batch = rollout()
+
+    def after(hyperparameters):
+        rate, coef, gamma = hyperparameters
+        losses = (SURROGATE, pp.value_loss(), pp.entropy_bonus(coef=coef), pp.kl_early_stop(10.0))
+        pipeline = pp.chain(pp.gae(gamma=gamma, gae_lambda=0.8), pp.full_batch(2), *losses)
+        state, _ = run(pipeline, batch, optimizer=optax.sgd(rate))
+        return sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(state.params))
+
+    at = jnp.array([0.1, 0.5, 0.9])
+    gradient, value = jax.jit(jax.grad(after))(at), jax.jit(after)
+    for index, step in enumerate((0.01, 0.05)):
+        move = jnp.zeros(3).at[index].set(step)
+        numeric = (value(at + move) - value(at - move)) / (2 * step)
+        np.testing.assert_allclose(gradient[index], numeric, rtol=0.02)
+        assert abs(numeric) > 0.001
+    assert gradient[2] == 0  # advantages are constants
+
+
 def test_gradient_metrics_are_reported():
     def norms(gradient):
         return {f"grad_norm_{name}": optax.tree.norm(g) for name, g in gradient.items()}
@@ -428,6 +448,19 @@ def test_within_reads_the_policy_being_trained():
     np.testing.assert_allclose(state.params["second"], params["second"] - 0.1 * gradient, rtol=1e-5)
     assert_same(state.params["value"], params["value"])
     assert {"second/value_loss", "nonfinite/loss/second/value"} <= set(metrics)
+
+
+def test_within_clips_the_value_of_a_critic_around_its_own():
+    batch, now, old = rollout(masked=False), rollout(1).value, rollout(2).value
+    batch = batch.replace(extras={"old": old}, target=batch.reward)
+    batch = batch.replace(current=pp.Current(None, batch.log_prob, batch.value, {"now": now}))
+    clipped = pp.clipped_value_loss(clip_eps=0.2)
+    lens = pp.within(clipped, read={"current.value": "current.aux.now", "value": "extras.old"}, name="second")
+    out, _ = lens.update(batch, lens.init(None), pp.Context(key=KEY))
+    expected = pp.functional.clipped_value_loss(now, old, batch.reward, clip_eps=0.2)
+    assert_same(out.losses["second/value"], expected)
+    with pytest.raises(ValueError, match="clipped_value_loss would compare the value of one critic with the earlier"):
+        pp.within(clipped, read={"value": "current.aux.now"}, name="second")
 
 
 def test_within_writes_where_its_path_leads():
