@@ -47,7 +47,10 @@ def _scale_by_checked(learning_rate: Numeric) -> optax.GradientTransformationExt
     def update(updates: Any, state: Any, params: Any = None, *, step: Any = None, **extra: Any) -> tuple[Any, Any]:
         del params, extra
         if step is None:
-            raise UserValueError("scale_by_update_schedule: update needs the argument step=..., which learner() passes")
+            raise UserValueError(
+                "scale_by_update_schedule: update needs the argument step=..., which learner() passes, unless a "
+                "transformation around this one drops it"
+            )
         return _scaled(updates, at(learning_rate, step)), state
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -101,7 +104,7 @@ def scale_by_kl_adaptive_rate(
     where = "scale_by_kl_adaptive_rate"
     for name, value in {"target_kl": target_kl, "low": low, "high": high}.items():
         number(where, name, value, 0, open_low=True, schedule=False)
-    if low > high:
+    if not any(isinstance(x, jax.core.Tracer) for x in (low, high)) and low > high:
         raise UserValueError(f"{where}: low must not be above high, got low={low!r} and high={high!r}")
     number(where, "learning_rate", learning_rate, low, high, schedule=False)
     if average_over is not None:

@@ -269,7 +269,8 @@ def check_estimates(found: dict[str, Array], shape: tuple[int, ...]) -> None:
         if jnp.shape(x) != shape:
             raise ShapeError(
                 f"rollout: the policy returned {name} of shape {jnp.shape(x)[1:]} for {shape[1:]} observations: one "
-                "number per element is needed; drop a trailing axis of size 1 with x[..., 0]"
+                "number per element is needed; drop a trailing axis of size 1 with x[..., 0], or return several "
+                "numbers as separate entries of aux"
             )
 
 
