@@ -89,16 +89,16 @@ def check_axes(where: str, batch: Batch) -> None:
                 )
 
 
-def finite_where_masked(batch: Batch) -> Batch:
+def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
     """Return the batch with 0 for masked numbers that would make a network's gradient NaN, as 0 * inf does.
 
-    If each step is evaluated independently, all masked numbers are replaced. In a recurrent policy, or in a critic of
-    several agents, masked elements affect the results of others, so only non-finite numbers are replaced there.
+    All masked numbers are replaced if networks evaluate each step by itself. Where minibatches keep time or a policy
+    has several agents, the results of other steps may depend on them, so only non-finite numbers are replaced there.
     """
     if batch.mask is None:
         return batch
     keep = batch.mask.astype(bool)
-    alone = batch.carry is None and keep.ndim == 2
+    alone = not keeps_time and batch.carry is None and keep.ndim == 2
 
     def finite(x: Array) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.floating) or x.shape[: keep.ndim] != keep.shape:

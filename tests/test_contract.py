@@ -385,8 +385,19 @@ def test_a_large_number_in_a_masked_place_has_no_gradient():
 
     batch = rollout()
     huge = batch.replace(obs=jnp.where(batch.mask[..., None] > 0, batch.obs, 1e30))
-    pipeline = pp.chain(GAE, pp.full_batch(), SURROGATE, pp.value_loss())
+    pipeline = pp.chain(GAE, pp.shuffled_minibatches(1), SURROGATE, pp.value_loss())
     assert_same(run(pipeline, huge, policy=squared), run(pipeline, batch, policy=squared))
+
+
+def test_a_policy_may_attend_to_masked_steps():
+    def attending(params, batch):
+        return evaluate(params, batch.replace(obs=batch.obs + jnp.cumsum(batch.obs, axis=0)))
+
+    batch = rollout()
+    batch = batch.replace(log_prob=attending(make_params(), batch)[0].log_prob(batch.action))
+    pipeline = pp.chain(GAE, pp.segment_minibatches(1), SURROGATE, pp.policy_diagnostics())
+    _, metrics = run(pipeline, batch, policy=attending)
+    np.testing.assert_allclose([metrics["ratio_min"], metrics["ratio_max"]], 1, rtol=1e-5)
 
 
 def test_an_index_that_names_nothing_is_counted():
