@@ -792,10 +792,9 @@ def test_a_change_for_the_losses_after_it_is_accepted(parts):
 
 
 def test_a_lens_declares_what_it_reads_instead():
-    lens = pp.within(
-        pp.clipped_value_loss(clip_eps=0.2), name="lens", read={"value": "current.aux.v", "target": "extras.r"}
-    )
-    assert (lens.requires, lens.reads) == (("extras.r",), ("value", "mask", "current.aux.v", "extras.r"))
+    read = {"current.value": "current.aux.v", "value": "extras.v", "target": "extras.r"}
+    lens = pp.within(pp.clipped_value_loss(clip_eps=0.2), name="lens", read=read)
+    assert (lens.requires, lens.reads) == (("extras.r",), ("mask", *read.values()))
 
 
 def test_who_reads_all_extras_reads_each_of_them():
