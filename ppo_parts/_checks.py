@@ -62,6 +62,11 @@ def check_rollout(batch: Batch) -> None:
             f"{where}: log_prob must have the axes [T, N] (time, segment), got shape {jnp.shape(batch.log_prob)}; for "
             "a single environment add an axis of size 1"
         )
+    check_axes(where, batch)
+
+
+def check_axes(where: str, batch: Batch) -> None:
+    """Raise unless all fields of a rollout have the axes `[T, N]` of its log_prob, or `[N]` if they are per segment."""
     check_same_shape(where, log_prob=batch.log_prob, **{name: getattr(batch, name) for name in RECORDED})
     check_floating(where, log_prob=batch.log_prob)
     leading = batch.log_prob.shape[:2]
@@ -84,16 +89,16 @@ def check_rollout(batch: Batch) -> None:
                 )
 
 
-def finite_where_masked(batch: Batch) -> Batch:
+def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
     """Return the batch with 0 for masked numbers that would make a network's gradient NaN, as 0 * inf does.
 
-    If each step is evaluated independently, all masked numbers are replaced. In a recurrent policy, or in a critic of
-    several agents, masked elements affect the results of others, so only non-finite numbers are replaced there.
+    All masked numbers are replaced if networks evaluate each step by itself. Where minibatches keep time or a policy
+    has several agents, the results of other steps may depend on them, so only non-finite numbers are replaced there.
     """
     if batch.mask is None:
         return batch
     keep = batch.mask.astype(bool)
-    alone = batch.carry is None and keep.ndim == 2
+    alone = not keeps_time and batch.carry is None and keep.ndim == 2
 
     def finite(x: Array) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.floating) or x.shape[: keep.ndim] != keep.shape:

@@ -47,7 +47,7 @@ def number(
     if np.shape(value) != ():
         raise UserValueError(
             f"must be one number, got an array of shape {np.shape(value)}; to sweep it, build the chain inside a "
-            "function and vmap that",
+            "function and vmap that; if it varies over the rollout, call functional in a part of your own",
             where=where,
             argument=name,
         )

@@ -183,7 +183,9 @@ class _Update:
         # Inside `shard_map` the rollout may differ between devices, and parameters trained on it do so, too. What the
         # loops below carry must then be marked as differing from the beginning.
         key, state = varying_like((key, state), batch.log_prob)
-        recorded = finite_where_masked(batch.replace(metrics={}, reductions=(), losses={}, current=None, stop=None))
+        recorded = batch.replace(metrics={}, reductions=(), losses={}, current=None, stop=None)
+        keeps_time = not all(spec.sampler.cuts_time for spec in self.phases)
+        recorded = finite_where_masked(recorded, keeps_time=keeps_time)
         context = Context(key=key, step=state.step, params=state.params, evaluate=self.evaluate)
         shared, states = state.pipeline
         opt_states, states = by_phase(state.opt_state, self.phases), by_phase(states, self.phases)

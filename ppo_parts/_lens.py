@@ -71,9 +71,15 @@ def within(
             f"within {name!r}: {part.name} would combine the value of one critic with the next_value of another: give "
             'the path of its next_value, e.g. read={"next_value": "extras.next_..."}'
         )
+    replaced = {_inner_path(field, path) for field, path in read.items()}
+    clips = part.place == "after_sampler" and "value" in (part.reads or ())  # around the value of the rollout
+    if clips and "current.value" in replaced and "value" not in replaced:
+        raise UserValueError(
+            f"within {name!r}: {part.name} would compare the value of one critic with the earlier value of another: "
+            'give both paths, e.g. read={"current.value": "current.aux.cost", "value": "extras.cost"}'
+        )
     lens = _Lens(part, name, read, write)
     outer = dict.fromkeys(read.get(field, field) for field in part.requires)
-    replaced = {_inner_path(field, path) for field, path in read.items()}
     reads = None if part.reads is None else (*(field for field in part.reads if field not in replaced), *read.values())
     return Part(
         lens.init,

@@ -215,8 +215,12 @@ def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy")
     r"""Add :math:`-\text{coef} \cdot H(\pi(\cdot|s))` as the loss `name`.
 
     If the distribution does not define `entropy()` (a tanh-squashed Gaussian, for example), it is estimated from
-    `num_samples` fresh samples, :math:`-\frac{1}{K}\sum_k \log\pi(a_k|s)`, differentiated through the samples. Metric:
-    `<name>`, in nats, without the coefficient.
+    `num_samples` fresh samples, :math:`-\frac{1}{K}\sum_k \log\pi(a_k|s)`. The gradient flows through samples that are
+    real numbers. They must then be differentiable in all parameters; samples of a mixture are not, so define
+    `entropy()` there. If a part of the action is discrete, the gradient is instead
+    :math:`-\frac{1}{K}\sum_k \log\pi(a_k|s)\, \nabla\log\pi(a_k|s)`.
+
+    Metric: `<name>`, in nats, without the coefficient.
 
     Args:
         coef: coefficient, >= 0; a schedule counts learner updates.
@@ -287,7 +291,11 @@ def entropy_of(distribution: Any, key: Array, num_samples: int) -> Array:
             "which the entropy could be estimated: define one of them, or leave the entropy out"
         )
     sample = distribution.sample(seed=key, sample_shape=(num_samples,))
-    return -jnp.mean(distribution.log_prob(sample), axis=0)
+    if all(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(sample)):
+        return -jnp.mean(distribution.log_prob(sample), axis=0)
+    log_prob = distribution.log_prob(jax.lax.stop_gradient(sample))
+    fixed = jax.lax.stop_gradient(log_prob)
+    return -jnp.mean(fixed + fixed * (log_prob - fixed), axis=0)  # the value is -fixed, the slope -fixed * d(log_prob)
 
 
 def _closed_form_entropy(distribution: Any) -> Array | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -46,7 +47,10 @@ def _scale_by_checked(learning_rate: Numeric) -> optax.GradientTransformationExt
     def update(updates: Any, state: Any, params: Any = None, *, step: Any = None, **extra: Any) -> tuple[Any, Any]:
         del params, extra
         if step is None:
-            raise UserValueError("scale_by_update_schedule: update needs the argument step=..., which learner() passes")
+            raise UserValueError(
+                "scale_by_update_schedule: update needs the argument step=..., which learner() passes, unless a "
+                "transformation around this one drops it"
+            )
         return _scaled(updates, at(learning_rate, step)), state
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -100,7 +104,7 @@ def scale_by_kl_adaptive_rate(
     where = "scale_by_kl_adaptive_rate"
     for name, value in {"target_kl": target_kl, "low": low, "high": high}.items():
         number(where, name, value, 0, open_low=True, schedule=False)
-    if low > high:
+    if not any(isinstance(x, jax.core.Tracer) for x in (low, high)) and low > high:
         raise UserValueError(f"{where}: low must not be above high, got low={low!r} and high={high!r}")
     number(where, "learning_rate", learning_rate, low, high, schedule=False)
     if average_over is not None:
@@ -173,7 +177,18 @@ def transformation(where: str, optimizer: Any) -> optax.GradientTransformationEx
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         called = f": did you forget to call it, {optimizer.__name__}(...)?" if hasattr(optimizer, "__name__") else ""
         raise UserTypeError(f"{where}: the optimizer must be an optax transformation, got {optimizer!r}{called}")
+    if _takes_any_argument(optimizer.update):  # optax.MultiSteps passes them on, but is not marked as doing so
+        return optax.GradientTransformationExtraArgs(optimizer.init, optimizer.update)
     return optax.with_extra_args_support(optimizer)
+
+
+def _takes_any_argument(function: Any) -> bool:
+    """Return whether a function takes keyword arguments of any name."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a callable without a signature
+        return False
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

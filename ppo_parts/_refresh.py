@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ._chain import amend, fold
+from ._checks import check_axes
 from ._errors import UserTypeError, UserValueError
 from ._policy import evaluate_current, follow
 from ._types import Array, Batch, Context, Current, Evaluate, Params, Part
@@ -251,7 +252,7 @@ def refresh_of(where: str, refresh: RefreshName | Refresh) -> Refresh:
 
 
 def check_upstream(parts: tuple[Part, ...], batch: Batch) -> None:
-    """Raise if a part before the sampler added a loss or requested a stop, which only parts after it may do."""
+    """Raise if parts before the sampler added a loss, requested a stop, or left fields of different sizes."""
     names = ", ".join(part.name for part in parts)
     if batch.losses:
         raise UserValueError(
@@ -263,6 +264,8 @@ def check_upstream(parts: tuple[Part, ...], batch: Batch) -> None:
             f"learner: a part before the sampler (one of {names}) requested a stop, which only parts after it may do: "
             "put it after the sampler"
         )
+    if parts:  # samplers would draw from another place of a field that these parts left at another size
+        check_axes(f"learner, after {names}", batch)
 
 
 def finite_or_old(new: Any, old: Any) -> Any:

@@ -68,6 +68,7 @@ def rollout(
     record: tuple[str, ...] = (),
     keep_next_obs: bool = False,
     keep_distribution: bool = False,
+    keep_info: tuple[str, ...] = (),
     shards: int = 1,
 ) -> Rollout:
     """Step N environments T times with the current policy; with A agents in each, `[T, N]` below is `[T, N, A]`.
@@ -90,6 +91,7 @@ def rollout(
             and `extras["next_" + name]` of the observation that followed, as `next_value` is of `value`.
         keep_next_obs: keep the observation that followed each step as `next_obs`, including final observations.
         keep_distribution: keep the behavior distribution as `behavior`, for exact divergences.
+        keep_info: names of entries of the environment's `info`, such as a cost, to keep for each step: `extras[name]`.
         shards: S, `batch.shards`: equal blocks of environments that samplers do not mix, so that each can stay on a
             separate device. This changes which minibatches are drawn. So that devices do not wait for each other at
             every step, with S > 1 all final observations are kept and evaluated after the last step, and the shards
@@ -102,9 +104,9 @@ def rollout(
 
     Raises:
         TypeError: `env` is not an environment; `policy` is not a function. ValueError: a number is less than 1;
-            `shards` does not divide `num_envs`; `record` names an entry of aux that the policy does not return (when
-            traced), or one whose name the batch already has. ShapeError: (when traced) a log-probability, a value or an
-            entry of aux is not one number per element.
+            `shards` does not divide `num_envs`; `record` or `keep_info` names an entry that the policy's aux or the
+            environment's info does not have (when traced), or one whose name the batch already has. ShapeError: (when
+            traced) a log-probability, a value or an entry of aux is not one number per element.
 
     Example:
         >>> import jax, jax.numpy as jnp, ppo_parts as pp
@@ -120,13 +122,18 @@ def rollout(
     count("rollout", "num_envs", num_envs)
     count("rollout", "num_steps", num_steps)
     check_shards("rollout", shards, "num_envs", num_envs)
-    if isinstance(record, str):
-        raise UserTypeError(f"rollout: record must be a tuple of names, got {record!r}: write record=({record!r},)")
     taken = {"value": "batch.value"} | {f"next_{name}": f"what followed {name!r}" for name in record}
-    if clash := [name for name in record if name in taken]:
-        raise UserValueError(
-            f"rollout: record={clash[0]!r} has the name of {taken[clash[0]]}: give this entry of aux another name"
-        )
+    for argument, names, owner in (("record", record, "aux"), ("keep_info", keep_info, "info")):
+        if isinstance(names, str):
+            raise UserTypeError(
+                f"rollout: {argument} must be a tuple of names, got {names!r}: write {argument}=({names!r},)"
+            )
+        if clash := [name for name in names if name in taken]:
+            raise UserValueError(
+                f"rollout: {argument}={clash[0]!r} has the name of {taken[clash[0]]}: give this entry of {owner} "
+                "another name"
+            )
+        taken |= dict.fromkeys(names, f"an entry that {argument} keeps")
     if not (hasattr(env, "reset") and hasattr(env, "step")):
         raise UserTypeError(f"rollout: env must be an envs.Env, got {env!r}: make one with envs.make(...)")
     if not callable(policy):
@@ -134,7 +141,7 @@ def rollout(
     agents = getattr(env, "num_agents", None)
     each = (num_envs,) if agents is None else (num_envs, agents)
     keeps = {"keep_next_obs": keep_next_obs, "keep_distribution": keep_distribution}
-    collector = _Collector(env, policy, each, num_steps, value_each_step, record, shards=shards, **keeps)
+    collector = _Collector(env, policy, each, num_steps, value_each_step, record, keep_info, shards=shards, **keeps)
     restarts = getattr(env, "restart", None) is not None
     return Rollout(collector.init, collector.collect, collector.sharding, collector.restart if restarts else None)
 
@@ -149,6 +156,7 @@ class _Collector:
     num_steps: int
     value_each_step: bool
     record: tuple[str, ...]
+    keep_info: tuple[str, ...]
     keep_next_obs: bool
     keep_distribution: bool
     shards: int
@@ -203,6 +211,9 @@ class _Collector:
         action, log_prob = sample_action(output.distribution, keys[0])
         env_state, out = self.env.step(keys[1], state.env_state, action)
         out.check(state.obs, self.each)
+        check_info(out.info, self.keep_info)
+        if self.keep_distribution:
+            check_is_tree(output.distribution)
         final: Any = (out.final_obs, output.carry)
         if self.shards == 1:
             final = where_any(self.estimates_after, out.truncated, params, final)
@@ -217,6 +228,7 @@ class _Collector:
             reset=state.reset,
             next_obs=next_observation(out) if self.keep_next_obs else ABSENT,
             behavior=output.distribution if self.keep_distribution else ABSENT,
+            extras={name: out.info[name] for name in self.keep_info},
         )
         recurrent, (ended, _) = state.carry is not None, out.episode_ends()
         episodes = (ended, {"return": out.episode_return, "length": out.episode_length, **out.info})
@@ -247,7 +259,7 @@ class _Collector:
         following = {name: next_values(x, last[name], batch.truncated, final[name]) for name, x in found.items()}
         if "value" in found:
             batch = batch.replace(value=found.pop("value"), next_value=following.pop("value"))
-        extras = found | {f"next_{name}": x for name, x in following.items()}
+        extras = {**batch.extras, **found, **{f"next_{name}": x for name, x in following.items()}}
         return state, batch.replace(carry=carry, extras=extras, shards=self.shards), episode_metrics(*episodes)
 
 
@@ -257,7 +269,8 @@ def check_estimates(found: dict[str, Array], shape: tuple[int, ...]) -> None:
         if jnp.shape(x) != shape:
             raise ShapeError(
                 f"rollout: the policy returned {name} of shape {jnp.shape(x)[1:]} for {shape[1:]} observations: one "
-                "number per element is needed; drop a trailing axis of size 1 with x[..., 0]"
+                "number per element is needed; drop a trailing axis of size 1 with x[..., 0], or return several "
+                "numbers as separate entries of aux"
             )
 
 
@@ -280,6 +293,25 @@ def check_recorded(output: Output, record: tuple[str, ...]) -> None:
                 f"rollout: record={name!r} must be an entry of the policy's aux, but aux is {there}: return "
                 f"Output(..., aux={{{name!r}: ...}})"
             )
+
+
+def check_info(info: Mapping[str, Any], keep_info: tuple[str, ...]) -> None:
+    """Raise unless the environment's `info` has the entries to keep."""
+    for name in keep_info:
+        if name not in info:
+            raise UserValueError(
+                f"rollout: keep_info={name!r} must be an entry of the environment's info, which has {sorted(info)}: "
+                f"return it in each step, info={{{name!r}: ...}}"
+            )
+
+
+def check_is_tree(distribution: Any) -> None:
+    """Raise unless a distribution to keep consists of arrays."""
+    if stuck := [x for x in jax.tree.leaves(distribution) if not (hasattr(x, "dtype") or isinstance(x, (int, float)))]:
+        raise UserTypeError(
+            f"rollout: keep_distribution needs a distribution that is a pytree of arrays, and {kind(stuck[0])} is not: "
+            "use one of ppo_parts.distributions, or register it with jax.tree_util"
+        )
 
 
 def check_shapes(batch: Batch, expected: tuple[int, ...]) -> None:

@@ -310,6 +310,12 @@ bad(
     "record='next_cost' has the name of what followed 'cost'",
 )
 bad(
+    "an entry of info named like one of aux",
+    lambda: pp.rollout(None, evaluate, num_envs=1, num_steps=1, record=("cost",), keep_info=("cost",)),
+    ValueError,
+    "keep_info='cost' has the name of an entry that record keeps: give this entry of info another name",
+)
+bad(
     "advantages in a list",
     lambda: pp.combine_advantages(["advantage"]),
     TypeError,

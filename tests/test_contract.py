@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import jax
@@ -137,6 +138,36 @@ def test_reduce_on_plateau_works():
     pipeline = pp.chain(GAE, pp.full_batch(3), SURROGATE)
     state, _ = run(pipeline, optimizer=optimizer, updates=2)
     assert float(state.opt_state[1].scale) < 1
+
+
+def test_accumulated_gradients_equal_a_large_batch_and_the_optimizer_hears_the_step():
+    batch, optimizer = rollout(masked=False), pp.clipped_adam(pp.linear_schedule(0.1, 0.0, 4), max_grad_norm=0.5)
+    whole, parts = (
+        pp.chain(GAE, x, SURROGATE, pp.value_loss()) for x in (pp.full_batch(2), pp.segment_minibatches(2, 2))
+    )
+    accumulated, metrics = run(parts, batch, optimizer=optax.MultiSteps(optimizer, 2), updates=2)
+    assert_close(accumulated.params, run(whole, batch, optimizer=optimizer, updates=2)[0].params)
+    assert metrics["minibatches"] == 4
+
+
+def test_an_update_is_differentiable():
+    batch = rollout()
+
+    def after(hyperparameters):
+        rate, coef, gamma = hyperparameters
+        losses = (SURROGATE, pp.value_loss(), pp.entropy_bonus(coef=coef), pp.kl_early_stop(10.0))
+        pipeline = pp.chain(pp.gae(gamma=gamma, gae_lambda=0.8), pp.full_batch(2), *losses)
+        state, _ = run(pipeline, batch, optimizer=optax.sgd(rate))
+        return sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(state.params))
+
+    at = jnp.array([0.1, 0.5, 0.9])
+    gradient, value = jax.jit(jax.grad(after))(at), jax.jit(after)
+    for index, step in enumerate((0.01, 0.05)):
+        move = jnp.zeros(3).at[index].set(step)
+        numeric = (value(at + move) - value(at - move)) / (2 * step)
+        np.testing.assert_allclose(gradient[index], numeric, rtol=0.02)
+        assert abs(numeric) > 0.001
+    assert gradient[2] == 0  # advantages are constants
 
 
 def test_gradient_metrics_are_reported():
@@ -354,8 +385,19 @@ def test_a_large_number_in_a_masked_place_has_no_gradient():
 
     batch = rollout()
     huge = batch.replace(obs=jnp.where(batch.mask[..., None] > 0, batch.obs, 1e30))
-    pipeline = pp.chain(GAE, pp.full_batch(), SURROGATE, pp.value_loss())
+    pipeline = pp.chain(GAE, pp.shuffled_minibatches(1), SURROGATE, pp.value_loss())
     assert_same(run(pipeline, huge, policy=squared), run(pipeline, batch, policy=squared))
+
+
+def test_a_policy_may_attend_to_masked_steps():
+    def attending(params, batch):
+        return evaluate(params, batch.replace(obs=batch.obs + jnp.cumsum(batch.obs, axis=0)))
+
+    batch = rollout()
+    batch = batch.replace(log_prob=attending(make_params(), batch)[0].log_prob(batch.action))
+    pipeline = pp.chain(GAE, pp.segment_minibatches(1), SURROGATE, pp.policy_diagnostics())
+    _, metrics = run(pipeline, batch, policy=attending)
+    np.testing.assert_allclose([metrics["ratio_min"], metrics["ratio_max"]], 1, rtol=1e-5)
 
 
 def test_an_index_that_names_nothing_is_counted():
@@ -417,6 +459,19 @@ def test_within_reads_the_policy_being_trained():
     np.testing.assert_allclose(state.params["second"], params["second"] - 0.1 * gradient, rtol=1e-5)
     assert_same(state.params["value"], params["value"])
     assert {"second/value_loss", "nonfinite/loss/second/value"} <= set(metrics)
+
+
+def test_within_clips_the_value_of_a_critic_around_its_own():
+    batch, now, old = rollout(masked=False), rollout(1).value, rollout(2).value
+    batch = batch.replace(extras={"old": old}, target=batch.reward)
+    batch = batch.replace(current=pp.Current(None, batch.log_prob, batch.value, {"now": now}))
+    clipped = pp.clipped_value_loss(clip_eps=0.2)
+    lens = pp.within(clipped, read={"current.value": "current.aux.now", "value": "extras.old"}, name="second")
+    out, _ = lens.update(batch, lens.init(None), pp.Context(key=KEY))
+    expected = pp.functional.clipped_value_loss(now, old, batch.reward, clip_eps=0.2)
+    assert_same(out.losses["second/value"], expected)
+    with pytest.raises(ValueError, match="clipped_value_loss would compare the value of one critic with the earlier"):
+        pp.within(clipped, read={"value": "current.aux.now"}, name="second")
 
 
 def test_within_writes_where_its_path_leads():
@@ -504,6 +559,17 @@ def test_a_sampler_of_ones_own_draws_what_it_plans():
     state, _ = run(pipeline, batch)
     seen, _ = pp.part_state(state, pipeline, "recorder")
     np.testing.assert_array_equal(seen.ravel(), np.argsort(np.asarray(batch.reward).ravel())[-4:])
+
+
+def test_fields_of_different_sizes_after_the_head_are_refused():
+    def twice(batch):
+        fields = ("obs", "action", "log_prob", "advantage")  # but not the target
+        return batch.replace(**{name: jnp.concatenate([getattr(batch, name)] * 2, 1) for name in fields})
+
+    pipeline = pp.chain(GAE, pp.stateless(twice), pp.shuffled_minibatches(2), SURROGATE, pp.value_loss())
+    sizes = re.escape(f"log_prob {(TIME, 2 * SEGMENTS)}, value {(TIME, SEGMENTS)}")
+    with pytest.raises(ValueError, match=f"learner, after gae, twice: .*{sizes}"):
+        run(pipeline, rollout(masked=False))
 
 
 def test_samplers_plan_on_what_the_head_left():
@@ -726,10 +792,9 @@ def test_a_change_for_the_losses_after_it_is_accepted(parts):
 
 
 def test_a_lens_declares_what_it_reads_instead():
-    lens = pp.within(
-        pp.clipped_value_loss(clip_eps=0.2), name="lens", read={"value": "current.aux.v", "target": "extras.r"}
-    )
-    assert (lens.requires, lens.reads) == (("extras.r",), ("value", "mask", "current.aux.v", "extras.r"))
+    read = {"current.value": "current.aux.v", "value": "extras.v", "target": "extras.r"}
+    lens = pp.within(pp.clipped_value_loss(clip_eps=0.2), name="lens", read=read)
+    assert (lens.requires, lens.reads) == (("extras.r",), ("mask", *read.values()))
 
 
 def test_who_reads_all_extras_reads_each_of_them():

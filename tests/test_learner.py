@@ -685,6 +685,22 @@ def test_entropy_is_estimated_where_it_is_not_defined():
     np.testing.assert_allclose((loss, metric), (-3.5, 7.0))
 
 
+def test_entropy_of_discrete_actions_is_estimated_with_its_gradient():
+    batch, context, part = rollout(masked=False), pp.Context(key=KEY), pp.entropy_bonus(coef=1.0, num_samples=1000)
+
+    def bonus(logits, *known):
+        exact = pp.distributions.Categorical(jnp.broadcast_to(logits, (TIME, SEGMENTS, 3)))
+        distribution = SimpleNamespace(**{name: getattr(exact, name) for name in ("log_prob", "sample", *known)})
+        current = pp.Current(distribution, batch.log_prob, batch.value)
+        out, _ = part.update(batch.replace(current=current), part.init(None), context)
+        return jnp.mean(out.losses["entropy"])
+
+    logits = jnp.array([0.0, 1.0, 2.0])
+    estimated, exact = (jax.value_and_grad(bonus)(logits), jax.value_and_grad(lambda x: bonus(x, "entropy"))(logits))
+    for ours, theirs in zip(estimated, exact, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=0.03)
+
+
 # --- what is not finite ----------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """The rollout against a slow loop over the same environment, and what it promises about truncation, state and vmap."""
 
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import distrax
@@ -191,6 +192,34 @@ def test_an_episode_is_carried_over_rollouts():
         assert metrics["episodes"] == (2 if ended else 0)
         np.testing.assert_equal(metrics["episode_length"], 7.0 if ended else np.nan)
         np.testing.assert_equal(metrics["episode_return"], 21.0 if ended else np.nan)
+
+
+def test_info_of_every_step_is_kept():
+    env = clock(limit=4)
+
+    def step(key, state, action):
+        state, out = env.step(key, state, action)
+        return state, out._replace(info={"cost": 10 * out.reward})
+
+    rollout = pp.rollout(env._replace(step=step), uniform, num_envs=1, num_steps=6, keep_info=("cost",))
+    _, batch, metrics = rollout.collect(jax.random.key(0), 1.0, rollout.init(jax.random.key(0)))
+    assert batch.extras["cost"][:, 0].tolist() == [0, 10, 20, 30, 0, 10]
+    assert metrics["episode_cost"] == 30
+    rollout = pp.rollout(env, uniform, num_envs=1, num_steps=6, keep_info=("cost",))
+    with pytest.raises(
+        ValueError, match=r"keep_info='cost' must be an entry of the environment's info, which has \[\]"
+    ):
+        jax.eval_shape(lambda: rollout.collect(jax.random.key(0), 1.0, rollout.init(jax.random.key(0))))
+
+
+def test_a_distribution_that_is_not_a_pytree_cannot_be_kept():
+    def evaluate(params, batch):
+        distribution, value = uniform(params, batch)
+        return SimpleNamespace(sample=distribution.sample, log_prob=distribution.log_prob), value
+
+    rollout = pp.rollout(clock(limit=4), evaluate, num_envs=1, num_steps=2, keep_distribution=True)
+    with pytest.raises(TypeError, match=r"keep_distribution needs .* a pytree of arrays, and SimpleNamespace is not"):
+        jax.eval_shape(lambda: rollout.collect(jax.random.key(0), 1.0, rollout.init(jax.random.key(0))))
 
 
 @pytest.mark.parametrize("kind", ["terminated", "truncated"])

@@ -248,6 +248,12 @@ def test_kl_adaptive_rate_names_the_missing_metric():
         pp.scale_by_kl_adaptive_rate(1e-3, target_kl=0.0)
 
 
+def test_kl_adaptive_rate_takes_traced_hyperparameters():
+    link = optax.inject_hyperparams(pp.scale_by_kl_adaptive_rate)(learning_rate=1e-3, target_kl=0.01)
+    params = jnp.ones(())
+    jax.eval_shape(lambda state: link.update(params, state, metrics={"approx_kl": params}), link.init(params))
+
+
 def test_gradient_norms_equal_a_loop_by_hand():
     module, params, batch = page("gradient_norms"), make_params(dtype=jnp.float64), double()
     advantage, target = gae_of(batch)

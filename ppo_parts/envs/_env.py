@@ -33,8 +33,9 @@ class Transition(NamedTuple):
         episode_length: number of steps of the episode so far, including this step.
         mask: `[N, A]`, True where the agent took part in this step; None: everywhere.
         ended: `[N]`, True where the episode ended for all its agents; None: `terminated | truncated`.
-        info: numbers `[N]` about the episode, by name ("won", for example), which are read where it ended. "return",
-            "length" and the names of the fields above are taken.
+        info: numbers `[N]`, by name ("won", for example). Those of the step that ended an episode become metrics;
+            `rollout(keep_info=)` keeps those of every step. "return", "length" and the names of the fields above are
+            taken.
     """
 
     obs: Any

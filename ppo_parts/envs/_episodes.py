@@ -62,7 +62,7 @@ class Step(NamedTuple):
         reward: reward of the step.
         terminated: whether the step ended the episode.
         truncated: whether a time limit cut the episode.
-        info: numbers about the episode, by name ("won", for example), which are read where it ended.
+        info: numbers by name ("won", for example); see `Transition`.
     """
 
     state: Any
