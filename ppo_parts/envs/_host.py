@@ -296,7 +296,8 @@ class Instances:
             The next observations, the final observations, and `[..., 4, N]`: reward, terminated, truncated, ended.
         """
         if which.ndim == 1:
-            return _packed(self._step(*which.tolist(), action))
+            index, count = which.tolist()  # Python's integers are faster to compare than NumPy's
+            return _packed(self._step(index, count, action))
         actions = action.reshape(-1, *action.shape[which.ndim - 1 :])
         each = zip(which.reshape(-1, 2), actions, strict=True)
         stepped = (self._step(index, count, one) for (index, count), one in each)
