@@ -275,7 +275,7 @@ class Context:
     num_minibatches: int = dataclasses.field(default=1, metadata={"static": True})
 
     def replace(self, **changes: Any) -> Context:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
 

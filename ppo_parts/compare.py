@@ -164,7 +164,7 @@ def plot_curves(path: Path, curves: Sequence[Curve], metric: str = "episode retu
 
 
 def _measured(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """The steps `[n]` and the values `[n, seeds]` of a metric, without updates in which nothing was measured yet."""
+    """Return the steps `[n]` and the smoothed values `[n, seeds]` of a metric; NaN before its first measurement."""
     rows = read_metrics(folder / "metrics.jsonl")
     try:
         found = column(rows, metric)

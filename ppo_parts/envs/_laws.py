@@ -161,12 +161,12 @@ LAWS: tuple[Law, ...] = (
 
 
 def ended_in(out: Transition) -> np.ndarray:
-    """Where an episode ended, `[T, N]`."""
+    """Return where an episode ended, `[T, N]`."""
     return np.asarray(out.terminated | out.truncated if out.ended is None else out.ended)
 
 
 def array_of(obs: Any) -> np.ndarray:
-    """The first leaf of observations; masks are skipped."""
+    """Return the first leaf of observations; masks are skipped."""
     return jax.tree.leaves(obs)[0]
 
 
@@ -176,6 +176,7 @@ def alike(x: np.ndarray) -> bool:
 
 
 def equal(one: Any, other: Any) -> bool:
+    """Return whether all leaves of two trees are equal; NaN equals NaN."""
     same = jax.tree.map(lambda x, y: np.array_equal(x, y, equal_nan=np.issubdtype(x.dtype, np.inexact)), one, other)
     return all(jax.tree.leaves(same))
 

@@ -1,4 +1,4 @@
-"""A check that runs an environment."""
+"""A check that plays an environment with random actions, and holds what it returns to the laws."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def main(
 
 
 def with_shards(config: Any, options: RunOptions) -> Any:
-    """The configuration with as many shards as devices, unless it sets their number, or there are several seeds.
+    """Give the configuration as many shards as devices, unless it sets their number, or there are several seeds.
 
     The number of shards is recorded, because it changes what is learned. The number of devices is not.
     """
@@ -127,7 +127,7 @@ def exit_on_user_error(fields: Collection[str] = ()) -> Iterator[None]:
 
 
 def with_flag(error: Exception, fields: Collection[str]) -> str:
-    """The text of an error, which names the flag if it is about a field that is one.
+    """Return the text of an error; if the error is about a field that is a flag, the text names the flag.
 
     Example:
         >>> from ppo_parts import UserValueError

@@ -48,7 +48,7 @@ class RunFolder:
         )
 
     def restore(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
-        """Restore a checkpoint ("latest", "best" or a number); returns its number of updates and its state.
+        """Restore a checkpoint ("latest", "best" or a number); return its number of updates and its state.
 
         Raises:
             RunNotFoundError: the checkpoint does not exist. RunFolderError: it cannot be read.

@@ -93,17 +93,17 @@ KEPT = tuple(
 
 
 def kept_options(options: RunOptions) -> dict[str, Any]:
-    """The options that `config.json` stores."""
+    """Return the options that `config.json` stores."""
     return {name: getattr(options, name) for name in KEPT}
 
 
 def stored_options(stored: Mapping[str, Any]) -> RunOptions:
-    """The options of a run that are stored in its `config.json`."""
+    """Return the options that the `config.json` of a run holds."""
     return RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT})
 
 
 def checked(options: RunOptions, train: Train) -> RunOptions:
-    """`options` with the default intervals filled in.
+    """Check the options, and fill in the default intervals.
 
     Raises:
         ValueError, TypeError: the options cannot work; the message names what to change.

@@ -151,7 +151,7 @@ def plot_curve(
 
 
 def smoothed(returns: np.ndarray, window: int) -> np.ndarray:
-    """Average over those of the last `window` updates in which an episode ended; NaN where there is none."""
+    """Average over those of the last `window` updates in which an episode ended; NaN if there are none."""
     known = np.isfinite(returns)
     total = np.cumsum(np.where(known, returns, 0), axis=0)
     number = np.cumsum(known, axis=0)

@@ -1,4 +1,4 @@
-"""The host loop around a `Train`."""
+"""The loop of a run on the host: it trains, evaluates, logs and saves, until the run is done or asked to stop."""
 
 from __future__ import annotations
 
