@@ -44,7 +44,7 @@ def reproducible(played: Played) -> str | None:
     where = "reset" if not equal(played.first, played.again[0]) else "step"
     return (
         f"{where} gives other results when it is called again with the same key: draw all random numbers from the key "
-        "(jax.random), and keep everything that changes in the state"
+        "(jax.random; in Gymnasium self.np_random, after super().reset(seed=seed)), and keep what changes in the state"
     )
 
 
@@ -113,8 +113,9 @@ def final_observation(played: Played) -> str | None:
     changes = (seen[1:] != seen[:-1]).reshape(*played.ended[1:].shape, -1).any(axis=-1)[~played.ended[1:]]
     if played.ended.sum() > 1 and same[played.ended].all() and changes.any():
         return (
-            "final_obs is the first observation of the next episode wherever one ended: it must be the observation "
-            "that followed the step, before the reset. The value of a truncated episode is taken from it"
+            "final_obs equals obs wherever an episode ended: final_obs must be the observation that followed the step, "
+            "and obs the first one of the next episode, after the automatic reset. The value of a truncated episode is "
+            "taken from final_obs"
         )
     return None
 

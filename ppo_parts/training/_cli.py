@@ -121,7 +121,8 @@ def exit_on_user_error(fields: Collection[str] = ()) -> Iterator[None]:
     except (UserError, ShapeError) as error:
         raise SystemExit(f"error: {with_flag(error, fields)}") from error
     except OSError as error:
-        raise SystemExit(f"error: {error}") from error
+        known = error.filename is not None and error.strerror
+        raise SystemExit(f"error: {error.filename}: {error.strerror}" if known else f"error: {error}") from error
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
 

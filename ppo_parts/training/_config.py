@@ -31,17 +31,17 @@ class Range:
 
 
 def between(low: float, high: float) -> Range:
-    """Declare the range of a field of a `Config`, `low <= x <= high`: `gamma: Annotated[float, between(0, 1)] = 0.99`."""
+    """Declare the range of a `Config` field, `low <= x <= high`: `gamma: Annotated[float, between(0, 1)] = 0.99`."""
     return Range(low, high)
 
 
 def at_least(low: float) -> Range:
-    """Declare the range of a field of a `Config`, `x >= low`; for a tuple, the range of each of its numbers."""
+    """Declare the range of a `Config` field, `x >= low`; for a tuple, the range of each of its numbers."""
     return Range(low)
 
 
 def more_than(low: float) -> Range:
-    """Declare the range of a field of a `Config`, `x > low`."""
+    """Declare the range of a `Config` field, `x > low`."""
     return Range(low, open_low=True)
 
 

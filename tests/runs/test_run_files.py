@@ -24,7 +24,7 @@ from benchmarks._runs import (
     steps,
     tiny,
 )
-from ppo_parts.training import RunOptions
+from ppo_parts.training import RunFolderError, RunOptions
 from ppo_parts.training._program import Pace, compiled
 from ppo_parts.training._writer import open_run
 
@@ -113,6 +113,20 @@ def test_run_name_is_given_once(train, whole, place):
         go(train, place, "whole")
     with pytest.raises(FileNotFoundError, match=r"nowhere holds no run: it has no config\.json"):
         go(train, None, "", resume=place / "nowhere")
+
+
+def test_run_folder_that_cannot_be_written_is_named_with_the_reason(train, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "run" / ".lock").mkdir(parents=True)
+    for directory, message in (
+        (tmp_path / "file", "file/run cannot be created: Not a directory; give another --directory or --name"),
+        (tmp_path, "run cannot be written: Is a directory"),
+    ):
+        with (
+            pytest.raises(RunFolderError, match=message),
+            open_run(train, tiny(), RunOptions(name="run", directory=directory)),
+        ):
+            pass
 
 
 def test_run_has_one_writer(train, tmp_path):
