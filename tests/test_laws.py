@@ -124,7 +124,7 @@ def _(axis_size, in_batched, x):
         ),
         (
             "state_is_stable",
-            part(lambda b, s, c: (b, s + 1.0), lambda params, key: 0),
+            part(lambda b, s, c: (b, s + 1.0), lambda params, key: jnp.zeros((), int)),
             "update changes its state from",
         ),
         (
@@ -244,7 +244,7 @@ def test_check_part_names_the_part_that_raises():
     branching = part(
         lambda b, s, c: (b.add_metrics(x=1.0 * b.reward[0, 0] if b.reward[0, 0] > 0 else b.reward[0, 0]), s)
     )
-    numpy = part(lambda b, s, c: (b.add_metrics(x=jnp.asarray(np.mean(b.reward))), s))
+    numpy = part(lambda b, s, c: (b.add_metrics(x=jnp.asarray(np.asarray(b.reward).mean())), s))
     for faulty in (branching, numpy):
         with pytest.raises(pp.UserValueError, match="faulty breaks state_is_stable: it needs the value of an array"):
             testing.check_part(faulty)

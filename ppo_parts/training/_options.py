@@ -1,4 +1,4 @@
-"""Options for recording a run, which are checked before anything is created or trained."""
+"""Options of a run other than its configuration, which are checked before anything is created or trained."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._train import Train
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """How a run is recorded, and on which devices. Only `init_from`, with its `checkpoint`, changes what is learned."""
+    """How a run is recorded and continued, on which devices it runs, and with how many seeds."""
 
     name: Annotated[
         str | None,

@@ -26,6 +26,7 @@ from benchmarks._runs import (
 )
 from ppo_parts.training import RunFolderError, RunOptions
 from ppo_parts.training._program import Pace, compiled
+from ppo_parts.training._run import introduction
 from ppo_parts.training._writer import open_run
 
 
@@ -106,6 +107,14 @@ def test_run_in_which_no_episode_ends_has_no_curve(train, place, capsys):
     assert not (folder / "curve.png").exists()
     assert json.loads((folder / "result.json").read_text())["last_100_episodes_return"]["mean"] is None
     assert "no episode ended" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("done", "end"),
+    [(0, " steps"), (8, " steps, from update 8"), (UPDATES, " steps, all done; --init-from a trains it further")],
+)
+def test_run_says_where_it_begins(train, done, end):
+    assert introduction(train, RunOptions(), Path("a"), done).endswith(f" environment{end}")
 
 
 def test_run_name_is_given_once(train, whole, place):
