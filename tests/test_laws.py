@@ -246,5 +246,5 @@ def test_check_part_names_the_part_that_raises():
     )
     numpy = part(lambda b, s, c: (b.add_metrics(x=jnp.asarray(np.asarray(b.reward).mean())), s))
     for faulty in (branching, numpy):
-        with pytest.raises(pp.UserValueError, match="faulty breaks state_is_stable: it needs the value of an array"):
+        with pytest.raises(pp.UserValueError, match=r"faulty breaks \w+: it needs the value of an array .*NumPy"):
             testing.check_part(faulty)
