@@ -316,9 +316,7 @@ def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ..
     shape, discrete = getattr(space, "shape", None), hasattr(space, "n")
     if shape is None or not isinstance(action, jax.Array):
         return
-    floating = jnp.issubdtype(action.dtype, jnp.floating)
-    takes_floating = not discrete and jnp.issubdtype(getattr(space, "dtype", None) or jnp.float32, jnp.floating)
-    if action.shape != (*each, *shape) or (discrete and floating) or (takes_floating and not floating):
+    if action.shape != (*each, *shape) or (discrete and jnp.issubdtype(action.dtype, jnp.floating)):
         axes = ", ".join(("...", *map(str, shape)))
         remedy = (
             f"one of {space.n} actions: return distributions.Categorical(logits), with logits [..., {space.n}]"
@@ -329,11 +327,9 @@ def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ..
             f"rollout: the policy's actions are {action.dtype}{list(action.shape)}, and each of {list(each)} "
             f"environments takes {remedy}"
         )
-    logits = getattr(distribution, "logits", None)
-    if discrete and isinstance(logits, jax.Array) and logits.shape[-1] > space.n:
-        raise UserValueError(
-            f"rollout: the policy has logits for {logits.shape[-1]} actions, and the environment has {space.n}"
-        )
+    *axes_of_logits, number = jnp.shape(getattr(distribution, "logits", None)) or (0,)
+    if discrete and tuple(axes_of_logits) == each and number > space.n:
+        raise UserValueError(f"rollout: the policy has logits for {number} actions, and the environment has {space.n}")
 
 
 def episode_metrics(ended: Array, measured: dict[str, Array]) -> Metrics:
