@@ -327,7 +327,7 @@ def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ..
             f"rollout: the policy's actions are {action.dtype}{list(action.shape)}, and each of {list(each)} "
             f"environments takes {remedy}"
         )
-    *axes_of_logits, number = jnp.shape(getattr(distribution, "logits", None)) or (0,)
+    *axes_of_logits, number = getattr(getattr(distribution, "logits", None), "shape", ()) or (0,)
     if discrete and tuple(axes_of_logits) == each and number > space.n:
         raise UserValueError(f"rollout: the policy has logits for {number} actions, and the environment has {space.n}")
 

@@ -1006,3 +1006,8 @@ def test_bad_input(call, error, pattern):
 def test_a_shape_error_is_a_value_error():
     assert issubclass(pp.ShapeError, ValueError)
     assert pp.ShapeError is f.ShapeError
+
+
+def test_logits_without_an_axis_of_actions_do_not_count_actions():
+    coin = SimpleNamespace(logits=jnp.zeros(2), sample=lambda seed: jnp.zeros(2, int), log_prob=lambda x: 0.0 * x)
+    assert collect(envs.Discrete(1), coin)[1].action.shape == (3, 2)
