@@ -1,4 +1,4 @@
-"""A conditional that stays one under `vmap`."""
+"""A `lax.cond` that `vmap` does not turn into a select of both branches."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def needed(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def _same(kind: str) -> Callable[..., str]:
-    """The rule of a primitive that ONNX has as well."""
+    """Make the rule for a primitive that is also an operation of ONNX."""
     return lambda graph, eqn, *inputs: graph.op(kind, *inputs)
 
 
@@ -278,7 +278,7 @@ def _conv(graph: Graph, eqn: Any, x: Any, kernel: Any) -> str:
 
 
 def _scan(graph: Graph, eqn: Any, *inputs: Any) -> list[Any]:
-    """A loop over a static number of steps, which is one for a recurrent policy, step by step."""
+    """Unroll a loop: its number of steps is static, and 1 for a recurrent policy that acts."""
     params = eqn.params
     consts, carry = params["num_consts"], params["num_carry"]
     fixed, state, xs = inputs[:consts], list(inputs[consts : consts + carry]), inputs[consts + carry :]

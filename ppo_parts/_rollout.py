@@ -15,7 +15,7 @@ from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import count
 from ._metrics import Metrics
 from ._moments import divided_moments, merged_moments
-from ._policy import apply_policy, check_value, evaluate_policy, initial_carry_of
+from ._policy import apply_policy, check_distribution, check_value, evaluate_policy, initial_carry_of
 from ._shards import check_shards, joined, split
 from ._trees import axis_sharding, without_weak_types
 from ._types import ABSENT, Array, Batch, Evaluate, Output, Params, kind
@@ -103,10 +103,11 @@ def rollout(
         `keep_...` add.
 
     Raises:
-        TypeError: `env` is not an environment; `policy` is not a function. ValueError: a number is less than 1;
-            `shards` does not divide `num_envs`; `record` or `keep_info` names an entry that the policy's aux or the
-            environment's info does not have (when traced), or one whose name the batch already has. ShapeError: (when
-            traced) a log-probability, a value or an entry of aux is not one number per element.
+        TypeError: `env` is not an environment; `policy` is not a function; (when traced) its actions do not fit
+            `env.action_space`. ValueError: a number is less than 1; `shards` does not divide `num_envs`; `record` or
+            `keep_info` names an entry whose name the batch already has, or (when traced) one that the policy's aux or
+            the environment's info does not have; (when traced) the policy has more actions than the environment.
+            ShapeError: (when traced) a log-probability, a value or an entry of aux is not one number per element.
 
     Example:
         >>> import jax, jax.numpy as jnp, ppo_parts as pp
@@ -134,8 +135,11 @@ def rollout(
                 "another name"
             )
         taken |= dict.fromkeys(names, f"an entry that {argument} keeps")
-    if not (hasattr(env, "reset") and hasattr(env, "step")):
-        raise UserTypeError(f"rollout: env must be an envs.Env, got {env!r}: make one with envs.make(...)")
+    if not all(hasattr(env, name) for name in ("reset", "step", "evaluation")):
+        raise UserTypeError(
+            f"rollout: env must be an envs.Env, got {env!r}: make one with envs.make(...), envs.from_gymnax(...) or "
+            "envs.from_gymnasium(...)"
+        )
     if not callable(policy):
         raise UserTypeError(f"rollout: policy must be a Policy or a function (params, batch) -> Output, got {policy!r}")
     agents = getattr(env, "num_agents", None)
@@ -209,6 +213,7 @@ class _Collector:
         """
         output = apply_policy(self.policy, params, state.obs, state.carry, state.reset)
         action, log_prob = sample_action(output.distribution, keys[0])
+        check_action(output.distribution, action, getattr(self.env, "action_space", None), self.each)
         env_state, out = self.env.step(keys[1], state.env_state, action)
         out.check(state.obs, self.each)
         check_info(out.info, self.keep_info)
@@ -333,8 +338,30 @@ def sample_action(distribution: Any, key: Array) -> tuple[Any, Array]:
     """Sample an action and return it with its log-probability."""
     if hasattr(distribution, "sample_and_log_prob"):
         return distribution.sample_and_log_prob(seed=key)
+    check_distribution(distribution, "sample")
     action = distribution.sample(seed=key)
     return action, distribution.log_prob(action)
+
+
+def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ...]) -> None:
+    """Raise unless actions that are one array fit the action space; an environment may broadcast or round others."""
+    shape, discrete = getattr(space, "shape", None), hasattr(space, "n")
+    if shape is None or not isinstance(action, jax.Array):
+        return
+    if action.shape != (*each, *shape) or (discrete and jnp.issubdtype(action.dtype, jnp.floating)):
+        axes = ", ".join(("...", *map(str, shape)))
+        remedy = (
+            f"one of {space.n} actions: return distributions.Categorical(logits), with logits [..., {space.n}]"
+            if discrete
+            else f"numbers of shape {tuple(shape)}: return distributions.Normal(mean, scale), with a mean [{axes}]"
+        )
+        raise UserTypeError(
+            f"rollout: the policy's actions are {action.dtype}{list(action.shape)}, and each of {list(each)} "
+            f"environments takes {remedy}"
+        )
+    *axes_of_logits, number = getattr(getattr(distribution, "logits", None), "shape", ()) or (0,)
+    if discrete and tuple(axes_of_logits) == each and number > space.n:
+        raise UserValueError(f"rollout: the policy has logits for {number} actions, and the environment has {space.n}")
 
 
 def episode_metrics(ended: Array, measured: dict[str, Array]) -> Metrics:

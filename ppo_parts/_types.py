@@ -275,7 +275,7 @@ class Context:
     num_minibatches: int = dataclasses.field(default=1, metadata={"static": True})
 
     def replace(self, **changes: Any) -> Context:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
 
@@ -341,15 +341,8 @@ class Part:
     finish: Callable[[Batch, PartState, Context], PartState] | None = None
 
     def __post_init__(self) -> None:
-        try:
-            inspect.signature(self.init).bind(None, None)
-        except TypeError:
-            raise UserTypeError(
-                f"{self.name}: init must take (params, key), so that a part can draw its first state; this one takes "
-                f"{inspect.signature(self.init)}"
-            ) from None
-        except ValueError:  # a callable without a signature
-            pass
+        _check_takes(self.name, "init", self.init, ("params", "key"))
+        _check_takes(self.name, "update", self.update, ("batch", "state", "context"))
         choice(self.name, "place", self.place, get_args(Place))
         known = {field.name for field in dataclasses.fields(Batch)}
         for argument in ("requires", "provides", "reads"):
@@ -422,6 +415,18 @@ def stateless(
         return f(batch, context) if takes_context else f(batch), state
 
     return Part(no_state, update, called, requires, provides, reads, place, needs_time)
+
+
+def _check_takes(where: str, name: str, function: Callable[..., Any], arguments: tuple[str, ...]) -> None:
+    """Raise unless a function of a part can be called with these arguments."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a callable without a signature
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        raise UserTypeError(f"{where}: {name} must take ({', '.join(arguments)}); this one takes {signature}") from None
 
 
 def _takes_context(f: Callable[..., Any]) -> bool:

@@ -22,6 +22,7 @@ from ._errors import UserValueError
 from ._extras import require_package
 from .training import column, exit_on_user_error, read_metrics, write_json
 from .training._config_file import stored_run
+from .training._evaluate import EVALUATION
 from .training._result import smoothed
 from .training._statistics import iqm_over_seeds
 
@@ -145,9 +146,16 @@ def describe(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def plot_curves(path: Path, curves: Sequence[Curve], metric: str = "episode return") -> None:
-    """Draw curves: the interquartile mean over seeds with its 95 % interval, and thin lines of the seeds."""
+    """Draw curves: the interquartile mean over seeds with its 95 % interval, and thin lines of the seeds.
+
+    Raises:
+        UserValueError: the ending of `path` is not a format of matplotlib.
+    """
     figure = require_package("matplotlib.figure", "train").Figure(figsize=(7, 4.2), layout="constrained")
     require_package("matplotlib.backends.backend_agg", "train").FigureCanvasAgg(figure)
+    formats = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in formats:
+        raise UserValueError(f"{path} must end with the name of a picture's format: .{', .'.join(sorted(formats))}")
     axes = figure.subplots()
     for i, curve in enumerate(curves):
         center, low, high = iqm_interval(curve.values)
@@ -164,12 +172,13 @@ def plot_curves(path: Path, curves: Sequence[Curve], metric: str = "episode retu
 
 
 def _measured(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """The steps `[n]` and the values `[n, seeds]` of a metric, without updates in which nothing was measured yet."""
+    """Return the steps `[n]` and the smoothed values `[n, seeds]` of a metric; NaN before its first measurement."""
     rows = read_metrics(folder / "metrics.jsonl")
     try:
         found = column(rows, metric)
     except KeyError as error:
-        raise UserValueError(f"{folder}: {error.args[0]}") from None
+        hint = "; evaluations during training need --eval-every" if metric.startswith(EVALUATION) else ""
+        raise UserValueError(f"{folder}: {error.args[0]}{hint}") from None
     steps, values = column(rows, "env_steps"), smoothed(found.reshape(len(rows), -1), window)
     if not np.isfinite(values).any(axis=0).all():
         raise UserValueError(f"{folder}: {metric} was not measured yet in every seed; no episode may have ended")

@@ -3,6 +3,7 @@
 import re
 from types import SimpleNamespace
 
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
+from ppo_parts import envs
 from ppo_parts import functional as f
 
 from .common import SEGMENTS, TIME, Softmax, evaluate, make_params, rollout
@@ -296,6 +298,52 @@ bad(
     lambda: pp.rollout("CartPole-v1", evaluate, num_envs=1, num_steps=1),
     pp.UserTypeError,
     "rollout: env must be an envs.Env, got 'CartPole-v1': make one",
+)
+
+
+def collect(space, distribution):
+    """Trace a rollout of a policy that ignores its observations, two environments for three steps."""
+    env = envs.make("CartPole-v1")._replace(action_space=space)
+    rollout = pp.rollout(env, lambda params, batch: (distribution, batch.obs[..., 0]), num_envs=2, num_steps=3)
+    key = jax.random.key(0)
+    return jax.eval_shape(lambda: rollout.collect(key, None, rollout.init(key)))
+
+
+bad(
+    "an environment of gymnax that is not wrapped",
+    lambda: pp.rollout(gymnax.make("CartPole-v1")[0], evaluate, num_envs=1, num_steps=1),
+    pp.UserTypeError,
+    "rollout: env must be an envs.Env, got ... envs.from_gymnax(...)",
+)
+bad(
+    "numbers for one of two actions",
+    lambda: collect(envs.Discrete(2), pp.distributions.Normal(jnp.zeros((2, 1)), jnp.ones(1))),
+    pp.UserTypeError,
+    "actions are float32[2, 1], and each of [2] environments takes one of 2 actions: return distributions.Categorical",
+)
+bad(
+    "one of two actions for a number",
+    lambda: collect(envs.Box((1,)), pp.distributions.Categorical(jnp.zeros((2, 2)))),
+    pp.UserTypeError,
+    "actions are int32[2], and each of [2] environments takes numbers of shape (1,): ... with a mean [..., 1]",
+)
+bad(
+    "two numbers for one",
+    lambda: collect(envs.Box((1,)), pp.distributions.Normal(jnp.zeros((2, 2)), jnp.ones(2))),
+    pp.UserTypeError,
+    "actions are float32[2, 2], and each",
+)
+bad(
+    "three actions where there are two",
+    lambda: collect(envs.Discrete(2), pp.distributions.Categorical(jnp.zeros((2, 3)))),
+    pp.UserValueError,
+    "rollout: the policy has logits for 3 actions, and the environment has 2",
+)
+bad(
+    "logits for a distribution",
+    lambda: collect(envs.Discrete(2), jnp.zeros((2, 2))),
+    pp.UserTypeError,
+    "its distribution, an array of shape (2, 2), has no sample: use ppo_parts.distributions, such as Categorical",
 )
 bad(
     "an entry of aux named like the value",
@@ -964,3 +1012,8 @@ def test_bad_input(call, error, pattern):
 def test_a_shape_error_is_a_value_error():
     assert issubclass(pp.ShapeError, ValueError)
     assert pp.ShapeError is f.ShapeError
+
+
+def test_logits_without_an_axis_of_actions_do_not_count_actions():
+    coin = SimpleNamespace(logits=jnp.zeros(2), sample=lambda seed: jnp.zeros(2, int), log_prob=lambda x: 0.0 * x)
+    assert collect(envs.Discrete(1), coin)[1].action.shape == (3, 2)

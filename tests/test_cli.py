@@ -234,7 +234,7 @@ def test_config_file_that_cannot_be_used_is_refused(tmp_path, content, says):
     (tmp_path / "mine.yaml").write_text(content)
     with pytest.raises(SystemExit, match=f"^error: .*{re.escape(says.removeprefix('error: '))}"):
         main(cleanrl_ppo, "--config", str(tmp_path / "mine.yaml"))
-    with pytest.raises(SystemExit, match=r"^error: .*No such file"):
+    with pytest.raises(SystemExit, match=r"^error: .*absent\.yaml: No such file"):
         main(cleanrl_ppo, "--config", str(tmp_path / "absent.yaml"))
 
 

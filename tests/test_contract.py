@@ -243,6 +243,8 @@ def test_parts_draw_their_first_state():
     assert len({float(x[0]) for x in drawn}) == 4
     with pytest.raises(TypeError, match=r"init must take \(params, key\)"):
         pp.Part(lambda params: (), lambda b, s, c: (b, s), "old")
+    with pytest.raises(TypeError, match=r"short: update must take \(batch, state, context\); this one takes \(batch\)"):
+        pp.Part(lambda params, key: (), lambda batch: batch, "short")
 
 
 def test_a_state_that_is_the_parameters_can_be_donated():

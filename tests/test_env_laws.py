@@ -18,6 +18,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import envs
 from ppo_parts.envs import __main__ as command
+from ppo_parts.envs._play import report
 from tests import env_fakes
 from tests.env_fakes import LIMIT
 
@@ -163,7 +164,7 @@ BROKEN = {
     "separate": (lambda: reset_alike(walk()), r"same first observation.*jax\.random\.split"),
     "finite": (lambda: walk(reward=lambda out: out.reward / 0), r"reward contains NaN or an infinity"),
     "masks": (lambda: masked(lambda x: x % 2 > 0), r"obs\.available leaves no action"),
-    "final_obs is of the next": (lambda: walk(final_obs=lambda out: out.obs), r"final_obs is the first .* of the next"),
+    "final_obs is of the next": (lambda: walk(final_obs=lambda out: out.obs), r"final_obs equals obs .* reset"),
     "final_obs differs": (lambda: walk(final_obs=lambda out: out.final_obs + 1), r"differs from obs in step 0 .* 0"),
     "length from 0": (
         lambda: walk(episode_length=lambda out: out.episode_length - 1),
@@ -208,6 +209,16 @@ def test_a_mask_has_one_flag_for_each_action():
         envs.check_laws(masked(lambda x: x.astype(int)))
     with pytest.raises(pp.UserTypeError, match=r"action_space is not discrete"):
         envs.check(masked(lambda x: x > 0)._replace(action_space=envs.Box(())))
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_flags_that_may_be_swapped_are_noted(swapped):
+    length, ended = np.array([1, 2, 1, 2, 3, 4] * 4)[:, None], np.array([0, 1, 0, 0, 0, 1] * 4, bool)[:, None]
+    cut = ended & ((length == 4) != swapped)
+    ones = np.ones((24, 1), np.float32)
+    out = SimpleNamespace(truncated=cut, episode_length=length, obs=ones, reward=ones)
+    notes = report(SimpleNamespace(ended=ended, out=out, first=ones[0])).notes
+    assert [("swapped" in note, "all 4 episodes of 4 steps" in note) for note in notes] == [(True, True)] * swapped
 
 
 def test_what_is_often_a_mistake_is_noted():
@@ -376,12 +387,12 @@ def test_a_policy_for_one_agent_refuses_many():
 @pytest.mark.parametrize(
     ("env_id", "says"),
     [
-        ("brax:Walk", "'Walk' is not a Brax environment; did you mean walk"),
-        ("playground:Run", "'Run' is not a MuJoCo Playground environment; there are Walk"),
-        ("craftax:Craftax-v1", "'Craftax-v1' is not a Craftax environment; did you mean Craftax-"),
-        ("jumanji:Walk", "'Walk' is not a Jumanji environment; did you mean Walk-v0"),
-        ("pgx:go", "'go' is not a Pgx environment; there are nim"),
-        ("xminigrid:Walk", "'Walk' is not a XLand-MiniGrid environment; did you mean Walk-v0"),
+        ("brax:Walk", "Brax has no environment 'Walk'; did you mean walk"),
+        ("playground:Run", "MuJoCo Playground has no environment 'Run'; it has Walk"),
+        ("craftax:Craftax-v1", "Craftax has no environment 'Craftax-v1'; did you mean Craftax-"),
+        ("jumanji:Walk", "Jumanji has no environment 'Walk'; did you mean Walk-v0"),
+        ("pgx:go", "Pgx has no environment 'go'; it has nim"),
+        ("xminigrid:Walk", "XLand-MiniGrid has no environment 'Walk'; did you mean Walk-v0"),
     ],
 )
 def test_an_unknown_name_is_said_with_those_there_are(env_id, says):
@@ -448,7 +459,10 @@ def test_a_prefix_of_your_own(monkeypatch):
 
 def test_the_command_line_checks_a_module_of_yours(tmp_path, monkeypatch, capsys):
     (tmp_path / "walks.py").write_text(
-        "from tests.test_env_laws import walk\ngood = walk\nbad = walk(final_obs=lambda out: out.obs)\nnumber = 3\n"
+        "from ppo_parts import envs\nfrom tests.test_env_laws import walk\nfrom tests.test_host_envs import Returns\n"
+        "good = walk\nbad = walk(final_obs=lambda out: out.obs)\nnumber = 3\n"
+        "column = lambda: walk(reward=lambda out: out.reward[:, None])\n"
+        "host = lambda: envs.from_gymnasium(lambda n: Returns(reward=0))\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
@@ -457,14 +471,16 @@ def test_the_command_line_checks_a_module_of_yours(tmp_path, monkeypatch, capsys
     assert printed.count("ok  ") == 8
     assert "24 episodes ended: 0 terminated, 24 truncated" in printed
     for name, says in (
-        ("walks:bad", r"^error: walks:bad: check_laws: final_obs is the first observation"),
-        ("walks:number", r"'walks:number' must be an envs\.Env"),
+        ("walks:bad", r"^error: walks:bad: check_laws: final_obs equals obs wherever"),
+        ("walks:column", r"^error: walks:column: Transition: reward must have shape \(2,\), got \(2, 1\)"),
+        ("walks:host", r"^error: walks:host: from_gymnasium: reward of step must have shape \(2,\), got \(\)"),
+        ("walks:number", r"^error: walks:number: must be an envs\.Env"),
         ("walks:none", "the module walks has no none"),
         ("nowhere:none", "'nowhere' is neither a module .* prefixes gymnax, jaxmarl, brax"),
-        ("CartPole-v3", "'CartPole-v3' is not a gymnax environment"),
+        ("CartPole-v3", "gymnax has no environment 'CartPole-v3'"),
     ):
         with pytest.raises(SystemExit, match=says):
-            command.main(["check", name, "--num-steps", "24"])
+            command.main(["check", name, "--num-steps", "24", "--num-envs", "2"])
 
 
 @pytest.mark.slow

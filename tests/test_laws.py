@@ -124,7 +124,7 @@ def _(axis_size, in_batched, x):
         ),
         (
             "state_is_stable",
-            part(lambda b, s, c: (b, s + 1.0), lambda params, key: 0),
+            part(lambda b, s, c: (b, s + 1.0), lambda params, key: jnp.zeros((), int)),
             "update changes its state from",
         ),
         (
@@ -172,7 +172,17 @@ def _(axis_size, in_batched, x):
             part(lambda b, s, c: (b.add_stop(after=False), s), place="after_sampler"),
             "it writes stop",
         ),
-        ("jit_equals_eager", part(counted), "jit gives another result"),
+        ("jit_equals_eager", part(counted), "two calls with the same inputs differ, "),
+        (
+            "jit_equals_eager",
+            part(lambda b, s, c: (b.replace(reward=b.reward * (1 + isinstance(b.reward, jax.core.Tracer))), s)),
+            "jit gives another result",
+        ),
+        (
+            "state_is_stable",
+            part(lambda b, s, c: (b, 0.9 * s), lambda params, key: 1.0),
+            "its state holds the Python number 1.0: make it an array, jnp.array(1.0)",
+        ),
         (
             "vmap_equals_a_loop",
             part(lambda b, s, c: (b.replace(reward=negated_under_vmap(b.reward)), s)),
@@ -234,5 +244,7 @@ def test_check_part_names_the_part_that_raises():
     branching = part(
         lambda b, s, c: (b.add_metrics(x=1.0 * b.reward[0, 0] if b.reward[0, 0] > 0 else b.reward[0, 0]), s)
     )
-    with pytest.raises(pp.UserValueError, match="faulty breaks state_is_stable: it needs the value of an array"):
-        testing.check_part(branching)
+    numpy = part(lambda b, s, c: (b.add_metrics(x=jnp.asarray(np.asarray(b.reward).mean())), s))
+    for faulty in (branching, numpy):
+        with pytest.raises(pp.UserValueError, match=r"faulty breaks \w+: it needs the value of an array .*NumPy"):
+            testing.check_part(faulty)

@@ -204,7 +204,7 @@ def test_the_continuous_preset_trains(tmp_path):
     [
         (["--num-minibatches", "3"], "error: --num-minibatches must divide the 16 steps .*, got 3"),
         (["--total-timesteps", "9"], "error: --total-timesteps must be at least one update, .* got 9"),
-        (["--env-id", "Cartpole-v1"], "error: 'Cartpole-v1' is not a gymnax environment; did you mean CartPole-v1"),
+        (["--env-id", "Cartpole-v1"], "error: gymnax has no environment 'Cartpole-v1'; did you mean CartPole-v1"),
         (["--clip-coef", "-1"], "error: --clip-coef must lie in"),
         (["--num-seeds", "0"], "error: --num-seeds must be at least 1"),
         (["--resume", "/nowhere"], "error: /nowhere holds no run: it has no config.json"),

@@ -9,7 +9,9 @@ import sys
 from typing import Any
 
 from .._errors import UserError, UserTypeError, UserValueError
+from ..functional import ShapeError
 from ._env import Env
+from ._host import host_errors
 from ._laws import LAWS
 from ._play import check_laws
 from ._registry import make, prefixes, split_id
@@ -27,15 +29,15 @@ def load(name: str) -> Env:
         if error.name != prefix:
             raise
         raise UserValueError(
-            f"{name!r}: {prefix!r} is neither a module that can be imported from here nor one of the prefixes "
+            f"{prefix!r} is neither a module that can be imported from here nor one of the prefixes "
             f"{', '.join(prefixes())}"
         ) from None
     if not hasattr(module, attribute):
-        raise UserValueError(f"{name!r}: the module {prefix} has no {attribute}")
+        raise UserValueError(f"the module {prefix} has no {attribute}")
     found: Any = getattr(module, attribute)
     env = found if isinstance(found, Env) or not callable(found) else found()
     if not isinstance(env, Env):
-        raise UserTypeError(f"{name!r} must be an envs.Env or a function that returns one, got {type(env).__name__}")
+        raise UserTypeError(f"must be an envs.Env or a function that returns one, got {type(env).__name__}")
     return env
 
 
@@ -50,8 +52,9 @@ def main(arguments: list[str] | None = None) -> None:
     check.add_argument("--seed", type=int, default=0, help="seed of the random actions (default: 0)")
     given = parser.parse_args(arguments)
     try:
-        seen = check_laws(load(given.env), num_envs=given.num_envs, num_steps=given.num_steps, seed=given.seed)
-    except UserError as error:
+        with host_errors():
+            seen = check_laws(load(given.env), num_envs=given.num_envs, num_steps=given.num_steps, seed=given.seed)
+    except (UserError, ShapeError) as error:
         raise SystemExit(f"error: {given.env}: {error}") from error
     for law in LAWS:
         print(f"ok    {(law.__doc__ or '').strip()}")

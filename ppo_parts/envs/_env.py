@@ -175,13 +175,13 @@ class Env(NamedTuple):
 
 def unknown_env(env_id: Any, library: str, known: Iterable[str]) -> UserValueError:
     """Make the error for an unknown environment; it names similar ones, and whether Gymnasium has the environment."""
-    text = f"{env_id!r} is not a {library} environment"
+    text = f"{library} has no environment {env_id!r}"
     lowered = {name.lower(): name for name in known}
     near = [lowered[name] for name in difflib.get_close_matches(str(env_id).lower(), lowered, 3, 0.6)]
     if _in_gymnasium(env_id):
-        text += f", but one of Gymnasium: envs.make('gym:{env_id}') makes it"
+        text += f", but Gymnasium has: its name here is 'gym:{env_id}'"
         return UserValueError(text + f"; {library} has {', '.join(near)}" * bool(near))
-    return UserValueError(text + (f"; did you mean {', '.join(near)}?" if near else f"; there are {', '.join(known)}"))
+    return UserValueError(text + (f"; did you mean {' or '.join(near)}?" if near else f"; it has {', '.join(known)}"))
 
 
 def _in_gymnasium(env_id: Any) -> bool:

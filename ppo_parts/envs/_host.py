@@ -102,7 +102,7 @@ class GymnasiumVector:
         return HostStep(obs, reward, terminated, truncated, final_obs, ended)
 
     def game_over(self, over: np.ndarray, info: Any) -> np.ndarray:
-        """Where an episode ended for good; environments in which a lost life terminates an episode override this."""
+        """Return where an episode ended for good; environments that end an episode with each life override this."""
         del info
         return over
 
@@ -121,7 +121,7 @@ class GymnasiumVector:
         self.env.close()
 
     def _after_reset(self, obs: np.ndarray, over: np.ndarray, info: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The observations to act on, after a reset where an episode ended, and those that followed the step."""
+        """Return the observations to act on, after a reset where an episode ended, and those that followed the step."""
         if not np.count_nonzero(over):  # several times as fast as over.any()
             return obs, obs
         if self.mode == "SAME_STEP":
@@ -401,7 +401,7 @@ def _callback(function: Callable[..., Any], shapes: Any, *args: Array) -> Any:
 
 
 def obs_dtype(space: Any) -> Any:
-    """The dtype of observations on the device: 32 bits instead of 64."""
+    """Return the dtype of observations on the device: 32 bits instead of 64."""
     dtype = np.dtype(getattr(space, "dtype", None) or np.float32)
     return {"float64": np.dtype(np.float32), "int64": np.dtype(np.int32)}.get(dtype.name, dtype)
 

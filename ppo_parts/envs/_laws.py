@@ -44,7 +44,7 @@ def reproducible(played: Played) -> str | None:
     where = "reset" if not equal(played.first, played.again[0]) else "step"
     return (
         f"{where} gives other results when it is called again with the same key: draw all random numbers from the key "
-        "(jax.random), and keep everything that changes in the state"
+        "(jax.random; in Gymnasium self.np_random, after super().reset(seed=seed)), and keep what changes in the state"
     )
 
 
@@ -113,8 +113,9 @@ def final_observation(played: Played) -> str | None:
     changes = (seen[1:] != seen[:-1]).reshape(*played.ended[1:].shape, -1).any(axis=-1)[~played.ended[1:]]
     if played.ended.sum() > 1 and same[played.ended].all() and changes.any():
         return (
-            "final_obs is the first observation of the next episode wherever one ended: it must be the observation "
-            "that followed the step, before the reset. The value of a truncated episode is taken from it"
+            "final_obs equals obs wherever an episode ended: final_obs must be the observation that followed the step, "
+            "and obs the first one of the next episode, after the automatic reset. The value of a truncated episode is "
+            "taken from final_obs"
         )
     return None
 
@@ -161,12 +162,12 @@ LAWS: tuple[Law, ...] = (
 
 
 def ended_in(out: Transition) -> np.ndarray:
-    """Where an episode ended, `[T, N]`."""
+    """Return where an episode ended, `[T, N]`."""
     return np.asarray(out.terminated | out.truncated if out.ended is None else out.ended)
 
 
 def array_of(obs: Any) -> np.ndarray:
-    """The first leaf of observations; masks are skipped."""
+    """Return the first leaf of observations; masks are skipped."""
     return jax.tree.leaves(obs)[0]
 
 
@@ -176,6 +177,7 @@ def alike(x: np.ndarray) -> bool:
 
 
 def equal(one: Any, other: Any) -> bool:
+    """Return whether all leaves of two trees are equal; NaN equals NaN."""
     same = jax.tree.map(lambda x, y: np.array_equal(x, y, equal_nan=np.issubdtype(x.dtype, np.inexact)), one, other)
     return all(jax.tree.leaves(same))
 

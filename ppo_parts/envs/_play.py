@@ -1,4 +1,4 @@
-"""A check that runs an environment."""
+"""A check that plays an environment with random actions, and holds what it returns to the laws."""
 
 from __future__ import annotations
 
@@ -134,6 +134,12 @@ def report(played: Played) -> Report:
         notes.append(
             f"all {episodes} episodes were terminated after {lengths[0]} steps: if that is a time limit, report it as "
             "truncated, so that the value of the final observation counts"
+        )
+    longest = played.ended & (played.out.episode_length == lengths.max(initial=0))
+    if cut.any() and longest.sum() > 3 and not (cut & longest).any():
+        notes.append(
+            f"all {longest.sum()} episodes of {lengths.max()} steps, the longest, were terminated, and only shorter "
+            "ones were truncated: if that is a time limit, terminated and truncated are swapped"
         )
     if not array_of(played.out.obs).any() and not array_of(played.first).any():
         notes.append("all observations are 0")

@@ -15,6 +15,13 @@ from .._types import Batch, Divider, Part
 from ._example import STEP, example_batch, example_context
 from ._laws import LAWS, Law, Subject, difference
 
+VALUE_NEEDED = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+"""What JAX raises if a function that is traced asks for the value of an array."""
+
 
 def check_part(
     part: Part,
@@ -68,12 +75,23 @@ def check_part(
 def _broken(law: Law, subject: Subject) -> str | None:
     """Return how a law is broken; an error of the part while the law is checked breaks it, too."""
     try:
-        return law(subject)
-    except jax.errors.ConcretizationTypeError as error:
+        wrong = law(subject)
+        return wrong and (_not_repeatable(subject) or wrong)
+    except VALUE_NEEDED as error:
         summary = str(error).partition("\n")[0]
-        return f"it needs the value of an array ({summary}); do not use `if`, float() or int() on arrays"
+        return f"it needs the value of an array ({summary}); do not use `if`, float(), int() or NumPy on arrays"
     except Exception as error:
         return f"the part raised {type(error).__name__}: {error}"
+
+
+def _not_repeatable(subject: Subject) -> str | None:
+    """Return how the results of two equal calls differ, which breaks laws that are about something else."""
+    context = subject.context()
+    state = subject.part.init(context.params, jax.random.key(0))
+    first, second = (subject.apply(subject.batch(), state, context) for _ in range(2))
+    if wrong := difference(first, second, exact=True):
+        return f"two calls with the same inputs differ, {wrong}: draw random numbers from context.key, with jax.random"
+    return None
 
 
 def check_hyperparameters(

@@ -178,6 +178,9 @@ def state_is_stable(subject: Subject) -> str | None:
     for dtype in DTYPES:
         batch, context = subject.batch(0, dtype), subject.context(0, dtype)
         state = part.init(context.params, jax.random.key(0))
+        for leaf in jax.tree.leaves(state):
+            if isinstance(leaf, (bool, int, float)):
+                return f"its state holds the Python number {leaf!r}: make it an array, jnp.array({leaf!r})"
         results = {"update": (state, jax.eval_shape(lambda s, b=batch, c=context: subject.apply(b, s, c)[1], state))}
         if part.finish is not None:
             seen = with_current(batch, context.params)

@@ -146,7 +146,7 @@ class Checkpoints:
         return found
 
     def _alone(self, **more: Any) -> dict[str, Any]:
-        """Options with which orbax does not wait for other processes of the run; `more` of them if there are any."""
+        """Return options with which orbax does not wait for other processes; with several processes, add `more`."""
         if jax.process_count() == 1:
             return {}
         this = jax.process_index()
@@ -207,7 +207,7 @@ def _sync_all(folder: Path) -> None:
 
 
 def is_key(x: Any) -> bool:
-    """Whether an array, or the shape of one, holds PRNG keys."""
+    """Return whether an array, or the shape of one, holds PRNG keys."""
     return isinstance(x, (jax.Array, jax.ShapeDtypeStruct)) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 

@@ -97,7 +97,7 @@ def main(
 
 
 def with_shards(config: Any, options: RunOptions) -> Any:
-    """The configuration with as many shards as devices, unless it sets their number, or there are several seeds.
+    """Give the configuration as many shards as devices, unless it sets their number, or there are several seeds.
 
     The number of shards is recorded, because it changes what is learned. The number of devices is not.
     """
@@ -121,13 +121,14 @@ def exit_on_user_error(fields: Collection[str] = ()) -> Iterator[None]:
     except (UserError, ShapeError) as error:
         raise SystemExit(f"error: {with_flag(error, fields)}") from error
     except OSError as error:
-        raise SystemExit(f"error: {error}") from error
+        known = error.filename is not None and error.strerror
+        raise SystemExit(f"error: {error.filename}: {error.strerror}" if known else f"error: {error}") from error
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
 
 
 def with_flag(error: Exception, fields: Collection[str]) -> str:
-    """The text of an error, which names the flag if it is about a field that is one.
+    """Return the text of an error; if the error is about a field that is a flag, the text names the flag.
 
     Example:
         >>> from ppo_parts import UserValueError

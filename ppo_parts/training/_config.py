@@ -31,17 +31,17 @@ class Range:
 
 
 def between(low: float, high: float) -> Range:
-    """The range of a field of a `Config`, `low <= x <= high`: `gamma: Annotated[float, between(0, 1)] = 0.99`."""
+    """Declare the range of a `Config` field, `low <= x <= high`: `gamma: Annotated[float, between(0, 1)] = 0.99`."""
     return Range(low, high)
 
 
 def at_least(low: float) -> Range:
-    """The range of a field of a `Config`, `x >= low`; for a tuple, the range of each of its numbers."""
+    """Declare the range of a `Config` field, `x >= low`; for a tuple, the range of each of its numbers."""
     return Range(low)
 
 
 def more_than(low: float) -> Range:
-    """The range of a field of a `Config`, `x > low`."""
+    """Declare the range of a `Config` field, `x > low`."""
     return Range(low, open_low=True)
 
 
@@ -93,17 +93,17 @@ class Config:
 
 
 def ranges(kind: type) -> dict[str, Range]:
-    """The ranges that the fields of a dataclass declare, by name."""
+    """Return the ranges that the fields of a dataclass declare, by name."""
     return _metadata(kind, Range)
 
 
 def help_texts(kind: type) -> dict[str, str]:
-    """The help texts that the fields of a dataclass declare, by name."""
+    """Return the help texts that the fields of a dataclass declare, by name."""
     return _metadata(kind, str)
 
 
 def _metadata(kind: type, of: type[M]) -> dict[str, M]:
-    """The metadata of one type in the annotations of a dataclass; a field redeclared without it keeps it."""
+    """Return the metadata of one type, by field; a field that is declared again without metadata keeps them."""
     found: dict[str, M] = {}
     for base in reversed(kind.__mro__):
         for name, hint in get_type_hints(base, include_extras=True).items():
@@ -166,7 +166,7 @@ def _check_field(where: str, name: str, value: Any, hint: Any, declared: Range |
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
-    """The alternatives of a union type; any other type as the only alternative."""
+    """Return the alternatives of a union type; any other type is its own only alternative."""
     return get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 

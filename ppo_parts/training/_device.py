@@ -49,7 +49,7 @@ def check_memory(train: Any, num_seeds: int, num_devices: int = 1, limit: float 
 
 
 def _memory(num_devices: int) -> float | None:
-    """Memory of equal devices in bytes; for a CPU, the memory of the machine."""
+    """Return the memory of equal devices in bytes; for a CPU, the memory of the machine."""
     device = jax.local_devices()[0]
     statistics = device.memory_stats() if device.platform != "cpu" else None
     if statistics:

@@ -35,18 +35,18 @@ class Placement(NamedTuple):
     over_seeds: bool
 
     def jit(self, function: Callable[..., Any], given: tuple[str, ...], result: Any, **options: Any) -> Any:
-        """`jax.jit(function)` on these devices; `given` and `result` name kinds of arrays, as in `SEED_AXIS`."""
+        """Apply `jax.jit` on these devices; `given` and `result` name kinds of arrays, as in `SEED_AXIS`."""
         if self.over_seeds:
             in_specs, out_specs = jax.tree.map(self._spec, (given, result))
             function = _shard_map(function, self.mesh, in_specs, out_specs)
         return jax.jit(function, out_shardings=jax.tree.map(self._sharding, result), **options)
 
     def put(self, state: Any) -> Any:
-        """The state, on the devices where it belongs."""
+        """Move the state to the devices where it belongs."""
         return jax.jit(lambda state: state, out_shardings=self.state)(state)
 
     def gathered(self, x: Any) -> Any:
-        """The arrays, replicated on each device."""
+        """Replicate the arrays on each device."""
         return jax.jit(lambda x: x, out_shardings=NamedSharding(self.mesh, PartitionSpec()))(x)
 
     def _spec(self, kind: str) -> PartitionSpec:
@@ -90,7 +90,7 @@ def placement(train: Train, options: RunOptions) -> Placement | None:
 
 
 def devices_of(options: RunOptions) -> int:
-    """How many devices a run uses: those it asks for; None: one, or all those of several processes.
+    """Return how many devices a run uses. None in the options: one, or all devices of several processes.
 
     Raises:
         UserValueError: there are fewer, or devices of some processes would be idle.

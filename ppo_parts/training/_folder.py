@@ -48,7 +48,7 @@ class RunFolder:
         )
 
     def restore(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
-        """Restore a checkpoint ("latest", "best" or a number); returns its number of updates and its state.
+        """Restore a checkpoint ("latest", "best" or a number); return its number of updates and its state.
 
         Raises:
             RunNotFoundError: the checkpoint does not exist. RunFolderError: it cannot be read.
@@ -75,7 +75,8 @@ class RunFolder:
         if found is None:
             metric = self.options.best_metric
             reason = "it was run without best_metric" if metric is None else f"{metric} is unknown"
-            raise UserValueError(f"{self.path} has no best checkpoint: {reason}; there are {steps}")
+            there = ", ".join(map(str, steps))
+            raise UserValueError(f"{self.path} has no best checkpoint: {reason}; there are {there}")
         return found[0]
 
     def best_of(self, steps: list[int], rows: list[Row], num_updates: int) -> tuple[int, float] | None:

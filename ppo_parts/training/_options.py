@@ -1,4 +1,4 @@
-"""Options for recording a run, which are checked before anything is created or trained."""
+"""Options of a run other than its configuration, which are checked before anything is created or trained."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._train import Train
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """How a run is recorded, and on which devices. Only `init_from`, with its `checkpoint`, changes what is learned."""
+    """How a run is recorded and continued, on which devices it runs, and with how many seeds."""
 
     name: Annotated[
         str | None,
@@ -93,17 +93,17 @@ KEPT = tuple(
 
 
 def kept_options(options: RunOptions) -> dict[str, Any]:
-    """The options that `config.json` stores."""
+    """Return the options that `config.json` stores."""
     return {name: getattr(options, name) for name in KEPT}
 
 
 def stored_options(stored: Mapping[str, Any]) -> RunOptions:
-    """The options of a run that are stored in its `config.json`."""
+    """Return the options that the `config.json` of a run holds."""
     return RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT})
 
 
 def checked(options: RunOptions, train: Train) -> RunOptions:
-    """`options` with the default intervals filled in.
+    """Check the options, and fill in the default intervals.
 
     Raises:
         ValueError, TypeError: the options cannot work; the message names what to change.

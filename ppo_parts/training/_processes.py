@@ -21,9 +21,8 @@ from ._checkpoint import as_key, is_key
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 """Variables that torchrun sets."""
 
-
 LOST = ("Gloo", "NCCL", "RCCL", "coordination service", "Connection reset", "heartbeat")
-"""Words of which one occurs in every error of a collective operation whose other end is gone."""
+"""Every error of a collective operation whose other end is gone contains one of these words."""
 
 
 class ProcessLostError(UserError, ConnectionError):
@@ -63,20 +62,19 @@ def initialize(heartbeat_timeout: int) -> None:
 
 
 def is_first() -> bool:
-    """Whether this is the first process of its run, which writes the files."""
+    """Return whether this is the first process of its run, which writes the files."""
     return jax.process_index() == 0
 
 
 def agreed(*numbers: float) -> list[float]:
-    """The largest of each number over all processes, which all have to call this."""
+    """Return the largest of each number over all processes; all of them have to call this."""
     if jax.process_count() == 1:
         return list(numbers)
     return np.max(multihost_utils.process_allgather(np.asarray(numbers, np.float32)), axis=0).tolist()
 
 
 def of_first(tree: Any, like: Any) -> Any:
-    """A tree of arrays as the first process has it; the others give anything, and `like` has the shapes and dtypes."""
-
+    """Return the arrays that the first process passes. The others may pass anything; `like` has shapes and dtypes."""
     wanted = raw(like)  # keys as their data
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), wanted)
     numbers = multihost_utils.broadcast_one_to_all(jax.tree.map(np.asarray, raw(tree)) if is_first() else zeros)
@@ -84,7 +82,7 @@ def of_first(tree: Any, like: Any) -> Any:
 
 
 def raw(tree: Any) -> Any:
-    """The tree with the data of keys in their place, which NumPy can hold; shapes, if it is one of shapes."""
+    """Replace keys by their data, which NumPy can hold; a tree of shapes becomes a tree of shapes."""
 
     def of_leaf(x: Any) -> Any:
         if not is_key(x):
@@ -111,7 +109,7 @@ def together(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def noticing_losses() -> Iterator[None]:
-    """Say in a sentence that another process is lost, which is otherwise an error of a collective operation."""
+    """Turn the error of a collective operation into a sentence that says that another process is lost."""
     try:
         yield
     except (jax.errors.JaxRuntimeError, ValueError) as error:

@@ -110,7 +110,7 @@ class Program:
 
     @functools.cached_property
     def placed(self) -> Placement | None:
-        """How the run is divided over devices; None: it has one."""
+        """How the run is divided over devices; None: it runs on one device."""
         return placement(self.train, self.options)
 
     def start(self, restored: Any = None) -> Any:
@@ -173,5 +173,5 @@ def _whole(placed: Placement | None, x: Any) -> Any:
 def _jit(
     placed: Placement | None, function: Callable[..., Any], given: tuple[str, ...], result: Any, **options: Any
 ) -> Any:
-    """`jax.jit(function)`, on the devices of a placement if there is one; see `Placement.jit`."""
+    """Apply `jax.jit`, on the devices of a placement if there is one; see `Placement.jit`."""
     return jax.jit(function, **options) if placed is None else placed.jit(function, given, result, **options)

@@ -128,7 +128,8 @@ def plot_curve(
     axes = figure.subplots()
     smooth = smoothed(returns, window)
     if returns.ndim == 1:
-        axes.plot(env_steps, returns, color="C0", alpha=0.25, linewidth=0.8)
+        # With markers, because a line does not show an update between two updates in which no episode ended.
+        axes.plot(env_steps, returns, color="C0", alpha=0.25, linewidth=0.8, marker=".", markersize=3)
         axes.plot(env_steps, smooth, color="C0")
     else:
         low, high = interval(smooth)
@@ -151,7 +152,7 @@ def plot_curve(
 
 
 def smoothed(returns: np.ndarray, window: int) -> np.ndarray:
-    """Average over those of the last `window` updates in which an episode ended; NaN where there is none."""
+    """Average over those of the last `window` updates in which an episode ended; NaN if there are none."""
     known = np.isfinite(returns)
     total = np.cumsum(np.where(known, returns, 0), axis=0)
     number = np.cumsum(known, axis=0)

@@ -1,4 +1,4 @@
-"""The host loop around a `Train`."""
+"""The loop of a run on the host: it trains, evaluates, logs and saves, until the run is done or asked to stop."""
 
 from __future__ import annotations
 
@@ -262,7 +262,8 @@ def introduction(train: Train, options: RunOptions, path: Path, done: int) -> st
         f"{train.num_updates * train.steps_per_update:,} environment steps"
         + (f", {options.num_seeds} seeds" if options.num_seeds > 1 else "")
         + (f", on {devices_of(options)} devices" if devices_of(options) > 1 else "")
-        + (f", from update {done}" if done else "")
+        + (f", from update {done}" if 0 < done < train.num_updates else "")
+        + (f", all done; --init-from {path} trains it further" if done == train.num_updates else "")
     )
 
 

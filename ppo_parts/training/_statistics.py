@@ -6,12 +6,12 @@ import numpy as np
 
 
 def iqm(x: np.ndarray) -> float:
-    """Interquartile mean: the mean of the middle half (Agarwal et al. 2021, arXiv:2108.13264)."""
+    """Compute the interquartile mean, the mean of the middle half (Agarwal et al. 2021, arXiv:2108.13264)."""
     return float(iqm_over_seeds(np.asarray(x, float).ravel()))
 
 
 def iqm_over_seeds(x: np.ndarray) -> np.ndarray:
-    """Interquartile mean over the last axis: a quarter is cut at each end, and a fraction of a number if need be."""
+    """Compute the interquartile mean over the last axis: without a quarter at each end, cutting a number if need be."""
     n = x.shape[-1]
     weight = np.clip(np.minimum(np.arange(1, n + 1), 0.75 * n) - np.maximum(np.arange(n), 0.25 * n), 0, None)
     return np.sort(x, axis=-1) @ (weight / np.sum(weight))

@@ -28,6 +28,7 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[RunWrit
     Raises:
         RunExistsError: the folder already holds a run, or another process is writing to it.
         RunNotFoundError: there is no run to resume, or to start from.
+        RunFolderError: the folder cannot be created, or not be written.
         UserValueError: it has another configuration, or its state does not fit. No folder was created.
     """
     if options.resume is not None:
@@ -36,7 +37,12 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[RunWrit
     else:
         source = {} if options.init_from is None else {"continued_from": _continued_from(train, config, options)}
         stored = {**described(config, options, train.steps_per_update), **source}
-        path = _new_folder(config, options)
+        try:
+            path = _new_folder(config, options)
+        except OSError as error:
+            raise RunFolderError(
+                f"{error.filename} cannot be created: {error.strerror}; give another --directory or --name"
+            ) from error
     with _locked(path):
         if options.resume is None:
             if (path / "config.json").exists() or (path / "checkpoints").exists():
@@ -292,7 +298,11 @@ def _numbered(path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Lock `folder` for this process; the operating system releases the lock however the process ends."""
-    with (folder / ".lock").open("w") as file:
+    try:
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise RunFolderError(f"{folder} cannot be written: {error.strerror}") from error
+    with lock as file:
         try:
             import fcntl
 

@@ -24,8 +24,9 @@ from benchmarks._runs import (
     steps,
     tiny,
 )
-from ppo_parts.training import RunOptions
+from ppo_parts.training import RunFolderError, RunOptions
 from ppo_parts.training._program import Pace, compiled
+from ppo_parts.training._run import introduction
 from ppo_parts.training._writer import open_run
 
 
@@ -108,11 +109,33 @@ def test_run_in_which_no_episode_ends_has_no_curve(train, place, capsys):
     assert "no episode ended" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("done", "end"),
+    [(0, " steps"), (8, " steps, from update 8"), (UPDATES, " steps, all done; --init-from a trains it further")],
+)
+def test_run_says_where_it_begins(train, done, end):
+    assert introduction(train, RunOptions(), Path("a"), done).endswith(f" environment{end}")
+
+
 def test_run_name_is_given_once(train, whole, place):
     with pytest.raises(FileExistsError, match=r"whole already holds a run: continue it with --resume .*whole"):
         go(train, place, "whole")
     with pytest.raises(FileNotFoundError, match=r"nowhere holds no run: it has no config\.json"):
         go(train, None, "", resume=place / "nowhere")
+
+
+def test_run_folder_that_cannot_be_written_is_named_with_the_reason(train, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "run" / ".lock").mkdir(parents=True)
+    for directory, message in (
+        (tmp_path / "file", "file/run cannot be created: Not a directory; give another --directory or --name"),
+        (tmp_path, "run cannot be written: Is a directory"),
+    ):
+        with (
+            pytest.raises(RunFolderError, match=message),
+            open_run(train, tiny(), RunOptions(name="run", directory=directory)),
+        ):
+            pass
 
 
 def test_run_has_one_writer(train, tmp_path):

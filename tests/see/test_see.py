@@ -208,6 +208,10 @@ def test_compare_refuses_what_cannot_be_compared(tmp_path):
         compare.read_curve("a", [a, a])
     with pytest.raises(UserValueError, match="no update has won; there are env_steps, episode_return, update"):
         compare.read_curve("a", [a], "won")
+    with pytest.raises(UserValueError, match=r"no update has evaluation/won; .*; evaluations .* need --eval-every"):
+        compare.read_curve("a", [a], "evaluation/won")
+    with pytest.raises(SystemExit, match=r"^error: x\.foo must end with the name of a picture's format: .*\.png"):
+        compare.main([str(a), "--output", "x.foo"])
     write_rows(a / "metrics.jsonl", [{"update": 0, "env_steps": 10, "episode_return": [1.0, np.nan]}])
     with pytest.raises(UserValueError, match="was not measured yet in every seed"):
         compare.read_curve("a", [a])
