@@ -72,7 +72,7 @@ TASKS = {
             pufferlib_ppo.make_train,
             dataclasses.replace(PUFFERLIB["minatar"], env_id=f"{game}-MinAtar"),
             threshold,
-            "PPO in Goldie et al. 2024, 10M steps",
+            "PPO in Goldie et al. 2024",
         )
         for game, threshold in {"Asterix": 15.04, "Breakout": 50.08, "Freeway": 61.84, "SpaceInvaders": 167.09}.items()
     },

@@ -66,9 +66,10 @@ def results_table(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
         "evaluations. Tianshou reports the maximum over training of about 30 evaluations in 1M steps (10 seeds,",
         "mean and standard deviation, version 3 of the environments), and CleanRL training returns (3 seeds, version",
         "4). A *variant* changes one setting of `recipes.mujoco_ppo`, and `tuned` is its preset for the task; the",
-        "settings after its name differ from the recipe's. `python -m benchmarks mujoco <task> --variant <variant>`",
-        "produces a row. In version 3 of Ant and Humanoid the contact forces in the observations",
+        "settings after its name differ from the recipe's. `no_contact_forces` leaves the contact forces out of the",
+        "observations (Gymnasium's `include_cfrc_ext_in_observation=False`): in version 3 of Ant and Humanoid they",
         f"[are always 0]({NO_FORCES}) with MuJoCo 2.0 and later; in version 5 they are not.",
+        "`python -m benchmarks mujoco <task> --variant <variant>` produces a row.",
         "",
         *curves(records, pictures),
     ]
