@@ -115,6 +115,12 @@ def checked(options: RunOptions, train: Train) -> RunOptions:
         log_every=two_hundredth if options.log_every is None else options.log_every,
     )
     check_config(options, where="run")
+    if options.name is not None and not _is_inside(Path(options.name)):
+        raise UserValueError(
+            f"must name a folder inside directory, got {options.name!r}: give the path before it as directory",
+            where="run",
+            argument="name",
+        )
     if options.distributed and not jax.distributed.is_initialized():
         raise UserValueError(
             "is for processes that have called jax.distributed.initialize() before anything used a device, as the "
@@ -158,3 +164,8 @@ def checked(options: RunOptions, train: Train) -> RunOptions:
                 argument="best_metric",
             )
     return options
+
+
+def _is_inside(path: Path) -> bool:
+    """Return whether a path below some folder leads to another folder inside it."""
+    return not path.is_absolute() and bool(path.parts) and ".." not in path.parts

@@ -206,6 +206,13 @@ def test_run_options_that_do_not_go_together_are_refused(train, tmp_path, option
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["", ".", "../run", "/tmp/run"])
+def test_run_name_must_lead_to_a_folder_inside_its_directory(train, tmp_path, name):
+    with pytest.raises(ValueError, match=f"run: name must name a folder inside directory, got '{re.escape(name)}'"):
+        go(train, tmp_path, name)
+    assert not list(tmp_path.iterdir())
+
+
 def test_run_paces_change_nothing(train, whole, tmp_path):
     """Calls of any length, checkpoints in between, records of any size: the same bits."""
 
