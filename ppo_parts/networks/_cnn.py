@@ -44,13 +44,19 @@ def convolve_by_products(x: Array, kernel: Array, stride: int) -> Array:
     size, _, channels, features = kernel.shape
     blocks = size // stride
     rows, columns = ((length - size) // stride + 1 for length in x.shape[1:3])
-    x = x[:, : (rows - 1) * stride + size, : (columns - 1) * stride + size]
+    x = cropped(x, 0, 0, (rows - 1) * stride + size, (columns - 1) * stride + size)
     x = x.reshape(-1, rows + blocks - 1, stride, columns + blocks - 1, stride, channels).swapaxes(2, 3)
     x = x.reshape(*x.shape[:3], stride * stride * channels)
     kernel = kernel.reshape(blocks, stride, blocks, stride, channels, features).swapaxes(1, 2)
-    kernel = kernel.reshape(blocks, blocks, stride * stride * channels, features)
+    kernel = kernel.reshape(blocks * blocks, stride * stride * channels, features)
     shifts = [(i, j) for i in range(blocks) for j in range(blocks)]
-    return sum((x[:, i : i + rows, j : j + columns] @ kernel[i, j] for i, j in shifts), jnp.zeros(()))
+    products = (cropped(x, i, j, rows, columns) @ each for (i, j), each in zip(shifts, kernel, strict=True))
+    return sum(products, jnp.zeros(()))
+
+
+def cropped(x: Array, top: int, left: int, height: int, width: int) -> Array:
+    """Crop `[N, H, W, C]`; N may be symbolic, as in an export, where indexing would gather."""
+    return jax.lax.slice_in_dim(jax.lax.slice_in_dim(x, top, top + height, axis=1), left, left + width, axis=2)
 
 
 class NatureCNN(nn.Module):
