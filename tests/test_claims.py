@@ -57,6 +57,17 @@ def test_claims_mujoco_returns_are_those_of_the_records():
     assert [number for number in returns.values() if number not in sentences] == []
 
 
+def test_claims_breakout_with_less_and_with_more_entropy():
+    page = (report.ROOT / "docs/pufferlib.md").read_text()
+    for name, end in (("minatar_breakout", "35.8"), ("minatar_breakout_ent_coef_0.1", "66.6")):
+        found = json.loads((RESULTS / f"learning_{name}.json").read_text())["results"]
+        returns = found["evaluation_100_episodes_return"]
+        assert f"{returns['mean']:.1f}" == end
+        assert end in page
+        if name == "minatar_breakout":
+            assert sum(15.5 <= x < 43.5 for x in returns["per_seed"]) == 7
+
+
 def test_claims_no_difference_between_libraries_is_visible():
     page = (report.ROOT / "docs/libraries.md").read_text()
     folder = RESULTS / "differences"
