@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 EVALUATED = 5000  # games for each seed
 GAMES = {
     "connect_four": cleanrl_ppo.Config(
-        env_id="pgx:connect_four", total_timesteps=2_000_000, num_envs=256, num_steps=16, hidden=(256, 256),
-        num_minibatches=8, learning_rate=1e-3,
+        env_id="pgx:connect_four", total_timesteps=3_000_000, num_envs=256, num_steps=16, hidden=(256, 256),
+        num_minibatches=8, learning_rate=1e-3, gae_lambda=0.8,
     ),
 }  # fmt: skip
 
