@@ -35,6 +35,31 @@ def test_an_unknown_environment_or_parameter_names_what_there_is():
         envs.make("CartPole-v1", max_steps=3)
 
 
+def test_settings_may_follow_the_name():
+    given = []
+    envs.register("given", lambda name, **settings: given.append((name, settings)) or envs.make(name))
+    env_id = "given:CartPole-v1,flag=False,word=easy,pair=(1, -2.5),text='a, b',times=3"
+    expected = {"flag": False, "word": "easy", "pair": (1, -2.5), "text": "a, b", "times": 3, "more": 4}
+    envs.make(env_id, more=4)
+    assert given == [("CartPole-v1", expected)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        *(
+            (text, r"must look like 'a=1,b=True")
+            for text in ("", "a", "a=", "a=b-c", "a=1,a=2", "**{'a': 1}", "a=f(1)")
+        ),
+        ("gravity=1", "gravity is given as an argument, too"),
+        ("max_steps=3", "CartPole-v1 has no parameter 'max_steps'"),
+    ],
+)
+def test_wrong_settings_after_the_name_are_named(settings, says):
+    with pytest.raises(pp.UserValueError, match=says):
+        envs.make(f"CartPole-v1,{settings}", gravity=9.8)
+
+
 @pytest.mark.parametrize(
     ("env_id", "says"),
     [
@@ -347,6 +372,11 @@ def test_moments_hold_after_float32_has_ended_counting():
 def test_wrappers_refuse_what_they_cannot_wrap():
     with pytest.raises(ValueError, match=r"clip_action: .* discrete"):
         envs.clip_action(envs.make("CartPole-v1"))
+    with pytest.raises(ValueError, match=r"rescale_action: .* discrete"):
+        envs.rescale_action(envs.make("CartPole-v1"))
+    unbounded = envs.make("Pendulum-v1")._replace(action_space=envs.Box((1,), -1.0, np.inf))
+    with pytest.raises(ValueError, match=r"rescale_action: .* finite bounds, got low=-1.0, high=inf"):
+        envs.rescale_action(unbounded)
     parts = gymnax.environments.spaces.Dict({"a": gymnax.environments.spaces.Discrete(2)})
     with pytest.raises(ValueError, match="not a space of arrays"):
         envs.normalize_observation(envs.make("CartPole-v1")._replace(observation_space=parts))

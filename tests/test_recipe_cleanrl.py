@@ -80,6 +80,18 @@ def test_continuous_actions_are_clipped_before_anything_is_normalized():
             assert out.obs.tolist() == [[0.5, -1.0], [0.25, 0.0]]
 
 
+def test_rescaled_actions_reach_the_bounds_of_the_box():
+    rescaled = envs.prepare(echo(-1.0, 0.5), rescale=True)
+    for env in (rescaled, rescaled.evaluation(())):
+        assert (env.action_space.low, env.action_space.high) == (-1, 1)
+        _, out = env.step(jax.random.key(0), (), jnp.array([[9.0, -9.0], [0.0, 0.5]]))
+        assert out.obs.tolist() == [[0.5, -1.0], [-0.25, 0.125]]
+    same, _ = jax.random.normal(jax.random.key(0), (2, 1000)) / 3
+    _, out = envs.rescale_action(echo(-1.0, 1.0)).step(jax.random.key(0), (), same.reshape(-1, 2))
+    np.testing.assert_array_equal(out.obs, same.reshape(-1, 2))
+    assert envs.prepare(envs.make("CartPole-v1"), rescale=True).action_space.n == 2
+
+
 def test_an_observation_without_a_shape_is_refused(monkeypatch):
     parts = gymnax.environments.spaces.Dict({"a": gymnax.environments.spaces.Discrete(2)})
     cartpole = envs.make("CartPole-v1")

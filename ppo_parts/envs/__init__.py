@@ -29,5 +29,6 @@ from ._wrappers import fold_agents as fold_agents
 from ._wrappers import normalize_observation as normalize_observation
 from ._wrappers import normalize_reward as normalize_reward
 from ._wrappers import prepare as prepare
+from ._wrappers import rescale_action as rescale_action
 from ._wrappers import share_observations as share_observations
 from ._wrappers import with_agent_id as with_agent_id

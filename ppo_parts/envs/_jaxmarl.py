@@ -15,6 +15,7 @@ from .._extras import require_package
 from .._trees import without_weak_types
 from ._env import Array, Box, Discrete, Env, Observation, Transition, is_discrete, size, unknown_env
 from ._episodes import EpisodeState, choose
+from ._registry import split_settings
 
 SMAX_SETTINGS = {"see_enemy_actions": True, "walls_cause_death": True, "attack_mode": "closest"}
 """The SMAX settings of JaxMARL's own baselines; `make_agents` can override each of them."""
@@ -26,14 +27,15 @@ def make_agents(env_id: str, **settings: Any) -> Env:
     "SMAX/<map>" plays against the built-in opponent, with the settings of JaxMARL's baselines.
 
     Args:
-        env_id: a name that `jaxmarl.make` knows, or "SMAX/" with the name of a map; the prefix "jaxmarl:" may precede.
+        env_id: a name that `jaxmarl.make` knows, or "SMAX/" with the name of a map; the prefix "jaxmarl:" may precede,
+            and settings may follow, as in `make`.
         **settings: passed to `jaxmarl.make`, e.g. `num_agents=3`.
 
     Raises:
         MissingPackage: JaxMARL is not installed. ValueError: unknown name (similar names are listed), or the
             environment does not fit into arrays with an axis of agents.
     """
-    env_id = env_id.removeprefix("jaxmarl:")
+    env_id, settings = split_settings(env_id.removeprefix("jaxmarl:"), settings)
     with jax.ensure_compile_time_eval():  # JaxMARL calls JAX when it is imported and when it makes an environment
         made = _made(env_id, settings)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import re
@@ -52,7 +53,8 @@ def make(env_id: str, **settings: Any) -> Env:
 
     Args:
         env_id: "prefix:name", as "brax:ant" or "pgx:connect_four", where the prefix is one of `prefixes()`. A name
-            without a prefix is one of gymnax: "CartPole-v1" is "gymnax:CartPole-v1".
+            without a prefix is one of gymnax: "CartPole-v1" is "gymnax:CartPole-v1". Settings may follow the name,
+            so that they can be given on a command line: "brax:ant,backend=spring,time_limit=500".
         **settings: settings of the environment; `docs/environments.md` lists those of each prefix.
 
     Returns:
@@ -66,7 +68,9 @@ def make(env_id: str, **settings: Any) -> Env:
         >>> from ppo_parts import envs
         >>> envs.make("CartPole-v1", max_steps_in_episode=200).action_space.n
         2
+        >>> env = envs.make("CartPole-v1,max_steps_in_episode=200")  # the same environment
     """
+    env_id, settings = split_settings(env_id, settings)
     prefix, name = split_id(env_id)
     if prefix in _registered:
         env = _registered[prefix](name, **settings)
@@ -120,3 +124,33 @@ def split_id(env_id: str) -> tuple[str, str]:
         prefix, _, name = env_id.partition(":")
         return prefix, name
     return "gymnax", env_id
+
+
+def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Split "name,a=1,b=word" into the name and its settings, which are added to `settings`.
+
+    Raises:
+        ValueError: what follows the first comma is not a list of settings, or a setting is given twice.
+    """
+    if not isinstance(env_id, str) or "," not in env_id:
+        return env_id, settings
+    name, _, text = env_id.partition(",")
+    try:
+        call = ast.parse(f"dict({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
+            raise ValueError
+        named = {setting.arg: _value(setting.value) for setting in call.keywords if setting.arg}
+        if not named or len(named) < len(call.keywords):
+            raise ValueError
+    except (SyntaxError, ValueError):
+        raise UserValueError(
+            f"{env_id!r}: settings after the name must look like 'a=1,b=True,c=word,d=\"some words\"', got {text!r}"
+        ) from None
+    if twice := sorted(named.keys() & settings.keys()):
+        raise UserValueError(f"{env_id!r}: {', '.join(twice)} is given as an argument, too: give it once")
+    return name, settings | named
+
+
+def _value(node: ast.expr) -> Any:
+    """Return the value of a literal; a bare word is a string, so that shells need no quotes."""
+    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)

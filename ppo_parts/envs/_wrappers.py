@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._errors import UserTypeError, UserValueError
 from .._hyperparameters import number
@@ -29,6 +30,35 @@ def clip_action(env: Env) -> Env:
     return env._replace(step=step, evaluation=lambda state: clip_action(env.evaluation(state)))
 
 
+def rescale_action(env: Env) -> Env:
+    r"""Map actions of [-1, 1] linearly onto the environment's box: :math:`a \mapsto (l + h) / 2 + a\,(h - l) / 2`.
+
+    :math:`l` and :math:`h` are the bounds of the box. A policy's initial noise then has the same size in every
+    environment, relative to the box; in Gymnasium's Humanoid, whose bounds are -0.4 and 0.4, a standard deviation of 1
+    would otherwise nearly always end at a bound. Apply `clip_action` to the result, as `prepare` does.
+
+    Raises:
+        ValueError: actions are discrete, or a bound is infinite.
+    """
+    space = env.action_space
+    if is_discrete(space):
+        raise UserValueError("rescale_action: this environment's actions are discrete, there is nothing to rescale")
+    size(space)  # raises if actions are not arrays
+    low, high = (np.broadcast_to(np.asarray(bound, np.float32), space.shape)[None] for bound in (space.low, space.high))
+    if not np.all(np.isfinite(low) & np.isfinite(high)):
+        raise UserValueError(f"rescale_action: actions must have finite bounds, got low={space.low}, high={space.high}")
+    center, half = jnp.asarray((low + high) / 2), jnp.asarray((high - low) / 2)
+
+    def step(key: Array, state: Any, action: Array) -> tuple[Any, Transition]:
+        return env.step(key, state, center + half * action)
+
+    return env._replace(
+        step=step,
+        action_space=Box(space.shape, -1.0, 1.0),
+        evaluation=lambda state: rescale_action(env.evaluation(state)),
+    )
+
+
 def clip_reward(env: Env) -> Env:
     """Replace rewards by their sign, as most Atari agents do; episode returns and `evaluation` keep the rewards.
 
@@ -42,20 +72,21 @@ def clip_reward(env: Env) -> Env:
     return env._replace(step=step)
 
 
-def prepare(env: Env, *, normalize: bool = False, gamma: Any = None) -> Env:
+def prepare(env: Env, *, normalize: bool = False, gamma: Any = None, rescale: bool = False) -> Env:
     """Apply PPO's usual wrappers: clip actions to their box and, with `normalize`, normalize observations and rewards.
 
     Args:
         env: the environment.
         normalize: apply `normalize_observation` and `normalize_reward`.
         gamma: the learner's discount, for `normalize_reward`.
+        rescale: apply `rescale_action` where actions are not discrete.
 
     Example:
         >>> from ppo_parts import envs
         >>> env = envs.prepare(envs.make("Pendulum-v1"), normalize=True, gamma=.99)
     """
     if not is_discrete(env.action_space):
-        env = clip_action(env)
+        env = clip_action(rescale_action(env) if rescale else env)
     return normalize_reward(normalize_observation(env), gamma=gamma) if normalize else env
 
 
