@@ -54,28 +54,16 @@ def unscaled_rewards(config: Config) -> envs.Env:
     return envs.normalize_observation(envs.clip_action(envs.make(config.env_id)))
 
 
-def without_contact_forces(config: Config) -> envs.Env:
+def without_contact_forces(config: Config) -> Config:
     """Ant and Humanoid with observations as in their version 3, where contact forces were always 0."""
-    env = envs.make(config.env_id, include_cfrc_ext_in_observation=False)
-    return envs.prepare(env, normalize=True, gamma=config.gamma)
+    return dataclasses.replace(config, env_id=f"{config.env_id},include_cfrc_ext_in_observation=False")
 
 
-def preset(config: Config) -> Config:
-    """The recipe's preset for this task."""
-    task = config.env_id.removeprefix("gym:")
-    if task not in TUNED:
-        raise SystemExit(f"{task} has no preset of its own; those that have one: {', '.join(TUNED)}")
-    own = {name: getattr(config, name) for name in ("env_id", "total_timesteps", "seed")}
-    return dataclasses.replace(mujoco_ppo.PRESETS[TUNED[task]], **own)
-
-
-TUNED = {"HalfCheetah-v5": "halfcheetah", "Ant-v5": "ant"}
 SETTINGS: dict[str, Callable[[Config], Config]] = {  # variants that change settings
-    "tuned": preset,
-    "tuned_no_contact_forces": preset,
-    "lambda_0.9": lambda c: dataclasses.replace(c, gae_lambda=0.9),
-    "lambda_0.98": lambda c: dataclasses.replace(c, gae_lambda=0.98),
-    "log_std_-1": lambda c: dataclasses.replace(c, log_std=-1.0),
+    "no_contact_forces": without_contact_forces,
+    "tianshou": lambda c: dataclasses.replace(c, gae_lambda=0.95, log_std=-0.5),
+    "lambda_0.95": lambda c: dataclasses.replace(c, gae_lambda=0.95),
+    "log_std_-0.5": lambda c: dataclasses.replace(c, log_std=-0.5),
 }
 Variant = Callable[[Config], training.Train]
 VARIANTS: dict[str, Variant] = {
@@ -86,8 +74,6 @@ VARIANTS: dict[str, Variant] = {
     "value_clip": lambda c: variant(c, value_loss=clipped_value_loss(c)),
     "advantage_normalize": lambda c: variant(c, surrogate=normalized_surrogate(c)),
     "unscaled_rewards": lambda c: mujoco_ppo.make_train(c, unscaled_rewards(c)),
-    "no_contact_forces": lambda c: mujoco_ppo.make_train(c, without_contact_forces(c)),
-    "tuned_no_contact_forces": lambda c: mujoco_ppo.make_train(c, without_contact_forces(c)),
 }
 
 

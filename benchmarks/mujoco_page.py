@@ -65,10 +65,10 @@ def results_table(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
         "the highest evaluation of each seed, and *best mean* the highest mean over seeds; both favor lucky",
         "evaluations. Tianshou reports the maximum over training of about 30 evaluations in 1M steps (10 seeds,",
         "mean and standard deviation, version 3 of the environments), and CleanRL training returns (3 seeds, version",
-        "4). A *variant* changes one setting of `recipes.mujoco_ppo`, and `tuned` is its preset for the task; the",
-        "settings after its name differ from the recipe's. `no_contact_forces` leaves the contact forces out of the",
-        "observations (Gymnasium's `include_cfrc_ext_in_observation=False`): in version 3 of Ant and Humanoid they",
-        f"[are always 0]({NO_FORCES}) with MuJoCo 2.0 and later; in version 5 they are not.",
+        "4). `recipe` is `recipes.mujoco_ppo` as it stands, the same for all tasks. `no_contact_forces` is the same",
+        "recipe without the contact forces in the observations (Gymnasium's `include_cfrc_ext_in_observation=False`):",
+        f"in version 3 of Ant and Humanoid they [are always 0]({NO_FORCES}) with MuJoCo 2.0 and later; in version 5",
+        "they are not. `tianshou` is the recipe's preset with the settings after its name.",
         "`python -m benchmarks mujoco <task> --variant <variant>` produces a row.",
         "",
         *curves(records, pictures),
@@ -199,13 +199,19 @@ def settings(results: pathlib.Path) -> list[str]:
         return []
     record = json.loads(path.read_text())
     found = {design["task"]: main_effects(design) for design in record["designs"]}
-    factors = {name: levels for design in record["designs"] for name, levels in design["factors"].items()}
+    changes = dict.fromkeys(
+        (name, str(low), str(high)) for design in record["designs"] for name, (low, high) in design["factors"].items()
+    )
+    tested = {
+        design["task"]: {(name, str(low), str(high)) for name, (low, high) in design["factors"].items()}
+        for design in record["designs"]
+    }
     rows = [
         [
-            f"{name}: {low} to {high}",
-            *("{:+.0f} ({:.0f})".format(*effects[name]) if name in effects else "" for effects in found.values()),
+            "{}: {} to {}".format(*change),
+            *("{:+.0f} ({:.0f})".format(*found[task][change[0]]) if change in tested[task] else "" for task in found),
         ]
-        for name, (low, high) in factors.items()
+        for change in changes
     ]
     return [
         "### Effects of settings",
@@ -213,10 +219,10 @@ def settings(results: pathlib.Path) -> list[str]:
         f"Change in the return after {record['steps']:,} steps, and its standard error",
         f"([record](../benchmarks/results/{path.name})):",
         "",
-        *table(["from the recipe's setting to another", *found], rows),
+        *table(["from the setting of the preset `tianshou` to another", *found], rows),
         "Each column is a two-level design: all settings vary at once, and each effect is an average over the levels",
-        "of the others (32 runs on HalfCheetah, 16 each on Hopper and Walker2d, all with seeds 1000 and above).",
-        "HalfCheetah gains most from less initial noise, which hurts Hopper the most; `tuned` above is based on this.",
+        "of the others (32 runs on HalfCheetah, 16 each on the others, all with seeds 1000 and above). The recipe's",
+        "trace and initial noise come from these runs. What they cost Hopper here, it regains in a million steps.",
         "",
     ]
 
