@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 from jax.experimental.compilation_cache import compilation_cache
 
 from ppo_parts.training import Program, RunOptions, run
-from ppo_parts.training._program import compiled
+from ppo_parts.training._program import compile_program
 from recipes.cleanrl_ppo import Config
 
 ROOT = Path(__file__).parents[1]
@@ -154,7 +154,7 @@ def by_twos(
     del pace
     key = (step, num_updates, num_seeds, placed and placed.mesh)
     if key not in _programs:
-        _programs[key] = compiled(step, state, num_updates, num_seeds, Two(), donate, placed)
+        _programs[key] = compile_program(step, state, num_updates, num_seeds, Two(), donate, placed)
     return _programs[key]
 
 

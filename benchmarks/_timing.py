@@ -50,7 +50,7 @@ def size(text: str) -> tuple[int, int]:
     return steps, environments
 
 
-def compiled(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], float, float]:
+def compile_cold(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], float, float]:
     """The compiled function, and the seconds that tracing and compiling it took, from cold caches."""
     jax.clear_caches()
     start = time.perf_counter()

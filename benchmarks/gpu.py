@@ -219,8 +219,8 @@ def repeated(method: Callable[..., Any], n: int) -> Callable[..., Any]:
 
 def timed(plan: Plan, method: Callable[..., Any], *args: Any) -> tuple[Row, Any]:
     """Microseconds inside a program and alone (median, and quartiles of the first), seconds to compile; the result."""
-    call, traced, compiling = _timing.compiled(method, *args)
-    loop = _timing.compiled(repeated(method, plan.repeats), *args)[0]
+    call, traced, compiling = _timing.compile_cold(method, *args)
+    loop = _timing.compile_cold(repeated(method, plan.repeats), *args)[0]
     thunks = {"inside": functools.partial(loop, *args), "alone": functools.partial(call, *args)}
     walls = _timing.interleaved(thunks, plan.rounds, at_least=0)[0]
     inside, low, high = (1e6 * x / plan.repeats for x in _timing.quartiles(walls["inside"]))
@@ -414,7 +414,7 @@ def whole_update(plan: Plan) -> list[Row]:
     ended = {}
     for name, learner in learners().items():
         args = (keys[2], jax.jit(learner.init)(params), batch)
-        call, traced, compiling = _timing.compiled(learner.update, *args)
+        call, traced, compiling = _timing.compile_cold(learner.update, *args)
         state, metrics = call(*args)
         ended[name] = state.params, {name: metrics[name] for name in MEASURED}
         wall = _timing.interleaved({name: functools.partial(call, *args)}, plan.rounds, at_least=0)[0][name]
@@ -441,7 +441,7 @@ def run(plan: Plan, setting: Setting) -> list[Row]:
     key = jax.random.key(0)
     function, argument = (made, key) if setting.seeds == 1 else (jax.vmap(made), jax.random.split(key, setting.seeds))
     with jax.default_matmul_precision(setting.precision) if setting.precision else contextlib.nullcontext():
-        call, traced, compiling = _timing.compiled(function, argument)
+        call, traced, compiling = _timing.compile_cold(function, argument)
     wall = _timing.interleaved({"run": functools.partial(call, argument)}, min(3, plan.rounds), at_least=0)[0]["run"]
     per_second = steps * setting.seeds / _timing.quartiles(wall)[0]
     needed = call.memory_analysis()

@@ -50,7 +50,7 @@ def beyond_a_minibatch(setting: dict[str, int], needed: int, batch: Any) -> floa
     pieces = setting["minibatches"]
     alone = setting | {"steps": setting["steps"] // pieces, "minibatches": 1}
     function, args = program(**alone, epochs=1)
-    step = _timing.compiled(function, *args)[0].memory_analysis().temp_size_in_bytes
+    step = _timing.compile_cold(function, *args)[0].memory_analysis().temp_size_in_bytes
     return (needed - step) / sum(x.nbytes for x in jax.tree.leaves(batch))
 
 
@@ -60,7 +60,7 @@ def sweep(quantity: str, values: tuple[int, ...], rounds: int) -> list[dict[str,
     for value in values:
         setting = BASE | {quantity: value}
         function, args = program(**setting)
-        call, traced, compiled = _timing.compiled(function, *args)
+        call, traced, compiled = _timing.compile_cold(function, *args)
         memory = call.memory_analysis()
         fields = ("temp", "argument", "output")
         rows.append(

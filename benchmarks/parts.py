@@ -357,7 +357,7 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int, clocks: tup
         methods = {name: gradient(method, case.wrt) for name, method in methods.items()}
     alone, compiling = {}, {}
     for name, method in methods.items():
-        call, traced, compiled = _timing.compiled(method, *args)
+        call, traced, compiled = _timing.compile_cold(method, *args)
         alone[name], compiling[name] = functools.partial(call, *args), traced + compiled
     if arrays["value"].dtype == jnp.float32:
         if "alone" in clocks:
@@ -368,7 +368,7 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int, clocks: tup
     outputs = jax.eval_shape(methods["ours"], *args)
     traffic = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((args, outputs)))
     methods["floor"] = floor(outputs)
-    alone["floor"] = functools.partial(_timing.compiled(methods["floor"], *args)[0], *args)
+    alone["floor"] = functools.partial(_timing.compile_cold(methods["floor"], *args)[0], *args)
     seconds = {}
     for clock in clocks:
         thunks, repeats = alone, {}
@@ -376,7 +376,7 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int, clocks: tup
             thunks = {}
             for name, method in methods.items():
                 # As many as take 5 ms, and four where that is fewer: a call also allocates its outputs and fills them.
-                call, n = _timing.compiled(repeated(method), 1, *args)[0], 1
+                call, n = _timing.compile_cold(repeated(method), 1, *args)[0], 1
                 for _ in range(3):
                     once = _timing.seconds(functools.partial(call, n, *args))[0] / n
                     n = max(round(0.005 / once), 4 if once < 1 else 1)

@@ -116,7 +116,7 @@ def kernels(module: Any) -> list[Kernel]:
     return found
 
 
-def compiled(kernel: Kernel, capability: int = HOPPER) -> dict[str, Any]:
+def compile_kernel(kernel: Kernel, capability: int = HOPPER) -> dict[str, Any]:
     """Registers, bytes of spilled registers, shared memory, barriers, and accesses to global memory in the PTX."""
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # multiply-adds are fused, as XLA does
     import triton
@@ -200,7 +200,7 @@ def measure(name: str, case: Case) -> dict[str, Any]:
         "programs": kernel.programs,
         "bytes_per_element": kernel.bytes / case.elements,
     }
-    return row | (compiled(kernel) if importlib.util.find_spec("triton") else {})
+    return row | (compile_kernel(kernel) if importlib.util.find_spec("triton") else {})
 
 
 def table(rows: list[dict[str, Any]]) -> str:

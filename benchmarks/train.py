@@ -200,7 +200,7 @@ def measure(setting: str, rounds: int, host: bool = True, compilations: int = 1)
     compiling: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     for _ in range(compilations):
         for name, (train, argument) in calls.items():
-            call, *took = _timing.compiled(train, argument)
+            call, *took = _timing.compile_cold(train, argument)
             compiling[name].append(tuple(took))
             memory = call.memory_analysis()
             compiled[name] = {"temporary_bytes": memory.temp_size_in_bytes if memory else None}

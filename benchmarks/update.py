@@ -293,7 +293,7 @@ def measure(recipe: str, time: int, envs: int, rounds: int) -> dict[str, Any]:
     }
     thunks, results, compile_seconds = {}, {}, {}
     for name, (function, start) in programs.items():
-        call, traced, compiling = _timing.compiled(function, key, start, batch)
+        call, traced, compiling = _timing.compile_cold(function, key, start, batch)
         compile_seconds[name] = {"trace": traced, "compile": compiling}
         results[name] = call(key, start, batch)
         thunks[name] = lambda call=call, start=start: call(key, start, batch)

@@ -163,7 +163,7 @@ def check_batch(part: Part, batch: Batch) -> None:
         )
 
 
-def divider(parts: Sequence[Part]) -> int | None:
+def find_sampler(parts: Sequence[Part]) -> int | None:
     """Return the index of the part that divides the chain (a sampler or `phases`), or None if there is none."""
     found = [index for index, part in enumerate(parts) if isinstance(part, Divider)]
     if len(found) > 1:
@@ -203,7 +203,7 @@ def describe(parts: Sequence[Part]) -> str:
     if not parts:
         return "chain()"
     width = max(len(part.name) for part in parts) + 2
-    divides, lines = divider(parts), []
+    divides, lines = find_sampler(parts), []
     for index, part in enumerate(parts):
         if isinstance(part, Divider):
             stage = part.stage
@@ -277,7 +277,7 @@ def _reaches_a_loss(field: str, later: Sequence[Part], *, policy: bool) -> bool:
 
 
 def _check_order(parts: tuple[Part, ...]) -> None:
-    divides = divider(parts)
+    divides = find_sampler(parts)
     for index, part in enumerate(parts):
         if divides is not None:
             sampler = parts[divides]

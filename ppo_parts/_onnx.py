@@ -50,15 +50,15 @@ def to_model(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, An
     for name, result in zip(shapes, results, strict=True):
         graph.nodes.append(onnx.helper.make_node("Identity", [graph.name(result)], [name]))
 
-    def described(name: str, x: Any) -> Any:
+    def describe(name: str, x: Any) -> Any:
         shape = [BATCH if d == batch else int(d) for d in x.shape]
         return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(x.dtype)), shape)
 
     made = onnx.helper.make_graph(
         graph.nodes,
         "policy",
-        [described(name, x) for name, x in specs.items()],
-        [described(name, x) for name, x in zip(shapes, closed.out_avals, strict=True)],
+        [describe(name, x) for name, x in specs.items()],
+        [describe(name, x) for name, x in zip(shapes, closed.out_avals, strict=True)],
         graph.initializers,
     )
     opsets = [onnx.helper.make_opsetid("", OPSET)]

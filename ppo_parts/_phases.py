@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ._chain import Chain, chain, divider
+from ._chain import Chain, chain, find_sampler
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import count
 from ._sampler import Sampler
@@ -105,7 +105,7 @@ def phases(**chains: Part) -> Part:
             raise UserTypeError(f"phases: {name} must be a chain with a sampler in it, got {part!r}")
         one = part if isinstance(part, Phase) else phase(part)
         assert isinstance(one, Phase)
-        index = divider(one.chain.parts)
+        index = find_sampler(one.chain.parts)
         if index is not None and isinstance(one.chain.parts[index], Phases):
             raise UserValueError(
                 f"phases: {name} has phases inside, and they do not nest: list them all in one phases()"

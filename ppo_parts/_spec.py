@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._chain import Chain, divider
+from ._chain import Chain, find_sampler
 from ._errors import UserTypeError, UserValueError
 from ._optim import transformation
 from ._phases import Phase, Phases
@@ -89,7 +89,7 @@ def divide(pipeline: Part) -> tuple[tuple[Part, ...], list[PhaseSpec]]:
     for part in pipeline.parts:
         if isinstance(part, Phase):
             raise UserValueError("learner: the chain contains a bare phase: put it into phases(name=phase(...))")
-    index = divider(pipeline.parts)
+    index = find_sampler(pipeline.parts)
     if index is None:
         raise UserValueError(
             "learner: the pipeline has no sampler: put one, such as shuffled_minibatches() or full_batch(), between "

@@ -154,13 +154,13 @@ def main(arguments: Sequence[str] | None = None) -> Path:
             raise UserValueError(f"the model differs from JAX by {difference:.1e}; {given.output} is not written")
         given.output.write_bytes(model.SerializeToString())
         for kind, values in {"inputs": model.graph.input, "outputs": model.graph.output}.items():
-            print(f"{kind}:", ", ".join(_described(value) for value in values))
+            print(f"{kind}:", ", ".join(_describe(value) for value in values))
         print(f"largest difference from JAX on 1,000 random observations: {difference:.1e}")
         print(given.output)
     return given.output
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     sizes = [dim.dim_param or str(dim.dim_value) for dim in value.type.tensor_type.shape.dim]
     return f"{value.name} [{', '.join(sizes)}]"
 

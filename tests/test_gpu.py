@@ -378,7 +378,7 @@ def test_the_kernels_compile_to_ptx():
     if not importlib.util.find_spec("triton"):
         pytest.skip("triton is not installed: pip install triton")
     for name in ("gae", "the same with its gradient"):
-        result = ptx.compiled(kernel(name))
+        result = ptx.compile_kernel(kernel(name))
         assert result["spilled_bytes"] == 0
         assert result["registers"] <= 80  # at least 24 warps of 32 threads fit 65,536 registers
         if "gradient" in name:

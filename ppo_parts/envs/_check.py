@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from .._errors import UserTypeError
 from .._hyperparameters import count
 from ..functional import ShapeError
-from ._env import Array, Env, Observation, Transition, described, is_discrete
+from ._env import Array, Env, Observation, Transition, describe, is_discrete
 
 
 def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
@@ -48,16 +48,16 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
     if not isinstance(out, Transition):
         raise UserTypeError(f"check: step must return (state, Transition), got (state, {type(out).__name__})")
     out.check(obs, each)
-    if described(after) != described(state):
+    if describe(after) != describe(state):
         raise ShapeError(
             "check: step must keep the structure, shapes and dtypes of the state, or no loop can carry it; reset "
-            f"returns {described(state)}, step {described(after)}"
+            f"returns {describe(state)}, step {describe(after)}"
         )
     _check_observation(env, obs, each)
-    evaluated = described(jax.eval_shape(lambda key: evaluation_of(env, key, num_envs).reset(key, num_envs)[1], key))
-    if evaluated != described(obs):
+    evaluated = describe(jax.eval_shape(lambda key: evaluation_of(env, key, num_envs).reset(key, num_envs)[1], key))
+    if evaluated != describe(obs):
         raise ShapeError(
-            f"check: observations in the environment of evaluation(state) must be like the others, {described(obs)}, "
+            f"check: observations in the environment of evaluation(state) must be like the others, {describe(obs)}, "
             f"got {evaluated}"
         )
 

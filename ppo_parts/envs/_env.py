@@ -67,9 +67,9 @@ class Transition(NamedTuple):
         """
         where = "Transition"
         for name, tree in {"obs": self.obs, "final_obs": self.final_obs}.items():
-            if described(tree) != described(obs):
+            if describe(tree) != describe(obs):
                 raise UserTypeError(
-                    f"{where}: {name} must be like the observation before, {described(obs)}, got {described(tree)}"
+                    f"{where}: {name} must be like the observation before, {describe(obs)}, got {describe(tree)}"
                     + FINAL_OBS * (name == "final_obs")
                 )
         for leaf in jax.tree.leaves(obs):
@@ -105,7 +105,7 @@ TAKEN = ("return", "length", "episode_return", "episode_length", "terminated", "
 FINAL_OBS = ". It is the observation that followed, before any reset; where no episode ended it equals obs"
 
 
-def described(tree: Any) -> str:
+def describe(tree: Any) -> str:
     """Describe a pytree by the shapes and dtypes of its leaves."""
     words = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}" if _is_array(x) else repr(x), tree)
     return words if isinstance(words, str) else repr(words)

@@ -13,7 +13,7 @@ from .._errors import UserTypeError
 from .._hyperparameters import count
 from .._trees import without_weak_types
 from ..functional._common import unsqueezed
-from ._env import Array, Env, Transition, described
+from ._env import Array, Env, Transition, describe
 
 
 class EpisodeState(NamedTuple):
@@ -47,9 +47,9 @@ def choose(where: Array, new: Any, old: Any) -> Any:
 def _check_like_reset(first: Any, stepped: Any) -> None:
     """Raise if a step returned another kind of state or observation than the reset, `(state, obs)` each."""
     for name, x, y in zip(("a state", "an observation"), first, stepped, strict=True):
-        if described(x) != described(y):
+        if describe(x) != describe(y):
             raise UserTypeError(
-                f"auto_reset: step must return {name} like that of reset, {described(x)}, got {described(y)}"
+                f"auto_reset: step must return {name} like that of reset, {describe(x)}, got {describe(y)}"
             )
 
 

@@ -95,7 +95,7 @@ class GymnasiumVector:
                 "from_gymnasium: step must return (obs, reward, terminated, truncated, info), as in Gymnasium 1.0, got "
                 + _kind(returned)
             )
-        obs, reward, terminated, truncated = self._checked(*returned[:4])
+        obs, reward, terminated, truncated = self._validate(*returned[:4])
         over = terminated | truncated
         ended = self.game_over(over, returned[4])
         obs, final_obs = self._after_reset(obs, over, returned[4])
@@ -143,7 +143,7 @@ class GymnasiumVector:
             final[i] = one
         return final
 
-    def _checked(self, obs: Any, *fields: Any) -> tuple[np.ndarray, ...]:
+    def _validate(self, obs: Any, *fields: Any) -> tuple[np.ndarray, ...]:
         # Copies, because an environment may write its next step into the same arrays.
         reward, terminated, truncated = (np.array(x) for x in fields)
         named = {"reward": reward, "terminated": terminated, "truncated": truncated}

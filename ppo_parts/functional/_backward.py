@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ._common import Array, ShapeError, accumulator_dtype, check_floating, check_same_shape
 from ._recurrence import Implementation, associative, choose, scan
-from ._steps import Steps, checked, cut_at_masked, effective, end_before_padding
+from ._steps import Steps, cut_at_masked, effective, end_before_padding, validate
 
 Terms = Callable[[Steps], tuple[Array, Array]]
 PolicyAdvantage = Callable[[Steps, Array], Array]
@@ -43,7 +43,7 @@ def estimate(
     Returns:
         Error (the solution), target (= error + value) and, if there is one, the policy advantage.
     """
-    steps = checked(where, steps)
+    steps = validate(where, steps)
     if mask_mode not in ("cut", "skip"):
         raise ValueError(f'{where}: mask_mode must be "cut" or "skip", got {mask_mode!r}')
     skip = mask_mode == "skip" and steps.mask is not None

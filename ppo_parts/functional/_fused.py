@@ -98,13 +98,13 @@ def categorical_ppo_loss(
     """
     arrays = (logits, action, log_prob, advantage, value, target, old_value, mask)
     inputs = Inputs(*arrays, clip_eps, clip_eps_high, dual_clip, value_clip_eps, value_coef, entropy_coef)
-    inputs = _checked("categorical_ppo_loss", inputs)
+    inputs = _validate("categorical_ppo_loss", inputs)
     fixed = jax.lax.stop_gradient(inputs)._replace(logits=inputs.logits, value=inputs.value)
     loss, *means = _choose("categorical_ppo_loss", implementation, inputs)(fixed)
     return PPOLoss(loss, *jax.lax.stop_gradient(means))
 
 
-def _checked(where: str, x: Inputs) -> Inputs:
+def _validate(where: str, x: Inputs) -> Inputs:
     """Return the inputs as JAX arrays of matching shapes, and the numbers as scalars within their ranges."""
     if (x.old_value is None) != (x.value_clip_eps is None):
         raise ValueError(f"{where}: give old_value and value_clip_eps together, or neither for the plain value loss")

@@ -59,7 +59,7 @@ def unless(flag: Array | None, x: Array) -> Array:
     return keep * jnp.where(keep <= 0, 0, x)
 
 
-def checked(where: str, x: Steps) -> Steps:
+def validate(where: str, x: Steps) -> Steps:
     """Return the inputs as JAX arrays, after checking their shapes and, where they are known, their numbers.
 
     The hyperparameters are converted to the dtype to compute in.

@@ -188,11 +188,11 @@ def state_is_stable(subject: Subject) -> str | None:
         if part.amend is not None:
             results["amend"] = context.params, jax.eval_shape(part.amend, context.params, state, state)
         for function, (before, after) in results.items():
-            if described(before) != described(after):
+            if describe(before) != describe(after):
                 what = "the parameters" if function == "amend" else "its state"
                 return (
-                    f"with {jnp.dtype(dtype).name} data {function} changes {what} from {described(before)} to "
-                    f"{described(after)}: no loop can carry it"
+                    f"with {jnp.dtype(dtype).name} data {function} changes {what} from {describe(before)} to "
+                    f"{describe(after)}: no loop can carry it"
                 )
     return None
 
@@ -311,7 +311,7 @@ def difference(actual: Any, expected: Any, *, exact: bool = False) -> str | None
     return None
 
 
-def described(tree: Any) -> Any:
+def describe(tree: Any) -> Any:
     """Describe the shape, the dtype and the weak type of each leaf."""
     return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), jax.eval_shape(lambda: tree))
 

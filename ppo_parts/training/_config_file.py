@@ -56,7 +56,7 @@ def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
     return kind(**{name: tuple(x) if isinstance(x, list) else x for name, x in stored["config"].items()})
 
 
-def described(config: Any, options: RunOptions, steps_per_update: int) -> dict[str, Any]:
+def describe(config: Any, options: RunOptions, steps_per_update: int) -> dict[str, Any]:
     """Describe a new run for `config.json`.
 
     Raises:

@@ -102,7 +102,7 @@ def stored_options(stored: Mapping[str, Any]) -> RunOptions:
     return RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT})
 
 
-def checked(options: RunOptions, train: Train) -> RunOptions:
+def validate(options: RunOptions, train: Train) -> RunOptions:
     """Check the options, and fill in the default intervals.
 
     Raises:

@@ -66,14 +66,14 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def agreed(*numbers: float) -> list[float]:
+def agree(*numbers: float) -> list[float]:
     """Return the largest of each number over all processes; all of them have to call this."""
     if jax.process_count() == 1:
         return list(numbers)
     return np.max(multihost_utils.process_allgather(np.asarray(numbers, np.float32)), axis=0).tolist()
 
 
-def of_first(tree: Any, like: Any) -> Any:
+def broadcast_first(tree: Any, like: Any) -> Any:
     """Return the arrays that the first process passes. The others may pass anything; `like` has shapes and dtypes."""
     wanted = raw(like)  # keys as their data
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), wanted)
@@ -100,7 +100,7 @@ def together(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         failed = error
-    (some,) = agreed(failed is not None)
+    (some,) = agree(failed is not None)
     if failed is not None:
         raise failed
     if some:

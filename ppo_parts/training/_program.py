@@ -18,7 +18,7 @@ from ._devices import Placement, placement
 from ._evaluate import metrics_of
 from ._messages import logger
 from ._options import RunOptions
-from ._processes import agreed
+from ._processes import agree
 from ._train import Train, seed_keys, vmap_over_seeds
 
 SECONDS = 2.0
@@ -42,7 +42,7 @@ class Pace:
         self.updates = min(max(1, fitting), 10 * updates)
 
 
-def compiled(
+def compile_program(
     step: Callable[[Any], Any],
     state: Any,
     num_updates: int,
@@ -82,7 +82,7 @@ def compiled(
         with host_errors():
             state, measured = program(state, np.int32(number))
             values = np.asarray(_whole(placed, measured.array))[:number]
-        pace.took(number, *agreed(time.perf_counter() - began))
+        pace.took(number, *agree(time.perf_counter() - began))
         return state, {name: values[..., measured.names.index(name)] for name in sorted(measured)}
 
     return advance
@@ -97,13 +97,13 @@ class Program:
 
     Attributes:
         train, seed, options: the run, its first seed, and its options.
-        compile: makes the program that runs updates; see `compiled`.
+        compile: makes the program that runs updates; see `compile_program`.
     """
 
     train: Train
     seed: int
     options: RunOptions
-    compile: Callable[..., Advance] = compiled
+    compile: Callable[..., Advance] = compile_program
 
     def __post_init__(self) -> None:
         _ = self.placed  # a run that cannot be divided fails before it has a folder

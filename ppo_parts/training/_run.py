@@ -18,8 +18,8 @@ from ._devices import devices_of
 from ._errors import NonFiniteError
 from ._messages import logger
 from ._metrics_file import Row
-from ._options import RunOptions, checked
-from ._processes import agreed, is_first, noticing_losses, of_first, together
+from ._options import RunOptions, validate
+from ._processes import agree, broadcast_first, is_first, noticing_losses, together
 from ._program import Program
 from ._progress import Destination, OnRows, ProgressBar, Records, StopRun, TensorBoard, WeightsAndBiases
 from ._result import announce, beginning_of_result, draw, evaluation_of, result_of_metrics, timing_of
@@ -68,7 +68,7 @@ def run(
         ValueError: it has another configuration. OSError: the folder cannot be written; as much as possible was saved.
         FloatingPointError: non-finite numbers appeared, and `options.on_nonfinite` is "stop".
     """
-    options = checked(options or RunOptions(), train)
+    options = validate(options or RunOptions(), train)
     program = make_program(train, config.seed, options)
     if not is_first():
         return follow(train, config, options, program)
@@ -123,8 +123,8 @@ def begun_by_first(train: Train, options: RunOptions, begun: int, state: Any) ->
     if jax.process_count() == 1:
         return begun, state
     numbers = np.asarray([begun, state is not None], np.int32)
-    begun, restored = of_first(numbers, numbers).tolist()
-    return begun, of_first(state, train.state_shapes(options.num_seeds)) if restored else None
+    begun, restored = broadcast_first(numbers, numbers).tolist()
+    return begun, broadcast_first(state, train.state_shapes(options.num_seeds)) if restored else None
 
 
 @dataclasses.dataclass
@@ -162,7 +162,7 @@ class Loop:
         with self._listeners(done) as listeners:
             interrupt.working, saved, began = True, done, time.monotonic()
             last_save = began
-            while done < train.num_updates and not interrupt.agreed():
+            while done < train.num_updates and not interrupt.agree():
                 with self._saving_before_errors(done, state, saved):
                     state, metrics = advance(state, self._next_goal(done) - done)
                 rows = rows_of(metrics, done, train.steps_per_update)
@@ -176,7 +176,7 @@ class Loop:
                     self._tell(listeners, rows)
                     late = time.monotonic() - last_save > 60 * options.checkpoint_minutes
                     due = self._due(done, options.checkpoint_every) or late or interrupt.save
-                    if any(agreed(due or (evaluated and folder.is_best(done)))):
+                    if any(agree(due or (evaluated and folder.is_best(done)))):
                         folder.save(done, self.program.whole(state))
                         interrupt.save, last_save, saved = False, time.monotonic(), done
             if saved < done:  # the run was asked to stop

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ._messages import logger
-from ._processes import agreed
+from ._processes import agree
 
 STOP = ("SIGINT", "SIGTERM", "SIGHUP")
 REASONS = (*STOP, "StopRun")
@@ -49,9 +49,9 @@ class Interrupt:
             self.reason = {"interrupted_by": name} | ({"reason": reason} if reason else {})
             self.asked = name
 
-    def agreed(self) -> bool:
+    def agree(self) -> bool:
         """Return whether any process of the run was asked to stop; all of them have to call this."""
-        (number,) = agreed(REASONS.index(self.asked) + 1 if self.asked in REASONS else 0)
+        (number,) = agree(REASONS.index(self.asked) + 1 if self.asked in REASONS else 0)
         if number:
             self.ask(REASONS[int(number) - 1])
         return self.asked is not None

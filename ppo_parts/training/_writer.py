@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .._errors import UserValueError
-from ._config_file import changes, check_unchanged, described, stored_run
+from ._config_file import changes, check_unchanged, describe, stored_run
 from ._errors import RunExistsError, RunFolderError, RunNotFoundError
 from ._files import write_json
 from ._folder import RunFolder
@@ -36,7 +36,7 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[RunWrit
         check_unchanged(stored, config, options)
     else:
         source = {} if options.init_from is None else {"continued_from": _continued_from(train, config, options)}
-        stored = {**described(config, options, train.steps_per_update), **source}
+        stored = {**describe(config, options, train.steps_per_update), **source}
         try:
             path = _new_folder(config, options)
         except OSError as error:

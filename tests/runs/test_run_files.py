@@ -25,7 +25,7 @@ from benchmarks._runs import (
     tiny,
 )
 from ppo_parts.training import RunFolderError, RunOptions
-from ppo_parts.training._program import Pace, compiled
+from ppo_parts.training._program import Pace, compile_program
 from ppo_parts.training._run import introduction
 from ppo_parts.training._writer import open_run
 
@@ -223,7 +223,7 @@ def test_run_paces_change_nothing(train, whole, tmp_path):
             self.updates = self.updates % 3 + 1
 
     def compile(*args):
-        return compiled(*args[:4], Uneven(), *args[5:])
+        return compile_program(*args[:4], Uneven(), *args[5:])
 
     options = {"log_every": 100, "checkpoint_minutes": 1e-9, "keep_checkpoints": None}
     folder, _ = go(train, tmp_path, "run", compile=compile, **options)
