@@ -285,6 +285,14 @@ def test_preset_beside_an_older_run_is_refused(flag, tmp_path):
         main(cleanrl_ppo, flag, str(tmp_path), "--preset", "continuous")
 
 
+def test_name_that_is_taken_is_refused_before_anything_is_traced(tmp_path, monkeypatch):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/config.json").write_text("{}")
+    monkeypatch.setattr(cleanrl_ppo, "make_train", lambda config: pytest.fail("traced"))
+    with pytest.raises(SystemExit, match=r"^error: .*taken already holds a run: .* give another --name"):
+        main(cleanrl_ppo, "--directory", str(tmp_path), "--name", "taken")
+
+
 @pytest.mark.parametrize(
     ("recipe", "argv", "fits"),
     [

@@ -27,6 +27,7 @@ from ._options import RunOptions, stored_options
 from ._processes import initialize
 from ._run import run as run_on_host
 from ._train import Train
+from ._writer import check_unused
 
 
 def main(
@@ -80,6 +81,8 @@ def main(
         given = _parsed(config, options, default, presets, argv, prog, sys.modules[make_train.__module__].__doc__)
         check_config(given.settings)
         check_config(given.run)
+        if given.run.name is not None and known.resume is None and not given.run.distributed:
+            check_unused(given.run.directory / given.run.name)  # again in `run`; here before anything is traced
         if given.run.distributed:
             initialize(given.run.heartbeat_timeout)
         check_device()

@@ -45,13 +45,20 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[RunWrit
             ) from error
     with _locked(path):
         if options.resume is None:
-            if (path / "config.json").exists() or (path / "checkpoints").exists():
-                raise RunExistsError(
-                    f"{path} already holds a run: continue it with --resume {path}, or give another --name"
-                )
+            check_unused(path)
             write_json(path / "config.json", stored)
         with contextlib.closing(RunWriter(path, stored, options, train.num_updates)) as folder:
             yield folder
+
+
+def check_unused(path: Path) -> None:
+    """Raise if a folder holds a run.
+
+    Raises:
+        RunExistsError: it does.
+    """
+    if (path / "config.json").exists() or (path / "checkpoints").exists():
+        raise RunExistsError(f"{path} already holds a run: continue it with --resume {path}, or give another --name")
 
 
 class RunWriter(RunFolder):
