@@ -79,6 +79,66 @@ def story(limit, steps):
     return rows, episodes
 
 
+class Reporting(Scripted):
+    """Reports `time` in every step, and `won` in those that end an episode."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = super().step(action)
+        won = {"won": terminated, "pair": (1, 2)} if terminated or truncated else {}
+        return obs, reward, terminated, truncated, {"time": self.time, **won}
+
+
+@pytest.fixture
+def reporting():
+    for limit in (2, 3):
+        gymnasium.register(f"Reporting{limit}-v0", lambda limit=limit: Reporting(limit))
+    yield
+    for limit in (2, 3):
+        del gymnasium.registry[f"Reporting{limit}-v0"]
+
+
+@pytest.mark.parametrize("make", ["gym", "same_step", "disabled"])
+def test_numbers_of_info_are_metrics_of_the_episodes_that_ended(make, reporting):
+    if make == "gym":
+        env, num_envs = envs.make("gym:Reporting3-v0", info=("time", "won")), 1
+    else:
+        inner = [lambda limit=limit: Reporting(limit) for limit in (2, 3)]
+        env, num_envs = (
+            envs.from_gymnasium(
+                lambda n: SyncVectorEnv(inner[:n], autoreset_mode=AutoresetMode[make.upper()]), info=("time", "won")
+            ),
+            2,
+        )
+    rollout = pp.rollout(env, valued, num_envs=num_envs, num_steps=6, keep_info=("time",))
+    _, batch, metrics = rollout.collect(jax.random.key(0), 1.0, rollout.init(jax.random.key(1)))
+    every = {2: [1, 2] * 3, 3: [1, 2, 3] * 2}
+    limits = (3,) if make == "gym" else (2, 3)
+    np.testing.assert_array_equal(batch.extras["time"].T, [every[limit] for limit in limits])
+    ended = [step for limit in limits for step in every[limit] if step == limit]
+    won = [episode % 2 for limit in limits for episode in range(6 // limit)]
+    assert float(metrics["episode_time"]) == pytest.approx(np.mean(ended))
+    assert float(metrics["episode_won"]) == pytest.approx(np.mean(won))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("success", r"environment 0 ended an episode without a number info\['success'\].* there are pair, time, won"),
+        ("pair", r"info\['pair'\] must be a number of each of the 1 environments, got .*: leave it out of info="),
+    ],
+)
+def test_numbers_of_info_that_are_missing_are_named(name, says, reporting):
+    env = envs.make("gym:Reporting2-v0", info=name)
+
+    def play_an_episode():
+        state, _ = env.reset(jax.random.key(0), 1)
+        for _ in range(2):
+            state, _ = env.step(jax.random.key(0), state, jnp.zeros(1, int))
+
+    with pytest.raises(pp.UserError, match=says), envs.host_errors():
+        play_an_episode()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_rollout_records_what_happened_on_the_host(mode):
     steps, rollouts = 5, 3

@@ -22,6 +22,7 @@ def make_gymnasium(
     *,
     vectorization: Vectorization = "sync",
     wrappers: tuple[Callable[[Any], Any], ...] = (),
+    info: str | tuple[str, ...] = (),
     timeout: float | None = None,
     **kwargs: Any,
 ) -> Env:
@@ -32,7 +33,7 @@ def make_gymnasium(
         vectorization: "sync" steps one environment after another; "async" in processes, which pays where a step takes
             longer than about a millisecond.
         wrappers: applied to each environment, such as Gymnasium's own.
-        timeout: see `from_gymnasium`.
+        info, timeout: see `from_gymnasium`.
         **kwargs: for `gymnasium.make`.
 
     Raises:
@@ -46,6 +47,7 @@ def make_gymnasium(
         raise unknown_env(env_id, "Gymnasium", gymnasium.registry)
 
     kwargs = {**render_settings(), **kwargs}
+    names = (info,) if isinstance(info, str) else tuple(info)
 
     def make_one() -> Any:
         return functools.reduce(lambda env, wrap: wrap(env), wrappers, gymnasium.make(env_id, **kwargs))
@@ -55,23 +57,24 @@ def make_gymnasium(
             if vectorization == "async":
                 mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
                 return gymnasium.vector.AsyncVectorEnv([make_one] * num_envs, **mode)
-            return _Environments(make_one, num_envs)
+            return _Environments(make_one, num_envs, names)
         except gymnasium.error.DependencyNotInstalled as error:  # it says which package to install
             raise MissingPackage(f"{env_id}: {error}") from error
 
-    return from_gymnasium(make, timeout=timeout)
+    return from_gymnasium(make, info=names, timeout=timeout)
 
 
 class _Environments:
     """Environments that step one after another, as a vector environment that resets the environments of a mask.
 
-    Gymnasium's `SyncVectorEnv` also merges what they return as `info`, which takes an eighth of a step of
-    HalfCheetah-v5, and is not used here.
+    Gymnasium's `SyncVectorEnv` also merges all that they return as `info`, which takes an eighth of a step of
+    HalfCheetah-v5; only the numbers in `info` are merged here.
     """
 
-    def __init__(self, make: Callable[[], Any], num_envs: int) -> None:
+    def __init__(self, make: Callable[[], Any], num_envs: int, info: tuple[str, ...]) -> None:
         from gymnasium.vector import AutoresetMode
 
+        self.info = info
         self.num_envs, self.envs = num_envs, [make() for _ in range(num_envs)]
         self.metadata = {**self.envs[0].metadata, "autoreset_mode": AutoresetMode.DISABLED}
         self.render_mode = self.envs[0].render_mode
@@ -86,9 +89,12 @@ class _Environments:
 
     def step(self, action: np.ndarray) -> tuple[Any, ...]:
         returned = [env.step(one) for env, one in zip(self.envs, action, strict=True)]
-        obs, *fields, _ = zip(*returned, strict=True)
+        obs, *fields, infos = zip(*returned, strict=True)
         self.obs = list(obs)
-        return np.asarray(obs), *fields, {}
+        names = self.info
+        if names and (any(fields[1]) or any(fields[2])):  # all of them, for an error that lists them
+            names = (*names, *(name for info in infos for name in info))
+        return np.asarray(obs), *fields, {name: [info.get(name, np.nan) for info in infos] for name in names}
 
     def render(self) -> tuple[Any, ...]:
         return tuple(env.render() for env in self.envs[:1])
@@ -98,12 +104,12 @@ class _Environments:
             env.close()
 
 
-def make_envpool(env_id: str, *, timeout: float | None = None, **kwargs: Any) -> Env:
+def make_envpool(env_id: str, *, info: str | tuple[str, ...] = (), timeout: float | None = None, **kwargs: Any) -> Env:
     """Make an EnvPool environment from its name, e.g. "HalfCheetah-v5"; its environments step in C++ threads.
 
     Args:
         env_id: a name that EnvPool knows.
-        timeout: see `from_gymnasium`.
+        info, timeout: see `from_gymnasium`.
         **kwargs: for `envpool.make`, such as `num_threads`.
 
     Raises:
@@ -112,7 +118,7 @@ def make_envpool(env_id: str, *, timeout: float | None = None, **kwargs: Any) ->
     envpool = require_package("envpool", "envpool")
     if env_id not in envpool.list_all_envs():
         raise unknown_env(env_id, "EnvPool", envpool.list_all_envs())
-    return from_host(lambda num_envs: GymnasiumVector(_EnvPool(envpool, env_id, num_envs, kwargs), timeout))
+    return from_gymnasium(lambda num_envs: _EnvPool(envpool, env_id, num_envs, kwargs), info=info, timeout=timeout)
 
 
 class _EnvPool:
@@ -149,7 +155,8 @@ class _EnvPool:
         returned = self.envs.step(action.astype(self.single_action_space.dtype))
         order = np.argsort(returned[4]["env_id"])
         self.obs = returned[0][order]
-        return self.obs, *(x[order] for x in returned[1:4]), returned[4]
+        info = {name: x[order] for name, x in returned[4].items() if np.shape(x)[:1] == order.shape}
+        return self.obs, *(x[order] for x in returned[1:4]), info
 
     def close(self) -> None:
         self.envs.close()

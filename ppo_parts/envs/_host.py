@@ -47,6 +47,7 @@ class HostStep(NamedTuple):
     truncated: Any
     final_obs: Any
     ended: Any
+    info: Any = {}  # noqa: RUF012 - never written to
 
 
 class GymnasiumVector:
@@ -55,9 +56,10 @@ class GymnasiumVector:
     Args:
         env: the vector environment.
         timeout: seconds that a reset or a step may take; None: no limit.
+        info: names of numbers in the environment's `info` to pass on.
     """
 
-    def __init__(self, env: Any, timeout: float | None = None) -> None:
+    def __init__(self, env: Any, timeout: float | None = None, info: tuple[str, ...] = ()) -> None:
         if not hasattr(env, "num_envs"):
             raise UserTypeError(
                 f"from_gymnasium: {env} is not a vector environment: make it with gymnasium.make_vec(..., num_envs=...)"
@@ -76,7 +78,7 @@ class GymnasiumVector:
         self.shape = tuple(self.observation_space.shape)
         self.dtype = obs_dtype(self.observation_space)
         self.first_action = int(getattr(self.action_space, "start", 0))  # Discrete actions need not start at 0
-        self.call = Deadline(timeout)
+        self.call, self.info = Deadline(timeout), info
 
     def reset(self, seed: int) -> np.ndarray:
         """Start new episodes in all environments; return their observations."""
@@ -98,8 +100,9 @@ class GymnasiumVector:
         obs, reward, terminated, truncated = self._validate(*returned[:4])
         over = terminated | truncated
         ended = self.game_over(over, returned[4])
+        numbers = {name: self._info(name, returned[4], over) for name in self.info}
         obs, final_obs = self._after_reset(obs, over, returned[4])
-        return HostStep(obs, reward, terminated, truncated, final_obs, ended)
+        return HostStep(obs, reward, terminated, truncated, final_obs, ended, numbers)
 
     def game_over(self, over: np.ndarray, info: Any) -> np.ndarray:
         """Return where an episode ended for good; environments that end an episode with each life override this."""
@@ -128,6 +131,30 @@ class GymnasiumVector:
             return obs, self._final_obs(obs, over, info)
         after, _ = self.call("reset", lambda: self.env.reset(options={"reset_mask": over}))
         return np.where(over.reshape(-1, *[1] * (obs.ndim - 1)), self._checked_obs("reset", after), obs), obs
+
+    def _info(self, name: str, info: dict[str, Any], over: np.ndarray) -> np.ndarray:
+        """Return the number that each environment reports as `info[name]` of this step; NaN: none."""
+        numbers = np.full(self.num_envs, np.nan, np.float32)
+        final = info.get("final_info", {}) if self.mode == "SAME_STEP" else {}  # of the steps before a reset
+        for source, where in ((info, ~over if final else True), (final, over)):
+            if name not in source:
+                continue
+            x = np.asarray(source[name])
+            if x.shape != (self.num_envs,) or not _is_numeric(x):
+                raise UserTypeError(
+                    f"from_gymnasium: info[{name!r}] must be a number of each of the {self.num_envs} environments, got "
+                    f"{x.dtype} of shape {x.shape}: leave it out of info=, or reduce it to a number in a wrapper"
+                )
+            there = where & np.asarray(source.get(f"_{name}", True))
+            numbers = np.where(there, x, numbers).astype(np.float32)
+        if missing := np.flatnonzero(over & np.isnan(numbers)).tolist():
+            hidden = {name, "final_obs", "final_info"}
+            there = sorted(key for key in {**info, **final} if not key.startswith("_") and key not in hidden)
+            raise UserValueError(
+                f"from_gymnasium: environment {missing[0]} ended an episode without a number info[{name!r}], which "
+                f"info= asks for; there are {', '.join(there) or 'none'}"
+            )
+        return numbers
 
     def _final_obs(self, obs: np.ndarray, over: np.ndarray, info: Any) -> np.ndarray:
         final, given = obs.copy(), info.get("final_obs") if isinstance(info, dict) else None
@@ -166,7 +193,9 @@ class GymnasiumVector:
         return obs.astype(self.dtype)  # a copy
 
 
-def from_gymnasium(make: Callable[[int], Any], *, timeout: float | None = None) -> Env:
+def from_gymnasium(
+    make: Callable[[int], Any], *, info: str | tuple[str, ...] = (), timeout: float | None = None
+) -> Env:
     """Make an `Env` of Gymnasium vector environments, which step on the host.
 
     Everything that takes an `Env` takes it. Two things differ. A checkpoint cannot hold the state of such an
@@ -181,6 +210,9 @@ def from_gymnasium(make: Callable[[int], Any], *, timeout: float | None = None) 
 
     Args:
         make: `make(num_envs)` returns a new vector environment with that many environments. Its `reset` takes a seed.
+        info: names of numbers that the environment reports in `info`, such as "is_success". They become
+            `Transition.info`: those of the step that ended an episode are metrics, and `rollout(keep_info=)` keeps all.
+            NaN where a step reports none; a step that ends an episode must report it.
         timeout: seconds that a reset or a step may take; None: no limit. With a timeout, the environment is called from
             other threads.
 
@@ -203,13 +235,14 @@ def from_gymnasium(make: Callable[[int], Any], *, timeout: float | None = None) 
     """
     if timeout is not None:
         number("from_gymnasium", "timeout", timeout, 0, open_low=True, schedule=False)
-    return from_host(lambda num_envs: GymnasiumVector(make(num_envs), timeout))
+    names = (info,) if isinstance(info, str) else tuple(info)
+    return from_host(lambda num_envs: GymnasiumVector(make(num_envs), timeout, names))
 
 
 def from_host(make: Callable[[int], GymnasiumVector]) -> Env:
     """Make an `Env` from a function that returns N environments on the host."""
     example = make(1)
-    dtype = example.dtype
+    dtype, names = example.dtype, example.info
     observation_space, action_space = example.observation_space, example.action_space
     example.close()
 
@@ -226,10 +259,11 @@ def from_host(make: Callable[[int], GymnasiumVector]) -> Env:
             obs = _shape((num_envs, *observation_space.shape), dtype)
             # A call costs more with every argument and result, so small ones travel together.
             which = jnp.stack([state.inner.instance, state.inner.steps])
-            shapes = obs, obs, _shape((4, num_envs), np.float32)
+            shapes = obs, obs, _shape((4 + len(names), num_envs), np.float32)
             obs, final_obs, numbers = _callback(instances.step, shapes, which, action)
-            reward, (terminated, truncated, ended) = numbers[0], numbers[1:] > 0
-            out, inner = HostStep(obs, reward, terminated, truncated, final_obs, ended), state.inner
+            reward, (terminated, truncated, ended) = numbers[0], numbers[1:4] > 0
+            info, inner = dict(zip(names, numbers[4:], strict=True)), state.inner
+            out = HostStep(obs, reward, terminated, truncated, final_obs, ended, info)
             counted = state.add(out.reward)
             episodes = {"episode_return": counted.episode_return, "episode_length": counted.episode_length}
             after = counted.proceed(inner._replace(steps=inner.steps + 1), out.ended)
@@ -293,7 +327,8 @@ class Instances:
             action: `[..., N, ...]`.
 
         Returns:
-            The next observations, the final observations, and `[..., 4, N]`: reward, terminated, truncated, ended.
+            The next observations, the final observations, and `[..., 4 + K, N]`: reward, terminated, truncated, ended
+            and K numbers of `info`.
         """
         if which.ndim == 1:
             index, count = which.tolist()  # Python's integers are faster to compare than NumPy's
@@ -333,7 +368,7 @@ class Instances:
 
 
 def _packed(step: HostStep) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    numbers = np.array([step.reward, step.terminated, step.truncated, step.ended], np.float32)
+    numbers = np.array([step.reward, step.terminated, step.truncated, step.ended, *step.info.values()], np.float32)
     return step.obs, step.final_obs, numbers
 
 
