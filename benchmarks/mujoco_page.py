@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ppo_parts import training
 from recipes.mujoco_ppo import Config
 
 from . import differences, mujoco
@@ -29,12 +30,12 @@ PUBLISHED = {  # task: Tianshou's mean and standard deviation at 1M steps, its m
 
 def results_table(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
     """The table of whole runs with the published results, and their curves."""
-    records = [record for record in complete(results / "mujoco") if is_whole_run(record)]
+    records = [record for record in runs(results / "mujoco") if is_whole_run(record)]
     if not records:
         return []
     rows = [
         [
-            f"[{record['task']}](../benchmarks/results/mujoco/{record['file']})",
+            link(record),
             f"`{record['variant']}`{other_settings(record['config'])}",
             f"{record['env_steps']:,}",
             f"{record['seeds'][0]} - {record['seeds'][-1]}",
@@ -81,6 +82,35 @@ def complete(folder: pathlib.Path) -> list[Record]:
     return [record for record in records if record["complete"]]
 
 
+def runs(folder: pathlib.Path) -> list[Record]:
+    """The records of a folder whose runs have ended; those that differ only in their seeds become one."""
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for record in complete(folder):
+        groups.setdefault((record["task"], record["variant"], record["env_steps"]), []).append(record)
+    return [merged(sorted(group, key=lambda record: int(record["seeds"][0]))) for group in groups.values()]
+
+
+def merged(group: list[Record]) -> Record:
+    """One record of several that have the same configuration and other seeds."""
+    names = ("evaluation", "last_100_episodes")
+    rows = list(zip(*(record["curve"] for record in group), strict=True))
+    curve = [row[0] | {name: [x for part in row for x in part[name]] for name in names} for row in rows]
+    return group[0] | {
+        "files": [record["file"] for record in group],
+        "seeds": [seed for record in group for seed in record["seeds"]],
+        "best_evaluation": training.summary(np.max([row["evaluation"] for row in curve], axis=0)),
+        "last_evaluation": training.summary(np.array(curve[-1]["evaluation"])),
+        "last_100_episodes": training.summary(np.array(curve[-1]["last_100_episodes"])),
+        "curve": curve,
+    }
+
+
+def link(record: Record) -> str:
+    """The task with a link to its record, and to the records of further seeds."""
+    first, *further = (f"../benchmarks/results/mujoco/{file}" for file in record["files"])
+    return f"[{record['task']}]({first})" + "".join(f" [+]({file})" for file in further)
+
+
 def is_whole_run(record: Record) -> bool:
     """Whether a record has the steps of the published results; shorter ones compare variants."""
     return record["env_steps"] > 900_000
@@ -88,11 +118,11 @@ def is_whole_run(record: Record) -> bool:
 
 def choices(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
     """Runs in which one choice was changed: one of the recipe's, or one in which libraries differ."""
-    recipe = [record for record in complete(results / "mujoco") if not is_whole_run(record)]
+    recipe = [record for record in runs(results / "mujoco") if not is_whole_run(record)]
     recipe_names = {name: name for name in mujoco.VARIANTS}
     library_names = {name: f"{each.what} ({each.who})" for name, each in differences.DIFFERENCES.items()}
     of_recipe = comparisons("mujoco_ppo", recipe, recipe_names, "mujoco")
-    of_libraries = comparisons("CleanRL's chain", complete(results / "differences"), library_names, "differences")
+    of_libraries = comparisons("CleanRL's chain", runs(results / "differences"), library_names, "differences")
     lines: list[str] = []
     if of_recipe:
         lines += ["### One choice at a time", "", "`mujoco_ppo` with one of its choices changed:", ""]

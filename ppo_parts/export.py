@@ -65,7 +65,9 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
         reset = jnp.zeros(inputs[0].shape[0], bool)  # the caller gives a carry of zeros
         output = apply_policy(policy, params, obs, carry, reset)
         action, base = output.distribution.mode(), getattr(output.distribution, "base", output.distribution)
-        if not is_discrete(env.action_space) and hasattr(env.action_space, "low"):
+        if env.act is not None:
+            action = env.act(action)
+        elif not is_discrete(env.action_space) and hasattr(env.action_space, "low"):
             space = env.action_space
             action = jnp.clip(action, *(jnp.broadcast_to(x, space.shape)[None] for x in (space.low, space.high)))
         outputs = {"action": action} if not isinstance(action, (list, tuple)) else dict(_numbered("action", action))

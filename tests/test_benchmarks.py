@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import __main__ as command_line
 from benchmarks import _pages, atari, compare, hosts, mujoco_page, parts, report, results_page, train
+from ppo_parts import training
 
 programs, chosen = train.programs, {"cleanrl", "handwritten"}
 
@@ -171,6 +172,27 @@ def test_returns_of_atari_games_beside_those_that_cleanrl_prints(tmp_path, monke
     assert "CleanRL's script ran with ale-py 0.8.1, torch 2.13." in page
     assert (tmp_path / "results_atari.png").exists()
     assert atari.section(tmp_path / "none", tmp_path) == []
+
+
+def test_runs_that_differ_in_their_seeds_become_one_record(tmp_path):
+    def write(first, evaluations, variant="recipe", complete=True):
+        curve = [
+            {"env_steps": 10 * (i + 1), "evaluation": x, "last_100_episodes": x} for i, x in enumerate(evaluations)
+        ]
+        result = {"task": "Ant-v5", "variant": variant, "env_steps": 20, "complete": complete, "curve": curve}
+        result |= {"seeds": [first, first + 1], "config": {}, "last_evaluation": training.summary(evaluations[-1])}
+        (tmp_path / f"{variant}_{first}.json").write_text(json.dumps({"results": result}))
+
+    write(11, [[5.0, 6.0], [7.0, 2.0]])
+    write(1, [[1.0, 2.0], [3.0, 4.0]])
+    write(1, [[0.0, 0.0], [0.0, 0.0]], variant="tianshou")
+    write(21, [[9.0, 9.0], [9.0, 9.0]], complete=False)
+    one, other = mujoco_page.runs(tmp_path)
+    assert (one["seeds"], one["files"], other["seeds"]) == ([1, 2, 11, 12], ["recipe_1.json", "recipe_11.json"], [1, 2])
+    assert [row["evaluation"] for row in one["curve"]] == [[1, 2, 5, 6], [3, 4, 7, 2]]
+    assert one["best_evaluation"]["per_seed"] == [3, 4, 7, 6]
+    assert one["last_evaluation"]["per_seed"] == one["last_100_episodes"]["per_seed"] == [3, 4, 7, 2]
+    assert mujoco_page.link(one).endswith("recipe_1.json) [+](../benchmarks/results/mujoco/recipe_11.json)")
 
 
 def test_main_effects_are_averages_over_the_other_settings():

@@ -52,8 +52,10 @@ def test_claims_mujoco_returns_are_those_of_the_records():
     returns = {}
     for path in RESULTS.glob("mujoco/*_1000000_*.json"):
         found = json.loads(path.read_text())["results"]
-        returns[found["task"], found["variant"]] = f"{found['best_evaluation']['mean']:,.0f}"
-    assert len(returns) == 7
+        forces = "no_contact_forces" if found["task"] in ("Ant-v5", "Humanoid-v5") else "recipe"
+        if found["variant"] == forces:
+            returns[found["task"]] = f"{found['best_evaluation']['mean']:,.0f}"
+    assert len(returns) == 5
     assert [number for number in returns.values() if number not in sentences] == []
 
 

@@ -158,6 +158,8 @@ class Env(NamedTuple):
             from a checkpoint cannot be continued, as on the host; None: every state can be.
         observe: `observe(state, obs) -> obs`, what wrappers make of an observation `[N, ...]` of the innermost
             environment, with the running statistics in `state`; None: they do not change it.
+        act: `act(action) -> action`, what wrappers make of an action `[N, ...]` of the policy before the innermost
+            environment receives it; None: they do not change it.
         render: `render(state) -> [H, W, 3]`, a picture (uint8) of the first of the N environments, made on the host;
             None: there are no pictures.
     """
@@ -170,6 +172,7 @@ class Env(NamedTuple):
     num_agents: int | None = None
     restart: Callable[[Array, Any], tuple[Any, Any]] | None = None
     observe: Callable[[Any, Any], Any] | None = None
+    act: Callable[[Any], Any] | None = None
     render: Callable[[Any], Any] | None = None
 
 

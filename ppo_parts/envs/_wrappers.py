@@ -23,11 +23,7 @@ def clip_action(env: Env) -> Env:
         raise UserValueError("clip_action: this environment's actions are discrete, there is nothing to clip")
     size(space)  # raises if actions are not arrays
     low, high = (jnp.broadcast_to(bound, space.shape)[None] for bound in (space.low, space.high))
-
-    def step(key: Array, state: Any, action: Array) -> tuple[Any, Transition]:
-        return env.step(key, state, jnp.clip(action, low, high))
-
-    return env._replace(step=step, evaluation=lambda state: clip_action(env.evaluation(state)))
+    return _with_actions(env, lambda action: jnp.clip(action, low, high), clip_action)
 
 
 def rescale_action(env: Env) -> Env:
@@ -48,15 +44,20 @@ def rescale_action(env: Env) -> Env:
     if not np.all(np.isfinite(low) & np.isfinite(high)):
         raise UserValueError(f"rescale_action: actions must have finite bounds, got low={space.low}, high={space.high}")
     center, half = jnp.asarray((low + high) / 2), jnp.asarray((high - low) / 2)
+    rescaled = _with_actions(env, lambda action: center + half * action, rescale_action)
+    return rescaled._replace(action_space=Box(space.shape, -1.0, 1.0))
+
+
+def _with_actions(env: Env, change: Callable[[Array], Array], wrap: Callable[[Env], Env]) -> Env:
+    """Change actions before they enter the environment; `wrap` does the same in the environment of evaluations."""
 
     def step(key: Array, state: Any, action: Array) -> tuple[Any, Transition]:
-        return env.step(key, state, center + half * action)
+        return env.step(key, state, change(action))
 
-    return env._replace(
-        step=step,
-        action_space=Box(space.shape, -1.0, 1.0),
-        evaluation=lambda state: rescale_action(env.evaluation(state)),
-    )
+    def act(action: Array) -> Array:
+        return change(action) if env.act is None else env.act(change(action))
+
+    return env._replace(step=step, act=act, evaluation=lambda state: wrap(env.evaluation(state)))
 
 
 def clip_reward(env: Env) -> Env:

@@ -68,7 +68,8 @@ def session_of(model):
 
 def test_actions_and_carries_follow_an_episode():
     """The policy of an episode in JAX, with the observations that the environment makes, and the model beside it."""
-    raw, env = envs.make("Pendulum-v1"), normalized("Pendulum-v1")
+    raw = envs.make("Pendulum-v1")
+    env = envs.prepare(raw, normalize=True, gamma=0.9, rescale=True)
     train, state = trained(env, networks.actor_critic(env, (8,), shared=True, memory="lstm"))
     run = session_of(export.to_onnx(train, state))
     frozen, policy = env.evaluation(state.rollout.env_state), train.policy
@@ -80,10 +81,11 @@ def test_actions_and_carries_follow_an_episode():
         out = run(obs=np.asarray(obs), **carry)
         expected = apply_policy(policy, state.learner.params, seen, memory, jnp.zeros(2, bool))
         action, memory = expected.distribution.mode(), expected.carry
-        np.testing.assert_allclose(out["action"], jnp.clip(action, -2, 2), rtol=0, atol=1e-6)
+        entering = 2 * jnp.clip(action, -1, 1)
+        np.testing.assert_allclose(out["action"], entering, rtol=0, atol=1e-6)
         carry = {f"carry_{i}": out[f"next_carry_{i}"] for i in range(2)}
         env_state, transition = frozen.step(jax.random.key(6), env_state, action)
-        raw_state, same = raw.step(jax.random.key(6), raw_state, jnp.clip(action, -2, 2))
+        raw_state, same = raw.step(jax.random.key(6), raw_state, entering)
         seen, obs = transition.obs, same.obs
 
 
