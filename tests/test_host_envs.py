@@ -139,6 +139,11 @@ def test_numbers_of_info_that_are_missing_are_named(name, says, reporting):
         play_an_episode()
 
 
+def test_a_setting_that_an_environment_does_not_have_is_named():
+    with pytest.raises(pp.UserValueError, match=r"gym:CartPole-v1 does not have all of the settings .*'gravity'"):
+        envs.make("gym:CartPole-v1,gravity=1")
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_rollout_records_what_happened_on_the_host(mode):
     steps, rollouts = 5, 3

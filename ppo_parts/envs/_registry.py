@@ -86,7 +86,12 @@ def make(env_id: str, **settings: Any) -> Env:
     source = SOURCES[prefix]
     require_package(source.package, source.extra)
     adapter = importlib.import_module(f".{source.adapter}", __package__)
-    return getattr(adapter, source.make)(name, **settings)
+    try:
+        return getattr(adapter, source.make)(name, **settings)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise UserValueError(f"{env_id} does not have all of the settings {settings}: {error}") from error
 
 
 def register(prefix: str, make: Callable[..., Env]) -> None:
