@@ -6,9 +6,9 @@
 
 Tianshou's benchmark has the highest published results of PPO on Gymnasium's MuJoCo tasks that we know of. As there,
 advantages are recomputed before each epoch and not standardized, values are not clipped, and actions of [-1, 1] are
-mapped onto the bounds of the environment. `--preset tianshou` also has its trace and its initial noise. Ant and
-Humanoid learn faster without contact forces, which version 5 adds to the observations. docs/results.md has the results.
-Install it with `pip install ".[train,gymnasium]"`.
+mapped onto the bounds of the environment. `--preset tianshou` also has its trace and its initial noise. Ant learns
+faster without the contact forces that version 5 adds to the observations. docs/results.md has the results. Install it
+with `pip install ".[train,gymnasium]"`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ppo_parts.training import at_least, between, more_than
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(training.Config):
-    """Hyperparameters: those of Tianshou's `mujoco_ppo.py` but `gae_lambda` and `log_std`, which are 0.95 and -0.5.
+    """Hyperparameters: those of Tianshou's `mujoco_ppo.py`, except for `gae_lambda` and `log_std` (0.95, -0.5 there).
 
-    Its value loss has no factor 1/2, and half our coefficient.
+    Tianshou's value loss has no factor 1/2, and its coefficient is half of ours.
     """
 
     env_id: str = "gym:HalfCheetah-v5"

@@ -48,7 +48,7 @@ def test_claims_speed_table_is_that_of_the_record():
 
 
 def test_claims_mujoco_returns_are_those_of_the_records():
-    sentences = README[README.index("After a million steps, `mujoco_ppo`") :].split("\n\n")[0]
+    sentences = README[README.index("After a million steps, with the same settings") :].split("\n\n")[0]
     returns = {}
     for path in RESULTS.glob("mujoco/*_1000000_*.json"):
         found = json.loads(path.read_text())["results"]

@@ -313,6 +313,11 @@ def test_preset_that_fits_better_is_named(recipe, argv, fits, capsys):
     )
 
 
+def test_preset_is_not_found_in_settings_of_an_environment():
+    env, env_id = envs.make("CartPole-v1"), "gym:LunarLander-v3,continuous=False"
+    assert fitting_preset(("discrete", "continuous"), env_id, env) == "discrete"
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_preset_fits_its_own_environment(recipe):
     for name, config in recipe.PRESETS.items():

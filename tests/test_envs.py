@@ -38,8 +38,8 @@ def test_an_unknown_environment_or_parameter_names_what_there_is():
 def test_settings_may_follow_the_name():
     given = []
     envs.register("given", lambda name, **settings: given.append((name, settings)) or envs.make(name))
-    env_id = "given:CartPole-v1,flag=False,word=easy,pair=(1, -2.5),text='a, b',times=3"
-    expected = {"flag": False, "word": "easy", "pair": (1, -2.5), "text": "a, b", "times": 3, "more": 4}
+    env_id = "given:CartPole-v1,flag=False,word=easy,pair=(-inf, 2.5),text='a, b',times=3"
+    expected = {"flag": False, "word": "easy", "pair": (-np.inf, 2.5), "text": "a, b", "times": 3, "more": 4}
     envs.make(env_id, more=4)
     assert given == [("CartPole-v1", expected)]
 
@@ -47,10 +47,8 @@ def test_settings_may_follow_the_name():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        *(
-            (text, r"must look like 'a=1,b=True")
-            for text in ("", "a", "a=", "a=b-c", "a=1,a=2", "**{'a': 1}", "a=f(1)")
-        ),
+        ("a=false", "false after the name .*: write True, False or None, or quote the word"),
+        *((text, r"look like 'a=1,b=True") for text in ("", "a", "a=", "a=b-c", "a=1,a=2", "**{'a': 1}", "a=f(1)")),
         ("gravity=1", "gravity is given as an argument, too"),
         ("max_steps=3", "CartPole-v1 has no parameter 'max_steps'"),
     ],
@@ -374,9 +372,13 @@ def test_wrappers_refuse_what_they_cannot_wrap():
         envs.clip_action(envs.make("CartPole-v1"))
     with pytest.raises(ValueError, match=r"rescale_action: .* discrete"):
         envs.rescale_action(envs.make("CartPole-v1"))
-    unbounded = envs.make("Pendulum-v1")._replace(action_space=envs.Box((1,), -1.0, np.inf))
-    with pytest.raises(ValueError, match=r"rescale_action: .* finite bounds, got low=-1.0, high=inf"):
-        envs.rescale_action(unbounded)
+    for low, high in ((-1.0, np.inf), (-3e38, 3e38), (1.0, -1.0)):
+        other = envs.make("Pendulum-v1")._replace(action_space=envs.Box((1,), low, high))
+        with pytest.raises(ValueError, match=r"rescale_action: bounds must be finite, with low <= high, got low="):
+            envs.rescale_action(other)
+    whole = envs.make("Pendulum-v1")._replace(action_space=gymnax.environments.spaces.Box(0, 9, (1,), jnp.int32))
+    with pytest.raises(ValueError, match=r"rescale_action: the actions are integers"):
+        envs.rescale_action(whole)
     parts = gymnax.environments.spaces.Dict({"a": gymnax.environments.spaces.Discrete(2)})
     with pytest.raises(ValueError, match="not a space of arrays"):
         envs.normalize_observation(envs.make("CartPole-v1")._replace(observation_space=parts))

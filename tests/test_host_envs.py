@@ -84,7 +84,7 @@ class Reporting(Scripted):
 
     def step(self, action):
         obs, reward, terminated, truncated, _ = super().step(action)
-        won = {"won": terminated, "pair": (1, 2)} if terminated or truncated else {}
+        won = {"won": np.bool_(terminated), "pair": (1, 2)} if terminated or truncated else {}
         return obs, reward, terminated, truncated, {"time": self.time, **won}
 
 
@@ -124,7 +124,7 @@ def test_numbers_of_info_are_metrics_of_the_episodes_that_ended(make, reporting)
     ("name", "says"),
     [
         ("success", r"environment 0 ended an episode without a number info\['success'\].* there are pair, time, won"),
-        ("pair", r"info\['pair'\] must be a number of each of the 1 environments, got .*: leave it out of info="),
+        ("pair", r"info\['pair'\] of environment 0 must be a number, got \(1, 2\): leave it out of info="),
     ],
 )
 def test_numbers_of_info_that_are_missing_are_named(name, says, reporting):
@@ -137,6 +137,12 @@ def test_numbers_of_info_that_are_missing_are_named(name, says, reporting):
 
     with pytest.raises(pp.UserError, match=says), envs.host_errors():
         play_an_episode()
+
+
+@pytest.mark.parametrize("info", [3, None, ("return",), (1,)])
+def test_info_must_name_numbers(info):
+    with pytest.raises(pp.UserValueError, match=r"from_gymnasium: info must be names of numbers, other than return"):
+        envs.make("gym:CartPole-v1", info=info)
 
 
 def test_a_setting_that_an_environment_does_not_have_is_named():

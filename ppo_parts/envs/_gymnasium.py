@@ -47,7 +47,7 @@ def make_gymnasium(
         raise unknown_env(env_id, "Gymnasium", gymnasium.registry)
 
     kwargs = {**render_settings(), **kwargs}
-    names = (info,) if isinstance(info, str) else tuple(info)
+    names = (info,) if isinstance(info, str) else info
 
     def make_one() -> Any:
         return functools.reduce(lambda env, wrap: wrap(env), wrappers, gymnasium.make(env_id, **kwargs))
@@ -58,7 +58,7 @@ def make_gymnasium(
                 mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
                 return gymnasium.vector.AsyncVectorEnv([make_one] * num_envs, **mode)
             return _Environments(make_one, num_envs, names)
-        except gymnasium.error.DependencyNotInstalled as error:  # it says which package to install
+        except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:  # it says what to install
             raise MissingPackage(f"{env_id}: {error}") from error
 
     return from_gymnasium(make, info=names, timeout=timeout)

@@ -22,7 +22,7 @@ from .._errors import UserTimeoutError, UserTypeError, UserValueError
 from .._hyperparameters import number
 from ..functional import ShapeError
 from ._callback import numpy_callback
-from ._env import Array, Env, Transition, is_discrete, size
+from ._env import TAKEN, Array, Env, Transition, is_discrete, size
 from ._episodes import EpisodeState
 
 
@@ -139,20 +139,21 @@ class GymnasiumVector:
         for source, where in ((info, ~over if final else True), (final, over)):
             if name not in source:
                 continue
-            x = np.asarray(source[name])
-            if x.shape != (self.num_envs,) or not _is_numeric(x):
-                raise UserTypeError(
-                    f"from_gymnasium: info[{name!r}] must be a number of each of the {self.num_envs} environments, got "
-                    f"{x.dtype} of shape {x.shape}: leave it out of info=, or reduce it to a number in a wrapper"
-                )
-            there = where & np.asarray(source.get(f"_{name}", True))
-            numbers = np.where(there, x, numbers).astype(np.float32)
+            there = np.broadcast_to(where & np.asarray(source.get(f"_{name}", True)), self.num_envs)
+            for i in np.flatnonzero(there):
+                one = np.asarray(source[name][i])
+                if one.size != 1 or not _is_numeric(one):
+                    raise UserTypeError(
+                        f"from_gymnasium: info[{name!r}] of environment {i} must be a number, got {source[name][i]!r}: "
+                        "leave it out of info=, or reduce it to a number in a wrapper"
+                    )
+                numbers[i] = one.item()
         if missing := np.flatnonzero(over & np.isnan(numbers)).tolist():
             hidden = {name, "final_obs", "final_info"}
-            there = sorted(key for key in {**info, **final} if not key.startswith("_") and key not in hidden)
+            others = sorted(key for key in {**info, **final} if not key.startswith("_") and key not in hidden)
             raise UserValueError(
                 f"from_gymnasium: environment {missing[0]} ended an episode without a number info[{name!r}], which "
-                f"info= asks for; there are {', '.join(there) or 'none'}"
+                f"info= asks for; there are {', '.join(others) or 'none'}"
             )
         return numbers
 
@@ -235,7 +236,13 @@ def from_gymnasium(
     """
     if timeout is not None:
         number("from_gymnasium", "timeout", timeout, 0, open_low=True, schedule=False)
-    names = (info,) if isinstance(info, str) else tuple(info)
+    names = (info,) if isinstance(info, str) else info
+    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) and name not in TAKEN for name in names):
+        raise UserValueError(
+            f"from_gymnasium: info must be names of numbers, other than {', '.join(TAKEN)}, which every episode "
+            f"reports; got {info!r}"
+        )
+    names = tuple(dict.fromkeys(names))
     return from_host(lambda num_envs: GymnasiumVector(make(num_envs), timeout, names))
 
 

@@ -72,26 +72,29 @@ def make(env_id: str, **settings: Any) -> Env:
     """
     env_id, settings = split_settings(env_id, settings)
     prefix, name = split_id(env_id)
-    if prefix in _registered:
-        env = _registered[prefix](name, **settings)
-        if not isinstance(env, Env):
-            raise UserTypeError(f"{env_id}: the function of the prefix {prefix!r} must return an envs.Env, got {env!r}")
-        return env
-    if prefix not in SOURCES:
+    if prefix not in prefixes():
         near = difflib.get_close_matches(prefix, prefixes(), 1)
         there = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(prefixes())}"
         raise UserValueError(
             f"{env_id!r}: {prefix!r} is not a prefix of environments; {there} (envs.register adds prefixes)"
         )
-    source = SOURCES[prefix]
-    require_package(source.package, source.extra)
-    adapter = importlib.import_module(f".{source.adapter}", __package__)
+    make_env = _registered[prefix] if prefix in _registered else _adapter(SOURCES[prefix])
     try:
-        return getattr(adapter, source.make)(name, **settings)
+        env = make_env(name, **settings)
     except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
+        if "unexpected keyword argument" not in str(error) and "multiple values for argument" not in str(error):
             raise
         raise UserValueError(f"{env_id} does not have all of the settings {settings}: {error}") from error
+    if not isinstance(env, Env):
+        raise UserTypeError(f"{env_id}: the function of the prefix {prefix!r} must return an envs.Env, got {env!r}")
+    return env
+
+
+def _adapter(source: Source) -> Callable[..., Env]:
+    """Import the function that makes environments of a package."""
+    require_package(source.package, source.extra)
+    made: Callable[..., Env] = getattr(importlib.import_module(f".{source.adapter}", __package__), source.make)
+    return made
 
 
 def register(prefix: str, make: Callable[..., Env]) -> None:
@@ -147,9 +150,13 @@ def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str
         named = {setting.arg: _value(setting.value) for setting in call.keywords if setting.arg}
         if not named or len(named) < len(call.keywords):
             raise ValueError
+    except UserValueError:
+        raise
     except (SyntaxError, ValueError):
         raise UserValueError(
-            f"{env_id!r}: settings after the name must look like 'a=1,b=True,c=word,d=\"some words\"', got {text!r}"
+            f"{env_id!r}: settings after the name must be given once each and look like "
+            f"'a=1,b=True,c=word,d=\"some words\"', with quotes around values that are neither numbers nor words; "
+            f"got {text!r}"
         ) from None
     if twice := sorted(named.keys() & settings.keys()):
         raise UserValueError(f"{env_id!r}: {', '.join(twice)} is given as an argument, too: give it once")
@@ -157,5 +164,19 @@ def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str
 
 
 def _value(node: ast.expr) -> Any:
-    """Return the value of a literal; a bare word is a string, so that shells need no quotes."""
-    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+    """Return the value of a literal; a bare word is a string, so that shells need no quotes.
+
+    Raises:
+        ValueError: it is neither; or it is a word of JSON, which is not what the writer meant as a string.
+    """
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return tuple(map(_value, node.elts))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand)
+    if not isinstance(node, ast.Name):
+        return ast.literal_eval(node)
+    if node.id in ("true", "false", "none", "null"):
+        raise UserValueError(
+            f"{node.id} after the name of an environment: write True, False or None, or quote the word"
+        )
+    return float(node.id) if node.id in ("inf", "nan") else node.id

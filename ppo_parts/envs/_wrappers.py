@@ -22,30 +22,42 @@ def clip_action(env: Env) -> Env:
     if is_discrete(space):
         raise UserValueError("clip_action: this environment's actions are discrete, there is nothing to clip")
     size(space)  # raises if actions are not arrays
-    low, high = (jnp.broadcast_to(bound, space.shape)[None] for bound in (space.low, space.high))
+    low, high = _bounds(space)
     return _with_actions(env, lambda action: jnp.clip(action, low, high), clip_action)
 
 
 def rescale_action(env: Env) -> Env:
     r"""Map actions of [-1, 1] linearly onto the environment's box: :math:`a \mapsto (l + h) / 2 + a\,(h - l) / 2`.
 
-    :math:`l` and :math:`h` are the bounds of the box. A policy's initial noise then has the same size in every
+    :math:`l` and :math:`h` are the bounds of the box, to which the result is clipped. The batch keeps the action before
+    all of this. A policy's initial noise then has the same size in every
     environment, relative to the box; in Gymnasium's Humanoid, whose bounds are -0.4 and 0.4, a standard deviation of 1
-    would otherwise nearly always end at a bound. Apply `clip_action` to the result, as `prepare` does.
+    would otherwise nearly always end at a bound.
 
     Raises:
-        ValueError: actions are discrete, or a bound is infinite.
+        ValueError: actions are discrete or integers, or the bounds are not finite and in order.
     """
     space = env.action_space
     if is_discrete(space):
         raise UserValueError("rescale_action: this environment's actions are discrete, there is nothing to rescale")
     size(space)  # raises if actions are not arrays
-    low, high = (np.broadcast_to(np.asarray(bound, np.float32), space.shape)[None] for bound in (space.low, space.high))
-    if not np.all(np.isfinite(low) & np.isfinite(high)):
-        raise UserValueError(f"rescale_action: actions must have finite bounds, got low={space.low}, high={space.high}")
-    center, half = jnp.asarray((low + high) / 2), jnp.asarray((high - low) / 2)
-    rescaled = _with_actions(env, lambda action: center + half * action, rescale_action)
+    if np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer):
+        raise UserValueError(f"rescale_action: the actions are integers ({space}), and those of a policy are not")
+    low, high = _bounds(space)
+    with np.errstate(over="ignore", invalid="ignore"):
+        center, half = (low + high) / 2, (high - low) / 2
+    if not np.all(np.isfinite(center) & np.isfinite(half) & (half >= 0)):
+        raise UserValueError(
+            f"rescale_action: bounds must be finite, with low <= high, got low={space.low}, high={space.high}"
+        )
+    rescaled = _with_actions(env, lambda action: jnp.clip(center + half * action, low, high), rescale_action)
     return rescaled._replace(action_space=Box(space.shape, -1.0, 1.0))
+
+
+def _bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The bounds of a box, `[1, ...]`."""
+    low, high = (np.broadcast_to(np.asarray(bound, np.float32), space.shape)[None] for bound in (space.low, space.high))
+    return low, high
 
 
 def _with_actions(env: Env, change: Callable[[Array], Array], wrap: Callable[[Env], Env]) -> Env:
@@ -80,14 +92,14 @@ def prepare(env: Env, *, normalize: bool = False, gamma: Any = None, rescale: bo
         env: the environment.
         normalize: apply `normalize_observation` and `normalize_reward`.
         gamma: the learner's discount, for `normalize_reward`.
-        rescale: apply `rescale_action` where actions are not discrete.
+        rescale: apply `rescale_action` instead of `clip_action`.
 
     Example:
         >>> from ppo_parts import envs
         >>> env = envs.prepare(envs.make("Pendulum-v1"), normalize=True, gamma=.99)
     """
     if not is_discrete(env.action_space):
-        env = clip_action(rescale_action(env) if rescale else env)
+        env = rescale_action(env) if rescale else clip_action(env)
     return normalize_reward(normalize_observation(env), gamma=gamma) if normalize else env
 
 

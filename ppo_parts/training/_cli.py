@@ -293,7 +293,7 @@ def whole_number(text: str) -> int:
 def fitting_preset(presets: Collection[str], env_id: str, env: Any) -> str:
     """Return the name of the preset that fits an environment: by its name, by its actions, or else the first."""
     default, *_ = presets
-    named = [name for name in presets if name in env_id.lower()]
+    named = [name for name in presets if name in env_id.partition(",")[0].lower()]
     kind = "discrete" if is_discrete(env.action_space) else "continuous"
     return next((name for name in (*named, kind) if name in presets), default)
 

@@ -287,7 +287,8 @@ def _new_folder(config: Any, options: RunOptions) -> Path:
         folder = options.directory / options.name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
-    name = f"{getattr(config, 'env_id', 'run')}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    env_id = str(getattr(config, "env_id", "run")).partition(",")[0]  # settings may hold a path
+    name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     for folder in _numbered(options.directory / name):  # several runs may begin within a second
         try:
             folder.mkdir(parents=True)
