@@ -81,7 +81,7 @@ def make_train(
 ) -> training.Train:
     """A run of the chain with these choices, and of CleanRL's optimizer with a link exchanged."""
     env = env or envs.prepare(envs.make(config.env_id), normalize=True, gamma=config.gamma)
-    policy = in_two_entries(networks.actor_critic(env, config.hidden, "tanh"))
+    policy = in_two_entries(networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std))
     annealed = pp.scale_by_update_schedule(pp.linear_schedule(config.learning_rate, 0.0, config.num_updates))
     clip = clip or optax.clip_by_global_norm(config.max_grad_norm)
     optimizer = optax.chain(clip, optax.scale_by_adam(eps=eps), rate or annealed)
@@ -146,8 +146,8 @@ VARIANTS = {name: each.make_train for name, each in DIFFERENCES.items()}
 def main() -> None:
     """Command line."""
     args = mujoco.parser_of(__doc__, VARIANTS).parse_args()
-    numbers = args.first_seed, args.seeds, args.evaluations
-    mujoco.measure(args.task, int(args.steps), args.variant, *numbers, VARIANTS, RESULTS)
+    own = {"env_id": f"gym:{args.task}", "total_timesteps": int(args.steps), "seed": args.first_seed}
+    mujoco.measure(Config(**own, gae_lambda=0.95, log_std=0.0), args, VARIANTS, RESULTS)
 
 
 if __name__ == "__main__":

@@ -78,20 +78,15 @@ VARIANTS: dict[str, Variant] = {
 
 
 def measure(
-    task: str,
-    steps: int,
-    variant: str,
-    first_seed: int,
-    seeds: int,
-    evaluations: int,
+    config: Config,
+    args: argparse.Namespace,
     variants: dict[str, Variant] = VARIANTS,
     results: Path = RESULTS,
 ) -> None:
-    """Train some seeds in one program, and write the results after each evaluation."""
-    config = Config(env_id=f"gym:{task}", total_timesteps=steps, seed=first_seed)
-    config = SETTINGS.get(variant, lambda config: config)(config)
+    """Train the seeds of `args` in one program, and write the results after each evaluation."""
+    task, variant, seeds, first_seed = args.task, args.variant, args.seeds, args.first_seed
     train = variants[variant](config)
-    every = max(1, train.num_updates // evaluations)
+    every = max(1, train.num_updates // args.evaluations)
     keys = jnp.stack([jax.random.key(first_seed + i) for i in range(seeds)])
 
     def several(state: Any) -> Any:
@@ -131,7 +126,7 @@ def measure(
             "curve": rows,
         }
         results.mkdir(parents=True, exist_ok=True)
-        name = f"{task}_{steps}_{variant}_{first_seed}.json"
+        name = f"{task}_{config.total_timesteps}_{variant}_{first_seed}.json"
         training.write_json(results / name, record(f"benchmarks {results.name}", result))
         print(f"{task} {variant} {row['env_steps']:>9,}: best {best.mean():7.1f} +- {best.std():.1f}", flush=True)
 
@@ -151,7 +146,8 @@ def parser_of(description: str | None, variants: dict[str, Variant]) -> argparse
 def main() -> None:
     """Command line."""
     args = parser_of(__doc__, VARIANTS).parse_args()
-    measure(args.task, int(args.steps), args.variant, args.first_seed, args.seeds, args.evaluations)
+    config = Config(env_id=f"gym:{args.task}", total_timesteps=int(args.steps), seed=args.first_seed)
+    measure(SETTINGS.get(args.variant, lambda config: config)(config), args)
 
 
 if __name__ == "__main__":
