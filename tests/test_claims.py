@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import _pages, differences, learning, mujoco_page, report
+from benchmarks import _pages, differences, learning, mujoco, mujoco_page, report
 from ppo_parts.training import EpisodeResults
 
 RESULTS = report.ROOT / "benchmarks/results"
@@ -57,6 +57,17 @@ def test_claims_mujoco_returns_are_those_of_the_records():
             returns[found["task"]] = f"{found['best_evaluation']['mean']:,.0f}"
     assert len(returns) == 5
     assert [number for number in returns.values() if number not in sentences] == []
+
+
+def test_claims_effects_of_single_choices_of_mujoco_ppo():
+    page = (report.ROOT / "docs/libraries.md").read_text().replace("−", "-").replace(",", "")
+    names = dict.fromkeys(mujoco.VARIANTS, "")
+    records = [x for x in mujoco_page.runs(RESULTS / "mujoco") if not mujoco_page.is_whole_run(x)]
+    found = mujoco_page.comparisons("", [x for x in records if x["task"] == "HalfCheetah-v5"], names, "")[0]
+    changes = dict(zip((file.split("_300000_")[1][:-7] for file in found.files), found.changes, strict=True))
+    assert _pages.signed(changes["unscaled_rewards"][0]).replace(",", "") in page
+    for name in ("refresh_rollout", "value_clip", "advantage_normalize"):
+        assert all(low < 0 < high for low, high in (change["95"] for change in changes[name]))
 
 
 def test_claims_breakout_with_less_and_with_more_entropy():
