@@ -48,7 +48,10 @@ def test_settings_may_follow_the_name():
     ("settings", "says"),
     [
         ("a=false", "false after the name .*: write True, False or None, or quote the word"),
-        *((text, r"look like 'a=1,b=True") for text in ("", "a", "a=", "a=b-c", "a=1,a=2", "**{'a': 1}", "a=f(1)")),
+        *(
+            (text, r"look like 'a=1,b=True")
+            for text in ("", "a", "a=", "a=b-c", "a=-b", "a=1,a=2", "**{'a': 1}", "a=f(1)")
+        ),
         ("gravity=1", "gravity is given as an argument, too"),
         ("max_steps=3", "CartPole-v1 has no parameter 'max_steps'"),
     ],

@@ -152,7 +152,7 @@ def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str
             raise ValueError
     except UserValueError:
         raise
-    except (SyntaxError, ValueError):
+    except (SyntaxError, TypeError, ValueError):
         raise UserValueError(
             f"{env_id!r}: settings after the name must be given once each and look like "
             f"'a=1,b=True,c=word,d=\"some words\"', with quotes around values that are neither numbers nor words; "
