@@ -285,7 +285,8 @@ def curves(records: list[Record], pictures: pathlib.Path) -> list[str]:
         for color, record in enumerate(record for record in records if record["task"] == task):
             steps = [row["env_steps"] / 1e6 for row in record["curve"]]
             seen = np.array([row["evaluation"] for row in record["curve"]])
-            panel.plot(steps, seen.mean(axis=1), color=f"C{color}", label=record["variant"])
+            label = f"{record['variant']}, {steps[-1]:.0f}M"
+            panel.plot(steps, seen.mean(axis=1), color=f"C{color}", label=label)
             panel.fill_between(steps, *np.quantile(seen, (0.25, 0.75), axis=1), color=f"C{color}", alpha=0.2, lw=0)
         if task in PUBLISHED:
             mean = float(PUBLISHED[task][0].split()[0])
