@@ -228,20 +228,13 @@ def settings(results: pathlib.Path) -> list[str]:
     if not path.exists():
         return []
     record = json.loads(path.read_text())
-    found = {design["task"]: main_effects(design) for design in record["designs"]}
-    changes = dict.fromkeys(
-        (name, str(low), str(high)) for design in record["designs"] for name, (low, high) in design["factors"].items()
-    )
-    tested = {
-        design["task"]: {(name, str(low), str(high)) for name, (low, high) in design["factors"].items()}
-        for design in record["designs"]
-    }
+    found = {}  # of each task, the effects by what was changed
+    for design in record["designs"]:
+        effects, factors = main_effects(design), design["factors"].items()
+        found[design["task"]] = {f"{name}: {low} to {high}": effects[name] for name, (low, high) in factors}
     rows = [
-        [
-            "{}: {} to {}".format(*change),
-            *("{:+.0f} ({:.0f})".format(*found[task][change[0]]) if change in tested[task] else "" for task in found),
-        ]
-        for change in changes
+        [change, *("{:+.0f} ({:.0f})".format(*x[change]) if change in x else "" for x in found.values())]
+        for change in dict.fromkeys(change for x in found.values() for change in x)
     ]
     return [
         "### Effects of settings",

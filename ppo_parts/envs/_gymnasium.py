@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -47,7 +47,6 @@ def make_gymnasium(
         raise unknown_env(env_id, "Gymnasium", gymnasium.registry)
 
     kwargs = {**render_settings(), **kwargs}
-    names = (info,) if isinstance(info, str) else info
 
     def make_one() -> Any:
         return functools.reduce(lambda env, wrap: wrap(env), wrappers, gymnasium.make(env_id, **kwargs))
@@ -57,24 +56,23 @@ def make_gymnasium(
             if vectorization == "async":
                 mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
                 return gymnasium.vector.AsyncVectorEnv([make_one] * num_envs, **mode)
-            return _Environments(make_one, num_envs, names)
+            return _Environments(make_one, num_envs)
         except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:  # it says what to install
             raise MissingPackage(f"{env_id}: {error}") from error
 
-    return from_gymnasium(make, info=names, timeout=timeout)
+    return from_gymnasium(make, info=info, timeout=timeout)
 
 
 class _Environments:
     """Environments that step one after another, as a vector environment that resets the environments of a mask.
 
     Gymnasium's `SyncVectorEnv` also merges all that they return as `info`, which takes an eighth of a step of
-    HalfCheetah-v5; only the numbers in `info` are merged here.
+    HalfCheetah-v5; here a number is merged when it is asked for.
     """
 
-    def __init__(self, make: Callable[[], Any], num_envs: int, info: tuple[str, ...]) -> None:
+    def __init__(self, make: Callable[[], Any], num_envs: int) -> None:
         from gymnasium.vector import AutoresetMode
 
-        self.info = info
         self.num_envs, self.envs = num_envs, [make() for _ in range(num_envs)]
         self.metadata = {**self.envs[0].metadata, "autoreset_mode": AutoresetMode.DISABLED}
         self.render_mode = self.envs[0].render_mode
@@ -91,10 +89,7 @@ class _Environments:
         returned = [env.step(one) for env, one in zip(self.envs, action, strict=True)]
         obs, *fields, infos = zip(*returned, strict=True)
         self.obs = list(obs)
-        names = self.info
-        if names and (any(fields[1]) or any(fields[2])):  # all of them, for an error that lists them
-            names = (*names, *(name for info in infos for name in info))
-        return np.asarray(obs), *fields, {name: [info.get(name, np.nan) for info in infos] for name in names}
+        return np.asarray(obs), *fields, _Infos(infos)
 
     def render(self) -> tuple[Any, ...]:
         return tuple(env.render() for env in self.envs[:1])
@@ -102,6 +97,24 @@ class _Environments:
     def close(self) -> None:
         for env in self.envs:
             env.close()
+
+
+class _Infos(Mapping[str, Any]):
+    """The `info` of several environments: of each name a list, with NaN where an environment does not report it."""
+
+    def __init__(self, infos: Sequence[dict[str, Any]]) -> None:
+        self.infos = infos
+
+    def __getitem__(self, name: str) -> list[Any]:
+        if not any(name in info for info in self.infos):
+            raise KeyError(name)
+        return [info.get(name, np.nan) for info in self.infos]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name for info in self.infos for name in info))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
 def make_envpool(env_id: str, *, info: str | tuple[str, ...] = (), timeout: float | None = None, **kwargs: Any) -> Env:

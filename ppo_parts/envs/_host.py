@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -132,7 +132,7 @@ class GymnasiumVector:
         after, _ = self.call("reset", lambda: self.env.reset(options={"reset_mask": over}))
         return np.where(over.reshape(-1, *[1] * (obs.ndim - 1)), self._checked_obs("reset", after), obs), obs
 
-    def _info(self, name: str, info: dict[str, Any], over: np.ndarray) -> np.ndarray:
+    def _info(self, name: str, info: Mapping[str, Any], over: np.ndarray) -> np.ndarray:
         """Return the number that each environment reports as `info[name]` of this step; NaN: none."""
         numbers = np.full(self.num_envs, np.nan, np.float32)
         final = info.get("final_info", {}) if self.mode == "SAME_STEP" else {}  # of the steps before a reset

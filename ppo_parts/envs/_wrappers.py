@@ -18,11 +18,7 @@ from ._env import Array, Box, Env, Observation, Transition, is_discrete, size
 
 def clip_action(env: Env) -> Env:
     """Clip the actions that enter the environment to the bounds of its box; the batch keeps the unclipped actions."""
-    space = env.action_space
-    if is_discrete(space):
-        raise UserValueError("clip_action: this environment's actions are discrete, there is nothing to clip")
-    size(space)  # raises if actions are not arrays
-    low, high = _bounds(space)
+    low, high = _bounds(env, "clip")
     return _with_actions(env, lambda action: jnp.clip(action, low, high), clip_action)
 
 
@@ -30,20 +26,16 @@ def rescale_action(env: Env) -> Env:
     r"""Map actions of [-1, 1] linearly onto the environment's box: :math:`a \mapsto (l + h) / 2 + a\,(h - l) / 2`.
 
     :math:`l` and :math:`h` are the bounds of the box, to which the result is clipped. The batch keeps the action before
-    all of this. A policy's initial noise then has the same size in every
-    environment, relative to the box; in Gymnasium's Humanoid, whose bounds are -0.4 and 0.4, a standard deviation of 1
-    would otherwise nearly always end at a bound.
+    all of this. A policy's initial noise then has the same size in every environment, relative to the box; in
+    Gymnasium's Humanoid, whose bounds are -0.4 and 0.4, a standard deviation of 1 would otherwise often end at a bound.
 
     Raises:
         ValueError: actions are discrete or integers, or the bounds are not finite and in order.
     """
     space = env.action_space
-    if is_discrete(space):
-        raise UserValueError("rescale_action: this environment's actions are discrete, there is nothing to rescale")
-    size(space)  # raises if actions are not arrays
+    low, high = _bounds(env, "rescale")
     if np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer):
         raise UserValueError(f"rescale_action: the actions are integers ({space}), and those of a policy are not")
-    low, high = _bounds(space)
     with np.errstate(over="ignore", invalid="ignore"):
         center, half = (low + high) / 2, (high - low) / 2
     if not np.all(np.isfinite(center) & np.isfinite(half) & (half >= 0)):
@@ -54,8 +46,12 @@ def rescale_action(env: Env) -> Env:
     return rescaled._replace(action_space=Box(space.shape, -1.0, 1.0))
 
 
-def _bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The bounds of a box, `[1, ...]`."""
+def _bounds(env: Env, verb: str) -> tuple[np.ndarray, np.ndarray]:
+    """The bounds of the actions, `[1, ...]`; `verb` says what they are for."""
+    space = env.action_space
+    if is_discrete(space):
+        raise UserValueError(f"{verb}_action: this environment's actions are discrete, there is nothing to {verb}")
+    size(space)  # raises if actions are not arrays
     low, high = (np.broadcast_to(np.asarray(bound, np.float32), space.shape)[None] for bound in (space.low, space.high))
     return low, high
 
