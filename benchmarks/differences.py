@@ -3,9 +3,10 @@
     python -m benchmarks differences HalfCheetah-v5 --steps 1e6 --seeds 10
     python -m benchmarks differences HalfCheetah-v5 --steps 1e6 --seeds 10 --variant current_value
 
-The chain that is changed is CleanRL's for continuous actions, with time limits bootstrapped from the final state, in
-the sizes and environments of `recipes.mujoco_ppo`. docs/libraries.md says which library makes which choice. The
-protocol is that of `python -m benchmarks mujoco`; the results are in benchmarks/results/differences/.
+The chain that is changed is CleanRL's for continuous actions, with time limits bootstrapped from the final state, and
+with the other settings of `recipes.mujoco_ppo`. docs/libraries.md says which library makes which choice. The protocol
+is that of `python -m benchmarks mujoco`; Ant and Humanoid are played without contact forces. The results are in
+benchmarks/results/differences/.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def make_train(
     **choices: Any,
 ) -> training.Train:
     """A run of the chain with these choices, and of CleanRL's optimizer with a link exchanged."""
-    env = env or envs.prepare(envs.make(config.env_id), normalize=True, gamma=config.gamma)
+    env = env or envs.prepare(envs.make(config.env_id), normalize=True, gamma=config.gamma, rescale=True)
     policy = in_two_entries(networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std))
     annealed = pp.scale_by_update_schedule(pp.linear_schedule(config.learning_rate, 0.0, config.num_updates))
     clip = clip or optax.clip_by_global_norm(config.max_grad_norm)
@@ -146,8 +147,10 @@ VARIANTS = {name: each.make_train for name, each in DIFFERENCES.items()}
 def main() -> None:
     """Command line."""
     args = mujoco.parser_of(__doc__, VARIANTS).parse_args()
-    own = {"env_id": f"gym:{args.task}", "total_timesteps": int(args.steps), "seed": args.first_seed}
-    mujoco.measure(Config(**own, gae_lambda=0.95, log_std=0.0), args, VARIANTS, RESULTS)
+    config = Config(env_id=f"gym:{args.task}", total_timesteps=int(args.steps), seed=args.first_seed)
+    if args.task in ("Ant-v5", "Humanoid-v5"):
+        config = mujoco.without_contact_forces(config)
+    mujoco.measure(config, args, VARIANTS, RESULTS)
 
 
 if __name__ == "__main__":

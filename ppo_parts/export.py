@@ -21,7 +21,6 @@ from ._commands import add_seed_index, load_run, run_parser, state_of_seed
 from ._errors import UserValueError
 from ._extras import require_package
 from ._policy import apply_policy, initial_carry_of
-from .envs import is_discrete
 from .training import Train, TrainState, exit_on_user_error
 
 TOLERANCE = 1e-5
@@ -67,9 +66,6 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
         action, base = output.distribution.mode(), getattr(output.distribution, "base", output.distribution)
         if env.act is not None:
             action = env.act(action)
-        elif not is_discrete(env.action_space) and hasattr(env.action_space, "low"):
-            space = env.action_space
-            action = jnp.clip(action, *(jnp.broadcast_to(x, space.shape)[None] for x in (space.low, space.high)))
         outputs = {"action": action} if not isinstance(action, (list, tuple)) else dict(_numbered("action", action))
         outputs |= {name: getattr(base, name) for name in ("logits", "loc", "scale") if hasattr(base, name)}
         return outputs | dict(_numbered("next_carry", jax.tree.leaves(output.carry)))

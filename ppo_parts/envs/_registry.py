@@ -134,15 +134,21 @@ def split_id(env_id: str) -> tuple[str, str]:
     return "gymnax", env_id
 
 
+def without_settings(env_id: str) -> str:
+    """Return what precedes the settings of "name,a=1,b=word"."""
+    return env_id.partition(",")[0] if isinstance(env_id, str) else env_id
+
+
 def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Split "name,a=1,b=word" into the name and its settings, which are added to `settings`.
 
     Raises:
         ValueError: what follows the first comma is not a list of settings, or a setting is given twice.
     """
-    if not isinstance(env_id, str) or "," not in env_id:
+    name = without_settings(env_id)
+    if name == env_id:
         return env_id, settings
-    name, _, text = env_id.partition(",")
+    text = env_id[len(name) + 1 :]
     try:
         call = ast.parse(f"dict({text})", mode="eval").body
         if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):

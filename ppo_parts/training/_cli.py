@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from .._errors import UserError, UserValueError
 from .._extras import require_package
 from ..envs import is_discrete
+from ..envs._registry import without_settings
 from ..functional import ShapeError
 from ._config import check_config, help_texts, kinds_of, ranges
 from ._config_file import stored_config, stored_run
@@ -293,7 +294,7 @@ def whole_number(text: str) -> int:
 def fitting_preset(presets: Collection[str], env_id: str, env: Any) -> str:
     """Return the name of the preset that fits an environment: by its name, by its actions, or else the first."""
     default, *_ = presets
-    named = [name for name in presets if name in env_id.partition(",")[0].lower()]
+    named = [name for name in presets if name in without_settings(env_id).lower()]
     kind = "discrete" if is_discrete(env.action_space) else "continuous"
     return next((name for name in (*named, kind) if name in presets), default)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .._errors import UserValueError
+from ..envs._registry import without_settings
 from ._config_file import changes, check_unchanged, describe, stored_run
 from ._errors import RunExistsError, RunFolderError, RunNotFoundError
 from ._files import write_json
@@ -287,7 +288,7 @@ def _new_folder(config: Any, options: RunOptions) -> Path:
         folder = options.directory / options.name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
-    env_id = str(getattr(config, "env_id", "run")).partition(",")[0]  # settings may hold a path
+    env_id = without_settings(str(getattr(config, "env_id", "run")))  # settings may hold a path
     name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     for folder in _numbered(options.directory / name):  # several runs may begin within a second
         try:

@@ -89,15 +89,16 @@ def test_actions_and_carries_follow_an_episode():
         seen, obs = transition.obs, same.obs
 
 
-def test_actions_are_clipped_to_their_box():
-    env = recipe.walk()
+@pytest.mark.parametrize(("wrap", "greatest"), [(envs.clip_action, 0.5), (lambda env: env, 3.91)])
+def test_actions_are_clipped_where_the_environment_clips_them(wrap, greatest):
+    env = wrap(recipe.walk())
     policy = Policy(
         lambda key: jnp.full(1, 3.0), lambda p, batch: (distributions.Normal(p + batch.obs[..., :1], 1.0), None)
     )
     run = session_of(export.to_onnx(*trained(env, policy)))
-    out = run(obs=np.asarray([[0, 0], [-30, 0], [-3.91, 0]], np.float32))
-    np.testing.assert_allclose(out["action"], [[0.5], [-0.5], [0.0]], atol=1e-6)
-    np.testing.assert_allclose(out["loc"], [[3.91], [-26.09], [0.0]], atol=1e-5)
+    out = run(obs=np.asarray([[0, 0], [-7.82, 0], [-3.91, 0]], np.float32))
+    np.testing.assert_allclose(out["action"], [[greatest], [-greatest], [0.0]], atol=1e-5)
+    np.testing.assert_allclose(out["loc"], [[3.91], [-3.91], [0.0]], atol=1e-5)
 
 
 def test_networks_of_other_libraries_are_translated():
