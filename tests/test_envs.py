@@ -54,10 +54,12 @@ def test_settings_may_follow_the_name():
         ),
         ("gravity=1", "gravity is given as an argument, too"),
         ("max_steps=3", "CartPole-v1 has no parameter 'max_steps'"),
+        ("max_steps_in_episode=abc", "max_steps_in_episode must be a number, such as 500, got 'abc'"),
+        ("length=None", "length must be a number"),
     ],
 )
 def test_wrong_settings_after_the_name_are_named(settings, says):
-    with pytest.raises(pp.UserValueError, match=says):
+    with pytest.raises((pp.UserValueError, pp.UserTypeError), match=says):
         envs.make(f"CartPole-v1,{settings}", gravity=9.8)
 
 

@@ -148,6 +148,9 @@ def test_info_must_name_numbers(info):
 def test_a_setting_that_an_environment_does_not_have_is_named():
     with pytest.raises(pp.UserValueError, match=r"gym:CartPole-v1 does not have all of the settings .*'gravity'"):
         envs.make("gym:CartPole-v1,gravity=1")
+    for limit in ("1e2", "0", "word"):
+        with pytest.raises(pp.UserValueError, match=r"max_episode_steps must be a positive integer, or -1 .*, got"):
+            envs.make(f"gym:CartPole-v1,max_episode_steps={limit}")
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -45,7 +46,11 @@ def make_gymnasium(
         raise UserValueError(f'vectorization must be "sync" or "async", got {vectorization!r}')
     if ":" not in env_id and env_id not in gymnasium.registry:
         raise unknown_env(env_id, "Gymnasium", gymnasium.registry)
-
+    limit = kwargs.get("max_episode_steps")
+    if limit is not None and (not isinstance(limit, numbers.Integral) or (limit < 1 and limit != -1)):
+        raise UserValueError(
+            f"{env_id}: max_episode_steps must be a positive integer, or -1 for episodes without a limit, got {limit!r}"
+        )
     kwargs = {**render_settings(), **kwargs}
 
     def make_one() -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from numbers import Number
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._errors import UserTypeError, UserValueError
 from .._extras import require_package
@@ -28,6 +30,10 @@ def changed(name: str, env_params: Any, params: dict[str, Any]) -> Any:
     unknown = [param for param in params if not hasattr(env_params, param)]
     if unknown:
         raise UserValueError(f"{name} has no parameter {unknown[0]!r}; it has {', '.join(vars(env_params))}")
+    for param, value in params.items():
+        default = getattr(env_params, param)
+        if isinstance(default, (int, float)) and not isinstance(value, (Number, np.ndarray, jax.Array)):
+            raise UserTypeError(f"{name}: {param} must be a number, such as {default}, got {value!r}")
     return env_params.replace(**params)
 
 
