@@ -148,7 +148,7 @@ def main() -> None:
     """Command line."""
     args = mujoco.parser_of(__doc__, VARIANTS).parse_args()
     config = Config(env_id=f"gym:{args.task}", total_timesteps=int(args.steps), seed=args.first_seed)
-    if args.task in ("Ant-v5", "Humanoid-v5"):
+    if args.task in mujoco.WITH_FORCES:
         config = mujoco.without_contact_forces(config)
     mujoco.measure(config, args, VARIANTS, RESULTS)
 
