@@ -40,14 +40,19 @@ def filled(page: str, name: str, lines: Sequence[str]) -> str:
     return re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _: block, page, flags=re.DOTALL)
 
 
-def canvas(panels: int, width: float = 5) -> tuple[Any, Any]:
-    """A figure and its axes, side by side, without a display."""
+def canvas(panels: int, width: float = 5, columns: int | None = None) -> tuple[Any, Any]:
+    """A figure and its axes, in rows of `columns` (None: side by side), without a display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * panels, 4), layout="constrained")
+    columns = min(columns or panels, panels)
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(width * columns, 4 * rows), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, panels, squeeze=False)[0]
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis in axes[panels:]:
+        axis.remove()
+    axes = axes[:panels]
     for axis in axes:
         axis.grid(alpha=0.2)
         axis.spines[["top", "right"]].set_visible(False)

@@ -283,9 +283,9 @@ def other_settings(config: Record) -> str:
 
 
 def curves(records: list[Record], pictures: pathlib.Path) -> list[str]:
-    """A panel for each task: the mean evaluation of each record with its interval, and Tianshou's mean as a line."""
+    """A panel for each task: the mean evaluation of each record with its quartiles, and Tianshou's means as lines."""
     tasks = list(dict.fromkeys(record["task"] for record in records))
-    figure, panels = canvas(len(tasks))
+    figure, panels = canvas(len(tasks), columns=3)
     for task, panel in zip(tasks, panels, strict=True):
         for color, record in enumerate(record for record in records if record["task"] == task):
             steps = [row["env_steps"] / 1e6 for row in record["curve"]]
@@ -293,9 +293,9 @@ def curves(records: list[Record], pictures: pathlib.Path) -> list[str]:
             label = f"{record['variant']}, {steps[-1]:.0f}M"
             panel.plot(steps, seen.mean(axis=1), color=f"C{color}", label=label)
             panel.fill_between(steps, *np.quantile(seen, (0.25, 0.75), axis=1), color=f"C{color}", alpha=0.2, lw=0)
-        if task in PUBLISHED:
-            mean = float(PUBLISHED[task][0].split()[0])
-            panel.axhline(mean, color="gray", ls="--", lw=1, label="Tianshou, best of 1M")
+        for text, style, budget in zip(PUBLISHED.get(task, ()), ("--", ":"), ("1M", "3M"), strict=False):
+            mean = float(text.split()[0])
+            panel.axhline(mean, color="gray", ls=style, lw=1, label=f"Tianshou, best of {budget}")
         panel.set(title=task, xlabel="million environment steps", ylabel="return of 10 episodes")
         panel.legend(fontsize=8)
     save(figure, pictures / "results_mujoco.png")
