@@ -122,8 +122,9 @@ def record(module: str, results: Any) -> dict[str, Any]:
         "rejax rlax numpy sbx-rl stable_baselines3 torch torchrl ppo_parts"
     )
     packages = [p for p in names.split() if p in installed]
+    given = [os.path.basename(text) if os.path.isabs(text) else text for text in sys.argv[1:]]  # without local folders
     return {
-        "command": shlex.join(["python", "-m", *module.split(), *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", *module.split(), *given]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": COMMIT,
         "uncommitted": UNCOMMITTED,

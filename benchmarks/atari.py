@@ -112,7 +112,8 @@ steps, and have the same hyperparameters, network and preprocessing: no sticky a
 frame skip 4, 84 x 84 gray pixels, 4 frames, FIRE at the start of each life, episodes that end with a life, and
 rewards clipped to their sign. What differs: random numbers, so that the same seed does not play the same games, and
 the two details that [the list of deviations](fidelity.md#deviations) has under Atari: the number of no-ops, and when
-frames become gray. `python -m benchmarks atari <game>` produces a row."""
+frames become gray. One seed of each shows that both learn, and not which of them learns faster.
+`python -m benchmarks atari <game>` produces a row."""
 
 
 def section(results: Path, pictures: Path) -> list[str]:
@@ -120,7 +121,7 @@ def section(results: Path, pictures: Path) -> list[str]:
     records = complete(results / "atari")
     if not records:
         return []
-    head = [f"{who}, {when}" for when in ("last 20 %", "all steps", "steps per second") for who in NAMES.values()]
+    head = [f"{who}, {when}" for when in ("last 20 %", "all steps") for who in NAMES.values()]
     picture(records, pictures / "results_atari.png")
     return [
         "## Atari",
@@ -154,8 +155,6 @@ def cells(record: dict[str, Any]) -> Iterator[str]:
         for runs in every:
             found = training.summary([mean_return(run, share * record["env_steps"]) for run in runs]) if runs else None
             yield "" if not found else interval(found, 2) if len(runs) > 1 else f"{found['mean']:.2f}"
-    for runs in every:
-        yield f"{np.mean([run['steps_per_second'] for run in runs]):,.0f}" if runs else ""
 
 
 def picture(records: list[dict[str, Any]], path: Path) -> None:
@@ -169,8 +168,8 @@ def picture(records: list[dict[str, Any]], path: Path) -> None:
                 width = min(GAMES_AVERAGED, len(returns))
                 means = np.convolve(returns, np.ones(width) / width, "valid") if width else returns
                 shown = {"color": f"C{color}", "lw": 1.2, "label": None if number else label.strip("`")}
-                panel.plot(steps[len(steps) - len(means) :], means, **shown)
-        panel.set(title=each["task"], xlabel="environment steps", ylabel="return of a game")
+                panel.plot(steps[len(steps) - len(means) :] / 1000, means, **shown)
+        panel.set(title=each["task"], xlabel="thousand environment steps", ylabel="return of a game")
         panel.legend(fontsize=8)
     save(figure, path)
 
