@@ -143,8 +143,8 @@ def choices(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
         lines += [
             "### Effects of the differences between libraries",
             "",
-            "CleanRL's chain, with time limits bootstrapped from the value of the final state, and with one choice",
-            "replaced by that of [another library](libraries.md#choices):",
+            "CleanRL's chain, with time limits bootstrapped from the value of the final state, with the other settings",
+            "of `mujoco_ppo`, and with one choice replaced by that of [another library](libraries.md#choices):",
             "",
             *(line for comparison in of_libraries for line in comparison.table()),
         ]
