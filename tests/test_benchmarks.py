@@ -168,7 +168,7 @@ def test_returns_of_atari_games_beside_those_that_cleanrl_prints(tmp_path, monke
     (tmp_path / "atari/one.json").write_text(json.dumps({"results": result}))
     page = "\n".join(atari.section(tmp_path, tmp_path))
     link = "[ale:space_invaders](../benchmarks/results/atari/one.json)"
-    assert f"| {link} | 100 | 5 | 4.00 | -3.00 | 2.00 | -1.00 | 1,234 | 9 |" in page
+    assert f"| {link} | 100 | 5 | 4.00 | -3.00 | 2.00 | -1.00 |\n" in page
     assert "CleanRL's script ran with ale-py 0.8.1, torch 2.13." in page
     assert (tmp_path / "results_atari.png").exists()
     assert atari.section(tmp_path / "none", tmp_path) == []
