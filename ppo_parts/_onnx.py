@@ -222,6 +222,11 @@ def _slice(graph: Graph, eqn: Any, x: Any) -> str:
     )))  # fmt: skip
 
 
+def _stack(graph: Graph, eqn: Any, *xs: Any) -> str:
+    axis = eqn.params["axis"]
+    return graph.op("Concat", *(graph.op("Unsqueeze", x, np.asarray([axis])) for x in xs), axis=axis)
+
+
 def _split(graph: Graph, eqn: Any, x: Any) -> list[str]:
     sizes = np.asarray(eqn.params["sizes"], np.int64)
     return graph.ops("Split", len(sizes), x, sizes, axis=eqn.params["axis"])
@@ -323,6 +328,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "select_n": _select,
     "slice": _slice,
     "split": _split,
+    "stack": _stack,
     "square": lambda graph, eqn, x: graph.op("Mul", x, x),
     "squeeze": lambda graph, eqn, x: graph.reshape(x, eqn.outvars[0].aval.shape),
     "transpose": lambda graph, eqn, x: graph.op("Transpose", x, perm=eqn.params["permutation"]),

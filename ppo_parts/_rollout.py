@@ -345,23 +345,30 @@ def sample_action(distribution: Any, key: Array) -> tuple[Any, Array]:
 
 def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ...]) -> None:
     """Raise unless actions that are one array fit the action space; an environment may broadcast or round others."""
-    shape, discrete = getattr(space, "shape", None), hasattr(space, "n")
+    shape, nvec = getattr(space, "shape", None), getattr(space, "nvec", None)
     if shape is None or not isinstance(action, jax.Array):
         return
-    if action.shape != (*each, *shape) or (discrete and jnp.issubdtype(action.dtype, jnp.floating)):
+    options = tuple(map(int, [space.n] if hasattr(space, "n") else () if nvec is None else nvec))
+    if action.shape != (*each, *shape) or (options and jnp.issubdtype(action.dtype, jnp.floating)):
         axes = ", ".join(("...", *map(str, shape)))
-        remedy = (
-            f"one of {space.n} actions: return distributions.Categorical(logits), with logits [..., {space.n}]"
-            if discrete
-            else f"numbers of shape {tuple(shape)}: return distributions.Normal(mean, scale), with a mean [{axes}]"
-        )
+        if nvec is not None:
+            remedy = f"{len(options)} choices: return distributions.MultiCategorical(logits, nvec={options})"
+        elif options:
+            (n,) = options
+            remedy = f"one of {n} actions: return distributions.Categorical(logits), with logits [..., {n}]"
+        else:
+            remedy = f"numbers of shape {tuple(shape)}: return distributions.Normal(mean, scale), with a mean [{axes}]"
         raise UserTypeError(
             f"rollout: the policy's actions are {action.dtype}{list(action.shape)}, and each of {list(each)} "
             f"environments takes {remedy}"
         )
-    *axes_of_logits, number = getattr(getattr(distribution, "logits", None), "shape", ()) or (0,)
-    if discrete and tuple(axes_of_logits) == each and number > space.n:
-        raise UserValueError(f"rollout: the policy has logits for {number} actions, and the environment has {space.n}")
+    for part, number in zip(getattr(distribution, "parts", (distribution,)), options, strict=False):
+        *axes_of_logits, given = getattr(getattr(part, "logits", None), "shape", ()) or (0,)
+        if tuple(axes_of_logits) == each and given > number:
+            raise UserValueError(
+                f"rollout: the policy has logits for {given} actions, and the environment has {number}"
+                + f" in one of its choices; it has {options}" * (nvec is not None)
+            )
 
 
 def episode_metrics(ended: Array, measured: dict[str, Array]) -> Metrics:

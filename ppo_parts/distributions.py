@@ -9,6 +9,7 @@ log-probability is too coarse.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -347,28 +348,45 @@ class MultiCategorical(_Distribution):
     """Several independent categorical choices: an action `[..., K]` has one integer for each of K choices.
 
     Args:
-        logits: K arrays `[..., n_k]`; the choices may have different numbers of options.
+        logits: K arrays `[..., n_k]`; the choices may have different numbers of options. With `nvec` one array
+            `[..., n_1 + ... + n_K]`, such as the output of one layer.
+        nvec: the numbers of options, if `logits` is one array.
 
     Attributes:
         parts: K `Categorical`s.
 
     Raises:
-        TypeError: an array is not floating. ValueError: there are no arrays, or their leading axes differ.
+        TypeError: an array is not floating. ValueError: there are no arrays, or their leading axes differ; `nvec` does
+            not add up to the last axis.
 
     Example:
         >>> import jax.numpy as jnp
         >>> policy = MultiCategorical([jnp.zeros(2), jnp.zeros(4)])
         >>> round(float(policy.log_prob(jnp.array([1, 3]))), 4)  # -log 2 - log 4
         -2.0794
+        >>> MultiCategorical(jnp.zeros((5, 6)), nvec=(2, 4)).mode().shape
+        (5, 2)
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 37.
     """
 
-    def __init__(self, logits: Sequence[Array]) -> None:
+    def __init__(self, logits: Sequence[Array] | Array, nvec: Sequence[int] | None = None) -> None:
+        if nvec is not None:
+            if jnp.shape(logits)[-1:] != (sum(nvec),):
+                raise ShapeError(
+                    f"MultiCategorical: the last axis of logits must have sum(nvec) = {sum(nvec)} entries for "
+                    f"nvec={tuple(nvec)}, got shape {jnp.shape(logits)}"
+                )
+            logits = jnp.split(logits, list(itertools.accumulate(nvec[:-1])), axis=-1)
         self.parts = [Categorical(part) for part in logits]
         if len({part.logits.shape[:-1] for part in self.parts}) != 1:
             shapes = ", ".join(str(part.logits.shape) for part in self.parts) or "no arrays"
             raise ShapeError(f"MultiCategorical: logits must agree in all axes but the last, got {shapes}")
+
+    @property
+    def logits(self) -> Array:
+        """The logits of all choices, one after another, `[..., n_1 + ... + n_K]`."""
+        return jnp.concatenate([part.logits for part in self.parts], axis=-1)
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
         """Draw actions, int32 `[*sample_shape, ..., K]`."""

@@ -12,8 +12,8 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import ppo_parts as pp
-from ppo_parts import envs, training
-from ppo_parts.envs._gymnasium import _Atari, _Games
+from ppo_parts import envs, networks, training
+from ppo_parts.envs._ale import _Atari, _Games
 from tests.common import Softmax
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
@@ -343,11 +343,11 @@ def test_environments_that_would_be_played_wrongly_are_refused():
     with pytest.raises(ValueError, match="not a space of arrays"):
         host(lambda: Parts(3))
 
-    class Several(Scripted):
-        action_space = gymnasium.spaces.MultiDiscrete([2, 3])
+    class Table(Scripted):
+        action_space = gymnasium.spaces.MultiDiscrete([[2, 3], [2, 2]])
 
-    with pytest.raises(pp.UserValueError, match=r"MultiDiscrete.* not supported: .* Discrete or a Box"):
-        host(lambda: Several(3))
+    with pytest.raises(pp.UserValueError, match=r"(?s)MultiDiscrete.* not supported: .*with one axis"):
+        host(lambda: Table(3))
     with pytest.raises(pp.UserValueError, match=r"timeout must lie in \(0, inf\)"):
         scripted(timeout=0)
 
@@ -501,7 +501,8 @@ def test_atari_lives_begin_with_fire_and_end_no_game(deaths, settings, log, rows
     one, other = Game(*deaths), Game(100)
     games = _Atari(_Games([one, other], stack_num=2, **settings))
     start = 2 * settings["use_fire_reset"]
-    assert games.reset(seed=0).ravel().tolist() == [start] * 4
+    obs, available = games.reset(seed=0)
+    assert obs.ravel().tolist() == [start] * 4 and available is None
     for steps, row in enumerate(rows, 1):
         out = games.step(np.array([3, 3]))
         seen = [*out.obs[0].ravel(), *out.final_obs[0].ravel(), out.reward[0], out.terminated[0], out.ended[0]]
@@ -509,3 +510,171 @@ def test_atari_lives_begin_with_fire_and_end_no_game(deaths, settings, log, rows
         assert (out.obs[1, -1].item(), out.reward[1], out.ended[1]) == (start + steps, start + steps, False)
         assert not out.truncated.any()
     assert one.log == log
+
+
+class Choosing(Scripted):
+    """Takes several choices at once, and writes down what arrives."""
+
+    def __init__(self, space, arrived):
+        super().__init__(3)
+        self.action_space, self.arrived = space, arrived
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.arrived.append(action)
+        return super().step(None)
+
+
+@pytest.mark.parametrize(
+    ("space", "nvec", "start"),
+    [
+        (gymnasium.spaces.MultiDiscrete([2, 3], start=[4, 5]), (2, 3), [4, 5]),
+        (gymnasium.spaces.MultiBinary(3), (2, 2, 2), 0),
+    ],
+)
+def test_several_choices_arrive_in_the_integers_of_the_environment(space, nvec, start):
+    arrived = []
+    env = host(lambda: Choosing(space, arrived))
+    assert env.action_space == envs.MultiDiscrete(nvec)
+    policy = networks.actor_critic(env, hidden=(4,))
+    rollout = pp.rollout(env, policy, num_envs=1, num_steps=8)
+    _, batch, _ = jax.jit(rollout.collect)(
+        jax.random.key(0), policy.init(jax.random.key(1)), rollout.init(jax.random.key(2))
+    )
+    assert batch.action.shape == (8, 1, len(nvec)) and batch.action.dtype == jnp.int32
+    np.testing.assert_array_equal(np.stack(arrived), np.asarray(batch.action)[:, 0] + start)
+
+
+def test_reals_do_not_become_integers_silently():
+    class Whole(Scripted):
+        action_space = gymnasium.spaces.Box(0, 5, (2,), np.int64)
+
+    env = host(lambda: Whole(3))
+    state, _ = env.reset(jax.random.key(0), 1)
+    with pytest.raises(pp.UserTypeError, match=r"takes int64 .* actions are float32"), envs.host_errors():
+        jax.block_until_ready(env.step(jax.random.key(0), state, jnp.zeros((1, 2))))
+    state, _ = env.reset(jax.random.key(0), 1)
+    env.step(jax.random.key(0), state, jnp.zeros((1, 2), jnp.int32))
+
+
+class Masked(Choosing):
+    """Two choices; only option `time % 2` of the first and option `episode % 3` of the second are available."""
+
+    def __init__(self, arrived, report=lambda mask: mask):
+        super().__init__(gymnasium.spaces.MultiDiscrete([2, 3]), arrived)
+        self.report = report
+
+    def info(self):
+        mask = (np.arange(2) == self.time % 2).astype(np.int8), (np.arange(3) == self.episode % 3).astype(np.int8)
+        return {"action_mask": self.report(mask)}
+
+    def reset(self, **kwargs):
+        return super().reset(**kwargs)[0], self.info()
+
+    def step(self, action):
+        return *super().step(action)[:4], self.info()
+
+
+@pytest.mark.parametrize("mode", ["gym", "same_step", "disabled"])
+@pytest.mark.parametrize("report", [lambda mask: mask, np.concatenate], ids=["tuple", "array"])
+def test_policies_take_the_actions_that_the_environment_makes_available(mode, report):
+    arrived = []
+    if mode == "gym":
+        gymnasium.register("Masked-v0", lambda: Masked(arrived, report))
+        env = envs.make("gym:Masked-v0,action_mask=action_mask")
+        del gymnasium.registry["Masked-v0"]
+    else:
+        env = envs.from_gymnasium(
+            lambda n: SyncVectorEnv([lambda: Masked(arrived, report)] * n, autoreset_mode=AutoresetMode[mode.upper()]),
+            action_mask="action_mask",
+        )
+    envs.check(env)
+    policy = networks.actor_critic(env, hidden=(4,))
+    rollout = pp.rollout(env, policy, num_envs=2, num_steps=7, keep_next_obs=True)
+    state, params = rollout.init(jax.random.key(2)), policy.init(jax.random.key(1))
+    _, batch, _ = jax.jit(rollout.collect)(jax.random.key(0), params, state)
+    first = state.obs.obs[0, 0]  # number of the first episode
+    for t in range(7):
+        expected = [t % 3 % 2, int(first + t // 3) % 3]
+        np.testing.assert_array_equal(batch.action[t], [expected] * 2)
+    over = (batch.terminated | batch.truncated).astype(bool)
+    np.testing.assert_array_equal(batch.next_obs.available[over], True)
+    np.testing.assert_array_equal(batch.next_obs.available[:-1][~over[:-1]], batch.obs.available[1:][~over[:-1]])
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        (lambda mask: None, r"environment 0 reports no info\['action_mask'\] of reset"),
+        (lambda mask: mask[0], r"0 or 1 for each of the options \(2, 3\), and that of environment 0 is array"),
+        (lambda mask: np.full(5, 0.5), r"0 or 1 for each of the options"),
+        (lambda mask: np.array([1, 1, 0, 0, 0]), r"leaves no action"),
+    ],
+)
+def test_action_masks_that_would_be_misread_are_refused(report, message):
+    env = envs.from_gymnasium(
+        lambda n: SyncVectorEnv([lambda: Masked([], report)] * n, autoreset_mode=AutoresetMode.SAME_STEP),
+        action_mask="action_mask",
+    )
+    with pytest.raises(pp.UserValueError, match=message), envs.host_errors():
+        jax.block_until_ready(env.reset(jax.random.key(0), 1))
+
+
+def test_masks_need_discrete_actions():
+    class Real(Scripted):
+        action_space = gymnasium.spaces.Box(-1, 1, (2,))
+
+    with pytest.raises(pp.UserValueError, match="masks discrete actions"):
+        envs.from_gymnasium(
+            lambda n: SyncVectorEnv([lambda: Real(3)] * n, autoreset_mode=AutoresetMode.SAME_STEP),
+            action_mask="action_mask",
+        )
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "flat"),
+    [
+        (gymnasium.spaces.Discrete(4), 2, [0, 0, 1, 0]),
+        (
+            gymnasium.spaces.Dict({"goal": gymnasium.spaces.Box(-1, 1, (2,)), "kind": gymnasium.spaces.Discrete(2)}),
+            {"goal": np.array([0.5, -0.5], np.float32), "kind": 1},
+            [0.5, -0.5, 0, 1],
+        ),
+    ],
+)
+def test_observations_that_are_not_arrays_are_flattened(space, value, flat):
+    class Structured(Scripted):
+        observation_space = space
+
+        def reset(self, **kwargs):
+            return value, super().reset(**kwargs)[1]
+
+        def step(self, action):
+            return value, *super().step(action)[1:]
+
+    gymnasium.register("Structured-v0", lambda: Structured(3))
+    env = envs.make("gym:Structured-v0")
+    del gymnasium.registry["Structured-v0"]
+    _, obs = env.reset(jax.random.key(0), 2)
+    np.testing.assert_allclose(obs, [flat] * 2)
+
+
+class Slow(Scripted):
+    """An environment that other processes can import by its class only."""
+
+
+def test_gymnasium_wrappers_processes_and_memory_go_together():
+    gymnasium.register("Slow-v0", Slow, kwargs={"limit": 3})
+    stack = (lambda env: gymnasium.wrappers.FrameStackObservation(env, 2),)
+    env = envs.make("gym:Slow-v0", vectorization="async", wrappers=stack)
+    del gymnasium.registry["Slow-v0"]
+    policy = networks.actor_critic(env, hidden=(4,), shared=True, memory="gru")
+    rollout = pp.rollout(env, policy, num_envs=2, num_steps=4)
+    state = rollout.init(jax.random.key(0))
+    params = policy.init(jax.random.key(1))
+    with envs.host_errors():
+        _, batch, _ = jax.block_until_ready(jax.jit(rollout.collect)(jax.random.key(0), params, state))
+    assert batch.obs.shape == (4, 2, 2, 2)
+    np.testing.assert_array_equal(batch.obs[:, 0, 1, 1], [0, 1, 2, 0])  # the newest frame has the time
+    np.testing.assert_array_equal(batch.obs[:, 0, 0, 1], [0, 0, 1, 0])  # and the one before; the first is repeated
+    np.testing.assert_array_equal(batch.truncated[:, 0] > 0, [False, False, True, False])

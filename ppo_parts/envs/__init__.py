@@ -5,8 +5,10 @@ from ._check import check as check
 from ._env import Box as Box
 from ._env import Discrete as Discrete
 from ._env import Env as Env
+from ._env import MultiDiscrete as MultiDiscrete
 from ._env import Observation as Observation
 from ._env import Transition as Transition
+from ._env import count_options as count_options
 from ._env import is_discrete as is_discrete
 from ._env import size as size
 from ._episodes import Step as Step

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from .._errors import UserTypeError
 from .._hyperparameters import count
 from ..functional import ShapeError
-from ._env import Array, Env, Observation, Transition, describe, is_discrete
+from ._env import Array, Env, Observation, Transition, action_struct, count_options, describe, is_discrete
 
 
 def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
@@ -41,9 +40,7 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
     key = jax.random.key(0)
     state, obs = _pair("reset", jax.eval_shape(lambda key: env.reset(key, num_envs), key))
     if action is None:
-        space = env.action_space
-        dtype = jnp.int32 if is_discrete(space) else jnp.float32
-        action = jax.ShapeDtypeStruct((*each, *(() if is_discrete(space) else space.shape)), dtype)
+        action = action_struct(env.action_space, each)
     after, out = _pair("step", jax.eval_shape(env.step, key, state, action))
     if not isinstance(out, Transition):
         raise UserTypeError(f"check: step must return (state, Transition), got (state, {type(out).__name__})")
@@ -89,10 +86,11 @@ def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
         raise UserTypeError(
             "check: obs.available masks discrete actions, and action_space is not discrete: leave it None"
         )
-    if available.shape != (*each, env.action_space.n) or available.dtype != bool:
+    expected = (*each, sum(count_options(env.action_space)))
+    if available.shape != expected or available.dtype != bool:
         raise ShapeError(
-            f"check: obs.available must be boolean of shape {(*each, env.action_space.n)}, one for each action, got "
-            f"{available.dtype} of shape {available.shape}"
+            f"check: obs.available must be boolean of shape {expected}, one for each option, got {available.dtype} of "
+            f"shape {available.shape}"
         )
 
 

@@ -118,8 +118,9 @@ def _is_array(x: Any) -> bool:
 class Observation(NamedTuple):
     """Observations with an action mask, or of several agents: `obs` `[N, ...]` or `[N, A, D]`, `available` `[..., n]`.
 
-    `available` is True where an action may be taken, and None if all of them always may. The policies of
-    `ppo_parts.networks` apply it; a policy of your own does so with `ppo_parts.distributions.mask_logits`.
+    `available` is True where an action may be taken, and None if all of them always may; for a `MultiDiscrete`, it has
+    the options of the first choice, then those of the second, and so on. The policies of `ppo_parts.networks` apply it;
+    a policy of your own does so with `ppo_parts.distributions.mask_logits`.
     """
 
     obs: Array
@@ -132,6 +133,18 @@ class Discrete:
 
     n: int
     shape: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiDiscrete:
+    """A space of K integers: choice k has `nvec[k]` options, 0 to `nvec[k] - 1`; actions are `[..., K]`."""
+
+    nvec: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`(K,)`."""
+        return (len(self.nvec),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,8 +162,8 @@ class Env(NamedTuple):
     Attributes:
         reset: `reset(key, num_envs) -> (state, obs)`.
         step: `step(key, state, action) -> (state, Transition)`.
-        observation_space, action_space: spaces of one environment: `Discrete`, `Box`, or any other object with the
-            same attributes.
+        observation_space, action_space: spaces of one environment: `Discrete`, `MultiDiscrete`, `Box`, or any other
+            object with the same attributes.
         evaluation: `evaluation(state) -> Env`, the environment to evaluate in: running statistics are frozen as in
             `state`, and rewards are unscaled.
         num_agents: A, if observations, rewards and ends have an axis of agents; None: one agent, without that axis.
@@ -195,9 +208,28 @@ def _in_gymnasium(env_id: Any) -> bool:
     return env_id in gymnasium.registry
 
 
+def count_options(space: Any) -> tuple[int, ...]:
+    """Return how many options each choice of an action has: `(n,)` for `Discrete`, `nvec`, or `()` for a box.
+
+    Example:
+        >>> from ppo_parts import envs
+        >>> envs.count_options(envs.MultiDiscrete((3, 2))), envs.count_options(envs.Discrete(4))
+        ((3, 2), (4,))
+    """
+    if hasattr(space, "nvec"):
+        return tuple(map(int, space.nvec))
+    return (int(space.n),) if hasattr(space, "n") else ()
+
+
 def is_discrete(space: Any) -> bool:
-    """Return whether a space consists of n actions (it has `n`) rather than a box of real numbers."""
-    return hasattr(space, "n")
+    """Return whether the actions of a space are integers: one of n options (`Discrete`), or several such choices."""
+    return bool(count_options(space))
+
+
+def action_struct(space: Any, each: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of actions with the leading axes `each`."""
+    shape = () if hasattr(space, "n") else tuple(space.shape)
+    return jax.ShapeDtypeStruct((*each, *shape), jnp.int32 if is_discrete(space) else jnp.float32)
 
 
 def size(space: Any) -> int:

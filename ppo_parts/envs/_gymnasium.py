@@ -1,8 +1,9 @@
-"""Gymnasium environments by name, and those of EnvPool and of the Arcade Learning Environment."""
+"""Gymnasium environments by name."""
 
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -12,18 +13,21 @@ import numpy as np
 from .._errors import MissingPackage, UserValueError
 from .._extras import require_package
 from ._env import Env, unknown_env
-from ._host import GymnasiumVector, from_gymnasium, from_host
+from ._host import from_gymnasium
 from ._rendering import render_settings
 
 Vectorization = Literal["sync", "async"]
+START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else None
+"""How processes are started: JAX has threads, and a process that is forked from one with threads may deadlock."""
 
 
-def make_gymnasium(
+def make(
     env_id: str,
     *,
     vectorization: Vectorization = "sync",
     wrappers: tuple[Callable[[Any], Any], ...] = (),
     info: str | tuple[str, ...] = (),
+    action_mask: str | None = None,
     timeout: float | None = None,
     **kwargs: Any,
 ) -> Env:
@@ -32,10 +36,14 @@ def make_gymnasium(
     Args:
         env_id: a registered name, or "module:name" for one that a module registers.
         vectorization: "sync" steps one environment after another; "async" in processes, which pays where a step takes
-            longer than about a millisecond.
+            longer than about a millisecond. A script that makes them runs its own code under
+            `if __name__ == "__main__":`, because a new process imports the script.
         wrappers: applied to each environment, such as Gymnasium's own.
-        info, timeout: see `from_gymnasium`.
+        info, action_mask, timeout: see `from_gymnasium`.
         **kwargs: for `gymnasium.make`.
+
+    Observations that are not arrays are flattened by `gymnasium.wrappers.FlattenObservation`: an integer becomes a
+    one-hot vector, and a dict or a tuple the concatenation of its entries.
 
     Raises:
         UserValueError: unknown name (similar names are listed). MissingPackage: Gymnasium, or what the environment is
@@ -52,20 +60,23 @@ def make_gymnasium(
             f"{env_id}: max_episode_steps must be a positive integer, or -1 for episodes without a limit, got {limit!r}"
         )
     kwargs = {**render_settings(), **kwargs}
+    spec = gymnasium.registry.get(env_id, env_id)  # other processes may not have registered the name
 
     def make_one() -> Any:
-        return functools.reduce(lambda env, wrap: wrap(env), wrappers, gymnasium.make(env_id, **kwargs))
+        env = functools.reduce(lambda env, wrap: wrap(env), wrappers, gymnasium.make(spec, **kwargs))
+        is_array = isinstance(env.observation_space, gymnasium.spaces.Box)
+        return env if is_array else gymnasium.wrappers.FlattenObservation(env)
 
-    def make(num_envs: int) -> Any:
+    def make_vector(num_envs: int) -> Any:
         try:
             if vectorization == "async":
-                mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
-                return gymnasium.vector.AsyncVectorEnv([make_one] * num_envs, **mode)
+                mode = gymnasium.vector.AutoresetMode.SAME_STEP
+                return gymnasium.vector.AsyncVectorEnv([make_one] * num_envs, autoreset_mode=mode, context=START)
             return _Environments(make_one, num_envs)
         except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:  # it says what to install
             raise MissingPackage(f"{env_id}: {error}") from error
 
-    return from_gymnasium(make, info=info, timeout=timeout)
+    return from_gymnasium(make_vector, info=info, action_mask=action_mask, timeout=timeout)
 
 
 class _Environments:
@@ -86,9 +97,10 @@ class _Environments:
         self.obs: list[Any] = [None] * num_envs
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        infos: list[dict[str, Any]] = [{}] * self.num_envs
         for index in range(self.num_envs) if options is None else np.flatnonzero(options["reset_mask"]):
-            self.obs[index], _ = self.envs[index].reset(seed=None if seed is None else seed + index)
-        return np.asarray(self.obs), {}
+            self.obs[index], infos[index] = self.envs[index].reset(seed=None if seed is None else seed + index)
+        return np.asarray(self.obs), _Infos(infos)
 
     def step(self, action: np.ndarray) -> tuple[Any, ...]:
         returned = [env.step(one) for env, one in zip(self.envs, action, strict=True)]
@@ -120,196 +132,3 @@ class _Infos(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(list(iter(self)))
-
-
-def make_envpool(env_id: str, *, info: str | tuple[str, ...] = (), timeout: float | None = None, **kwargs: Any) -> Env:
-    """Make an EnvPool environment from its name, e.g. "HalfCheetah-v5"; its environments step in C++ threads.
-
-    Args:
-        env_id: a name that EnvPool knows.
-        info, timeout: see `from_gymnasium`.
-        **kwargs: for `envpool.make`, such as `num_threads`.
-
-    Raises:
-        UserValueError: unknown name (similar names are listed). MissingPackage: EnvPool is not installed.
-    """
-    envpool = require_package("envpool", "envpool")
-    if env_id not in envpool.list_all_envs():
-        raise unknown_env(env_id, "EnvPool", envpool.list_all_envs())
-    return from_gymnasium(lambda num_envs: _EnvPool(envpool, env_id, num_envs, kwargs), info=info, timeout=timeout)
-
-
-class _EnvPool:
-    """An EnvPool as a vector environment that resets the environments of a mask, and takes seeds when it resets."""
-
-    metadata: dict[str, Any]
-
-    def __init__(self, envpool: Any, env_id: str, num_envs: int, kwargs: dict[str, Any]) -> None:
-        from gymnasium.vector import AutoresetMode
-
-        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
-        self.num_envs = num_envs
-
-        def make(seed: int) -> Any:
-            return envpool.make(env_id, env_type="gymnasium", num_envs=num_envs, seed=seed, **kwargs)
-
-        self.make, self.envs, self.obs = make, make(0), np.zeros(0)
-        self.single_observation_space = self.envs.observation_space
-        self.single_action_space = self.envs.action_space
-
-    def reset(self, seed: int = 0, options: Any = None) -> tuple[Any, Any]:
-        if options is None:
-            self.envs.close()
-            self.envs = self.make(seed)
-            self.obs, info = self.envs.reset()
-            return self.obs, info
-        where = np.flatnonzero(options["reset_mask"])
-        obs, info = self.envs.reset(where)  # in the order of info["env_id"], without it its next step would reset
-        self.obs = self.obs.copy()
-        self.obs[info["env_id"]] = obs
-        return self.obs, info
-
-    def step(self, action: np.ndarray) -> tuple[Any, ...]:
-        returned = self.envs.step(action.astype(self.single_action_space.dtype))
-        order = np.argsort(returned[4]["env_id"])
-        self.obs = returned[0][order]
-        info = {name: x[order] for name, x in returned[4].items() if np.shape(x)[:1] == order.shape}
-        return self.obs, *(x[order] for x in returned[1:4]), info
-
-    def close(self) -> None:
-        self.envs.close()
-
-
-def make_ale(
-    game: str,
-    *,
-    episodic_life: bool = False,
-    stack_num: int = 4,
-    use_fire_reset: bool = True,
-    timeout: float | None = None,
-    **kwargs: Any,
-) -> Env:
-    """Make an Atari game from its name, e.g. "breakout", with the usual preprocessing, in C++ threads.
-
-    Each action is repeated for four frames, and the pixelwise maximum of the last two is kept, scaled to 84 x 84 gray
-    pixels; the last four are stacked. Up to 29 no-ops begin a game, and FIRE and the action after it begin a game and,
-    with `episodic_life`, each further life, where the game has FIRE. Rewards are those of the game: clip them with
-    `clip_reward`.
-
-    Args:
-        game: its name in `ale_py`, in snake case.
-        episodic_life: whether a lost life terminates an episode. The returns of episodes remain those of whole games.
-        stack_num: number of frames in an observation. An episode begins with copies of its first frame.
-        use_fire_reset: whether FIRE is pressed at the start; without, the policy has to learn it.
-        timeout: see `from_gymnasium`.
-        **kwargs: for `ale_py.vector_env.AtariVectorEnv`, such as `repeat_action_probability` (sticky actions).
-
-    Raises:
-        UserValueError: unknown game (similar names are listed). MissingPackage: ale-py is not installed.
-
-    Reference: Mnih et al. 2015, doi:10.1038/nature14236, Methods; Machado et al. 2018, arXiv:1709.06009; Huang et al.
-    2022, The 37 Implementation Details of PPO, details 1 to 9 of Atari.
-    """
-    roms, vector = require_package("ale_py.roms", "atari"), require_package("ale_py.vector_env", "atari")
-    if game not in roms.get_all_rom_ids():
-        raise unknown_env(game, "Atari", roms.get_all_rom_ids())
-
-    def make_game() -> Any:
-        mode = {"autoreset_mode": "NextStep", "reward_clipping": False, "stack_num": 1, "use_fire_reset": False}
-        return vector.AtariVectorEnv(game, 1, **mode, **kwargs)
-
-    def make(num_envs: int) -> GymnasiumVector:
-        games = [make_game() for _ in range(num_envs)]
-        return _Atari(_Games(games, stack_num, episodic_life, use_fire_reset), timeout)
-
-    return from_host(make)
-
-
-class _Games:
-    """Atari games as one vector environment, in which a lost life may terminate an episode while the game continues.
-
-    Each game is an `AtariVectorEnv` of its own, which steps in a C++ thread of its own: when a life begins in one
-    game, a few frames are played in it while the others wait.
-    """
-
-    def __init__(self, games: list[Any], stack_num: int, episodic_life: bool, use_fire_reset: bool) -> None:
-        from gymnasium import spaces
-        from gymnasium.vector import AutoresetMode
-
-        self.games, self.num_envs, self.episodic_life = games, len(games), episodic_life
-        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        self.single_action_space = games[0].single_action_space
-        shape = (stack_num, *games[0].single_observation_space.shape[1:])
-        self.single_observation_space = spaces.Box(0, 255, shape, np.uint8)
-        self.obs = np.zeros((self.num_envs, *shape), np.uint8)
-        self.lives = np.zeros(self.num_envs, int)
-        actions = [action.name for action in games[0].ale.get_action_set()]
-        # Stable-Baselines3 and CleanRL press FIRE, and then the action after it.
-        self.first_actions = (1, 2) if use_fire_reset and "FIRE" in actions[1:2] else ()
-
-    def reset(self, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
-        for index in range(self.num_envs):
-            self._new_game(index, seed + index)
-            self._begin(index)
-        return self.obs, {}
-
-    def step(self, action: np.ndarray) -> tuple[Any, ...]:
-        for game, one in zip(self.games, action, strict=True):
-            game.send(one[None])
-        lives = self.lives.copy()
-        reward, terminated, truncated = map(np.array, zip(*map(self._receive, range(self.num_envs)), strict=True))
-        ended = terminated | truncated
-        if self.episodic_life:  # some games go on for a while without a life
-            terminated |= (self.lives > 0) & (self.lives < lives)
-        final_obs = self.obs.copy()
-        for index in map(int, np.flatnonzero(terminated | truncated)):
-            if ended[index]:
-                self._new_game(index)
-                self._begin(index)
-            else:
-                more, ended[index] = self._begin(index, life=True)
-                reward[index] += more
-        return self.obs, reward, terminated, truncated & ~terminated, {"final_obs": final_obs, "ended": ended}
-
-    def _receive(self, index: int) -> tuple[Any, Any, Any]:
-        """Stack the frame that a game's step returns; return reward, terminated and truncated."""
-        frame, reward, terminated, truncated, info = self.games[index].recv()
-        self.obs[index] = np.concatenate([self.obs[index, 1:], frame[0]])
-        self.lives[index] = info["lives"][0]
-        return reward[0], terminated[0], truncated[0]
-
-    def _new_game(self, index: int, seed: int | None = None) -> None:
-        frame, info = self.games[index].reset(seed=seed)
-        self.obs[index], self.lives[index] = frame[0], info["lives"][0]
-
-    def _begin(self, index: int, life: bool = False) -> tuple[int, bool]:
-        """Play the first frames of a game or of a further life; return their reward, and whether the game is over."""
-        total, over = 0, False
-        for action in (0, *self.first_actions) if life else self.first_actions:
-            self.games[index].ale.send(np.array([action], np.int32), np.ones(1, np.float32))
-            reward, terminated, truncated = self._receive(index)
-            total += reward
-            if terminated or truncated:
-                over = True
-                self._new_game(index)
-                break
-        self.obs[index] = self.obs[index, -1]
-        return total, over
-
-    def close(self) -> None:
-        for game in self.games:
-            game.close()
-
-
-class _Atari(GymnasiumVector):
-    """Atari games, whose episodes of the learner may be shorter than games."""
-
-    def render(self) -> np.ndarray:
-        """Draw what the policy sees last, because the games are not drawn otherwise."""
-        gray = np.repeat(np.repeat(self.env.obs[0, -1], 4, 0), 4, 1)
-        return np.stack([gray] * 3, axis=-1)
-
-    def game_over(self, over: np.ndarray, info: Any) -> np.ndarray:
-        """Where a game ended, and not only a life."""
-        del over
-        return info["ended"]

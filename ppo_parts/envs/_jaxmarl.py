@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from .._errors import UserValueError
 from .._extras import require_package
 from .._trees import without_weak_types
-from ._env import Array, Box, Discrete, Env, Observation, Transition, is_discrete, size, unknown_env
+from ._env import Array, Box, Discrete, Env, Observation, Transition, action_struct, is_discrete, size, unknown_env
 from ._episodes import EpisodeState, choose
 from ._registry import split_settings
 
@@ -53,10 +53,9 @@ def make_agents(env_id: str, **settings: Any) -> Env:
 
 
 def _one_step(env: Env) -> Transition:
-    space = env.action_space
     state, _ = env.reset(jax.random.key(0), 1)
-    action = jnp.zeros((1, env.num_agents or 1, *space.shape), jnp.int32 if is_discrete(space) else jnp.float32)
-    return env.step(jax.random.key(0), state, action)[1]
+    action = action_struct(env.action_space, (1, env.num_agents or 1))
+    return env.step(jax.random.key(0), state, jnp.zeros(action.shape, action.dtype))[1]
 
 
 def _made(env_id: str, settings: dict[str, Any]) -> Any:

@@ -12,8 +12,9 @@ import numpy as np
 
 from .._errors import UserValueError
 from .._hyperparameters import count
+from ..distributions import Categorical, MultiCategorical
 from ._check import check, evaluation_of
-from ._env import Array, Env, Observation, Transition, is_discrete
+from ._env import Array, Env, Observation, Transition, count_options
 from ._laws import LAWS, Played, alike, array_of, ended_in
 
 
@@ -106,10 +107,11 @@ def random_action(env: Env) -> Callable[[Array, Any], Array]:
     def act(key: Array, obs: Any) -> Array:
         agents = () if env.num_agents is None else (env.num_agents,)
         each = (jax.tree.leaves(obs)[0].shape[0], *agents)
-        if is_discrete(space):
+        if options := count_options(space):
             available = obs.available if isinstance(obs, Observation) else None
-            logits = jnp.zeros((*each, space.n)) if available is None else jnp.where(available, 0.0, -1e9)
-            return jax.random.categorical(key, logits).astype(jnp.int32)
+            logits = jnp.zeros((*each, sum(options))) if available is None else jnp.where(available, 0.0, -1e9)
+            policy = MultiCategorical(logits, options) if hasattr(space, "nvec") else Categorical(logits)
+            return policy.sample(seed=key)
         shape = (*each, *space.shape)
         low, high = (jnp.broadcast_to(np.asarray(x, np.float32), shape) for x in (space.low, space.high))
         bounded = (jnp.abs(low) < 1e6) & (jnp.abs(high) < 1e6)

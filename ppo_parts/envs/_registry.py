@@ -39,9 +39,9 @@ SOURCES = {
     "jumanji": Source("_jumanji", "jumanji", "jumanji"),
     "pgx": Source("_pgx", "pgx", "pgx"),
     "xminigrid": Source("_xminigrid", "xminigrid", "xminigrid"),
-    "gym": Source("_gymnasium", "gymnasium", "gymnasium", "make_gymnasium"),
-    "envpool": Source("_gymnasium", "envpool", "envpool", "make_envpool"),
-    "ale": Source("_gymnasium", "ale_py.vector_env", "atari", "make_ale"),
+    "gym": Source("_gymnasium", "gymnasium", "gymnasium"),
+    "envpool": Source("_envpool", "envpool", "envpool"),
+    "ale": Source("_ale", "ale_py.vector_env", "atari"),
 }
 """The prefixes that come with this package."""
 

@@ -9,23 +9,23 @@ import jax.numpy as jnp
 
 from .. import distributions
 from .._errors import UserTypeError
-from ..envs import is_discrete, size
+from ..envs import count_options, size
 
 Array = jax.Array
 
 
 def action_size(space: Any) -> int:
-    """Return how many outputs a policy head needs: n for one of n actions, D for D real numbers.
+    """Return how many outputs a policy head needs: one for each option of each choice, or D for D real numbers.
 
     Raises:
-        ValueError: the space is neither.
+        ValueError: the space is neither discrete nor a box.
 
     Example:
         >>> from ppo_parts import envs
         >>> action_size(envs.make("CartPole-v1").action_space), action_size(envs.make("Pendulum-v1").action_space)
         (2, 1)
     """
-    return space.n if is_discrete(space) else size(space)
+    return sum(count_options(space)) or size(space)
 
 
 def action_distribution(
@@ -35,7 +35,7 @@ def action_distribution(
 
     Args:
         space: the action space, as in `ppo_parts.envs.Env`.
-        head: `[..., n]` logits, or `[..., D]` means.
+        head: `[..., n]` logits, those of several choices one after another; or `[..., D]` means.
         log_std: logarithm of the standard deviation, with the shape of `head` or of its last axes; required for
             continuous actions, and otherwise unused.
         available: `[..., n]`, True where a discrete action may be taken; None: all actions.
@@ -43,7 +43,7 @@ def action_distribution(
             enter the environment.
 
     Returns:
-        `distributions.Categorical`, `Normal` or `TanhNormal`.
+        `distributions.Categorical`, or `MultiCategorical` for a `MultiDiscrete` space; `Normal` or `TanhNormal`.
 
     Raises:
         TypeError: continuous actions without a standard deviation.
@@ -55,8 +55,10 @@ def action_distribution(
         >>> policy.mode().shape
         (3, 1)
     """
-    if is_discrete(space):
-        return distributions.Categorical(head if available is None else distributions.mask_logits(head, available))
+    if options := count_options(space):
+        logits = head if available is None else distributions.mask_logits(head, available)
+        several = hasattr(space, "nvec")
+        return distributions.MultiCategorical(logits, options) if several else distributions.Categorical(logits)
     if log_std is None:
         raise UserTypeError(
             "action_distribution: continuous actions need log_std, a parameter of shape [D] for example"

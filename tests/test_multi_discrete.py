@@ -1,0 +1,96 @@
+"""Several choices at once: the space, the policy, the laws, a recipe and the export."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ppo_parts as pp
+from ppo_parts import distributions, envs, export, networks
+from recipes import cleanrl_ppo
+
+NVEC = (2, 3)
+SPACE = envs.MultiDiscrete(NVEC)
+
+
+def matching(masked=False):
+    """Each step, a number is shown, and every choice that equals it, modulo its options, is rewarded by 1."""
+
+    def seen(number):
+        obs = jax.nn.one_hot(number, 6)
+        if not masked:
+            return obs
+        return envs.Observation(obs, jnp.concatenate([jnp.arange(n) == number % n for n in NVEC]))
+
+    def reset(key):
+        number = jax.random.randint(key, (), 0, 6)
+        return number, seen(number)
+
+    def step(key, number, action):
+        reward = sum((action[i] == number % n).astype(jnp.float32) for i, n in enumerate(NVEC))
+        after, obs = reset(key)
+        return envs.Step(after, obs, reward, jnp.zeros((), bool))
+
+    return envs.auto_reset(reset, step, envs.Box((6,)), SPACE, time_limit=5)
+
+
+def test_a_head_is_divided_among_the_choices():
+    head = jax.random.normal(jax.random.key(0), (4, 5))
+    available = jnp.array([[True, False, False, True, True]] * 4)
+    assert networks.action_size(SPACE) == 5
+    policy = networks.action_distribution(SPACE, head, available=available)
+    masked = distributions.mask_logits(head, available)
+    expected = distributions.MultiCategorical([masked[:, :2], masked[:, 2:]])
+    action = jnp.array([[0, 2]] * 4)
+    np.testing.assert_allclose(policy.log_prob(action), expected.log_prob(action), rtol=1e-6)
+    np.testing.assert_array_equal(policy.mode()[:, 0], 0)
+    np.testing.assert_allclose(policy.logits[:, 2:], expected.parts[1].logits, rtol=1e-6)
+    with pytest.raises(pp.ShapeError, match=r"sum\(nvec\) = 6 entries for nvec=\(2, 4\), got shape \(4, 5\)"):
+        distributions.MultiCategorical(head, nvec=(2, 4))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_environment_with_several_choices_follows_the_laws(masked):
+    report = envs.check_laws(matching(masked), num_envs=2, num_steps=20)
+    assert report.truncated == 8
+    assert not masked or report.notes == ()
+
+
+def test_masks_fit_the_number_of_options():
+    env = matching(masked=True)
+    with pytest.raises(pp.ShapeError, match=r"obs.available must be boolean of shape \(2, 7\), one for each option"):
+        envs.check(env._replace(action_space=envs.MultiDiscrete((3, 4))))
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (distributions.Categorical(jnp.zeros((2, 5))), r"takes 2 choices: return distributions.MultiCategorical\("),
+        (distributions.MultiCategorical(jnp.zeros((2, 5)), (3, 2)), r"3 actions.* has 2 in one of its choices"),
+    ],
+)
+def test_policies_of_other_choices_are_refused(policy, message):
+    env = matching()
+    rollout = pp.rollout(env, lambda params, batch: (policy, jnp.zeros(2)), num_envs=2, num_steps=3)
+    with pytest.raises(ValueError if "in one" in message else TypeError, match=message):
+        rollout.collect(jax.random.key(0), None, rollout.init(jax.random.key(0)))
+
+
+@pytest.fixture(scope="module")
+def trained():
+    config = cleanrl_ppo.Config(total_timesteps=8192, num_envs=8, num_steps=64, learning_rate=3e-3, hidden=(16,))
+    train = cleanrl_ppo.make_train(config, env=matching())
+    return train, jax.jit(train)(jax.random.key(0)).state
+
+
+def test_a_recipe_learns_several_choices(trained):
+    train, state = trained
+    returns = train.evaluate_policy(jax.random.key(1), state, 20, mode=True).episode_return
+    assert jnp.min(returns) == 10  # 5 steps with 2 choices; random choices have 4.2 on average
+
+
+def test_the_exported_logits_are_those_of_all_choices(trained):
+    train, state = trained
+    model = export.to_onnx(train, state)
+    assert [output.name for output in model.graph.output] == ["action", "logits"]
+    assert export.largest_difference(model, train, state, 100) < 1e-6
