@@ -370,7 +370,7 @@ class MultiCategorical(_Distribution):
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 37.
     """
 
-    def __init__(self, logits: Sequence[Array] | Array, nvec: Sequence[int] | None = None) -> None:
+    def __init__(self, logits: Any, nvec: Sequence[int] | None = None) -> None:
         if nvec is not None:
             if jnp.shape(logits)[-1:] != (sum(nvec),):
                 raise ShapeError(

@@ -502,7 +502,8 @@ def test_atari_lives_begin_with_fire_and_end_no_game(deaths, settings, log, rows
     games = _Atari(_Games([one, other], stack_num=2, **settings))
     start = 2 * settings["use_fire_reset"]
     obs, available = games.reset(seed=0)
-    assert obs.ravel().tolist() == [start] * 4 and available is None
+    assert obs.ravel().tolist() == [start] * 4
+    assert available is None
     for steps, row in enumerate(rows, 1):
         out = games.step(np.array([3, 3]))
         seen = [*out.obs[0].ravel(), *out.final_obs[0].ravel(), out.reward[0], out.terminated[0], out.ended[0]]
@@ -541,7 +542,8 @@ def test_several_choices_arrive_in_the_integers_of_the_environment(space, nvec, 
     _, batch, _ = jax.jit(rollout.collect)(
         jax.random.key(0), policy.init(jax.random.key(1)), rollout.init(jax.random.key(2))
     )
-    assert batch.action.shape == (8, 1, len(nvec)) and batch.action.dtype == jnp.int32
+    assert batch.action.shape == (8, 1, len(nvec))
+    assert batch.action.dtype == jnp.int32
     np.testing.assert_array_equal(np.stack(arrived), np.asarray(batch.action)[:, 0] + start)
 
 

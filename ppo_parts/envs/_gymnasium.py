@@ -96,7 +96,7 @@ class _Environments:
         self.single_action_space = self.envs[0].action_space
         self.obs: list[Any] = [None] * num_envs
 
-    def reset(self, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, _Infos]:
         infos: list[dict[str, Any]] = [{}] * self.num_envs
         for index in range(self.num_envs) if options is None else np.flatnonzero(options["reset_mask"]):
             self.obs[index], infos[index] = self.envs[index].reset(seed=None if seed is None else seed + index)

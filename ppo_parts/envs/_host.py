@@ -179,7 +179,7 @@ class Instances:
         each = [self._open(index, num_envs, int(one)) for index, one in enumerate(seed.ravel())]
         return _stacked(each, seed.shape)
 
-    def _open(self, index: int, num_envs: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    def _open(self, index: int, num_envs: int, seed: int) -> tuple[np.integer[Any], np.ndarray, np.ndarray | None]:
         if not self.reuse or index == len(self.envs):
             index = len(self.envs)
             self.envs.append(self.make(num_envs))

@@ -140,7 +140,7 @@ class GymnasiumVector:
         available, where = np.ones((self.num_envs, sum(self.options)), bool), f"info[{self.action_mask!r}] of {what}"
         reported = info.get(self.action_mask) if isinstance(info, Mapping) else None
         for i in which:
-            given = None if reported is None else reported[i]
+            given: Any = None if reported is None else reported[i]
             if not isinstance(given, (tuple, list)) and np.ndim(given) == 0:  # None, or NaN
                 others = ", ".join(sorted(key for key in info or () if not key.startswith("_"))) or "nothing"
                 raise UserValueError(
