@@ -110,9 +110,9 @@ Mean return of the whole games that ended in these steps, with unclipped rewards
 seeds where there are several. CleanRL's `ppo_atari.py` runs unchanged. Both anneal the learning rate to 0 over these
 steps, and have the same hyperparameters, network and preprocessing: no sticky actions, the minimal set of actions,
 frame skip 4, 84 x 84 gray pixels, 4 frames, FIRE at the start of each life, episodes that end with a life, and
-rewards clipped to their sign. What differs: random numbers, so that the same seed does not play the same games, and
-the two details that [the list of deviations](fidelity.md#deviations) has under Atari: the number of no-ops, and when
-frames become gray. One seed of each shows that both learn, and not which of them learns faster.
+rewards clipped to their sign. Two things differ: the random numbers, so the same seed does not play the same games, and
+two details of preprocessing, listed under Atari in [the deviations](fidelity.md#deviations): the number of no-ops, and
+when frames become gray. With one seed of each, the curves differ; more seeds are needed to tell whether this is chance.
 `python -m benchmarks atari <game>` produces a row."""
 
 

@@ -101,8 +101,11 @@ def classic(results: pathlib.Path) -> list[str]:
     return [
         *found,
         "Mean return of 100 new episodes over seeds [95 % bootstrap interval]. The settings were chosen on other",
-        "seeds. `python -m benchmarks learning classic_acrobot` produces a row, and `--first-seed 101` the one",
-        "below it.",
+        "seeds. The thresholds are published results of",
+        "[rl-baselines3-zoo](https://github.com/DLR-RM/rl-baselines3-zoo/blob/master/benchmark.md),",
+        "[gymnax-blines](https://github.com/RobertTLange/gymnax-blines) and",
+        "[SLM-Lab](https://github.com/kengz/SLM-Lab/blob/master/docs/BENCHMARKS.md).",
+        "`python -m benchmarks learning classic_acrobot` produces a row, and `--first-seed 101` the one below it.",
         "",
     ]
 

@@ -56,6 +56,7 @@ from ._refresh import UpstreamState as UpstreamState
 from ._regularizers import adaptive_entropy_bonus as adaptive_entropy_bonus
 from ._regularizers import bounds_loss as bounds_loss
 from ._regularizers import kl_penalty as kl_penalty
+from ._regularizers import mirror_loss as mirror_loss
 from ._regularizers import smoothness_loss as smoothness_loss
 from ._replay import replay as replay
 from ._rollout import Rollout as Rollout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -137,10 +137,14 @@ def importance_correction(
     high: Numeric,
     low: Numeric = 0.0,
     mode: CorrectionMode = "truncate",
+    level: Literal["token", "sequence"] = "token",
     reference: str = "sampler_log_prob",
     name: str = "correction",
 ) -> Part:
     r"""Multiply the advantage by the weight :math:`\pi_{old} / \pi_{sampler}`, truncated or masked.
+
+    .. math:: w_t = \frac{\pi_{old}(a_t|s_t)}{\pi_{sampler}(a_t|s_t)} \quad\text{("token")}, \qquad
+              w_t = \prod_k \frac{\pi_{old}(a_k|s_k)}{\pi_{sampler}(a_k|s_k)} \quad\text{("sequence")}
 
     Use it if `batch.log_prob`, to which the losses refer, is not that of the policy that sampled the actions: for
     example if the trainer recomputed it because the inference engine rounds differently. See
@@ -151,21 +155,25 @@ def importance_correction(
         high: largest weight, > 0; a schedule counts learner updates.
         low: smallest weight, >= 0; a schedule counts learner updates.
         mode: "truncate" or "mask".
+        level: "token", the ratio of each step; or "sequence", the product over the unmasked steps of its segment, which
+            is the weight of the whole sequence.
         reference: key in `extras` of the log-probabilities at the time of sampling, `[T, N]`.
         name: prefix of the metrics.
 
-    Place: after the advantage, before the policy loss; on either side of the sampler.
+    Place: after the advantage, before the policy loss; on either side of the sampler, which must keep the time axis for
+    "sequence".
 
     Example:
         >>> import ppo_parts as pp
         >>> truncated = pp.importance_correction(high=2.)
-        >>> masked = pp.importance_correction(low=.5, high=2., mode="mask")
+        >>> masked = pp.importance_correction(low=.5, high=2., mode="mask", level="sequence")
 
     Reference: Ionides 2008, Truncated Importance Sampling, Journal of Computational and Graphical Statistics 17(2).
     """
     where = "importance_correction"
     high, low = number(where, "high", high, 0, open_low=True), number(where, "low", low, 0)
     choice(where, "mode", mode, ("truncate", "mask"))
+    choice(where, "level", level, ("token", "sequence"))
     bounds = [None if callable(x) else known_values(x) for x in (low, high)]
     if bounds[0] is not None and bounds[1] is not None and bounds[0] > bounds[1]:
         raise UserValueError(f"{where}: low must not exceed high, got low={low!r} and high={high!r}")
@@ -173,6 +181,8 @@ def importance_correction(
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         most, least = at(high, context.step), at(low, context.step)
         log_ratio = jax.lax.stop_gradient(batch.log_prob - batch.extras[reference])
+        if level == "sequence":
+            log_ratio = functional.sequence_log_ratio(log_ratio, reduction="sum", mask=batch.mask)
         weight = functional.importance_sampling_weight(log_ratio, high=most, low=least, mode=mode, mask=batch.mask)
         outside = (jnp.exp(log_ratio) > most) | (jnp.exp(log_ratio) < least)
         measured = {"weight": masked_mean(weight, batch.mask)}
@@ -188,6 +198,7 @@ def importance_correction(
         requires=("advantage", f"extras.{reference}"),
         provides=("advantage",),
         reads=("log_prob", "mask"),
+        needs_time=level == "sequence",
     )
 
 

@@ -101,12 +101,20 @@ CASES = (
     Case(pp.adaptive_entropy_bonus, numeric={"target_entropy": 0.5, "learning_rate": 0.1}, after=True),
     Case(pp.bounds_loss, numeric={"coef": 0.1, "bound": 0.5}, after=True, continuous=True),
     Case(
+        pp.mirror_loss,
+        numeric={"coef": 0.5},
+        options={"observation": lambda obs: -obs, "action": lambda action: action[..., ::-1]},
+        after=True,
+        continuous=True,
+    ),
+    Case(
         pp.smoothness_loss, numeric={"temporal": 0.5, "spatial": 2.0, "noise_scale": 0.1}, after=True, continuous=True
     ),
     Case(pp.proximal_average, numeric={"decay": 0.9}, after=True),
     Case(pp.perturbed_mean, numeric={"scale": 0.5}, after=True, continuous=True),
     Case(pp.importance_correction, numeric={"high": 1.2, "low": 0.9}, options={"reference": "own"}),
     Case(pp.importance_correction, (), {"high": 1.2}, {"reference": "own", "mode": "mask"}, after=True, note="mask"),
+    Case(pp.importance_correction, (), {"high": 1.2}, {"reference": "own", "level": "sequence"}, note="sequence"),
     Case(pp.self_imitation, numeric={"coef": 0.5, "value_coef": 0.1}, after=True),
     Case(pp.policy_loss, (pp.functional.gspo,), {"clip_eps": 0.2}, after=True, note="gspo"),
     Case(pp.clip_cov, numeric={"clip_eps": 0.2, "fraction": 0.3}, options={"cov_low": 0.01}, after=True),

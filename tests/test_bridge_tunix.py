@@ -1,4 +1,4 @@
-"""The bridge to Tunix: with Tunix itself where it is installed, and with a registry in its place elsewhere."""
+"""The bridge to Tunix, with a registry in place of Tunix's, against numbers recorded from Tunix 0.1.7."""
 
 import functools
 import sys

@@ -224,6 +224,14 @@ ENTRIES += (
         laws=(Law(sum_of_squares, {"bound": 0.0}, where=lambda mean: np.ones(4, bool)),),
     ),
     Entry(
+        f.mirror_loss,
+        {"mean": [[1.0, -3.0], [0.5, 2.0]], "mirrored": [[1.0, -1.0], [-0.5, 2.0]]},
+        [2.0, 0.5],
+        lambda mean, mirrored: np.mean((mean - mirrored) ** 2, axis=-1),
+        differentiable=("mean",),
+        samples=lambda: {"mean": log_ratios()["log_ratio"], "mirrored": log_ratios()["log_ratio"][::-1]},
+    ),
+    Entry(
         f.self_imitation_value_loss,
         {"value": [1.0, 3.0, 2.0], "target": [3.0, 1.0, 2.0]},
         [2.0, 0, 0],
@@ -384,6 +392,32 @@ def test_bounds_loss_of_the_mean():
         applied(pp.bounds_loss(coef=0.5), minibatch())
 
 
+def test_mirror_loss_is_the_distance_from_a_symmetric_policy():
+    batch, weight = continuous(), make_params()["policy"]
+    signs = jnp.broadcast_to(jnp.array([1.0, -1.0, -1.0]), batch.obs.shape)
+    part = pp.mirror_loss(observation=lambda obs: signs * obs, action=lambda action: -action, coef=2.0)
+    out, _ = applied(part, batch, evaluate_gaussian)
+    expected = np.mean(np.square((signs * batch.obs) @ weight + batch.obs @ weight), axis=-1)
+    np.testing.assert_allclose(out.losses["mirror"], 2 * expected, rtol=1e-4)
+    np.testing.assert_allclose(out.metrics["mirror_loss"], np.mean(expected), rtol=1e-4)
+    odd = pp.mirror_loss(observation=lambda obs: -obs, action=lambda action: -action)
+    assert jnp.all(applied(odd, batch, evaluate_gaussian)[0].losses["mirror"] == 0)  # the policy is linear
+
+    def slope(params):
+        return jnp.sum(applied(part, batch, evaluate_gaussian, params=params)[0].losses["mirror"])
+
+    def by_hand(policy):  # only the action for the mirrored observation is differentiated
+        target = -batch.obs @ weight
+        return 2 * jnp.sum(jnp.mean(jnp.square((signs * batch.obs) @ policy - target), axis=-1))
+
+    slopes = jax.grad(slope)(make_params())["policy"], jax.grad(by_hand)(weight)
+    np.testing.assert_allclose(*slopes, rtol=1e-4, atol=1e-5)
+    with pytest.raises(TypeError, match="mirror_loss: action must be a function that mirrors an action, got None"):
+        pp.mirror_loss(observation=lambda obs: obs, action=None)
+    with pytest.raises(ValueError, match="memory"):
+        applied(odd, continuous(carry=jnp.zeros((4, 1))), evaluate_gaussian)
+
+
 def test_smoothness_loss_is_the_distance_of_two_actions():
     batch, weight = continuous(), make_params()["policy"]
     temporal = np.linalg.norm((batch.obs - batch.next_obs) @ weight, axis=-1)
@@ -466,6 +500,12 @@ def test_importance_correction_weighs_advantages():
             refuse(low=2.0, high=1.0)
         with pytest.raises(ValueError, match=r"mode must be .*'clip'"):
             refuse(high=1.0, mode="clip")
+    short = jnp.ones((6, 4)).at[2:, 0].set(0)  # a sequence of two tokens, among sequences of six
+    out, _ = applied(pp.importance_correction(high=1.5, level="sequence"), batch.replace(mask=short))
+    weight = np.minimum(ratio(np.sum(np.where(short > 0, log_ratio, 0), axis=0, keepdims=True)), 1.5) * short
+    np.testing.assert_allclose(out.advantage * short, 2 * weight, rtol=1e-4)
+    with pytest.raises(ValueError, match="cuts the time axis"):
+        pp.chain(pp.shuffled_minibatches(2), pp.importance_correction(high=1.5, level="sequence"))
     same = batch.replace(extras={"sampler_log_prob": batch.log_prob})
     np.testing.assert_array_equal(applied(pp.importance_correction(high=2.0), same)[0].advantage, batch.advantage)
 
@@ -495,6 +535,7 @@ def test_chains_of_all_learn():
         pp.perturbed_mean(scale=0.1),
         pp.clipped_surrogate(clip_eps=0.2),
         pp.bounds_loss(coef=0.1),
+        pp.mirror_loss(observation=lambda obs: -obs, action=lambda action: action[..., ::-1]),
         pp.smoothness_loss(),
         pp.kl_penalty(coef=0.1, estimator="analytic"),  # where the mask is 0, the learner erases even the scale
     )

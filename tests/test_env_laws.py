@@ -489,3 +489,14 @@ def test_the_command_line_as_typed():
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "terminated" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["brax:walk", "playground:Walk"])
+def test_the_package_draws_the_first_environment(fakes, name):
+    env = envs.make(name)
+    state, _ = env.reset(jax.random.key(0), 3)
+    moved, _ = env.step(jax.random.key(1), state, jnp.ones((3, 1)))
+    for state in (state, moved):
+        picture = env.evaluation(state).render(state)
+        np.testing.assert_array_equal(picture, np.full((2, 3, 3), state.inner.x[0], np.uint8))
+        assert picture.dtype == np.uint8

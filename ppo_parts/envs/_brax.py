@@ -48,6 +48,11 @@ def from_brax(env: Any, *, time_limit: int | None, reset_ratio: int = 1, obs_key
         state = env.step(state, action)
         return Step(state, seen(state), state.reward, state.done > 0)
 
+    def render(state: Any) -> Any:
+        (picture,) = env.render([getattr(state, "pipeline_state", state)])  # Playground draws its own states
+        return picture
+
     obs = jax.eval_shape(lambda: reset(jax.random.key(0))[1])
     spaces = Box(obs.shape), Box((env.action_size,), -1.0, 1.0)
-    return auto_reset(reset, step, *spaces, time_limit=time_limit, reset_ratio=reset_ratio)
+    draw = render if hasattr(env, "render") else None
+    return auto_reset(reset, step, *spaces, time_limit=time_limit, reset_ratio=reset_ratio, render=draw)

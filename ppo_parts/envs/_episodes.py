@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._branches import cond_any
 from .._errors import UserTypeError
@@ -81,6 +82,7 @@ def auto_reset(
     *,
     time_limit: int | None = None,
     reset_ratio: int = 1,
+    render: Callable[[Any], Any] | None = None,
 ) -> Env:
     """Make an `Env` of N environments from the functions of one, with automatic resets and counted episodes.
 
@@ -94,6 +96,8 @@ def auto_reset(
         reset_ratio: r: in each step, only `ceil(N / r)` new episodes are computed for all environments to start from
             ("optimistic resets"). If more episodes end in the same step, some new ones begin with the same state. With
             r = 1 all are different. A larger r is faster where a reset costs more than a step.
+        render: `render(state) -> [H, W, 3]`, a picture (uint8) of one environment, made on the host from its state;
+            None: there are no pictures.
 
     Returns:
         The environment.
@@ -152,5 +156,16 @@ def auto_reset(
         transition = Transition(obs, reward, terminated, truncated, stepped[1], *counted[1:], info=out.info)
         return counted.proceed(inner, ended), transition
 
-    env = Env(reset_all, step_all, observation_space, action_space, lambda state: env)
+    def render_first(state: EpisodeState) -> np.ndarray:
+        assert render is not None
+        return np.asarray(render(jax.tree.map(lambda x: x[0], state.inner)), np.uint8)
+
+    env = Env(
+        reset_all,
+        step_all,
+        observation_space,
+        action_space,
+        lambda state: env,
+        render=None if render is None else render_first,
+    )
     return env

@@ -35,6 +35,7 @@ from ._policy_losses import simple_policy_optimization as simple_policy_optimiza
 from ._policy_losses import smooth_clipped_surrogate as smooth_clipped_surrogate
 from ._recurrence import Implementation as Implementation
 from ._regularizers import bounds_loss as bounds_loss
+from ._regularizers import mirror_loss as mirror_loss
 from ._regularizers import self_imitation_value_loss as self_imitation_value_loss
 from ._sampling import importance_weights as importance_weights
 from ._sampling import permutation as permutation

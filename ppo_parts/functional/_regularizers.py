@@ -48,6 +48,47 @@ def bounds_loss(mean: Array, *, bound: float | Array = 1.1, mask: Array | None =
     return jnp.sum(jnp.square(excess), axis=-1).astype(jnp.result_type(mean))
 
 
+def mirror_loss(mean: Array, mirrored: Array, *, mask: Array | None = None) -> Array:
+    r"""Compute how far actions are from symmetric ones. Gradients flow to `mean`; `mirrored` is a constant.
+
+    .. math:: L_i = \frac{1}{D} \sum_d (\mu_{id} - \tilde\mu_{id})^2
+
+    `mean` is the mean of the action for a mirrored observation, and `mirrored` the mirrored mean for the observation
+    itself. They are equal for a symmetric policy.
+
+    Args:
+        mean, mirrored: `[..., D]`, means of actions.
+        mask: None, or 0/1 `[...]`: loss and gradient are 0 for masked elements, whatever they contain.
+
+    Returns:
+        The loss per element, `[...]`, in the dtype of `mean`.
+
+    Raises:
+        ShapeError: shapes differ. TypeError: a mean is not floating.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> mirror_loss(jnp.array([[1., -3.], [0., 2.]]), jnp.array([[1., -1.], [0., 2.]])).tolist()
+        [2.0, 0.0]
+
+    Reference: Yu et al. 2018, Learning Symmetric and Low-Energy Locomotion, arXiv:1801.08093; Mittal et al.
+    2024, Symmetry Considerations for Learning Task Symmetric Robot Policies, arXiv:2403.04359, whose target is
+    constant.
+    """
+    where = "mirror_loss"
+    check_floating(where, mean=mean, mirrored=mirrored)
+    check_same_shape(where, mean=mean, mirrored=mirrored)
+    if not jnp.ndim(mean):
+        raise ValueError(f"{where}: mean is a single number; its last axis must be that of the action, [..., D]")
+    if mask is not None:
+        check_same_shape(where, mean_of_the_first_dimension=mean[..., 0], mask=mask)
+        check_flags(where, mask=mask)
+        mask = jnp.broadcast_to(jnp.asarray(mask)[..., None], jnp.shape(mean))
+    ours, target = zero_masked(where, mask, mean, mirrored)
+    difference = ours - jax.lax.stop_gradient(target)
+    return jnp.mean(jnp.square(difference), axis=-1).astype(jnp.result_type(mean))
+
+
 def self_imitation_value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Array:
     r"""Compute half the squared error of values below their target. Gradients flow to `value`; `target` is a constant.
 

@@ -25,7 +25,7 @@ class Config(training.Config):
     memory: Literal["lstm"] | None = None
 
 
-def walk() -> envs.Env:
+def walk(render=None) -> envs.Env:
     """Episodes of three steps, whose rewards are 1, 2 and 3, whatever is done."""
 
     def reset(key):
@@ -35,18 +35,17 @@ def walk() -> envs.Env:
         x = x + 1 + 0 * jnp.sum(action)
         return envs.Step(x, jnp.stack([x, -x]), reward=x, terminated=x == 3, info={"won": x > 2})
 
-    return envs.auto_reset(reset, step, envs.Box((2,)), envs.Box((1,), -0.5, 0.5))
+    return envs.auto_reset(reset, step, envs.Box((2,)), envs.Box((1,), -0.5, 0.5), render=render)
 
 
-def render(state):
+def draw(state):
     """Grey of 50 times the position."""
-    return np.full((6, 8, 3), 50 * int(state.inner[0]), np.uint8)
+    return np.full((6, 8, 3), 50 * int(state), np.uint8)
 
 
 def make_train(config: Config) -> training.Train:
     training.check_config(config)
-    drawn = walk()._replace(render=render if config.drawn else None, evaluation=lambda state: drawn)
-    env = envs.prepare(drawn, normalize=True, gamma=0.9)
+    env = envs.prepare(walk(draw if config.drawn else None), normalize=True, gamma=0.9)
     policy = networks.actor_critic(env, (4,), shared=config.memory is not None, memory=config.memory)
     pipeline = pp.chain(
         pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2), pp.value_loss(coef=0.5)
