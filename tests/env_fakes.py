@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 LIMIT = 5
 
@@ -59,9 +58,6 @@ class Brax:
     def step(self, state, action):
         state, obs, reward, over = moved(state, action[0])
         return state.replace(obs=self.seen(obs), reward=reward, done=over.astype(jnp.float32))
-
-    def render(self, trajectory):
-        return [np.full((2, 3, 3), state.x, np.uint8) for state in trajectory]
 
 
 class Craftax:

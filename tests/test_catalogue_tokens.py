@@ -273,6 +273,24 @@ def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
+def test_group_advantages_reduce_to_each_other():
+    """In one group of n, and with equal lengths, they are one another, up to n / (n - 1)."""
+    reward = jnp.asarray(rewards()["reward"])
+    n = len(reward)
+    one, means = jnp.zeros(n, int), jnp.full(n, reward.mean())
+    standardized = f.advantage_normalize(reward, ddof=1, eps=1e-3)
+    centered = f.group_advantage(reward, one, scale=None)
+    np.testing.assert_allclose(f.group_advantage(reward, one, eps=1e-3), standardized, rtol=1e-5, atol=1e-6)
+    lite = f.group_advantage(reward, one, scale="batch", eps=1e-3)
+    np.testing.assert_allclose(lite, standardized, rtol=1e-5, atol=1e-6)
+    rloo = f.group_advantage(reward, one, scale=None, baseline="leave_one_out")
+    np.testing.assert_allclose(rloo, n / (n - 1) * centered, rtol=1e-5, atol=1e-6)
+    opo = f.group_advantage(reward, one, scale=None, baseline="length_weighted", length=jnp.full(n, 3.0))
+    np.testing.assert_allclose(opo, centered, rtol=1e-5, atol=1e-6)
+    remax = f.group_advantage(reward, one, scale=None, baseline=means)
+    np.testing.assert_allclose(remax, centered, rtol=1e-5, atol=1e-6)
+
+
 EXTREME = np.array([-1e38, -200, -1, 0, 1, 90, 1e38], np.float32)
 
 

@@ -491,12 +491,17 @@ def test_the_command_line_as_typed():
     assert "terminated" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["brax:walk", "playground:Walk"])
-def test_the_package_draws_the_first_environment(fakes, name):
+@pytest.mark.envs
+@pytest.mark.parametrize("name", ["brax:inverted_pendulum", "playground:CartpoleBalance"])
+def test_mujoco_draws_the_first_environment(name, monkeypatch):
+    pytest.importorskip("brax" if name.startswith("brax") else "mujoco_playground")
+    monkeypatch.setenv("MUJOCO_GL", "egl")  # read when mujoco is first imported
     env = envs.make(name)
-    state, _ = env.reset(jax.random.key(0), 3)
-    moved, _ = env.step(jax.random.key(1), state, jnp.ones((3, 1)))
-    for state in (state, moved):
-        picture = env.evaluation(state).render(state)
-        np.testing.assert_array_equal(picture, np.full((2, 3, 3), state.inner.x[0], np.uint8))
-        assert picture.dtype == np.uint8
+    state, _ = jax.jit(env.reset, static_argnums=1)(jax.random.key(0), 2)
+    try:
+        first = env.evaluation(state).render(state)
+    except pp.UserValueError as error:
+        pytest.skip(str(error))
+    state, _ = jax.jit(env.step)(jax.random.key(1), state, jnp.ones((2, 1)))
+    assert first.shape == (240, 320, 3)
+    assert np.any(first != env.render(state))  # it moves

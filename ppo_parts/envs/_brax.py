@@ -10,6 +10,7 @@ import jax
 from .._errors import UserValueError
 from ._env import Array, Box, Env, unknown_env
 from ._episodes import Step, auto_reset
+from ._rendering import mujoco_renderer
 
 
 def make(name: str, *, time_limit: int = 1000, reset_ratio: int = 1, **settings: Any) -> Env:
@@ -48,11 +49,16 @@ def from_brax(env: Any, *, time_limit: int | None, reset_ratio: int = 1, obs_key
         state = env.step(state, action)
         return Step(state, seen(state), state.reward, state.done > 0)
 
-    def render(state: Any) -> Any:
-        (picture,) = env.render([getattr(state, "pipeline_state", state)])  # Playground draws its own states
-        return picture
+    model = getattr(env, "mj_model", getattr(getattr(env, "sys", None), "mj_model", None))  # Playground's, or Brax's
+    draw = None if model is None else mujoco_renderer(model, positions)
 
     obs = jax.eval_shape(lambda: reset(jax.random.key(0))[1])
     spaces = Box(obs.shape), Box((env.action_size,), -1.0, 1.0)
-    draw = render if hasattr(env, "render") else None
     return auto_reset(reset, step, *spaces, time_limit=time_limit, reset_ratio=reset_ratio, render=draw)
+
+
+def positions(state: Any) -> dict[str, Array]:
+    """Return what MuJoCo draws of a state of Playground or of Brax, under its names in `mujoco.MjData`."""
+    if hasattr(state, "pipeline_state"):  # Brax's
+        return {"qpos": state.pipeline_state.q, "qvel": state.pipeline_state.qd}
+    return {name: getattr(state.data, name) for name in ("qpos", "qvel", "mocap_pos", "mocap_quat")}

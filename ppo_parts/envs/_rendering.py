@@ -5,12 +5,14 @@ from __future__ import annotations
 import colorsys
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
+from .._errors import UserValueError
 from .._extras import require_package
 
 _mode: contextvars.ContextVar[str | None] = contextvars.ContextVar("render_mode", default=None)
@@ -30,6 +32,44 @@ def render_settings() -> dict[str, str]:
     """Return the settings of `gymnasium.make` for an environment that is made now."""
     mode = _mode.get()
     return {} if mode is None else {"render_mode": mode}
+
+
+@contextlib.contextmanager
+def opengl_errors() -> Iterator[None]:
+    """Say how to draw without a display, where MuJoCo only says that OpenGL is missing."""
+    try:
+        yield
+    except Exception as error:
+        if "OpenGL" not in str(error):
+            raise
+        raise UserValueError(
+            f"MuJoCo cannot draw: {error}. On a machine without a display, set the environment variable MUJOCO_GL=egl"
+        ) from error
+
+
+def mujoco_renderer(model: Any, positions: Callable[[Any], dict[str, Any]]) -> Callable[[Any], np.ndarray]:
+    """Return `draw(state)` for a `mujoco.MjModel`; `positions(state)` has arrays by name, such as qpos and qvel.
+
+    The model's first camera is used, which follows the body in most models, and a free one if it has none. The
+    renderers of Brax and of Playground make a new `mujoco.Renderer` for each call, which takes ten times as long as a
+    picture.
+    """
+
+    @functools.cache
+    def make() -> tuple[Any, Any, Any]:
+        mujoco = require_package("mujoco", "brax")
+        return mujoco, mujoco.Renderer(model, 240, 320), mujoco.MjData(model)
+
+    def draw(state: Any) -> np.ndarray:
+        with opengl_errors():
+            mujoco, renderer, data = make()
+            for name, x in positions(state).items():
+                getattr(data, name)[:] = x
+            mujoco.mj_forward(model, data)
+            renderer.update_scene(data, camera=0 if model.ncam else -1)
+            return np.array(renderer.render())
+
+    return draw
 
 
 CONTROL = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")

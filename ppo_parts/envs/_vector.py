@@ -11,6 +11,7 @@ import numpy as np
 from .._errors import UserTimeoutError, UserTypeError, UserValueError
 from ..functional import ShapeError
 from ._env import Discrete, MultiDiscrete, count_options, size
+from ._rendering import opengl_errors
 
 
 class HostStep(NamedTuple):
@@ -111,7 +112,8 @@ class GymnasiumVector:
                 'this environment was made without render_mode="rgb_array", so it cannot be drawn: make it with '
                 'gymnasium.make_vec(..., render_mode="rgb_array")'
             )
-        frame, *_ = self.call("render", self.env.render)
+        with opengl_errors():
+            frame, *_ = self.call("render", self.env.render)
         return np.asarray(frame, np.uint8)
 
     def close(self) -> None:

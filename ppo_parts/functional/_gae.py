@@ -64,9 +64,10 @@ def gae(
             truncated, so that no trace passes; its `next_value` counts unless it is marked as terminated, so mark the
             last step before padding, whose value means nothing. "skip": the result is as if masked steps were not
             there, neither their rewards nor their flags, and the trace passes through them without a discount: for
-            tokens that a tool wrote. Give next values that skip, too: `next_values(value, last_value, mask=mask)`. The last unmasked step before
-            padding (masked steps until the end) must be marked as terminated or truncated, because padding has no
-            value to bootstrap from; where it is known not to be, an error is raised, and elsewhere the result is NaN.
+            tokens that a tool wrote. Give next values that skip, too: `next_values(value, last_value, mask=mask)`. The
+            last unmasked step before padding (masked steps until the end) must be marked as terminated or truncated,
+            because padding has no value to bootstrap from; where it is known not to be, an error is raised, and
+            elsewhere the result is NaN.
         stop_gradient: whether the result is constant under differentiation.
         implementation: how the recursion runs; all choices compute the same numbers. "scan": one step after another,
             the best choice on CPUs. "associative": `lax.associative_scan`. "pallas": one fused kernel on NVIDIA GPUs,
