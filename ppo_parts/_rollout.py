@@ -231,7 +231,7 @@ class _Collector:
             truncated=out.truncated,
             mask=out.mask,
             reset=state.reset,
-            next_obs=next_observation(out) if self.keep_next_obs else ABSENT,
+            next_obs=out.final_obs if self.keep_next_obs else ABSENT,
             behavior=output.distribution if self.keep_distribution else ABSENT,
             extras={name: out.info[name] for name in self.keep_info},
         )
@@ -277,16 +277,6 @@ def check_estimates(found: dict[str, Array], shape: tuple[int, ...]) -> None:
                 "number per element is needed; drop a trailing axis of size 1 with x[..., 0], or return several "
                 "numbers as separate entries of aux"
             )
-
-
-def next_observation(out: Any) -> Any:
-    """Return the observation that followed a step: the final one where an episode ended."""
-    ended, _ = out.episode_ends()
-
-    def chosen(final: Array, after: Array) -> Array:
-        return jnp.where(unsqueezed(ended, after.ndim), final, after)
-
-    return jax.tree.map(chosen, out.final_obs, out.obs)
 
 
 def check_recorded(output: Output, record: tuple[str, ...]) -> None:

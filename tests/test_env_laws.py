@@ -491,6 +491,19 @@ def test_the_command_line_as_typed():
     assert "terminated" in done.stdout
 
 
+def test_an_action_of_brax_lasts_for_several_steps_but_not_beyond_the_end():
+    env = envs.from_brax(env_fakes.Brax(), time_limit=3, action_repeat=3)
+    state, _ = env.reset(jax.random.key(0), 2)
+    start = np.asarray(state.inner.x)
+    state, out = jax.jit(env.step)(jax.random.key(1), state, jnp.array([[0.1], [1.0]]))
+    steps = np.array([3, np.ceil((1.5 - start[1]) / 1.0 + 1e-6)])  # an episode ends beyond 1.5
+    np.testing.assert_allclose(out.reward, steps * [0.1, 1.0], rtol=1e-5)
+    np.testing.assert_allclose(out.final_obs[:, 0], start + out.reward, rtol=1e-5)
+    assert out.terminated.tolist() == [False, True]
+    _, out = env.step(jax.random.key(2), env.step(jax.random.key(2), state, jnp.zeros((2, 1)))[0], jnp.zeros((2, 1)))
+    assert out.truncated.tolist() == [True, False]  # after three actions
+
+
 @pytest.mark.envs
 @pytest.mark.parametrize("name", ["brax:inverted_pendulum", "playground:CartpoleBalance"])
 def test_mujoco_draws_the_first_environment(name, monkeypatch):

@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.envs._ale import _Atari, _Games
+from ppo_parts.envs._host import from_host
 from tests.common import Softmax
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
@@ -463,6 +464,9 @@ class Game:
     def __init__(self, *deaths):
         self.deaths, self.ale, self.log = deaths, self, []
 
+    def close(self):
+        pass
+
     def get_action_set(self):
         return [SimpleNamespace(name=name) for name in ("NOOP", "FIRE", "RIGHT", "LEFT")]
 
@@ -511,6 +515,27 @@ def test_atari_lives_begin_with_fire_and_end_no_game(deaths, settings, log, rows
         assert (out.obs[1, -1].item(), out.reward[1], out.ended[1]) == (start + steps, start + steps, False)
         assert not out.truncated.any()
     assert one.log == log
+
+
+def test_lost_lives_end_episodes_of_the_learner_only():
+    """The observation that followed a lost life is kept, and not the one after FIRE was pressed for the next life."""
+
+    def make(num_envs):
+        games = [Game(4, 9) for _ in range(num_envs)]
+        return _Atari(_Games(games, stack_num=2, episodic_life=True, use_fire_reset=True))
+
+    env = from_host(make)
+    rollout = pp.rollout(env, zero_value, num_envs=2, num_steps=5, keep_next_obs=True)
+    _, batch, metrics = jax.jit(rollout.collect)(jax.random.key(0), None, rollout.init(jax.random.key(1)))
+    assert batch.terminated[:, 0].astype(int).tolist() == [0, 1, 0, 1, 0]
+    assert batch.next_obs[:, 0, -1].ravel().tolist() == [3, 4, 8, 9, 3]
+    assert float(metrics["episodes"]) == 2
+    envs.check_laws(env, num_envs=2, num_steps=20)
+
+
+def zero_value(params, batch):
+    shape = batch.obs.shape[:-3]
+    return pp.distributions.Categorical(jnp.zeros((*shape, 4))), jnp.zeros(shape)
 
 
 class Choosing(Scripted):

@@ -1,6 +1,7 @@
 """The adapter to JaxMARL: with a stand-in that has its interface, and with the real ones where they are installed."""
 
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -90,6 +91,45 @@ def test_an_agent_that_dies_as_the_time_is_up_is_dead():
     _, out = played(envs.from_jaxmarl(Together(), timed_out=lambda state: state["time"] == 2), 2, [0, 0])
     np.testing.assert_array_equal(out.truncated[1, 0], [1, 0])
     np.testing.assert_array_equal(out.terminated[1, 0], [0, 1])
+
+
+class MABraxEnv(Dwindling):
+    """Ends by a fall after 2 steps, or by the time limit of Brax's wrapper after 4, when its state says so."""
+
+    auto_reset = False
+
+    def reset(self, key):
+        return self.see(0), SimpleState(jnp.zeros((), int), jax.random.bernoulli(key), {"truncation": jnp.zeros(())})
+
+    def step_env(self, key, state, action):
+        time = state.time + 1
+        fell, late = state.falls & (time == 2), time == 4
+        done = dict.fromkeys(("a", "b", "__all__"), fell | late)
+        state = SimpleState(time, state.falls, {"truncation": jnp.where(late & ~fell, 1.0, 0.0)})
+        return self.see(time), state, dict.fromkeys(self.agents, 1.0), done, {}
+
+
+class SimpleState(NamedTuple):
+    time: jax.Array
+    falls: jax.Array
+    info: dict
+
+
+def test_mabrax_truncates_where_brax_does():
+    _, out = played(envs.from_jaxmarl(MABraxEnv()), 12, [0, 0])
+    ended = np.asarray(out.ended)
+    late = np.asarray(out.episode_length) == 4
+    assert (ended & late).any()
+    assert (ended & ~late).any()
+    np.testing.assert_array_equal(out.truncated, np.repeat((ended & late)[..., None], 2, axis=-1))
+    np.testing.assert_array_equal(out.terminated, np.repeat((ended & ~late)[..., None], 2, axis=-1))
+    np.testing.assert_array_equal(out.final_obs.obs[..., 0, 0], out.episode_length)
+
+    class Resetting(MABraxEnv):
+        auto_reset = True
+
+    with pytest.raises(ValueError, match=r"final observations of episodes are lost.*auto_reset=False"):
+        envs.from_jaxmarl(Resetting())
 
 
 def test_boxes_that_differ_are_refused():

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from .._errors import UserValueError
+from .._hyperparameters import count
 from ._env import Array, Box, Env, unknown_env
 from ._episodes import Step, auto_reset
 from ._rendering import mujoco_renderer
@@ -25,14 +27,19 @@ def make(name: str, *, time_limit: int = 1000, reset_ratio: int = 1, **settings:
     return from_brax(envs.get_environment(name, **settings), time_limit=time_limit, reset_ratio=reset_ratio)
 
 
-def from_brax(env: Any, *, time_limit: int | None, reset_ratio: int = 1, obs_key: str = "state") -> Env:
+def from_brax(
+    env: Any, *, time_limit: int | None, reset_ratio: int = 1, obs_key: str = "state", action_repeat: int = 1
+) -> Env:
     """Wrap an environment whose `reset(key)` and `step(state, action)` return a state with obs, reward and done.
 
     Args:
         env: a `brax.envs.Env`, or one of MuJoCo Playground, without wrappers.
         time_limit, reset_ratio: as in `auto_reset`.
         obs_key: which entry the policy sees, where observations are a dict.
+        action_repeat: how many steps of `env` each action lasts; their rewards are summed, up to the end of the
+            episode. `time_limit` counts actions.
     """
+    count("from_brax", "action_repeat", action_repeat)
 
     def seen(state: Any) -> Array:
         if not isinstance(state.obs, Mapping):
@@ -47,7 +54,12 @@ def from_brax(env: Any, *, time_limit: int | None, reset_ratio: int = 1, obs_key
 
     def step(key: Array, state: Any, action: Array) -> Step:
         state = env.step(state, action)
-        return Step(state, seen(state), state.reward, state.done > 0)
+        reward = state.reward
+        for _ in range(action_repeat - 1):
+            after, over = env.step(state, action), state.done > 0
+            reward += jnp.where(over, 0, after.reward)
+            state = jax.tree.map(lambda x, y, over=over: jnp.where(over, x, y), state, after)
+        return Step(state, seen(state), reward, state.done > 0)
 
     model = getattr(env, "mj_model", getattr(getattr(env, "sys", None), "mj_model", None))  # Playground's, or Brax's
     draw = None if model is None else mujoco_renderer(model, positions)

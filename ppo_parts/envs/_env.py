@@ -28,7 +28,8 @@ class Transition(NamedTuple):
         reward: reward of this step.
         terminated: True where the step ended the episode.
         truncated: True where a time limit cut the episode.
-        final_obs: the observation that actually followed; equals `obs` unless the episode ended.
+        final_obs: the observation that actually followed; equals `obs` unless the episode ended, for good or, as with a
+            lost life in Atari, for the learner only.
         episode_return: sum of the unscaled rewards of the episode so far, including this step.
         episode_length: number of steps of the episode so far, including this step.
         mask: `[N, A]`, True where the agent took part in this step; None: everywhere.

@@ -74,7 +74,10 @@ def _made(env_id: str, settings: dict[str, Any]) -> Any:
     elif env_id not in registered_envs:
         raise unknown_env(env_id, "JaxMARL", registered_envs)
     try:
-        return jaxmarl.make(name, **settings)
+        made = jaxmarl.make(name, **settings)
+        if getattr(made, "auto_reset", False) and "auto_reset" not in settings:
+            made = jaxmarl.make(name, **settings, auto_reset=False)  # the adapter resets, and keeps final observations
+        return made
     except TypeError as error:
         raise UserValueError(f"JaxMARL cannot make {env_id} with the settings {settings}: {error}") from error
 
@@ -88,7 +91,8 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
     so they end with the episode, as in JaxMARL's baselines.
 
     JaxMARL does not distinguish time limits from other ends. This wrapper treats all ends as time limits in the MPE and
-    overcooked environments, only those with both sides alive in SMAX, and none elsewhere. In `switch_riddle` an agent
+    overcooked environments, those with both sides alive in SMAX, those that Brax truncates in MABrax, and none
+    elsewhere. In `switch_riddle` an agent
     outside the room has a single available action, because its actions have no effect.
 
     Args:
@@ -96,6 +100,11 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         timed_out: function of the state in which an episode ended that returns whether this was a time limit; None: as
             above.
     """
+    if getattr(env, "auto_reset", False):
+        raise UserValueError(
+            f"{env.name}: it resets by itself, so that the final observations of episodes are lost: make it with "
+            "auto_reset=False"
+        )
     agents = tuple(env.agents)
     spaces, observed = _spaces(env)
     discrete = is_discrete(spaces[0])
@@ -233,6 +242,11 @@ def _both_sides_alive(env: Any) -> Callable[[Any], Array]:
     return lambda inner: jnp.logical_and(*_alive(env, inner))
 
 
+def _truncated_by_brax(env: Any) -> Callable[[Any], Array]:
+    del env
+    return lambda inner: inner.info["truncation"] > 0
+
+
 def _won(env: Any, inner: Any) -> Array:
     allies, enemies = _alive(env, inner)
     return allies & ~enemies
@@ -272,6 +286,7 @@ FAMILIES = (
     # In SMAX dead units also receive the rewards of their team.
     _Family(frozenset({"SMAX", "EnemySMAX"}), _both_sides_alive, True, _available_in_smax, _won),
     _Family(frozenset({"SimpleMPE", "Overcooked", "OvercookedV2"}), _always, True),  # endless except for the time limit
+    _Family(frozenset({"MABraxEnv"}), _truncated_by_brax, True),
     _Family(frozenset({"SwitchRiddle"}), _never, True, _available_in_the_room),
 )
 

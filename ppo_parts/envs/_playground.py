@@ -21,7 +21,8 @@ def make(
 
     Args:
         name: one of `mujoco_playground.registry.ALL_ENVS`.
-        time_limit: number of steps after which an episode is truncated; None: the configuration's `episode_length`.
+        time_limit: number of actions after which an episode is truncated; None: the configuration's `episode_length`,
+            divided by its `action_repeat`.
         reset_ratio: as in `auto_reset`.
         obs_key: which entry the policy sees, where observations are a dict.
         impl: "jax" runs on every device; "warp", on NVIDIA GPUs only, is faster.
@@ -34,5 +35,6 @@ def make(
     config = registry.get_default_config(name)
     config.update({**({"impl": impl} if "impl" in config else {}), **overrides})
     env = registry.load(name, config=config)
-    limit = config.episode_length if time_limit is None else time_limit
-    return from_brax(env, time_limit=limit, reset_ratio=reset_ratio, obs_key=obs_key)
+    repeat = config.get("action_repeat", 1)  # which Playground leaves to its training wrapper
+    limit = -(-config.episode_length // repeat) if time_limit is None else time_limit
+    return from_brax(env, time_limit=limit, reset_ratio=reset_ratio, obs_key=obs_key, action_repeat=repeat)
