@@ -1,4 +1,4 @@
-"""Action distributions: Gaussian, squashed Gaussian, categorical and multi-discrete, and masks for unavailable actions.
+"""Action distributions: Gaussian, squashed Gaussian, beta, categorical, multi-discrete; masks for unavailable actions.
 
 Any object with `log_prob`, `entropy` and `sample` works with the learner, including the distributions of distrax. This
 module has those that PPO needs most. All of them have the same methods, and are pytrees of arrays that begin with the
@@ -173,12 +173,7 @@ class TanhNormal(_Distribution):
         self.base = Normal(loc, scale)
         dtype, wide = self.base.loc.dtype, accumulator_dtype(self.base.loc)
         resolution = 4 * float(jnp.finfo(dtype).eps)
-        if not any(isinstance(x, jax.core.Tracer) for x in (low, high)):
-            least, most = np.asarray(low, float), np.asarray(high, float)
-            if not (np.all(np.isfinite(least) & np.isfinite(most)) and np.all(least < most)):
-                raise UserValueError(f"TanhNormal: the box must be finite, with low < high, got low={low}, high={high}")
-            if np.any(resolution * np.maximum(np.abs(least), np.abs(most)) > (most - least) / 4):
-                raise UserValueError(f"TanhNormal: {dtype} cannot resolve the box low={low}, high={high}: use float32")
+        _check_box("TanhNormal", low, high, dtype)
         low, high = (
             _fit_to_loc("TanhNormal", name, x, self.base.loc, wide) for name, x in (("low", low), ("high", high))
         )
@@ -268,6 +263,155 @@ class TanhNormal(_Distribution):
         middle, half, eps = (jnp.broadcast_to(x, u.shape) for x in (self.middle, self.half, self.eps))
         x = jnp.tanh(u)
         return (middle + half * jnp.where(jnp.abs(x) > 1 - eps, jnp.sign(x), x)).astype(self.base.loc.dtype)
+
+
+class Beta(_Distribution):
+    r"""Beta distribution scaled to a box, :math:`a = l + (h - l) x,\ x \sim \mathrm{Beta}(\alpha, \beta)`, independent.
+
+    .. math:: \log\pi(a) = \sum_d (\alpha_d - 1) \log x_d + (\beta_d - 1) \log(1 - x_d) - \log B(\alpha_d, \beta_d)
+              - \log(h_d - l_d), \qquad x = \frac{a - l}{h - l}
+
+    All actions are inside the box, so none has to be clipped, and entropy and divergence have a closed form. If alpha
+    and beta are above 1, as in the example, the density has one maximum and is 0 at the edges; otherwise it may be
+    infinite there. For a log-density that is finite for every action, x is clipped into [1e-6, 1 - 1e-6], both in
+    `log_prob` and in samples. Entropy and divergence are those of the distribution without this clip.
+
+    Log-density, entropy and divergence are computed without the cancellation of large log-gammas, so that they keep
+    their digits for narrow distributions. Numbers outside [1e-6, 1e9] are replaced by the nearer bound wherever alpha
+    and beta are used, and have a gradient of 0. Negative ones give NaN.
+
+    Args:
+        alpha: `[..., D]`, > 0.
+        beta: `[..., D]`, `[D]` or a number, > 0.
+        low, high: `[..., D]`, `[D]` or numbers, the bounds l and h of the box.
+
+    Attributes:
+        alpha, beta: `[..., D]`, of one dtype.
+        low, high: `[..., D]`.
+
+    Raises:
+        TypeError: `alpha` is not floating. ValueError: shapes do not fit; the box is empty or infinite.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> outputs = jnp.array([[0.5413, 0.5413, 0.5413, 2.9489]])  # of a network, `[..., 2 * D]`
+        >>> alpha, beta = jnp.split(1 + jax.nn.softplus(outputs), 2, axis=-1)
+        >>> policy = Beta(alpha, beta, -2., 2.)
+        >>> [round(float(x), 2) for x in (*alpha[0], *beta[0], *policy.mode()[0])]
+        [2.0, 2.0, 2.0, 4.0, 0.0, -1.0]
+        >>> round(float(policy.log_prob(policy.mode())[0]), 3), round(float(policy.entropy()[0]), 3)
+        (0, 0)
+
+    Reference: Chou et al. 2017, Improving Stochastic Policy Gradients in Continuous Control with Deep Reinforcement
+    Learning using the Beta Distribution, PMLR 70.
+    """
+
+    def __init__(self, alpha: Array, beta: Any, low: Any = -1.0, high: Any = 1.0) -> None:
+        check_floating("Beta", alpha=alpha)
+        if not jnp.ndim(alpha):
+            raise ShapeError("Beta: alpha is a single number; its last axis must be that of the action, [..., D]")
+        dtype = jnp.result_type(alpha, beta)
+        _check_box("Beta", low, high, dtype)
+        self.alpha = jnp.asarray(alpha, dtype)
+        self.beta = _fit_to_loc("Beta", "beta", beta, self.alpha, dtype, first="alpha")
+        self.low, self.high = (
+            _fit_to_loc("Beta", name, x, self.alpha, accumulator_dtype(self.alpha), first="alpha")
+            for name, x in (("low", low), ("high", high))
+        )
+
+    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
+        """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to `alpha` and `beta`."""
+        alpha, beta = self._wide((*sample_shape, *self.alpha.shape))
+        return self._scaled(jax.random.beta(seed, alpha, beta, dtype=alpha.dtype))
+
+    def mode(self) -> Array:
+        r"""The most probable action, :math:`x = (\alpha - 1) / (\alpha + \beta - 2)`, where alpha and beta are above 1.
+
+        Elsewhere the density has no maximum inside the box, or is uniform, and this is the mean,
+        :math:`x = \alpha / (\alpha + \beta)`.
+        """
+        alpha, beta = self._wide(self.alpha.shape)
+        peaked = (alpha > 1) & (beta > 1)
+        above = [jnp.where(peaked, x - 1, x) for x in (alpha, beta)]
+        return self._scaled(above[0] / (above[0] + above[1]))
+
+    def log_prob(self, value: Array) -> Array:
+        """Log-density of actions `[..., D]`, summed over D; they may have additional leading axes.
+
+        Actions at the edge of the box or beyond have the density at the nearest x of [1e-6, 1 - 1e-6].
+        """
+        _check_trailing_axes("Beta", "its alpha", self.alpha.shape, value)
+        shape = jnp.shape(value)
+        alpha, beta = self._wide(shape)
+        low, high = (jnp.broadcast_to(x, shape) for x in (self.low, self.high))
+        # 1 - x is computed from the upper edge, because actions near that edge resolve it better than x.
+        x, rest = (_inside(distance / (high - low)) for distance in (value - low, high - value))
+        total = alpha + beta
+        peak = 0.5 * (jnp.log(alpha * (beta / total)) - math.log(2 * math.pi))  # of Stirling's approximation
+        peak += _beyond_stirling(total) - _beyond_stirling(alpha) - _beyond_stirling(beta)
+        density = peak - _deviance(alpha, beta, x, rest) - jnp.log(x) - jnp.log(rest) - jnp.log(high - low)
+        return jnp.sum(density, axis=-1).astype(self.alpha.dtype)
+
+    def entropy(self) -> Array:
+        r"""Entropy in nats, with the digamma function :math:`\psi`.
+
+        .. math:: \sum_d \log B(\alpha_d, \beta_d) - (\alpha_d - 1) \psi(\alpha_d) - (\beta_d - 1) \psi(\beta_d)
+                  + (\alpha_d + \beta_d - 2) \psi(\alpha_d + \beta_d) + \log(h_d - l_d)
+        """
+        alpha, beta = self._wide(self.alpha.shape)
+        total = alpha + beta
+
+        def term(x: Array, count: int) -> Array:
+            """Return log Gamma(x) - (x - count) psi(x), without the terms that cancel or are gathered below."""
+            rest, slope = _beyond_stirling_and_slope(x)
+            return rest - (x - count) * slope - 0.5 * count / x
+
+        entropy = 0.5 * (jnp.log(alpha / total) + jnp.log(beta / total) - jnp.log(total) + 1 + math.log(2 * math.pi))
+        entropy += term(alpha, 1) + term(beta, 1) - term(total, 2)
+        return jnp.sum(entropy + jnp.log(self.high - self.low), axis=-1).astype(self.alpha.dtype)
+
+    def kl_divergence(self, other: Beta) -> Array:
+        r"""KL(self || other) in nats, of two distributions in the same box.
+
+        .. math:: \sum_d \log\frac{B(\alpha_{2d}, \beta_{2d})}{B(\alpha_{1d}, \beta_{1d})}
+                  + (\alpha_{1d} - \alpha_{2d}) \psi(\alpha_{1d}) + (\beta_{1d} - \beta_{2d}) \psi(\beta_{1d})
+                  + (\alpha_{2d} - \alpha_{1d} + \beta_{2d} - \beta_{1d}) \psi(\alpha_{1d} + \beta_{1d})
+
+        Raises:
+            ValueError: the boxes differ, so each allows actions that the other does not. If they differ but are traced,
+                and so cannot be compared yet, the divergence is infinite instead.
+        """
+        self._check_same_kind(other)
+        _check_equal_shapes("Beta", self.alpha, other.alpha)
+        same = (self.low == other.low) & (self.high == other.high)
+        if not isinstance(same, jax.core.Tracer) and not np.all(same):
+            described = " and ".join(f"low={x.low}, high={x.high}" for x in (self, other))
+            raise UserValueError(f"Beta.kl_divergence: the two must have the same box, got {described}")
+        alpha, beta = self._wide(self.alpha.shape)
+        other_alpha, other_beta = other._wide(self.alpha.shape)
+
+        def term(x: Array, y: Array) -> Array:
+            """Return log Gamma(y) - log Gamma(x) - (y - x) psi(x), without what the deviance below has of it."""
+            rest, slope = _beyond_stirling_and_slope(x)
+            return _beyond_stirling(y) - rest - (y - x) * slope + 0.5 * _excess((y - x) / x, y / x)
+
+        total, other_total = alpha + beta, other_alpha + other_beta
+        divergence = _deviance(other_alpha, other_beta, alpha / total, beta / total)
+        divergence += term(alpha, other_alpha) + term(beta, other_beta) - term(total, other_total)
+        divergence = jnp.sum(jnp.where(same, divergence, jnp.inf), axis=-1)
+        return divergence.astype(jnp.result_type(self.alpha, other.alpha))
+
+    def _wide(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
+        """Broadcast alpha and beta to a shape, in the dtype to compute in, and limit them."""
+        dtype = accumulator_dtype(self.alpha)
+        alpha, beta = (jnp.broadcast_to(x.astype(dtype), shape) for x in (self.alpha, self.beta))
+        # Within these limits no intermediate result of a gradient overflows in float32.
+        alpha, beta = (jnp.where(x >= 0, jnp.clip(x, 1e-6, 1e9), jnp.nan) for x in (alpha, beta))
+        return alpha, beta
+
+    def _scaled(self, x: Array) -> Array:
+        low, high = (jnp.broadcast_to(bound, x.shape) for bound in (self.low, self.high))
+        return (low + (high - low) * _inside(x)).astype(self.alpha.dtype)
 
 
 class Categorical(_Distribution):
@@ -461,20 +605,82 @@ def _relation(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[
     return jnp.log(scale / other_scale), (loc - other_loc) / other_scale
 
 
+def _inside(x: Array) -> Array:
+    """Clip a coordinate of the unit interval to a distance of 1e-6 from both ends, where the log-density is finite."""
+    return jnp.clip(x, 1e-6, 1 - 1e-6)
+
+
+def _beyond_stirling(x: Array) -> Array:
+    r"""Return what Stirling's approximation leaves of log Gamma.
+
+    .. math:: \log\Gamma(x) - (x - \tfrac12) \log x + x - \tfrac12 \log 2\pi
+
+    It decreases by :math:`(x + 1/2) \log(1 + 1/x) - 1` from x to x + 1. After four such steps, a few terms of the
+    asymptotic series are exact in float32. No large numbers cancel.
+    """
+    steps = sum((x + k + 0.5) * jnp.log1p(1 / (x + k)) - 1 for k in range(4))
+    far = 1 / (x + 4)
+    square = far * far
+    return steps + far * (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square / 1188))))
+
+
+def _beyond_stirling_and_slope(x: Array) -> tuple[Array, Array]:
+    """Return `_beyond_stirling` and its derivative, digamma(x) - log(x) + 1 / (2x)."""
+    return jax.jvp(_beyond_stirling, (x,), (jnp.ones_like(x),))
+
+
+def _excess(t: Array, ratio: Array) -> Array:
+    """Return t - log(1 + t) >= 0 with its digits for small t, and for `ratio`, 1 + t, near 0."""
+    r = t / (2 + t)
+    square = jnp.square(r)  # log(1 + t) = 2 artanh(r)
+    small = t * r - 2 * r * square * (1 / 3 + square * (1 / 5 + square * (1 / 7 + square / 9)))
+    return jnp.where(jnp.abs(t) < 0.1, small, t - jnp.log(ratio))
+
+
+@jax.custom_jvp
+def _deviance(alpha: Array, beta: Array, x: Array, rest: Array) -> Array:
+    r"""Return :math:`\alpha \log(m / x) + \beta \log((1 - m) / (1 - x))` >= 0 for the mean m; `rest` is 1 - x.
+
+    As a sum of two terms that are not negative, it keeps its digits where x is near the mean.
+    """
+    mean, other = alpha / (alpha + beta), beta / (alpha + beta)
+    distance = jnp.where(x < rest, x - mean, other - rest)
+    return alpha * _excess(distance / mean, x / mean) + beta * _excess(-distance / other, rest / other)
+
+
+_deviance.defjvps(  # these partial derivatives have no terms that cancel
+    lambda t, _, alpha, beta, x, rest: t * jnp.log(alpha / (alpha + beta) / x),
+    lambda t, _, alpha, beta, x, rest: t * jnp.log(beta / (alpha + beta) / rest),
+    lambda t, _, alpha, beta, x, rest: -t * alpha / x,
+    lambda t, _, alpha, beta, x, rest: -t * beta / rest,
+)
+
+
 def _total(summands: Any) -> Array:
     """Add arrays without starting from 0, which would be one more addition."""
     first, *rest = summands
     return sum(rest, first)
 
 
-def _fit_to_loc(where: str, name: str, x: Any, loc: Array, dtype: Any) -> Array:
+def _fit_to_loc(where: str, name: str, x: Any, loc: Array, dtype: Any, first: str = "loc") -> Array:
     """Broadcast `x` to the shape of `loc`; it has this shape, that of the last axis, or is a single number."""
     if jnp.shape(x) not in (loc.shape, loc.shape[-1:], ()):
         raise ShapeError(
-            f"{where}: loc has shape {loc.shape} and {name} {jnp.shape(x)}; {name} must have the shape of loc, "
+            f"{where}: {first} has shape {loc.shape} and {name} {jnp.shape(x)}; {name} must have the shape of {first}, "
             f"{loc.shape[-1:]} or ()"
         )
     return jnp.broadcast_to(jnp.asarray(x, dtype), loc.shape)
+
+
+def _check_box(where: str, low: Any, high: Any, dtype: Any) -> None:
+    """Raise unless a box is finite, not empty, and wide enough for actions of a dtype; traced bounds are not known."""
+    if any(isinstance(x, jax.core.Tracer) for x in (low, high)):
+        return
+    least, most = np.asarray(low, float), np.asarray(high, float)
+    if not (np.all(np.isfinite(least) & np.isfinite(most)) and np.all(least < most)):
+        raise UserValueError(f"{where}: the box must be finite, with low < high, got low={low}, high={high}")
+    if np.any(4 * float(jnp.finfo(dtype).eps) * np.maximum(np.abs(least), np.abs(most)) > (most - least) / 4):
+        raise UserValueError(f"{where}: {dtype} cannot resolve the box low={low}, high={high}: use float32")
 
 
 def _check_trailing_axes(where: str, whose: str, shape: tuple[int, ...], value: Any) -> None:

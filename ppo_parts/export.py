@@ -47,6 +47,9 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
             "can be"
         )
     _, obs = jax.eval_shape(lambda key: env.reset(key, 1), jax.random.key(0))
+    privileged = getattr(obs, "privileged", None)
+    if privileged is not None:  # only the critic sees it, which is not exported
+        obs = obs._replace(privileged=None)
     initial_carry = initial_carry_of(policy)
     carry = None if initial_carry is None else jax.eval_shape(lambda: initial_carry(1))
     leaves, structure = jax.tree.flatten(carry)
@@ -58,6 +61,9 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
 
     def act(*inputs: Any) -> dict[str, Any]:
         obs = jax.tree.unflatten(observed, inputs[: len(seen)])
+        if privileged is not None:
+            zeros = jnp.zeros((inputs[0].shape[0], *privileged.shape[1:]), privileged.dtype)
+            obs = obs._replace(privileged=zeros)
         if env.observe is not None:
             obs = env.observe(state.rollout.env_state, obs)
         carry = jax.tree.unflatten(structure, inputs[len(seen) :])

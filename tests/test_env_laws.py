@@ -491,6 +491,21 @@ def test_the_command_line_as_typed():
     assert "terminated" in done.stdout
 
 
+def test_the_critic_may_see_another_entry_of_the_observations(fakes):
+    env = envs.make("playground:Walk,critic_obs_key=privileged_state")
+    assert (env.observation_space.shape, env.privileged_space.shape) == ((2,), (2,))
+    normalized = envs.normalize_observation(env)
+    assert envs.check_laws(normalized, num_envs=3, num_steps=30).episodes > 0
+    state, obs = normalized.reset(jax.random.key(0), 4)
+    np.testing.assert_allclose(obs.privileged, -obs.obs)  # the stand-in's entries are each other's negative
+    np.testing.assert_allclose(state.moments.mean[:2], jnp.mean(env.reset(jax.random.key(0), 4)[1].obs, axis=0))
+    assert state.moments.mean.shape == (4,)
+    with pytest.raises(ValueError, match=r"critic_obs_key='secret': the observations are state, privileged_state"):
+        envs.make("playground:Walk", critic_obs_key="secret")
+    with pytest.raises(pp.ShapeError, match=r"privileged_space has shape None, and obs.privileged \(2, 2\)"):
+        envs.check(env._replace(privileged_space=None))
+
+
 def test_an_action_of_brax_lasts_for_several_steps_but_not_beyond_the_end():
     env = envs.from_brax(env_fakes.Brax(), time_limit=3, action_repeat=3)
     state, _ = env.reset(jax.random.key(0), 2)

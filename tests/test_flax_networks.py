@@ -62,6 +62,48 @@ def test_actor_critic_of_continuous_actions_starts_with_a_standard_deviation_of_
     assert distribution.log_prob(action).shape == value.shape == (4,)
 
 
+def asymmetric():
+    """The policy sees one number, and the critic two others."""
+
+    def reset(key):
+        x = jax.random.normal(key, (3,))
+        return x, envs.Observation(x[:1], privileged=x[1:])
+
+    def step(key, x, action):
+        return envs.Step(*reset(key), reward=x[2], terminated=False)
+
+    space = envs.Box((2,))
+    return envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(3), time_limit=5, privileged_space=space)
+
+
+def test_the_critic_sees_what_the_policy_does_not():
+    game = asymmetric()
+    envs.check(game)
+    policy = networks.actor_critic(game, hidden=(8,))
+    params, (_, obs) = policy.init(jax.random.key(0)), game.reset(jax.random.key(1), 4)
+
+    def seen_by(name, output):
+        def of(x):
+            batch = pp.Batch(obs=obs._replace(**{name: x}))
+            return jnp.sum(output(policy(params, batch)))
+
+        return bool(jnp.any(jax.grad(of)(getattr(obs, name))))
+
+    logits, value = (lambda output: output.distribution.logits[..., 0]), (lambda output: output.value)
+    assert [seen_by("obs", logits), seen_by("privileged", logits)] == [True, False]
+    assert [seen_by("obs", value), seen_by("privileged", value)] == [False, True]
+    with pytest.raises(ValueError, match="cannot share layers"):
+        networks.actor_critic(game, shared=True)
+    normalized = envs.normalize_observation(game)
+    policy = networks.actor_critic(normalized, hidden=(4,))
+    rollout = pp.rollout(normalized, policy, num_envs=2, num_steps=6, shards=2)
+    _, batch, _ = jax.jit(rollout.collect)(
+        jax.random.key(0), policy.init(jax.random.key(1)), rollout.init(jax.random.key(2))
+    )
+    assert batch.obs.privileged.shape == (6, 2, 2)
+    assert jnp.all(jnp.isfinite(batch.next_value))
+
+
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_shared_actor_critic_with_memory_forgets_where_it_is_reset(cell):
     policy = networks.actor_critic(env(DISCRETE), (8, 4), "gelu", shared=True, memory=cell)

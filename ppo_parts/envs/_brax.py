@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._errors import UserValueError
 from .._hyperparameters import count
-from ._env import Array, Box, Env, unknown_env
+from ._env import Array, Box, Env, Observation, unknown_env
 from ._episodes import Step, auto_reset
 from ._rendering import mujoco_renderer
 
@@ -28,7 +28,13 @@ def make(name: str, *, time_limit: int = 1000, reset_ratio: int = 1, **settings:
 
 
 def from_brax(
-    env: Any, *, time_limit: int | None, reset_ratio: int = 1, obs_key: str = "state", action_repeat: int = 1
+    env: Any,
+    *,
+    time_limit: int | None,
+    reset_ratio: int = 1,
+    obs_key: str = "state",
+    critic_obs_key: str | None = None,
+    action_repeat: int = 1,
 ) -> Env:
     """Wrap an environment whose `reset(key)` and `step(state, action)` return a state with obs, reward and done.
 
@@ -36,19 +42,25 @@ def from_brax(
         env: a `brax.envs.Env`, or one of MuJoCo Playground, without wrappers.
         time_limit, reset_ratio: as in `auto_reset`.
         obs_key: which entry the policy sees, where observations are a dict.
+        critic_obs_key: which entry the critic sees, such as "privileged_state"; None: that of the policy.
         action_repeat: how many steps of `env` each action lasts; their rewards are summed, up to the end of the
             episode. `time_limit` counts actions.
     """
     count("from_brax", "action_repeat", action_repeat)
 
-    def seen(state: Any) -> Array:
-        if not isinstance(state.obs, Mapping):
-            return state.obs
-        if obs_key not in state.obs:
-            raise UserValueError(f"obs_key={obs_key!r}: the observations are {', '.join(state.obs)}: choose one")
-        return state.obs[obs_key]
+    def entry(obs: Any, argument: str, key: str) -> Array:
+        if not isinstance(obs, Mapping) or key not in obs:
+            there = ", ".join(obs) if isinstance(obs, Mapping) else "a single array"
+            raise UserValueError(f"{argument}={key!r}: the observations are {there}: choose one that exists")
+        return obs[key]
 
-    def reset(key: Array) -> tuple[Any, Array]:
+    def seen(state: Any) -> Any:
+        obs = entry(state.obs, "obs_key", obs_key) if isinstance(state.obs, Mapping) else state.obs
+        if critic_obs_key is None:
+            return obs
+        return Observation(obs, privileged=entry(state.obs, "critic_obs_key", critic_obs_key))
+
+    def reset(key: Array) -> tuple[Any, Any]:
         state = env.reset(key)
         return state, seen(state)
 
@@ -65,8 +77,17 @@ def from_brax(
     draw = None if model is None else mujoco_renderer(model, positions)
 
     obs = jax.eval_shape(lambda: reset(jax.random.key(0))[1])
-    spaces = Box(obs.shape), Box((env.action_size,), -1.0, 1.0)
-    return auto_reset(reset, step, *spaces, time_limit=time_limit, reset_ratio=reset_ratio, render=draw)
+    privileged = obs.privileged if isinstance(obs, Observation) else None
+    return auto_reset(
+        reset,
+        step,
+        Box((obs if privileged is None else obs.obs).shape),
+        Box((env.action_size,), -1.0, 1.0),
+        time_limit=time_limit,
+        reset_ratio=reset_ratio,
+        render=draw,
+        privileged_space=None if privileged is None else Box(privileged.shape),
+    )
 
 
 def positions(state: Any) -> dict[str, Array]:

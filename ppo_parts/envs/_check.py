@@ -74,7 +74,13 @@ def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
     """Raise unless observations, and their action masks, fit the spaces."""
     shape, available = getattr(env.observation_space, "shape", None), None
     if isinstance(obs, Observation):
-        obs, available = obs
+        obs, available, privileged = obs
+        expected, given = getattr(env.privileged_space, "shape", None), getattr(privileged, "shape", None)
+        if (None if given is None else given[len(each) :]) != (None if expected is None else tuple(expected)):
+            raise ShapeError(
+                f"check: privileged_space has shape {expected}, and obs.privileged {given} for {each} environments: "
+                "give both, or neither"
+            )
     leaves = jax.tree.leaves(obs)
     if shape is not None and len(leaves) == 1 and leaves[0].shape[len(each) :] != tuple(shape):
         raise ShapeError(

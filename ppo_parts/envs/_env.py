@@ -117,15 +117,21 @@ def _is_array(x: Any) -> bool:
 
 
 class Observation(NamedTuple):
-    """Observations with an action mask, or of several agents: `obs` `[N, ...]` or `[N, A, D]`, `available` `[..., n]`.
+    """Observations with an action mask, of several agents, or with a part that only the critic sees.
+
+    `obs` is `[N, ...]` or `[N, A, D]`, `available` `[..., n]`, and `privileged` `[N, ...]`.
 
     `available` is True where an action may be taken, and None if all of them always may; for a `MultiDiscrete`, it has
     the options of the first choice, then those of the second, and so on. The policies of `ppo_parts.networks` apply it;
     a policy of your own does so with `ppo_parts.distributions.mask_logits`.
+
+    `privileged` is what the critic sees instead of `obs` in an asymmetric actor-critic, such as the simulator's state;
+    None: the critic sees `obs`.
     """
 
     obs: Array
     available: Any = None
+    privileged: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +174,7 @@ class Env(NamedTuple):
         evaluation: `evaluation(state) -> Env`, the environment to evaluate in: running statistics are frozen as in
             `state`, and rewards are unscaled.
         num_agents: A, if observations, rewards and ends have an axis of agents; None: one agent, without that axis.
+        privileged_space: space of `Observation.privileged`; None: the critic sees what the policy sees.
         restart: `restart(key, state) -> (state, obs)` begins new episodes and keeps running statistics, where a state
             from a checkpoint cannot be continued, as on the host; None: every state can be.
         observe: `observe(state, obs) -> obs`, what wrappers make of an observation `[N, ...]` of the innermost
@@ -184,6 +191,7 @@ class Env(NamedTuple):
     action_space: Any
     evaluation: Callable[[Any], Any]
     num_agents: int | None = None
+    privileged_space: Any = None
     restart: Callable[[Array, Any], tuple[Any, Any]] | None = None
     observe: Callable[[Any, Any], Any] | None = None
     act: Callable[[Any], Any] | None = None

@@ -83,6 +83,7 @@ def auto_reset(
     time_limit: int | None = None,
     reset_ratio: int = 1,
     render: Callable[[Any], Any] | None = None,
+    privileged_space: Any = None,
 ) -> Env:
     """Make an `Env` of N environments from the functions of one, with automatic resets and counted episodes.
 
@@ -98,6 +99,7 @@ def auto_reset(
             r = 1 all are different. A larger r is faster where a reset costs more than a step.
         render: `render(state) -> [H, W, 3]`, a picture (uint8) of one environment, made on the host from its state;
             None: there are no pictures.
+        privileged_space: space of `Observation.privileged`, if observations have it.
 
     Returns:
         The environment.
@@ -166,6 +168,7 @@ def auto_reset(
         observation_space,
         action_space,
         lambda state: env,
+        privileged_space=privileged_space,
         render=None if render is None else render_first,
     )
     return env

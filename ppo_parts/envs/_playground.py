@@ -14,6 +14,7 @@ def make(
     time_limit: int | None = None,
     reset_ratio: int = 1,
     obs_key: str = "state",
+    critic_obs_key: str | None = None,
     impl: str = "jax",
     **overrides: Any,
 ) -> Env:
@@ -24,7 +25,8 @@ def make(
         time_limit: number of actions after which an episode is truncated; None: the configuration's `episode_length`,
             divided by its `action_repeat`.
         reset_ratio: as in `auto_reset`.
-        obs_key: which entry the policy sees, where observations are a dict.
+        obs_key, critic_obs_key: which entry the policy sees, and which the critic, where observations are a dict; see
+            `from_brax`.
         impl: "jax" runs on every device; "warp", on NVIDIA GPUs only, is faster.
         **overrides: fields of the configuration, such as `ctrl_dt=0.02`.
     """
@@ -37,4 +39,5 @@ def make(
     env = registry.load(name, config=config)
     repeat = config.get("action_repeat", 1)  # which Playground leaves to its training wrapper
     limit = -(-config.episode_length // repeat) if time_limit is None else time_limit
-    return from_brax(env, time_limit=limit, reset_ratio=reset_ratio, obs_key=obs_key, action_repeat=repeat)
+    keys: Any = {"obs_key": obs_key, "critic_obs_key": critic_obs_key}
+    return from_brax(env, time_limit=limit, reset_ratio=reset_ratio, action_repeat=repeat, **keys)

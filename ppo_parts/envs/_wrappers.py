@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -108,7 +109,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
     observations to the statistics during a rollout, and at its end these are merged.
 
     A non-finite observation is passed on unchanged, for the learner to count, and does not enter the
-    statistics. The mask of an `Observation` is not changed.
+    statistics. Of an `Observation`, `obs` and `privileged` are standardized, and the mask is not changed.
 
     Args:
         env: environment with array observations.
@@ -123,11 +124,10 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
     clip, eps = _constants("normalize_observation", clip, eps)
 
     def shown(moments: Any, obs: Any) -> Any:
-        if isinstance(obs, Observation):  # the mask stays as it is
-            return obs._replace(obs=shown(moments, obs.obs))
-        mean, var, _ = moments.of_rows(obs.shape[0])
-        scaled = jnp.clip((obs - mean) / jnp.sqrt(var + eps), -clip, clip)
-        return jnp.where(jnp.isfinite(obs), scaled, obs)  # the learner counts what is not finite
+        x = seen(obs)
+        mean, var, _ = moments.of_rows(x.shape[0])
+        scaled = jnp.clip((x - mean) / jnp.sqrt(var + eps), -clip, clip)
+        return with_seen(obs, jnp.where(jnp.isfinite(x), scaled, x))  # the learner counts what is not finite
 
     def reset(key: Array, num_envs: int) -> tuple[NormalizedState, Any]:
         inner, obs = env.reset(key, num_envs)
@@ -310,8 +310,22 @@ def share_observations(obs: Array) -> Array:
 
 
 def seen(obs: Any) -> Array:
-    """Return the array of an observation, without its action mask."""
-    return obs.obs if isinstance(obs, Observation) else obs
+    """Return the numbers of an observation without its action mask, `[N, ...]`; with a privileged part, `[N, D]`."""
+    if not isinstance(obs, Observation):
+        return obs
+    if obs.privileged is None:
+        return obs.obs
+    return jnp.concatenate([x.reshape(x.shape[0], -1) for x in (obs.obs, obs.privileged)], axis=1)
+
+
+def with_seen(obs: Any, x: Array) -> Any:
+    """Return the observation with other numbers in the place of `seen(obs)`."""
+    if not isinstance(obs, Observation):
+        return x
+    if obs.privileged is None:
+        return obs._replace(obs=x)
+    own, privileged = jnp.split(x, [math.prod(obs.obs.shape[1:])], axis=1)
+    return obs._replace(obs=own.reshape(obs.obs.shape), privileged=privileged.reshape(obs.privileged.shape))
 
 
 def _all_present(where: str, out: Transition) -> None:

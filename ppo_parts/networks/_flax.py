@@ -101,8 +101,11 @@ class ActorCritic(nn.Module):
     log_std: float
 
     @nn.compact
-    def __call__(self, obs: Array, available: Any, carry: Any, reset: Any) -> Output:
-        """Evaluate observations `[..., D]`, or `[T, N, D]` with memory; `available` `[..., n]` masks actions."""
+    def __call__(self, obs: Array, available: Any, carry: Any, reset: Any, privileged: Any = None) -> Output:
+        """Evaluate observations `[..., D]`, or `[T, N, D]` with memory.
+
+        `available` `[..., n]` masks actions, and the critic sees `privileged` `[..., D']` instead, if it is given.
+        """
         size = action_size(self.space)
         x = mlp(obs, self.hidden, self.activation)
         if self.memory is not None:
@@ -111,7 +114,7 @@ class ActorCritic(nn.Module):
             value, head = dense(1, gain=1.0)(x), dense(size, gain=0.01)(x)
         else:
             head = dense(size, gain=0.01)(x)
-            x = mlp(obs, self.hidden, self.activation)
+            x = mlp(obs if privileged is None else privileged, self.hidden, self.activation)
             value = dense(1, gain=1.0)(x)
         log_std = _log_std(self, self.space, self.log_std)
         distribution = action_distribution(self.space, head, log_std, available=available, squash=self.squash)
@@ -131,8 +134,9 @@ def actor_critic(
     """Make the policy of most PPO implementations: an MLP for the actor and one for the critic, or one for both.
 
     Observations are converted to float32 and flattened. In an environment whose observations are `envs.Observation`,
-    actions that are not available have probability 0. Weights are orthogonal with a gain of sqrt(2) in hidden layers,
-    0.01 in the policy head and 1 in the value head. The standard deviation of continuous actions is a parameter.
+    actions that are not available have probability 0, and the critic sees `privileged` instead of `obs`, if there is
+    such a part. Weights are orthogonal with a gain of sqrt(2) in hidden layers, 0.01 in the policy head and 1 in the
+    value head. The standard deviation of continuous actions is a parameter.
 
     Args:
         env: the environment, whose spaces determine the sizes of inputs and outputs.
@@ -149,7 +153,8 @@ def actor_critic(
         `ppo_parts.Policy`, for any leading axes.
 
     Raises:
-        ValueError: memory without shared hidden layers; spaces that do not consist of arrays; an axis of agents.
+        ValueError: memory without shared hidden layers; spaces that do not consist of arrays; an axis of agents; shared
+            layers, although the critic sees something else.
 
     Example:
         >>> import jax
@@ -170,18 +175,28 @@ def actor_critic(
             f"actor_critic: this environment has an axis of {env.num_agents} agents: use multi_agent_actor_critic, or "
             "envs.fold_agents to make each agent an environment of its own"
         )
+    if env.privileged_space is not None and shared:
+        raise UserValueError(
+            "actor_critic: the critic of this environment sees more than the policy, so they cannot share layers: give "
+            "shared=False, or make the environment without what only the critic sees"
+        )
     network = ActorCritic(env.action_space, tuple(hidden), activation, shared, memory, squash, log_std)
-    observed, axes = size(env.observation_space), len(env.observation_space.shape)
+
+    def example(space: Any) -> Any:
+        return None if space is None else jnp.zeros((1, 1, size(space)))
+
+    def flat(x: Any, space: Any) -> Any:
+        return None if space is None else x.astype(jnp.float32).reshape(*x.shape[: x.ndim - len(space.shape)], -1)
 
     def init(key: Array) -> Any:
-        carry = initial_carry(memory, (1, *hidden[-1:]))
-        return network.init(key, jnp.zeros((1, 1, observed)), None, carry, jnp.zeros((1, 1), bool))
+        carry, no_reset = initial_carry(memory, (1, *hidden[-1:])), jnp.zeros((1, 1), bool)
+        obs, privileged = example(env.observation_space), example(env.privileged_space)
+        return network.init(key, obs, None, carry, no_reset, privileged)
 
     def evaluate(params: Any, batch: Batch) -> Any:
         seen = batch.obs if isinstance(batch.obs, Observation) else Observation(batch.obs)
-        obs = seen.obs.astype(jnp.float32)
-        obs = obs.reshape(*obs.shape[: obs.ndim - axes], -1)
-        return network.apply(params, obs, seen.available, batch.carry, batch.reset)
+        obs, privileged = flat(seen.obs, env.observation_space), flat(seen.privileged, env.privileged_space)
+        return network.apply(params, obs, seen.available, batch.carry, batch.reset, privileged)
 
     return Policy(init, evaluate, None if memory is None else lambda n: initial_carry(memory, (n, *hidden[-1:])))
 

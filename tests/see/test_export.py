@@ -10,6 +10,7 @@ import pytest
 from ppo_parts import Policy, UserValueError, distributions, envs, export, networks, training
 from ppo_parts._policy import apply_policy
 from tests.see import recipe
+from tests.test_flax_networks import asymmetric
 
 pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -53,6 +54,14 @@ def test_models_equal_jax_on_10000_observations(name):
     model = export.to_onnx(train, state, {"env_id": name})
     assert [(x.key, x.value) for x in model.metadata_props] == [("env_id", name)]
     assert export.largest_difference(model, train, state, 10_000) < 1e-6
+
+
+def test_what_only_the_critic_sees_is_not_an_input():
+    env = envs.normalize_observation(asymmetric())
+    train, state = trained(env, networks.actor_critic(env, hidden=(4,)))
+    model = export.to_onnx(train, state)
+    assert [x.name for x in model.graph.input] == ["obs"]
+    assert export.largest_difference(model, train, state, 100) < 1e-6
 
 
 def test_convolutions_equal_jax():
