@@ -56,7 +56,6 @@ from ._refresh import UpstreamState as UpstreamState
 from ._regularizers import adaptive_entropy_bonus as adaptive_entropy_bonus
 from ._regularizers import bounds_loss as bounds_loss
 from ._regularizers import kl_penalty as kl_penalty
-from ._regularizers import mirror_loss as mirror_loss
 from ._regularizers import smoothness_loss as smoothness_loss
 from ._replay import replay as replay
 from ._rollout import Rollout as Rollout
@@ -78,6 +77,8 @@ from ._sequences import outcome_reward as outcome_reward
 from ._sequences import reward_to_go as reward_to_go
 from ._stop import early_stop as early_stop
 from ._stop import kl_early_stop as kl_early_stop
+from ._symmetry import mirror_loss as mirror_loss
+from ._symmetry import mirror_segments as mirror_segments
 from ._types import Batch as Batch
 from ._types import Context as Context
 from ._types import Current as Current

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import jax
@@ -256,56 +255,6 @@ def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") ->
     return measured_loss_part("bounds_loss", name, loss, coef=coef, reads=("current.distribution",))
 
 
-def mirror_loss(
-    *, observation: Callable[[Any], Any], action: Callable[[Array], Array], coef: Numeric = 1.0, name: str = "mirror"
-) -> Part:
-    r"""Add `coef` times the squared distance from a symmetric policy as the loss `name`; see `functional.mirror_loss`.
-
-    .. math:: L_i = \frac{1}{D} \left\| \mu(T_o(s_i)) - \mathrm{sg}\left[T_a(\mu(s_i))\right] \right\|^2
-
-    :math:`T_o` mirrors an observation and :math:`T_a` an action, such as left and right of a robot; :math:`\mu` is the
-    mode of the policy, which is evaluated once more. With several symmetries, add a part for each, with a name of its
-    own. Metric: `<name>_loss`, without the coefficient.
-
-    Args:
-        observation: function T_o of observations, leaves `[M, ...]` or `[T, M, ...]`; for example, it permutes the
-            entries of the last axis and changes their signs.
-        action: function T_a of actions `[..., D]`.
-        coef: coefficient, >= 0; a schedule counts learner updates.
-        name: key in `losses`.
-
-    Place: after the sampler. Recurrent policies are rejected, because their state after mirrored observations is not
-    known.
-
-    Raises:
-        TypeError: `observation` or `action` is not a function; (when traced) actions that are not continuous.
-        ValueError: (when traced) a policy with memory.
-
-    Example:
-        >>> import jax.numpy as jnp, ppo_parts as pp
-        >>> signs = jnp.array([1., -1., -1.])  # a pole that falls to the other side
-        >>> part = pp.mirror_loss(observation=lambda obs: signs * obs, action=lambda action: -action, coef=.5)
-
-    Reference: Yu et al. 2018, arXiv:1801.08093; Mittal et al. 2024, arXiv:2403.04359; rsl_rl,
-    `use_mirror_loss`.
-    """
-    where = "mirror_loss"
-    for argument, function in {"observation": observation, "action": action}.items():
-        if not callable(function):
-            raise UserTypeError(f"{where}: {argument} must be a function that mirrors an {argument}, got {function!r}")
-    coef = number(where, "coef", coef, 0)
-
-    def loss(batch: Batch, context: Context) -> Array:
-        if batch.carry is not None:
-            raise UserValueError(f"{where}: the policy has a memory, and this part evaluates single observations")
-        seen = batch.replace(obs=observation(batch.obs))
-        other = evaluate_policy(context.evaluate, context.params, seen).distribution
-        mirrored = action(_action(where, batch.current.distribution))
-        return functional.mirror_loss(_action(where, other), mirrored, mask=batch.mask)
-
-    return measured_loss_part(where, name, loss, coef=coef, reads=("current.distribution", *POLICY_READS))
-
-
 def smoothness_loss(
     *,
     temporal: Numeric | None = 1.0,
@@ -355,7 +304,7 @@ def smoothness_loss(
         for term, coef in coefs.items():
             obs = batch.next_obs if term == "temporal" else _with_noise(where, batch.obs, sigma, context.key)
             other = evaluate_policy(context.evaluate, context.params, batch.replace(obs=obs)).distribution
-            change = _action(where, batch.current.distribution) - _action(where, other)
+            change = mode_of(where, batch.current.distribution) - mode_of(where, other)
             distance = optax.safe_norm(change, 1e-6, axis=-1)  # its gradient at 0 is 0
             weight = at(coef, context.step)
             loss += spread_nan((weight * distance).astype(distance.dtype), weight, sigma)
@@ -377,7 +326,7 @@ def mean_of(where: str, distribution: Any) -> Array:
     return distribution.loc
 
 
-def _action(where: str, distribution: Any) -> Array:
+def mode_of(where: str, distribution: Any) -> Array:
     """Return the most probable action, as one vector per element."""
     mode = distribution.mode() if hasattr(distribution, "mode") else None
     if mode is None or not jnp.issubdtype(mode.dtype, jnp.floating):

@@ -26,6 +26,7 @@ class Case(NamedTuple):
         after: True: it is given a minibatch `[T, M]` with the policy being trained; False: a rollout.
         note: what tells it from another case of the same factory.
         continuous: whether the actions are continuous and the policy is Gaussian.
+        without: fields of the batch that it rejects.
     """
 
     make: Callable[..., pp.Part]
@@ -35,6 +36,7 @@ class Case(NamedTuple):
     after: bool = False
     note: str = ""
     continuous: bool = False
+    without: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -101,6 +103,12 @@ CASES = (
     Case(pp.adaptive_entropy_bonus, numeric={"target_entropy": 0.5, "learning_rate": 0.1}, after=True),
     Case(pp.bounds_loss, numeric={"coef": 0.1, "bound": 0.5}, after=True, continuous=True),
     Case(
+        pp.mirror_segments,
+        options={"observation": lambda obs: -obs, "action": lambda action: action[..., ::-1]},
+        continuous=True,
+        without=("behavior",),
+    ),
+    Case(
         pp.mirror_loss,
         numeric={"coef": 0.5},
         options={"observation": lambda obs: -obs, "action": lambda action: action[..., ::-1]},
@@ -158,11 +166,14 @@ ELSEWHERE = {"phase", "phases", "replay"}  # only a learner runs them, or the st
 def subject(case_id: str) -> Subject:
     """The part of a case with what it is given; its compiled update is shared by the laws."""
     [case] = [case for case in CASES if case.id == case_id]
-    given = functools.partial(given_batch, case.after, case.continuous)
+    given = functools.partial(given_batch, case.after, case.continuous, without=case.without)
     return Subject(case.part(), given, example_context, case.after)
 
 
 @functools.cache
-def given_batch(after: bool, continuous: bool, seed: int = 0, dtype: Any = jnp.float32) -> pp.Batch:
-    """A batch with everything that any part reads."""
-    return example_batch(seed, dtype, after_sampler=after, continuous=continuous).replace(current=None)
+def given_batch(
+    after: bool, continuous: bool, seed: int = 0, dtype: Any = jnp.float32, without: tuple[str, ...] = ()
+) -> pp.Batch:
+    """A batch with everything that any part reads, except the fields `without`."""
+    batch = example_batch(seed, dtype, after_sampler=after, continuous=continuous)
+    return batch.replace(current=None, **dict.fromkeys(without))

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import ppo_parts as pp
@@ -416,6 +417,41 @@ def test_mirror_loss_is_the_distance_from_a_symmetric_policy():
         pp.mirror_loss(observation=lambda obs: obs, action=None)
     with pytest.raises(ValueError, match="memory"):
         applied(odd, continuous(carry=jnp.zeros((4, 1))), evaluate_gaussian)
+
+
+def test_mirrored_segments_follow_those_of_their_shard():
+    batch = continuous(shards=2, per_segment={"group": jnp.arange(4)}).replace(behavior=None)
+    part = pp.mirror_segments(observation=lambda obs: -obs, action=lambda action: 2 * action)
+    out, _ = applied(part, batch, evaluate_gaussian)
+    order = [0, 1, 0, 1, 2, 3, 2, 3]
+    factor = jnp.array([1.0, 1, -1, -1, 1, 1, -1, -1]).reshape(1, 8, 1)
+    np.testing.assert_array_equal(out.obs, batch.obs[:, order] * factor)
+    np.testing.assert_array_equal(out.next_obs, batch.next_obs[:, order] * factor)
+    np.testing.assert_array_equal(out.action, batch.action[:, order] * jnp.where(factor < 0, 2, 1))
+    np.testing.assert_array_equal(out.log_prob, batch.log_prob[:, order])
+    np.testing.assert_array_equal(out.per_segment["group"], order)
+    with pytest.raises(ValueError, match="memory"):
+        applied(part, batch.replace(carry=jnp.zeros((4, 1))), evaluate_gaussian)
+    with pytest.raises(ValueError, match="distributions cannot be mirrored"):
+        applied(part, continuous(), evaluate_gaussian)
+
+
+def test_mirrored_segments_change_nothing_for_a_symmetric_policy():
+    """Its mean is odd, so the copies have the losses and the gradients of the originals."""
+
+    def symmetric(params, batch):
+        return pp.distributions.Normal(batch.obs @ params["policy"], 1.0), None
+
+    odd = pp.mirror_segments(observation=lambda obs: -obs, action=lambda action: -action)
+    after = (pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2))
+    batch = continuous(advantage=rollout(masked=False).reward, shards=2).replace(behavior=None)
+    params = []
+    for chain in (pp.chain(*after), pp.chain(odd, *after)):
+        learner = pp.learner(symmetric, chain, optax.sgd(1.0))
+        state, _ = learner.update(jax.random.key(0), learner.init(make_params()), batch.replace(current=None))
+        params.append(state.params["policy"])
+    assert jnp.any(params[0] != make_params()["policy"])
+    np.testing.assert_allclose(*params, rtol=1e-5, atol=1e-6)
 
 
 def test_smoothness_loss_is_the_distance_of_two_actions():
