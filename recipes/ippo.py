@@ -48,7 +48,7 @@ class Config(training.Config):
     actor_gain: Annotated[float, more_than(0), "gain of the policy head; 1: actions depend on observations"] = 0.01
     hidden: Annotated[int, at_least(1), "units of each of two hidden layers, and of the recurrent cell"] = 64
     activation: Annotated[Literal["tanh", "relu"], "activation of the hidden layers"] = "tanh"
-    memory: Annotated[Literal["lstm", "gru"] | None, "recurrent cell in actor and critic"] = None
+    memory: Annotated[Literal["lstm", "gru", "mingru"] | None, "recurrent cell in actor and critic"] = None
 
 
 PRESETS = {

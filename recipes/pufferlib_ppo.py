@@ -51,7 +51,7 @@ class Config(training.Config):
     normalize_env: Annotated[bool, "standardize and clip observations and rewards by running statistics"] = True
     hidden: Annotated[int, at_least(1), "units of each of two hidden layers, and of the recurrent cell"] = 64
     activation: Annotated[Literal["tanh", "relu", "gelu"], "activation of the hidden layers"] = "tanh"
-    memory: Annotated[Literal["lstm", "gru"] | None, "recurrent cell between the hidden layers and the heads"] = None
+    memory: Annotated[Literal["lstm", "gru", "mingru"] | None, "recurrent cell before the heads"] = None
     squash: Annotated[bool, "squash continuous actions into their box with tanh, instead of clipping them"] = False
 
 

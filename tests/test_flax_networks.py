@@ -104,7 +104,7 @@ def test_the_critic_sees_what_the_policy_does_not():
     assert jnp.all(jnp.isfinite(batch.next_value))
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "mingru"])
 def test_shared_actor_critic_with_memory_forgets_where_it_is_reset(cell):
     policy = networks.actor_critic(env(DISCRETE), (8, 4), "gelu", shared=True, memory=cell)
     params = policy.init(jax.random.key(0))
@@ -118,6 +118,19 @@ def test_shared_actor_critic_with_memory_forgets_where_it_is_reset(cell):
     np.testing.assert_allclose(whole.value[3:, 0], later.value[:, 0], atol=1e-6)
     assert np.abs(whole.value[3:, 1] - later.value[:, 1]).max() > 1e-4
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b[0], atol=1e-6), whole.carry, later.carry)
+
+
+def test_the_parallel_scan_of_a_min_gru_is_one_step_after_another():
+    policy = networks.actor_critic(env(DISCRETE), (4,), shared=True, memory="mingru")
+    params = policy.init(jax.random.key(0))
+    obs, reset = jax.random.normal(jax.random.key(1), (7, 2, 5)), jnp.zeros((7, 2), bool).at[4, 1].set(True)
+    carry = jax.random.normal(jax.random.key(2), (2, 4))
+    whole = policy(params, pp.Batch(obs=obs, carry=carry, reset=reset))
+    for t in range(7):
+        step = policy(params, pp.Batch(obs=obs[t : t + 1], carry=carry, reset=reset[t : t + 1]))
+        np.testing.assert_allclose(whole.value[t], step.value[0], atol=1e-6)
+        carry = step.carry
+    np.testing.assert_allclose(whole.carry, carry, atol=1e-6)
 
 
 def agents_batch(agents, memory, policy):

@@ -61,7 +61,7 @@ def test_what_it_cannot_do_is_refused():
         ({"hidden": 64}, r"hidden must be a tuple with the units of each layer, got 64"),
         ({"hidden": (64, 0)}, r"hidden must be at least 1, got 0"),
         ({"activation": "swish"}, r"activation must be one of 'tanh', .* got 'swish'"),
-        ({"memory": "rnn", "shared": True}, r"memory must be one of 'lstm', 'gru', None, got 'rnn'"),
+        ({"memory": "rnn", "shared": True}, r"memory must be one of 'lstm', 'gru', 'mingru', None, got 'rnn'"),
     ],
 )
 def test_layers_that_do_not_exist_are_refused_before_any_parameter_is_made(settings, says):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import flax.linen as nn
 import jax
@@ -16,7 +16,7 @@ from ..envs import Env, Observation, is_discrete, size
 from . import _dense
 from ._heads import Array, action_distribution, action_size
 
-Cell = Literal["lstm", "gru"]
+Cell = Literal["lstm", "gru", "mingru"]
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": nn.tanh, "relu": nn.relu, "gelu": nn.gelu}
 CELLS: dict[str, Any] = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
 
@@ -59,18 +59,23 @@ def mlp(x: Array, hidden: tuple[int, ...], activation: str = "tanh") -> Array:
 
 
 def recurrent(x: Array, carry: Any, reset: Array, cell: str = "lstm") -> tuple[Array, Any]:
-    """Apply a recurrent cell with H units over time; call this inside the compact method of a flax module.
+    r"""Apply a recurrent cell with H units over time; call this inside the compact method of a flax module.
 
     Args:
         x: `[T, N, ..., H]`, the input.
         carry: the state before the first step: `[N, ..., H]`, or two such arrays for an LSTM.
         reset: `[T, N, ...]`, True where the state is zeroed before a step.
-        cell: "lstm" or "gru".
+        cell: "lstm"; "gru"; or "mingru", whose gates do not depend on the state, so that a parallel scan computes all
+            steps at once, :math:`h_t = (1 - z_t) h_{t-1} + z_t \tilde h_t`.
 
     Returns:
         The outputs `[T, N, ..., H]`, and the state after the last step.
+
+    Reference: for "mingru", Feng et al. 2024, Were RNNs All We Needed?, arXiv:2410.01201, section 3.1 and appendix B.
     """
-    choice("recurrent", "cell", cell, tuple(CELLS))
+    choice("recurrent", "cell", cell, get_args(Cell))
+    if cell == "mingru":
+        return MinGRU()(x, carry, reset)
     module = CELLS[cell](x.shape[-1], recurrent_kernel_init=_dense.orthogonal())
 
     def step(module: nn.Module, carry: Any, inputs: tuple[Array, Array]) -> tuple[Any, Array]:
@@ -80,6 +85,27 @@ def recurrent(x: Array, carry: Any, reset: Array, cell: str = "lstm") -> tuple[A
     scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
     carry, x = scan(module, carry, (x, reset))
     return x, carry
+
+
+class MinGRU(nn.Module):
+    """The cell "mingru" of `recurrent`."""
+
+    @nn.compact
+    def __call__(self, x: Array, carry: Array, reset: Array) -> tuple[Array, Array]:
+        """Return the states `[T, N, ..., H]`, and the last one."""
+        gates = nn.Dense(2 * x.shape[-1], kernel_init=_dense.orthogonal())(x)
+        update, candidate = jnp.split(gates, 2, axis=-1)
+        update = nn.sigmoid(update)
+        candidate = jnp.where(candidate >= 0, candidate + 0.5, nn.sigmoid(candidate))  # positive, as in the paper
+        keep = jnp.where(reset[..., None], 0, 1 - update)
+        first, *rest = jnp.split(update * candidate, [1]) if len(x) > 1 else [update * candidate]
+        added = jnp.concatenate([first + keep[:1] * carry[None], *rest])
+
+        def then(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
+            return earlier[0] * later[0], later[0] * earlier[1] + later[1]
+
+        _, states = jax.lax.associative_scan(then, (keep, added))
+        return states, states[-1]
 
 
 def initial_carry(cell: Cell | None, shape: tuple[int, ...]) -> Any:
@@ -144,7 +170,8 @@ def actor_critic(
         activation: activation of the hidden layers, "tanh", "relu" or "gelu".
         shared: actor and critic share all layers except their heads. With `rollout(..., value_each_step=True)`, the
             rollout keeps the value that is computed with each action.
-        memory: "lstm" or "gru": a recurrent cell of `hidden[-1]` units between the shared layers and the heads.
+        memory: "lstm", "gru" or "mingru": a recurrent cell of `hidden[-1]` units between the shared layers and the
+            heads.
         squash: squash continuous actions into their box with tanh. Otherwise they are unbounded; see
             `envs.clip_action`.
         log_std: initial logarithm of the standard deviation of continuous actions.
@@ -239,7 +266,7 @@ def multi_agent_actor_critic(
             actor and critic: two arrays `[..., A, D']`.
         hidden: number of units of each hidden layer, in the actor and in the critic.
         activation: activation of the hidden layers, "tanh", "relu" or "gelu".
-        memory: "lstm" or "gru": a recurrent cell of `hidden[-1]` units before each head.
+        memory: "lstm", "gru" or "mingru": a recurrent cell of `hidden[-1]` units before each head.
         independent: each agent has its own actor and critic, whose parameters have a leading axis of agents; otherwise
             all agents share one actor and one critic.
         gain: gain of the policy head.
@@ -306,7 +333,7 @@ def _check_layers(where: str, hidden: Any, activation: str, memory: str | None) 
     for units in hidden:
         count(where, "hidden", units)
     choice(where, "activation", activation, tuple(ACTIVATIONS))
-    choice(where, "memory", memory, (*CELLS, None))
+    choice(where, "memory", memory, (*get_args(Cell), None))
 
 
 def _log_std(module: nn.Module, space: Any, initial: float = 0.0) -> Any:
