@@ -65,8 +65,10 @@ def block(name: str, made: dict[str, pp.Part]) -> str:
     """The signature and the docstring of one public name, in Markdown."""
     value = getattr(pp, name)
     lines = ["```text", *signature(value).splitlines(), "```", ""]
-    summary, blank, *rest = markdown(inspect.getdoc(value) or "")
-    lines += [summary, blank, *equations(getattr(pp.functional, name, None)), *rest]
+    docstring = inspect.getdoc(value) or ""
+    summary, blank, *rest = markdown(docstring)
+    borrowed = [] if ".. math::" in docstring else equations(getattr(pp.functional, name, None))
+    lines += [summary, blank, *borrowed, *rest]
     if name in made:
         part = made[name]
         reads = ", ".join(f"`{field}`" for field in dict.fromkeys((*part.requires, *(part.reads or ()))))
@@ -76,7 +78,7 @@ def block(name: str, made: dict[str, pp.Part]) -> str:
 
 
 def equations(function: Any) -> list[str]:
-    """The equations of the function that a part calls, because the part's own docstring refers to it."""
+    """The equations of the function that a part calls, for a docstring that has none and refers to that function."""
     paragraphs = re.split(r"\n\s*\n(?=\S)", inspect.getdoc(function) or "") if function else []
     return [line for text in paragraphs if text.startswith(".. math::") for line in markdown(text)]
 

@@ -103,7 +103,7 @@ def test_the_chain_can_be_another():
     assert {"value_loss", "policy_loss"} & set(metrics) == {"value_loss"}
 
 
-def test_annealed_coefficients_and_betas_reach_their_ends():
+def test_annealed_entropy_coefficient_falls_linearly():
     config = dataclasses.replace(SMALL, total_timesteps=64 * 5, ent_coef=1.0, anneal_ent=True, learning_rate=0.0)
     metrics = jax.jit(make_train(config))(jax.random.key(0)).metrics
     bonus = metrics["policy_loss"] + config.vf_coef * metrics["value_loss"] - metrics["loss"]  # what is left is it
