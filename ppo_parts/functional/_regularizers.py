@@ -36,13 +36,7 @@ def bounds_loss(mean: Array, *, bound: float | Array = 1.1, mask: Array | None =
     """
     where = "bounds_loss"
     check_floating(where, mean=mean)
-    if not jnp.ndim(mean):
-        raise ValueError(f"{where}: mean is a single number; its last axis must be that of the action, [..., D]")
-    if mask is not None:
-        check_same_shape(where, mean_of_the_first_dimension=mean[..., 0], mask=mask)
-        check_flags(where, mask=mask)
-        mask = jnp.broadcast_to(jnp.asarray(mask)[..., None], jnp.shape(mean))
-    (center,) = zero_masked(where, mask, mean)
+    (center,) = zero_masked(where, _wide_mask(where, mean, mask), mean)
     limit = checked_hyperparameter(where, "bound", bound, center.shape, 0, dtype=center.dtype)
     excess = jnp.maximum(jnp.abs(center) - limit, 0)
     return jnp.sum(jnp.square(excess), axis=-1).astype(jnp.result_type(mean))
@@ -78,13 +72,7 @@ def mirror_loss(mean: Array, mirrored: Array, *, mask: Array | None = None) -> A
     where = "mirror_loss"
     check_floating(where, mean=mean, mirrored=mirrored)
     check_same_shape(where, mean=mean, mirrored=mirrored)
-    if not jnp.ndim(mean):
-        raise ValueError(f"{where}: mean is a single number; its last axis must be that of the action, [..., D]")
-    if mask is not None:
-        check_same_shape(where, mean_of_the_first_dimension=mean[..., 0], mask=mask)
-        check_flags(where, mask=mask)
-        mask = jnp.broadcast_to(jnp.asarray(mask)[..., None], jnp.shape(mean))
-    ours, target = zero_masked(where, mask, mean, mirrored)
+    ours, target = zero_masked(where, _wide_mask(where, mean, mask), mean, mirrored)
     difference = ours - jax.lax.stop_gradient(target)
     return jnp.mean(jnp.square(difference), axis=-1).astype(jnp.result_type(mean))
 
@@ -120,3 +108,14 @@ def self_imitation_value_loss(value: Array, target: Array, *, mask: Array | None
     check_same_shape(where, value=value, target=target, mask=mask)
     v, aim = zero_masked(where, mask, value, jax.lax.stop_gradient(target))
     return (0.5 * jnp.square(jnp.maximum(aim - v, 0))).astype(jnp.result_type(value))
+
+
+def _wide_mask(where: str, mean: Array, mask: Array | None) -> Array | None:
+    """Return the mask of elements `[...]` with the axis of actions, `[..., D]`; raise unless it fits the means."""
+    if not jnp.ndim(mean):
+        raise ValueError(f"{where}: mean is a single number; its last axis must be that of the action, [..., D]")
+    if mask is None:
+        return None
+    check_same_shape(where, mean_of_the_first_dimension=mean[..., 0], mask=mask)
+    check_flags(where, mask=mask)
+    return jnp.broadcast_to(jnp.asarray(mask)[..., None], jnp.shape(mean))
