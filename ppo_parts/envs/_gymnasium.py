@@ -33,6 +33,9 @@ def make(
 ) -> Env:
     """Make a Gymnasium environment from its name, e.g. "HalfCheetah-v5".
 
+    Observations that are not arrays are flattened by `gymnasium.wrappers.FlattenObservation`: an integer becomes a
+    one-hot vector, and a dict or a tuple the concatenation of its entries.
+
     Args:
         env_id: a registered name, or "module:name" for one that a module registers.
         vectorization: "sync" steps one environment after another; "async" in processes, which pays where a step takes
@@ -41,9 +44,6 @@ def make(
         wrappers: applied to each environment, such as Gymnasium's own.
         info, action_mask, timeout: see `from_gymnasium`.
         **kwargs: for `gymnasium.make`.
-
-    Observations that are not arrays are flattened by `gymnasium.wrappers.FlattenObservation`: an integer becomes a
-    one-hot vector, and a dict or a tuple the concatenation of its entries.
 
     Raises:
         UserValueError: unknown name (similar names are listed). MissingPackage: Gymnasium, or what the environment is

@@ -56,7 +56,7 @@ class GymnasiumVector:
         self.env, self.num_envs = env, env.num_envs
         self.observation_space, self.action_space = env.single_observation_space, policy_space(env.single_action_space)
         size(self.observation_space)  # raises if observations are not arrays
-        # What the environment takes: integers need not start at 0, nor have the policy's 32 bits, nor numbers.
+        # Its integers need not start at 0, and its dtype need not be that of the policy's actions.
         self.starts = np.asarray(getattr(env.single_action_space, "start", 0))
         self.counts_from_0 = not self.starts.any()
         self.action_dtype = np.dtype(env.single_action_space.dtype)
