@@ -4,7 +4,7 @@
 
 The model has the inputs `obs` `[N, ...]` and, for a recurrent policy, `carry_0`, `carry_1`, ... `[N, H]`, zero at the
 beginning of an episode. Its outputs are `action`, the mode of the policy's distribution as the environment receives it;
-`logits`, or `loc` and `scale`, from which an action may be sampled instead; and `next_carry_0`, ...
+`logits`, `loc` and `scale`, or `alpha` and `beta`, from which an action may be sampled instead; and `next_carry_0`, ...
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
         if env.act is not None:
             action = env.act(action)
         outputs = {"action": action} if not isinstance(action, (list, tuple)) else dict(_numbered("action", action))
-        outputs |= {name: getattr(base, name) for name in ("logits", "loc", "scale") if hasattr(base, name)}
+        parameters = ("logits", "loc", "scale", "alpha", "beta")
+        outputs |= {name: getattr(base, name) for name in parameters if hasattr(base, name)}
         return outputs | dict(_numbered("next_carry", jax.tree.leaves(output.carry)))
 
     return act, rows

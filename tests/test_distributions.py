@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.special
 import scipy.stats
 
 import ppo_parts as pp
@@ -30,12 +31,13 @@ def made(kind, seed=0, dtype=jnp.float32):
     return {
         "Normal": lambda: distributions.Normal(loc, jnp.exp(log_std)),
         "TanhNormal": lambda: squashed(3 * loc, log_std),
+        "Beta": lambda: distributions.Beta(1 + jax.nn.softplus(3 * loc), 1 + jax.nn.softplus(3 * log_std), LOW, HIGH),
         "Categorical": lambda: distributions.Categorical(logits[0]),
         "MultiCategorical": lambda: distributions.MultiCategorical(logits),
     }[kind]()
 
 
-every_kind = pytest.mark.parametrize("kind", ["Normal", "TanhNormal", "Categorical", "MultiCategorical"])
+every_kind = pytest.mark.parametrize("kind", ["Normal", "TanhNormal", "Beta", "Categorical", "MultiCategorical"])
 
 
 @jax.jit
@@ -91,7 +93,7 @@ def test_distributions_are_pytrees_of_arrays_with_their_batch_axes(kind):
         return carry, (jax.checkpoint(lambda x, a: x.log_prob(a))(row[0], row[1]), carry.mode())
 
     same, (log_prob, modes) = jax.lax.scan(step, policy, (policy, action))
-    np.testing.assert_allclose(log_prob, expected, rtol=1e-6)
+    np.testing.assert_allclose(log_prob, expected, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(modes[-1], action)
     assert jax.tree.structure(same) == structure
 
@@ -187,9 +189,13 @@ def test_tanh_normal_has_no_finite_divergence_from_another_box():
     assert jax.jit(lambda x, y: x.kl_divergence(y))(one, other) == jnp.inf
 
 
+TINY, HUGE = np.finfo(np.float32).tiny, np.finfo(np.float32).max
+BETA_EXTREMES = [(x, y) for x in (TINY, 1e-6, 1.0, 1e9, HUGE) for y in (TINY, 1e-6, 1.0, 1e9, HUGE)]
+
 EXTREME = {
     "Normal": (distributions.Normal, (jnp.array([1e6, -1e6, 0.0]), jnp.array([1e-6, 1e6, 1.0]))),
     "TanhNormal": (distributions.TanhNormal, (jnp.array([1e4, -1e4, 6.0]), jnp.array([0.05, 20.0, 1e-3]))),
+    "Beta": (distributions.Beta, tuple(jnp.array(x) for x in zip(*BETA_EXTREMES, strict=True))),
     "Categorical": (distributions.Categorical, (jnp.array([1e30, -1e30, 0.0, -jnp.inf, np.finfo(np.float32).min]),)),
     "MultiCategorical": (
         lambda *logits: distributions.MultiCategorical(logits),
@@ -275,6 +281,223 @@ def test_tanh_normal_says_what_is_wrong():
 def test_tanh_normal_has_no_closed_form_entropy():
     with pytest.raises(NotImplementedError):
         squashed(jnp.zeros(2), jnp.zeros(2)).entropy()
+
+
+RANGES = {"usual": (0.3, 20.0), "narrow": (1e3, 1e5), "at_the_edges": (1e-3, 0.5)}
+every_range = pytest.mark.parametrize("which", RANGES)
+
+
+def betas(which, seed=0):
+    """200 distributions of two dimensions: alpha and beta in float64, without what float32 does not resolve."""
+    low, high = np.log(RANGES[which])
+    given = np.exp(np.random.default_rng(seed).uniform(low, high, size=(2, 200, 2)))
+    return given.astype(np.float32).astype(np.float64)
+
+
+def beta_of(alpha, beta):
+    return distributions.Beta(jnp.asarray(alpha, jnp.float32), jnp.asarray(beta, jnp.float32), LOW, HIGH)
+
+
+def reference_beta_log_prob(alpha, beta, action):
+    low, high = np.asarray(LOW, np.float64), np.asarray(HIGH, np.float64)
+    x = np.clip((np.asarray(action, np.float64) - low) / (high - low), 1e-6, 1 - 1e-6)
+    return (scipy.stats.beta(alpha, beta).logpdf(x) - np.log(high - low)).sum(-1)
+
+
+def reference_beta_divergence(alpha, beta, other_alpha, other_beta):
+    digamma = scipy.special.digamma
+    return (
+        scipy.special.betaln(other_alpha, other_beta)
+        - scipy.special.betaln(alpha, beta)
+        + (alpha - other_alpha) * digamma(alpha)
+        + (beta - other_beta) * digamma(beta)
+        + (other_alpha - alpha + other_beta - beta) * digamma(alpha + beta)
+    ).sum(-1)
+
+
+@every_range
+def test_beta_is_scipys(which):
+    alpha, beta = betas(which)
+    policy, oracle = beta_of(alpha, beta), scipy.stats.beta(alpha, beta)
+    width = np.asarray(HIGH - LOW, np.float64)
+    action = policy.sample(seed=jax.random.key(0), sample_shape=(500,))
+    x = (np.asarray(action, np.float64) - np.asarray(LOW)) / width
+    error = oracle.std() / np.sqrt(len(x))
+    assert np.all(np.abs(x.mean(0) - oracle.mean()) < 5 * error + 1e-5)
+    if which != "at_the_edges":  # where a few samples have most of the variance
+        np.testing.assert_allclose(x.std(0) / oracle.std(), 1, atol=0.25)
+    middle = np.asarray(LOW) + width * np.random.default_rng(1).uniform(0.01, 0.99, size=(200, 2))
+    for given in (action[:20], middle.astype(np.float32)):
+        np.testing.assert_allclose(
+            policy.log_prob(given), reference_beta_log_prob(alpha, beta, given), rtol=1e-5, atol=2e-4
+        )
+    expected = oracle.entropy() if which != "narrow" else scipy.stats.norm(0, oracle.std()).entropy()
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if which != "narrow" else {"atol": 2e-3}  # nearly a Gaussian
+    np.testing.assert_allclose(policy.entropy(), (expected + np.log(width)).sum(-1), **tolerance)
+    other = betas(which, 1)
+    np.testing.assert_allclose(
+        policy.kl_divergence(beta_of(*other)), reference_beta_divergence(alpha, beta, *other), rtol=2e-5, atol=1e-5
+    )
+
+
+def central_difference(function, x, relative=1e-5):
+    """Differences of a sum over independent elements, taken in all of them at once, along the last axis."""
+    found = np.empty_like(x)
+    for d in range(x.shape[-1]):
+        step = np.zeros_like(x)
+        step[..., d] = relative * x[..., d]
+        found[..., d] = (function(x + step) - function(x - step)) / (2 * step[..., d])
+    return found
+
+
+def reference_beta_entropy(alpha, beta):
+    digamma = scipy.special.digamma
+    parts = scipy.special.betaln(alpha, beta) - (alpha - 1) * digamma(alpha) - (beta - 1) * digamma(beta)
+    return (parts + (alpha + beta - 2) * digamma(alpha + beta)).sum(-1)
+
+
+@pytest.mark.parametrize("which", ["usual", "at_the_edges"])  # elsewhere the differences have no digits
+@pytest.mark.parametrize("method", ["log_prob", "entropy", "kl_divergence", "kl_divergence of another"])
+def test_gradients_of_beta_are_finite_differences_of_float64(which, method):
+    alpha, beta = betas(which)
+    other = betas(which, 1)
+    action = beta_of(*other).sample(seed=jax.random.key(0))
+    ours, reference = {
+        "log_prob": (
+            lambda policy: policy.log_prob(action),
+            lambda alpha, beta: reference_beta_log_prob(alpha, beta, action),
+        ),
+        "entropy": (lambda policy: policy.entropy(), reference_beta_entropy),
+        "kl_divergence": (
+            lambda policy: policy.kl_divergence(beta_of(*other)),
+            lambda alpha, beta: reference_beta_divergence(alpha, beta, *other),
+        ),
+        "kl_divergence of another": (
+            lambda policy: beta_of(*other).kl_divergence(policy),
+            lambda alpha, beta: reference_beta_divergence(*other, alpha, beta),
+        ),
+    }[method]
+    gradient = jax.jit(jax.grad(lambda policy: ours(policy).sum()))(beta_of(alpha, beta))
+    for found, expected in (
+        (gradient.alpha, central_difference(lambda x: reference(x, beta), alpha)),
+        (gradient.beta, central_difference(lambda x: reference(alpha, x), beta)),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_samples_of_beta_have_reparameterized_gradients():
+    """Their mean is that of the derivative of the mean, 2 alpha / (alpha + beta) - 1 in the box [-1, 1]."""
+    a, b = np.array([0.5, 2.0, 30.0]), np.array([0.8, 5.0, 10.0])
+
+    @jax.jit
+    @functools.partial(jax.grad, argnums=(0, 1))
+    def gradients(alpha, beta):
+        drawn = distributions.Beta(alpha, beta).sample(seed=jax.random.key(0), sample_shape=(50_000,))
+        return drawn.mean(0).sum()
+
+    found = gradients(jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32))
+    np.testing.assert_allclose(found, np.array([2 * b, -2 * a]) / (a + b) ** 2, rtol=0.03)
+
+
+def test_beta_is_finite_at_the_edges_with_its_gradients():
+    alpha, beta = (jnp.array(x)[:, None] for x in zip(*BETA_EXTREMES, strict=True))
+    policy = distributions.Beta(alpha, beta, -2.0, 3.0)
+    for action in (-2.0, 3.0, -2.1, 1e30, 0.1, float(np.nextafter(np.float32(3), np.float32(0)))):
+        given = jnp.full_like(alpha, action)
+        log_prob, gradients = jax.jit(jax.value_and_grad(lambda x: x[0].log_prob(x[1]).sum()))((policy, given))
+        assert np.isfinite(log_prob)
+        for gradient in jax.tree.leaves(gradients):
+            assert np.isfinite(gradient).all()
+    at_edge, beyond = (policy.log_prob(jnp.full_like(alpha, x)) for x in (3.0, 7.0))
+    np.testing.assert_array_equal(at_edge, beyond)
+    expected = scipy.stats.beta(2.0, 5.0).logpdf(1e-6)
+    assert float(distributions.Beta(jnp.array([2.0]), 5.0, 0.0, 1.0).log_prob(jnp.zeros(1))) == pytest.approx(expected)
+
+
+def test_divergences_of_betas_that_have_nothing_in_common_are_finite_with_their_gradients():
+    alpha, beta = (jnp.array(x)[:, None] for x in zip(*BETA_EXTREMES, strict=True))
+    policy = distributions.Beta(*(jnp.repeat(x, len(alpha), 0) for x in (alpha, beta)))
+    other = distributions.Beta(*(jnp.tile(x, (len(alpha), 1)) for x in (alpha, beta)))
+    divergence, gradients = jax.jit(jax.value_and_grad(lambda x: x[0].kl_divergence(x[1]).sum()))((policy, other))
+    assert np.isfinite(divergence)
+    for gradient in jax.tree.leaves(gradients):
+        assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_samples_of_beta_are_in_the_box_and_have_the_density_of_where_they_are(dtype):
+    alpha, beta = (jnp.array([1e-4, 1e-4, 1e6, 1.0], dtype), jnp.array([1e-4, 1e6, 1e-4, 1.0], dtype))
+    policy = distributions.Beta(alpha, beta, -0.1, 0.3)
+    action, log_prob = policy.sample_and_log_prob(seed=jax.random.key(0), sample_shape=(1_000,))
+    low, high = jnp.asarray(-0.1, dtype), jnp.asarray(0.3, dtype)
+    assert np.all((action >= low) & (action <= high))
+    assert np.isfinite(log_prob).all()
+    if dtype == jnp.float32:
+        assert np.all((action > low) & (action < high))
+    assert set(np.asarray(action[:, 0] > 0.1)) == {False, True}
+
+
+def test_mode_of_beta_is_the_most_probable_action_or_the_mean():
+    alpha, beta = jnp.array([2.0, 30.0, 1.0, 0.5, 3.0, 1.0]), jnp.array([4.0, 11.0, 1.0, 0.5, 0.5, 4.0])
+    policy = distributions.Beta(alpha, beta, 0.0, 1.0)
+    np.testing.assert_allclose(policy.mode(), [1 / 4, 29 / 39, 1 / 2, 1 / 2, 6 / 7, 1 / 5], rtol=1e-6)
+    grid = jnp.linspace(0, 1, 1001)
+    for d in (0, 1):
+        one = distributions.Beta(alpha[d : d + 1], beta[d : d + 1], 0.0, 1.0)
+        assert float(one.mode()[0]) == pytest.approx(float(grid[jnp.argmax(one.log_prob(grid[:, None]))]), abs=1e-3)
+    for gradient in jax.tree.leaves(jax.grad(lambda p: p.mode().sum())(policy)):
+        assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("size", [1.5, 20.0, 1e3])
+def test_divergence_of_neighbouring_betas_keeps_its_digits(size):
+    """It is 1e-8 or less, while the log-gammas of its closed form are of the order of 1000 for the narrow one."""
+    alpha, beta = (np.float32(x * size) for x in (1.0, 1.3))
+    other_alpha, other_beta = np.float32(alpha * (1 + 2e-4)), np.float32(beta * (1 - 1e-4))
+    ours = distributions.Beta(jnp.array([alpha]), beta).kl_divergence(
+        distributions.Beta(jnp.array([other_alpha]), other_beta)
+    )
+    da, db = np.float64(other_alpha) - alpha, np.float64(other_beta) - beta
+    trigamma = functools.partial(scipy.special.polygamma, 1)
+    a, b = np.float64(alpha), np.float64(beta)
+    expected = 0.5 * (trigamma(a) * da**2 + trigamma(b) * db**2 - trigamma(a + b) * (da + db) ** 2)
+    assert float(ours) == pytest.approx(expected, rel=0.02, abs=8e-9)
+
+
+def test_beta_has_no_finite_divergence_from_another_box():
+    one, other = (distributions.Beta(jnp.ones(2), 1.0, high=high) for high in (1.0, 2.0))
+    with pytest.raises(ValueError, match=r"Beta.kl_divergence: the two must have the same box, got low=.*high=.*2"):
+        one.kl_divergence(other)
+    assert jax.jit(lambda x, y: x.kl_divergence(y))(one, other) == jnp.inf
+
+
+def test_beta_of_bfloat16_is_computed_in_float32_and_rounded_once():
+    given = [jnp.asarray(betas("narrow", seed), jnp.bfloat16) for seed in (0, 1)]
+    half = [distributions.Beta(alpha, beta, LOW, HIGH) for alpha, beta in given]
+    exact = [jax.tree.map(lambda x: x.astype(jnp.float32), x) for x in half]
+    action = exact[0].mode()
+    for method in (lambda p, q: p.log_prob(action), lambda p, q: p.entropy(), lambda p, q: p.kl_divergence(q)):
+        np.testing.assert_array_equal(method(*half), method(*exact).astype(jnp.bfloat16))
+
+
+def test_beta_says_what_is_wrong():
+    one = jnp.ones(1)
+    with pytest.raises(TypeError, match="Beta: alpha must be floating"):
+        distributions.Beta(jnp.ones(3, int), 1.0)
+    with pytest.raises(pp.ShapeError, match="Beta: alpha is a single number"):
+        distributions.Beta(jnp.ones(()), 1.0)
+    for beta in (jnp.ones(4), jnp.ones((4, 1)), jnp.ones((1, 3))):
+        with pytest.raises(pp.ShapeError, match=r"alpha has .* beta must have the shape of alpha, \(3,\) or \(\)"):
+            distributions.Beta(jnp.ones((4, 3)), beta)
+    with pytest.raises(pp.ShapeError, match="low must have the shape of alpha"):
+        distributions.Beta(one, one, jnp.zeros(2))
+    with pytest.raises(ValueError, match="Beta: the box must be finite, with low < high"):
+        distributions.Beta(one, one, 1.0, 1.0)
+    with pytest.raises(ValueError, match="Beta: the box must be finite"):
+        distributions.Beta(one, one, -jnp.inf, jnp.inf)
+    with pytest.raises(ValueError, match="Beta: bfloat16 cannot resolve the box"):
+        distributions.Beta(one.astype(jnp.bfloat16), one.astype(jnp.bfloat16), 100.0, 101.0)
+    assert np.isnan(distributions.Beta(-one, one).log_prob(jnp.zeros(1)))
 
 
 @pytest.mark.lenient_ranks  # distrax
@@ -367,6 +590,10 @@ def gaussian(make, params, batch):
     return make(head, jnp.broadcast_to(jnp.exp(params["log_std"]), head.shape)), batch.obs @ params["value"]
 
 
+def beta_around(head, scale):
+    return distributions.Beta(1 + jax.nn.softplus(head), 1 + jax.nn.softplus(scale - head))
+
+
 @functools.cache
 def updated(make, microbatch, shape=(common.TIME, common.SEGMENTS)):
     params = {**common.make_params(), "log_std": jnp.zeros(2)}
@@ -387,8 +614,8 @@ def updated(make, microbatch, shape=(common.TIME, common.SEGMENTS)):
     return state.params
 
 
-@pytest.mark.parametrize("make", [distributions.Normal, distributions.TanhNormal])
-def test_microbatches_of_our_gaussians_change_nothing(make):
+@pytest.mark.parametrize("make", [distributions.Normal, distributions.TanhNormal, beta_around])
+def test_microbatches_of_our_continuous_distributions_change_nothing(make):
     common.assert_close(updated(make, 6), updated(make, None))
 
 

@@ -111,6 +111,19 @@ def test_actions_are_clipped_where_the_environment_clips_them(wrap, greatest):
     np.testing.assert_allclose(out["loc"], [[3.91], [-3.91], [0.0]], atol=1e-5)
 
 
+def test_beta_is_exported_with_its_parameters():
+    def evaluate(params, batch):
+        alpha, beta = jnp.split(1 + jax.nn.softplus(params * batch.obs[..., :2]), 2, axis=-1)
+        return distributions.Beta(alpha, beta, -2.0, 2.0), None
+
+    train, state = trained(envs.make("Pendulum-v1"), Policy(lambda key: jnp.ones(()), evaluate))
+    out = session_of(export.to_onnx(train, state))(obs=np.asarray([[1, 0, 3], [-1, 2, 0]], np.float32))
+    alpha, beta = np.split(1 + np.logaddexp(0, 1.3 * np.array([[1, 0], [-1, 2]])), 2, axis=-1)
+    np.testing.assert_allclose(out["alpha"], alpha, rtol=1e-5)
+    np.testing.assert_allclose(out["beta"], beta, rtol=1e-5)
+    np.testing.assert_allclose(out["action"], 4 * (alpha - 1) / (alpha + beta - 2) - 2, rtol=1e-4)
+
+
 def test_networks_of_other_libraries_are_translated():
     """Plain functions with primitives that no network above has."""
 
