@@ -394,6 +394,7 @@ class Beta(_Distribution):
         divergence = _deviance(other_alpha, other_beta, alpha / total, beta / total)
         divergence += _beyond_bregman(alpha, other_alpha) + _beyond_bregman(beta, other_beta)
         divergence -= _beyond_bregman(total, other_total)
+        divergence = jnp.maximum(divergence, 0)  # where parameters differ by many orders of magnitude, it is rounded
         divergence = jnp.sum(jnp.where(same, divergence, jnp.inf), axis=-1)
         return divergence.astype(jnp.result_type(self.alpha, other.alpha))
 

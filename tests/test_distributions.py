@@ -636,3 +636,10 @@ def test_categorical_takes_narrow_actions_among_more_than_they_can_name():
     many = distributions.Categorical(jnp.zeros((3, 513)))
     common.assert_close(many.log_prob(jnp.array([0, 5, 127], jnp.int8)), jnp.full(3, -jnp.log(513.0)))
     assert bool(jnp.isnan(many.log_prob(jnp.array([-1, 0, 0], jnp.int8))[0]))
+
+
+def test_beta_has_no_negative_divergence():
+    sizes = jnp.logspace(-6, 9, 12)
+    alpha, beta, other_alpha, other_beta = (x.reshape(-1, 1) for x in jnp.meshgrid(*[sizes] * 4))
+    ours, theirs = distributions.Beta(alpha, beta), distributions.Beta(other_alpha, other_beta)
+    assert jnp.min(ours.kl_divergence(theirs)) >= 0
