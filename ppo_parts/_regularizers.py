@@ -298,8 +298,7 @@ def smoothness_loss(
     noise_scale = number(where, "noise_scale", noise_scale, 0)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        if batch.carry is not None:
-            raise UserValueError(f"{where}: the policy has a memory, and this part evaluates single observations")
+        check_no_memory(where, batch)
         sigma, loss = at(noise_scale, context.step), jnp.zeros_like(batch.log_prob)
         for term, coef in coefs.items():
             obs = batch.next_obs if term == "temporal" else _with_noise(where, batch.obs, sigma, context.key)
@@ -314,6 +313,12 @@ def smoothness_loss(
 
     requires = ("next_obs",) if "temporal" in coefs else ()
     return loss_part(where, update, requires=requires, reads=("current.distribution", *POLICY_READS))
+
+
+def check_no_memory(where: str, batch: Batch) -> None:
+    """Raise if the policy is recurrent."""
+    if batch.carry is not None:
+        raise UserValueError(f"{where}: the policy has a memory, and this part evaluates single observations")
 
 
 def mean_of(where: str, distribution: Any) -> Array:

@@ -17,6 +17,7 @@ from ._metrics import Metrics
 from ._moments import divided_moments, merged_moments
 from ._policy import apply_policy, check_distribution, check_value, evaluate_policy, initial_carry_of
 from ._shards import check_shards, joined, split
+from ._spaces import count_options
 from ._trees import axis_sharding, without_weak_types
 from ._types import ABSENT, Array, Batch, Evaluate, Output, Params, kind
 from .functional import next_values
@@ -335,13 +336,13 @@ def sample_action(distribution: Any, key: Array) -> tuple[Any, Array]:
 
 def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ...]) -> None:
     """Raise unless actions that are one array fit the action space; an environment may broadcast or round others."""
-    shape, nvec = getattr(space, "shape", None), getattr(space, "nvec", None)
+    shape, several = getattr(space, "shape", None), hasattr(space, "nvec")
     if shape is None or not isinstance(action, jax.Array):
         return
-    options = tuple(map(int, [space.n] if hasattr(space, "n") else () if nvec is None else nvec))
+    options = count_options(space)
     if action.shape != (*each, *shape) or (options and jnp.issubdtype(action.dtype, jnp.floating)):
         axes = ", ".join(("...", *map(str, shape)))
-        if nvec is not None:
+        if several:
             remedy = f"{len(options)} choices: return distributions.MultiCategorical(logits, nvec={options})"
         elif options:
             (n,) = options
@@ -357,7 +358,7 @@ def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ..
         if tuple(axes_of_logits) == each and given > number:
             raise UserValueError(
                 f"rollout: the policy has logits for {given} actions, and the environment has {number}"
-                + f" in one of its choices; it has {options}" * (nvec is not None)
+                + f" in one of its choices; it has {options}" * several
             )
 
 

@@ -13,7 +13,7 @@ from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, number
 from ._losses import measured_loss_part
 from ._policy import POLICY_READS, evaluate_policy
-from ._regularizers import mode_of
+from ._regularizers import check_no_memory, mode_of
 from ._shards import field_axes, joined, split
 from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Context, EmptyState, Part, no_state
 
@@ -119,8 +119,7 @@ def mirror_loss(
     coef = number(where, "coef", coef, 0)
 
     def loss(batch: Batch, context: Context) -> Array:
-        if batch.carry is not None:
-            raise UserValueError(f"{where}: the policy has a memory, and this part evaluates single observations")
+        check_no_memory(where, batch)
         seen = batch.replace(obs=observation(batch.obs))
         other = evaluate_policy(context.evaluate, context.params, seen).distribution
         mirrored = action(mode_of(where, batch.current.distribution))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import UserTypeError, UserValueError
+from .._spaces import count_options as count_options
 from ..functional import ShapeError
 
 Array = jax.Array
@@ -174,7 +175,6 @@ class Env(NamedTuple):
         evaluation: `evaluation(state) -> Env`, the environment to evaluate in: running statistics are frozen as in
             `state`, and rewards are unscaled.
         num_agents: A, if observations, rewards and ends have an axis of agents; None: one agent, without that axis.
-        privileged_space: space of `Observation.privileged`; None: the critic sees what the policy sees.
         restart: `restart(key, state) -> (state, obs)` begins new episodes and keeps running statistics, where a state
             from a checkpoint cannot be continued, as on the host; None: every state can be.
         observe: `observe(state, obs) -> obs`, what wrappers make of an observation `[N, ...]` of the innermost
@@ -183,6 +183,7 @@ class Env(NamedTuple):
             environment receives it; None: they do not change it.
         render: `render(state) -> [H, W, 3]`, a picture (uint8) of the first of the N environments, made on the host;
             None: there are no pictures.
+        privileged_space: space of `Observation.privileged`; None: the critic sees what the policy sees.
     """
 
     reset: Callable[[Array, int], tuple[Any, Any]]
@@ -191,11 +192,11 @@ class Env(NamedTuple):
     action_space: Any
     evaluation: Callable[[Any], Any]
     num_agents: int | None = None
-    privileged_space: Any = None
     restart: Callable[[Array, Any], tuple[Any, Any]] | None = None
     observe: Callable[[Any, Any], Any] | None = None
     act: Callable[[Any], Any] | None = None
     render: Callable[[Any], Any] | None = None
+    privileged_space: Any = None
 
 
 def unknown_env(env_id: Any, library: str, known: Iterable[str]) -> UserValueError:
@@ -215,19 +216,6 @@ def _in_gymnasium(env_id: Any) -> bool:
     except ImportError:
         return False
     return env_id in gymnasium.registry
-
-
-def count_options(space: Any) -> tuple[int, ...]:
-    """Return how many options each choice of an action has: `(n,)` for `Discrete`, `nvec`, or `()` for a box.
-
-    Example:
-        >>> from ppo_parts import envs
-        >>> envs.count_options(envs.MultiDiscrete((3, 2))), envs.count_options(envs.Discrete(4))
-        ((3, 2), (4,))
-    """
-    if hasattr(space, "nvec"):
-        return tuple(map(int, space.nvec))
-    return (int(space.n),) if hasattr(space, "n") else ()
 
 
 def is_discrete(space: Any) -> bool:

@@ -92,8 +92,8 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
 
     JaxMARL does not distinguish time limits from other ends. This wrapper treats all ends as time limits in the MPE and
     overcooked environments, those with both sides alive in SMAX, those that Brax truncates in MABrax, and none
-    elsewhere. In `switch_riddle` an agent
-    outside the room has a single available action, because its actions have no effect.
+    elsewhere. In `switch_riddle` an agent outside the room has a single available action, because its actions have no
+    effect.
 
     Args:
         env: the environment.
