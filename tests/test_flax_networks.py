@@ -177,6 +177,8 @@ def test_a_central_critic_sees_what_all_agents_see():
 
 
 def test_networks_that_cannot_be_made_are_refused():
+    with pytest.raises(ValueError, match="not a space of arrays"):  # when it is made, not when it is initialized
+        networks.actor_critic(env(DISCRETE, shape=None))
     with pytest.raises(pp.UserValueError, match="give shared=True"):
         networks.actor_critic(env(DISCRETE), memory="lstm")
     with pytest.raises(pp.UserValueError, match="no axis of agents"):

@@ -209,20 +209,20 @@ def actor_critic(
         )
     network = ActorCritic(env.action_space, tuple(hidden), activation, shared, memory, squash, log_std)
 
-    def example(space: Any) -> Any:
-        return None if space is None else jnp.zeros((1, 1, size(space)))
+    spaces = env.observation_space, env.privileged_space
+    sizes = [None if space is None else size(space) for space in spaces]  # raises if observations are not arrays
 
     def flat(x: Any, space: Any) -> Any:
         return None if space is None else x.astype(jnp.float32).reshape(*x.shape[: x.ndim - len(space.shape)], -1)
 
     def init(key: Array) -> Any:
         carry, no_reset = initial_carry(memory, (1, *hidden[-1:])), jnp.zeros((1, 1), bool)
-        obs, privileged = example(env.observation_space), example(env.privileged_space)
+        obs, privileged = (None if n is None else jnp.zeros((1, 1, n)) for n in sizes)
         return network.init(key, obs, None, carry, no_reset, privileged)
 
     def evaluate(params: Any, batch: Batch) -> Any:
         seen = batch.obs if isinstance(batch.obs, Observation) else Observation(batch.obs)
-        obs, privileged = flat(seen.obs, env.observation_space), flat(seen.privileged, env.privileged_space)
+        obs, privileged = map(flat, (seen.obs, seen.privileged), spaces)
         return network.apply(params, obs, seen.available, batch.carry, batch.reset, privileged)
 
     return Policy(init, evaluate, None if memory is None else lambda n: initial_carry(memory, (n, *hidden[-1:])))
