@@ -52,7 +52,7 @@ class Checkpoints:
         """Write `state` as checkpoint `step`; on return it is on the disk. The state may hold keys and empty arrays.
 
         Afterwards older checkpoints are removed, except for the latest `keep` and `best`. If the disk is full, they are
-        removed first, except for one.
+        removed first; the latest one always stays.
 
         Raises:
             RunFolderError: the checkpoint could not be written; the older ones that were not removed are intact.
