@@ -31,8 +31,8 @@ def critic_loss(
 
     Args:
         loss: the function.
-        prediction: what of the policy's output it compares with the target: "value", or the path of an entry of `aux`,
-            such as "aux.value_logits".
+        prediction: the entry of the policy's output that is compared with the target: "value", or the path of an entry
+            of `aux`, such as "aux.value_logits".
         coef: coefficient, >= 0; a schedule counts learner updates.
         name: key in `losses`.
         **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates, of which only the

@@ -39,7 +39,7 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
             at most 128 numbers, and without recurrence; otherwise all at once.
 
     Returns:
-        `evaluate` of the same signature, which returns an `Output`; a `Policy` of a `Policy`.
+        A function with the signature of `evaluate` that returns an `Output`; a `Policy` if `evaluate` is one.
 
     Raises:
         ValueError: a minibatch that cannot be cut into equal pieces of about that size.

@@ -69,7 +69,7 @@ def kl_penalty(
     put this part before it.
 
     Raises:
-        ValueError: an unknown option, or k1 with "current_to_reference", whose gradient is 0 in the mean.
+        ValueError: an unknown option, or k1 with "current_to_reference", whose gradient is 0 in expectation.
 
     Example:
         >>> import ppo_parts as pp

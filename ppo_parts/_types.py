@@ -260,7 +260,7 @@ class Context:
     Attributes:
         key: PRNG key, different for every part and every call.
         step: int32 scalar, learner updates so far: 0 in the first. Schedules of parts count this.
-        params: the parameters: those being trained after the sampler, the latest ones of the update before it.
+        params: the parameters: after the sampler those being trained, before it the latest ones of the update.
         evaluate: the policy; in a learner it returns an `Output`, even if the policy returns a tuple.
         epoch, minibatch: int32 scalars, position within the phase (0 before the sampler).
         num_minibatches: minibatches per epoch.

@@ -630,7 +630,7 @@ def _beyond_bregman(x: Array, y: Array) -> Array:
 
     .. math:: \log\Gamma(y) - \log\Gamma(x) - (y - x) \psi(x) - \left(y \log\frac{y}{x} - y + x\right)
 
-    It is a sum of `_excess`, so that the divergence of two neighbours keeps its digits. As in `_beyond_stirling`, four
+    It is a sum of `_excess`, so that the divergence of two neighbors keeps its digits. As in `_beyond_stirling`, four
     steps lead from small x and y to where the series holds.
     """
 

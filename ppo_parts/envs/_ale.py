@@ -24,9 +24,9 @@ def make(
     """Make an Atari game from its name, e.g. "breakout", with the usual preprocessing, in C++ threads.
 
     Each action is repeated for four frames, and the pixelwise maximum of the last two is kept, scaled to 84 x 84 gray
-    pixels; the last four are stacked. Up to 29 no-ops begin a game, and FIRE and the action after it begin a game and,
-    with `episodic_life`, each further life, where the game has FIRE. Rewards are those of the game: clip them with
-    `clip_reward`.
+    pixels; the last four are stacked. A game begins with up to 29 no-ops. If it has the action FIRE, then FIRE and the
+    action after it are played at the start of the game and, with `episodic_life`, of each further life. Rewards are
+    those of the game: clip them with `clip_reward`.
 
     Args:
         game: its name in `ale_py`, in snake case.

@@ -20,10 +20,10 @@ Shapes = tuple[jax.ShapeDtypeStruct, ...]
 def numpy_callback(function: Callable[..., Any], shapes: Any, *args: Array) -> Any:
     """Call `function` on NumPy arrays; under `vmap`, once with the arrays of all, each with the new axis in front.
 
-    It means what `jax.pure_callback(function, shapes, *args, vmap_method="broadcast_all")` does. That function makes
+    The result is that of `jax.pure_callback(function, shapes, *args, vmap_method="broadcast_all")`. That function makes
     JAX arrays of its arguments on the host first, which takes longer than the rest of a call: with three arguments and
-    six results, a call took 94 us on one core, and 13 us without. On other devices than CPUs and in programs over
-    several devices, it is used nevertheless.
+    six results, a call took 94 us on one core, and 13 us without. On devices other than CPUs, and in programs over
+    several devices, `jax.pure_callback` is used nevertheless.
 
     Args:
         function: takes NumPy arrays, which it must not keep or write to. Returns arrays in the structure of `shapes`.

@@ -38,8 +38,8 @@ def make(
 
     Args:
         env_id: a registered name, or "module:name" for one that a module registers.
-        vectorization: "sync" steps one environment after another; "async" in processes, which pays where a step takes
-            longer than about a millisecond. A script that makes them runs its own code under
+        vectorization: "sync" steps one environment after another; "async" in processes, which pays off where a step
+            takes longer than about a millisecond. A script that makes them runs its own code under
             `if __name__ == "__main__":`, because a new process imports the script.
         wrappers: applied to each environment, such as Gymnasium's own.
         info, action_mask, timeout: see `from_gymnasium`.

@@ -47,8 +47,8 @@ def from_gymnasium(
     """Make an `Env` of Gymnasium vector environments, which step on the host.
 
     Everything that takes an `Env` takes it. Two things differ. A checkpoint cannot hold the state of such an
-    environment, so a run that is resumed begins new episodes. And a state may be stepped only once: after an update of
-    a rollout, only the latest state can be continued.
+    environment, so a run that is resumed begins new episodes. And a state may be stepped only once, so only the latest
+    state of a rollout can be continued.
 
     Each `reset` makes new vector environments, which live as long as the `Env`: reset once, and begin again with
     `restart` only.
@@ -61,7 +61,7 @@ def from_gymnasium(
         info: names of numbers that the environment reports in `info`, such as "is_success". They become
             `Transition.info`: those of the step that ended an episode are metrics, and `rollout(keep_info=)` keeps all.
             NaN where a step reports none; a step that ends an episode must report it.
-        action_mask: name of the entry of `info` that has the mask of the available actions, such as "action_mask", in
+        action_mask: name of the entry of `info`, such as "action_mask", that holds the mask of the available actions in
             every reset and step: 0 or 1 for each option of each choice. Observations are then `Observation`, and the
             policies of `ppo_parts.networks` take only available actions.
         timeout: seconds that a reset or a step may take; None: no limit. With a timeout, the environment is called from

@@ -52,7 +52,7 @@ def make(env_id: str, **settings: Any) -> Env:
     """Make an environment from its name, with automatic resets and with truncation separate from termination.
 
     Args:
-        env_id: "prefix:name", as "brax:ant" or "pgx:connect_four", where the prefix is one of `prefixes()`. A name
+        env_id: "prefix:name", such as "brax:ant" or "pgx:connect_four"; the prefix is one of `prefixes()`. A name
             without a prefix is one of gymnax: "CartPole-v1" is "gymnax:CartPole-v1". Settings may follow the name,
             so that they can be given on a command line: "brax:ant,backend=spring,time_limit=500".
         **settings: settings of the environment; `docs/environments.md` lists those of each prefix.

@@ -109,7 +109,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
     observations to the statistics during a rollout, and at its end these are merged.
 
     A non-finite observation is passed on unchanged, for the learner to count, and does not enter the
-    statistics. Of an `Observation`, `obs` and `privileged` are standardized, and the mask is not changed.
+    statistics. In an `Observation`, `obs` and `privileged` are standardized, and the mask is not changed.
 
     Args:
         env: environment with array observations.

@@ -1,4 +1,4 @@
-"""Importance weights that correct for actions of another policy than the one whose log-probabilities are used."""
+"""Importance weights that correct for actions of a policy other than the one whose log-probabilities are used."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | 
 
     As a loss, k1 and k3 have unbiased gradients if the actions come from the behavior policy. For the other direction,
     negate the log-ratio: if the actions come from the current policy, this estimates KL(current ‖ behavior). Only k2
-    and "k3+" have its gradient: the gradient of k1 is then 0 in the mean, and that of k3 is the gradient of
+    and "k3+" have its gradient: the gradient of k1 is then 0 in expectation, and that of k3 is the gradient of
     KL(behavior ‖ current).
 
     Args:
