@@ -19,6 +19,7 @@ COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what 
     "mujoco": "Gymnasium's MuJoCo tasks, with the protocol of Tianshou's benchmark",
     "atari": "Atari games, beside CleanRL's own script on the same machine",
     "differences": "the effect of each single difference between libraries' PPO, on MuJoCo tasks",
+    "libraries": "the PPO of each library with its default hyperparameters, on MuJoCo tasks",
     "study": "the effects of priorities, V-trace and refreshing",
     "ewma": "PPO-EWMA with batches of four sizes: is it invariant to the batch size?",
     "ppg": "phasic policy gradient against PPO, with a shared network and with two",

@@ -62,15 +62,6 @@ def chain(
     )
 
 
-def in_two_entries(policy: pp.Policy) -> pp.Policy:
-    """The policy with parameters `{"policy": ..., "value": ...}`, of which each has what the other does not use."""
-
-    def evaluate(params: Any, batch: pp.Batch) -> pp.Output:
-        return pp.Output(policy(params["policy"], batch)[0], policy(params["value"], batch)[1])
-
-    return pp.Policy(lambda key: dict.fromkeys(("policy", "value"), policy.init(key)), evaluate)
-
-
 def make_train(
     config: Config,
     env: envs.Env | None = None,
@@ -82,7 +73,7 @@ def make_train(
 ) -> training.Train:
     """A run of the chain with these choices, and of CleanRL's optimizer with a link exchanged."""
     env = env or envs.prepare(envs.make(config.env_id), normalize=True, gamma=config.gamma, rescale=True)
-    policy = in_two_entries(networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std))
+    policy = parts.in_two_entries(networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std))
     annealed = pp.scale_by_update_schedule(pp.linear_schedule(config.learning_rate, 0.0, config.num_updates))
     clip = clip or optax.clip_by_global_norm(config.max_grad_norm)
     optimizer = optax.chain(clip, optax.scale_by_adam(eps=eps), rate or annealed)

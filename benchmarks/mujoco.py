@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,9 @@ VARIANTS: dict[str, Variant] = {
 
 
 def measure(
-    config: Config,
+    config: Any,
     args: argparse.Namespace,
-    variants: dict[str, Variant] = VARIANTS,
+    variants: Mapping[str, Callable[[Any], training.Train]] = VARIANTS,
     results: Path = RESULTS,
 ) -> None:
     """Train the seeds of `args` in one program, and write the results after each evaluation."""
@@ -132,7 +132,7 @@ def measure(
         print(f"{task} {variant} {row['env_steps']:>9,}: best {best.mean():7.1f} +- {best.std():.1f}", flush=True)
 
 
-def parser_of(description: str | None, variants: dict[str, Variant]) -> argparse.ArgumentParser:
+def parser_of(description: str | None, variants: Mapping[str, Any]) -> argparse.ArgumentParser:
     """The command line of a benchmark with these variants; the first is the default."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", help="HalfCheetah-v5, Ant-v5, Walker2d-v5, Hopper-v5, Humanoid-v5, ...")

@@ -317,6 +317,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "conv_general_dilated": _conv,
     "convert_element_type": lambda graph, eqn, x: graph.cast(x, eqn.params["new_dtype"]),
     "dot_general": _dot,
+    "expm1": lambda graph, eqn, x: graph.op("Sub", graph.op("Exp", x), np.ones((), eqn.invars[0].aval.dtype)),
     "gather": _gather,
     "integer_pow": _integer_pow,
     "is_finite": _is_finite,

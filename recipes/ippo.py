@@ -47,8 +47,8 @@ class Config(training.Config):
     target_kl: Annotated[float | None, at_least(0), "end the actor's phase after an epoch with a larger KL"] = None
     actor_gain: Annotated[float, more_than(0), "gain of the policy head; 1: actions depend on observations"] = 0.01
     hidden: Annotated[int, at_least(1), "units of each of two hidden layers, and of the recurrent cell"] = 64
-    activation: Annotated[Literal["tanh", "relu"], "activation of the hidden layers"] = "tanh"
-    memory: Annotated[Literal["lstm", "gru", "mingru"] | None, "recurrent cell in actor and critic"] = None
+    activation: Annotated[networks.Activation, "activation of the hidden layers"] = "tanh"
+    memory: Annotated[networks.Cell | None, "recurrent cell in actor and critic"] = None
 
 
 PRESETS = {

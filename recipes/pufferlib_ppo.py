@@ -50,8 +50,8 @@ class Config(training.Config):
     max_grad_norm: Annotated[float, more_than(0), "a gradient with a larger norm is scaled down to this one"] = 1.5
     normalize_env: Annotated[bool, "standardize and clip observations and rewards by running statistics"] = True
     hidden: Annotated[int, at_least(1), "units of each of two hidden layers, and of the recurrent cell"] = 64
-    activation: Annotated[Literal["tanh", "relu", "gelu"], "activation of the hidden layers"] = "tanh"
-    memory: Annotated[Literal["lstm", "gru", "mingru"] | None, "recurrent cell before the heads"] = None
+    activation: Annotated[networks.Activation, "activation of the hidden layers"] = "tanh"
+    memory: Annotated[networks.Cell | None, "recurrent cell before the heads"] = None
     squash: Annotated[bool, "squash continuous actions into their box with tanh, instead of clipping them"] = False
 
 

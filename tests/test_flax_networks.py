@@ -187,8 +187,8 @@ def test_networks_that_cannot_be_made_are_refused():
         networks.multi_agent_actor_critic(env(DISCRETE, num_agents=2), hidden=(), memory="gru")
     with pytest.raises(pp.UserTypeError, match="need log_std"):
         networks.action_distribution(BOX, jnp.zeros((3, 2)))
-    with pytest.raises(ValueError, match="activation must be one of 'tanh', 'relu', 'gelu', got 'elu'"):
-        jax.eval_shape(networks.actor_critic(env(DISCRETE), activation="elu").init, jax.random.key(0))
+    with pytest.raises(ValueError, match="activation must be one of 'tanh', 'relu', 'gelu', 'elu', 'silu', got 'mish'"):
+        jax.eval_shape(networks.actor_critic(env(DISCRETE), activation="mish").init, jax.random.key(0))
     with pytest.raises(AttributeError, match="no attribute 'perceptron'"):
         networks.perceptron  # noqa: B018
 

@@ -17,7 +17,8 @@ from . import _dense
 from ._heads import Array, action_distribution, action_size
 
 Cell = Literal["lstm", "gru", "mingru"]
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": nn.tanh, "relu": nn.relu, "gelu": nn.gelu}
+Activation = Literal["tanh", "relu", "gelu", "elu", "silu"]
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {name: getattr(nn, name) for name in get_args(Activation)}
 CELLS: dict[str, Any] = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
 
 
@@ -39,7 +40,7 @@ def mlp(x: Array, hidden: tuple[int, ...], activation: str = "tanh") -> Array:
     Args:
         x: `[..., D]`, the input.
         hidden: number of units of each layer.
-        activation: "tanh", "relu" or "gelu".
+        activation: "tanh", "relu", "gelu", "elu" or "silu".
 
     Returns:
         `[..., hidden[-1]]`.
@@ -167,7 +168,7 @@ def actor_critic(
     Args:
         env: the environment, whose spaces determine the sizes of inputs and outputs.
         hidden: number of units of each hidden layer.
-        activation: activation of the hidden layers, "tanh", "relu" or "gelu".
+        activation: activation of the hidden layers, "tanh", "relu", "gelu", "elu" or "silu".
         shared: actor and critic share all layers except their heads. With `rollout(..., value_each_step=True)`, the
             rollout keeps the value that is computed with each action.
         memory: "lstm", "gru" or "mingru": a recurrent cell of `hidden[-1]` units between the shared layers and the
@@ -265,7 +266,7 @@ def multi_agent_actor_critic(
         inputs: function that takes the observations `[..., A, D]` of all agents and returns the inputs of each agent's
             actor and critic: two arrays `[..., A, D']`.
         hidden: number of units of each hidden layer, in the actor and in the critic.
-        activation: activation of the hidden layers, "tanh", "relu" or "gelu".
+        activation: activation of the hidden layers, "tanh", "relu", "gelu", "elu" or "silu".
         memory: "lstm", "gru" or "mingru": a recurrent cell of `hidden[-1]` units before each head.
         independent: each agent has its own actor and critic, whose parameters have a leading axis of agents; otherwise
             all agents share one actor and one critic.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from .._cpu import sequential_vmap_on_cpu
 from .._errors import UserValueError
@@ -52,7 +53,8 @@ class Train:
         num_updates: number of rollouts, each followed by an update, in the whole run.
         steps_per_update: environment steps per update.
         schedules: hyperparameters to record as metrics, by name: numbers, or schedules of the number of updates so far.
-            They do not affect training; give the optimizer and the parts the same ones.
+            They do not affect training; give the optimizer and the parts the same ones. A learning rate in the state of
+            the optimizer, as that of `scale_by_kl_adaptive_rate`, is recorded anyway.
     """
 
     env: Any
@@ -102,16 +104,26 @@ class Train:
             config: a `training.Config`, or any object with its fields; `shards=None` is one shard.
             env: the environment.
             policy: the `ppo_parts.Policy`; the learner evaluates it on `config.microbatch` elements at a time.
-            pipeline, optimizer: as in `ppo_parts.learner`.
+            pipeline, optimizer: as in `ppo_parts.learner`. If a part requires `next_obs` or `behavior`, the rollout
+                keeps it.
             value_each_step: as in `ppo_parts.rollout`.
             schedules: hyperparameters to record as metrics, e.g. `{"learning_rate": annealed}`; see `Train`.
         """
         sizes = {"num_envs": config.num_envs, "num_steps": config.num_steps}
         evaluate = policy if config.microbatch is None else microbatched(policy, config.microbatch)
+        required = {field.partition(".")[0] for field in pipeline.requires}
         return cls(
             env=env,
             policy=policy,
-            rollout=rollout(env, policy, **sizes, value_each_step=value_each_step, shards=config.shards or 1),
+            rollout=rollout(
+                env,
+                policy,
+                **sizes,
+                value_each_step=value_each_step,
+                keep_next_obs="next_obs" in required,
+                keep_distribution="behavior" in required,
+                shards=config.shards or 1,
+            ),
             learner=learner(evaluate, pipeline, optimizer),
             num_updates=updates_in(config.total_timesteps, **sizes),
             steps_per_update=config.num_envs * config.num_steps,
@@ -161,6 +173,7 @@ class Train:
         counts = jnp.array([NONFINITE in name for name in metrics.names])
         finite = jnp.sum(metrics.array, where=counts) == 0
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state.learner)
+        metrics = join_metrics(metrics, _adapted_rate(kept.opt_state, metrics.names))
         return TrainState(key, kept._replace(step=updated.step), rollout_state), metrics
 
     def __call__(self, key: Array) -> TrainResult:
@@ -176,6 +189,14 @@ class Train:
 
 NONFINITE = "nonfinite/"
 """Part of the names of all metrics that count non-finite numbers."""
+
+
+def _adapted_rate(opt_state: Any, names: Collection[str]) -> Metrics:
+    """Return the learning rate that the state of an optimizer holds as a metric, unless there is one."""
+    rates = [x for _, x in optax.tree_utils.tree_get_all_with_path(opt_state, "learning_rate")]
+    if len(rates) != 1 or jnp.ndim(rates[0]) or "learning_rate" in names:
+        return Metrics.of({})
+    return Metrics.of({"learning_rate": jnp.asarray(rates[0], jnp.float32)})
 
 
 def _count_nonfinite(tree: Any) -> Array:

@@ -76,6 +76,7 @@ def rsl_rl(
         pp.shuffled_minibatches(num_minibatches, num_epochs),
         pp.identity() if advantage_normalize_rollout else normalize,
         pp.clipped_surrogate(clip_eps=clip_eps),
+        pp.policy_diagnostics(),
         parts.squared_error(value_coef, clip_eps if clip_value else None),
         pp.entropy_bonus(coef=entropy_coef),
         parts.divergence() if target_kl else pp.identity(),
@@ -109,21 +110,24 @@ def skrl(
 
 def brax(
     *, learning_rate: float = 1e-4, target_kl: float | None = None, num_minibatches: int = 16, num_epochs: int = 2,
-    reward_scale: float = 1.0, gamma: float = 0.9, gae_lambda: float = 0.95, advantage_normalize: bool = True,
-    clip_eps: float = 0.3, value_clip_eps: float | None = None, value_coef: float = 0.5, entropy_coef: float = 1e-4,
-    max_grad_norm: float | None = None,
+    segment_length: int | None = None, reward_scale: float = 1.0, gamma: float = 0.9, gae_lambda: float = 0.95,
+    advantage_normalize: bool = True, clip_eps: float = 0.3, value_clip_eps: float | None = None,
+    value_coef: float = 0.5, entropy_coef: float = 1e-4, max_grad_norm: float | None = None,
 ) -> tuple[pp.Part, optax.GradientTransformation]:  # fmt: skip
     """brax 0.14: advantages of the policy being trained; for `TanhNormal`; needs `rollout(keep_next_obs=True)`.
 
-    With `target_kl`, it needs `rollout(keep_distribution=True)`, too.
+    With `target_kl`, it needs `rollout(keep_distribution=True)`, too. Advantages end with the segments, whose length is
+    that of the rollout or `segment_length`, which is `unroll_length` there.
     """
     pipeline = pp.chain(
         parts.scale_reward(reward_scale),
-        pp.segment_minibatches(num_minibatches, num_epochs),
+        pp.segment_minibatches(num_minibatches, num_epochs) if segment_length is None
+        else pp.time_chunks(num_minibatches, num_epochs, length=segment_length),
         parts.evaluate_next_obs(),
         parts.one_more_step(gamma, gae_lambda),
         pp.advantage_normalize() if advantage_normalize else pp.identity(),
         pp.clipped_surrogate(clip_eps=clip_eps),
+        pp.policy_diagnostics(),
         pp.value_loss(coef=value_coef) if value_clip_eps is None
         else pp.clipped_value_loss(clip_eps=value_clip_eps, coef=value_coef),
         pp.entropy_bonus(coef=entropy_coef),
@@ -152,6 +156,7 @@ def rl_games(
         pp.advantage_normalize(ddof=1),
         pp.given_indices(segments, "segment"),
         pp.clipped_surrogate(clip_eps=clip_eps),
+        pp.policy_diagnostics(),
         pp.clipped_value_loss(clip_eps=clip_eps, coef=value_coef) if clip_value else pp.value_loss(coef=value_coef),
         pp.entropy_bonus(coef=entropy_coef),
         pp.bounds_loss(coef=bounds_coef),

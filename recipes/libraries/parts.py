@@ -201,6 +201,15 @@ def clip_each_network(max_grad_norm: float) -> optax.GradientTransformation:
     return optax.stateless(update)
 
 
+def in_two_entries(policy: pp.Policy) -> pp.Policy:
+    """The policy with parameters `{"policy": ..., "value": ...}`, of which each has what the other does not use."""
+
+    def evaluate(params: Any, batch: pp.Batch) -> pp.Output:
+        return pp.Output(policy(params["policy"], batch)[0], policy(params["value"], batch)[1])
+
+    return pp.Policy(lambda key: dict.fromkeys(("policy", "value"), policy.init(key)), evaluate)
+
+
 def evaluate_next_obs() -> pp.Part:
     """Write `next_value` by evaluating the observations that followed, with the latest parameters."""
 

@@ -1,0 +1,99 @@
+"""The recipe with the updates of other libraries: presets, errors, and what a run records."""
+
+import dataclasses
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ppo_parts as pp
+from ppo_parts import envs, training
+from recipes import libraries, library_ppo, mujoco_ppo
+
+TINY = {"env_id": "Pendulum-v1", "num_envs": 4, "num_steps": 8, "num_minibatches": 2, "hidden": (8,)}
+
+
+def tiny(preset, **changes):
+    return dataclasses.replace(library_ppo.PRESETS[preset], **{**TINY, "total_timesteps": 64, **changes})
+
+
+@pytest.mark.parametrize("library", library_ppo.PRESETS)
+def test_presets_have_the_defaults_of_the_libraries(library):
+    config = library_ppo.PRESETS[library]
+    taken = inspect.signature(getattr(libraries, config.library)).parameters
+    assert {"learning_rate", "num_minibatches", "num_epochs", "gamma", "gae_lambda", "clip_eps"} <= set(taken)
+    training.check_config(config)
+    if library != "playground":
+        for field, argument in library_ppo.ARGUMENTS.items():
+            if argument in taken:
+                assert getattr(config, field) == taken[argument].default, field
+
+
+@pytest.mark.parametrize("preset", ["rl_games", "skrl", "stable_baselines3", "tianshou"])
+def test_every_preset_makes_a_run(preset):
+    _, metrics = library_ppo.make_train(tiny(preset)).shapes  # traced when it is made
+    assert {"policy_loss", "value_loss", "entropy", "approx_kl", "learning_rate"} <= set(metrics)
+
+
+def test_a_run_records_the_rate_that_follows_the_divergence():
+    """rsl_rl's rate is in the state of the optimizer, and its divergence needs the distribution that acted."""
+    config = tiny("rsl_rl", update_epochs=1, learning_rate=1e-4)
+    result = jax.jit(library_ppo.make_train(config))(jax.random.key(0))
+    rate = np.asarray(result.metrics["learning_rate"])
+    ratios = np.log(rate / config.learning_rate) / np.log(1.5)
+    assert np.all(rate != np.float32(config.learning_rate))
+    np.testing.assert_allclose(ratios, np.round(ratios), atol=1e-4)
+    assert set(result.state.learner.params) == {"policy", "value"}
+
+
+def test_segments_of_brax_that_are_shorter_than_the_rollout():
+    """Segments of half the length of the rollout are those of two rollouts."""
+
+    def evaluate(params, batch):
+        return pp.distributions.Normal(batch.obs @ params["policy"], 0.5 * jnp.ones(1)), batch.obs @ params["value"]
+
+    params = {"policy": 0.1 * jnp.ones((3, 1)), "value": 0.1 * jnp.ones(3)}
+    env = envs.make("Pendulum-v1", max_steps_in_episode=3)
+    rollout = pp.rollout(env, evaluate, num_envs=4, num_steps=8, keep_next_obs=True)
+    _, batch, _ = rollout.collect(jax.random.key(0), params, rollout.init(jax.random.key(1)))
+    halves = jax.tree.map(lambda x: jnp.concatenate([x[:4], x[4:]], axis=1), batch)
+    after = []
+    for given, length in ((batch, 4), (halves, None), (batch, None)):
+        chain, optimizer = libraries.brax(num_minibatches=1, num_epochs=1, entropy_coef=0.0, segment_length=length)
+        learner = pp.learner(evaluate, chain, optimizer)
+        state, _ = jax.jit(learner.update)(jax.random.key(2), learner.init(params), given)
+        after.append(optax.tree_utils.tree_get(state.opt_state, "mu"))  # a tenth of the gradient
+    np.testing.assert_allclose(after[0]["value"], after[1]["value"], rtol=1e-5)
+    np.testing.assert_allclose(after[0]["policy"], after[1]["policy"], rtol=1e-5)
+    assert np.all(np.abs(after[0]["value"] / after[2]["value"] - 1) > 1e-3)
+
+
+def test_options_that_a_library_does_not_have_are_refused():
+    with pytest.raises(
+        pp.UserValueError, match=r"target_kl must be None, because tianshou has no such option, got 0\.1"
+    ):
+        library_ppo.make_train(tiny("tianshou", target_kl=0.1))
+    with pytest.raises(
+        pp.UserValueError, match=r"reward_scale must be 1\.0, because skrl has no such option, got 2\.0"
+    ):
+        library_ppo.make_train(tiny("skrl", reward_scale=2.0))
+    with pytest.raises(pp.UserValueError, match="the actions of CartPole-v1 are discrete"):
+        library_ppo.make_train(tiny("rl_games", env_id="CartPole-v1"))
+
+
+def test_a_run_keeps_what_the_chain_requires():
+    """The fields that a rollout writes on demand are kept if a part of the chain requires them, and only then."""
+    config = mujoco_ppo.Config(total_timesteps=64, **{**TINY, "env_id": "Pendulum-v1"})
+    env = envs.prepare(envs.make("Pendulum-v1"))
+    for part, field in (
+        (pp.smoothness_loss(), "next_obs"),
+        (pp.kl_penalty(coef=1.0, estimator="analytic"), "behavior"),
+    ):
+        train = mujoco_ppo.make_train(config, env, pp.chain(mujoco_ppo.chain(config), part))
+        _, batch, _ = jax.eval_shape(train.collect, train.shapes[0])
+        assert getattr(batch, field) is not None
+    _, batch, _ = jax.eval_shape(train.collect, train.shapes[0])
+    assert batch.next_obs is None
