@@ -6,7 +6,6 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from . import functional
 from ._errors import UserTypeError, UserValueError
@@ -303,8 +302,8 @@ def smoothness_loss(
         for term, coef in coefs.items():
             obs = batch.next_obs if term == "temporal" else _with_noise(where, batch.obs, sigma, context.key)
             other = evaluate_policy(context.evaluate, context.params, batch.replace(obs=obs)).distribution
-            change = mode_of(where, batch.current.distribution) - mode_of(where, other)
-            distance = optax.safe_norm(change, 1e-6, axis=-1)  # its gradient at 0 is 0
+            modes = mode_of(where, batch.current.distribution), mode_of(where, other)
+            distance = functional.smoothness_loss(*modes, mask=batch.mask)
             weight = at(coef, context.step)
             loss += spread_nan((weight * distance).astype(distance.dtype), weight, sigma)
             measured = masked_mean(jax.lax.stop_gradient(distance), batch.mask)

@@ -14,9 +14,7 @@ from ._hyperparameters import Numeric, at, choice, count, number, spread_nan
 from ._losses import named_loss, policy_part
 from ._types import Array, Batch, Context, EmptyState, Part, field_at, no_state
 from .functional import masked_mean
-from .functional._common import accumulator_dtype, check_floating
 from .functional._groups import per_sequence
-from .functional._steps import unless
 
 
 def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: str = "reference_log_prob") -> Part:
@@ -64,12 +62,9 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
 
 
 def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
-    r"""Write `advantage`: the sum of this step's reward and all later ones, without a critic. Gradients are stopped.
+    """Write `advantage`: the sum of this reward and all later ones, without a critic; see `functional.reward_to_go`.
 
-    .. math:: A_t = r_t + \gamma (1 - \text{terminated}_t)(1 - \text{truncated}_t) A_{t+1}
-
-    Masked steps are skipped, as with `functional.gae(mask_mode="skip")`. REINFORCE++ is `outcome_reward`, this part,
-    and `advantage_normalize` before the sampler.
+    REINFORCE++ is `outcome_reward`, this part, and `advantage_normalize` before the sampler.
 
     Args:
         gamma: discount per unmasked step, in [0, 1]; a schedule counts learner updates.
@@ -86,15 +81,8 @@ def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         discount = at(gamma, context.step)
-        reward = jax.lax.stop_gradient(batch.reward)
-        check_floating("reward_to_go", reward=reward)
-        keep = jnp.ones_like(reward, bool) if batch.mask is None else batch.mask.astype(bool)
-        reward = jnp.where(keep, reward, 0)
-        trace = jnp.full_like(reward, 1, accumulator_dtype(reward)) * discount  # bfloat16 would round .999 to 1
-        for ends in (batch.terminated, batch.truncated):
-            trace = unless(ends, trace)
-        trace = jnp.where(keep, trace, 1)
-        advantage = jnp.where(keep, functional.reverse_recurrence(reward, trace), 0)
+        flags = {"terminated": batch.terminated, "truncated": batch.truncated, "mask": batch.mask}
+        advantage = functional.reward_to_go(batch.reward, gamma=discount, **flags)
         return batch.replace(advantage=spread_nan(advantage, discount)), state
 
     return Part(

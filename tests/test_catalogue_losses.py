@@ -233,6 +233,14 @@ ENTRIES += (
         samples=lambda: {"mean": log_ratios()["log_ratio"], "mirrored": log_ratios()["log_ratio"][::-1]},
     ),
     Entry(
+        f.smoothness_loss,
+        {"mean": [[3.0, 0.0], [1.0, 2.0]], "other": [[0.0, 4.0], [1.0, 2.0]]},
+        [5.0, 0.0],
+        lambda mean, other: np.linalg.norm(mean - other, axis=-1),
+        differentiable=("mean", "other"),
+        samples=lambda: {"mean": log_ratios()["log_ratio"], "other": log_ratios()["log_ratio"][::-1] + 0.1},
+    ),
+    Entry(
         f.self_imitation_value_loss,
         {"value": [1.0, 3.0, 2.0], "target": [3.0, 1.0, 2.0]},
         [2.0, 0, 0],

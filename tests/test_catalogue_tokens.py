@@ -136,6 +136,29 @@ TWO = {"log_ratio": np.log([[1.0, 1.0], [4.0, 0.25]]), "advantage": [[1.0, -1.0]
 COVARIANCES = {"log_ratio": [0.1] * 3, "advantage": [0.0, 1, 2], "log_prob": [-3.0, -1, -1]}  # -5/3 + ...: 4/3, 0, 2/3
 DRAW = {"key": jax.random.key(0), "fraction": 1.0}
 EXP = np.exp(0.1)
+
+
+def steps():
+    rng = np.random.default_rng(0)
+    flags = {name: (rng.random((6, 4)) < 0.2).astype(float) for name in ("terminated", "truncated")}
+    return {"reward": rng.normal(size=(6, 4)), **flags}
+
+
+def returns(reward, terminated, truncated, gamma):
+    total = np.zeros_like(reward)
+    for t in reversed(range(len(reward))):
+        total[t] = reward[t]
+        if t + 1 < len(reward):
+            total[t] += gamma * (1 - terminated[t]) * (1 - truncated[t]) * total[t + 1]
+    return total
+
+
+def return_minus_no_value(reward, terminated, truncated):
+    """GAE with lambda 1, of a critic whose value is 0 everywhere."""
+    nothing = jnp.zeros_like(reward)
+    return f.gae(reward, nothing, nothing, terminated, truncated, gamma=0.9, gae_lambda=1.0).advantage
+
+
 ENTRIES = (
     Entry(
         f.sapo,
@@ -245,6 +268,20 @@ ENTRIES = (
         samples=outcome_samples,
         elementwise=False,
         mask=False,  # the score is per sequence
+    ),
+    Entry(
+        f.reward_to_go,
+        {"reward": [1.0, 2, 4, 8], "terminated": [0.0, 1, 0, 0], "truncated": [0.0, 0, 1, 0]},
+        [2, 2, 4, 8],
+        returns,
+        {"gamma": 0.5},
+        differentiable=(),
+        samples=steps,
+        elementwise=False,
+        laws=(
+            Law(lambda reward, terminated, truncated: reward, {"gamma": 0.0}, gradient=False),
+            Law(return_minus_no_value, {"gamma": 0.9}),
+        ),
     ),
 )
 every_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)

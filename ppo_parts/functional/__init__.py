@@ -15,6 +15,7 @@ from ._fused import categorical_ppo_loss as categorical_ppo_loss
 from ._gae import Advantages as Advantages
 from ._gae import MaskMode as MaskMode
 from ._gae import gae as gae
+from ._gae import reward_to_go as reward_to_go
 from ._groups import Aggregation as Aggregation
 from ._groups import Baseline as Baseline
 from ._groups import Scale as Scale
@@ -37,6 +38,7 @@ from ._recurrence import Implementation as Implementation
 from ._regularizers import bounds_loss as bounds_loss
 from ._regularizers import mirror_loss as mirror_loss
 from ._regularizers import self_imitation_value_loss as self_imitation_value_loss
+from ._regularizers import smoothness_loss as smoothness_loss
 from ._sampling import importance_weights as importance_weights
 from ._sampling import permutation as permutation
 from ._sampling import segment_priorities as segment_priorities

@@ -1,13 +1,16 @@
-"""Generalized advantage estimation."""
+"""Generalized advantage estimation, and the return that needs no critic."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from ._backward import estimate
-from ._common import Array
+import jax
+import jax.numpy as jnp
+
+from ._backward import estimate, reverse_recurrence
+from ._common import Array, check_flags, check_floating, check_same_shape, checked_hyperparameter, zero_masked
 from ._recurrence import Implementation
-from ._steps import Steps, unless
+from ._steps import Steps, check_terminated, unless
 
 MaskMode = Literal["cut", "skip"]
 
@@ -113,3 +116,57 @@ def gae(
     steps = Steps(reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda)
     advantage, target = estimate("gae", steps, terms, stop_gradient, implementation, mask_mode=mask_mode)
     return Advantages(advantage, target)
+
+
+def reward_to_go(
+    reward: Array,
+    terminated: Array | None = None,
+    truncated: Array | None = None,
+    *,
+    gamma: float | Array = 1.0,
+    mask: Array | None = None,
+) -> Array:
+    r"""Compute the discounted sum of this reward and all later ones of the episode. Gradients are stopped.
+
+    .. math:: R_t = r_t + \gamma (1 - \text{terminated}_t)(1 - \text{truncated}_t)\, R_{t+1}, \qquad R_T = 0
+
+    Args:
+        reward: `[T, ...]`, of the transition out of step t, floating, in reward units.
+        terminated: None, or `[T, ...]`, 1 (or True) where that transition ended the episode; numbers between 0 and 1
+            are read as probabilities.
+        truncated: None, or `[T, ...]`, 1 (or True) where a time limit cut the episode at step t. The rewards after it
+            count as 0; with a critic, `gae` with `gae_lambda=1` bootstraps from their value.
+        gamma: discount per unmasked step, in [0, 1].
+        mask: None, or 0/1 `[T, ...]`. Masked steps are skipped, as with `gae(mask_mode="skip")`: they return 0, and
+            neither their rewards nor their flags count.
+
+    Returns:
+        `[T, ...]`, in the dtype of `reward`.
+
+    Raises:
+        ShapeError: shapes differ. TypeError: `reward` is not floating. ValueError: `gamma` is out of range, or a flag
+            is known to be.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> reward_to_go(jnp.ones(4), jnp.array([0, 1, 0, 0]), gamma=.5).tolist()
+        [1.5, 1.0, 1.5, 1.0]
+
+    Reference: Williams 1992, Simple Statistical Gradient-Following Algorithms, Machine Learning 8; Hu 2025,
+    REINFORCE++, arXiv:2501.03262.
+    """
+    where = "reward_to_go"
+    check_floating(where, reward=reward)
+    check_same_shape(where, reward=reward, terminated=terminated, truncated=truncated, mask=mask)
+    check_terminated(where, 0 if terminated is None else terminated, mask)
+    check_flags(where, truncated=truncated)
+    (own,) = zero_masked(where, mask, jax.lax.stop_gradient(reward))  # in float32: bfloat16 would round .999 to 1
+    trace = checked_hyperparameter(where, "gamma", gamma, own.shape, 0, 1, dtype=own.dtype)
+    trace = jax.lax.stop_gradient(jnp.broadcast_to(trace, own.shape))
+    for ends in (terminated, truncated):
+        trace = trace if ends is None else unless(jax.lax.stop_gradient(jnp.asarray(ends)), trace)
+    if mask is None:
+        return reverse_recurrence(own, trace).astype(jnp.result_type(reward))
+    keep = jnp.asarray(mask).astype(bool)
+    later = reverse_recurrence(own, jnp.where(keep, trace, 1))
+    return jnp.where(keep, later, 0).astype(jnp.result_type(reward))

@@ -77,6 +77,40 @@ def mirror_loss(mean: Array, mirrored: Array, *, mask: Array | None = None) -> A
     return jnp.mean(jnp.square(difference), axis=-1).astype(jnp.result_type(mean))
 
 
+def smoothness_loss(mean: Array, other: Array, *, mask: Array | None = None) -> Array:
+    r"""Compute the distance between the actions for two observations. Gradients flow to both.
+
+    .. math:: L_i = \| \mu_i - \mu'_i \|_2
+
+    Where they are closer than 1e-6, the gradient is 0. The temporal term of CAPS compares an observation with the one
+    that followed, and the spatial term with a noisy copy of it.
+
+    Args:
+        mean, other: `[..., D]`, means of actions.
+        mask: None, or 0/1 `[...]`: loss and gradient are 0 for masked elements, whatever they contain.
+
+    Returns:
+        The loss per element, `[...]`, in the units of the action and in the dtype of `mean`.
+
+    Raises:
+        ShapeError: shapes differ. TypeError: a mean is not floating.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> smoothness_loss(jnp.array([[3., 0.], [1., 2.]]), jnp.array([[0., 4.], [1., 2.]])).tolist()
+        [5.0, 0.0]
+
+    Reference: Mysore et al. 2021, Regularizing Action Policies for Smooth Control (CAPS), arXiv:2012.06644.
+    """
+    where = "smoothness_loss"
+    check_floating(where, mean=mean, other=other)
+    check_same_shape(where, mean=mean, other=other)
+    ours, theirs = zero_masked(where, _wide_mask(where, mean, mask), mean, other)
+    squares = jnp.sum(jnp.square(ours - theirs), axis=-1)
+    apart = squares > 1e-12  # at 0, the gradient of the root is not finite
+    return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0).astype(jnp.result_type(mean))
+
+
 def self_imitation_value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Array:
     r"""Compute half the squared error of values below their target. Gradients flow to `value`; `target` is a constant.
 

@@ -73,7 +73,7 @@ def validate(where: str, x: Steps) -> Steps:
     if not shape:
         raise ShapeError(f"{where} works along axis 0, time, and the value given is a single number")
     check_flags(where, truncated=x.truncated, mask=x.mask)
-    _check_terminated(where, x)
+    check_terminated(where, x.terminated, x.mask)
     numbers = {"gamma": (0, 1), "gae_lambda": (0, 1)} | ({} if x.pg_lambda is None else {"pg_lambda": (0, 1)})
     clips = {name: (0, np.inf) for name in ("rho_clip", "c_clip", "pg_rho_clip") if getattr(x, name) is not None}
     fit = {
@@ -83,15 +83,15 @@ def validate(where: str, x: Steps) -> Steps:
     return jax.tree.map(jnp.asarray, x._replace(**fit))
 
 
-def _check_terminated(where: str, x: Steps) -> None:
+def check_terminated(where: str, terminated: Any, mask: Any) -> None:
     """Raise if an unmasked element of `terminated` is known not to be a probability."""
-    terminated, counts = known_values(x.terminated), known_values(True if x.mask is None else x.mask)
-    if terminated is None or counts is None:
+    ends, counts = known_values(terminated), known_values(True if mask is None else mask)
+    if ends is None or counts is None:
         return
-    odd = ~((terminated >= 0) & (terminated <= 1)) & counts.astype(bool)
+    odd = ~((ends >= 0) & (ends <= 1)) & counts.astype(bool)
     if odd.any():
         raise ValueError(
-            f"{where}: terminated must hold 0 and 1, or probabilities between them, got {terminated[odd].flat[0]}"
+            f"{where}: terminated must hold 0 and 1, or probabilities between them, got {ends[odd].flat[0]}"
         )
 
 
