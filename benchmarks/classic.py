@@ -41,6 +41,7 @@ class Config(training.Config):
     normalize_observations: bool = True
     normalize_rewards: bool = True
     normalize_advantages: bool = True
+    clip_values: bool = False  # clip values around those of the rollout
     refresh: Literal["rollout", "epoch"] = "epoch"  # how often advantages are computed again
     hidden: Annotated[tuple[int, ...], at_least(1)] = (64, 64)
     log_std: float = 0.0  # initial logarithm of the standard deviation of continuous actions
@@ -147,7 +148,9 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         pp.advantage_normalize() if config.normalize_advantages else pp.identity(),
         pp.clipped_surrogate(clip_eps=annealed(config.clip_coef)),
         pp.policy_diagnostics(),
-        pp.value_loss(coef=config.vf_coef),
+        pp.clipped_value_loss(clip_eps=config.clip_coef, coef=config.vf_coef)
+        if config.clip_values
+        else pp.value_loss(coef=config.vf_coef),
         pp.entropy_bonus(coef=annealed(config.ent_coef)),
     )
     rate = annealed(config.learning_rate)
