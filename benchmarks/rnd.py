@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
@@ -65,49 +65,23 @@ def flat(obs: Array) -> Array:
     return obs.reshape(*obs.shape[:-2], -1)
 
 
-class Novelty(NamedTuple):
-    """The random network, and running moments of observations and of the discounted sum of errors."""
+def standardized_next_obs(observed: tuple[int, ...]) -> pp.Part:
+    """Write `extras.novel_obs`: the observations that followed, standardized and clipped for the random network."""
 
-    target: Any
-    seen: Moments
-    discounted: Array
-    returns: Moments
+    def init(params: Any, key: Array) -> Moments:
+        del params, key
+        return Moments.of(jnp.zeros(observed))
 
-
-def novelty(config: Config, observed: tuple[int, ...]) -> pp.Part:
-    """Write the reward `extras.intrinsic`: the error of the predictor for the observation that followed, scaled."""
-
-    def init(params: Any, key: Array) -> Novelty:
-        example = jnp.zeros(observed)
-        target = Embedding().init(key, example)
-        return Novelty(target, Moments.of(example), jnp.zeros(config.num_envs), Moments.of(jnp.zeros(())))
-
-    def update(batch: pp.Batch, state: Novelty, context: pp.Context) -> tuple[pp.Batch, Novelty]:
-        seen = state.seen.updated(batch.next_obs.reshape(-1, *observed))
+    def update(batch: pp.Batch, state: Moments, context: pp.Context) -> tuple[pp.Batch, Moments]:
+        del context
+        seen = state.updated(batch.next_obs.reshape(-1, *observed))
         obs = jnp.clip((batch.next_obs - seen.mean) / jnp.sqrt(seen.var + 1e-8), -5, 5)
-        embedding = Embedding().apply(state.target, obs)
-        predicted = Embedding().apply(context.params["predictor"], obs)
-        error = jnp.mean(jnp.square(predicted - embedding), axis=-1)
-        last, sums = jax.lax.scan(lambda r, e: (config.gamma_intrinsic * r + e,) * 2, state.discounted, error)
-        returns = state.returns.updated(sums.reshape(-1))
-        reward = error / jnp.sqrt(returns.var + 1e-8)
-        extras = {"novel_obs": obs, "embedding": embedding, "intrinsic": reward, "never": jnp.zeros_like(reward)}
-        batch = batch.replace(extras={**batch.extras, **extras})
-        batch = batch.add_metrics(intrinsic_reward=jnp.mean(reward))
-        return batch, Novelty(state.target, seen, last, returns)
+        return batch.replace(extras={**batch.extras, "novel_obs": obs}), seen
 
-    written = tuple(f"extras.{name}" for name in ("novel_obs", "embedding", "intrinsic", "never"))
-    return pp.Part(init, update, "novelty", requires=("next_obs",), provides=written, place="before_sampler")
-
-
-def predictor_loss() -> pp.Part:
-    """Train the predictor on the observations of the minibatch."""
-
-    def update(batch: pp.Batch, context: pp.Context) -> pp.Batch:
-        predicted = Embedding().apply(context.params["predictor"], batch.extras["novel_obs"])
-        return batch.add_loss("predictor", jnp.mean(jnp.square(predicted - batch.extras["embedding"]), axis=-1))
-
-    return pp.stateless(update, name="predictor_loss", provides=("losses",), place="after_sampler")
+    return pp.Part(
+        init, update, "standardized_next_obs", requires=("next_obs",), provides=("extras.novel_obs",),
+        place="before_sampler",
+    )  # fmt: skip
 
 
 def chain(config: Config, observed: tuple[int, ...]) -> pp.Part:
@@ -115,10 +89,10 @@ def chain(config: Config, observed: tuple[int, ...]) -> pp.Part:
     intrinsic = pp.within(
         pp.gae(gamma=config.gamma_intrinsic, gae_lambda=config.gae_lambda),
         read={
-            "reward": "extras.intrinsic",
+            "reward": "extras.rnd_reward",
             "value": "extras.value_intrinsic",
             "next_value": "extras.next_value_intrinsic",
-            "terminated": "extras.never",
+            "terminated": "extras.rnd_terminated",
         },
         write={"advantage": "extras.advantage_intrinsic", "target": "extras.target_intrinsic"},
         name="intrinsic",
@@ -131,8 +105,15 @@ def chain(config: Config, observed: tuple[int, ...]) -> pp.Part:
     )
     before, after = [], []
     if config.rnd:
-        before = [novelty(config, observed), intrinsic, pp.combine_advantages(both)]
-        after = [critic, predictor_loss()]
+        example, standardized = jnp.zeros(observed), {"next_obs": "extras.novel_obs"}
+        reward = pp.rnd_reward(
+            lambda key: Embedding().init(key, example), Embedding().apply, num_envs=config.num_envs,
+            gamma=config.gamma_intrinsic,
+        )  # fmt: skip
+        novelty = pp.within(reward, read=standardized, write={x: x for x in reward.provides}, name="novelty")
+        predictor = pp.within(pp.rnd_loss(Embedding().apply), read=standardized, name="novelty")
+        before = [standardized_next_obs(observed), novelty, intrinsic, pp.combine_advantages(both)]
+        after = [critic, predictor]
     return pp.chain(
         pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
         *before,

@@ -58,6 +58,8 @@ from ._regularizers import bounds_loss as bounds_loss
 from ._regularizers import kl_penalty as kl_penalty
 from ._regularizers import smoothness_loss as smoothness_loss
 from ._replay import replay as replay
+from ._rnd import rnd_loss as rnd_loss
+from ._rnd import rnd_reward as rnd_reward
 from ._rollout import Rollout as Rollout
 from ._rollout import RolloutState as RolloutState
 from ._rollout import rollout as rollout

@@ -73,7 +73,7 @@ class ShardMoments(NamedTuple):
 
     def of_rows(self, number: int) -> Moments:
         """Return the moments that the shard of each of so many rows has seen, `[N, ...]`."""
-        each = jax.vmap(_appended_if_any, (None, 0))(self.before, self.since)
+        each = jax.vmap(appended_if_any, (None, 0))(self.before, self.since)
         shards = len(self.since.seen)
 
         def rows(x: Array) -> Array:
@@ -97,7 +97,7 @@ def divided_moments(env_state: Any, shards: int) -> Any:
 
 def merged_moments(env_state: Any) -> Any:
     """Merge the moments of all shards in the state of an environment, at the end of a rollout."""
-    return _map_moments(lambda moments: _appended_if_any(moments.before, merged(moments.since)), env_state)
+    return _map_moments(lambda moments: appended_if_any(moments.before, merged(moments.since)), env_state)
 
 
 def merged(each: Moments) -> Moments:
@@ -118,6 +118,7 @@ def _map_moments(f: Callable[[Any], Any], env_state: Any) -> Any:
     return jax.tree.map(of_wrapper, env_state, is_leaf=lambda x: isinstance(x, NormalizedState))
 
 
-def _appended_if_any(moments: Moments, other: Moments) -> Moments:
+def appended_if_any(moments: Moments, other: Moments) -> Moments:
+    """Return the moments of a stream followed by another one, which may be empty."""
     after = moments.appended(other)
     return jax.tree.map(lambda new, old: jnp.where(other.seen > 0, new, old), after, moments)

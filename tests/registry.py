@@ -7,13 +7,14 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 import ppo_parts as pp
 from ppo_parts.testing import Subject, example_batch, example_context
 
-from .common import SEGMENTS, TIME
+from .common import OBS, SEGMENTS, TIME
 
 
 class Case(NamedTuple):
@@ -52,6 +53,14 @@ def _double(batch: pp.Batch) -> pp.Batch:
 
 def _halves(key, batch, epoch):
     return jnp.arange(batch.log_prob.size).reshape(2, -1)
+
+
+def _draw(key):
+    return 0.1 * jax.random.normal(key, (OBS, 2))
+
+
+def _embed(network, obs):
+    return jnp.tanh(obs @ network)
 
 
 def _whole_item(item, batch, context):
@@ -132,6 +141,7 @@ CASES = (
     Case(pp.group_advantage, numeric={"eps": 1e-3}, options={"ddof": 0}),
     Case(pp.group_advantage, (), {}, {"group": 2, "baseline": "leave_one_out", "scale": None}, note="neighbors"),
     Case(pp.outcome_reward, numeric={"kl_coef": 0.1}, options={"score": "score", "reference": "own"}),
+    Case(pp.rnd_reward, (_draw, _embed), {"gamma": 0.9}, {"num_envs": SEGMENTS, "predictor": "policy"}),
     Case(pp.reward_to_go, numeric={"gamma": 0.9}),
     Case(pp.clipped_value_loss, numeric={"clip_eps": 0.2, "coef": 0.5}, after=True),
     Case(pp.value_loss, numeric={"coef": 0.5}, after=True),
@@ -160,6 +170,7 @@ CASES = (
     Case(pp.given_indices, ([[0, 2], [1, 0]], "segment", [[1.0, 0.5], [2.0, 1.0]]), note="weighted segments"),
 )
 ELSEWHERE = {"phase", "phases", "replay"}  # only a learner runs them, or the state has shapes: see test_contract.py
+ELSEWHERE |= {"rnd_loss"}  # it reads what rnd_reward writes: see test_catalogue_values.py
 
 
 @functools.cache

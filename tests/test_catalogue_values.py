@@ -11,6 +11,7 @@ import pytest
 
 import ppo_parts as pp
 from benchmarks import classic, rnd
+from ppo_parts.testing import check_part, example_batch
 
 from . import reference
 from .catalogue import Entry, Law, check_golden, check_laws, check_reference
@@ -361,19 +362,49 @@ def test_gsde_holds_its_noise_and_says_how_likely_an_action_is():
     )
 
 
+def test_the_loss_of_rnd_obeys_the_laws_and_what_cannot_work_is_refused():
+    def embed(network, obs):
+        return jnp.tanh(obs @ network)
+
+    def draw(key):
+        return jax.random.normal(key, (OBS, 2))
+
+    def batch(seed=0, dtype=jnp.float32):
+        given = example_batch(seed, dtype, after_sampler=True).replace(current=None)
+        return given.replace(extras={**given.extras, "rnd_target": embed(jnp.ones((OBS, 2), dtype), given.obs)})
+
+    check_part(pp.rnd_loss(embed, predictor="policy"), batch=batch)
+    reward, params = pp.rnd_reward(draw, embed, num_envs=3), {"predictor": jnp.ones((OBS, 2))}
+    with pytest.raises(pp.UserTypeError, match="rnd_reward: embed must be a function, got None"):
+        pp.rnd_reward(draw, None, num_envs=3)
+    with pytest.raises(pp.UserValueError, match=r"an entry 'predictor' for the predictor, got \['policy', 'value'\]"):
+        reward.init(make_params(), jax.random.key(0))
+    with pytest.raises(pp.UserValueError, match=r"drawn with a key: call learner\.init\(params, key\)"):
+        reward.init(params)
+    state = reward.init(params, jax.random.key(0))
+    with pytest.raises(pp.UserValueError, match=r"num_envs=3, but the rollout has the axes \(6, 4\)"):
+        reward.update(batch(), state, pp.Context(key=jax.random.key(0), params=params))
+
+
 @pytest.mark.lenient_ranks
 def test_rnd_rewards_what_it_has_not_seen():
     config = rnd.Config(size=4, num_envs=2)
-    part = rnd.novelty(config, (4, 4))
-    cells = jnp.eye(16).reshape(16, 4, 4)
+    cells, network = jnp.eye(16).reshape(16, 4, 4), rnd.Embedding()
+    part = pp.chain(
+        rnd.standardized_next_obs((4, 4)),
+        pp.within(
+            pp.rnd_reward(lambda key: network.init(key, cells[0]), network.apply, num_envs=2),
+            read={"next_obs": "extras.novel_obs"}, write={"extras.rnd_reward": "extras.intrinsic"}, name="novelty",
+        ),
+    )  # fmt: skip
     seen, new = cells[jnp.zeros((6, 2), int)], cells[jnp.zeros((6, 2), int).at[-1, 1].set(5)]
-    params = {"predictor": rnd.Embedding().init(jax.random.key(0), cells[0])}
+    params = {"predictor": network.init(jax.random.key(0), cells[0])}
     state = part.init(params, jax.random.key(1))
     context = pp.Context(key=jax.random.key(2), params=params)
-    _, state = part.update(pp.Batch(next_obs=seen), state, context)
-    batch, _ = part.update(pp.Batch(next_obs=new), state, context)
+    _, state = part.update(pp.Batch(next_obs=seen, log_prob=jnp.zeros((6, 2))), state, context)
+    batch, _ = part.update(pp.Batch(next_obs=new, log_prob=jnp.zeros((6, 2))), state, context)
     reward = batch.extras["intrinsic"]
     assert reward[-1, 1] > 2 * reward[-1, 0]
     plain, full = (rnd.make_train(dataclasses.replace(config, rnd=used)) for used in (False, True))
-    assert "intrinsic_reward" in full.shapes[1]
-    assert "intrinsic_reward" not in plain.shapes[1]
+    assert "novelty/rnd_reward" in full.shapes[1]
+    assert "novelty/rnd_reward" not in plain.shapes[1]

@@ -314,8 +314,8 @@ def test_rnd_equals_a_loop_by_hand():
     pipeline = given(module.pipeline, indices=minibatches)
     learner = pp.learner(module.evaluate, pipeline, optax.sgd(0.01))
     start = learner.init(params, KEY)
-    target = pp.part_state(start, pipeline, "novelty").target
-    other = pp.part_state(learner.init(params, jax.random.key(1)), pipeline, "novelty").target
+    target = pp.part_state(start, pipeline, "rnd_reward").target
+    other = pp.part_state(learner.init(params, jax.random.key(1)), pipeline, "rnd_reward").target
     assert not np.allclose(target["out"], other["out"])  # each seed has its own
 
     def embed(network, obs):
@@ -339,7 +339,7 @@ def test_rnd_equals_a_loop_by_hand():
             returns.append(discounted)
         moments.append((np.mean(returns), np.mean(np.square(returns))))
         first, second = np.mean(moments, axis=0)
-        reward = error / (np.sqrt(second - first**2) + 1e-8)
+        reward = error / np.sqrt(second - first**2 + 1e-8)
         advantage, value_target = gae_of(batch, gamma=0.999)
         intrinsic, intrinsic_target = gae_of(
             batch,
@@ -358,7 +358,7 @@ def test_rnd_equals_a_loop_by_hand():
         expected = descend(loss, expected, cut(data, minibatches), 0.01)
     state, metrics = train(pipeline, params, [batch, batch], module.evaluate, optax.sgd(0.01))
     assert_equal(state.params, expected)
-    np.testing.assert_allclose(metrics[1]["intrinsic_reward"], np.mean(reward))
+    np.testing.assert_allclose(metrics[1]["rnd_reward"], np.mean(reward))
 
 
 def test_ppg_equals_a_loop_by_hand():

@@ -1,0 +1,174 @@
+"""Random network distillation: a reward for new observations, and the loss of the network that predicts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ._errors import UserTypeError, UserValueError
+from ._hyperparameters import Numeric, at, count, number, spread_nan
+from ._losses import measured_loss_part
+from ._moments import Moments, appended_if_any
+from ._types import Array, Batch, Context, Params, Part
+from .functional import masked_mean
+
+Embed = Callable[[Any, Any], Array]
+
+
+class RNDState(NamedTuple):
+    """State of `rnd_reward`: the random network, discounted sums of errors `[N]`, and running moments of these sums."""
+
+    target: Any
+    discounted: Array
+    moments: Moments
+
+
+def rnd_reward(
+    init: Callable[[Array], Any],
+    embed: Embed,
+    *,
+    num_envs: int,
+    gamma: Numeric = 0.99,
+    predictor: str = "predictor",
+) -> Part:
+    r"""Write a reward for observations that a network cannot yet predict: random network distillation (RND).
+
+    .. math:: e_t = \frac{1}{K} \left\| \hat f(s_{t+1}) - f(s_{t+1}) \right\|^2, \qquad
+              r_t = \frac{e_t}{\sigma}, \qquad R_t = \gamma R_{t-1} + e_t
+
+    The network f is random and fixed; `rnd_loss` trains the predictor :math:`\hat f` to agree with it. :math:`\sigma`
+    is the running standard deviation of the discounted sums R, which continue from episode to episode. The reward of
+    masked steps is 0, and they do not enter the sums.
+
+    The reward is `extras["rnd_reward"]`. Within `within`, a second `gae` gives it an advantage and a critic of its own.
+    `extras["rnd_terminated"]` is 0 everywhere, so that this advantage looks beyond the ends of episodes, as in the
+    paper. Metric: `rnd_reward`, the mean.
+
+    Args:
+        init: function of a key that returns the parameters of a network. It draws f, with a key of the learner.
+        embed: function of these parameters and observations `[..., *shape]` that returns `[..., K]`.
+        num_envs: N.
+        gamma: discount of the sums, in [0, 1]; a schedule counts learner updates.
+        predictor: the entry of the parameters that holds those of the predictor.
+
+    Place: before the sampler. It needs `rollout(..., keep_next_obs=True)` and `learner.init(params, key)`. Observations
+    should be standardized (`envs.normalize_observation`), because f is random.
+
+    Raises:
+        TypeError: `init` or `embed` is not a function. ValueError: (when initialized) there is no key, or the
+            parameters have no entry `predictor`; (when traced) the rollout has another number of environments.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> def init(key): ...
+        >>> def embed(network, obs): ...
+        >>> estimates = pp.chain(
+        ...     pp.gae(gamma=.999, gae_lambda=.95),
+        ...     pp.rnd_reward(init, embed, num_envs=8),
+        ...     pp.within(
+        ...         pp.gae(gamma=.99, gae_lambda=.95), name="intrinsic",
+        ...         read={"reward": "extras.rnd_reward", "terminated": "extras.rnd_terminated",
+        ...               "value": "extras.value_intrinsic", "next_value": "extras.next_value_intrinsic"},
+        ...         write={"advantage": "extras.advantage_intrinsic", "target": "extras.target_intrinsic"},
+        ...     ),
+        ...     pp.combine_advantages({"advantage": 2., "extras.advantage_intrinsic": 1.}),
+        ... )
+
+    Reference: Burda et al. 2018, Exploration by Random Network Distillation, arXiv:1810.12894, sections 2.2 to 2.4.
+    """
+    where = "rnd_reward"
+    for name, function in {"init": init, "embed": embed}.items():
+        if not callable(function):
+            raise UserTypeError(f"{where}: {name} must be a function, got {function!r}")
+    count(where, "num_envs", num_envs)
+    gamma = number(where, "gamma", gamma, 0, 1)
+
+    def first(params: Params, key: Array | None = None) -> RNDState:
+        _predictor(where, params, predictor)
+        if key is None:
+            raise UserValueError(f"{where}: the random network is drawn with a key: call learner.init(params, key)")
+        return RNDState(init(key), jnp.zeros(num_envs), Moments.of(jnp.zeros(())))
+
+    def update(batch: Batch, state: RNDState, context: Context) -> tuple[Batch, RNDState]:
+        embedding = embed(state.target, batch.next_obs)
+        predicted = embed(_predictor(where, context.params, predictor), batch.next_obs)
+        error = jax.lax.stop_gradient(jnp.mean(jnp.square(predicted - embedding), axis=-1))
+        if error.shape[1:] != (num_envs,):
+            raise UserValueError(f"{where}: num_envs={num_envs}, but the rollout has the axes {error.shape}, [T, N]")
+        keep = jnp.ones_like(error, bool) if batch.mask is None else batch.mask.astype(bool)
+        error, discount = jnp.where(keep, error, 0).astype(state.discounted.dtype), at(gamma, context.step)
+
+        def add(total: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+            error, counts = now
+            total = jnp.where(counts, discount * total + error, total).astype(total.dtype)
+            return total, total
+
+        last, sums = jax.lax.scan(add, state.discounted, (error, keep))
+        mean = masked_mean(sums, keep)
+        seen = Moments(mean, masked_mean(jnp.square(sums - mean), keep), jnp.sum(keep, dtype=sums.dtype))
+        moments = appended_if_any(state.moments, seen)
+        reward = spread_nan(error / jnp.sqrt(moments.var + 1e-8), discount).astype(batch.log_prob.dtype)
+        written = {"rnd_reward": reward, "rnd_terminated": jnp.zeros_like(reward)}
+        written["rnd_target"] = embedding.astype(reward.dtype)
+        batch = batch.replace(extras={**batch.extras, **written})
+        return batch.add_metrics(rnd_reward=masked_mean(reward, batch.mask)), RNDState(state.target, last, moments)
+
+    return Part(
+        first,
+        update,
+        where,
+        requires=("next_obs",),
+        provides=("extras.rnd_reward", "extras.rnd_terminated", "extras.rnd_target"),
+        reads=("log_prob", "mask", "extras"),
+        place="before_sampler",
+        needs_time=True,
+    )
+
+
+def rnd_loss(embed: Embed, *, coef: Numeric = 1.0, predictor: str = "predictor", name: str = "rnd") -> Part:
+    r"""Add `coef` times the error of the predictor of `rnd_reward` as the loss `name`.
+
+    .. math:: L_i = \frac{1}{K} \left\| \hat f(s'_i) - f(s'_i) \right\|^2
+
+    Metric: `<name>_loss`, without the coefficient.
+
+    Args:
+        embed, predictor: as in `rnd_reward`.
+        coef: coefficient, >= 0; a schedule counts learner updates.
+        name: key in `losses`.
+
+    Place: after the sampler, in a chain with `rnd_reward`.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> def embed(network, obs): ...
+        >>> part = pp.rnd_loss(embed)
+
+    Reference: Burda et al. 2018, arXiv:1810.12894, section 2.2.
+    """
+    where = "rnd_loss"
+    if not callable(embed):
+        raise UserTypeError(f"{where}: embed must be a function, got {embed!r}")
+    coef = number(where, "coef", coef, 0)
+
+    def loss(batch: Batch, context: Context) -> Array:
+        predicted = embed(_predictor(where, context.params, predictor), batch.next_obs)
+        error = predicted - jax.lax.stop_gradient(batch.extras["rnd_target"])
+        return jnp.mean(jnp.square(error), axis=-1).astype(batch.log_prob.dtype)
+
+    return measured_loss_part(
+        where, name, loss, coef=coef, requires=("next_obs", "extras.rnd_target"), reads=("log_prob",)
+    )
+
+
+def _predictor(where: str, params: Params, entry: str) -> Any:
+    if not isinstance(params, dict) or entry not in params:
+        there = list(params) if isinstance(params, dict) else type(params).__name__
+        raise UserValueError(
+            f"{where}: the parameters must be a dict with an entry {entry!r} for the predictor, got {there}: draw it "
+            "with the same init as the random network, and with another key"
+        )
+    return params[entry]
