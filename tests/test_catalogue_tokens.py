@@ -297,6 +297,23 @@ def test_equals_reference_with_gradient_and_mask(entry):
     check_reference(entry)
 
 
+@pytest.mark.parametrize("offset", [-200.0, 200.0])
+@pytest.mark.parametrize("entry", [e for e in ENTRIES if e.samples in (moderate, with_log_prob)], ids=lambda e: e.id)
+def test_extreme_log_ratios(entry, offset):
+    """Values, gradients and masks where every ratio is about e^200 or e^-200; float32 cannot hold the former."""
+    samples = entry.samples()
+    samples["log_ratio"] += offset
+    check_reference(entry._replace(samples=lambda: samples))
+    given = {name: jnp.asarray(x, jnp.float32) for name, x in samples.items()}
+
+    def total(log_ratio):
+        return jnp.sum(entry.function(**{**given, "log_ratio": log_ratio}, **entry.hyperparameters))
+
+    slopes = jax.grad(total)(given["log_ratio"])
+    assert not np.isnan(slopes).any()
+    assert offset > 0 or np.isfinite(slopes).all()
+
+
 @pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry.laws], ids=lambda entry: entry.id)
 def test_reduces_to(entry):
     check_laws(entry)
