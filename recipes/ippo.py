@@ -72,9 +72,8 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     """
     training.check_config(config)
     independent = config.parameters == "independent"
-    if env is None:
-        statistics = {"normalize": config.normalize_env, "gamma": config.gamma, "per_agent": independent}
-        env = envs.prepare(envs.make_agents(config.env_id), **statistics)
+    statistics = {"normalize": config.normalize_env, "gamma": config.gamma, "per_agent": independent}
+    env = env or envs.prepare(envs.make_agents(config.env_id), **statistics)
 
     def inputs(obs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the inputs of each agent's actor and critic, from the observations `[..., A, D]` of all agents."""

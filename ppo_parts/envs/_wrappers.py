@@ -125,7 +125,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
         clip: bound after standardization, in standard deviations, > 0.
         eps: added to the variance, >= 0.
         per_agent: each agent has its own statistics, for agents whose observations differ in meaning or size. An
-            agent's number among its observations becomes 0.
+            agent's number that the environment puts into the observations then becomes 0.
 
     Raises:
         ValueError: `clip` or `eps` is out of range; `per_agent` without an axis of agents; several agents with a
