@@ -10,31 +10,43 @@ import jax.numpy as jnp
 
 from ._shards import joined, split
 from ._types import Array
+from .functional._common import unsqueezed
 
 
 class Moments(NamedTuple):
-    """Running mean and (population) variance of a stream, and the number of elements so far."""
+    """Running mean and (population) variance of a stream, and the number of elements so far.
+
+    `seen` has no axes, or, for the separate streams of A agents, `[A, 1, ...]`, with as many axes as `mean`.
+    """
 
     mean: Array
     var: Array
     seen: Array
 
     @staticmethod
-    def of(example: Array) -> Moments:
-        """Moments of an empty stream: mean 0, variance 1."""
+    def of(example: Array, per_agent: bool = False) -> Moments:
+        """Moments of an empty stream: mean 0, variance 1; `per_agent`: of one stream for each row of the example."""
         shape = jnp.shape(example)
-        return Moments(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
+        streams = (shape[0], *(1 for _ in shape[1:])) if per_agent else ()
+        return Moments(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(streams))
 
-    def updated(self, x: Array) -> Moments:
+    def updated(self, x: Array, present: Array | None = None) -> Moments:
         """Return the moments after appending the rows of `x`, `[N, ...]`, to the stream (Chan et al. 1979).
 
-        Non-finite numbers would never leave the moments, so an `x` that contains any is ignored.
+        Only rows where `present` is True count; it has shape `[N]`, or `[N, A]` for the streams of A agents. Non-finite
+        numbers would never leave the moments, so an `x` in which any of them counts is ignored.
         """
         x = x.astype(jnp.float32)
-        mean, var = jnp.mean(x, axis=0), jnp.var(x, axis=0)
-        after = self.appended(Moments(mean, var, jnp.float32(x.shape[0])))
-        finite = jnp.all(jnp.isfinite(mean) & jnp.isfinite(var))  # one of them is not finite if an element of x is not
-        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, self)
+        if present is None:
+            where, seen = None, jnp.full_like(self.seen, x.shape[0])
+        else:
+            where = unsqueezed(present, x.ndim)
+            seen = jnp.sum(where, axis=0, dtype=jnp.float32).reshape(self.seen.shape)
+        mean, var = jnp.mean(x, axis=0, where=where), jnp.var(x, axis=0, where=where)
+        after, some = self.appended(Moments(mean, var, seen)), seen > 0
+        # Of the mean and the variance, one is not finite if an element that counts is not, or if none counts.
+        finite = jnp.all((jnp.isfinite(mean) & jnp.isfinite(var)) | ~some)
+        return jax.tree.map(lambda new, old: jnp.where(finite & some, new, old), after, self)
 
     def appended(self, other: Moments) -> Moments:
         """Return the moments of this stream followed by another one, which has to have an element."""
@@ -64,12 +76,13 @@ class ShardMoments(NamedTuple):
     @staticmethod
     def of(moments: Moments, shards: int) -> ShardMoments:
         """Moments at the beginning of a rollout."""
-        empty = Moments.of(moments.mean)
+        empty = Moments.of(moments.mean)._replace(seen=jnp.zeros_like(moments.seen))
         return ShardMoments(moments, Moments(*(jnp.broadcast_to(x, (shards, *x.shape)) for x in empty)))
 
-    def updated(self, x: Array) -> ShardMoments:
+    def updated(self, x: Array, present: Array | None = None) -> ShardMoments:
         """Return the moments after appending the rows of `x`, `[N, ...]`, to the streams of their shards."""
-        return self._replace(since=jax.vmap(Moments.updated)(self.since, split(x, len(self.since.seen), 0)))
+        rows = jax.tree.map(lambda leaf: split(leaf, len(self.since.seen), 0), (x, present))
+        return self._replace(since=jax.vmap(Moments.updated)(self.since, *rows))
 
     def of_rows(self, number: int) -> Moments:
         """Return the moments that the shard of each of so many rows has seen, `[N, ...]`."""
@@ -103,7 +116,7 @@ def merged_moments(env_state: Any) -> Any:
 def merged(each: Moments) -> Moments:
     """Merge the moments of shards, `[shards, ...]`; devices sum twice, for the mean and for the variance around it."""
     mean, var, seen = each
-    weight, total = seen.reshape(-1, *(1 for _ in mean.shape[1:])), jnp.sum(seen)
+    weight, total = unsqueezed(seen, mean.ndim), jnp.sum(seen, axis=0)
     some = jnp.maximum(total, 1)
     whole = jnp.sum(weight * mean, axis=0, keepdims=True) / some
     return Moments(whole[0], jnp.sum(weight * (var + jnp.square(mean - whole)), axis=0) / some, total)

@@ -5,8 +5,7 @@
     python -m recipes.ippo --preset riddle
 
 Actor and critic are phases of one update: each has its own sampler, epochs and optimizer, and the early stop applies
-to the actor alone. Rollouts have shape [T, N, A], and the mask excludes absent agents. docs/fidelity.md lists the
-differences from the originals (jaxagents, JaxMARL).
+to the actor alone. Rollouts have shape [T, N, A], and the mask excludes absent agents. Originals: docs/fidelity.md.
 """
 
 from __future__ import annotations
@@ -49,6 +48,7 @@ class Config(training.Config):
     hidden: Annotated[int, at_least(1), "units of each of two hidden layers, and of the recurrent cell"] = 64
     activation: Annotated[networks.Activation, "activation of the hidden layers"] = "tanh"
     memory: Annotated[networks.Cell | None, "recurrent cell in actor and critic"] = None
+    normalize_env: Annotated[bool, "standardize and clip observations and rewards by running statistics"] = False
 
 
 PRESETS = {
@@ -71,9 +71,9 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     `env` is your own environment with an axis of agents, and `pipeline` your own chain; None: as configured.
     """
     training.check_config(config)
-    if env is None:
-        env = envs.prepare(envs.make_agents(config.env_id))
     independent = config.parameters == "independent"
+    statistics = {"normalize": config.normalize_env, "gamma": config.gamma, "per_agent": independent}
+    env = env or envs.prepare(envs.make_agents(config.env_id), **statistics)
 
     def inputs(obs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the inputs of each agent's actor and critic, from the observations `[..., A, D]` of all agents."""

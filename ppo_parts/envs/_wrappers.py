@@ -14,6 +14,7 @@ from .._errors import UserTypeError, UserValueError
 from .._hyperparameters import number
 from .._moments import Moments as Moments
 from .._moments import NormalizedState
+from ..functional._common import unsqueezed
 from ._env import Array, Box, Env, Observation, Transition, is_discrete, size
 
 
@@ -82,7 +83,9 @@ def clip_reward(env: Env) -> Env:
     return env._replace(step=step)
 
 
-def prepare(env: Env, *, normalize: bool = False, gamma: Any = None, rescale: bool = False) -> Env:
+def prepare(
+    env: Env, *, normalize: bool = False, gamma: Any = None, rescale: bool = False, per_agent: bool = False
+) -> Env:
     """Apply PPO's usual wrappers: clip actions to their box and, with `normalize`, normalize observations and rewards.
 
     Args:
@@ -90,6 +93,7 @@ def prepare(env: Env, *, normalize: bool = False, gamma: Any = None, rescale: bo
         normalize: apply `normalize_observation` and `normalize_reward`.
         gamma: the learner's discount, for `normalize_reward`.
         rescale: apply `rescale_action` instead of `clip_action`.
+        per_agent: each agent has its own statistics; see `normalize_observation`.
 
     Example:
         >>> from ppo_parts import envs
@@ -97,10 +101,12 @@ def prepare(env: Env, *, normalize: bool = False, gamma: Any = None, rescale: bo
     """
     if not is_discrete(env.action_space):
         env = rescale_action(env) if rescale else clip_action(env)
-    return normalize_reward(normalize_observation(env), gamma=gamma) if normalize else env
+    if not normalize:
+        return env
+    return normalize_reward(normalize_observation(env, per_agent=per_agent), gamma=gamma, per_agent=per_agent)
 
 
-def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) -> Env:
+def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, per_agent: bool = False) -> Env:
     r"""Standardize observations by running statistics: :math:`\mathrm{clip}((o-\mu)/\sqrt{\sigma^2+\epsilon}, \pm c)`.
 
     The statistics are part of the environment's state. They include every observation that the policy acts on, before
@@ -111,33 +117,50 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
     A non-finite observation is passed on unchanged, for the learner to count, and does not enter the
     statistics. In an `Observation`, `obs` and `privileged` are standardized, and the mask is not changed.
 
+    With several agents, the statistics are those of all agents' observations, as if each agent were an environment.
+    Observations of absent agents do not enter them, but are standardized too, since a central critic may see them.
+
     Args:
         env: environment with array observations.
         clip: bound after standardization, in standard deviations, > 0.
         eps: added to the variance, >= 0.
+        per_agent: each agent has its own statistics, for agents whose observations differ in meaning or size. An
+            agent's number that the environment puts into the observations then becomes 0.
+
+    Raises:
+        ValueError: `clip` or `eps` is out of range; `per_agent` without an axis of agents; several agents with a
+            privileged part.
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 28 and 29.
     """
 
     size(env.observation_space)
-    _one_agent("normalize_observation", env)
     clip, eps = _constants("normalize_observation", clip, eps)
+    rows = _rows("normalize_observation", env, per_agent)
+    if env.num_agents is not None and env.privileged_space is not None:
+        raise UserValueError(
+            f"normalize_observation: observations of {env.num_agents} agents have a privileged part "
+            f"({env.privileged_space}), which no statistics are kept of: set privileged and privileged_space to None, "
+            "and let a central critic see all agents' observations"
+        )
 
     def shown(moments: Any, obs: Any) -> Any:
-        x = seen(obs)
+        each = seen(obs)
+        x = rows(each)
         mean, var, _ = moments.of_rows(x.shape[0])
         scaled = jnp.clip((x - mean) / jnp.sqrt(var + eps), -clip, clip)
-        return with_seen(obs, jnp.where(jnp.isfinite(x), scaled, x))  # the learner counts what is not finite
+        scaled = jnp.where(jnp.isfinite(x), scaled, x)  # the learner counts what is not finite
+        return with_seen(obs, scaled.reshape(each.shape))
 
     def reset(key: Array, num_envs: int) -> tuple[NormalizedState, Any]:
         inner, obs = env.reset(key, num_envs)
-        moments = Moments.of(seen(obs)[0]).updated(seen(obs))
+        x = rows(seen(obs))
+        moments = Moments.of(x[0], per_agent).updated(x)
         return NormalizedState(inner, moments), shown(moments, obs)
 
     def step(key: Array, state: NormalizedState, action: Any) -> tuple[NormalizedState, Transition]:
         inner, out = env.step(key, state.inner, action)
-        _all_present("normalize_observation", out)
-        moments = state.moments.updated(seen(out.obs))
+        moments = state.moments.updated(*jax.tree.map(rows, (seen(out.obs), _present_next(out))))
         out = out._replace(obs=shown(moments, out.obs), final_obs=shown(moments, out.final_obs))
         return NormalizedState(inner, moments), out
 
@@ -159,7 +182,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
 
     def restart(key: Array, state: NormalizedState) -> tuple[NormalizedState, Any]:
         inner, obs = _restarted(env, key, state.inner)
-        moments = state.moments.updated(seen(obs))
+        moments = state.moments.updated(rows(seen(obs)))
         return NormalizedState(inner, moments), shown(moments, obs)
 
     def observe(state: NormalizedState, obs: Any) -> Any:
@@ -175,42 +198,52 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8) ->
     )
 
 
-def normalize_reward(env: Env, *, gamma: float | Array, clip: float = 10.0, eps: float = 1e-8) -> Env:
+def normalize_reward(
+    env: Env, *, gamma: float | Array, clip: float = 10.0, eps: float = 1e-8, per_agent: bool = False
+) -> Env:
     r"""Divide rewards by the running standard deviation of the discounted return; clip to :math:`\pm c`.
 
     .. math:: G \leftarrow \gamma G + r, \qquad \hat r = \mathrm{clip}(r / \sqrt{\mathrm{Var}(G) + \epsilon}, \pm c)
 
     Rewards are not centered, and G starts from 0 in each episode. `evaluation` leaves rewards unscaled. A non-finite
     reward is passed on unchanged, for the learner to count, and does not enter the statistics. Several shards
-    update the statistics as in `normalize_observation`.
+    update the statistics as in `normalize_observation`. With several agents, each has its own G, and the variance is
+    that of all of them; absent agents do not enter it.
 
     Args:
         env: any environment.
         gamma: the learner's discount, in [0, 1].
         clip: bound of the scaled reward, > 0.
         eps: added to the variance, >= 0.
+        per_agent: the rewards of each agent are divided by the deviation of its own G.
+
+    Raises:
+        ValueError: `gamma`, `clip` or `eps` is out of range; `per_agent` without an axis of agents. TypeError: `gamma`
+            is a schedule.
 
     Reference: Huang et al. 2022, details 30 and 31; Engstrom et al. 2020, arXiv:2005.12729, section 3.
     """
 
-    _one_agent("normalize_reward", env)
+    rows = _rows("normalize_reward", env, per_agent)
     if callable(gamma):
         raise UserTypeError("normalize_reward: gamma must be a number: an environment has no updates to schedule it by")
     gamma, (clip, eps) = number("normalize_reward", "gamma", gamma, 0, 1), _constants("normalize_reward", clip, eps)
 
     def reset(key: Array, num_envs: int) -> tuple[NormalizedState, Any]:
         inner, obs = env.reset(key, num_envs)
-        return NormalizedState(inner, Moments.of(jnp.zeros(())), jnp.zeros(num_envs)), obs
+        running = jnp.zeros((num_envs,) if env.num_agents is None else (num_envs, env.num_agents))
+        return NormalizedState(inner, Moments.of(rows(running)[0], per_agent), running), obs
 
     def step(key: Array, state: NormalizedState, action: Any) -> tuple[NormalizedState, Transition]:
         inner, out = env.step(key, state.inner, action)
-        _all_present("normalize_reward", out)
         running = state.running_return * gamma + out.reward
-        moments = state.moments.updated(running)
-        variance = moments.of_rows(out.reward.shape[0]).var
-        reward = jnp.clip(out.reward / jnp.sqrt(variance + eps), -clip, clip)
+        moments = state.moments.updated(*jax.tree.map(rows, (running, out.mask)))
+        rewards = rows(out.reward)
+        variance = moments.of_rows(rewards.shape[0]).var
+        reward = jnp.clip(rewards / jnp.sqrt(variance + eps), -clip, clip).reshape(out.reward.shape)
         reward = jnp.where(jnp.isfinite(out.reward), reward, out.reward)  # unchanged, for the learner to count
-        running = jnp.where(out.terminated | out.truncated | ~jnp.isfinite(running), 0, running)
+        over = out.terminated | out.truncated | ~jnp.isfinite(running)
+        running = jnp.where(over if out.mask is None else over | ~out.mask, 0, running)
         return NormalizedState(inner, moments, running), out._replace(reward=reward)
 
     def restart(key: Array, state: NormalizedState) -> tuple[NormalizedState, Any]:
@@ -328,21 +361,25 @@ def with_seen(obs: Any, x: Array) -> Any:
     return obs._replace(obs=own.reshape(obs.obs.shape), privileged=privileged.reshape(obs.privileged.shape))
 
 
-def _all_present(where: str, out: Transition) -> None:
-    if out.mask is not None:
+def _rows(where: str, env: Env, per_agent: bool) -> Callable[[Array], Array]:
+    """Make the function that merges the axes of environments and agents, `[N, A, ...]`, where they share statistics."""
+    if per_agent and env.num_agents is None:
         raise UserValueError(
-            f"{where}: agents can be absent here, and what they leave behind would enter the statistics"
+            f"{where}: per_agent={per_agent!r} needs an axis of agents, and this environment has none: leave it out"
         )
+    if env.num_agents is None or per_agent:
+        return lambda x: x
+    return lambda x: x.reshape(-1, *x.shape[2:])
+
+
+def _present_next(out: Transition) -> Array | None:
+    """Return where the next observation is of a present agent, which stays or begins an episode; None: everywhere."""
+    if out.mask is None:
+        return None
+    ended, _ = out.episode_ends()
+    return (out.mask & ~(out.terminated | out.truncated)) | unsqueezed(ended, out.mask.ndim)
 
 
 def _constants(where: str, clip: Any, eps: Any) -> tuple[Any, Any]:
     clip = number(where, "clip", clip, 0, open_low=True, schedule=False)
     return clip, number(where, "eps", eps, 0, schedule=False)
-
-
-def _one_agent(where: str, env: Env) -> None:
-    if env.num_agents is not None:
-        raise UserValueError(
-            f"{where}: this environment has {env.num_agents} agents, and the statistics are of one: put "
-            "fold_agents() around it first"
-        )

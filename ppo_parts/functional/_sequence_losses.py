@@ -377,7 +377,6 @@ def clip_cov(
     Reference: Cui et al. 2025, The Entropy Mechanism of Reinforcement Learning, arXiv:2505.22617, Clip-Cov.
     """
     where = "clip_cov"
-    loss = clipped_surrogate(log_ratio, advantage, clip_eps=clip_eps, clip_eps_high=clip_eps_high, mask=mask)
     cov, keep = _covariance(where, log_ratio, advantage, log_prob, mask)
     limits = {"cov_low": cov_low, "cov_high": cov_high}
     floor, ceiling = (checked_scalar(where, name, x, -jnp.inf) for name, x in limits.items())
@@ -386,6 +385,8 @@ def clip_cov(
     clipped = jnp.where(jnp.asarray(advantage) < 0, below, above)
     eligible = keep & ~clipped & (cov > floor) & (cov < ceiling)
     drawn = _foremost(jax.random.uniform(key, cov.shape), eligible, _share(where, fraction, keep))
+    kept = jnp.where(drawn, 0, log_ratio)  # the gradient of an infinite loss would be NaN where it is dropped
+    loss = clipped_surrogate(kept, advantage, clip_eps=clip_eps, clip_eps_high=clip_eps_high, mask=mask)
     return jnp.where(drawn, 0, loss)
 
 
