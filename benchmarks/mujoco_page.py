@@ -163,6 +163,39 @@ def choices(results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
     return lines
 
 
+def defaults_of_libraries(results: pathlib.Path) -> list[str]:
+    """The table of the presets of `recipes.library_ppo`, whose update and hyperparameters are those of a library."""
+    lines: list[str] = []
+    records = runs(results / "libraries")
+    for task, steps in dict.fromkeys((record["task"], record["env_steps"]) for record in records):
+        chosen = [record for record in records if (record["task"], record["env_steps"]) == (task, steps)]
+        chosen.sort(key=lambda record: -float(record["last_evaluation"]["mean"]))
+        rows = [
+            [
+                f"[{record['variant']}](../benchmarks/results/libraries/{record['file']})",
+                interval(record["last_evaluation"]),
+                interval(record["last_100_episodes"]),
+                f"{np.mean([row['approx_kl'] for row in record['curve']]):.4f}",
+            ]
+            for record in chosen
+        ]
+        seeds = f"seeds {chosen[0]['seeds'][0]} - {chosen[0]['seeds'][-1]}"
+        what = [f"{task}, {steps:,} steps, {seeds}", "last evaluation", "last 100 training episodes", "`approx_kl`"]
+        lines += table(what, rows)
+    if not lines:
+        return []
+    return [
+        "### Each library with its default hyperparameters",
+        "",
+        "The presets of [`recipes.library_ppo`](libraries.md#train-with-them): environments, normalization of",
+        "observations and rewards, and network are the same for all, and the update is the library's.",
+        "",
+        *lines,
+        "`approx_kl` is the mean over all gradient steps of the run.",
+        "",
+    ]
+
+
 @dataclasses.dataclass(frozen=True)
 class Comparison:
     """Runs of one task that differ in one choice each; the first is what the others are compared with.

@@ -24,6 +24,7 @@ def page(results: pathlib.Path, docs: pathlib.Path) -> str:
         "",
         *mujoco_page.results_table(results, docs / "img"),
         *mujoco_page.choices(results, docs / "img"),
+        *mujoco_page.defaults_of_libraries(results),
         *mujoco_page.settings(results),
         *minatar(results),
         *atari.section(results, docs / "img"),
