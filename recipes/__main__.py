@@ -19,7 +19,7 @@ def listed() -> Iterator[str]:
         title, *_ = recipe.__doc__.splitlines()
         yield f"python -m recipes.{found.name}: {title}"
         for name, config in recipe.PRESETS.items():
-            yield f"  --preset {name:<12}{config.env_id:<24}{config.total_timesteps:>12,} steps"
+            yield f"  --preset {name:<18}{config.env_id:<24}{config.total_timesteps:>12,} steps"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
     python -m recipes.ippo --preset riddle
 
 Actor and critic are phases of one update: each has its own sampler, epochs and optimizer, and the early stop applies
-to the actor alone. Rollouts have shape [T, N, A], and the mask excludes absent agents. Originals: docs/fidelity.md.
+to the actor alone. Rollouts have shape [T, N, A], and the mask excludes absent agents. docs/fidelity.md lists the
+differences from the originals (jaxagents, JaxMARL).
 """
 
 from __future__ import annotations
