@@ -319,6 +319,12 @@ def test_reduces_to(entry):
     check_laws(entry)
 
 
+def test_reward_to_go_skips_masked_steps_without_a_discount():
+    reward, mask = jnp.array([1.0, jnp.nan, 4.0, 8.0]), jnp.array([1, 0, 1, 0])
+    ends = jnp.array([0, 1, 0, 0])  # of a masked step, so it does not count
+    assert f.reward_to_go(reward, ends, gamma=0.5, mask=mask).tolist() == [3.0, 0.0, 4.0, 0.0]
+
+
 @pytest.fixture(autouse=True)
 def quick_compilation():
     """These tests compile much and run little."""

@@ -32,6 +32,12 @@ def test_presets_have_the_defaults_of_the_libraries(library):
                 assert getattr(config, field) == taken[argument].default, field
 
 
+def test_fields_with_names_of_cleanrl_reach_the_library():
+    skrl = library_ppo.PRESETS["skrl"]
+    assert (skrl.update_epochs, skrl.clip_coef, skrl.vf_coef, skrl.ent_coef) == (8, 0.2, 2.5, 0.0)
+    assert library_ppo.PRESETS["rsl_rl"].ent_coef == 0.01
+
+
 @pytest.mark.parametrize("preset", ["rl_games", "skrl", "stable_baselines3", "tianshou"])
 def test_every_preset_makes_a_run(preset):
     _, metrics = library_ppo.make_train(tiny(preset)).shapes  # traced when it is made
