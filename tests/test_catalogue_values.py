@@ -362,13 +362,33 @@ def test_gsde_holds_its_noise_and_says_how_likely_an_action_is():
     )
 
 
+def embed(network, obs):
+    return jnp.tanh(obs @ network)
+
+
+def draw(key):
+    return jax.random.normal(key, (OBS, 2))
+
+
+def test_rnd_leaves_masked_steps_out():
+    part, batch = pp.rnd_reward(draw, embed, num_envs=4, gamma=0.5), example_batch()
+    keep = np.asarray(batch.mask, bool)
+    batch = batch.replace(next_obs=jnp.where(keep[..., None], batch.next_obs, jnp.nan))
+    params = {"predictor": draw(jax.random.key(0))}
+    state = part.init(params, jax.random.key(1))
+    out, after = part.update(batch, state, pp.Context(key=jax.random.key(2), params=params))
+    error = jnp.mean(jnp.square(embed(params["predictor"], batch.next_obs) - embed(state.target, batch.next_obs)), -1)
+    totals, sums = np.zeros(4), np.zeros((6, 4))
+    for t in range(6):
+        totals = np.where(keep[t], 0.5 * totals + error[t], totals)
+        sums[t] = totals
+    np.testing.assert_allclose(after.discounted, totals, rtol=1e-6)
+    np.testing.assert_allclose(after.moments.var, np.var(sums[keep]), rtol=1e-5)
+    expected = np.where(keep, error, 0) / np.std(sums[keep])
+    np.testing.assert_allclose(out.extras["rnd_reward"], expected, rtol=1e-5)
+
+
 def test_the_loss_of_rnd_obeys_the_laws_and_what_cannot_work_is_refused():
-    def embed(network, obs):
-        return jnp.tanh(obs @ network)
-
-    def draw(key):
-        return jax.random.normal(key, (OBS, 2))
-
     def batch(seed=0, dtype=jnp.float32):
         given = example_batch(seed, dtype, after_sampler=True).replace(current=None)
         return given.replace(extras={**given.extras, "rnd_target": embed(jnp.ones((OBS, 2), dtype), given.obs)})
