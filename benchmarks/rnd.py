@@ -140,13 +140,7 @@ def make_train(config: Config) -> training.Train:
 
     policy = pp.Policy(init, lambda params, batch: network.apply(params["policy"], batch.obs))
     rate = pp.linear_schedule(config.learning_rate, 0.0, config.num_updates)
-    record = {"record": ("value_intrinsic",), "keep_next_obs": True} if config.rnd else {}
-    return training.Train(
-        env=env,
-        policy=policy,
-        rollout=pp.rollout(env, policy, num_envs=config.num_envs, num_steps=config.num_steps, **record),
-        learner=pp.learner(policy, chain(config, observed), pp.clipped_adam(rate, config.max_grad_norm)),
-        num_updates=config.num_updates,
-        steps_per_update=config.num_envs * config.num_steps,
-        schedules={"learning_rate": rate},
+    optimizer, record = pp.clipped_adam(rate, config.max_grad_norm), ("value_intrinsic",) if config.rnd else ()
+    return training.Train.of(
+        config, env, policy, chain(config, observed), optimizer, record=record, schedules={"learning_rate": rate}
     )

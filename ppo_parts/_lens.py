@@ -136,8 +136,11 @@ class _Lens(NamedTuple):
         for field, path in self.read.items():
             found = field_at(batch, path)
             if found is None:
+                remedy = ""
+                if path.startswith("extras."):
+                    remedy = ": let the rollout record it, or put the part that writes it before this one"
                 raise UserValueError(
-                    f"within {self.name!r}: {self.part.name} reads {path}, which the batch does not have"
+                    f"within {self.name!r}: {self.part.name} reads {path}, which the batch does not have{remedy}"
                 )
             inner = with_field_at(inner, _inner_path(field, path), found)
         return inner

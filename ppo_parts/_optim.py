@@ -125,9 +125,10 @@ def scale_by_kl_adaptive_rate(
     def update(updates: Any, state: KLAdaptiveRateState, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         del params
         if metric not in (metrics := extra.get("metrics") or {}):
+            part = "policy_diagnostics()" if metric == "approx_kl" else "kl_penalty(coef=0, name=...)"
             raise UserValueError(
                 f"{where}: the metric {metric!r} does not exist; put a part that adds it into the chain, such as "
-                f"policy_diagnostics(), and call update with metrics=..., as learner() does; there are: {list(metrics)}"
+                f"{part}, and call update with metrics=..., as learner() does; there are: {list(metrics)}"
             )
         divergence = jnp.asarray(metrics[metric], state.learning_rate.dtype)
         if average_over is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -49,7 +49,8 @@ def rnd_reward(
 
     Args:
         init: function of a key that returns the parameters of a network. It draws f, with a key of the learner.
-        embed: function of these parameters and observations `[..., *shape]` that returns `[..., K]`.
+        embed: function of these parameters and observations `[..., *shape]`, as the environment returns them, that
+            returns `[..., K]`.
         num_envs: N.
         gamma: discount of the sums, in [0, 1]; a schedule counts learner updates.
         predictor: the entry of the parameters that holds those of the predictor.
@@ -96,6 +97,9 @@ def rnd_reward(
         embedding = embed(state.target, batch.next_obs)
         predicted = embed(_predictor(where, context.params, predictor), batch.next_obs)
         error = jax.lax.stop_gradient(jnp.mean(jnp.square(predicted - embedding), axis=-1))
+        if error.shape != batch.log_prob.shape:
+            axes = ", ".join(map(str, batch.log_prob.shape))
+            raise UserValueError(f"{where}: embed must return an array [{axes}, K] here, got shape {embedding.shape}")
         if error.shape[1:] != (num_envs,):
             raise UserValueError(f"{where}: num_envs={num_envs}, but the rollout has the axes {error.shape}, [T, N]")
         keep = jnp.ones_like(error, bool) if batch.mask is None else batch.mask.astype(bool)
@@ -165,10 +169,10 @@ def rnd_loss(embed: Embed, *, coef: Numeric = 1.0, predictor: str = "predictor",
 
 
 def _predictor(where: str, params: Params, entry: str) -> Any:
-    if not isinstance(params, dict) or entry not in params:
-        there = list(params) if isinstance(params, dict) else type(params).__name__
+    if not isinstance(params, Mapping) or entry not in params:
+        there = list(params) if isinstance(params, Mapping) else type(params).__name__
         raise UserValueError(
-            f"{where}: the parameters must be a dict with an entry {entry!r} for the predictor, got {there}: draw it "
-            "with the same init as the random network, and with another key"
+            f"{where}: the parameters must be a dictionary with an entry {entry!r} for the predictor, got {there}: "
+            "draw it with the same init as the random network, and with another key"
         )
     return params[entry]

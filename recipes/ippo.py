@@ -73,7 +73,11 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     """
     training.check_config(config)
     independent = config.parameters == "independent"
-    statistics = {"normalize": config.normalize_env, "gamma": config.gamma, "per_agent": independent}
+    statistics = {
+        "normalize": config.normalize_env,
+        "gamma": config.gamma,
+        "per_agent": independent and config.normalize_env,
+    }
     env = env or envs.prepare(envs.make_agents(config.env_id), **statistics)
 
     def inputs(obs: jax.Array) -> tuple[jax.Array, jax.Array]:

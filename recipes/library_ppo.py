@@ -16,6 +16,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import jax
 import optax
 
 import ppo_parts as pp
@@ -98,6 +99,19 @@ PRESETS = {
 }  # fmt: skip
 
 
+def check_library(config: Config) -> None:
+    """Raise if the hyperparameters are all those of another library, as after `--library skrl` without `--preset`."""
+    own, here = (tuple(getattr(each, field) for field in ARGUMENTS) for each in (preset(config.library), config))
+    if any(isinstance(x, jax.Array) for x in here):  # of a sweep
+        return
+    for name, other in PRESETS.items():
+        if here != own and here == tuple(getattr(other, field) for field in ARGUMENTS) and other.library == name:
+            raise pp.UserValueError(
+                f"must be {name}, whose hyperparameters these are, got {config.library!r}: --preset {config.library} "
+                "has its own", where="Config", argument="library",
+            )  # fmt: skip
+
+
 def update_of(config: Config, env: envs.Env) -> tuple[pp.Part, optax.GradientTransformation]:
     """Return the chain and the optimizer of the library."""
     taken = parameters_of(config.library)
@@ -108,6 +122,11 @@ def update_of(config: Config, env: envs.Env) -> tuple[pp.Part, optax.GradientTra
                 where="Config", argument=field,
             )  # fmt: skip
     given = {name: getattr(config, field) for field, name in ARGUMENTS.items() if name in taken}
+    if config.segment_length is not None and config.num_steps % config.segment_length:
+        raise pp.UserValueError(
+            f"must divide the {config.num_steps} steps of a rollout, got {config.segment_length}",
+            where="Config", argument="segment_length",
+        )  # fmt: skip
     if config.library == "rl_games":
         if envs.is_discrete(env.action_space):
             raise pp.UserValueError(
@@ -124,6 +143,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
     """
     training.check_config(config)
+    check_library(config)
     if env is None:
         env = envs.make(config.env_id)
         env = env if config.squash else envs.prepare(env)

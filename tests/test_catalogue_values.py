@@ -402,6 +402,9 @@ def test_the_loss_of_rnd_obeys_the_laws_and_what_cannot_work_is_refused():
     with pytest.raises(pp.UserValueError, match=r"drawn with a key: call learner\.init\(params, key\)"):
         reward.init(params)
     state = reward.init(params, jax.random.key(0))
+    flat = pp.rnd_reward(draw, lambda network, obs: jnp.sum(embed(network, obs), axis=-1), num_envs=4)
+    with pytest.raises(pp.UserValueError, match=r"embed must return an array \[6, 4, K\] here, got shape \(6, 4\)"):
+        flat.update(batch(), state, pp.Context(key=jax.random.key(0), params=params))
     with pytest.raises(pp.UserValueError, match=r"num_envs=3, but the rollout has the axes \(6, 4\)"):
         reward.update(batch(), state, pp.Context(key=jax.random.key(0), params=params))
 

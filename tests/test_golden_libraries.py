@@ -168,7 +168,7 @@ def test_preset_reproduces_the_library(case):
 
 
 def test_what_does_not_fit_is_an_error():
-    with pytest.raises(ValueError, match="num_minibatches=2 must divide num_envs=3"):
+    with pytest.raises(ValueError, match="num_minibatches must divide the 3 environments, got 2"):
         libraries.rl_games(num_envs=3, num_steps=4, num_actions=1)
     clip, joint = clip_each_network(1.0), {"params": jnp.ones(2)}
     with pytest.raises(ValueError, match=r"an entry for each network.*got \['params'\]"):

@@ -11,6 +11,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs, training
+from ppo_parts.training import _train
 from recipes import libraries, library_ppo, mujoco_ppo
 
 TINY = {"env_id": "Pendulum-v1", "num_envs": 4, "num_steps": 8, "num_minibatches": 2, "hidden": (8,)}
@@ -50,9 +51,18 @@ def test_a_run_records_the_rate_that_follows_the_divergence():
     result = jax.jit(library_ppo.make_train(config))(jax.random.key(0))
     rate = np.asarray(result.metrics["learning_rate"])
     ratios = np.log(rate / config.learning_rate) / np.log(1.5)
-    assert np.all(rate != np.float32(config.learning_rate))
+    assert rate[0] == np.float32(config.learning_rate)  # when the update begins
+    assert rate[1] != rate[0]
     np.testing.assert_allclose(ratios, np.round(ratios), atol=1e-4)
     assert set(result.state.learner.params) == {"policy", "value"}
+
+
+def test_each_phase_has_its_own_adapted_rate():
+    adaptive = pp.scale_by_kl_adaptive_rate(1e-3, 0.01)
+    states = {"actor": adaptive.init({}), "critic": optax.adam(1e-3).init({})}
+    rates = _train._adapted_rates(states, names=())
+    assert rates.names == ("actor/learning_rate",)
+    assert _train._adapted_rates(states["actor"], names=("learning_rate",)).names == ()
 
 
 def test_segments_of_brax_that_are_shorter_than_the_rollout():
@@ -88,6 +98,39 @@ def test_options_that_a_library_does_not_have_are_refused():
         library_ppo.make_train(tiny("skrl", reward_scale=2.0))
     with pytest.raises(pp.UserValueError, match="the actions of CartPole-v1 are discrete"):
         library_ppo.make_train(tiny("rl_games", env_id="CartPole-v1"))
+    with pytest.raises(pp.UserValueError, match="segment_length must divide the 8 steps of a rollout, got 5"):
+        library_ppo.make_train(tiny("brax", segment_length=5))
+    with pytest.raises(pp.UserValueError, match="num_minibatches must divide the 4 environments, got 3"):
+        library_ppo.make_train(tiny("rl_games", num_minibatches=3))
+    swapped = dataclasses.replace(library_ppo.PRESETS["rsl_rl"], library="skrl")
+    with pytest.raises(pp.UserValueError, match="library must be rsl_rl, whose hyperparameters these are, got 'skrl'"):
+        library_ppo.make_train(swapped)
+    with pytest.raises(pp.UserTypeError, match="expected parts, got a tuple of them"):
+        library_ppo.make_train(tiny("rsl_rl"), None, libraries.rsl_rl())
+
+
+@pytest.mark.parametrize("preset", [name for name in library_ppo.PRESETS if name != "playground"])
+def test_the_gradient_need_not_be_clipped(preset):
+    config = tiny(preset, max_grad_norm=None)
+    _, optimizer = library_ppo.update_of(config, envs.make("Pendulum-v1"))
+    params = {"policy": jnp.ones(2), "value": jnp.ones(2)}
+    metrics, moments = {"kl": jnp.ones(()), "approx_kl": jnp.ones(())}, []
+    for scale in (1.0, 100.0):
+        updates = jax.tree.map(lambda x, scale=scale: scale * x, params)
+        _, state = optimizer.update(updates, optimizer.init(params), params, metrics=metrics, step=0)
+        moments.append(optax.tree_utils.tree_get(state, "mu")["policy"])
+    np.testing.assert_allclose(moments[1], 100 * moments[0], rtol=1e-5)
+
+
+def test_the_target_of_the_divergence_may_be_traced():
+    """A sweep over it makes the run inside `vmap`."""
+
+    def rates(target_kl):
+        train = library_ppo.make_train(tiny("rsl_rl", target_kl=target_kl))
+        return train(jax.random.key(0)).metrics["learning_rate"]
+
+    rates = jax.eval_shape(jax.vmap(rates), jnp.array([1e-4, 1e-1]))
+    assert rates.shape == (2, 2)
 
 
 def test_a_run_keeps_what_the_chain_requires():

@@ -102,6 +102,8 @@ def prepare(
     if not is_discrete(env.action_space):
         env = rescale_action(env) if rescale else clip_action(env)
     if not normalize:
+        if per_agent:
+            raise UserValueError("prepare: per_agent=True needs normalize=True, whose statistics are meant")
         return env
     return normalize_reward(normalize_observation(env, per_agent=per_agent), gamma=gamma, per_agent=per_agent)
 

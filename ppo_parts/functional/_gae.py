@@ -8,7 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from ._backward import estimate, reverse_recurrence
-from ._common import Array, check_flags, check_floating, check_same_shape, checked_hyperparameter, zero_masked
+from ._common import (
+    Array,
+    ShapeError,
+    check_flags,
+    check_floating,
+    check_same_shape,
+    checked_hyperparameter,
+    zero_masked,
+)
 from ._recurrence import Implementation
 from ._steps import Steps, check_terminated, unless
 
@@ -157,6 +165,8 @@ def reward_to_go(
     """
     where = "reward_to_go"
     check_floating(where, reward=reward)
+    if not jnp.ndim(reward):
+        raise ShapeError(f"{where} works along axis 0, time, and the reward given is a single number")
     check_same_shape(where, reward=reward, terminated=terminated, truncated=truncated, mask=mask)
     check_terminated(where, 0 if terminated is None else terminated, mask)
     check_flags(where, truncated=truncated)

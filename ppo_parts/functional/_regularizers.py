@@ -5,7 +5,15 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ._common import Array, check_flags, check_floating, check_same_shape, checked_hyperparameter, zero_masked
+from ._common import (
+    Array,
+    ShapeError,
+    check_flags,
+    check_floating,
+    check_same_shape,
+    checked_hyperparameter,
+    zero_masked,
+)
 
 
 def bounds_loss(mean: Array, *, bound: float | Array = 1.1, mask: Array | None = None) -> Array:
@@ -82,8 +90,8 @@ def smoothness_loss(mean: Array, other: Array, *, mask: Array | None = None) -> 
 
     .. math:: L_i = \| \mu_i - \mu'_i \|_2
 
-    Where they are closer than 1e-6, the gradient is 0. The temporal term of CAPS compares an observation with the one
-    that followed, and the spatial term with a noisy copy of it.
+    Where they are closer than 1e-6, loss and gradient are 0. The temporal term of CAPS compares an observation with the
+    one that followed, and the spatial term with a noisy copy of it.
 
     Args:
         mean, other: `[..., D]`, means of actions.
@@ -150,6 +158,10 @@ def _wide_mask(where: str, mean: Array, mask: Array | None) -> Array | None:
         raise ValueError(f"{where}: mean is a single number; its last axis must be that of the action, [..., D]")
     if mask is None:
         return None
-    check_same_shape(where, mean_of_the_first_dimension=mean[..., 0], mask=mask)
+    if jnp.shape(mask) != jnp.shape(mean)[:-1]:
+        raise ShapeError(
+            f"{where}: mask must have the shape of mean without its last axis, {jnp.shape(mean)[:-1]}, got "
+            f"{jnp.shape(mask)}"
+        )
     check_flags(where, mask=mask)
     return jnp.broadcast_to(jnp.asarray(mask)[..., None], jnp.shape(mean))

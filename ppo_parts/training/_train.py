@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._chain import chain
 from .._cpu import sequential_vmap_on_cpu
 from .._errors import UserValueError
 from .._hyperparameters import Numeric, at, count
@@ -96,6 +97,7 @@ class Train:
         optimizer: Any,
         *,
         value_each_step: bool = False,
+        record: tuple[str, ...] = (),
         schedules: Mapping[str, Numeric] | None = None,
     ) -> Train:
         """Make the run that a configuration describes.
@@ -106,12 +108,12 @@ class Train:
             policy: the `ppo_parts.Policy`; the learner evaluates it on `config.microbatch` elements at a time.
             pipeline, optimizer: as in `ppo_parts.learner`. If a part requires `next_obs` or `behavior`, the rollout
                 keeps it.
-            value_each_step: as in `ppo_parts.rollout`.
+            value_each_step, record: as in `ppo_parts.rollout`.
             schedules: hyperparameters to record as metrics, e.g. `{"learning_rate": annealed}`; see `Train`.
         """
         sizes = {"num_envs": config.num_envs, "num_steps": config.num_steps}
         evaluate = policy if config.microbatch is None else microbatched(policy, config.microbatch)
-        required = {field.partition(".")[0] for field in pipeline.requires}
+        required = {field.partition(".")[0] for field in chain(pipeline).requires}  # raises if it is not a part
         return cls(
             env=env,
             policy=policy,
@@ -120,6 +122,7 @@ class Train:
                 policy,
                 **sizes,
                 value_each_step=value_each_step,
+                record=record,
                 keep_next_obs="next_obs" in required,
                 keep_distribution="behavior" in required,
                 shards=config.shards or 1,
@@ -173,7 +176,7 @@ class Train:
         counts = jnp.array([NONFINITE in name for name in metrics.names])
         finite = jnp.sum(metrics.array, where=counts) == 0
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state.learner)
-        metrics = join_metrics(metrics, _adapted_rate(kept.opt_state, metrics.names))
+        metrics = join_metrics(metrics, _adapted_rates(state.learner.opt_state, metrics.names))
         return TrainState(key, kept._replace(step=updated.step), rollout_state), metrics
 
     def __call__(self, key: Array) -> TrainResult:
@@ -191,12 +194,15 @@ NONFINITE = "nonfinite/"
 """Part of the names of all metrics that count non-finite numbers."""
 
 
-def _adapted_rate(opt_state: Any, names: Collection[str]) -> Metrics:
-    """Return the learning rate that the state of an optimizer holds as a metric, unless there is one."""
-    rates = [x for _, x in optax.tree_utils.tree_get_all_with_path(opt_state, "learning_rate")]
-    if len(rates) != 1 or jnp.ndim(rates[0]) or "learning_rate" in names:
-        return Metrics.of({})
-    return Metrics.of({"learning_rate": jnp.asarray(rates[0], jnp.float32)})
+def _adapted_rates(opt_state: Any, names: Collection[str]) -> Metrics:
+    """Return the learning rate that the state of an optimizer holds as a metric, or that of each phase's."""
+    rates = {}
+    for phase, state in opt_state.items() if isinstance(opt_state, dict) else {"": opt_state}.items():
+        name = f"{phase}/learning_rate" if phase else "learning_rate"
+        found = [x for _, x in optax.tree_utils.tree_get_all_with_path(state, "learning_rate")]
+        if len(found) == 1 and not jnp.ndim(found[0]) and name not in names:
+            rates[name] = jnp.asarray(found[0], jnp.float32)
+    return Metrics.of(rates)
 
 
 def _count_nonfinite(tree: Any) -> Array:

@@ -21,7 +21,7 @@ from . import parts as parts
 def stable_baselines3(
     *, learning_rate: float = 3e-4, num_minibatches: int = 32, num_epochs: int = 10, gamma: float = 0.99,
     gae_lambda: float = 0.95, clip_eps: float = 0.2, value_clip_eps: float | None = None, value_coef: float = 0.5,
-    entropy_coef: float = 0.0, max_grad_norm: float = 0.5, target_kl: float | None = None,
+    entropy_coef: float = 0.0, max_grad_norm: float | None = 0.5, target_kl: float | None = None,
 ) -> tuple[pp.Part, optax.GradientTransformation]:  # fmt: skip
     """Stable-Baselines3 2.9: a clipped value without the maximum, and a stop at 1.5 times `target_kl`."""
     pipeline = pp.chain(
@@ -35,7 +35,9 @@ def stable_baselines3(
         pp.entropy_bonus(coef=entropy_coef),
         pp.identity() if target_kl is None else pp.kl_early_stop(1.5 * target_kl),
     )
-    return pipeline, pp.clipped_adam(learning_rate, max_grad_norm)
+    return pipeline, optax.chain(
+        parts.clip(max_grad_norm), optax.scale_by_adam(eps=1e-5), parts.adaptive(learning_rate, None)
+    )
 
 
 def tianshou(
@@ -55,14 +57,14 @@ def tianshou(
         parts.squared_error(value_coef, value_clip_eps),
         pp.entropy_bonus(coef=entropy_coef),
     )
-    clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
-    return pipeline, optax.chain(clip, optax.scale_by_adam(eps=1e-8), pp.scale_by_update_schedule(learning_rate))
+    rate = parts.adaptive(learning_rate, None)
+    return pipeline, optax.chain(parts.clip(max_grad_norm), optax.scale_by_adam(eps=1e-8), rate)
 
 
 def rsl_rl(
     *, learning_rate: float = 1e-3, target_kl: float | None = 0.01, num_minibatches: int = 4, num_epochs: int = 5,
     gamma: float = 0.99, gae_lambda: float = 0.95, advantage_normalize_rollout: bool = True, clip_eps: float = 0.2,
-    clip_value: bool = True, value_coef: float = 1.0, entropy_coef: float = 0.01, max_grad_norm: float = 1.0,
+    clip_value: bool = True, value_coef: float = 1.0, entropy_coef: float = 0.01, max_grad_norm: float | None = 1.0,
 ) -> tuple[pp.Part, optax.GradientTransformation]:  # fmt: skip
     """rsl_rl 5.5: an adaptive rate, and a norm for each network; needs `rollout(keep_distribution=True)`.
 
@@ -79,7 +81,7 @@ def rsl_rl(
         pp.policy_diagnostics(),
         parts.squared_error(value_coef, clip_eps if clip_value else None),
         pp.entropy_bonus(coef=entropy_coef),
-        parts.divergence() if target_kl else pp.identity(),
+        pp.identity() if target_kl is None else parts.divergence(),
     )
     rate = parts.adaptive(learning_rate, target_kl, metric="kl")
     return pipeline, optax.chain(parts.clip_each_network(max_grad_norm), optax.scale_by_adam(eps=1e-8), rate)
@@ -89,7 +91,7 @@ def skrl(
     *, learning_rate: float = 1e-3, target_kl: float | None = None, num_minibatches: int = 2, num_epochs: int = 8,
     gamma: float = 0.99, gae_lambda: float = 0.95, bootstrap_truncations: bool = False, normalize_value: bool = False,
     clip_eps: float = 0.2, value_clip_eps: float | None = 0.2, value_coef: float = 2.5, entropy_coef: float = 0.0,
-    max_grad_norm: float = 0.5,
+    max_grad_norm: float | None = 0.5,
 ) -> tuple[pp.Part, optax.GradientTransformation]:  # fmt: skip
     """skrl 2.1: by default, an episode goes on where it was truncated; `target_kl` is that of its `KLAdaptiveLR`."""
     truncations = pp.identity() if bootstrap_truncations else parts.ignore_truncations()
@@ -105,7 +107,7 @@ def skrl(
         pp.entropy_bonus(coef=entropy_coef),
     )
     rate = parts.adaptive(learning_rate, target_kl, average_over=num_minibatches, low=1e-6)
-    return pipeline, optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=1e-8), rate)
+    return pipeline, optax.chain(parts.clip(max_grad_norm), optax.scale_by_adam(eps=1e-8), rate)
 
 
 def brax(
@@ -131,24 +133,28 @@ def brax(
         pp.value_loss(coef=value_coef) if value_clip_eps is None
         else pp.clipped_value_loss(clip_eps=value_clip_eps, coef=value_coef),
         pp.entropy_bonus(coef=entropy_coef),
-        parts.divergence() if target_kl else pp.identity(),
+        pp.identity() if target_kl is None else parts.divergence(),
     )  # fmt: skip
-    clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
-    return pipeline, optax.chain(clip, optax.scale_by_adam(), parts.adaptive(learning_rate, target_kl, metric="kl"))
+    rate = parts.adaptive(learning_rate, target_kl, metric="kl")
+    return pipeline, optax.chain(parts.clip(max_grad_norm), optax.scale_by_adam(), rate)
 
 
 def rl_games(
     *, num_envs: int, num_steps: int, num_actions: int, learning_rate: float = 3e-4, target_kl: float | None = 0.008,
     adapt_each_epoch: bool = False, num_minibatches: int = 2, num_epochs: int = 4, gamma: float = 0.99,
     gae_lambda: float = 0.95, normalize_value: bool = True, clip_eps: float = 0.2, clip_value: bool = True,
-    value_coef: float = 2.0, entropy_coef: float = 0.0, bounds_coef: float = 0.0, max_grad_norm: float = 1.0,
+    value_coef: float = 2.0, entropy_coef: float = 0.0, bounds_coef: float = 0.0, max_grad_norm: float | None = 1.0,
 ) -> tuple[pp.Part, optax.GradientTransformation]:  # fmt: skip
     """rl_games 1.6: no shuffle, running moments of the value; needs `rollout(keep_distribution=True)`.
 
     It has no defaults of its own for most of these; they are those of its `configs/mujoco/ant_envpool.yaml`.
     """
     if num_envs % num_minibatches:
-        raise pp.UserValueError(f"rl_games: num_minibatches={num_minibatches} must divide num_envs={num_envs}")
+        raise pp.UserValueError(
+            f"must divide the {num_envs} environments, got {num_minibatches}",
+            where="rl_games",
+            argument="num_minibatches",
+        )
     estimator = pp.chain(parts.truncate_at_current_value(), pp.gae(gamma=gamma, gae_lambda=gae_lambda))
     segments = np.tile(np.arange(num_envs).reshape(1, num_minibatches, -1), (num_epochs, 1, 1))
     pipeline = pp.chain(
@@ -164,4 +170,4 @@ def rl_games(
     )
     average = num_minibatches if adapt_each_epoch else 1
     rate = parts.adaptive(learning_rate, target_kl, metric="kl", average_over=average, low=1e-6)
-    return pipeline, optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=1e-8), rate)
+    return pipeline, optax.chain(parts.clip(max_grad_norm), optax.scale_by_adam(eps=1e-8), rate)

@@ -185,9 +185,14 @@ def adaptive(learning_rate: float, target_kl: float | None, **options: Any) -> o
     return pp.scale_by_kl_adaptive_rate(learning_rate, target_kl, **options)
 
 
-def clip_each_network(max_grad_norm: float) -> optax.GradientTransformation:
+def clip(max_grad_norm: float | None) -> optax.GradientTransformation:
+    """Clip the gradient by its norm, or without a norm not at all."""
+    return optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
+
+
+def clip_each_network(max_grad_norm: float | None) -> optax.GradientTransformation:
     """Clip the gradient of each entry of the parameter tree, such as actor and critic, by its own norm."""
-    clip = optax.clip_by_global_norm(max_grad_norm)
+    clipped = clip(max_grad_norm)
 
     def update(updates: Any, params: Any = None) -> Any:
         del params
@@ -196,7 +201,7 @@ def clip_each_network(max_grad_norm: float) -> optax.GradientTransformation:
                 "clip_each_network: the parameters must be a dict with an entry for each network, such as "
                 f'{{"policy": ..., "value": ...}}, got {list(updates) if isinstance(updates, dict) else type(updates)}'
             )
-        return {name: clip.update(x, clip.init(x))[0] for name, x in updates.items()}
+        return {name: clipped.update(x, clipped.init(x))[0] for name, x in updates.items()}
 
     return optax.stateless(update)
 
