@@ -2,7 +2,6 @@
 
     python -m recipes.ippo --env-id MPE_simple_spread_v3
     python -m recipes.ippo --preset smax
-    python -m recipes.ippo --preset riddle
 
 Actor and critic are phases of one update: each has its own sampler, epochs and optimizer, and the early stop applies
 to the actor alone. Rollouts have shape [T, N, A], and the mask excludes absent agents. docs/fidelity.md lists the
@@ -73,12 +72,8 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     """
     training.check_config(config)
     independent = config.parameters == "independent"
-    statistics = {
-        "normalize": config.normalize_env,
-        "gamma": config.gamma,
-        "per_agent": independent and config.normalize_env,
-    }
-    env = env or envs.prepare(envs.make_agents(config.env_id), **statistics)
+    normalization = {"normalize": True, "gamma": config.gamma, "per_agent": independent} if config.normalize_env else {}
+    env = env or envs.prepare(envs.make_agents(config.env_id), **normalization)
 
     def inputs(obs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the inputs of each agent's actor and critic, from the observations `[..., A, D]` of all agents."""
