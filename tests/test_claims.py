@@ -88,15 +88,17 @@ def test_claims_breakout_with_less_and_with_more_entropy():
 
 def test_claims_differences_between_libraries():
     page = (report.ROOT / "docs/libraries.md").read_text().replace("−", "-").replace(",", "")
-    folder = RESULTS / "differences"
-    found = mujoco_page.comparisons("", mujoco_page.complete(folder), dict.fromkeys(differences.VARIANTS, ""), "")[0]
-    last = [change[0] for change in found.changes[1:]]
-    assert len(last) == len(differences.VARIANTS) - 1 == 15
-    visible = [change for change in last if not change["95"][0] < 0 < change["95"][1]]
-    quoted = [f"| {_pages.signed(change)} |".replace(",", "") for change in visible]
-    assert [text for text in quoted if text not in page] == []
-    assert (len(visible), sum(change["mean"] < 0 for change in last)) == (4, 14)
-    assert f"reaches {found.returns[0].replace(',', '')}" in page
+    records = mujoco_page.complete(RESULTS / "differences")
+    found = mujoco_page.comparisons("", records, {name: name for name in differences.VARIANTS}, "")
+    for task in found:
+        name = task.title.split("-v5")[0]
+        last = {what: change[0] for what, change in zip(task.names[1:], task.changes[1:], strict=True)}
+        visible = [change for change in last.values() if not change["95"][0] < 0 < change["95"][1]]
+        quoted = [f" {_pages.signed(change)} |".replace(",", "") for change in visible]
+        assert [text for text in quoted if text not in page] == []
+        assert f"{name} {task.returns[0].replace(',', '')}" in page
+        counts = {"HalfCheetah": (15, 4, 14)}
+        assert (len(last), len(visible), sum(change["mean"] < 0 for change in last.values())) == counts[name]
 
 
 def test_claims_evaluation_gives_each_seed_a_key_of_its_own():
