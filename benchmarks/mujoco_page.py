@@ -252,8 +252,8 @@ def comparisons(chain: str, records: list[Record], names: dict[str, str], folder
 
 def forest(compared: list[Comparison], path: pathlib.Path) -> None:
     """A panel for each comparison, with a line for the interval of each change."""
-    figure, panels = canvas(len(compared), width=8)
-    figure.set_figheight(1.5 + 0.34 * max(len(comparison.names) for comparison in compared))
+    figure, panels = canvas(len(compared), width=8, columns=2)
+    figure.set_figheight(-(-len(compared) // 2) * (1.5 + 0.34 * max(len(comparison.names) for comparison in compared)))
     for comparison, panel in zip(compared, panels, strict=True):
         for column, label in enumerate(("last evaluation", "mean of all evaluations")):
             shown = [changes[column] for changes in comparison.changes[1:]]
@@ -261,7 +261,8 @@ def forest(compared: list[Comparison], path: pathlib.Path) -> None:
             places = np.arange(len(middle)) + 0.2 * column
             panel.errorbar(middle, places, xerr=[middle - low, high - middle], fmt="o", ms=4, lw=1.2, label=label)
         panel.axvline(0, color="gray", lw=1)
-        panel.set(title=f"{comparison.chain}: {comparison.title}", xlabel="change of the return, and its 95 % interval")
+        panel.set_title(f"{comparison.chain}: {comparison.title}", fontsize=10)
+        panel.set_xlabel("change of the return, and its 95 % interval")
         panel.set_yticks(places, comparison.names[1:], fontsize=8)
         panel.invert_yaxis()
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
