@@ -70,6 +70,7 @@ def rollout(
     keep_next_obs: bool = False,
     keep_distribution: bool = False,
     keep_info: tuple[str, ...] = (),
+    noise_steps: int = 1,
     shards: int = 1,
 ) -> Rollout:
     """Step N environments T times with the current policy; with A agents in each, `[T, N]` below is `[T, N, A]`.
@@ -93,6 +94,8 @@ def rollout(
         keep_next_obs: keep the observation that followed each step as `next_obs`, including final observations.
         keep_distribution: keep the behavior distribution as `behavior`, for exact divergences.
         keep_info: names of entries of the environment's `info`, such as a cost, to keep for each step: `extras[name]`.
+        noise_steps: number of steps in which actions are sampled with the same key, counted from the first step of the
+            rollout; from `distributions.StateDependentNormal`, they have the same noise matrix.
         shards: S, `batch.shards`: equal blocks of environments that samplers do not mix, so that each can stay on a
             separate device. This changes which minibatches are drawn. So that devices do not wait for each other at
             every step, with S > 1 all final observations are kept and evaluated after the last step, and the shards
@@ -123,6 +126,7 @@ def rollout(
     """
     count("rollout", "num_envs", num_envs)
     count("rollout", "num_steps", num_steps)
+    count("rollout", "noise_steps", noise_steps)
     check_shards("rollout", shards, "num_envs", num_envs)
     taken = {"value": "batch.value"} | {f"next_{name}": f"what followed {name!r}" for name in record}
     for argument, names, owner in (("record", record, "aux"), ("keep_info", keep_info, "info")):
@@ -146,7 +150,18 @@ def rollout(
     agents = getattr(env, "num_agents", None)
     each = (num_envs,) if agents is None else (num_envs, agents)
     keeps = {"keep_next_obs": keep_next_obs, "keep_distribution": keep_distribution}
-    collector = _Collector(env, policy, each, num_steps, value_each_step, record, keep_info, shards=shards, **keeps)
+    collector = _Collector(
+        env,
+        policy,
+        each,
+        num_steps,
+        value_each_step,
+        record,
+        keep_info,
+        noise_steps=noise_steps,
+        shards=shards,
+        **keeps,
+    )
     restarts = getattr(env, "restart", None) is not None
     return Rollout(collector.init, collector.collect, collector.sharding, collector.restart if restarts else None)
 
@@ -164,6 +179,7 @@ class _Collector:
     keep_info: tuple[str, ...]
     keep_next_obs: bool
     keep_distribution: bool
+    noise_steps: int
     shards: int
 
     def init(self, key: Array) -> RolloutState:
@@ -246,6 +262,9 @@ class _Collector:
     def collect(self, key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, Metrics]:
         # Make all keys at once: one call of the generator instead of one per step.
         keys, carry = jax.random.split(key, (self.num_steps, 2)), state.carry
+        if self.noise_steps > 1:
+            index = jnp.arange(self.num_steps)
+            keys = jnp.stack([keys[index - index % self.noise_steps, 0], keys[:, 1]], axis=1)
         if self.shards > 1:
             state = state._replace(env_state=divided_moments(state.env_state, self.shards))
         steps = jax.lax.scan(lambda state, keys: self.step(params, state, keys), state, keys)

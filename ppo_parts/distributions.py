@@ -1,4 +1,4 @@
-"""Action distributions: Gaussian, squashed Gaussian, beta, categorical, multi-discrete; masks for unavailable actions.
+"""Action distributions: Gaussian, gSDE, squashed Gaussian, beta, categorical, multi-discrete; masks for actions.
 
 Any object with `log_prob`, `entropy` and `sample` works with the learner, including the distributions of distrax. This
 module has those that PPO needs most. All of them have the same methods, and are pytrees of arrays that begin with the
@@ -101,7 +101,7 @@ class Normal(_Distribution):
 
     def log_prob(self, value: Array) -> Array:
         """Log-density of actions `[..., D]`, summed over D; they may have additional leading axes."""
-        _check_trailing_axes("Normal", "its mean", self.loc.shape, value)
+        _check_trailing_axes(type(self).__name__, "its mean", self.loc.shape, value)
         loc, scale = self._wide(jnp.shape(value))
         return jnp.sum(_log_density(value, loc, scale), axis=-1).astype(self.loc.dtype)
 
@@ -117,7 +117,7 @@ class Normal(_Distribution):
                   {2 \sigma_{2d}^2} - \frac12
         """
         self._check_same_kind(other)
-        _check_equal_shapes("Normal", self.loc, other.loc)
+        _check_equal_shapes(type(self).__name__, self.loc, other.loc)
         log_ratio, shift = _relation(self._wide(self.loc.shape), other._wide(self.loc.shape))
         divergence = 0.5 * (jnp.expm1(2 * log_ratio) - 2 * log_ratio + jnp.square(shift))
         return jnp.sum(divergence, axis=-1).astype(jnp.result_type(self.loc, other.loc))
@@ -127,6 +127,64 @@ class Normal(_Distribution):
         dtype = accumulator_dtype(self.loc)
         loc, scale = (jnp.broadcast_to(x.astype(dtype), shape) for x in (self.loc, self.scale))
         return loc, scale
+
+
+class StateDependentNormal(Normal):
+    r"""Gaussian whose noise is a linear function of features of the state: generalized state-dependent exploration.
+
+    .. math:: a = \mu(s) + (\sigma \odot \theta)^\top \phi(s), \qquad \theta \sim \mathcal N(0, 1)^{L \times D}, \qquad
+              \log\pi(a) = \log\mathcal N\!\left(a;\ \mu(s), \sqrt{(\sigma^2)^\top \phi(s)^2 + \epsilon}\right)
+
+    Samples that are drawn with the same key have the same matrix :math:`\theta`, one for each element of the batch, so
+    with `ppo_parts.rollout(noise_steps=k)` each environment keeps its matrix for k steps. Over these steps, similar
+    states get similar noise, and the noise does not average out as noise does that is independent at each step.
+
+    Args:
+        loc: `[..., D]`, mean.
+        features: `[..., L]`, :math:`\phi(s)`, usually the last hidden layer of the actor, with `jax.lax.stop_gradient`.
+        std: `[L, D]`, :math:`\sigma`, >= 0; or `[..., L, D]`.
+        eps: added to the variance of log-probability, entropy and divergence.
+
+    Attributes:
+        loc, scale: `[..., D]`, mean and standard deviation of the action.
+        features: `[..., L]`.
+        std: `[..., L, D]`.
+
+    Raises:
+        TypeError: `loc` is not floating. ValueError: shapes do not fit.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> policy = StateDependentNormal(jnp.zeros((2, 1)), jnp.array([[3., 4.], [6., 8.]]), jnp.ones((2, 1)))
+        >>> policy.scale.tolist()
+        [[5.0], [10.0]]
+        >>> first, same, other = (policy.sample(seed=jax.random.key(k)) for k in (0, 0, 1))
+        >>> jnp.array_equal(first, same).item(), jnp.array_equal(first, other).item()
+        (True, False)
+
+    Reference: Raffin et al. 2021, Smooth Exploration for Robotic Reinforcement Learning, arXiv:2005.05719, section 3.
+    """
+
+    def __init__(self, loc: Array, features: Array, std: Array, eps: float = 1e-6) -> None:
+        check_floating("StateDependentNormal", loc=loc, features=features, std=std)
+        (*leading, size), shape = jnp.shape(loc) or (0,), jnp.shape(features)
+        wide = (*shape, size)
+        if shape[:-1] != tuple(leading) or jnp.shape(std) not in (wide, wide[-2:]) or not shape:
+            raise ShapeError(
+                f"StateDependentNormal: loc must be [..., D], features [..., L] and std [L, D] or [..., L, D], got "
+                f"shapes {jnp.shape(loc)}, {shape} and {jnp.shape(std)}"
+            )
+        dtype = accumulator_dtype(jnp.asarray(loc))
+        squares = [jnp.square(jnp.asarray(x, dtype)) for x in (features, std)]
+        super().__init__(loc, jnp.sqrt(jnp.einsum("...l,...ld->...d", *squares) + eps).astype(jnp.result_type(loc)))
+        self.features, self.std = jnp.asarray(features), jnp.broadcast_to(std, wide)
+
+    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
+        """Draw actions, `[*sample_shape, ..., D]`, with a matrix for each of them."""
+        loc, _ = self._wide((*sample_shape, *self.loc.shape))
+        theta = jax.random.normal(seed, (*sample_shape, *self.std.shape), loc.dtype)
+        weights = self.features.astype(loc.dtype)[..., None] * self.std.astype(loc.dtype)
+        return (loc + jnp.sum(jnp.broadcast_to(weights, theta.shape) * theta, axis=-2)).astype(self.loc.dtype)
 
 
 class TanhNormal(_Distribution):

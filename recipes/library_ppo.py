@@ -67,6 +67,9 @@ class Config(training.Config):
     activation: Annotated[networks.Activation, "activation of the hidden layers"] = "tanh"
     log_std: Annotated[float, "initial logarithm of the standard deviation of actions"] = 0.0
     squash: Annotated[bool, "squash actions into their bounds by tanh; otherwise they are clipped"] = False
+    noise_steps: Annotated[
+        int | None, at_least(1), "state-dependent exploration (gSDE): steps for which noise is kept, None: white noise"
+    ] = None
 
 
 def parameters_of(library: Library) -> Mapping[str, inspect.Parameter]:
@@ -149,13 +152,18 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         env = env if config.squash else envs.prepare(env)
         env = envs.normalize_observation(env) if config.normalize_observations else env
         env = envs.normalize_reward(env, gamma=config.gamma) if config.normalize_rewards else env
-    policy = networks.actor_critic(env, config.hidden, config.activation, log_std=config.log_std, squash=config.squash)
+    gsde = config.noise_steps is not None
+    policy = networks.actor_critic(
+        env, config.hidden, config.activation, log_std=config.log_std, squash=config.squash, gsde=gsde
+    )
     if config.library == "rsl_rl":
         policy = libraries.parts.in_two_entries(policy)
     chain, optimizer = update_of(config, env)
     adaptive = config.target_kl is not None and config.library != "stable_baselines3"
     schedules = {} if adaptive else {"learning_rate": config.learning_rate}
-    return training.Train.of(config, env, policy, pipeline or chain, optimizer, schedules=schedules)
+    return training.Train.of(
+        config, env, policy, pipeline or chain, optimizer, noise_steps=config.noise_steps or 1, schedules=schedules
+    )
 
 
 def main() -> None:

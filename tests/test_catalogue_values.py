@@ -1,16 +1,17 @@
 """The catalogue's critics and advantages: every entry is checked as in `catalogue.py`, and against rlax's functions."""
 
 import dataclasses
-import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.stats
 
 import ppo_parts as pp
-from benchmarks import classic, rnd
+from benchmarks import rnd
+from ppo_parts import envs, networks
 from ppo_parts.testing import check_part, example_batch
 
 from . import reference
@@ -335,31 +336,68 @@ def test_each_segment_may_have_its_own_lambda():
 # --- exploration: what docs/exploration.md composes ------------------------------------------------------------------
 
 
-@pytest.mark.lenient_ranks
-def test_gsde_holds_its_noise_and_says_how_likely_an_action_is():
-    features, held = 8, 3
-    config = classic.Config(env_id="MountainCarContinuous-v0", hidden=(16, features), noise_steps=held)
-    env = classic.hold_noise(classic.envs.make(config.env_id), features, held)
-    state, obs = env.reset(jax.random.key(0), 500)
-    step, noises = jax.jit(env.step), [obs.noise]
-    for index in range(2 * held):
-        state, out = step(jax.random.key(index), state, jnp.zeros((500, 1)))
-        noises.append(out.obs.noise)
-    changes = [bool(jnp.any(a != b)) for a, b in itertools.pairwise(noises)]
-    assert changes == [False, False, True] * 2
+def test_gsde_keeps_a_noise_matrix_for_some_steps():
+    num_steps, held = 7, 3
+    env = envs.prepare(envs.make("MountainCarContinuous-v0"))
+    policy = networks.actor_critic(env, (16, 8), log_std=-1.0, gsde=True)
+    settings = {"num_envs": 5, "num_steps": num_steps, "keep_distribution": True}
+    rollouts = [pp.rollout(env, policy, **settings, noise_steps=n) for n in (held, 1)]
+    params, key = policy.init(jax.random.key(0)), jax.random.key(2)
+    first = rollouts[0].init(jax.random.key(1))
+    (_, batch, _), (_, white, _) = (jax.jit(each.collect)(key, params, first) for each in rollouts)
 
-    policy = classic.gsde(config, classic.envs.make(config.env_id))
-    distribution = policy(policy.init(jax.random.key(1)), pp.Batch(obs=obs)).distribution
-    action = distribution.sample(seed=jax.random.key(2))
-    np.testing.assert_array_equal(action, distribution.sample(seed=jax.random.key(3)))
-    z = (action - distribution.mode()) / distribution.scale
-    assert abs(float(jnp.mean(z))) < 0.15
-    assert abs(float(jnp.std(z)) - 1) < 0.15
-    np.testing.assert_allclose(
-        distribution.log_prob(action),
-        -0.5 * z[:, 0] ** 2 - jnp.log(distribution.scale[:, 0] * np.sqrt(2 * np.pi)),
-        rtol=1e-4,
-    )
+    # The same matrix theta explains the noise of every step in which it was held, and of no other step.
+    noise, features = batch.action - batch.behavior.loc, np.asarray(batch.behavior.features)
+    keys = jax.random.split(key, (num_steps, 2))[:, 0]
+    for step in range(num_steps):
+        theta = [np.exp(-1) * jax.random.normal(keys[begin], (5, 8, 1)) for begin in range(0, num_steps, held)]
+        expected = np.einsum("nl,nld->nd", features[step], theta[step // held])
+        np.testing.assert_allclose(noise[step], expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(batch.action[0], white.action[0])
+    assert np.all(white.action[1] != batch.action[1])
+    np.testing.assert_allclose(batch.log_prob, batch.behavior.log_prob(batch.action), rtol=1e-4, atol=1e-5)
+
+
+def test_gsde_is_a_gaussian_whose_deviation_depends_on_the_state():
+    rng = np.random.default_rng(0)
+    loc, features, std = rng.normal(size=(5, 2)), rng.normal(size=(5, 3)), rng.uniform(0.5, 2, (3, 2))
+    policy = pp.distributions.StateDependentNormal(*(jnp.asarray(x, jnp.float32) for x in (loc, features, std)))
+    scale = np.array([[np.sqrt(sum((features[n] * std[:, d]) ** 2) + 1e-6) for d in range(2)] for n in range(5)])
+    action = rng.normal(size=(5, 2))
+    expected = scipy.stats.norm.logpdf(action, loc, scale).sum(axis=-1)
+    np.testing.assert_allclose(policy.log_prob(action), expected, rtol=1e-5)
+    np.testing.assert_allclose(policy.entropy(), scipy.stats.norm.entropy(loc, scale).sum(axis=-1), rtol=1e-5)
+    noise = (np.asarray(policy.sample(seed=jax.random.key(0), sample_shape=(20_000,))) - loc) / scale
+    np.testing.assert_allclose(noise.mean(axis=0), 0, atol=0.04)
+    np.testing.assert_allclose(noise.std(axis=0), 1, atol=0.03)
+    white = pp.distributions.StateDependentNormal(policy.loc, jnp.ones((5, 1)), jnp.ones((1, 2)), eps=0.0)
+    np.testing.assert_allclose(white.log_prob(action), pp.distributions.Normal(policy.loc, 1.0).log_prob(action))
+
+
+def test_gsde_trains_the_deviation_and_not_the_features():
+    env = envs.make("MountainCarContinuous-v0")
+    policy = networks.actor_critic(env, (4,), gsde=True)
+    params, batch = policy.init(jax.random.key(0)), pp.Batch(obs=jnp.ones((6, 2)))
+    assert params["params"]["log_std"].shape == (4, 1)
+    slope = jax.grad(lambda p: jnp.sum(policy(p, batch).distribution.entropy()))(params)["params"]
+    assert np.all(np.asarray(slope["log_std"]) > 0)
+    assert all(not np.any(leaf) for name, layer in slope.items() if name != "log_std" for leaf in layer.values())
+
+
+@pytest.mark.parametrize(("env_id", "squash"), [("CartPole-v1", False), ("Pendulum-v1", True)])
+def test_gsde_is_for_continuous_actions_without_bounds(env_id, squash):
+    env = envs.make(env_id)
+    with pytest.raises(ValueError, match="actor_critic: gsde=True adds noise to continuous actions without bounds"):
+        networks.actor_critic(env, gsde=True, squash=squash)
+    head, log_std = jnp.zeros((3, 2 - squash)), jnp.zeros((4, 1))
+    with pytest.raises(ValueError, match="action_distribution: features are for the noise of gSDE"):
+        networks.action_distribution(env.action_space, head, log_std, squash=squash, features=jnp.zeros((3, 4)))
+
+
+@pytest.mark.parametrize("shapes", [((5, 2), (5, 3), (3, 1)), ((5, 2), (4, 3), (3, 2)), ((5, 2), (3,), (3, 2))])
+def test_gsde_broadcasts_nothing(shapes):
+    with pytest.raises(pp.ShapeError, match=r"StateDependentNormal: loc must be \[..., D\], features"):
+        pp.distributions.StateDependentNormal(*map(jnp.zeros, shapes))
 
 
 def embed(network, obs):

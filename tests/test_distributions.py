@@ -28,8 +28,10 @@ def made(kind, seed=0, dtype=jnp.float32):
     rng = np.random.default_rng(seed)
     loc, log_std = (jnp.asarray(rng.normal(size=(BATCH, 2)), dtype) for _ in range(2))
     logits = [jnp.asarray(rng.normal(size=(BATCH, n)), dtype) for n in (3, 2)]
+    features, std = jnp.asarray(rng.normal(size=(BATCH, 4)), dtype), jnp.asarray(rng.uniform(1, 2, (4, 2)), dtype)
     return {
         "Normal": lambda: distributions.Normal(loc, jnp.exp(log_std)),
+        "StateDependentNormal": lambda: distributions.StateDependentNormal(loc, features, std),
         "TanhNormal": lambda: squashed(3 * loc, log_std),
         "Beta": lambda: distributions.Beta(1 + jax.nn.softplus(3 * loc), 1 + jax.nn.softplus(3 * log_std), LOW, HIGH),
         "Categorical": lambda: distributions.Categorical(logits[0]),
@@ -37,7 +39,8 @@ def made(kind, seed=0, dtype=jnp.float32):
     }[kind]()
 
 
-every_kind = pytest.mark.parametrize("kind", ["Normal", "TanhNormal", "Beta", "Categorical", "MultiCategorical"])
+KINDS = ["Normal", "StateDependentNormal", "TanhNormal", "Beta", "Categorical", "MultiCategorical"]
+every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @jax.jit
@@ -194,6 +197,10 @@ BETA_EXTREMES = [(x, y) for x in (TINY, 1e-6, 1.0, 1e9, HUGE) for y in (TINY, 1e
 
 EXTREME = {
     "Normal": (distributions.Normal, (jnp.array([1e6, -1e6, 0.0]), jnp.array([1e-6, 1e6, 1.0]))),
+    "StateDependentNormal": (
+        lambda loc, std: distributions.StateDependentNormal(loc, jnp.array([0.0, 1e3]), std),
+        (jnp.array([1e6, -1e6, 0.0]), jnp.array([[0.0, 1e6, 1.0], [1e-6, 0.0, 1e6]])),
+    ),
     "TanhNormal": (distributions.TanhNormal, (jnp.array([1e4, -1e4, 6.0]), jnp.array([0.05, 20.0, 1e-3]))),
     "Beta": (distributions.Beta, tuple(jnp.array(x) for x in zip(*BETA_EXTREMES, strict=True))),
     "Categorical": (distributions.Categorical, (jnp.array([1e30, -1e30, 0.0, -jnp.inf, np.finfo(np.float32).min]),)),

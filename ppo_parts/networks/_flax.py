@@ -126,6 +126,7 @@ class ActorCritic(nn.Module):
     memory: Cell | None
     squash: bool
     log_std: float
+    gsde: bool
 
     @nn.compact
     def __call__(self, obs: Array, available: Any, carry: Any, reset: Any, privileged: Any = None) -> Output:
@@ -137,14 +138,17 @@ class ActorCritic(nn.Module):
         x = mlp(obs, self.hidden, self.activation)
         if self.memory is not None:
             x, carry = recurrent(x, carry, reset, self.memory)
+        features = x if self.gsde else None
         if self.shared:
             value, head = dense(1, gain=1.0)(x), dense(size, gain=0.01)(x)
         else:
             head = dense(size, gain=0.01)(x)
             x = mlp(obs if privileged is None else privileged, self.hidden, self.activation)
             value = dense(1, gain=1.0)(x)
-        log_std = _log_std(self, self.space, self.log_std)
-        distribution = action_distribution(self.space, head, log_std, available=available, squash=self.squash)
+        log_std = _log_std(self, self.space, self.log_std, features)
+        distribution = action_distribution(
+            self.space, head, log_std, available=available, squash=self.squash, features=features
+        )
         return Output(distribution, value[..., 0], carry)
 
 
@@ -157,6 +161,7 @@ def actor_critic(
     memory: Cell | None = None,
     squash: bool = False,
     log_std: float = 0.0,
+    gsde: bool = False,
 ) -> Policy:
     """Make the policy of most PPO implementations: an MLP for the actor and one for the critic, or one for both.
 
@@ -176,13 +181,15 @@ def actor_critic(
         squash: squash continuous actions into their box with tanh. Otherwise they are unbounded; see
             `envs.clip_action`.
         log_std: initial logarithm of the standard deviation of continuous actions.
+        gsde: state-dependent exploration: the noise of continuous actions is a linear function of the last hidden layer
+            of the actor, and each unit has its own `log_std`; see `distributions.StateDependentNormal`.
 
     Returns:
         `ppo_parts.Policy`, for any leading axes.
 
     Raises:
         ValueError: memory without shared hidden layers; spaces that do not consist of arrays; an axis of agents; shared
-            layers, although the critic sees something else.
+            layers, although the critic sees something else; gSDE of discrete or squashed actions.
 
     Example:
         >>> import jax
@@ -208,7 +215,10 @@ def actor_critic(
             "actor_critic: the critic of this environment sees more than the policy, so they cannot share layers: give "
             "shared=False, or make the environment without what only the critic sees"
         )
-    network = ActorCritic(env.action_space, tuple(hidden), activation, shared, memory, squash, log_std)
+    if gsde and (squash or is_discrete(env.action_space)):
+        what = "squash=True" if squash else f"discrete actions, {env.action_space}"
+        raise UserValueError(f"actor_critic: gsde=True adds noise to continuous actions without bounds, got {what}")
+    network = ActorCritic(env.action_space, tuple(hidden), activation, shared, memory, squash, log_std, gsde)
 
     spaces = env.observation_space, env.privileged_space
     sizes = [None if space is None else size(space) for space in spaces]  # raises if observations are not arrays
@@ -337,8 +347,9 @@ def _check_layers(where: str, hidden: Any, activation: str, memory: str | None) 
     choice(where, "memory", memory, (*get_args(Cell), None))
 
 
-def _log_std(module: nn.Module, space: Any, initial: float = 0.0) -> Any:
-    """Make a parameter for the log standard deviation of continuous actions; None for other outputs."""
+def _log_std(module: nn.Module, space: Any, initial: float = 0.0, features: Array | None = None) -> Any:
+    """Make a parameter for the log standard deviation of continuous actions, `[D]`, or `[L, D]` for L features."""
     if space is None or is_discrete(space):
         return None
-    return module.param("log_std", nn.initializers.constant(initial), (action_size(space),))
+    shape = (action_size(space),) if features is None else (features.shape[-1], action_size(space))
+    return module.param("log_std", nn.initializers.constant(initial), shape)

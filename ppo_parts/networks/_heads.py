@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import distributions
-from .._errors import UserTypeError
+from .._errors import UserTypeError, UserValueError
 from ..envs import count_options, size
 
 Array = jax.Array
@@ -29,7 +29,13 @@ def action_size(space: Any) -> int:
 
 
 def action_distribution(
-    space: Any, head: Array, log_std: Any = None, *, available: Any = None, squash: bool = False
+    space: Any,
+    head: Array,
+    log_std: Any = None,
+    *,
+    available: Any = None,
+    squash: bool = False,
+    features: Array | None = None,
 ) -> Any:
     """Make the distribution over the actions of a space from the output of a network.
 
@@ -41,12 +47,15 @@ def action_distribution(
         available: `[..., n]`, True where a discrete action may be taken; None: all actions.
         squash: squash continuous actions into the box with tanh. Otherwise they are unbounded: clip them before they
             enter the environment.
+        features: `[..., L]`, features of the state for gSDE, which receive no gradient; `log_std` is `[L, D]` then.
 
     Returns:
-        `distributions.Categorical`, or `MultiCategorical` for a `MultiDiscrete` space; `Normal` or `TanhNormal`.
+        `distributions.Categorical`, or `MultiCategorical` for a `MultiDiscrete` space; `Normal`, `TanhNormal`, or with
+        `features` `StateDependentNormal`.
 
     Raises:
-        TypeError: continuous actions without a standard deviation.
+        TypeError: continuous actions without a standard deviation. ValueError: `squash` or discrete actions together
+            with `features`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -55,7 +64,11 @@ def action_distribution(
         >>> policy.mode().shape
         (3, 1)
     """
-    if options := count_options(space):
+    options = count_options(space)
+    if features is not None and (squash or options):
+        what = f"{space} has discrete actions" if options else "its actions are not squashed"
+        raise UserValueError(f"action_distribution: features are for the noise of gSDE, and {what}")
+    if options:
         logits = head if available is None else distributions.mask_logits(head, available)
         several = hasattr(space, "nvec")
         return distributions.MultiCategorical(logits, options) if several else distributions.Categorical(logits)
@@ -63,5 +76,7 @@ def action_distribution(
         raise UserTypeError(
             "action_distribution: continuous actions need log_std, a parameter of shape [D] for example"
         )
+    if features is not None:
+        return distributions.StateDependentNormal(head, jax.lax.stop_gradient(features), jnp.exp(log_std))
     scale = jnp.broadcast_to(jnp.exp(log_std), head.shape)
     return distributions.TanhNormal(head, scale, space.low, space.high) if squash else distributions.Normal(head, scale)

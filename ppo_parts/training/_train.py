@@ -98,6 +98,7 @@ class Train:
         *,
         value_each_step: bool = False,
         record: tuple[str, ...] = (),
+        noise_steps: int = 1,
         schedules: Mapping[str, Numeric] | None = None,
     ) -> Train:
         """Make the run that a configuration describes.
@@ -108,7 +109,7 @@ class Train:
             policy: the `ppo_parts.Policy`; the learner evaluates it on `config.microbatch` elements at a time.
             pipeline, optimizer: as in `ppo_parts.learner`. If a part requires `next_obs` or `behavior`, the rollout
                 keeps it.
-            value_each_step, record: as in `ppo_parts.rollout`.
+            value_each_step, record, noise_steps: as in `ppo_parts.rollout`.
             schedules: hyperparameters to record as metrics, e.g. `{"learning_rate": annealed}`; see `Train`.
         """
         sizes = {"num_envs": config.num_envs, "num_steps": config.num_steps}
@@ -123,6 +124,7 @@ class Train:
                 **sizes,
                 value_each_step=value_each_step,
                 record=record,
+                noise_steps=noise_steps,
                 keep_next_obs="next_obs" in required,
                 keep_distribution="behavior" in required,
                 shards=config.shards or 1,
