@@ -120,8 +120,13 @@ def merged(group: list[Record]) -> Record:
 
 def link(record: Record) -> str:
     """The task with a link to its record, and to the records of further seeds."""
-    first, *further = (f"../benchmarks/results/mujoco/{file}" for file in record["files"])
-    return f"[{record['task']}]({first})" + "".join(f" [+]({file})" for file in further)
+    return linked(record["task"], [f"mujoco/{file}" for file in record["files"]])
+
+
+def linked(text: str, files: list[str]) -> str:
+    """Text that links to the first of some records, and a plus sign for each further one."""
+    first, *further = (f"../benchmarks/results/{file}" for file in files)
+    return f"[{text}]({first})" + "".join(f" [+]({file})" for file in further)
 
 
 def is_whole_run(record: Record) -> bool:
@@ -204,7 +209,7 @@ class Comparison:
         chain: what the first one trains.
         title: the task, steps and seeds.
         names: what differs, for each run.
-        files: paths of the records, from the folder of results.
+        files: paths of the records of each run, from the folder of results; several if they have different seeds.
         returns: intervals of the last evaluation, as text.
         changes: for each run, of the last evaluation and of the mean of all.
     """
@@ -212,15 +217,15 @@ class Comparison:
     chain: str
     title: str
     names: list[str]
-    files: list[str]
+    files: list[list[str]]
     returns: list[str]
     changes: list[list[Record]]
 
     def table(self) -> list[str]:
         """A row for each run."""
         rows = [
-            [f"[{name}](../benchmarks/results/{file})", returns, *(signed(change) if row else "" for change in changes)]
-            for row, (name, file, returns, changes) in enumerate(
+            [linked(name, files), returns, *(signed(change) if row else "" for change in changes)]
+            for row, (name, files, returns, changes) in enumerate(
                 zip(self.names, self.files, self.returns, self.changes, strict=True)
             )
         ]
@@ -242,7 +247,7 @@ def comparisons(chain: str, records: list[Record], names: dict[str, str], folder
                 chain=chain,
                 title=f"{run[0]}, {run[1]:,} steps, seeds {seeds[0]} - {seeds[-1]}",
                 names=[names[record["variant"]] for record in chosen],
-                files=[f"{folder}/{record['file']}" for record in chosen],
+                files=[[f"{folder}/{file}" for file in record["files"]] for record in chosen],
                 returns=[interval(record["last_evaluation"]) for record in chosen],
                 changes=[[difference(x[-1], first[-1]), difference(x.mean(0), first.mean(0))] for x in returns],
             )

@@ -234,8 +234,8 @@ these ways.
 
 Not included, because a chain cannot express them: TRPO and natural gradients, which need products with the Fisher
 matrix; MCTS and search; environments that choose their levels; networks, such as GTrXL (see
-[attention](variants/attention.md)); gSDE, which changes how actions are sampled (see
-[hard exploration](exploration.md)).
+[attention](variants/attention.md)); gSDE, which is an option of the policy and of the
+[rollout](exploration.md#state-dependent-exploration-gsde).
 
 ## Shared code
 """

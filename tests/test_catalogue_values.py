@@ -370,8 +370,23 @@ def test_gsde_is_a_gaussian_whose_deviation_depends_on_the_state():
     noise = (np.asarray(policy.sample(seed=jax.random.key(0), sample_shape=(20_000,))) - loc) / scale
     np.testing.assert_allclose(noise.mean(axis=0), 0, atol=0.04)
     np.testing.assert_allclose(noise.std(axis=0), 1, atol=0.03)
+    without = pp.distributions.StateDependentNormal(policy.loc, jnp.zeros((5, 3)), policy.std)
+    np.testing.assert_allclose(without.scale, 1e-3, rtol=1e-6)
     white = pp.distributions.StateDependentNormal(policy.loc, jnp.ones((5, 1)), jnp.ones((1, 2)), eps=0.0)
     np.testing.assert_allclose(white.log_prob(action), pp.distributions.Normal(policy.loc, 1.0).log_prob(action))
+
+
+def test_gsde_is_that_of_stable_baselines3(monkeypatch):
+    # StateDependentNoiseDistribution(2, learn_features=False, epsilon=1e-6) of version 2.9.2, in float64.
+    log_std = jnp.array([[-1.0, 0.5], [0.0, -0.5], [0.25, 1.0]])
+    features, action = jnp.array([[0.5, -1.0, 0.25], [2.0, 0.0, -0.75]]), jnp.array([[0.5, 1.0], [-2.0, 0.3]])
+    policy = pp.distributions.StateDependentNormal(jnp.array([[0.1, -0.2], [1.0, 0.0]]), features, jnp.exp(log_std))
+    np.testing.assert_allclose(policy.log_prob(action), [-2.6552537054240153, -6.45191712618385], rtol=1e-6)
+    np.testing.assert_allclose(policy.entropy(), [3.1078328762841476, 4.385088732166956], rtol=1e-6)
+    theta = jnp.broadcast_to(jnp.array([[0.3, -1.0], [1.2, 0.4], [-0.7, 0.9]]), (2, 3, 2))
+    monkeypatch.setattr(jax.random, "normal", lambda *_: theta)
+    sample = [[-1.2695225317446384, -0.6553594878318323], [1.8948410084639296, -5.132282775610112]]
+    np.testing.assert_allclose(policy.sample(seed=jax.random.key(0)), sample, rtol=1e-6)
 
 
 def test_gsde_trains_the_deviation_and_not_the_features():

@@ -69,7 +69,7 @@ def test_claims_effects_of_single_choices_of_mujoco_ppo():
     names = dict.fromkeys(mujoco.VARIANTS, "")
     records = [x for x in mujoco_page.runs(RESULTS / "mujoco") if not mujoco_page.is_whole_run(x)]
     found = mujoco_page.comparisons("", [x for x in records if x["task"] == "HalfCheetah-v5"], names, "")[0]
-    changes = dict(zip((file.split("_300000_")[1][:-7] for file in found.files), found.changes, strict=True))
+    changes = dict(zip((files[0].split("_300000_")[1][:-7] for files in found.files), found.changes, strict=True))
     assert _pages.signed(changes["unscaled_rewards"][0]).replace(",", "") in page
     for name in ("refresh_rollout", "value_clip", "advantage_normalize"):
         assert all(low < 0 < high for low, high in (change["95"] for change in changes[name]))

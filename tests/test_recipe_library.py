@@ -57,6 +57,16 @@ def test_a_run_records_the_rate_that_follows_the_divergence():
     assert set(result.state.learner.params) == {"policy", "value"}
 
 
+def test_gsde_is_an_option_of_every_preset():
+    run = library_ppo.make_train(tiny("rsl_rl", noise_steps=4))
+    params = run.policy.init(jax.random.key(0))
+    assert params["policy"]["params"]["log_std"].shape == (8, 1)
+    _, batch, _ = jax.jit(run.rollout.collect)(jax.random.key(1), params, run.rollout.init(jax.random.key(2)))
+    theta = jax.random.normal(jax.random.split(jax.random.key(1), (8, 2))[4, 0], (4, 8, 1))  # of the last four steps
+    noise = jnp.einsum("tnl,nld->tnd", batch.behavior.features[4:], batch.behavior.std[0] * theta)
+    np.testing.assert_allclose(batch.action[4:], batch.behavior.loc[4:] + noise, rtol=1e-4, atol=1e-6)
+
+
 def test_each_phase_has_its_own_adapted_rate():
     adaptive = pp.scale_by_kl_adaptive_rate(1e-3, 0.01)
     states = {"actor": adaptive.init({}), "critic": optax.adam(1e-3).init({})}
@@ -105,6 +115,8 @@ def test_options_that_a_library_does_not_have_are_refused():
     swapped = dataclasses.replace(library_ppo.PRESETS["rsl_rl"], library="skrl")
     with pytest.raises(pp.UserValueError, match="library must be rsl_rl, whose hyperparameters these are, got 'skrl'"):
         library_ppo.make_train(swapped)
+    with pytest.raises(pp.UserValueError, match=r"noise_steps must be None, because gSDE .*, got 4"):
+        library_ppo.make_train(tiny("skrl", env_id="CartPole-v1", noise_steps=4))
     with pytest.raises(pp.UserTypeError, match="expected parts, got a tuple of them"):
         library_ppo.make_train(tiny("rsl_rl"), None, libraries.rsl_rl())
 
