@@ -32,7 +32,7 @@ import numpy as np
 from ppo_parts import training
 from recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
-from . import classic, rnd
+from . import classic, resets, rnd
 from ._timing import record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,6 +113,12 @@ TASKS = {
         ),
         950,
         "the largest return is 1000",
+    ),
+    "craftax_classic": Task(
+        cleanrl_ppo.make_train,
+        dataclasses.replace(resets.CONFIG, env_id=f"{resets.CONFIG.env_id},reset_ratio=16"),
+        4.2,
+        "PPO in Hafner 2021, 1M steps of Crafter, from pixels",
     ),
     "rnd_deep_sea": Task(rnd.make_train, rnd.Config(), 0.98, "finds the treasure in every episode"),
 }

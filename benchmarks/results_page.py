@@ -139,7 +139,7 @@ def learned(results: pathlib.Path, *prefixes: str, changes: tuple[str, ...] = ()
 
 def packages(results: pathlib.Path) -> list[str]:
     """The tables of environments of other packages: one task each, and Craftax with and without optimistic resets."""
-    lines = learned(results, "brax_", "playground_")
+    lines = learned(results, "brax_", "playground_", "craftax_")
     if lines:
         lines += [
             "Mean return of 100 new episodes over seeds [95 % bootstrap interval], by CleanRL's recipe. At first",
