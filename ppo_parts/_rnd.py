@@ -33,6 +33,7 @@ def rnd_reward(
     num_envs: int,
     gamma: Numeric = 0.99,
     predictor: str = "predictor",
+    name: str = "rnd",
 ) -> Part:
     r"""Write a reward for observations that a network cannot yet predict: random network distillation (RND).
 
@@ -43,9 +44,9 @@ def rnd_reward(
     is the running standard deviation of the discounted sums R, which continue from episode to episode. The reward of
     masked steps is 0, and they do not enter the sums.
 
-    The reward is `extras["rnd_reward"]`. Within `within`, a second `gae` gives it an advantage and a critic of its own.
-    `extras["rnd_terminated"]` is 0 everywhere, so that this advantage looks beyond the ends of episodes, as in the
-    paper. Metric: `rnd_reward`, the mean.
+    The reward is `extras["<name>_reward"]`. Within `within`, a second `gae` gives it an advantage and a critic of its
+    own. `extras["<name>_terminated"]` is 0 everywhere, so that this advantage looks beyond the ends of episodes, as in
+    the paper. Metric: `<name>_reward`, the mean.
 
     Args:
         init: function of a key that returns the parameters of a network. It draws f, with a key of the learner.
@@ -54,6 +55,7 @@ def rnd_reward(
         num_envs: N.
         gamma: discount of the sums, in [0, 1]; a schedule counts learner updates.
         predictor: the entry of the parameters that holds those of the predictor.
+        name: beginning of the names of what is written; two such rewards in one chain need two names.
 
     Place: before the sampler. It needs `rollout(..., keep_next_obs=True)` and `learner.init(params, key)`. Observations
     should be standardized (`envs.normalize_observation`), because f is random.
@@ -81,9 +83,9 @@ def rnd_reward(
     Reference: Burda et al. 2018, Exploration by Random Network Distillation, arXiv:1810.12894, sections 2.2 to 2.4.
     """
     where = "rnd_reward"
-    for name, function in {"init": init, "embed": embed}.items():
+    for argument, function in {"init": init, "embed": embed}.items():
         if not callable(function):
-            raise UserTypeError(f"{where}: {name} must be a function, got {function!r}")
+            raise UserTypeError(f"{where}: {argument} must be a function, got {function!r}")
     count(where, "num_envs", num_envs)
     gamma = number(where, "gamma", gamma, 0, 1)
 
@@ -115,17 +117,18 @@ def rnd_reward(
         seen = Moments(mean, masked_mean(jnp.square(sums - mean), keep), jnp.sum(keep, dtype=sums.dtype))
         moments = appended_if_any(state.moments, seen)
         reward = spread_nan(error / jnp.sqrt(moments.var + 1e-8), discount).astype(batch.log_prob.dtype)
-        written = {"rnd_reward": reward, "rnd_terminated": jnp.zeros_like(reward)}
-        written["rnd_target"] = embedding.astype(reward.dtype)
+        written = {f"{name}_reward": reward, f"{name}_terminated": jnp.zeros_like(reward)}
+        written[f"{name}_target"] = embedding.astype(reward.dtype)
         batch = batch.replace(extras={**batch.extras, **written})
-        return batch.add_metrics(rnd_reward=masked_mean(reward, batch.mask)), RNDState(state.target, last, moments)
+        measured = {f"{name}_reward": masked_mean(reward, batch.mask)}
+        return batch.add_metrics(**measured), RNDState(state.target, last, moments)
 
     return Part(
         first,
         update,
         where,
         requires=("next_obs",),
-        provides=("extras.rnd_reward", "extras.rnd_terminated", "extras.rnd_target"),
+        provides=tuple(f"extras.{name}_{what}" for what in ("reward", "terminated", "target")),
         reads=("log_prob", "mask", "extras"),
         place="before_sampler",
         needs_time=True,
@@ -142,7 +145,7 @@ def rnd_loss(embed: Embed, *, coef: Numeric = 1.0, predictor: str = "predictor",
     Args:
         embed, predictor: as in `rnd_reward`.
         coef: coefficient, >= 0; a schedule counts learner updates.
-        name: key in `losses`.
+        name: key in `losses`, and the `name` of the `rnd_reward`.
 
     Place: after the sampler, in a chain with `rnd_reward`.
 
@@ -160,11 +163,11 @@ def rnd_loss(embed: Embed, *, coef: Numeric = 1.0, predictor: str = "predictor",
 
     def loss(batch: Batch, context: Context) -> Array:
         predicted = embed(_predictor(where, context.params, predictor), batch.next_obs)
-        error = predicted - jax.lax.stop_gradient(batch.extras["rnd_target"])
+        error = predicted - jax.lax.stop_gradient(batch.extras[f"{name}_target"])
         return jnp.mean(jnp.square(error), axis=-1).astype(batch.log_prob.dtype)
 
     return measured_loss_part(
-        where, name, loss, coef=coef, requires=("next_obs", "extras.rnd_target"), reads=("log_prob",)
+        where, name, loss, coef=coef, requires=("next_obs", f"extras.{name}_target"), reads=("log_prob",)
     )
 
 

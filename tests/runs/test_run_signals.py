@@ -28,6 +28,14 @@ from ppo_parts.training._signals import Interrupt
 from recipes import cleanrl_ppo
 
 
+@pytest.fixture(autouse=True)
+def hangup():
+    """SIGHUP as in a terminal; tests that run under nohup would otherwise inherit that it is ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize(("name", "after"), [("SIGINT", 6), ("SIGTERM", 4), ("SIGHUP", 10)])
 def test_signal_saves_first(train, whole, tmp_path, capsys, name, after):
     number = signal.Signals[name]
