@@ -1,4 +1,4 @@
-"""PPO for gymnax's classic control tasks: one chain, options that can be left out one at a time, and gSDE.
+"""PPO for gymnax's classic control tasks: one chain, and options that can be left out one at a time.
 
 Each option is a field of `Config`, so that `python -m benchmarks learning classic_mountain_car --set refresh=rollout`
 leaves one out. docs/exploration.md has the results.
@@ -39,7 +39,6 @@ class Config(training.Config):
     refresh: Literal["rollout", "epoch"] = "epoch"  # how often advantages are computed again
     hidden: Annotated[tuple[int, ...], at_least(1)] = (64, 64)
     log_std: float = 0.0  # initial logarithm of the standard deviation of continuous actions
-    noise_steps: Annotated[int, at_least(0)] = 0  # gSDE: steps for which a noise matrix is kept; 0: white noise
 
 
 def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
@@ -50,8 +49,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
         env = envs.normalize_observation(env)
     if config.normalize_rewards:
         env = envs.normalize_reward(env, gamma=config.gamma)
-    gsde = config.noise_steps > 0
-    policy = networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std, gsde=gsde)
+    policy = networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std)
 
     def annealed(first: float) -> Any:
         return pp.linear_schedule(first, 0.0, config.num_updates) if config.anneal else first
@@ -69,9 +67,7 @@ def make_train(config: Config, env: envs.Env | None = None) -> training.Train:
     )
     rate = annealed(config.learning_rate)
     optimizer = pp.clipped_adam(rate, config.max_grad_norm)
-    return training.Train.of(
-        config, env, policy, pipeline, optimizer, noise_steps=config.noise_steps or 1, schedules={"learning_rate": rate}
-    )
+    return training.Train.of(config, env, policy, pipeline, optimizer, schedules={"learning_rate": rate})
 
 
 PRESETS = {
@@ -83,7 +79,7 @@ PRESETS = {
     ),
     "mountain_car_continuous": Config(
         env_id="MountainCarContinuous-v0", total_timesteps=300_000, gamma=0.9999, gae_lambda=0.9, num_envs=8,
-        num_steps=64, update_epochs=10, log_std=-1.0, noise_steps=64, learning_rate=3e-4,
+        num_steps=64, update_epochs=10, log_std=-1.0, learning_rate=3e-4,
     ),
     "cartpole": Config(
         env_id="CartPole-v1", total_timesteps=100_000, num_envs=8, num_steps=32, num_minibatches=1, update_epochs=10,

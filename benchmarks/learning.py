@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppo_parts import training
-from recipes import cleanrl_ppo, ippo, pufferlib_ppo
+from recipes import cleanrl_ppo, ippo, library_ppo, pufferlib_ppo
 
 from . import classic, resets, rnd
 from ._timing import record
@@ -119,6 +119,17 @@ TASKS = {
         dataclasses.replace(resets.CONFIG, env_id=f"{resets.CONFIG.env_id},reset_ratio=16"),
         4.2,
         "PPO in Hafner 2021, 1M steps of Crafter, from pixels",
+    ),
+    "gsde_mountain_car_continuous": Task(
+        library_ppo.make_train,
+        dataclasses.replace(
+            library_ppo.PRESETS["stable_baselines3"],
+            env_id="MountainCarContinuous-v0",
+            total_timesteps=300_000,
+            noise_steps=256,
+        ),
+        90,
+        GYMNASIUM,
     ),
     "rnd_deep_sea": Task(rnd.make_train, rnd.Config(), 0.98, "finds the treasure in every episode"),
 }
