@@ -57,6 +57,7 @@ class Arm(NamedTuple):
 ARMS = {
     "PPO, nothing adjusted": Arm(False, (), "C7"),
     "PPO, adjusted": Arm(False, ("rate", "moments"), "C1"),
+    "PPO-EWMA, all but its decay": Arm(True, ("rate", "moments"), "C2"),
     "PPO-EWMA, adjusted": Arm(True, ("rate", "moments", "decay"), "C0"),
 }
 DIVISORS = (1, 64, 16, 4)  # c, the extremes first
@@ -159,7 +160,7 @@ def block(results: dict[str, Any]) -> list[str]:
 
 
 def draw(results: dict[str, Any]) -> None:
-    """Curves of three arms for each batch size, and the return of all arms against the batch size."""
+    """Curves of each arm for each batch size, and the return of all arms against the batch size."""
     config, by_divisor = results["config"], results["arms"]
     size, steps = config["num_envs"] * config["num_steps"], config["total_timesteps"]
     figure, panels = _pages.canvas(len(ARMS) + 1, width=3.6)
