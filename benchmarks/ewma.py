@@ -163,13 +163,14 @@ def draw(results: dict[str, Any]) -> None:
     """Curves of each arm for each batch size, and the return of all arms against the batch size."""
     config, by_divisor = results["config"], results["arms"]
     size, steps = config["num_envs"] * config["num_steps"], config["total_timesteps"]
-    figure, panels = _pages.canvas(len(ARMS) + 1, width=3.6)
+    figure, panels = _pages.canvas(len(ARMS) + 1, width=4.2, columns=3)
     for axes, name in zip(panels, ARMS, strict=False):
         for k, (c, arms) in enumerate(by_divisor.items()):
             color = str(0.75 * k / max(1, len(by_divisor) - 1))
             draw_curves(axes, steps, arms[name]["curves"], f"batch {size // int(c):,}", color)
         axes.set(title=name, xlabel="environment steps", ylim=(0, 520))
-    panels[0].set(ylabel="return")
+    for axes in panels[::3]:
+        axes.set(ylabel="return")
     panels[0].legend(framealpha=0.9)
     for name, arm in ARMS.items():
         found = [arms[name]["second_half"] for arms in by_divisor.values()]

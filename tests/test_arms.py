@@ -25,7 +25,7 @@ def test_arms_of_ewma_adjust_what_they_say():
     config = ewma.Config(learning_rate=0.01, age=3.0)
     none, old, fixed, new = (ewma.numbers(config, arm, 4) for arm in ewma.ARMS.values())
     assert none == (0.01, 0.0, 0.75)
-    assert old == (0.005, 0.75, 0.75)
+    assert old == fixed == (0.005, 0.75, 0.75)
     assert new == (0.005, 0.75, pytest.approx(12 / 13))  # a mean age of 12 steps: 1 / (1 - decay) - 1
 
 
