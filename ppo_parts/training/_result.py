@@ -126,7 +126,7 @@ def plot_curve(
     figure = require_package("matplotlib.figure", "train").Figure(figsize=(7, 4.2), layout="constrained")
     require_package("matplotlib.backends.backend_agg", "train").FigureCanvasAgg(figure)
     axes = figure.subplots()
-    smooth = smoothed(returns, window)
+    smooth = _held(smoothed(returns, window))
     if returns.ndim == 1:
         # With markers, because a line does not show an update between two updates in which no episode ended.
         axes.plot(env_steps, returns, color="C0", alpha=0.25, linewidth=0.8, marker=".", markersize=3)
@@ -160,6 +160,13 @@ def smoothed(returns: np.ndarray, window: int) -> np.ndarray:
     total = total - np.concatenate([np.repeat(before, min(window, len(total)), 0), total])[: len(total)]
     number = number - np.concatenate([np.repeat(before, min(window, len(number)), 0), number])[: len(number)]
     return np.where(number > 0, total / np.maximum(number, 1), np.nan)
+
+
+def _held(x: np.ndarray) -> np.ndarray:
+    """Replace NaN by the last number before it in the same column, if there is one."""
+    rows = np.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1))
+    last = np.maximum.accumulate(np.where(np.isfinite(x), rows, 0), axis=0)
+    return np.take_along_axis(x, last, axis=0)
 
 
 def _known_mean(x: np.ndarray) -> np.ndarray:

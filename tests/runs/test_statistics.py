@@ -63,6 +63,8 @@ def test_statistics_smoothing_and_the_picture_take_what_is_missing(tmp_path):
             window = returns[max(0, t - 2) : t + 1, seed]
             expected = np.mean(window[np.isfinite(window)]) if np.isfinite(window).any() else np.nan
             np.testing.assert_allclose(smooth[t, seed], expected)
+    held = _result._held(np.array([[np.nan, 1.0], [2.0, np.nan], [np.nan, np.nan], [3.0, 4.0]]))  # drawn without gaps
+    np.testing.assert_array_equal(held, [[np.nan, 1], [2, 1], [2, 1], [3, 4]])
     for name, data in {"seeds.png": returns, "one.png": returns[:, 0]}.items():
         training.plot_curve(tmp_path / name, np.arange(6.0), data, "title")
         assert (tmp_path / name).stat().st_size > 1000
