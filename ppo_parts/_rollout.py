@@ -94,7 +94,7 @@ def rollout(
         keep_next_obs: keep the observation that followed each step as `next_obs`, including final observations.
         keep_distribution: keep the behavior distribution as `behavior`, for exact divergences.
         keep_info: names of entries of the environment's `info`, such as a cost, to keep for each step: `extras[name]`.
-        noise_steps: number of steps in which actions are sampled with the same key, counted from the first step of the
+        noise_steps: number of steps for which actions are sampled with the same key, counted from the first step of the
             rollout; from `distributions.StateDependentNormal`, they have the same noise matrix.
         shards: S, `batch.shards`: equal blocks of environments that samplers do not mix, so that each can stay on a
             separate device. This changes which minibatches are drawn. So that devices do not wait for each other at
