@@ -115,8 +115,17 @@ def test_claims_differences_between_libraries():
         quoted = [f" {_pages.signed(change)} |".replace(",", "") for change in visible]
         assert [text for text in quoted if text not in page] == []
         assert f"{task.returns[0].replace(',', '')} on {name}" in page
-        counts = {"HalfCheetah": (15, 4, 14), "Ant": (15, 1, 5)}
+        counts = {"HalfCheetah": (15, 3, 10), "Ant": (15, 1, 5)}
         assert (len(last), len(visible), sum(change["mean"] < 0 for change in last.values())) == counts[name]
+
+    def last_evaluation(variant, first):
+        path = RESULTS / f"differences/HalfCheetah-v5_300000_{variant}_{first}.json"
+        return json.loads(path.read_text())["results"]["curve"][-1]["evaluation"]
+
+    halves = {first: last_evaluation("none", first) for first in (1, 11)}
+    alone = _pages.difference(last_evaluation("no_normalize", 1), halves[1])
+    assert f"({_pages.signed(alone)})".replace(",", "") in page
+    assert [round(np.mean(half)) for half in halves.values()] == [4722, 4266]
 
 
 def test_claims_evaluation_gives_each_seed_a_key_of_its_own():
