@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import ppo_parts as pp
@@ -45,21 +47,40 @@ def chain(
     normalize: str = "minibatch",
     values_normalized: bool = False,
     refresh: Any = "rollout",
+    sampler: Callable[[Config], pp.Part] | None = None,
+    brax_advantages: bool = False,
     value: tuple[pp.Part, ...] | None = None,
+    last: pp.Part | None = None,
 ) -> pp.Part:
     """The chain with some choices exchanged; None and the defaults are CleanRL's, except for the time limit."""
     estimator = pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda)
+    of_minibatches = pp.chain(parts.evaluate_next_obs(), parts.one_more_step(config.gamma, config.gae_lambda))
     standardize = pp.advantage_normalize(ddof=1)
+    shuffled = pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh=refresh)
     return pp.chain(
         time_limit or pp.identity(),
-        parts.normalized_values(estimator) if values_normalized else estimator,
+        pp.identity() if brax_advantages else parts.normalized_values(estimator) if values_normalized else estimator,
         standardize if normalize == "rollout" else pp.identity(),
-        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh=refresh),
+        shuffled if sampler is None else sampler(config),
+        of_minibatches if brax_advantages else pp.identity(),
         standardize if normalize == "minibatch" else pp.identity(),
         pp.clipped_surrogate(clip_eps=config.clip_coef),
         pp.policy_diagnostics(),
         *(value or (pp.clipped_value_loss(clip_eps=config.clip_coef, coef=0.5),)),
+        last or pp.identity(),
     )
+
+
+def segments(config: Config) -> pp.Part:
+    """Minibatches of consecutive steps of one environment, in a new random order in each epoch."""
+    length = config.num_envs * config.num_steps // config.num_minibatches
+    return pp.time_chunks(config.num_minibatches, config.update_epochs, length=length)
+
+
+def segments_in_order(config: Config) -> pp.Part:
+    """The same minibatches as those of `segments`, in the same order in each epoch."""
+    rows = np.arange(config.num_envs * config.num_steps).reshape(config.num_steps, config.num_envs)
+    return pp.given_indices(np.tile(rows.T.reshape(1, config.num_minibatches, -1), (config.update_epochs, 1, 1)))
 
 
 def make_train(
@@ -69,11 +90,16 @@ def make_train(
     clip: optax.GradientTransformation | None = None,
     rate: optax.GradientTransformation | None = None,
     eps: float = 1e-5,
+    squash: bool = False,
     **choices: Any,
 ) -> training.Train:
     """A run of the chain with these choices, and of CleanRL's optimizer with a link exchanged."""
-    env = env or envs.prepare(envs.make(config.env_id), normalize=True, gamma=config.gamma, rescale=True)
-    policy = parts.in_two_entries(networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std))
+    if env is None:
+        made = envs.make(config.env_id)
+        prepared = made if squash else envs.prepare(made, rescale=True)  # the distribution has the bounds, if squashed
+        env = envs.normalize_reward(envs.normalize_observation(prepared), gamma=config.gamma)
+    network = networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std, squash=squash)
+    policy = parts.in_two_entries(network)
     annealed = pp.scale_by_update_schedule(pp.linear_schedule(config.learning_rate, 0.0, config.num_updates))
     clip = clip or optax.clip_by_global_norm(config.max_grad_norm)
     optimizer = optax.chain(clip, optax.scale_by_adam(eps=eps), rate or annealed)
@@ -130,6 +156,32 @@ DIFFERENCES = {
     "constant_rate": difference(
         "learning rate constant", "Stable-Baselines3, Tianshou, skrl", rate=pp.scale_by_update_schedule(3e-4)
     ),
+    "adaptive_rate_epoch": difference(
+        "learning rate adapted after each epoch",
+        "skrl's option",
+        rate=pp.scale_by_kl_adaptive_rate(3e-4, target_kl=0.008, average_over=32, low=1e-6),
+    ),
+    "early_stop": difference(
+        "update ends where the KL divergence exceeds 0.015", "Stable-Baselines3's option", last=pp.kl_early_stop(0.015)
+    ),
+    "value_weight_2.5": difference(
+        "weight of the squared error of V ten times as large",
+        "skrl",
+        value=(pp.clipped_value_loss(clip_eps=0.2, coef=5.0),),
+    ),
+    "entropy_0.01": difference("entropy bonus of 0.01", "Tianshou, rsl_rl", last=pp.entropy_bonus(coef=0.01)),
+    "bounds_loss": difference("loss for means out of bounds", "rl_games' option", last=pp.bounds_loss(coef=1e-4)),
+    "segments": difference("minibatches of consecutive steps", "as in brax", sampler=segments),
+    "segments_in_order": difference(
+        "minibatches of consecutive steps, in order", "as in rl_games", sampler=segments_in_order
+    ),
+    "brax_advantages": difference(
+        "minibatches of consecutive steps, with A and V of the policy being trained",
+        "brax",
+        sampler=segments,
+        brax_advantages=True,
+    ),
+    "squashed": difference("actions squashed by tanh", "brax", squash=True),
     "adam_eps_1e-8": difference("Adam's epsilon 1e-8", "all but CleanRL and Stable-Baselines3", eps=1e-8),
 }
 VARIANTS = {name: each.make_train for name, each in DIFFERENCES.items()}
