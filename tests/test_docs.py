@@ -2,9 +2,11 @@
 
 The blocks of one page share a namespace, like the cells of a notebook. A block fenced as `output` right behind a Python
 block is what that block prints. A block fenced as `diff` is applied to the Python above it, and the result is executed.
+A block fenced as `python torch` runs only where that package is installed.
 """
 
 import contextlib
+import importlib.util
 import io
 import itertools
 import re
@@ -20,7 +22,7 @@ from docs import reference
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)[ ]*([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -29,11 +31,12 @@ def blocks(page: Path) -> list[tuple[str, str | None, int]]:
     text, found = page.read_text(), list(FENCE.finditer(page.read_text()))
     result = []
     for block, following in itertools.zip_longest(found, found[1:]):
-        if block[1] not in ("python", "diff"):
+        language, packages, code = block.groups()
+        if language not in ("python", "diff") or not all(map(importlib.util.find_spec, packages.split())):
             continue
         directly = following and following[1] == "output" and not text[block.end() : following.start()].strip()
-        source = block[2] if block[1] == "python" else patched([above for above, _, _ in result], block[2])
-        result.append((source, following[2] if directly else None, text.count("\n", 0, block.start(2))))
+        source = code if language == "python" else patched([above for above, _, _ in result], code)
+        result.append((source, following[3] if directly else None, text.count("\n", 0, block.start(3))))
     return result
 
 
