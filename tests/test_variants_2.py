@@ -11,7 +11,7 @@ import pytest
 import ppo_parts as pp
 
 from .common import ACTIONS, OBS, SEGMENTS, TIME, make_params
-from .test_docs import FENCE, ROOT
+from .test_docs import ROOT, blocks
 from .test_variants_1 import (
     KEY,
     MINIBATCHES,
@@ -349,10 +349,9 @@ def test_nnx_equals_a_loop_by_hand():
 @pytest.mark.lenient_ranks
 def test_equinox_equals_a_loop_by_hand():
     pytest.importorskip("equinox")
-    text = (ROOT / "docs" / "variants" / "equinox_and_nnx.md").read_text()
     module, batch = types.ModuleType("equinox_and_nnx"), double()
-    for block in FENCE.finditer(text):  # the block of equinox as well, which test_docs does not run
-        exec(block[2], vars(module))
+    for source, _, _ in blocks(ROOT / "docs" / "variants" / "equinox_and_nnx.md"):
+        exec(source, vars(module))
     params = in_double(module.policy.init(KEY))
     names = ("hidden", "policy", "value")
     start = {name: {"w": getattr(params, name).weight, "b": getattr(params, name).bias} for name in names}
