@@ -90,6 +90,7 @@ from ._types import Part as Part
 from ._types import Policy as Policy
 from ._types import Stop as Stop
 from ._types import stateless as stateless
+from ._zero_sum import zero_sum as zero_sum
 from .functional import ShapeError as ShapeError
 
 __version__ = "0.2.0"

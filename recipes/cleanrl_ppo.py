@@ -68,8 +68,9 @@ def make_train(
     if env is None:
         env = envs.prepare(envs.make(config.env_id), normalize=config.normalize_env, gamma=config.gamma)
     policy = policy or networks.actor_critic(env, config.hidden, "tanh")
+    estimator = pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda)
     cleanrl = pp.chain(
-        pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
+        pp.zero_sum(estimator) if env.zero_sum else estimator,
         pp.shuffled_minibatches(config.num_minibatches, config.update_epochs),
         pp.advantage_normalize(ddof=1) if config.norm_adv else pp.identity(),
         pp.clipped_surrogate(clip_eps=config.clip_coef),

@@ -163,6 +163,8 @@ CASES = (
         (pp.gae(**_ESTIMATE),),
         options={"name": "within", "read": {"reward": "extras.own"}, "write": {"advantage": "extras.advantage"}},
     ),
+    Case(pp.zero_sum, (pp.gae(**_ESTIMATE),), options={"seat": "extras.own", "next_seat": "extras.own"}),
+    Case(pp.zero_sum, (pp.vtrace(gamma=0.9),), {}, {"seat": "extras.own", "next_seat": "extras.own"}, True, "vtrace"),
     Case(pp.combine_advantages, ({"advantage": 0.5, "extras.own": 2.0},)),
     Case(pp.time_chunks, (2,), options={"length": 3, "burn_in": 1}),
     Case(pp.sampler, ("sampler", _halves, _whole_item), options={"num_minibatches": 2, "axis": "step"}),

@@ -21,6 +21,7 @@ FIELDS = tuple(pp.Batch.__dataclass_fields__)
 EXCEPT = {
     pp.stateless: {_laws.writes_what_it_provides},  # a function of one's own need not declare anything
     pp.within: {_laws.reads_what_it_declares},  # the part inside reads fields under other names
+    pp.zero_sum: {_laws.reads_what_it_declares},  # it reads the advantage that the part inside has just written
 }
 
 

@@ -2,6 +2,7 @@
 
 from ._brax import from_brax as from_brax
 from ._check import check as check
+from ._env import SEATS as SEATS
 from ._env import Box as Box
 from ._env import Discrete as Discrete
 from ._env import Env as Env

@@ -104,6 +104,9 @@ class Transition(NamedTuple):
 TAKEN = ("return", "length", "episode_return", "episode_length", "terminated", "truncated")
 """Names that entries of `info` may not have, because rollouts and evaluations report numbers of these names."""
 
+SEATS = ("seat", "next_seat")
+"""Who moved, and who is to move in the observation that followed: 1 is the first player, and -1 the second."""
+
 FINAL_OBS = ". It is the observation that followed, before any reset; where no episode ended it equals obs"
 
 
@@ -184,6 +187,8 @@ class Env(NamedTuple):
         render: `render(state) -> [H, W, 3]`, a picture (uint8) of the first of the N environments, made on the host;
             None: there are no pictures.
         privileged_space: space of `Observation.privileged`; None: the critic sees what the policy sees.
+        zero_sum: whether the policy plays both sides of a game. Rewards and returns are those of the first player, and
+            `info` has the `SEATS`, with which `ppo_parts.zero_sum` tells the sides apart.
     """
 
     reset: Callable[[Array, int], tuple[Any, Any]]
@@ -197,6 +202,7 @@ class Env(NamedTuple):
     act: Callable[[Any], Any] | None = None
     render: Callable[[Any], Any] | None = None
     privileged_space: Any = None
+    zero_sum: bool = False
 
 
 def unknown_env(env_id: Any, library: str, known: Iterable[str]) -> UserValueError:

@@ -84,6 +84,7 @@ def auto_reset(
     reset_ratio: int = 1,
     render: Callable[[Any], Any] | None = None,
     privileged_space: Any = None,
+    zero_sum: bool = False,
 ) -> Env:
     """Make an `Env` of N environments from the functions of one, with automatic resets and counted episodes.
 
@@ -100,6 +101,7 @@ def auto_reset(
         render: `render(state) -> [H, W, 3]`, a picture (uint8) of one environment, made on the host from its state;
             None: there are no pictures.
         privileged_space: space of `Observation.privileged`, if observations have it.
+        zero_sum: whether the policy plays both sides of a game; see `Env`.
 
     Returns:
         The environment.
@@ -170,5 +172,6 @@ def auto_reset(
         lambda state: env,
         privileged_space=privileged_space,
         render=None if render is None else render_first,
+        zero_sum=zero_sum,
     )
     return env

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +13,26 @@ from ._episodes import Step, auto_reset
 from ._opponents import Opponent, random_opponent, until_turn
 
 
-def make(name: str, *, opponent: Opponent | None = None, time_limit: int | None = None, reset_ratio: int = 1) -> Env:
-    """Make one of `pgx.available_envs()` with one player, or with two players, of which the policy is one.
+def make(
+    name: str,
+    *,
+    opponent: Opponent | Literal["self"] | None = None,
+    time_limit: int | None = None,
+    reset_ratio: int = 1,
+) -> Env:
+    """Make one of `pgx.available_envs()` with one player, or with two players, of which the policy is one or both.
 
-    The player who begins is drawn at random in each episode. `won` is whether the policy won.
+    The player who begins is drawn at random in each episode. `won` is whether the policy won, or, with "self", whether
+    the first of the two players did.
 
     Args:
         name: the game.
         opponent: `opponent(key, obs) -> action`, for one `Observation`; None: uniformly among the legal actions. See
-            `frozen_opponent`.
+            `frozen_opponent`. "self": the policy plays both sides (`Env.zero_sum`), and is evaluated against None.
         time_limit, reset_ratio: as in `auto_reset`.
+
+    Raises:
+        UserValueError: unknown game, more than two players, or an opponent where the game has one player.
     """
     import pgx
 
@@ -31,7 +41,14 @@ def make(name: str, *, opponent: Opponent | None = None, time_limit: int | None 
     env = pgx.make(name)
     if env.num_players > 2:
         raise UserValueError(f"{name} has {env.num_players} players, and this adapter is for one or two")
-    choose_action = random_opponent if opponent is None else opponent
+    if opponent is not None and env.num_players == 1:
+        raise UserValueError(f"{name} has one player, so there is no opponent: leave out opponent={opponent!r}")
+    both = opponent == "self"
+    if not (opponent is None or both or callable(opponent)):
+        raise UserValueError(
+            f'{name}: opponent must be "self", None or a function of a key and an observation, got {opponent!r}'
+        )
+    choose_action: Opponent = opponent if callable(opponent) else random_opponent
 
     def seen(state: Any) -> Observation:
         return Observation(state.observation.astype(jnp.float32), state.legal_action_mask)
@@ -41,7 +58,12 @@ def make(name: str, *, opponent: Opponent | None = None, time_limit: int | None 
         return env.step(state, choose_action(action_key, seen(state)), step_key)
 
     def others(key: Array, state: Any) -> tuple[Any, Array]:
-        return (state, state.rewards[0]) if env.num_players == 1 else until_turn(opponents_move, key, state)
+        if env.num_players == 1 or both:
+            return state, state.rewards[0]
+        return until_turn(opponents_move, key, state)
+
+    def sign(state: Any) -> Array:
+        return 1.0 - 2.0 * state.current_player
 
     def reset(key: Array) -> tuple[Any, Observation]:
         key, others_key = jax.random.split(key)
@@ -50,9 +72,15 @@ def make(name: str, *, opponent: Opponent | None = None, time_limit: int | None 
 
     def step(key: Array, state: Any, action: Array) -> Step:
         key, others_key = jax.random.split(key)
+        seat = {"seat": sign(state)} if both else {}
         state, reward = others(others_key, env.step(state, action, key))
         info = {"won": reward > 0} if env.num_players > 1 else {}
+        info |= {**seat, "next_seat": sign(state)} if both else {}
         return Step(state, seen(state), reward, state.terminated, state.truncated, info)
 
     spaces = Box(tuple(env.observation_shape)), Discrete(env.num_actions)
-    return auto_reset(reset, step, *spaces, time_limit=time_limit, reset_ratio=reset_ratio)
+    made = auto_reset(reset, step, *spaces, time_limit=time_limit, reset_ratio=reset_ratio, zero_sum=both)
+    if not both:
+        return made
+    against_random = make(name, time_limit=time_limit, reset_ratio=reset_ratio)
+    return made._replace(evaluation=lambda state: against_random)

@@ -21,6 +21,7 @@ from .._microbatch import microbatched
 from .._rollout import Rollout, RolloutState, rollout
 from .._trees import without_weak_types
 from .._types import Array, Batch, Part, Policy
+from ..envs._env import SEATS
 from ._evaluate import EpisodeResults, evaluate_episodes
 
 
@@ -98,6 +99,7 @@ class Train:
         *,
         value_each_step: bool = False,
         record: tuple[str, ...] = (),
+        keep_info: tuple[str, ...] = (),
         noise_steps: int = 1,
         schedules: Mapping[str, Numeric] | None = None,
     ) -> Train:
@@ -109,12 +111,23 @@ class Train:
             policy: the `ppo_parts.Policy`; the learner evaluates it on `config.microbatch` elements at a time.
             pipeline, optimizer: as in `ppo_parts.learner`. If a part requires `next_obs` or `behavior`, the rollout
                 keeps it.
-            value_each_step, record, noise_steps: as in `ppo_parts.rollout`.
+            value_each_step, record, keep_info, noise_steps: as in `ppo_parts.rollout`. Of an `Env.zero_sum`, the
+                rollout also keeps `envs.SEATS`.
             schedules: hyperparameters to record as metrics, e.g. `{"learning_rate": annealed}`; see `Train`.
+
+        Raises:
+            ValueError: the policy plays both sides of a game, and no part of the chain tells them apart.
         """
         sizes = {"num_envs": config.num_envs, "num_steps": config.num_steps}
         evaluate = policy if config.microbatch is None else microbatched(policy, config.microbatch)
-        required = {field.partition(".")[0] for field in chain(pipeline).requires}  # raises if it is not a part
+        needed = chain(pipeline).requires  # raises if it is not a part
+        required = {field.partition(".")[0] for field in needed}
+        zero_sum = getattr(env, "zero_sum", False)
+        if zero_sum and not any(f"extras.{name}" in needed for name in SEATS):
+            raise UserValueError(
+                "Train: the policy plays both sides of this game, and what is good for one is bad for the other: wrap "
+                "the estimator of the advantage, as in pp.zero_sum(pp.gae(...))"
+            )
         return cls(
             env=env,
             policy=policy,
@@ -127,6 +140,7 @@ class Train:
                 noise_steps=noise_steps,
                 keep_next_obs="next_obs" in required,
                 keep_distribution="behavior" in required,
+                keep_info=tuple(dict.fromkeys((*keep_info, *SEATS))) if zero_sum else keep_info,
                 shards=config.shards or 1,
             ),
             learner=learner(evaluate, pipeline, optimizer),

@@ -1,0 +1,154 @@
+"""Self-play: `zero_sum` tells the sides of a game apart, and an environment says that there are two."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ppo_parts as pp
+from ppo_parts import envs
+from ppo_parts.testing import example_batch, example_context
+from recipes import cleanrl_ppo
+from tests import env_fakes
+
+GAE = pp.gae(gamma=0.9, gae_lambda=0.8)
+SELF_PLAY = cleanrl_ppo.Config(
+    env_id="pgx:nim,opponent=self",
+    total_timesteps=65_536,
+    num_envs=64,
+    num_steps=16,
+    hidden=(32, 32),
+    learning_rate=5e-3,
+)
+
+
+@pytest.fixture
+def nim(monkeypatch):
+    env_fakes.install(monkeypatch)
+    return envs.make("pgx:nim", opponent="self")
+
+
+def run(part, batch):
+    return jax.jit(lambda batch: part.update(batch, part.init({}), example_context())[0])(batch)
+
+
+def signed(seed, **fields):
+    batch = example_batch(seed, **fields)
+    seats = np.sign(np.random.default_rng(seed).normal(size=(2, *batch.reward.shape))).astype(np.float32)
+    return batch.replace(extras={"seat": jnp.asarray(seats[0]), "next_seat": jnp.asarray(seats[1])})
+
+
+def test_zero_sum_follows_its_equation():
+    batch = signed(0, mask=None)
+    out = run(pp.zero_sum(GAE), batch)
+    reward, value, next_value, terminated, truncated = (
+        np.asarray(getattr(batch, name), float) for name in ("reward", "value", "next_value", "terminated", "truncated")
+    )
+    seat, following = (np.asarray(batch.extras[name], float) for name in envs.SEATS)
+    expected, later = np.zeros_like(reward), np.zeros(reward.shape[1])
+    for t in reversed(range(len(reward))):
+        on = 1 - np.maximum(terminated[t], truncated[t])
+        delta = seat[t] * reward[t] + 0.9 * seat[t] * following[t] * (1 - terminated[t]) * next_value[t] - value[t]
+        # the next row's advantage is that of its own player, who is the one to move after step t
+        turn = seat[t] * (seat[t + 1] if t + 1 < len(reward) else 1)
+        expected[t] = later = delta + 0.9 * 0.8 * on * turn * later
+    np.testing.assert_allclose(out.advantage, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(out.target, expected + value, rtol=1e-5, atol=1e-6)
+    for name in ("value", "next_value", "reward"):
+        np.testing.assert_array_equal(getattr(out, name), getattr(batch, name))
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_zero_sum_reduces_to_its_estimator(after):
+    """Where the first player always moves; where the second does, with the rewards of the first, too."""
+    batch = example_batch(1, after_sampler=after)
+    ones = jnp.ones_like(batch.reward)
+    for sign in (1, -1):
+        seats = batch.replace(reward=sign * batch.reward, extras=dict.fromkeys(envs.SEATS, sign * ones))
+        out, plain = run(pp.zero_sum(GAE), seats), run(GAE, batch)
+        for name in ("advantage", "target"):
+            np.testing.assert_array_equal(getattr(out, name), getattr(plain, name))
+        np.testing.assert_array_equal(out.value, batch.value)
+        if after:
+            np.testing.assert_array_equal(out.current.value, batch.current.value)
+
+
+def test_zero_sum_is_a_game_with_no_advantage_where_the_values_are_exact():
+    """Each move earns 1 for the player who makes it, at the expense of the other; V(s) is exact."""
+    seat = jnp.array([1.0, -1.0, -1.0, 1.0, -1.0])[:, None]
+    reward = seat  # of the first player
+    to_come = jnp.cumsum(reward[::-1], axis=0)[::-1]  # for the first player
+    value = seat * to_come
+    next_value, next_seat = (jnp.concatenate([x[1:], jnp.ones_like(x[:1])]) for x in (value, seat))
+    end = jnp.zeros_like(seat).at[-1].set(1)
+    batch = pp.Batch(
+        obs=seat, action=seat, log_prob=0 * seat, reward=reward, value=value, next_value=next_value,
+        terminated=end, truncated=0 * end, extras={"seat": seat, "next_seat": next_seat},
+    )  # fmt: skip
+    out = run(pp.zero_sum(pp.gae(gamma=1.0, gae_lambda=0.7)), batch)
+    np.testing.assert_allclose(out.advantage, 0, atol=1e-6)
+    np.testing.assert_allclose(out.target, value, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: pp.zero_sum(pp.shuffled_minibatches(2)), TypeError, "expected a part that writes the advantage"),
+        (lambda: pp.zero_sum(0.9), TypeError, "such as gae, got 0.9"),
+        (lambda: pp.zero_sum(pp.value_loss()), ValueError, "must write the advantage, and value_loss writes losses"),
+        (lambda: run(pp.chain(pp.zero_sum(GAE)), example_batch()), ValueError, "extras.seat"),
+    ],
+)
+def test_zero_sum_refuses(make, error, says):
+    with pytest.raises(error, match=says):
+        make()
+
+
+def test_both_sides_of_a_game_are_played(nim):
+    assert nim.zero_sum
+    assert not envs.make("pgx:nim").zero_sum
+    state, obs = nim.reset(jax.random.key(0), 32)
+    assert set(obs.obs[:, 0].tolist()) == {5.0}  # nobody has moved
+    seats = []
+    for t in range(5):
+        left = obs.obs[:, 0]
+        state, out = nim.step(jax.random.key(t), state, jnp.zeros(32, jnp.int32))  # everybody takes 1 match
+        obs = out.obs
+        seats.append(out.info["seat"])
+        np.testing.assert_array_equal(out.info["next_seat"], -out.info["seat"])
+        np.testing.assert_array_equal(out.terminated, left == 1)
+    np.testing.assert_array_equal(np.diff(np.abs(seats), axis=0), 0)
+    assert set(np.unique(seats[0])) == {-1.0, 1.0}  # who begins is drawn
+    np.testing.assert_array_equal(out.reward, seats[0])  # of the first player: who begins takes the last of 5
+    np.testing.assert_array_equal(out.info["won"], seats[0] > 0)
+    played = nim.evaluation(state)
+    assert not played.zero_sum  # against random moves
+    assert envs.check_laws(nim, num_steps=60).terminated > 0
+
+
+def test_self_play_learns_to_win(nim):
+    """Whoever leaves 3 of 5 matches wins: who begins takes 2, and then what the other side leaves."""
+    train = cleanrl_ppo.make_train(SELF_PLAY)
+    state, metrics = jax.jit(train)(jax.random.key(0))
+    left = jnp.array([5.0, 3.0, 2.0, 1.0])[:, None]
+    available = jnp.stack([left[:, 0] > 0, left[:, 0] > 1], axis=1)
+    out = train.policy(state.learner.params, pp.Batch(obs=envs.Observation(left, available)))
+    np.testing.assert_array_equal(out.distribution.mode()[jnp.array([0, 2, 3])], [1, 1, 0])
+    assert out.value[0] > 0.9  # who is to move wins
+    assert out.value[1] < -0.9  # and loses
+    played = train.evaluate_policy(jax.random.key(1), state, 200, mode=True)
+    assert np.mean(played.episode_return) > 0  # against random moves, it wins each game that it begins
+    assert abs(float(metrics["episode_return"][-1])) < 0.5  # the first player's, who begins half of the games
+
+
+def test_a_chain_that_does_not_tell_the_sides_apart_is_refused(nim):
+    with pytest.raises(pp.UserValueError, match=r"the policy plays both sides .* pp\.zero_sum\(pp\.gae"):
+        cleanrl_ppo.make_train(SELF_PLAY, nim, pipeline=pp.chain(GAE, pp.full_batch(), pp.value_loss()))
+
+
+def test_opponents_that_do_not_fit_are_refused(nim, monkeypatch):
+    with pytest.raises(pp.UserValueError, match=r"opponent must be \"self\", None or a function .* got 'random'"):
+        envs.make("pgx:nim,opponent=random")
+    monkeypatch.setattr(env_fakes.Nim, "num_players", 1)
+    with pytest.raises(pp.UserValueError, match="nim has one player, so there is no opponent"):
+        envs.make("pgx:nim", opponent="self")
