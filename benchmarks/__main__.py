@@ -15,6 +15,7 @@ COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what 
     "ptx": "what the GPU kernels compile to, without a GPU: bytes per element, registers",
     "learning": "learning curves of the recipes, over many seeds",
     "games": "two-player games against random moves: how many are won",
+    "kuhn": "self-play in Kuhn poker: how exploitable is the policy?",
     "resets": "Craftax-Classic with and without optimistic resets: steps per second, and what is learned",
     "mujoco": "Gymnasium's MuJoCo tasks, with the protocol of Tianshou's benchmark",
     "atari": "Atari games, beside CleanRL's own script on the same machine",

@@ -1,0 +1,206 @@
+"""Self-play in Kuhn poker: how exploitable is the policy after mirror descent, and after clipped updates?
+
+    python -m benchmarks kuhn
+
+Each of two players antes 1 and gets one of three cards; the one with the higher card wins the pot. Each may pass or
+bet 1 more, and answers a bet by folding (a pass) or calling (a bet). The exploitability of a policy is what the best
+responses against it earn, averaged over the two seats; it is 0 in an equilibrium, and it is computed exactly here. Both
+arms have the same rollouts, entropy bonus and network. Writes benchmarks/results/kuhn.json, and fills
+docs/variants/self_play.md.
+
+Reference: Kuhn 1950, A Simplified Two-Person Poker; Sokota et al. 2023, A Unified Approach to Reinforcement Learning,
+Quantal Response Equilibria, and Two-Player Zero-Sum Games, arXiv:2206.05825.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import time
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ppo_parts as pp
+from ppo_parts import envs, networks, training
+from ppo_parts.training import at_least, more_than
+
+from . import _pages
+from ._arms import ROOT
+from ._timing import positive, record
+
+Array = jax.Array
+RESULTS = ROOT / "benchmarks/results/kuhn.json"
+PAGE = ROOT / "docs/variants/self_play.md"
+CARDS, NODES, END = 3, 4, 4
+NEXT = ((1, 2), (END, 3), (END, END), (END, END))
+"""The node after passing and after betting: 0 begins, 1 follows a pass, 2 a bet, and 3 a pass and a bet."""
+FIRST = (True, False, False, True, True)
+"""Whether the first player is to move at a node."""
+EVALUATIONS = 40
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(training.Config):
+    """Hyperparameters of both arms; those with an arrow are annealed exponentially."""
+
+    env_id: str = "kuhn_poker"
+    total_timesteps: int = 4_194_304
+    num_envs: int = 256
+    num_steps: int = 16
+    arm: Literal["mirror", "clipped"] = "mirror"
+    learning_rate: Annotated[float, at_least(0)] = 5e-3  # -> a fifth
+    step_size: Annotated[float, more_than(0)] = 0.3  # -> 0.01; the inverse weight of the divergence
+    ent_coef: Annotated[float, more_than(0)] = 0.2  # -> 0.02
+    clip_coef: Annotated[float, more_than(0)] = 0.2
+    update_epochs: Annotated[int, at_least(1)] = 8
+
+
+def observe(state: tuple[Array, Array]) -> Array:
+    """The card of the player to move, and the node."""
+    cards, node = state
+    card = cards[jnp.where(jnp.asarray(FIRST)[node], 0, 1)]
+    return jnp.concatenate([jax.nn.one_hot(card, CARDS), jax.nn.one_hot(node, NODES)])
+
+
+def reset(key: Array) -> Any:
+    """Deal."""
+    state = jax.random.permutation(key, CARDS)[:2], jnp.int32(0)
+    return state, observe(state)
+
+
+def step(key: Array, state: tuple[Array, Array], action: Array) -> envs.Step:
+    """Pass or bet."""
+    del key
+    cards, node = state
+    after, seats = jnp.asarray(NEXT)[node, action], jnp.where(jnp.asarray(FIRST), 1.0, -1.0)
+    shown = jnp.where(cards[0] > cards[1], 1.0, -1.0) * (1 + action)
+    reward = jnp.where((node >= 2) & (action == 0), -seats[node], shown)
+    info = {"seat": seats[node], "next_seat": seats[after]}
+    state = cards, after
+    return envs.Step(state, observe(state), jnp.where(after == END, reward, 0.0), after == END, info=info)
+
+
+def annealed(first: float, last: float, updates: int) -> Any:
+    """An exponential schedule of updates."""
+    return lambda update: first * (last / first) ** (update / updates)
+
+
+def chain(config: Config) -> pp.Part:
+    """Mirror descent: an unclipped surrogate, and a divergence from the policy that played. Or PPO's surrogate."""
+    updates = config.num_updates
+    if config.arm == "mirror":
+        weight = annealed(1 / config.step_size, 1 / 0.01, updates)
+        surrogate = pp.chain(
+            pp.policy_loss(pp.functional.importance_weighted_surrogate),
+            pp.kl_penalty(coef=weight, estimator="analytic"),
+        )
+    else:
+        surrogate = pp.clipped_surrogate(clip_eps=config.clip_coef)
+    return pp.chain(
+        pp.zero_sum(pp.gae(gamma=1.0, gae_lambda=1.0)),
+        pp.full_batch(config.update_epochs),
+        surrogate,
+        pp.policy_diagnostics(),
+        pp.value_loss(coef=0.5),
+        pp.entropy_bonus(coef=annealed(config.ent_coef, 0.02, updates)),
+    )
+
+
+def make_train(config: Config) -> training.Train:
+    """The run of an arm."""
+    env = envs.auto_reset(reset, step, envs.Box((CARDS + NODES,)), envs.Discrete(2), zero_sum=True)
+    rate = annealed(config.learning_rate, config.learning_rate / 5, config.num_updates)
+    policy = networks.actor_critic(env, (64, 64), "tanh")
+    return training.Train.of(config, env, policy, chain(config), pp.clipped_adam(rate, 0.5))
+
+
+def bets(train: training.Train, params: Any) -> Array:
+    """The probability of a bet with each card at each node, `[3, 4]`."""
+    cards, nodes = jnp.meshgrid(jnp.arange(CARDS), jnp.arange(NODES), indexing="ij")
+    obs = jnp.concatenate([jax.nn.one_hot(cards, CARDS), jax.nn.one_hot(nodes, NODES)], axis=-1)
+    return jnp.exp(train.policy(params, pp.Batch(obs=obs)).distribution.log_prob(jnp.ones((CARDS, NODES), jnp.int32)))
+
+
+def first_players_return(first: np.ndarray, second: np.ndarray) -> float:
+    """What the first player earns on average with these probabilities of a bet, `[3, 4]`, against the second."""
+
+    def of(cards: tuple[int, int], node: int) -> float:
+        table, card = (first, cards[0]) if FIRST[node] else (second, cards[1])
+        total = 0.0
+        for action, probability in enumerate((1 - table[card, node], table[card, node])):
+            if probability == 0:
+                continue
+            shown = (1 if cards[0] > cards[1] else -1) * (1 + action)
+            folded = node >= 2 and action == 0
+            ended = (-1 if FIRST[node] else 1) if folded else shown
+            total += probability * (ended if NEXT[node][action] == END else of(cards, NEXT[node][action]))
+        return float(total)
+
+    return float(np.mean([of((a, b), 0) for a, b in itertools.permutations(range(CARDS), 2)]))
+
+
+def exploitability(table: np.ndarray) -> float:
+    """What a best response against these probabilities of a bet earns, averaged over the two seats."""
+    best = []
+    for seat, nodes in ((1, (0, 3)), (-1, (1, 2))):
+        returns = []
+        for choices in itertools.product((0.0, 1.0), repeat=CARDS * len(nodes)):
+            response = np.zeros((CARDS, NODES))
+            response[:, nodes] = np.reshape(choices, (CARDS, -1))
+            pair = (response, table) if seat > 0 else (table, response)
+            returns.append(seat * first_players_return(*pair))
+        best.append(max(returns))
+    return float(np.mean(best))
+
+
+def measure(config: Config, seeds: int) -> dict[str, Any]:
+    """Train the seeds of an arm in one program."""
+    train = make_train(config)
+    every = train.num_updates // EVALUATIONS
+    keys = jnp.stack([jax.random.key(config.seed + i) for i in range(seeds)])
+    advance = jax.jit(jax.vmap(lambda s: jax.lax.scan(lambda s, _: (train.step(s)[0], None), s, None, length=every)[0]))
+    table = jax.jit(jax.vmap(lambda state: bets(train, state.learner.params)))
+    state, began, rows = jax.jit(jax.vmap(train.init))(keys), time.perf_counter(), []
+    for number in range(EVALUATIONS):
+        state = advance(state)
+        steps = (number + 1) * every * train.steps_per_update
+        rows.append({"env_steps": steps, "exploitability": [exploitability(x) for x in np.asarray(table(state))]})
+        print(f"{config.arm} {steps:>9,}: {np.mean(rows[-1]['exploitability']):.4f}", flush=True)
+    return {
+        "arm": config.arm,
+        "config": dataclasses.asdict(config),
+        "seeds": list(range(config.seed, config.seed + seeds)),
+        "seconds": time.perf_counter() - began,
+        "exploitability": training.summary(np.array(rows[-1]["exploitability"])),
+        "bets": np.asarray(table(state)),
+        "curve": rows,
+    }
+
+
+def block(results: dict[str, Any]) -> list[str]:
+    """The table of the page."""
+    names = {"mirror": "mirror descent, as above", "clipped": "`clipped_surrogate` in its place"}
+    rows = []
+    for arm in results["arms"]:
+        found = arm["exploitability"]
+        rows.append([names[arm["arm"]], _pages.interval(found, 3), f"{max(found['per_seed']):.3f}"])
+    return ["", *_pages.table(["surrogate", "exploitability", "worst seed"], rows)]
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=positive, default=10, help="how many seeds")
+    args = parser.parse_args()
+    arms = [measure(Config(arm=arm), args.seeds) for arm in ("mirror", "clipped")]
+    training.write_json(RESULTS, record("benchmarks kuhn", {"arms": arms}))
+    PAGE.write_text(_pages.filled(PAGE.read_text(), "kuhn", block(json.loads(RESULTS.read_text())["results"])))
+
+
+if __name__ == "__main__":
+    main()
