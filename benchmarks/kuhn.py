@@ -115,7 +115,7 @@ def make_train(config: Config) -> training.Train:
     """The run of an arm."""
     env = envs.auto_reset(reset, step, envs.Box((CARDS + NODES,)), envs.Discrete(2), zero_sum=True)
     rate = annealed(config.learning_rate, config.learning_rate / 5, config.num_updates)
-    policy = networks.actor_critic(env, (64, 64), "tanh")
+    policy = networks.actor_critic(env, (32, 32), "tanh")
     return training.Train.of(config, env, policy, chain(config), pp.clipped_adam(rate, 0.5))
 
 

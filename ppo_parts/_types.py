@@ -249,6 +249,11 @@ class Batch:
 
     def current_log_ratio(self) -> Array:
         """Return log pi_current - log pi_behavior of this minibatch's actions (differentiable), after the sampler."""
+        if self.current is None:
+            raise UserValueError(
+                "batch.current_log_ratio() needs the policy being trained, which exists only after the sampler: put "
+                'the part there, and declare place="after_sampler"'
+            )
         return self.current.log_prob - self.log_prob
 
 

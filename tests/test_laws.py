@@ -182,7 +182,12 @@ def _(axis_size, in_batched, x):
         (
             "state_is_stable",
             part(lambda b, s, c: (b, 0.9 * s), lambda params, key: 1.0),
-            "its state holds the Python number 1.0: make it an array, jnp.array(1.0)",
+            "its state holds the Python number 1.0: make it an array, jnp.float32(1.0)",
+        ),
+        (
+            "state_is_stable",
+            part(lambda b, s, c: (b, s + jnp.float32(1)), lambda params, key: jnp.array(1.0)),
+            "changes its state in its weak type only",
         ),
         (
             "vmap_equals_a_loop",
@@ -236,6 +241,28 @@ def test_check_part_takes_batches_of_the_users():
     with pytest.raises(pp.UserValueError, match="novelty"):
         testing.check_part(own, laws=LAWS[:3])
     assert jax.tree.leaves(given())
+
+
+def test_check_part_evaluates_the_policy_of_the_context():
+    def evaluate(params, batch):
+        output = testing.example_context().evaluate(params, batch)
+        return pp.Output(*output[:2], aux={"cost": batch.obs @ params["value"]})
+
+    def context(seed=0, dtype=jnp.float32):
+        return testing.example_context(seed, dtype).replace(evaluate=evaluate)
+
+    own = loss(lambda batch: jnp.square(batch.current.aux["cost"]))
+    testing.check_part(own, context=context, laws=LAWS[:4])
+    with pytest.raises(TypeError, match="not subscriptable"):
+        testing.check_part(own, laws=LAWS[:4])
+
+
+def test_a_part_that_reads_the_current_policy_before_the_sampler_is_told_where_to_stand():
+    measure = pp.stateless(lambda batch: batch.add_metrics(mean=jnp.mean(batch.current_log_ratio())), name="measure")
+    with pytest.raises(
+        pp.UserValueError, match="exists only after the sampler: put the part there, and declare place="
+    ):
+        testing.check_part(measure)
 
 
 def test_check_part_names_the_part_that_raises():

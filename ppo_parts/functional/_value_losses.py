@@ -140,8 +140,8 @@ def hl_gauss(target: Array, support: Any, *, sigma: float | Array) -> Array:
 
     .. math:: p_k \propto \Phi\left(\frac{b_{k+1} - y}{\sigma}\right) - \Phi\left(\frac{b_k - y}{\sigma}\right)
 
-    The edges b of the bins are halfway between atoms; the two outer bins are as wide as their neighbors. Targets beyond
-    the outer edges are moved to them.
+    The edges b of the bins are halfway between atoms, and the two outer bins are symmetric about their atoms. Targets
+    beyond the outer edges are moved to them.
 
     Args:
         target: `[...]`, floating.

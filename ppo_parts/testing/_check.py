@@ -41,7 +41,8 @@ def check_part(
         part: the part.
         batch: `batch(seed, dtype) -> Batch` without `current`, if the part reads fields that `example_batch` lacks, or
             needs continuous actions; it has a mask. None: `example_batch`.
-        context: `context(seed, dtype) -> Context`.
+        context: `context(seed, dtype) -> Context`. Its `evaluate` is the policy being trained: give one with the `aux`
+            that the part reads.
         laws: the laws to check; each is a function of a `Subject`.
 
     Raises:

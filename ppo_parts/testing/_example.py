@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._types import Array, Batch, Context, Current, Output
+from .._policy import evaluate_policy
+from .._types import ABSENT, Array, Batch, Context, Current, Output
 from ..distributions import Normal
 
 TIME, SEGMENTS, OBS, ACTIONS = 6, 4, 3, 2
@@ -151,10 +152,11 @@ def example_batch(
     return with_current(batch, make_params(seed, dtype)) if after_sampler else batch
 
 
-def with_current(batch: Batch, params: Any) -> Batch:
-    """Evaluate the policy being trained."""
-    distribution, value, *_ = policy(params, batch)
-    return batch.replace(current=Current(distribution, distribution.log_prob(batch.action), value))  # type: ignore[arg-type]
+def with_current(batch: Batch, params: Any, evaluate: Any = policy) -> Batch:
+    """Evaluate the policy being trained; unlike a learner, keep what it computes for masked elements."""
+    output = evaluate_policy(evaluate, params, batch)
+    log_prob, value = output.distribution.log_prob(batch.action), ABSENT if output.value is None else output.value
+    return batch.replace(current=Current(output.distribution, log_prob, aux=output.aux, value=value))
 
 
 def example_context(seed: int = 0, dtype: Any = jnp.float32) -> Context:

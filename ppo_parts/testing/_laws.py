@@ -45,7 +45,7 @@ class Subject:
 
     def seen(self, batch: Batch, context: Context) -> Batch:
         """Return the batch as the part sees it."""
-        return with_current(batch, context.params) if self.after else batch
+        return with_current(batch, context.params, context.evaluate) if self.after else batch
 
     @functools.cached_property
     def traces(self) -> list[int]:
@@ -180,16 +180,21 @@ def state_is_stable(subject: Subject) -> str | None:
         state = part.init(context.params, jax.random.key(0))
         for leaf in jax.tree.leaves(state):
             if isinstance(leaf, (bool, int, float)):
-                return f"its state holds the Python number {leaf!r}: make it an array, jnp.array({leaf!r})"
+                return f"its state holds the Python number {leaf!r}: make it an array, {_with_dtype(leaf)}"
         results = {"update": (state, jax.eval_shape(lambda s, b=batch, c=context: subject.apply(b, s, c)[1], state))}
         if part.finish is not None:
-            seen = with_current(batch, context.params)
+            seen = with_current(batch, context.params, context.evaluate)
             results["finish"] = state, jax.eval_shape(part.finish, seen, state, context)
         if part.amend is not None:
             results["amend"] = context.params, jax.eval_shape(part.amend, context.params, state, state)
         for function, (before, after) in results.items():
             if describe(before) != describe(after):
                 what = "the parameters" if function == "amend" else "its state"
+                if _strong(before) == _strong(after):
+                    return (
+                        f"{function} changes {what} in its weak type only, so that a loop is compiled twice: give "
+                        f"every number a dtype, as in {_with_dtype(1.0)}"
+                    )
                 return (
                     f"with {jnp.dtype(dtype).name} data {function} changes {what} from {describe(before)} to "
                     f"{describe(after)}: no loop can carry it"
@@ -314,6 +319,17 @@ def difference(actual: Any, expected: Any, *, exact: bool = False) -> str | None
 def describe(tree: Any) -> Any:
     """Describe the shape, the dtype and the weak type of each leaf."""
     return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), jax.eval_shape(lambda: tree))
+
+
+def _strong(tree: Any) -> Any:
+    """Describe the shape and the dtype of each leaf."""
+    return jax.tree.map(lambda x: (x.shape, x.dtype), jax.eval_shape(lambda: tree))
+
+
+def _with_dtype(number: bool | float) -> str:
+    """Write a number as an array with a dtype of its own; that of `jnp.array(1.0)` is weak."""
+    dtype = "bool_" if isinstance(number, bool) else "int32" if isinstance(number, int) else "float32"
+    return f"jnp.{dtype}({number!r})"
 
 
 def path_name(path: Any) -> str:
