@@ -235,8 +235,9 @@ def _latest_values(where: str, batch: Batch, *, skip: bool = False) -> tuple[Arr
         where,
         reward="an advantage needs the reward of every step",
         terminated="it is 1 where the transition out of step t ended the episode",
+        value="it is V(obs) when the step was taken: give the policy a critic, or use an advantage without one, as of "
+        "group_advantage()",
         next_value="it is V of the observation that followed step t; functional.next_values(...) builds it",
-        value="it is V(obs) when the step was taken, from a policy with a critic",
     )
     if batch.current is None:
         return batch.value, batch.next_value

@@ -221,15 +221,18 @@ def describe(parts: Sequence[Part]) -> str:
 
 def _check_read(part: Part, paths: Iterable[Sequence[Part]]) -> None:
     """Raise if the part writes fields, and along none of the paths after it one of them is read."""
+    paths = tuple(paths)
     written = [field for field in part.provides if field.partition(".")[0] not in BY_THE_LEARNER]
     if not written or any(_is_read(written, path) for path in paths):
         return
-    remedy = "put it before the losses that should use it, or leave it out"
+    remedy = "so that it would change nothing: put it before the losses that should use it, or leave it out"
     if written == ["weight"]:
-        remedy = "add advantage_weight() or loss_weight(...) after it, or set beta=0"
+        remedy = "so that it would change nothing: add advantage_weight() or loss_weight(...) after it, or set beta=0"
+    elif not any("losses" in later.provides for path in paths for later in path):
+        remedy = "because there is no loss: put one, such as clipped_surrogate(), after the sampler"
     raise UserValueError(
         f"learner: {part.name} writes {' and '.join(written)}, and no part after it reads "
-        f"{'it' if len(written) == 1 else 'them'}, so that it would change nothing: {remedy}"
+        f"{'it' if len(written) == 1 else 'them'}, {remedy}"
     )
 
 

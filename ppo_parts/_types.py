@@ -105,7 +105,7 @@ class Batch:
         value: `[T, N]`, V(obs) at the time of the step (or as last written back by a `refresh`), in reward units.
         reward: `[T, N]`, of the transition out of step t.
         terminated: `[T, N]`, 1 where that transition ended the episode.
-        truncated: `[T, N]`, 1 where a time limit cut the episode there.
+        truncated: `[T, N]`, 1 where a time limit cut the episode there; None: nowhere.
         next_value: `[T, N]`, V of the observation that followed: of the final one where the episode was truncated or
             the rollout ended; anything where it terminated.
         mask: `[T, N]`, 1 where the step counts; None: everywhere.
@@ -417,7 +417,10 @@ def stateless(
     takes_context = _takes_context(f)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        return f(batch, context) if takes_context else f(batch), state
+        result = f(batch, context) if takes_context else f(batch)
+        if not isinstance(result, Batch):
+            raise UserTypeError(f"{called}: the function must return the new batch, got {kind(result)}")
+        return result, state
 
     return Part(no_state, update, called, requires, provides, reads, place, needs_time)
 

@@ -5,6 +5,7 @@ python -m ppo_parts.watch runs/first --output first.gif
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     parser.add_argument("--width", type=positive, default=320, help="width in pixels (default: 320)")
     add_seed_index(parser)
     given = parser.parse_args(arguments)
+    for device in ("AUDIO", "VIDEO"):  # pygame only draws into arrays here; it would complain where there are none
+        os.environ.setdefault(f"SDL_{device}DRIVER", "dummy")
     with exit_on_user_error(), host_errors():
         with rendering():
             run = load_run(given)

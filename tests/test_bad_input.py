@@ -132,7 +132,7 @@ bad(
 )
 bad(
     "a part that returns no batch",
-    lambda: update(pp.stateless(lambda batch: batch.reward, name="mine"), FULL, VALUE),
+    lambda: update(pp.Part(lambda params, key: (), lambda batch, state, context: (batch.reward, ()), "mine"), FULL),
     TypeError,
     "mine ... must return (batch, state)",
 )
@@ -155,6 +155,24 @@ bad(
     lambda: pp.Metrics.of({"a": jnp.zeros(3), "b": jnp.zeros(())}),
     f.ShapeError,
     "Metrics.of: these must have the same shape, got a (3,), b ()",
+)
+bad(
+    "stateless that returns nothing",
+    lambda: update(pp.stateless(lambda batch: None, name="mine"), FULL, VALUE),
+    TypeError,
+    "mine: the function must return the new batch, got NoneType",
+)
+bad(
+    "a chain without a loss",
+    lambda: pp.learner(evaluate, pp.chain(GAE, FULL, pp.advantage_normalize()), SGD),
+    ValueError,
+    "advantage_normalize writes advantage, and no part after it reads it, because there is no loss: put one, such as clipped_surrogate(), after the sampler",
+)
+bad(
+    "an advantage without a critic",
+    lambda: update(GAE, FULL, SURROGATE, batch=without("value", "next_value")),
+    ValueError,
+    "gae: batch.value is missing ... give the policy a critic ... group_advantage()",
 )
 bad("stateless of no function", lambda: pp.stateless(3), TypeError, "batch -> batch ... 3")
 bad(

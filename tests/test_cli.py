@@ -223,8 +223,13 @@ def test_config_file_may_name_a_preset(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("num_env: 3", "'num_env' is not an option; the nearest is 'num_envs'"),
+        ("num_env: 3", "'num_env' is not an option of a file; did you mean 'num_envs'?"),
         ("anneal_lr: 3", "anneal_lr must be true or false, got 3"),
+        ("config: other.yaml", "'config' is not an option of a file"),
+        (
+            "preset: contiuous",
+            "error: --preset has no 'contiuous'; did you mean 'continuous'?; there are discrete, continuous",
+        ),
         ("- 3", "must map names of options to values, got [3]"),
         ("a: [", "cannot be read: "),
         ("clip_coef: -1", "error: --clip-coef must lie in (0, inf), got -1.0"),
@@ -283,6 +288,14 @@ def test_preset_beside_an_older_run_is_refused(flag, tmp_path):
         SystemExit, match=rf"^error: --preset continuous is for new runs, and {flag} takes the settings"
     ):
         main(cleanrl_ppo, flag, str(tmp_path), "--preset", "continuous")
+
+
+@pytest.mark.parametrize("flags", [["--name", "other"], ["--directory", "elsewhere"]])
+def test_a_run_is_resumed_where_it_is(flags, tmp_path):
+    with pytest.raises(
+        SystemExit, match=rf"^error: {flags[0]} {flags[1]} is for new runs, and --resume continues .*mine"
+    ):
+        main(cleanrl_ppo, "--resume", str(tmp_path / "mine"), *flags)
 
 
 def test_name_that_is_taken_is_refused_before_anything_is_traced(tmp_path, monkeypatch):

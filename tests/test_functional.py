@@ -133,6 +133,7 @@ def test_statistics_by_hand():
     # target 0 2 4 has variance 8/3; the errors 0 1 2 have 2/3: 1 - 1/4
     close(f.explained_variance(jnp.array([0.0, 1.0, 2.0]), jnp.array([0.0, 2.0, 4.0])), np.array(0.75))
     assert jnp.isnan(f.explained_variance(jnp.array([0.0, 1.0]), jnp.ones(2)))
+    assert jnp.isnan(f.explained_variance(jnp.zeros(0), jnp.zeros(0)))
     log_ratio = jnp.log(jnp.array([0.5, 0.9, 1.0, 1.1, 1.5]))
     close(f.clip_fraction(log_ratio, clip_eps=0.2), np.array([1.0, 0.0, 0.0, 0.0, 1.0]))
     close(f.clip_fraction(log_ratio, clip_eps=0.2, clip_eps_high=0.6), np.array([1.0, 0.0, 0.0, 0.0, 0.0]))

@@ -3,6 +3,7 @@
 Axis 0 is time wherever time matters, and any axes may follow. The float dtype is preserved (narrow floats are computed
 in float32), and losses are returned per element, except that `categorical_ppo_loss` reduces. The first paragraph of
 each docstring states what gradients flow to. Where `mask` is 0, result and gradient are 0, whatever the inputs contain.
+Hyperparameters that are traced are not checked.
 """
 
 from ._backward import reverse_recurrence as reverse_recurrence

@@ -238,7 +238,8 @@ def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None, keepdims
         keepdims: keep reduced axes with size 1.
 
     Returns:
-        The mean, in the dtype of `x` (float32 for integers and booleans); 0 where the mask is all zero.
+        The mean, in the dtype of `x` (float32 for integers and booleans); 0 where the mask is all zero; NaN, as from
+        `jnp.mean`, if there is no mask and `x` is empty.
 
     Raises:
         ShapeError: `mask` has another shape. ValueError: a known mask holds anything but 0 and 1.

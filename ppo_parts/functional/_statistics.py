@@ -126,8 +126,8 @@ def explained_variance(value: Array, target: Array, *, mask: Array | None = None
         mask: None, or 0/1 of the same shape; masked elements have no effect, whatever they contain.
 
     Returns:
-        A scalar; NaN if the target is constant up to rounding (a standard deviation of at most four units in the
-        last place), because there is no variance to explain.
+        A scalar; NaN if the target is empty, or constant up to rounding (a standard deviation of at most four units in
+        the last place), because there is no variance to explain.
 
     Raises:
         ShapeError: shapes differ. TypeError: an input is not floating.
@@ -157,7 +157,8 @@ def explained_variance(value: Array, target: Array, *, mask: Array | None = None
 def one_of(x: Array, mask: Array | None) -> Array:
     """Return one of the unmasked elements; -inf if there is none."""
     if mask is None:
-        return jnp.max(jnp.atleast_1d(x)[:1])  # only of the first step: a maximum over all steps costs a pass
+        first = jnp.atleast_1d(x)[:1]  # only of the first step: a maximum over all steps costs a pass
+        return jnp.max(first, initial=-jnp.inf)
     return jnp.max(x, where=jnp.asarray(mask).astype(bool), initial=-jnp.inf)
 
 

@@ -10,7 +10,7 @@ import difflib
 import json
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -65,10 +65,15 @@ def main(
         first.add_argument("--preset")
         first.add_argument("--resume", type=Path)
         first.add_argument("--init-from", "--init_from", type=Path)
+        first.add_argument("--name")
+        first.add_argument("--directory", type=Path)
         known, _ = first.parse_known_args(argv)
         default = next(iter(presets)) if known.preset is None else known.preset
         if default not in presets:
-            first.error(f"--preset {known.preset}: there are {', '.join(presets)}")
+            raise UserValueError(
+                f"--preset has no {default!r}{_did_you_mean(default, presets)}; there are {', '.join(presets)}"
+            )
+        _check_resumed_in_place(known)
         config, options = presets[default], RunOptions()
         before, flag = (known.resume, "--resume") if known.resume is not None else (known.init_from, "--init-from")
         if before is not None:
@@ -144,6 +149,24 @@ def with_flag(error: Exception, fields: Collection[str]) -> str:
     return str(error)
 
 
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _check_resumed_in_place(known: argparse.Namespace) -> None:
+    """Raise if a run is to be resumed in another folder."""
+    if known.resume is None:
+        return
+    there = known.resume.resolve()
+    if known.name is not None and not there.as_posix().endswith(f"/{known.name}"):
+        raise UserValueError(f"--name {known.name} is for new runs, and --resume continues {known.resume} where it is")
+    if known.directory is not None and known.directory.resolve() not in there.parents:
+        raise UserValueError(
+            f"--directory {known.directory} is for new runs, and --resume continues {known.resume} where it is"
+        )
+
+
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
@@ -169,8 +192,7 @@ def with_config_file(argv: Sequence[str], kind: type, prog: str = "") -> list[st
     for key, value in _read_config(known.config).items():
         name = str(key).replace("-", "_")
         if name not in hints:
-            near = difflib.get_close_matches(name, hints, n=1, cutoff=0)
-            raise UserValueError(f"{known.config}: {key!r} is not an option; the nearest is {near[0]!r}")
+            raise UserValueError(f"{known.config}: {key!r} is not an option of a file{_did_you_mean(name, hints)}")
         flag = _flag(name)
         if hints[name] is bool:
             if not isinstance(value, bool):
@@ -189,6 +211,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # not JSON, not YAML, or not text at all
         raise UserValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
     if not isinstance(content, dict):
         raise UserValueError(f"{path} must map names of options to values, got {content!r}")
     return content

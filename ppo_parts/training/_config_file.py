@@ -91,8 +91,8 @@ def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions)
     differences = [f"{name} was {was!r}, is {now!r}" for name, (was, now) in changes(stored, config, options).items()]
     if differences:
         raise UserValueError(
-            f"a resumed run keeps its configuration; {'; '.join(differences)}. To train it further with another one, "
-            "begin a new run with --init-from"
+            f"a resumed run keeps its configuration; {'; '.join(differences)}. A new run with --init-from starts from "
+            "its state and may have other settings, except for seed, num_seeds and those that shape the network"
         )
     before = stored["versions"]
     updated = [f"{name} {before.get(name)} (now {x})" for name, x in versions().items() if before.get(name) != x]

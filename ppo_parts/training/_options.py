@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -128,8 +129,8 @@ def validate(options: RunOptions, train: Train) -> RunOptions:
             where="run",
             argument="distributed",
         )
-    if options.track:
-        require_package("wandb", "track")  # fails now rather than after compiling
+    if options.track and jax.process_index() == 0:
+        _check_tracking()  # fails now rather than after compiling
     if options.resume is not None and options.init_from is not None:
         raise UserValueError(
             f"begins a new run from {options.init_from}, and resume continues {options.resume}: give one of them",
@@ -169,3 +170,17 @@ def validate(options: RunOptions, train: Train) -> RunOptions:
 def _is_inside(path: Path) -> bool:
     """Return whether a path below some folder leads to another folder inside it."""
     return not path.is_absolute() and bool(path.parts) and ".." not in path.parts
+
+
+def _check_tracking() -> None:
+    """Raise unless Weights & Biases is installed and, except where `WANDB_MODE` does without, has an account."""
+    wandb = require_package("wandb", "track")
+    if os.environ.get("WANDB_MODE", "online") != "online":
+        return
+    try:
+        wandb.login()
+    except wandb.errors.UsageError as error:
+        raise UserValueError(
+            f"cannot log in to Weights & Biases: {error} Set WANDB_MODE=offline to keep the records in the run's "
+            "folder", where="run", argument="track",
+        ) from error  # fmt: skip

@@ -105,8 +105,9 @@ def announce(result: dict[str, Any]) -> None:
     if "best" in result:
         logger.info("best {metric}: {value:.4g}, in the checkpoint of update {update}".format(**result["best"]))
     if "timing" in result:
-        text = "{env_steps:,} steps in {seconds:,.1f} s ({steps_per_second:,.0f} per second) on {device}"
-        logger.info(text.format(**result["timing"]))
+        seeds = f" of {result['num_seeds']} seeds" if result["num_seeds"] > 1 else ""
+        text = "{env_steps:,} steps{seeds} in {seconds:,.1f} s ({steps_per_second:,.0f} per second) on {device}"
+        logger.info(text.format(seeds=seeds, **result["timing"]))
     if "curve" in result:
         logger.info(f"learning curve: {result['curve']}")
 

@@ -267,7 +267,10 @@ def _continued_from(train: Train, config: Any, options: RunOptions) -> dict[str,
     changed = changes(run.stored, config, options)
     fixed = [f"{name} was {was!r}, is {now!r}" for name, (was, now) in changed.items() if name in ("seed", "num_seeds")]
     if fixed:
-        raise UserValueError(f"a run that begins with the state of {run.path} continues its keys; {'; '.join(fixed)}")
+        raise UserValueError(
+            f"a run that begins with the state of {run.path} continues its keys; {'; '.join(fixed)}: keep these, or "
+            "begin a run without --init-from"
+        )
     update, _ = run.restore(train, options.checkpoint)
     steps = update * run.stored["steps_per_update"]
     if run.stored["steps_per_update"] != train.steps_per_update:
@@ -277,9 +280,9 @@ def _continued_from(train: Train, config: Any, options: RunOptions) -> dict[str,
         )
     if update >= train.num_updates:
         raise UserValueError(
-            f"{run.path} begins this run with {update} updates, {steps} environment steps, and there are "
-            f"{train.num_updates} in all: raise total_timesteps"
-        )
+            f"must be more than the {steps:,} steps ({update} updates) of {run.path}, from which this run continues, "
+            f"got {config.total_timesteps}", where="Config", argument="total_timesteps",
+        )  # fmt: skip
     return {"folder": str(run.path), "update": update, "changed": changed}
 
 

@@ -56,7 +56,7 @@ def test_init_from_with_another_configuration(monkeypatch, further, whole, tmp_p
             r"12 updates of .* were 192 environment steps, but an update is now 32: keep num_envs",
         ),
         ({"seed": 5}, "continues its keys; seed was 1, is 5"),
-        ({}, "begins this run with 12 updates, 192 environment steps, and there are 12 in all: raise total_timesteps"),
+        ({}, r"total_timesteps must be more than the 192 steps \(12 updates\) of .*, from which this run continues"),
     ],
 )
 def test_init_from_refuses_what_does_not_fit_before_a_folder_is_made(train, whole, tmp_path, changes, message):

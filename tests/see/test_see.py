@@ -307,7 +307,10 @@ def test_environments_on_the_host_that_cannot_draw_say_so():
 @pytest.fixture
 def tracked(monkeypatch):
     """A `wandb` that keeps what it is given."""
-    kept = types.SimpleNamespace(runs=[], records=[], finished=0)
+    kept = types.SimpleNamespace(runs=[], records=[], finished=0, logged_in=True)
+
+    class UsageError(Exception):
+        pass
 
     class Run:
         def log(self, record, step):
@@ -320,7 +323,13 @@ def tracked(monkeypatch):
         kept.runs.append(settings)
         return Run()
 
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    def login():
+        if not kept.logged_in:
+            raise UsageError("No API key configured.")
+
+    errors = types.SimpleNamespace(UsageError=UsageError)
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init, login=login, errors=errors))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
     return kept
 
 
@@ -340,6 +349,18 @@ def test_runs_are_tracked(tracked, tmp_path):
     assert [step for step, _ in tracked.records] == [16, 32]
     assert tracked.records[0][1]["charts/episode_return"] == 6.0
     assert tracked.finished == 2
+
+
+def test_tracking_needs_an_account_unless_it_is_offline(tracked, tmp_path, monkeypatch):
+    tracked.logged_in = False
+    config, options = recipe.Config(), training.RunOptions(name="a", directory=tmp_path, track=True, **QUIET)
+    train = recipe.make_train(config)
+    with pytest.raises(UserValueError, match=r"track cannot log in .*: No API key configured\. Set WANDB_MODE=offline"):
+        training.run(train, config, options)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    training.run(train, config, options)
+    assert tracked.finished == 1
 
 
 def test_tracking_needs_wandb(tmp_path, monkeypatch):
