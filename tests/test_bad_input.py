@@ -166,7 +166,7 @@ bad(
     "a chain without a loss",
     lambda: pp.learner(evaluate, pp.chain(GAE, FULL, pp.advantage_normalize()), SGD),
     ValueError,
-    "advantage_normalize writes advantage, and no part after it reads it, because there is no loss: put one, such as clipped_surrogate(), after the sampler",
+    "advantage_normalize writes ... because there is no loss: put one, such as clipped_surrogate(), after the sampler",
 )
 bad(
     "an advantage without a critic",
