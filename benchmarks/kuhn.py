@@ -126,22 +126,26 @@ def bets(train: training.Train, params: Any) -> Array:
     return jnp.exp(train.policy(params, pp.Batch(obs=obs)).distribution.log_prob(jnp.ones((CARDS, NODES), jnp.int32)))
 
 
+def return_of_deal(cards: tuple[int, int], first: np.ndarray, second: np.ndarray, node: int = 0) -> float:
+    """What the first player earns on average with these cards; `first` and `second` are probabilities of a bet."""
+    bet = first[cards[0], node] if FIRST[node] else second[cards[1], node]
+    total = 0.0
+    for action, probability in enumerate((1 - bet, bet)):
+        if probability == 0:
+            continue
+        if NEXT[node][action] != END:
+            earned = return_of_deal(cards, first, second, NEXT[node][action])
+        elif node >= 2 and action == 0:  # a fold
+            earned = -1 if FIRST[node] else 1
+        else:
+            earned = (1 if cards[0] > cards[1] else -1) * (1 + action)
+        total += probability * earned
+    return total
+
+
 def first_players_return(first: np.ndarray, second: np.ndarray) -> float:
     """What the first player earns on average with these probabilities of a bet, `[3, 4]`, against the second."""
-
-    def of(cards: tuple[int, int], node: int) -> float:
-        table, card = (first, cards[0]) if FIRST[node] else (second, cards[1])
-        total = 0.0
-        for action, probability in enumerate((1 - table[card, node], table[card, node])):
-            if probability == 0:
-                continue
-            shown = (1 if cards[0] > cards[1] else -1) * (1 + action)
-            folded = node >= 2 and action == 0
-            ended = (-1 if FIRST[node] else 1) if folded else shown
-            total += probability * (ended if NEXT[node][action] == END else of(cards, NEXT[node][action]))
-        return float(total)
-
-    return float(np.mean([of((a, b), 0) for a, b in itertools.permutations(range(CARDS), 2)]))
+    return float(np.mean([return_of_deal(deal, first, second) for deal in itertools.permutations(range(CARDS), 2)]))
 
 
 def exploitability(table: np.ndarray) -> float:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import _pages, differences, learning, mujoco, mujoco_page, report
+from benchmarks import _pages, differences, kuhn, learning, mujoco, mujoco_page, report
 from ppo_parts.training import EpisodeResults
 
 RESULTS = report.ROOT / "benchmarks/results"
@@ -84,6 +84,22 @@ def test_claims_breakout_with_less_and_with_more_entropy():
         assert end in page
         if name == "minatar_breakout":
             assert sum(15.5 <= x < 43.5 for x in returns["per_seed"]) == 7
+
+
+def test_claims_self_play_in_poker():
+    """Of the page, and of the function that computes them: Kuhn's equilibria, whose value is -1/18, have 0."""
+    for alpha in (0, 0.2, 1 / 3):
+        table = np.array([[alpha, 1 / 3, 0, 0], [0, 0, 1 / 3, alpha + 1 / 3], [3 * alpha, 1, 1, 1]])
+        assert abs(kuhn.exploitability(table)) < 1e-9
+        assert abs(kuhn.first_players_return(table, table) + 1 / 18) < 1e-9
+    page = " ".join(kuhn.PAGE.read_text().split())
+    assert f"a uniform policy {kuhn.exploitability(np.full((3, 4), 0.5)):.3f}" in page
+    mirror, clipped = json.loads(kuhn.RESULTS.read_text())["results"]["arms"]
+    first = clipped["curve"][0]
+    assert f"is {np.mean(first['exploitability']):.3f} after {first['env_steps']:,} moves" in page
+    for arm in (mirror, clipped):
+        assert len(arm["seeds"]) == 10
+        assert _pages.interval(arm["exploitability"], 3) in page
 
 
 def test_claims_state_dependent_exploration():
