@@ -292,9 +292,11 @@ def test_preset_beside_an_older_run_is_refused(flag, tmp_path):
 
 @pytest.mark.parametrize("flags", [["--name", "other"], ["--directory", "elsewhere"]])
 def test_a_run_is_resumed_where_it_is(flags, tmp_path):
-    with pytest.raises(
-        SystemExit, match=rf"^error: {flags[0]} {flags[1]} is for new runs, and --resume continues .*mine"
-    ):
+    (tmp_path / "mine").mkdir()
+    stored = {"config": {}, "run": {"num_seeds": 1}, "versions": {}, "steps_per_update": 1}
+    (tmp_path / "mine/config.json").write_text(json.dumps(stored))
+    says = rf"^error: {flags[0]} {flags[1]} is for new runs, and --resume continues .*mine"
+    with pytest.raises(SystemExit, match=says):
         main(cleanrl_ppo, "--resume", str(tmp_path / "mine"), *flags)
 
 

@@ -73,7 +73,6 @@ def main(
             raise UserValueError(
                 f"--preset has no {default!r}{_did_you_mean(default, presets)}; there are {', '.join(presets)}"
             )
-        _check_resumed_in_place(known)
         config, options = presets[default], RunOptions()
         before, flag = (known.resume, "--resume") if known.resume is not None else (known.init_from, "--init-from")
         if before is not None:
@@ -83,6 +82,7 @@ def main(
                     "them out"
                 )
             stored = stored_run(before)
+            _check_resumed_in_place(known)
             config, options = stored_config(type(config), stored), stored_options(stored)
         given = _parsed(config, options, default, presets, argv, prog, sys.modules[make_train.__module__].__doc__)
         check_config(given.settings)
