@@ -1,5 +1,9 @@
-"""What the parity tests share: tapes that write down what happens inside an update, and a comparison."""
+"""What the parity tests share: tapes that write down what happens inside an update, and a comparison.
 
+The environment variable `PPO_PARTS_GOLDEN` names a folder that takes the place of `golden/`, for recordings made anew.
+"""
+
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +15,8 @@ import optax
 
 import ppo_parts as pp
 
-FOLDER = Path(__file__).parent / "golden" / "cleanrl_pufferlib"
+GOLDEN = Path(os.environ.get("PPO_PARTS_GOLDEN", Path(__file__).parent / "golden"))
+FOLDER = GOLDEN / "cleanrl_pufferlib"
 RTOL = 1e-4
 EPS = float(np.finfo(np.float32).eps)
 METRICS = {  # the peers' name: the learner's

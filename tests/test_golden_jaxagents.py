@@ -21,7 +21,6 @@ The optimizer is optax's on both sides, so nothing has to be allowed for there.
 """
 
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import distrax
@@ -34,9 +33,9 @@ from jax.flatten_util import ravel_pytree
 
 import ppo_parts as pp
 
-from .golden_traces import EPS, Arrays, Comparison, record, record_gradients
+from .golden_traces import EPS, GOLDEN, Arrays, Comparison, record, record_gradients
 
-FOLDER = Path(__file__).parent / "golden" / "jaxdem_jaxagents"
+FOLDER = GOLDEN / "jaxdem_jaxagents"
 CASES = ("cont_nostop", "cont_stop2", "cont_stop2_onemb", "cont_stop3", "cont_trunc", "disc_nostop")
 UNITS = dict(np.load(FOLDER / "ippo_units.npz"))
 UNIT_LOSSES = sorted({name.split("/")[1] for name in UNITS if name.startswith("loss/")})

@@ -17,7 +17,6 @@ Deviations, stated in the tests by name:
 """
 
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import distrax
@@ -29,9 +28,9 @@ import pytest
 
 import ppo_parts as pp
 
-from .golden_traces import Arrays, Comparison, record, record_gradients
+from .golden_traces import GOLDEN, Arrays, Comparison, record, record_gradients
 
-FOLDER = Path(__file__).parent / "golden" / "jaxdem_jaxagents"
+FOLDER = GOLDEN / "jaxdem_jaxagents"
 ADVANTAGES = dict(np.load(FOLDER / "jaxdem_head_advantages.npz"))
 PRIORITY = dict(np.load(FOLDER / "jaxdem_head_priority.npz"))
 LOSS = dict(np.load(FOLDER / "jaxdem_head_loss.npz"))

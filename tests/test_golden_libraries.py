@@ -8,7 +8,6 @@ norm.
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,9 +23,9 @@ from ppo_parts._sampler import Sampler
 from recipes import libraries
 from recipes.libraries.parts import Moments, clip_each_network
 
-from .golden_traces import Arrays, blank
+from .golden_traces import GOLDEN, Arrays, blank
 
-FOLDER = Path(__file__).parent / "golden" / "libraries"
+FOLDER = GOLDEN / "libraries"
 HIDDEN, ACTIONS = 8, 2
 
 

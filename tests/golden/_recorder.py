@@ -128,15 +128,15 @@ def save(preset: str, package: str, case: str, seed: int, options: dict[str, Any
     print(f"{path.name}: {path.stat().st_size:,} bytes, {len(arrays['losses'])} steps")
 
 
-def record(cases: dict[str, Callable[[int], None]]) -> None:
-    """Command line: record all cases, each in a process of its own."""
+def record(cases: dict[str, Callable[..., None]], parser: argparse.ArgumentParser | None = None) -> None:
+    """Command line: record all cases, each in a process of its own, with `seed` and the options of the parser."""
     import multiprocessing
 
-    parser = argparse.ArgumentParser()
+    parser = parser or argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
-    seed = parser.parse_args().seed
+    options = vars(parser.parse_args())
     for case in cases.values():
-        process = multiprocessing.Process(target=case, args=(seed,))
+        process = multiprocessing.Process(target=case, kwargs=options)
         process.start()
         process.join()
         if process.exitcode:

@@ -1,0 +1,156 @@
+"""Record CleanRL's `ppo.py` and `ppo_continuous_action.py`: each script runs as it is, in Gymnasium's environments.
+
+Run it where the packages that the scripts import are installed, with the folder `cleanrl` of a checkout of the commit:
+
+    pip install torch==2.13.0 numpy==1.26.4 gymnasium==0.29.1 tyro==1.0.17
+    python tests/golden/record_cleanrl.py --source path/to/cleanrl/cleanrl --seed 0
+
+A script computes in global variables. The tape reads them when `backward` is called, after each step of the optimizer,
+and when the script logs. It takes the place of TensorBoard.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import json
+import platform
+import runpy
+import sys
+import types
+from collections import defaultdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import _recorder as recorder
+import gymnasium as gym
+import numpy as np
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+COMMIT = "fe8d8a03c41a7ef5b523e2e354bd01c363e786bb"
+SIZES = {"num_envs": 4, "num_steps": 32, "total_timesteps": 256}
+TWO = {"num_minibatches": 2, "update_epochs": 2}
+PENDULUM = {"env_id": "Pendulum-v1", **TWO}
+SHORT = {"env_id": "PendulumLimit11-v1", **TWO, "total_timesteps": 128, "learning_rate": 0.01, "ent_coef": 0.01}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "a_default": ("ppo.py", {}),
+    "a_biglr": ("ppo.py", {"learning_rate": 0.005}),
+    "b_noclipv_nonorm": ("ppo.py", {"clip_vloss": False, "norm_adv": False, **TWO, "learning_rate": 0.01}),
+    "c_target_kl": ("ppo.py", {"target_kl": 0.0085, "learning_rate": 0.004, "anneal_lr": False}),
+    "d_continuous": ("ppo_continuous_action.py", PENDULUM),
+    "e_continuous_trunc": ("ppo_continuous_action.py", SHORT),
+}
+ROLLOUT = ("obs", "actions", "logprobs", "rewards", "dones", "values", "next_obs", "next_done", "advantages", "returns")
+MINIBATCH = ("newlogprob", "ratio", "newvalue", "entropy", "mb_advantages")
+SCALARS = ("old_approx_kl", "approx_kl", "pg_loss", "v_loss", "entropy_loss", "loss")
+SNAPSHOTS = {0: 4, 1: 1}  # how many minibatches of an iteration keep whole gradients and parameters
+
+
+class Tape:
+    """What the script computes in each iteration."""
+
+    def __init__(self) -> None:
+        self.arrays: recorder.Arrays = {}
+        self.rows: dict[str, list[Any]] = defaultdict(list)
+        self.logged: dict[str, list[Any]] = defaultdict(list)
+        self.script: dict[str, Any] = {}
+
+    def copy(self, prefix: str, parts: dict[str, Any]) -> None:
+        self.arrays |= {f"{prefix}/{name}": np.array(x) for name, x in parts.items()}
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        return {name: p.detach().numpy().copy() for name, p in self.script["agent"].named_parameters()}
+
+    def before_backward(self, script: dict[str, Any]) -> None:
+        self.script = script
+        if not self.rows:  # the first minibatch of an iteration
+            prefix = f"it{script['iteration'] - 1}"
+            self.copy(f"{prefix}/params_start", self.parameters())
+            self.copy(prefix, {name: script[name] for name in ROLLOUT} | {"next_value": script["next_value"][0]})
+        read = {"epoch": np.int32(script["epoch"]), "mb_inds": script["mb_inds"].astype(np.int16)}
+        read |= {name: script[name].detach().numpy().copy() for name in (*MINIBATCH, *SCALARS)}
+        for name, x in (read | {"clipfrac": script["clipfracs"][-1]}).items():
+            self.rows[name].append(x)
+
+    def after_backward(self) -> None:
+        grads = {name: p.grad.numpy().copy() for name, p in self.script["agent"].named_parameters()}
+        self.rows["grad"].append(grads)
+        norms = [torch.linalg.vector_norm(torch.from_numpy(g)).numpy() for g in grads.values()]
+        self.rows["grad_l2"].append(np.stack(norms))
+        self.rows["grad_norm"].append(torch.nn.utils.get_total_norm(map(torch.from_numpy, grads.values())).numpy())
+
+    def after_step(self, *_: Any) -> None:
+        self.rows["param_after"].append(self.parameters())
+
+    def add_text(self, *_: Any) -> None: ...
+    def close(self) -> None: ...
+
+    def add_scalar(self, name: str, x: Any, step: int) -> None:
+        self.logged[name].append(x)
+        if name == "losses/explained_variance":  # an iteration ends
+            self.end_iteration(self.script["iteration"] - 1, self.script["args"].target_kl)
+
+    def end_iteration(self, i: int, target_kl: float | None) -> None:
+        snapshots = SNAPSHOTS.get(i, 0)
+        for kind in ("grad", "param_after"):
+            for name in self.parameters() if snapshots else ():
+                self.arrays[f"it{i}/mb/{kind}/{name}"] = np.stack([row[name] for row in self.rows[kind][:snapshots]])
+            del self.rows[kind]
+        if snapshots:
+            self.arrays[f"it{i}/mb/snap"] = np.arange(snapshots, dtype=np.int32)
+        self.copy(f"it{i}/mb", self.rows)
+        stopped = target_kl is not None and self.script["approx_kl"].item() > target_kl
+        ended = {"last_epoch": np.int32(self.rows["epoch"][-1]), "early_stop": stopped}
+        self.copy(f"it{i}", ended | {"lr": float(self.logged["charts/learning_rate"][-1])})
+        self.rows.clear()
+
+    def read(self) -> recorder.Arrays:
+        self.copy("final", self.parameters())
+        self.arrays["param_names"] = np.array(list(self.parameters()))
+        logged = {"explained_variance": "losses/explained_variance", "logged_clipfrac": "losses/clipfrac"}
+        return self.arrays | {name: np.array(self.logged[tag], float) for name, tag in logged.items()}
+
+
+def flags(options: dict[str, Any]) -> list[str]:
+    """Options as the script's command line."""
+    words = []
+    for name, x in options.items():
+        flag = name.replace("_", "-")
+        words += ([f"--{flag}"] if x else [f"--no-{flag}"]) if isinstance(x, bool) else [f"--{flag}", str(x)]
+    return words
+
+
+def run(case: str, source: Path, out: Path, seed: int) -> None:
+    torch.set_num_threads(1)
+    gym.register("PendulumLimit11-v1", "gymnasium.envs.classic_control:PendulumEnv", max_episode_steps=11)
+    file, options = CASES[case]
+    tape, backward = Tape(), torch.Tensor.backward
+
+    def recorded(loss: Any, *args: Any, **kwargs: Any) -> None:
+        tape.before_backward(sys._getframe(1).f_globals)
+        backward(loss, *args, **kwargs)
+        tape.after_backward()
+
+    torch.Tensor.backward = recorded
+    register_optimizer_step_post_hook(tape.after_step)
+    sys.modules["torch.utils.tensorboard"] = types.SimpleNamespace(SummaryWriter=lambda _: tape)  # type: ignore
+    sys.argv = [file, *flags({"seed": seed, **SIZES, **options, "cuda": False})]
+    runpy.run_path(str(source / file), run_name="__main__")
+    settings = {name: x for name, x in vars(tape.script["args"]).items() if name != "exp_name"}
+    meta = {"peer": "CleanRL", "commit": COMMIT, "file": f"cleanrl/{file}", "case": f"cleanrl_{case}", "seed": seed}
+    meta |= {"file_sha256": hashlib.sha256((source / file).read_bytes()).hexdigest(), "argv": sys.argv[1:]}
+    meta |= {"args": settings, "versions": {name: version(name) for name in ("torch", "numpy", "gymnasium")}}
+    meta["versions"] |= {"python": platform.python_version()}
+    path = out / f"cleanrl_{case}.npz"
+    np.savez_compressed(path, meta=json.dumps(meta, sort_keys=True), **tape.read())
+    print(f"{path.name}: {path.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--source", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "cleanrl_pufferlib")
+    recorder.record({case: functools.partial(run, case) for case in CASES}, parser)
