@@ -1,0 +1,230 @@
+"""Record PufferLib 3.0: one `evaluate` and one `train` of `PuffeRL`, and its advantage kernel alone.
+
+Run it where PufferLib is installed: `pip install pufferlib==3.0.0 && python tests/golden/record_pufferlib.py --seed 0`.
+The environment sends random numbers. The tape reads the local variables of `train` when it calls `backward`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import configparser
+import functools
+import hashlib
+import itertools
+import json
+import platform
+import sys
+import types
+from collections import defaultdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import _recorder as recorder
+import gymnasium as gym
+import numpy as np
+import pufferlib
+import torch
+from pufferlib import pufferl
+from pufferlib.pytorch import layer_init
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+SEGMENTS, HORIZON, INPUTS, ACTIONS = 16, 8, 5, 3
+SIZES = {"batch_size": SEGMENTS * HORIZON, "bptt_horizon": HORIZON, "minibatch_size": 4 * HORIZON, "update_epochs": 1.5}
+SIZES |= {"total_timesteps": 10 * SEGMENTS * HORIZON}
+CASES: dict[str, dict[str, Any]] = {
+    "adam_epoch0": {"learning_rate": 0.008},
+    "adam_epoch6": {"learning_rate": 0.03, "vtrace_rho_clip": 2.0, "vtrace_c_clip": 0.5, "epoch": 6},
+    "adam_tinyadv_h16": {"learning_rate": 1e-6, "hidden": 16, "scale": 1e-6},
+}
+ROWS = ("advantages", "prio_weights", "prio_probs", "idx", "mb_prio", "mb_advantages", "mb_returns", "adv")
+ROWS += ("newlogprob", "ratio", "newvalue", "entropy")
+ROWS += ("old_approx_kl", "approx_kl", "clipfrac", "pg_loss", "v_loss", "entropy_loss", "loss")
+FILES = ("pufferl.py", "pytorch.py")
+
+
+class Noise:
+    """A vector of environments that sends random numbers, whatever the actions are."""
+
+    single_observation_space = gym.spaces.Box(-np.inf, np.inf, (INPUTS,), np.float32)
+    single_action_space = gym.spaces.Discrete(ACTIONS)
+    num_agents = agents_per_batch = SEGMENTS
+
+    def __init__(self, seed: int, scale: float) -> None:
+        self.rng, self.scale = np.random.default_rng(seed), scale
+        self.rewards: list[np.ndarray] = []
+        self.truncated: list[np.ndarray] = []
+
+    def async_reset(self, seed: int) -> None: ...
+    def send(self, actions: Any) -> None: ...
+
+    def recv(self) -> Any:
+        obs = self.rng.normal(size=(SEGMENTS, INPUTS)).astype(np.float32)
+        self.rewards.append((0.8 * self.scale * self.rng.normal(size=SEGMENTS)).astype(np.float32))
+        terminated, truncated = self.rng.random((2, SEGMENTS)) < 0.1
+        self.truncated.append(truncated)
+        everyone = np.arange(SEGMENTS), np.ones(SEGMENTS, bool)
+        return obs, self.rewards[-1], terminated, truncated, [], *everyone
+
+
+class Policy(torch.nn.Module):
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = torch.nn.Linear(INPUTS, hidden), torch.nn.Linear(hidden, hidden)
+        self.decoder = layer_init(torch.nn.Linear(hidden, ACTIONS), std=0.01)
+        self.value = layer_init(torch.nn.Linear(hidden, 1), std=1.0)
+
+    def forward(self, obs: Any, state: Any = None) -> Any:
+        hidden = torch.tanh(self.fc2(torch.tanh(self.fc1(obs))))
+        return self.decoder(hidden), self.value(hidden)
+
+    forward_eval = forward
+
+
+class Trainer(pufferl.PuffeRL):
+    """The library's trainer without its dashboard."""
+
+    def print_dashboard(self, *_: Any, **__: Any) -> None: ...
+
+
+class Tape:
+    """What `train` computes in each minibatch."""
+
+    def __init__(self, policy: torch.nn.Module) -> None:
+        self.policy, self.backward, self.kernel = policy, torch.Tensor.backward, pufferl.compute_puff_advantage
+        self.rows: dict[str, list[np.ndarray]] = defaultdict(list)
+
+    def copy(self, prefix: str, named: Any) -> None:
+        for name, x in named:
+            self.rows[f"{prefix}{name}"].append(x.detach().numpy().copy())
+
+    def watch(self) -> None:
+        def backward(loss: Any, *args: Any, **kwargs: Any) -> None:
+            found = sys._getframe(1).f_locals
+            self.copy("", [(name, found[name]) for name in ROWS])
+            self.beta = found["anneal_beta"]
+            self.backward(loss, *args, **kwargs)
+            grads = [(name, p.grad) for name, p in self.policy.named_parameters()]
+            self.copy("grad/", grads)
+            self.copy("", [("grad_norm", torch.nn.utils.get_total_norm([g for _, g in grads]))])
+
+        def kernel(values: Any, rewards: Any, terminals: Any, ratio: Any, *args: Any) -> Any:
+            whole = len(values) == SEGMENTS
+            if whole:
+                self.copy("", [("values_before", values), ("ratio_before", ratio)])
+            out = self.kernel(values, rewards, terminals, ratio, *args)
+            if not whole:
+                self.copy("", [("adv_recomputed_unused", out)])
+            return out
+
+        torch.Tensor.backward, pufferl.compute_puff_advantage = backward, kernel
+        register_optimizer_step_post_hook(lambda *_: self.copy("param_after/", self.policy.named_parameters()))
+
+    def read(self) -> recorder.Arrays:
+        rows = {f"mb/{name}": np.stack(x) for name, x in self.rows.items()}
+        return rows | {"mb/idx": rows["mb/idx"].astype(np.int16)}
+
+
+def configuration(changes: dict[str, Any]) -> dict[str, Any]:
+    """The library's defaults with our sizes."""
+    file = configparser.ConfigParser()
+    file.read(Path(pufferlib.__file__).parent / "config" / "default.ini")
+    defaults: dict[str, Any] = {}
+    for name, text in file["train"].items():
+        try:
+            defaults[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            defaults[name] = text
+    return defaults | SIZES | changes | {"env": "noise", "device": "cpu", "optimizer": "adam", "use_rnn": False}
+
+
+def run(case: str, out: Path, seed: int) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    changes = {"hidden": 64, "scale": 1.0, "epoch": 0} | CASES[case] | {"seed": seed}
+    hidden, scale, epoch = (changes.pop(name) for name in ("hidden", "scale", "epoch"))
+    policy, vecenv = Policy(hidden), Noise(seed, scale)
+    if scale < 1:
+        torch.nn.init.zeros_(policy.value.weight)
+    pufferl.Utilization = types.SimpleNamespace
+    trainer = Trainer(configuration(changes), vecenv, policy)
+    for _ in range(epoch):
+        trainer.scheduler.step()
+    trainer.epoch, trainer.last_log_time = epoch, 0.0  # so that it keeps what it logs
+    rate = trainer.optimizer.param_groups[0]["lr"]
+    trainer.evaluate()
+    buffers = ("observations", "actions", "logprobs", "rewards", "terminals", "truncations", "values")
+    arrays = {name: getattr(trainer, name).numpy().copy() for name in buffers}
+    arrays |= {"env/rewards_raw": np.stack(vecenv.rewards, 1), "env/truncated": np.stack(vecenv.truncated, 1)}
+    arrays |= {f"params_start/{name}": p.detach().numpy().copy() for name, p in policy.named_parameters()}
+    arrays["param_names"] = np.array([name for name, _ in policy.named_parameters()])
+    tape = Tape(policy)
+    tape.watch()
+    trainer.train()
+    arrays |= tape.read()
+    config = trainer.config
+    arrays |= {"lr": np.array(rate), "lr_next": np.array(trainer.optimizer.param_groups[0]["lr"])}
+    arrays |= {"epoch": np.int32(epoch), "total_epochs": np.int32(trainer.total_epochs), "anneal_beta": np.array(tape.beta)}
+    arrays |= {"final_values": trainer.values.numpy(), "final_ratio": trainer.ratio.numpy()}
+    arrays |= {"final_advantages": arrays["mb/advantages"][-1]}
+    arrays |= {"explained_variance": np.array(trainer.losses["explained_variance"])}
+    sizes = {"hidden": hidden, "horizon": HORIZON, "segments": SEGMENTS, "epoch": epoch}
+    sizes |= {"total_minibatches": trainer.total_minibatches, "minibatch_segments": trainer.minibatch_segments}
+    folder = Path(pufferlib.__file__).parent
+    hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES}
+    meta = {"peer": "PufferLib", "version": version("pufferlib"), "case": f"puffer_{case}", "file_sha256": hashes}
+    meta |= {"config": config, "seed": seed, "total_epochs": trainer.total_epochs, **sizes}
+    save(out, case, arrays, meta)
+
+
+def save(out: Path, case: str, arrays: recorder.Arrays, meta: dict[str, Any]) -> None:
+    meta["versions"] = {name: version(name) for name in ("torch", "numpy")} | {"python": platform.python_version()}
+    path = out / f"puffer_{case}.npz"
+    np.savez_compressed(path, meta=json.dumps(meta, sort_keys=True), **arrays)
+    print(f"{path.name}: {path.stat().st_size:,} bytes")
+
+
+def kernel(out: Path, seed: int) -> None:
+    """The kernel alone, on random inputs and on impulses: row k has its impulse in column k."""
+    rng, arrays = np.random.default_rng(seed), {}
+    cases: dict[str, tuple[dict[str, np.ndarray], tuple[float, ...]]] = {}
+
+    def draw(rows: int, steps: int, **given: Any) -> recorder.Arrays:
+        values, rewards, ratio = rng.normal(size=(3, rows, steps)) * np.array([2, 0.7, 0.5])[:, None, None]
+        ends = (rng.random((rows, steps)) < 0.15).astype(float)
+        return {"values": values, "rewards": rewards, "terminals": ends, "ratio": np.exp(ratio)} | given
+
+    shapes = [((3, 5), (0.99, 0.95), clips) for clips in itertools.product((0.5, 1.0, 2.0), repeat=2)]
+    for shape, other in (((16, 8), (0.5, 2.0)), ((4, 64), (2.0, 0.5)), ((2, 128), (2.0, 2.0))):
+        shapes += [(shape, (0.995, 0.9), clips) for clips in ((1.0, 1.0), other)]
+    shapes.append(((1, 2), (0.995, 0.9), (1.0, 1.0)))
+    for (rows, steps), hyper, (rho, c) in shapes:
+        cases[f"r{rows}x{steps}_rho{rho}_c{c}"] = (draw(rows, steps), (*hyper, rho, c, 0.0))
+    plain, half = (0.99, 0.95, 1.0, 1.0), (0.5, 0.5, 1.0, 1.0, 0.0)
+    cases["ratio1_is_gae"] = (draw(4, 16, ratio=np.ones((4, 16))), (*plain, 0.0))
+    cases["horizon1_fill7"], cases["lastcol_fill7"] = ((draw(3, t), (*plain, 7.0)) for t in (1, 4))
+    cases["frac_terminal"] = (
+        draw(2, 6, terminals=rng.random((2, 6)), ratio=np.ones((2, 6))),
+        (0.9, 0.8, 1.0, 1.0, 0.0),
+    )
+    one, none, impulse = np.ones((5, 5)), np.zeros((5, 5)), np.eye(5)
+    still = {"values": none, "rewards": none, "terminals": none, "ratio": one}
+    cases["impulse_reward"] = (still | {"rewards": impulse}, half)
+    cases["impulse_value"] = (still | {"values": impulse}, half)
+    cases["impulse_terminal"] = (still | {"rewards": one, "values": one, "terminals": impulse}, half)
+    cases["impulse_ratio"] = (still | {"rewards": one, "ratio": 1 + 3 * impulse}, (0.5, 0.5, 2.0, 1.0, 0.0))
+    for case, (given, (*hyper, fill)) in cases.items():
+        inputs = {name: torch.tensor(x, dtype=torch.float32) for name, x in given.items()}
+        advantages = torch.full_like(inputs["values"], fill)
+        written = pufferl.compute_puff_advantage(*inputs.values(), advantages, *hyper)
+        arrays |= {f"{case}/{name}": x.numpy() for name, x in (inputs | {"advantages": written}).items()}
+        arrays[f"{case}/hyper"] = np.array([*hyper, fill])
+    meta = {"peer": "PufferLib", "version": version("pufferlib"), "case": "puffer_kernel", "seed": seed}
+    save(out, "kernel", arrays | {"cases": np.array(list(cases))}, meta)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "cleanrl_pufferlib")
+    recorder.record({case: functools.partial(run, case) for case in CASES} | {"kernel": kernel}, parser)
