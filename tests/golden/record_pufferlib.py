@@ -165,7 +165,11 @@ def run(case: str, out: Path, seed: int) -> None:
     arrays |= tape.read()
     config = trainer.config
     arrays |= {"lr": np.array(rate), "lr_next": np.array(trainer.optimizer.param_groups[0]["lr"])}
-    arrays |= {"epoch": np.int32(epoch), "total_epochs": np.int32(trainer.total_epochs), "anneal_beta": np.array(tape.beta)}
+    arrays |= {
+        "epoch": np.int32(epoch),
+        "total_epochs": np.int32(trainer.total_epochs),
+        "anneal_beta": np.array(tape.beta),
+    }
     arrays |= {"final_values": trainer.values.numpy(), "final_ratio": trainer.ratio.numpy()}
     arrays |= {"final_advantages": arrays["mb/advantages"][-1]}
     arrays |= {"explained_variance": np.array(trainer.losses["explained_variance"])}

@@ -1,0 +1,303 @@
+"""Record jaxagents' IPPO: one update by its own `train()`, and its advantages and losses alone on random arrays.
+
+Run it with Python 3.13, which its annotations need, and with the versions of its lock file, which replace those that
+the package asks for:
+
+    pip install --no-deps jaxagents==0.2.5
+    pip install jax==0.5.3 flax==0.10.6 optax==0.2.4 distrax==0.1.5 gymnax==0.0.8 numpy==2.2.5 jax-tqdm jaxtyping orbax
+    python tests/golden/record_jaxagents.py --seed 0
+
+jax runs without `jit`, so that every minibatch is a call with numbers, which a subclass writes down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import _recorder as recorder
+import distrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from flax.traverse_util import flatten_dict
+from gymnax.environments.environment import Environment, EnvParams
+from jaxagents.ippo import IPPO
+from jaxagents.utils.ippo_utils import AgentConfig, HyperParameters, OptimizerParams, Transition
+
+OBS, LOG_STD, FOREVER = 4, -0.5, 1e6
+SIZES = {"batch_size": 8, "minibatch_size": 2, "rollout_length": 12, "actor_epochs": 4, "critic_epochs": 3}
+RATES = {"actor_lr": 0.01, "actor_adam_eps": 1e-5, "actor_grad_clip": 0.5}
+RATES |= {"critic_lr": 0.005, "critic_adam_eps": 1e-5, "critic_grad_clip": 0.5}
+LOSSES = {"gamma": 0.97, "gae_lambda": 0.95, "eps_clip": 0.2, "ent_coeff": 0.01, "vf_coeff": 0.5}
+DEFAULTS = {**LOSSES, "kl_threshold": FOREVER, **RATES, **SIZES, "max_episode_steps": 9999, "discrete": 0}
+CASES: dict[str, tuple[dict[str, Any], int]] = {  # settings, and the epoch after which the divergence stops the actor
+    "cont_nostop": ({"actor_grad_clip": 0.4, "critic_grad_clip": 2.5}, 0),
+    "cont_stop2": ({"actor_epochs": 8}, 2),
+    "cont_stop2_onemb": ({"actor_epochs": 8, "minibatch_size": 8, "actor_lr": 0.03}, 2),
+    "cont_stop3": ({"actor_epochs": 8}, 3),
+    "cont_trunc": ({"max_episode_steps": 5}, 0),
+    "disc_nostop": ({"discrete": 1, "vf_coeff": 1.0, "actor_grad_clip": 0.2, "critic_grad_clip": 10.0}, 0),
+}
+HYPER = ((0.99, 0.95), (0.9, 0.95), (1.0, 1.0), (0.97, 0.0))
+
+
+class Noise(Environment):
+    """Random observations, rewards of two agents and terminations, whatever the actions are."""
+
+    n_actors = 2
+
+    def reset_env(self, key: Any, params: Any) -> Any:
+        obs = jax.random.normal(key, (OBS,))
+        return obs, obs
+
+    def step_env(self, key: Any, state: Any, action: Any, params: Any) -> Any:
+        keys = jax.random.split(key, 3)
+        obs, reward = 0.5 * state + jax.random.normal(keys[0], (OBS,)), jax.random.normal(keys[1], (2,))
+        return obs, obs, reward, jax.random.bernoulli(keys[2], 0.1), {}
+
+
+class Network(nn.Module):
+    outputs: int
+    config: Any
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        hidden = jnp.tanh(nn.Dense(8)(x))
+        return nn.Dense(self.outputs)(hidden)
+
+
+def flat(params: Any) -> recorder.Arrays:
+    return {name: np.asarray(x) for name, x in flatten_dict(params["params"], sep="/").items()}
+
+
+class Agent(IPPO):
+    """The library's agent with a policy, and with copies of what its methods get and return."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        actor = functools.partial(Network, 6 if settings["discrete"] else 2)
+        sizes = {name: settings[name] for name in (*SIZES, "max_episode_steps")}
+        networks = {"actor_network": actor, "critic_network": functools.partial(Network, 2)}
+        config = AgentConfig(n_steps=1, **sizes, **networks, optimizer=optax.adam)
+        super().__init__(Noise(), EnvParams(max_steps_in_episode=0), config, eval_during_training=False)
+        self.discrete = settings["discrete"]
+        self.arrays: recorder.Arrays = {}
+        self.rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+
+    def policy(self, training: Any, obs: Any) -> Any:
+        return self.distribution(training, training.params, obs)
+
+    def distribution(self, training: Any, params: Any, obs: Any) -> Any:
+        out = training.apply_fn(params, obs)
+        return distrax.Categorical(out.reshape(2, 3)) if self.discrete else distrax.Normal(out, jnp.exp(LOG_STD))
+
+    def _sample_actions(self, rng: Any, training: Any, obs: Any) -> Any:
+        return self.policy(training, obs).sample(seed=rng)
+
+    def _log_prob(self, training: Any, params: Any, obs: Any, actions: Any) -> Any:
+        return self.distribution(training, params, obs).log_prob(actions)
+
+    def _entropy(self, training: Any, obs: Any) -> Any:
+        return self.policy(training, obs).entropy()
+
+    def copy(self, prefix: str, parts: dict[str, Any]) -> None:
+        self.arrays |= {f"{prefix}/{name}": np.asarray(x) for name, x in parts.items()}
+
+    def _create_update_runner(self, rng: Any, actor: Any, critic: Any, hyperparams: Any) -> Any:
+        self.copy("actor_init", flat(actor.params))
+        self.copy("critic_init", flat(critic.params))
+        return super()._create_update_runner(rng, actor, critic, hyperparams)
+
+    def _process_trajectory(self, runner: Any, rollout: Any, last_obs: Any) -> Any:
+        rollout = super()._process_trajectory(runner, rollout, last_obs)
+        self.copy("traj", {**rollout._asdict(), "last_obs": last_obs})
+        return rollout
+
+    def _actor_loss_input(self, runner: Any, rollout: Any) -> Any:
+        given = super()._actor_loss_input(runner, rollout)
+        self.copy("actor_loss_input", dict(zip(("obs", "action", "log_prob", "advantage"), given, strict=False)))
+        return given
+
+    def _critic_loss_input(self, runner: Any, rollout: Any) -> Any:
+        given = super()._critic_loss_input(runner, rollout)
+        self.copy("critic_loss_input", dict(zip(("obs", "targets"), given, strict=False)))
+        return given
+
+    def _actor_minibatch_update(self, i: int, runner: Any, grad_fn: Any) -> Any:
+        return self._recorded("actor", i, runner, grad_fn)
+
+    def _critic_minibatch_update(self, i: int, runner: Any, grad_fn: Any) -> Any:
+        return self._recorded("critic", i, runner, grad_fn)
+
+    def _recorded(self, phase: str, i: int, runner: Any, grad_fn: Any) -> Any:
+        def recorded(*inputs: Any) -> Any:
+            found = grad_fn(*inputs)
+            if phase == "actor":
+                grads, (loss, kl) = found[0], self._actor_loss(*inputs)
+                row = {"kl": kl, "loss": loss}
+            else:
+                grads, row = found, {"loss": self._critic_loss(*inputs)}
+            norm = optax.global_norm(grads.params)
+            self.rows[phase].append({**row, "grad_norm": norm, "grads": flat(grads.params)})
+            return found
+
+        runner = getattr(super(), f"_{phase}_minibatch_update")(i, runner, recorded)
+        self.rows[phase][-1]["params"] = flat(runner[0].params)
+        return runner
+
+    def order(self) -> np.ndarray:
+        """The order of the trajectories, which is the same in every epoch."""
+        rows = Transition(*[jnp.arange(self.config.batch_size)] * len(Transition._fields))
+        with jax.disable_jit():
+            shuffled, *_ = super()._actor_loss_input(argparse.Namespace(hyperparams=None), rows)
+        return np.asarray(shuffled).reshape(-1).astype(np.int32)
+
+
+def hyperparameters(settings: dict[str, Any]) -> HyperParameters:
+    def optimizer(phase: str) -> OptimizerParams:
+        return OptimizerParams(*(settings[f"{phase}_{name}"] for name in ("lr", "adam_eps", "grad_clip")))
+
+    names = ("gamma", "gae_lambda", "eps_clip", "ent_coeff", "kl_threshold")
+    critic = {"critic_optimizer_params": optimizer("critic"), "vf_coeff": settings["vf_coeff"]}
+    return HyperParameters(**{x: settings[x] for x in names}, actor_optimizer_params=optimizer("actor"), **critic)
+
+
+def truncations(terminated: np.ndarray, limit: int) -> np.ndarray:
+    """Where the time limit ended an episode, which the library does not keep."""
+    length, cut = np.zeros(len(terminated), int), np.zeros_like(terminated)
+    for t in range(terminated.shape[1]):
+        length += 1
+        cut[:, t] = length >= limit
+        length[terminated[:, t] | cut[:, t]] = 0
+    return cut
+
+
+def update(settings: dict[str, Any]) -> recorder.Arrays:
+    """One update, by `train()`."""
+    agent = Agent(settings)
+    last, _ = agent.train(jax.random.PRNGKey(settings["seed"]), hyperparameters(settings))
+    arrays, minibatches = agent.arrays, settings["batch_size"] // settings["minibatch_size"]
+    arrays["traj/truncated"] = truncations(arrays["traj/terminated"], settings["max_episode_steps"])
+    arrays["minibatch_idx"] = agent.order()
+    for phase, training in (("actor", last.actor_training), ("critic", last.critic_training)):
+        tape = jax.tree.map(lambda *x: np.stack(x), *agent.rows[phase])
+        tape = jax.tree.map(lambda x, k=minibatches: x.reshape(-1, k, *x.shape[1:]), tape)
+        epochs = len(tape["loss"])
+        for kind in ("params", "grads"):
+            agent.copy(f"{phase}_mb_{kind}", tape[kind])
+        agent.copy(f"{phase}_epoch_params", {name: x[:, -1] for name, x in tape["params"].items()})
+        agent.copy(phase, {f"mb_{name}": tape[name] for name in ("kl", "loss", "grad_norm") if name in tape})
+        agent.copy(f"{phase}_final", flat(training.params))
+        adam = training.opt_state[1][0]
+        agent.copy(f"{phase}_adam_mu", flat(adam.mu))
+        agent.copy(f"{phase}_adam_nu", flat(adam.nu))
+        loss = getattr(last, f"{phase}_loss")[0]
+        agent.copy(phase, {"epochs_run": np.int32(epochs), "final_loss": loss, "adam_count": adam.count})
+        agent.copy("train", {f"{phase}_loss": loss})
+    arrays["actor/epoch_kl"] = arrays["actor/mb_kl"][:, -1]
+    arrays["actor/epoch_counter_after"] = 2 + np.arange(len(arrays["actor/epoch_kl"]), dtype=np.int32)
+    return arrays
+
+
+def save(out: Path, case: str, arrays: recorder.Arrays, settings: dict[str, Any]) -> None:
+    kept = {f"cfg/{name}": np.array(x, np.int32 if isinstance(x, int) else np.float64) for name, x in settings.items()}
+    path = out / f"ippo_{case}.npz"
+    np.savez_compressed(path, **arrays, **kept)
+    print(f"{path.name}: {path.stat().st_size:,} bytes")
+
+
+def updates(out: Path, seed: int) -> None:
+    """One update of each case, with the first of the seeds s, s + 1000, ... that is suitable."""
+    for case, (changes, stop) in CASES.items():
+        settings = {**DEFAULTS, **changes, "n_actors": 2, "log_std": LOG_STD}
+        with jax.disable_jit():
+            for settings["seed"] in itertools.count(seed, 1000):
+                arrays = update(settings | ({"actor_epochs": stop + 1} if stop else {}))
+                if magnifies_rounding(arrays):
+                    continue
+                if not stop:
+                    break
+                *before, last = arrays["actor/epoch_kl"]
+                highest = max(0.0, *before)
+                if last > highest + 0.1:
+                    settings["kl_threshold"] = float(highest + last) / 2
+                    arrays = update(settings)
+                    break
+        save(out, case, arrays, settings)
+
+
+def magnifies_rounding(arrays: recorder.Arrays) -> bool:
+    """Whether advantages to be standardized nearly agree, or a gradient of Adam's first step is as small as its eps."""
+    first = [np.abs(x[0, 0]).min() for name, x in arrays.items() if "_mb_grads/" in name]
+    return arrays["actor_loss_input/advantage"].std(axis=1).min() < 1e-3 or min(first) < 2e-4
+
+
+def units(out: Path, seed: int) -> None:
+    """Functions alone."""
+    rng, key = np.random.default_rng(seed), jax.random.PRNGKey(seed)
+    arrays: recorder.Arrays = {}
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.normal(size=shape).astype(np.float32)
+
+    def keep(prefix: str, **parts: Any) -> None:
+        arrays.update({f"{prefix}/{name}": np.asarray(x) for name, x in parts.items()})
+
+    def agent(**changes: Any) -> Agent:
+        return Agent({**DEFAULTS, **changes})
+
+    given = {name: draw(5, 2) for name in ("carry_in", "reward", "value", "next_value")}
+    given |= {"terminated": np.arange(5)[:, None] == 1}
+    given |= {name: np.full((5, 1), x, np.float32) for name, x in (("gamma", 0.97), ("gae_lambda", 0.95))}
+    names = ("reward", "value", "next_value", "terminated", "gamma", "gae_lambda")
+    carry, *fields = (jnp.asarray(given[name]) for name in ("carry_in", *names))
+    keep("step", **given, out=agent()._trajectory_advantages(carry, tuple(fields))[1])
+    arrays["adv/sizes"] = np.array([(2, 3), (5, 7), (3, 16), (8, 64)], np.int32)
+    for i, (rows, steps) in enumerate(arrays["adv/sizes"]):
+        for j, (gamma, gae_lambda) in enumerate(HYPER):
+            traj = {name: draw(rows, steps, 2) for name in ("reward", "value", "next_value")}
+            traj["terminated"] = rng.random((rows, steps)) < 0.15
+            rollout = Transition(**dict.fromkeys(("obs", "action", "log_prob", "next_obs")), **traj)
+            advantage = agent(batch_size=int(rows))._advantages(jax.tree.map(jnp.asarray, rollout), gamma, gae_lambda)
+            keep(f"adv/{i}_{j}", **traj, advantage=advantage, gamma=gamma, gae_lambda=gae_lambda)
+    shapes, coefficients = ((4, 6), (3, 5), (6, 9)), ((0.2, 0.01), (0.1, 0.0), (0.3, 0.05))
+    for i, (discrete, k) in enumerate(itertools.product((0, 1), range(3))):
+        eps_clip, ent_coeff = coefficients[k]
+        config = {"eps_clip": eps_clip, "ent_coeff": ent_coeff, "vf_coeff": (0.5, 1.0, 1.0, 2.0, 1.0, 1.0)[i]}
+        one, settings, shape = agent(discrete=discrete), {**DEFAULTS, **config}, (*shapes[k], 2)
+        hyper, keys = hyperparameters(settings), jax.random.split(jax.random.fold_in(key, i), 3)
+        actor = one._create_training(keys[0], one.config.actor_network, hyper.actor_optimizer_params)
+        critic = one._create_training(keys[1], one.config.critic_network, hyper.critic_optimizer_params)
+        obs, advantage, targets = draw(*shapes[k], OBS), 2 * draw(*shape), draw(*shape)
+        acting = jax.vmap(jax.vmap(lambda key, obs, a=one, t=actor: a._sample_actions(key, t, obs)))
+        action = acting(jax.random.split(keys[2], shapes[k]), jnp.asarray(obs))
+        new = jax.vmap(jax.vmap(lambda obs, act, a=one, t=actor: a._log_prob(t, t.params, obs, act)))(obs, action)
+        old = np.asarray(new) + 0.3 * draw(*shape)
+        inputs = (actor, obs, action, old, advantage, hyper)
+        loss, kl = one._actor_loss(*inputs)
+        actor_grads, _ = jax.grad(one._actor_loss, has_aux=True, allow_int=True)(*inputs)
+        critic_grads = jax.grad(one._critic_loss, allow_int=True)(critic, obs, targets, hyper)
+        fields = {"obs": obs, "action": action, "log_prob_new": new, "log_prob_old": old, "advantage": advantage}
+        keep(f"loss/{i}", **fields, targets=targets, actor_loss=loss, kl=kl)
+        keep(f"loss/{i}", critic_loss=one._critic_loss(critic, obs, targets, hyper))
+        keep(f"loss/{i}/actor_params", **flat(actor.params))
+        keep(f"loss/{i}/critic_params", **flat(critic.params))
+        keep(f"loss/{i}/actor_grads", **flat(actor_grads.params))
+        keep(f"loss/{i}/critic_grads", **flat(critic_grads.params))
+        config |= {"log_std": LOG_STD, "discrete": float(discrete)}
+        keep(f"loss/{i}/cfg", **config)
+    for rows in (2, 3, 4, 5, 8, 16, 32, 128):
+        arrays[f"perm/{rows}"] = agent(batch_size=rows, minibatch_size=1).order()
+    save(out, "units", arrays, {})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "jaxdem_jaxagents")
+    recorder.record({"updates": updates, "units": units}, parser)
