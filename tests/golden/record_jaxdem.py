@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import functools
 import itertools
 import sys
 from collections import defaultdict
@@ -306,16 +305,13 @@ def priorities(source: Path, out: Path, seed: int) -> None:
     sys.path.insert(0, str(source))
     rng, arrays = np.random.default_rng(seed), {}
     settings = itertools.product(((4, 5, 2), (16, 8, 4), (32, 24, 12)), (0.0, 0.4, 0.8, 1.0), range(2))
-    made = functools.cache(lambda *sizes: create("singleNavigator", {}, (*sizes, 10), seed))
     for i, ((steps, envs, drawn), alpha, _) in enumerate(settings):
         beta, anneal, number = rng.choice((0.1, 0.2, 0.5)), rng.choice(2), int(rng.choice((7, 10, 1000)))
-        epoch, trainer = int(rng.integers(number)), made(envs, steps, 1, drawn * steps)
+        epoch, sizes = int(rng.integers(number)), (envs, steps, 1, drawn * steps, number)
         weights = {"importance_sampling_alpha": alpha, "importance_sampling_beta": beta}
         weights |= {"anneal_importance_sampling_beta": anneal}
-        weights = {name: jnp.asarray(x, jnp.float32) for name, x in weights.items()}
-        trainer = dataclasses.replace(trainer, **weights, num_epochs=number)
         advantage = rng.normal(size=(steps, envs)).astype(np.float32) * rng.exponential(size=envs).astype(np.float32)
-        tape = one_epoch(trainer, rng, epoch, advantage)
+        tape = one_epoch(create("singleNavigator", {}, sizes, seed, **weights), rng, epoch, advantage)
         raised, corrected = tape.rows["power"]
         row = {"advantage": advantage, "prio_weights": raised["out"], "seg_w": corrected["out"]}
         row |= {"beta_t": -corrected["exponent"], **tape.rows["draw"][0]}
