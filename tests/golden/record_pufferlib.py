@@ -1,6 +1,7 @@
 """Record PufferLib 3.0: one `evaluate` and one `train` of `PuffeRL`, and its advantage kernel alone.
 
 Run it where PufferLib is installed: `pip install pufferlib==3.0.0 && python tests/golden/record_pufferlib.py --seed 0`.
+Its setup downloads raylib and compiles a CUDA extension; without these, build the C++ kernel of its source archive.
 The environment sends random numbers. The tape reads the local variables of `train` when it calls `backward`.
 """
 
