@@ -1,9 +1,10 @@
-"""Do policies learn to win games of two players? Trained and judged against random legal moves.
+"""Do policies learn to win games of two players, by playing against random legal moves, or against themselves?
 
-    python -m benchmarks games connect_four --seeds 2
+    python -m benchmarks games connect_four connect_four_self_play --seeds 2
 
 needs the extras `pgx` and `train`, and writes benchmarks/results/games_<game>.json (configuration, versions, hardware,
-every seed). Each seed trains CleanRL's recipe, and then plays new games with sampled and with the most likely moves.
+every seed). Each seed trains CleanRL's recipe, and then plays new games against random legal moves, with sampled and
+with the most likely moves.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from ._timing import record
 
 ROOT = Path(__file__).resolve().parent.parent
 EVALUATED = 5000  # games for each seed
+CONNECT_FOUR = cleanrl_ppo.Config(
+    env_id="pgx:connect_four", total_timesteps=3_000_000, num_envs=256, num_steps=16, hidden=(256, 256),
+    num_minibatches=8, learning_rate=1e-3, gae_lambda=0.8,
+)  # fmt: skip
 GAMES = {
-    "connect_four": cleanrl_ppo.Config(
-        env_id="pgx:connect_four", total_timesteps=3_000_000, num_envs=256, num_steps=16, hidden=(256, 256),
-        num_minibatches=8, learning_rate=1e-3, gae_lambda=0.8,
-    ),
-}  # fmt: skip
+    "connect_four": CONNECT_FOUR,
+    "connect_four_self_play": dataclasses.replace(CONNECT_FOUR, env_id="pgx:connect_four,opponent=self"),
+}
 
 
 def measure(game: str, seeds: int) -> dict[str, object]:
