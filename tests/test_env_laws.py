@@ -158,7 +158,33 @@ def impure_inside():
     )
 
 
+def game(seat=lambda seat: seat, next_seat=lambda seat: seat):
+    """The players move in turn; `seat` and `next_seat` change what is told of them."""
+
+    def info(out):
+        moved = 2.0 * (out.episode_length % 2) - 1
+        return {"seat": seat(moved), "next_seat": next_seat(-moved)}
+
+    env = walk(info=info)._replace(zero_sum=True)
+    return env._replace(evaluation=lambda state: env)
+
+
+def test_a_game_tells_whose_turn_it_is():
+    assert envs.check_laws(game(), num_steps=24).episodes == 24
+    with pytest.raises(pp.UserValueError, match=r"plays both sides of this game .* info has no 'seat': return 1"):
+        envs.check(walk()._replace(zero_sum=True))
+
+
 BROKEN = {
+    "seat is a number of a player": (lambda: game(seat=lambda x: (1 - x) / 2), r"info\['seat'\] is 0 in step 0 .* -1"),
+    "next_seat is a number of a player": (
+        lambda: game(next_seat=lambda x: 2 * x),
+        r"info\['next_seat'\] is -2 in step 0",
+    ),
+    "next_seat is who moved": (
+        lambda: game(next_seat=lambda x: -x),
+        r"'next_seat'\] in step 0 .* not the info\['seat'\]",
+    ),
     "reproducible": (impure, r"step gives other results .* same key: draw all random numbers from the key"),
     "reproducible inside": (impure_inside, r"step gives other results .* same key"),
     "separate": (lambda: reset_alike(walk()), r"same first observation.*jax\.random\.split"),

@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 
-from .._errors import UserTypeError
+from .._errors import UserTypeError, UserValueError
 from .._hyperparameters import count
 from ..functional import ShapeError
-from ._env import Array, Env, Observation, Transition, action_struct, count_options, describe, is_discrete
+from ._env import SEATS, Array, Env, Observation, Transition, action_struct, count_options, describe, is_discrete
 
 
 def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
@@ -45,6 +45,11 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
     if not isinstance(out, Transition):
         raise UserTypeError(f"check: step must return (state, Transition), got (state, {type(out).__name__})")
     out.check(obs, each)
+    if env.zero_sum and (lacking := [name for name in SEATS if name not in out.info]):
+        raise UserValueError(
+            f"check: the policy plays both sides of this game (zero_sum), and info has no {lacking[0]!r}: return 1 for "
+            "the first player, and -1 for the second"
+        )
     if describe(after) != describe(state):
         raise ShapeError(
             "check: step must keep the structure, shapes and dtypes of the state, or no loop can carry it; reset "

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ._env import Env, Observation, Transition
+from ._env import SEATS, Env, Observation, Transition
 
 
 class Played(NamedTuple):
@@ -158,8 +158,24 @@ def episode_return(played: Played) -> str | None:
     return None
 
 
+def seats(played: Played) -> str | None:
+    """In a game of which the policy plays both sides, `info` tells who moved, and who moves next."""
+    if not played.env.zero_sum:
+        return None
+    moved, following = (np.asarray(played.out.info[name]) for name in SEATS)
+    goes_on = ~played.ended[:-1]
+    for name, seat, known in ((SEATS[0], moved, True), (SEATS[1], following, ~played.ended)):
+        wrong = (np.abs(seat) != 1) & known
+        if found := _first(wrong):
+            return f"info[{name!r}] is {seat[wrong][0]:g} {found}: return 1 for the first player, and -1 for the second"
+    found = _first((following[:-1] != moved[1:]) & goes_on)
+    return found and (
+        f"info['next_seat'] {found} is not the info['seat'] of the step after it: it must be the player to move in obs"
+    )
+
+
 LAWS: tuple[Law, ...] = (
-    reproducible, separate, finite, masks, flags, final_observation, episode_length, episode_return,
+    reproducible, separate, finite, masks, flags, final_observation, episode_length, episode_return, seats,
 )  # fmt: skip
 """What `check_laws` checks, in this order."""
 
