@@ -1,4 +1,4 @@
-"""The other ten pages of docs/variants: their very code, run by the learner, is equal to loops written by hand."""
+"""The other pages of docs/variants: their very code, run by the learner, is equal to loops written by hand."""
 
 import types
 
@@ -108,6 +108,26 @@ def test_self_imitation_equals_a_loop_by_hand():
     state, metrics = train(pipeline, params, batches, categorical, optimizer)
     assert_equal(state.params, expected)
     assert 0 < metrics[-1]["imitation/better_share"] < 1
+
+
+def test_distillation_equals_a_loop_by_hand():
+    module, params = types.ModuleType("distillation"), make_params(dtype=jnp.float64)
+    exec(blocks(ROOT / "docs" / "variants" / "distillation.md")[0][0], vars(module))  # without what it trains
+    of_teacher, batches = make_params(7, jnp.float64)["policy"], [double(seed) for seed in range(2)]
+
+    def teacher(params, batch):
+        return pp.Output(pp.distributions.Categorical(batch.obs @ params))
+
+    def loss(params, d, coef):
+        target, logits = log_probs(d["obs"] @ of_teacher), d["obs"] @ params["policy"]
+        return coef * mean(jnp.sum(jnp.exp(target) * (target - log_probs(logits)), axis=-1), d["mask"])
+
+    expected = params
+    for coef, batch in zip([1, 0.75], batches, strict=True):
+        expected = descend(loss, expected, [(d, coef) for (d,) in cut(data_of(batch))])
+    part = module.distill(teacher, of_teacher, coef=pp.linear_schedule(1.0, 0.0, 4))
+    state, _ = train(pp.chain(pp.given_indices(MINIBATCHES), part), params, batches, categorical)
+    assert_equal(state.params, expected)
 
 
 def test_decoupled_lambdas_equal_a_loop_by_hand():
