@@ -60,6 +60,9 @@ def test_claims_mujoco_returns_are_those_of_the_records():
                 assert (max(others) < 900, f"{third:,.0f}", f"{best:,.0f}") == (True, "2,801", "4,865")
     assert len(returns) == 5
     longer = [x for x in mujoco_page.runs(RESULTS / "mujoco") if x["env_steps"] > 2_000_000]
+    (humanoid,) = (x["best_evaluation"] for x in longer if x["task"] == "Humanoid-v5")
+    assert "{:,.0f} to {:,.0f}, contains Tianshou's".format(*humanoid["mean_95"]) in sentences
+    assert sum(x > 1200 for x in humanoid["per_seed"]) == 3
     returns |= {f"{x['task']}, 3M": f"{x['best_evaluation']['mean']:,.0f}" for x in longer}
     assert [number for number in returns.values() if number not in sentences] == []
 
