@@ -97,6 +97,9 @@ def test_claims_self_play_in_poker():
         assert abs(kuhn.first_players_return(table, table) + 1 / 18) < 1e-9
     page = " ".join(kuhn.PAGE.read_text().split())
     assert f"a uniform policy {kuhn.exploitability(np.full((3, 4), 0.5)):.3f}" in page
+    for game in ("connect_four", "connect_four_self_play"):
+        won = [x["won_sampled"] for x in json.loads((RESULTS / f"games_{game}.json").read_text())["results"]["seeds"]]
+        assert "{:.1f} and {:.1f} %".format(*(100 * x for x in won)) in page
     mirror, clipped = json.loads(kuhn.RESULTS.read_text())["results"]["arms"]
     first = clipped["curve"][0]
     assert f"is {np.mean(first['exploitability']):.3f} after {first['env_steps']:,} moves" in page

@@ -494,7 +494,7 @@ def test_the_command_line_checks_a_module_of_yours(tmp_path, monkeypatch, capsys
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
     command.main(["check", "walks:good", "--num-steps", "24"])
     printed = capsys.readouterr().out
-    assert printed.count("ok  ") == 8
+    assert printed.count("ok  ") == 9
     assert "24 episodes ended: 0 terminated, 24 truncated" in printed
     for name, says in (
         ("walks:bad", r"^error: walks:bad: check_laws: final_obs equals obs wherever"),
