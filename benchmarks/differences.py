@@ -94,10 +94,8 @@ def make_train(
     **choices: Any,
 ) -> training.Train:
     """A run of the chain with these choices, and of CleanRL's optimizer with a link exchanged."""
-    if env is None:
-        made = envs.make(config.env_id)
-        prepared = made if squash else envs.prepare(made, rescale=True)  # the distribution has the bounds, if squashed
-        env = envs.normalize_reward(envs.normalize_observation(prepared), gamma=config.gamma)
+    # A squashed action is within the bounds, and neither mapped onto them nor changed by the clip.
+    env = env or envs.prepare(envs.make(config.env_id), normalize=True, gamma=config.gamma, rescale=not squash)
     network = networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std, squash=squash)
     policy = parts.in_two_entries(network)
     annealed = pp.scale_by_update_schedule(pp.linear_schedule(config.learning_rate, 0.0, config.num_updates))

@@ -41,6 +41,8 @@ NEXT = ((1, 2), (END, 3), (END, END), (END, END))
 """The node after passing and after betting: 0 begins, 1 follows a pass, 2 a bet, and 3 a pass and a bet."""
 FIRST = (True, False, False, True, True)
 """Whether the first player is to move at a node."""
+EARNED = (((0, 0), (0, 0)), ((-1, 1), (0, 0)), ((1, 1), (-2, 2)), ((-1, -1), (-2, 2)))
+"""What the first player earns at a node by an action, with the lower and with the higher card; 0 where play goes on."""
 EVALUATIONS = 40
 
 
@@ -60,11 +62,15 @@ class Config(training.Config):
     update_epochs: Annotated[int, at_least(1)] = 8
 
 
+def seen(card: Array, node: Array) -> Array:
+    """The observation of the player to move, `[..., 7]`."""
+    return jnp.concatenate([jax.nn.one_hot(card, CARDS), jax.nn.one_hot(node, NODES)], axis=-1)
+
+
 def observe(state: tuple[Array, Array]) -> Array:
     """The card of the player to move, and the node."""
     cards, node = state
-    card = cards[jnp.where(jnp.asarray(FIRST)[node], 0, 1)]
-    return jnp.concatenate([jax.nn.one_hot(card, CARDS), jax.nn.one_hot(node, NODES)])
+    return seen(cards[jnp.where(jnp.asarray(FIRST)[node], 0, 1)], node)
 
 
 def reset(key: Array) -> Any:
@@ -78,11 +84,10 @@ def step(key: Array, state: tuple[Array, Array], action: Array) -> envs.Step:
     del key
     cards, node = state
     after, seats = jnp.asarray(NEXT)[node, action], jnp.where(jnp.asarray(FIRST), 1.0, -1.0)
-    shown = jnp.where(cards[0] > cards[1], 1.0, -1.0) * (1 + action)
-    reward = jnp.where((node >= 2) & (action == 0), -seats[node], shown)
+    reward = jnp.asarray(EARNED, jnp.float32)[node, action, (cards[0] > cards[1]).astype(int)]
     info = {"seat": seats[node], "next_seat": seats[after]}
     state = cards, after
-    return envs.Step(state, observe(state), jnp.where(after == END, reward, 0.0), after == END, info=info)
+    return envs.Step(state, observe(state), reward, after == END, info=info)
 
 
 def annealed(first: float, last: float, updates: int) -> Any:
@@ -122,8 +127,8 @@ def make_train(config: Config) -> training.Train:
 def bets(train: training.Train, params: Any) -> Array:
     """The probability of a bet with each card at each node, `[3, 4]`."""
     cards, nodes = jnp.meshgrid(jnp.arange(CARDS), jnp.arange(NODES), indexing="ij")
-    obs = jnp.concatenate([jax.nn.one_hot(cards, CARDS), jax.nn.one_hot(nodes, NODES)], axis=-1)
-    return jnp.exp(train.policy(params, pp.Batch(obs=obs)).distribution.log_prob(jnp.ones((CARDS, NODES), jnp.int32)))
+    distribution = train.policy(params, pp.Batch(obs=seen(cards, nodes))).distribution
+    return jnp.exp(distribution.log_prob(jnp.ones((CARDS, NODES), jnp.int32)))
 
 
 def return_of_deal(cards: tuple[int, int], first: np.ndarray, second: np.ndarray, node: int = 0) -> float:
@@ -133,13 +138,8 @@ def return_of_deal(cards: tuple[int, int], first: np.ndarray, second: np.ndarray
     for action, probability in enumerate((1 - bet, bet)):
         if probability == 0:
             continue
-        if NEXT[node][action] != END:
-            earned = return_of_deal(cards, first, second, NEXT[node][action])
-        elif node >= 2 and action == 0:  # a fold
-            earned = -1 if FIRST[node] else 1
-        else:
-            earned = (1 if cards[0] > cards[1] else -1) * (1 + action)
-        total += probability * earned
+        after, earned = NEXT[node][action], float(EARNED[node][action][cards[0] > cards[1]])
+        total += probability * (earned if after == END else return_of_deal(cards, first, second, after))
     return total
 
 

@@ -225,14 +225,14 @@ def _check_read(part: Part, paths: Iterable[Sequence[Part]]) -> None:
     written = [field for field in part.provides if field.partition(".")[0] not in BY_THE_LEARNER]
     if not written or any(_is_read(written, path) for path in paths):
         return
-    remedy = "so that it would change nothing: put it before the losses that should use it, or leave it out"
+    why, remedy = "so that it would change nothing", "put it before the losses that should use it, or leave it out"
     if written == ["weight"]:
-        remedy = "so that it would change nothing: add advantage_weight() or loss_weight(...) after it, or set beta=0"
+        remedy = "add advantage_weight() or loss_weight(...) after it, or set beta=0"
     elif not any("losses" in later.provides for path in paths for later in path):
-        remedy = "because there is no loss: put one, such as clipped_surrogate(), after the sampler"
+        why, remedy = "because there is no loss", "put one, such as clipped_surrogate(), after the sampler"
     raise UserValueError(
         f"learner: {part.name} writes {' and '.join(written)}, and no part after it reads "
-        f"{'it' if len(written) == 1 else 'them'}, {remedy}"
+        f"{'it' if len(written) == 1 else 'them'}, {why}: {remedy}"
     )
 
 

@@ -72,10 +72,10 @@ def make(
 
     def step(key: Array, state: Any, action: Array) -> Step:
         key, others_key = jax.random.split(key)
-        seat = {"seat": sign(state)} if both else {}
+        moved = sign(state)
         state, reward = others(others_key, env.step(state, action, key))
         info = {"won": reward > 0} if env.num_players > 1 else {}
-        info |= {**seat, "next_seat": sign(state)} if both else {}
+        info |= {"seat": moved, "next_seat": sign(state)} if both else {}
         return Step(state, seen(state), reward, state.terminated, state.truncated, info)
 
     spaces = Box(tuple(env.observation_shape)), Discrete(env.num_actions)

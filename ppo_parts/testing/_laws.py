@@ -15,6 +15,7 @@ from jax import experimental
 
 from .. import functional
 from .._chain import chain, reads_field
+from .._trees import without_weak_types
 from .._types import Array, Batch, Context, Current, Divider, Part, with_field_at
 from ._example import FLOATS, poisoned, with_current
 
@@ -190,7 +191,8 @@ def state_is_stable(subject: Subject) -> str | None:
         for function, (before, after) in results.items():
             if describe(before) != describe(after):
                 what = "the parameters" if function == "amend" else "its state"
-                if _strong(before) == _strong(after):
+                strong = [describe(jax.eval_shape(without_weak_types, x)) for x in (before, after)]
+                if strong[0] == strong[1]:
                     return (
                         f"{function} changes {what} in its weak type only, so that a loop is compiled twice: give "
                         f"every number a dtype, as in {_with_dtype(1.0)}"
@@ -319,11 +321,6 @@ def difference(actual: Any, expected: Any, *, exact: bool = False) -> str | None
 def describe(tree: Any) -> Any:
     """Describe the shape, the dtype and the weak type of each leaf."""
     return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), jax.eval_shape(lambda: tree))
-
-
-def _strong(tree: Any) -> Any:
-    """Describe the shape and the dtype of each leaf."""
-    return jax.tree.map(lambda x: (x.shape, x.dtype), jax.eval_shape(lambda: tree))
 
 
 def _with_dtype(number: bool | float) -> str:

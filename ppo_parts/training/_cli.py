@@ -159,12 +159,11 @@ def _check_resumed_in_place(known: argparse.Namespace) -> None:
     if known.resume is None:
         return
     there = known.resume.resolve()
-    if known.name is not None and not there.as_posix().endswith(f"/{known.name}"):
-        raise UserValueError(f"--name {known.name} is for new runs, and --resume continues {known.resume} where it is")
-    if known.directory is not None and known.directory.resolve() not in there.parents:
-        raise UserValueError(
-            f"--directory {known.directory} is for new runs, and --resume continues {known.resume} where it is"
-        )
+    other_name = known.name is not None and not there.as_posix().endswith(f"/{known.name}")
+    other_directory = known.directory is not None and known.directory.resolve() not in there.parents
+    if other_name or other_directory:
+        given = f"--name {known.name}" if other_name else f"--directory {known.directory}"
+        raise UserValueError(f"{given} is for new runs, and --resume continues {known.resume} where it is")
 
 
 def _flag(name: str) -> str:
