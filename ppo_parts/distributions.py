@@ -91,9 +91,8 @@ class Normal(_Distribution):
         self.scale = _fit_to_loc("Normal", "scale", scale, self.loc, dtype)
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
-        """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to `loc` and `scale`."""
-        loc, scale = self._wide((*sample_shape, *self.loc.shape))
-        return (loc + scale * jax.random.normal(seed, loc.shape, loc.dtype)).astype(self.loc.dtype)
+        """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to the parameters."""
+        return self._draw(seed, sample_shape).astype(self.loc.dtype)
 
     def mode(self) -> Array:
         """The mean."""
@@ -121,6 +120,11 @@ class Normal(_Distribution):
         log_ratio, shift = _relation(self._wide(self.loc.shape), other._wide(self.loc.shape))
         divergence = 0.5 * (jnp.expm1(2 * log_ratio) - 2 * log_ratio + jnp.square(shift))
         return jnp.sum(divergence, axis=-1).astype(jnp.result_type(self.loc, other.loc))
+
+    def _draw(self, seed: Array, sample_shape: Sequence[int]) -> Array:
+        """Draw samples in the dtype to compute in."""
+        loc, scale = self._wide((*sample_shape, *self.loc.shape))
+        return loc + scale * jax.random.normal(seed, loc.shape, loc.dtype)
 
     def _wide(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
         """Broadcast mean and standard deviation to a shape, in the dtype to compute in."""
@@ -179,12 +183,11 @@ class StateDependentNormal(Normal):
         super().__init__(loc, jnp.sqrt(jnp.einsum("...l,...ld->...d", *squares) + eps).astype(jnp.result_type(loc)))
         self.features, self.std = jnp.asarray(features), jnp.broadcast_to(std, wide)
 
-    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
-        """Draw actions, `[*sample_shape, ..., D]`, with a matrix for each of them."""
+    def _draw(self, seed: Array, sample_shape: Sequence[int]) -> Array:
         loc, _ = self._wide((*sample_shape, *self.loc.shape))
-        theta = jax.random.normal(seed, (*sample_shape, *self.std.shape), loc.dtype)
+        theta = jax.random.normal(seed, (*sample_shape, *self.std.shape), loc.dtype)  # one matrix for each sample
         weights = self.features.astype(loc.dtype)[..., None] * self.std.astype(loc.dtype)
-        return (loc + jnp.sum(jnp.broadcast_to(weights, theta.shape) * theta, axis=-2)).astype(self.loc.dtype)
+        return loc + jnp.sum(jnp.broadcast_to(weights, theta.shape) * theta, axis=-2)
 
 
 class TanhNormal(_Distribution):
@@ -228,21 +231,22 @@ class TanhNormal(_Distribution):
     """
 
     def __init__(self, loc: Array, scale: Any, low: Any = -1.0, high: Any = 1.0, eps: float = 1e-6) -> None:
-        self.base = Normal(loc, scale)
-        dtype, wide = self.base.loc.dtype, accumulator_dtype(self.base.loc)
+        self._squash(Normal(loc, scale), low, high, eps)
+
+    def _squash(self, base: Normal, low: Any, high: Any, eps: float) -> None:
+        """Set the attributes."""
+        self.base, name = base, type(self).__name__
+        dtype, wide = base.loc.dtype, accumulator_dtype(base.loc)
         resolution = 4 * float(jnp.finfo(dtype).eps)
-        _check_box("TanhNormal", low, high, dtype)
-        low, high = (
-            _fit_to_loc("TanhNormal", name, x, self.base.loc, wide) for name, x in (("low", low), ("high", high))
-        )
+        _check_box(name, low, high, dtype)
+        low, high = (_fit_to_loc(name, bound, x, base.loc, wide) for bound, x in (("low", low), ("high", high)))
         self.middle, self.half = (high + low) / 2, (high - low) / 2
         # In a narrow box far from 0, an action has few digits left to resolve the box, so the edge must be wider.
         self.eps = jnp.maximum(eps, resolution * (1 + jnp.abs(self.middle) / self.half))
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
-        """Draw actions, `[*sample_shape, ..., D]`, differentiable in `loc` and `scale` inside the box."""
-        loc, scale = self.base._wide((*sample_shape, *self.base.loc.shape))
-        return self._squashed(loc + scale * jax.random.normal(seed, loc.shape, loc.dtype))
+        """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to the parameters inside the box."""
+        return self._squashed(self.base._draw(seed, sample_shape))
 
     def mode(self) -> Array:
         """The squashed mean (strictly speaking the median, because squashing moves the mode)."""
@@ -250,7 +254,7 @@ class TanhNormal(_Distribution):
 
     def log_prob(self, value: Array) -> Array:
         """Log-probability of actions `[..., D]`, summed over D; they may have additional leading axes."""
-        _check_trailing_axes("TanhNormal", "its mean", self.base.loc.shape, value)
+        _check_trailing_axes(type(self).__name__, "its mean", self.base.loc.shape, value)
         shape = jnp.shape(value)
         loc, scale = self.base._wide(shape)
         middle, half, eps = (jnp.broadcast_to(x, shape) for x in (self.middle, self.half, self.eps))
@@ -288,12 +292,14 @@ class TanhNormal(_Distribution):
                 and so cannot be compared yet, the divergence is infinite instead.
         """
         self._check_same_kind(other)
-        _check_equal_shapes("TanhNormal", self.base.loc, other.base.loc)
+        _check_equal_shapes(type(self).__name__, self.base.loc, other.base.loc)
         boxes = [jnp.stack([x.middle, x.half, x.eps]) for x in (self, other)]
         same = jnp.all(boxes[0] == boxes[1], axis=0)
         if not isinstance(same, jax.core.Tracer) and not np.all(same):
             described = " and ".join(f"low={m - h}, high={m + h}, eps={eps}" for m, h, eps in boxes)
-            raise UserValueError(f"TanhNormal.kl_divergence: the two must have the same box and eps, got {described}")
+            raise UserValueError(
+                f"{type(self).__name__}.kl_divergence: the two must have the same box and eps, got {described}"
+            )
         shape = self.base.loc.shape
         (loc, scale), (other_loc, other_scale) = self.base._wide(shape), other.base._wide(shape)
         log_ratio, shift = _relation((loc, scale), (other_loc, other_scale))
@@ -321,6 +327,44 @@ class TanhNormal(_Distribution):
         middle, half, eps = (jnp.broadcast_to(x, u.shape) for x in (self.middle, self.half, self.eps))
         x = jnp.tanh(u)
         return (middle + half * jnp.where(jnp.abs(x) > 1 - eps, jnp.sign(x), x)).astype(self.base.loc.dtype)
+
+
+class StateDependentTanhNormal(TanhNormal):
+    r"""Squashed Gaussian with state-dependent noise: `TanhNormal` of a `StateDependentNormal`.
+
+    .. math:: a = m + h \tanh\!\left(\mu(s) + (\sigma \odot \theta)^\top \phi(s)\right), \qquad
+              \theta \sim \mathcal N(0, 1)^{L \times D}
+
+    As with `StateDependentNormal`, samples that are drawn with the same key have the same matrix :math:`\theta`.
+
+    Args:
+        loc: `[..., D]`, mean before squashing.
+        features: `[..., L]`, :math:`\phi(s)`, with `jax.lax.stop_gradient`.
+        std: `[L, D]` or `[..., L, D]`, :math:`\sigma`, >= 0.
+        low, high: `[..., D]`, `[D]` or numbers, the bounds of the box; m is its middle and h half its width.
+        eps: relative width of an edge; see `TanhNormal`.
+
+    Attributes:
+        base: `StateDependentNormal` of the action before squashing.
+        middle, half, eps: `[..., D]`, m, h and the width of an edge.
+
+    Raises:
+        TypeError: `loc` is not floating. ValueError: shapes do not fit; the box is empty or infinite.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> loc, features, std = jnp.zeros((2, 1)), jnp.array([[3., 4.], [0., 0.1]]), jnp.ones((2, 1))
+        >>> policy = StateDependentTanhNormal(loc, features, std, -2., 2.)
+        >>> bool(jnp.all(jnp.abs(policy.sample(seed=jax.random.key(0))) <= 2)), policy.base.scale.shape
+        (True, (2, 1))
+
+    Reference: Raffin et al. 2021, Smooth Exploration for Robotic Reinforcement Learning, arXiv:2005.05719, section 3.
+    """
+
+    def __init__(
+        self, loc: Array, features: Array, std: Array, low: Any = -1.0, high: Any = 1.0, eps: float = 1e-6
+    ) -> None:
+        self._squash(StateDependentNormal(loc, features, std), low, high, eps)
 
 
 class Beta(_Distribution):

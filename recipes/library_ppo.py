@@ -153,10 +153,10 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         env = envs.normalize_observation(env) if config.normalize_observations else env
         env = envs.normalize_reward(env, gamma=config.gamma) if config.normalize_rewards else env
     gsde = config.noise_steps is not None
-    if gsde and (config.squash or envs.is_discrete(env.action_space)):
+    if gsde and envs.is_discrete(env.action_space):
         raise pp.UserValueError(
-            f"must be None, because gSDE adds noise to actions that are neither discrete nor squashed, got "
-            f"{config.noise_steps}", where="Config", argument="noise_steps",
+            f"must be None, because gSDE is for continuous actions, got {config.noise_steps}",
+            where="Config", argument="noise_steps",
         )  # fmt: skip
     policy = networks.actor_critic(
         env, config.hidden, config.activation, log_std=config.log_std, squash=config.squash, gsde=gsde

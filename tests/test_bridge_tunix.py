@@ -1,6 +1,7 @@
-"""The bridge to Tunix, with a registry in place of Tunix's, against numbers recorded from Tunix 0.1.7."""
+"""The bridge to Tunix, against numbers of Tunix 0.1.7: with a stand-in, and with Tunix itself where it is installed."""
 
 import functools
+import importlib
 import sys
 import types
 from pathlib import Path
@@ -33,20 +34,34 @@ class Registry:
         return self.kept[category, name]
 
 
-@pytest.fixture
-def registry(monkeypatch):
-    """Modules with what the bridge uses of Tunix and flax; the network is the log-probabilities themselves."""
+def log_prob_of(graphdef, state, **_):
+    """Return the "network", which is the log-probabilities themselves."""
+    return state
+
+
+def unsplit(model):
+    return None, model
+
+
+@pytest.fixture(params=["a stand-in", "Tunix"])
+def registry(request, monkeypatch):
+    """Tunix's own registry, or modules with what the bridge uses of Tunix and flax."""
+    if request.param == "Tunix":
+        pytest.importorskip("tunix", reason="Tunix is not installed")
+        monkeypatch.setattr("tunix.rl.common.compute_per_token_logps", log_prob_of)
+        monkeypatch.setattr("flax.nnx.split", unsplit)
+        return importlib.import_module("tunix.rl.function_registry").default_registry
     modules = {
         "tunix": {},
         "tunix.rl": {},
         "tunix.rl.algo_core": {},
         "tunix.rl.function_registry": {"default_registry": Registry()},
         "tunix.rl.common": {
-            "compute_per_token_logps": lambda graphdef, state, **_: state,
+            "compute_per_token_logps": log_prob_of,
             "aggregate_loss": lambda loss, mask, mode: jnp.sum(loss * mask) / jnp.sum(mask),
             "compute_kl_divergence": lambda new, reference, mode, clamp_value: new - reference,
         },
-        "flax.nnx": {"split": lambda model: (None, model)},
+        "flax.nnx": {"split": unsplit},
     }
     for name, members in modules.items():
         module = types.ModuleType(name)
@@ -71,7 +86,8 @@ def test_registered_functions_equal_tunix(registry):
     """The functions with the names of Tunix's own return the numbers that were recorded from those."""
     names = bridge.register()
     assert set(names) == {f"ppo_parts/{name}" for name in (*bridge.LOSSES, *bridge.ADVANTAGES, "gae")}
-    assert {name for _, name in registry.kept} == set(names)
+    losses = {f"ppo_parts/{name}" for name in bridge.LOSSES}
+    assert all(registry.get("policy_loss_fn" if name in losses else "advantage_estimator", name) for name in names)
     for name in ("grpo", "drgrpo", "rloo"):
         advantage = registry.get("advantage_estimator", f"ppo_parts/{name}")(given("score"), num_generations=3)
         np.testing.assert_allclose(advantage, TUNIX[f"advantage/{name}"], rtol=1e-6, atol=1e-6)
@@ -108,9 +124,47 @@ def test_registered_loss_uses_what_the_example_has(registry):
 
 
 def test_an_estimator_of_tunix_in_a_chain(registry):
-    registry.register("advantage_estimator", "grpo")(lambda rewards, num_generations: rewards - rewards.mean())
+    registry.register("advantage_estimator", "mean")(lambda rewards, num_generations: rewards - rewards.mean())
     mask = jnp.array([[1, 1], [1, 0]])
     batch = pp.Batch(log_prob=jnp.zeros((2, 2)), mask=mask, per_segment={"score": jnp.array([1.0, 3.0])})
-    part = bridge.advantage("grpo", group=2)
+    part = bridge.advantage("mean", group=2)
     out, _ = part.update(batch, part.init(None, None), pp.Context(key=None))
     np.testing.assert_array_equal(out.advantage, [[-1, 1], [-1, 0]])
+
+
+def test_a_network_in_tunix_gets_the_gradient_of_its_own_loss():
+    """Nothing is replaced here: Tunix evaluates a network, and our loss and its own give the same gradient."""
+    common = pytest.importorskip("tunix.rl.common", reason="Tunix is not installed")
+    nnx = importlib.import_module("flax.nnx")
+    policy_losses = importlib.import_module("tunix.rl.function_registry").default_registry
+
+    class Network(nnx.Module):
+        def __init__(self, rngs):
+            self.embedding, self.head = nnx.Embed(11, 8, rngs=rngs), nnx.Linear(8, 11, rngs=rngs)
+
+        def __call__(self, tokens, positions, cache, attention_mask):
+            return self.head(self.embedding(tokens)), None
+
+    rng = np.random.default_rng(0)
+    given = common.TrainExample(
+        prompt_ids=jnp.asarray(rng.integers(2, 11, (4, 3))),
+        prompt_mask=jnp.ones((4, 3)),
+        completion_ids=jnp.asarray(rng.integers(2, 11, (4, 5))),
+        completion_mask=jnp.asarray(np.arange(5) < np.array([[5], [3], [1], [4]]), jnp.float32),
+        advantages=jnp.asarray(rng.normal(size=4), jnp.float32),
+        old_per_token_logps=jnp.asarray(rng.normal(-2.4, 0.5, (4, 5)), jnp.float32),
+        ref_per_token_logps=None,
+    )
+    settings = {"beta": 0.0, "epsilon": 0.2, "epsilon_high": 0.2, "epsilon_c": None, "loss_algo": "grpo"}
+    settings |= {"loss_agg_mode": "token-mean", "temperature": 1.0, "kl_loss_mode": "kl", "kl_clamp_value": None}
+    config, network = types.SimpleNamespace(**settings, entropy_coef=None), Network(nnx.Rngs(0))
+    bridge.register()
+
+    def gradient(name):
+        loss = policy_losses.get("policy_loss_fn", name)
+        return nnx.grad(lambda network: loss(network, given, config, 0, 1)[0])(network)
+
+    ours, own = (jax.tree.leaves(gradient(name)) for name in ("ppo_parts/clipped_surrogate", "grpo"))
+    assert any(np.any(leaf) for leaf in own)
+    for one, other in zip(ours, own, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)

@@ -399,14 +399,45 @@ def test_gsde_trains_the_deviation_and_not_the_features():
     assert all(not np.any(leaf) for name, layer in slope.items() if name != "log_std" for leaf in layer.values())
 
 
-@pytest.mark.parametrize(("env_id", "squash"), [("CartPole-v1", False), ("Pendulum-v1", True)])
-def test_gsde_is_for_continuous_actions_without_bounds(env_id, squash):
-    env = envs.make(env_id)
-    with pytest.raises(ValueError, match="actor_critic: gsde=True adds noise to continuous actions without bounds"):
-        networks.actor_critic(env, gsde=True, squash=squash)
-    head, log_std = jnp.zeros((3, 2 - squash)), jnp.zeros((4, 1))
-    with pytest.raises(ValueError, match="action_distribution: features are for the noise of gSDE"):
-        networks.action_distribution(env.action_space, head, log_std, squash=squash, features=jnp.zeros((3, 4)))
+def test_squashed_gsde_is_that_of_stable_baselines3(monkeypatch):
+    # The same with squash_output=True, in float64. It adds 1e-6 to the slope of tanh, 1 - a^2, which is undone here.
+    log_std = jnp.array([[-1.0, 0.5], [0.0, -0.5], [0.25, 1.0]])
+    features = jnp.array([[0.5, -1.0, 0.25], [2.0, 0.0, -0.75]])
+    loc = jnp.array([[0.1, -0.2], [1.0, 0.0]])
+    policy = pp.distributions.StateDependentTanhNormal(loc, features, jnp.exp(log_std))
+    action = jnp.array([[0.5, 0.75], [-0.9, 0.3]])
+    slope = 1 - np.square(np.asarray(action, np.float64))
+    expected = np.array([-1.538052973435159, -3.7138797325069266]) + np.log1p(1e-6 / slope).sum(axis=-1)
+    np.testing.assert_allclose(policy.log_prob(action), expected, rtol=5e-7)
+    theta = jnp.broadcast_to(jnp.array([[0.3, -1.0], [1.2, 0.4], [-0.7, 0.9]]), (2, 3, 2))
+    monkeypatch.setattr(jax.random, "normal", lambda *_: theta)
+    sample = [[-0.8536681923742047, -0.5752668833044345], [0.9557936116007979, -0.9999303099647209]]
+    np.testing.assert_allclose(policy.sample(seed=jax.random.key(0)), sample, rtol=1e-6)
+
+
+def test_squashed_gsde_from_the_network():
+    env = envs.make("Pendulum-v1")
+    policy = networks.actor_critic(env, (4,), log_std=-1.0, squash=True, gsde=True)
+    params, batch = policy.init(jax.random.key(0)), pp.Batch(obs=jnp.ones((6, 3)))
+    distribution = policy(params, batch).distribution
+    assert isinstance(distribution, pp.distributions.StateDependentTanhNormal)
+    action = distribution.sample(seed=jax.random.key(1))
+    u = distribution.base.sample(seed=jax.random.key(1))
+    np.testing.assert_allclose(action, 2 * np.tanh(u), rtol=1e-6)  # the torque is in [-2, 2]
+    features = np.asarray(distribution.base.features)
+    np.testing.assert_allclose(
+        distribution.base.scale[:, 0], np.sqrt(np.square(features * np.exp(-1)).sum(axis=-1) + 1e-6), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("option", ["gsde", "squash"])
+def test_options_of_continuous_actions_are_refused_for_discrete_ones(option):
+    env = envs.make("CartPole-v1")
+    with pytest.raises(ValueError, match=rf"actor_critic: {option} must be False, because the actions are discrete"):
+        networks.actor_critic(env, **{option: True})
+    settings = {"squash": True} if option == "squash" else {"features": jnp.zeros((3, 4))}
+    with pytest.raises(ValueError, match=r"action_distribution: \w+ must be \w+, because the actions are"):
+        networks.action_distribution(env.action_space, jnp.zeros((3, 2)), **settings)
 
 
 @pytest.mark.parametrize("shapes", [((5, 2), (5, 3), (3, 1)), ((5, 2), (4, 3), (3, 2)), ((5, 2), (3,), (3, 2))])

@@ -232,7 +232,12 @@ def test_config_file_may_name_a_preset(tmp_path):
         ),
         ("- 3", "must map names of options to values, got [3]"),
         ("a: [", "cannot be read: "),
-        ("clip_coef: -1", "error: --clip-coef must lie in (0, inf), got -1.0"),
+        ("clip_coef: -1", "mine.yaml: clip_coef must lie in (0, inf), got -1.0"),
+        ("num-envs: many", "mine.yaml: num-envs must be a whole number, got 'many'"),
+        ("num_envs: 2.5", "mine.yaml: num_envs must be a whole number, got 2.5"),
+        ("hidden: [8, 0]", "mine.yaml: hidden must be at least 1, got 0"),
+        ("best_mode: highest", "mine.yaml: best_mode must be"),
+        ("name: [a, b]", "mine.yaml: name must be one value, got ['a', 'b']"),
     ],
 )
 def test_config_file_that_cannot_be_used_is_refused(tmp_path, content, says):

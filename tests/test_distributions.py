@@ -33,13 +33,17 @@ def made(kind, seed=0, dtype=jnp.float32):
         "Normal": lambda: distributions.Normal(loc, jnp.exp(log_std)),
         "StateDependentNormal": lambda: distributions.StateDependentNormal(loc, features, std),
         "TanhNormal": lambda: squashed(3 * loc, log_std),
+        "StateDependentTanhNormal": lambda: distributions.StateDependentTanhNormal(loc, features, std, LOW, HIGH),
         "Beta": lambda: distributions.Beta(1 + jax.nn.softplus(3 * loc), 1 + jax.nn.softplus(3 * log_std), LOW, HIGH),
         "Categorical": lambda: distributions.Categorical(logits[0]),
         "MultiCategorical": lambda: distributions.MultiCategorical(logits),
     }[kind]()
 
 
-KINDS = ["Normal", "StateDependentNormal", "TanhNormal", "Beta", "Categorical", "MultiCategorical"]
+KINDS = [
+    "Normal", "StateDependentNormal", "TanhNormal", "StateDependentTanhNormal", "Beta", "Categorical",
+    "MultiCategorical",
+]  # fmt: skip
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -202,6 +206,10 @@ EXTREME = {
         (jnp.array([1e6, -1e6, 0.0]), jnp.array([[0.0, 1e6, 1.0], [1e-6, 0.0, 1e6]])),
     ),
     "TanhNormal": (distributions.TanhNormal, (jnp.array([1e4, -1e4, 6.0]), jnp.array([0.05, 20.0, 1e-3]))),
+    "StateDependentTanhNormal": (
+        lambda loc, std: distributions.StateDependentTanhNormal(loc, jnp.array([0.0, 1e3]), std),
+        (jnp.array([1e4, -1e4, 6.0]), jnp.array([[0.0, 20.0, 1.0], [1e-6, 0.0, 1e6]])),
+    ),
     "Beta": (distributions.Beta, tuple(jnp.array(x) for x in zip(*BETA_EXTREMES, strict=True))),
     "Categorical": (distributions.Categorical, (jnp.array([1e30, -1e30, 0.0, -jnp.inf, np.finfo(np.float32).min]),)),
     "MultiCategorical": (
@@ -223,7 +231,7 @@ def test_gradients_at_extreme_parameters_are_finite(kind):
             jax.lax.stop_gradient(params),
         )
         numbers = [policy.log_prob(action), policy.kl_divergence(make(*here)), make(*here).kl_divergence(policy)]
-        return jnp.stack(numbers if kind == "TanhNormal" else [*numbers, policy.entropy()])
+        return jnp.stack(numbers if "Tanh" in kind else [*numbers, policy.entropy()])
 
     assert np.isfinite(measured(params)).all()
     for gradient in jax.tree.leaves(jax.jacrev(measured)(params)):

@@ -115,7 +115,9 @@ def test_options_that_a_library_does_not_have_are_refused():
     swapped = dataclasses.replace(library_ppo.PRESETS["rsl_rl"], library="skrl")
     with pytest.raises(pp.UserValueError, match="library must be rsl_rl, whose hyperparameters these are, got 'skrl'"):
         library_ppo.make_train(swapped)
-    with pytest.raises(pp.UserValueError, match=r"noise_steps must be None, because gSDE .*, got 4"):
+    with pytest.raises(
+        pp.UserValueError, match="noise_steps must be None, because gSDE is for continuous actions, got 4"
+    ):
         library_ppo.make_train(tiny("skrl", env_id="CartPole-v1", noise_steps=4))
     with pytest.raises(pp.UserTypeError, match="expected parts, got a tuple of them"):
         library_ppo.make_train(tiny("rsl_rl"), None, libraries.rsl_rl())

@@ -14,7 +14,7 @@ from .._hyperparameters import choice, count
 from .._types import Batch, Output, Policy
 from ..envs import Env, Observation, is_discrete, size
 from . import _dense
-from ._heads import Array, action_distribution, action_size
+from ._heads import Array, action_distribution, action_size, check_continuous
 
 Cell = Literal["lstm", "gru", "mingru"]
 Activation = Literal["tanh", "relu", "gelu", "elu", "silu"]
@@ -182,14 +182,15 @@ def actor_critic(
             `envs.clip_action`.
         log_std: initial logarithm of the standard deviation of continuous actions.
         gsde: state-dependent exploration: the noise of continuous actions is a linear function of the last hidden layer
-            of the actor, and each unit has its own `log_std`; see `distributions.StateDependentNormal`.
+            of the actor, and each unit has its own `log_std`; see `distributions.StateDependentNormal`, and with
+            `squash` `distributions.StateDependentTanhNormal`.
 
     Returns:
         `ppo_parts.Policy`, for any leading axes.
 
     Raises:
         ValueError: memory without shared hidden layers; spaces that do not consist of arrays; an axis of agents; shared
-            layers, although the critic sees something else; gSDE of discrete or squashed actions.
+            layers, although the critic sees something else; `squash` or `gsde` with discrete actions.
 
     Example:
         >>> import jax
@@ -215,9 +216,7 @@ def actor_critic(
             "actor_critic: the critic of this environment sees more than the policy, so they cannot share layers: give "
             "shared=False, or make the environment without what only the critic sees"
         )
-    if gsde and (squash or is_discrete(env.action_space)):
-        what = "squash=True" if squash else f"discrete actions, {env.action_space}"
-        raise UserValueError(f"actor_critic: gsde=True adds noise to continuous actions without bounds, got {what}")
+    check_continuous("actor_critic", env.action_space, squash=squash, gsde=gsde)
     network = ActorCritic(env.action_space, tuple(hidden), activation, shared, memory, squash, log_std, gsde)
 
     spaces = env.observation_space, env.privileged_space

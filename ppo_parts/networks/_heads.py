@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .. import distributions
 from .._errors import UserTypeError, UserValueError
-from ..envs import count_options, size
+from ..envs import count_options, is_discrete, size
 
 Array = jax.Array
 
@@ -50,12 +50,12 @@ def action_distribution(
         features: `[..., L]`, features of the state for gSDE, which receive no gradient; `log_std` is `[L, D]` then.
 
     Returns:
-        `distributions.Categorical`, or `MultiCategorical` for a `MultiDiscrete` space; `Normal`, `TanhNormal`, or with
-        `features` `StateDependentNormal`.
+        `distributions.Categorical`, or `MultiCategorical` for a `MultiDiscrete` space; `Normal` or `TanhNormal`, and
+        with `features` `StateDependentNormal` or `StateDependentTanhNormal`.
 
     Raises:
-        TypeError: continuous actions without a standard deviation. ValueError: `squash` or discrete actions together
-            with `features`.
+        TypeError: continuous actions without a standard deviation. ValueError: `squash` or `features` with discrete
+            actions.
 
     Example:
         >>> import jax.numpy as jnp
@@ -65,10 +65,12 @@ def action_distribution(
         (3, 1)
     """
     options = count_options(space)
-    if features is not None and (squash or options):
-        what = f"{space} has discrete actions" if options else "its actions are not squashed"
-        raise UserValueError(f"action_distribution: features are for the noise of gSDE, and {what}")
     if options:
+        check_continuous("action_distribution", space, squash=squash)
+        if features is not None:
+            raise UserValueError(
+                f"action_distribution: features must be None, because the actions are discrete, {space}"
+            )
         logits = head if available is None else distributions.mask_logits(head, available)
         several = hasattr(space, "nvec")
         return distributions.MultiCategorical(logits, options) if several else distributions.Categorical(logits)
@@ -77,6 +79,18 @@ def action_distribution(
             "action_distribution: continuous actions need log_std, a parameter of shape [D] for example"
         )
     if features is not None:
-        return distributions.StateDependentNormal(head, jax.lax.stop_gradient(features), jnp.exp(log_std))
+        noise = jax.lax.stop_gradient(features), jnp.exp(log_std)
+        if squash:
+            return distributions.StateDependentTanhNormal(head, *noise, space.low, space.high)
+        return distributions.StateDependentNormal(head, *noise)
     scale = jnp.broadcast_to(jnp.exp(log_std), head.shape)
     return distributions.TanhNormal(head, scale, space.low, space.high) if squash else distributions.Normal(head, scale)
+
+
+def check_continuous(where: str, space: Any, **options: bool) -> None:
+    """Raise if one of the options, which are for continuous actions, is given for discrete ones."""
+    for name, given in options.items():
+        if given and is_discrete(space):
+            raise UserValueError(
+                f"must be False, because the actions are discrete, {space}, got {given}", where=where, argument=name
+            )

@@ -19,7 +19,7 @@ from .._extras import require_package
 from ..envs import is_discrete
 from ..envs._registry import without_settings
 from ..functional import ShapeError
-from ._config import check_config, help_texts, kinds_of, ranges
+from ._config import Range, check_config, check_field, help_texts, kinds_of, ranges
 from ._config_file import stored_config, stored_run
 from ._device import check_device, check_memory
 from ._devices import devices_of
@@ -179,7 +179,8 @@ def with_config_file(argv: Sequence[str], kind: type, prog: str = "") -> list[st
         prog: name of the command.
 
     Raises:
-        UserValueError: the file cannot be read, or has a key that is not an option; the message names the nearest.
+        UserValueError: the file cannot be read, has a key that is not an option (the message names the nearest), or a
+            value that its option does not take.
     """
     first = argparse.ArgumentParser(prog or None, add_help=False, allow_abbrev=False)
     first.add_argument("--config", type=Path)
@@ -187,6 +188,7 @@ def with_config_file(argv: Sequence[str], kind: type, prog: str = "") -> list[st
     if known.config is None:
         return others
     hints = {"preset": str, **get_type_hints(RunOptions), **get_type_hints(kind)}
+    declared = ranges(RunOptions) | ranges(kind)
     flags: list[str] = []
     for key, value in _read_config(known.config).items():
         name = str(key).replace("-", "_")
@@ -198,8 +200,31 @@ def with_config_file(argv: Sequence[str], kind: type, prog: str = "") -> list[st
                 raise UserValueError(f"{known.config}: {key} must be true or false, got {value!r}")
             flags.append(flag if value else flag.replace("--", "--no-", 1))
         else:
+            _check_value(known.config, str(key), value, hints[name], declared.get(name))
             flags += [flag, *map(str, value if isinstance(value, list) else [value])]
     return [*flags, *others]
+
+
+def _check_value(path: Path, key: str, value: Any, hint: Any, declared: Range | None) -> None:
+    """Raise if an option does not take a value of a file; the message names the file."""
+    several = get_origin(hint) is tuple
+    if isinstance(value, (list, dict)) and not (several and isinstance(value, list)):
+        raise UserValueError(f"{path}: {key} must be one value, got {value!r}")
+    kinds = kinds_of(get_args(hint)[0] if several else hint)
+    parsers: dict[type, Callable[[str], Any]] = {int: whole_number, float: float, Path: Path, str: str}
+    parse = next((parsers[kind] for kind in parsers if kind in kinds), str)
+
+    def parsed(x: Any) -> Any:
+        try:
+            return None if x is None else parse(str(x))
+        except ValueError:
+            return x  # which the check below refuses
+
+    given = tuple(map(parsed, value if isinstance(value, list) else [value])) if several else parsed(value)
+    try:
+        check_field("", key, given, hint, declared)
+    except UserError as error:
+        raise UserValueError(f"{path}: {key} {error.message}") from None
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -141,10 +141,11 @@ def check_config(config: Any, where: str = "") -> None:
     """
     where, declared = where or type(config).__name__, ranges(type(config))
     for name, hint in get_type_hints(type(config)).items():
-        _check_field(where, name, getattr(config, name), hint, declared.get(name))
+        check_field(where, name, getattr(config, name), hint, declared.get(name))
 
 
-def _check_field(where: str, name: str, value: Any, hint: Any, declared: Range | None) -> None:
+def check_field(where: str, name: str, value: Any, hint: Any, declared: Range | None) -> None:
+    """Raise if the value of a field does not have the type `hint`, or lies outside the declared range."""
     kinds = kinds_of(hint)
     words = tuple(word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind))
     if (value is None and type(None) in kinds) or (isinstance(value, str) and value in words):

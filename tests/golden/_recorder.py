@@ -124,8 +124,13 @@ def save(preset: str, package: str, case: str, seed: int, options: dict[str, Any
     """Write `libraries/<preset>_<case>.npz`; `options` are the hyperparameters by our names, if not the defaults."""
     meta = {"preset": preset, "options": options, "seed": seed, "package": package, "version": version(package)}
     path = FOLDER / f"{preset}_{case}.npz"
-    np.savez_compressed(path, meta=json.dumps({**meta, "python": platform.python_version()}), **arrays)
-    print(f"{path.name}: {path.stat().st_size:,} bytes, {len(arrays['losses'])} steps")
+    write(path, meta=json.dumps({**meta, "python": platform.python_version()}), **arrays)
+
+
+def write(path: Path, **arrays: Any) -> None:
+    """Write a trace and say how large it is."""
+    np.savez_compressed(path, **arrays)
+    print(f"{path.name}: {path.stat().st_size:,} bytes")
 
 
 def record(cases: dict[str, Callable[..., None]], parser: argparse.ArgumentParser | None = None) -> None:

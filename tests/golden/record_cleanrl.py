@@ -145,8 +145,7 @@ def run(case: str, source: Path, out: Path, seed: int) -> None:
     meta |= {"args": settings, "versions": {name: version(name) for name in ("torch", "numpy", "gymnasium")}}
     meta["versions"] |= {"python": platform.python_version()}
     path = out / f"cleanrl_{case}.npz"
-    np.savez_compressed(path, meta=json.dumps(meta, sort_keys=True), **tape.read())
-    print(f"{path.name}: {path.stat().st_size:,} bytes")
+    recorder.write(path, meta=json.dumps(meta, sort_keys=True), **tape.read())
 
 
 if __name__ == "__main__":

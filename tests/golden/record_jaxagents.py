@@ -208,8 +208,7 @@ def update(settings: dict[str, Any]) -> recorder.Arrays:
 def save(out: Path, case: str, arrays: recorder.Arrays, settings: dict[str, Any]) -> None:
     kept = {f"cfg/{name}": np.array(x, np.int32 if isinstance(x, int) else np.float64) for name, x in settings.items()}
     path = out / f"ippo_{case}.npz"
-    np.savez_compressed(path, **arrays, **kept)
-    print(f"{path.name}: {path.stat().st_size:,} bytes")
+    recorder.write(path, **arrays, **kept)
 
 
 def updates(out: Path, seed: int) -> None:

@@ -160,8 +160,7 @@ def network(seed: int, inputs: int, outputs: int, **options: Any) -> Any:
 
 def save(out: Path, name: str, arrays: dict[str, Any]) -> None:
     path = out / f"jaxdem_head_{name}.npz"
-    np.savez_compressed(path, **arrays)
-    print(f"{path.name}: {path.stat().st_size:,} bytes")
+    recorder.write(path, **arrays)
 
 
 def epochs(source: Path, out: Path, seed: int) -> None:

@@ -186,8 +186,7 @@ def run(case: str, out: Path, seed: int) -> None:
 def save(out: Path, case: str, arrays: recorder.Arrays, meta: dict[str, Any]) -> None:
     meta["versions"] = {name: version(name) for name in ("torch", "numpy")} | {"python": platform.python_version()}
     path = out / f"puffer_{case}.npz"
-    np.savez_compressed(path, meta=json.dumps(meta, sort_keys=True), **arrays)
-    print(f"{path.name}: {path.stat().st_size:,} bytes")
+    recorder.write(path, meta=json.dumps(meta, sort_keys=True), **arrays)
 
 
 def kernel(out: Path, seed: int) -> None:
