@@ -1,6 +1,6 @@
 """Do policies learn to win games of two players, by playing against random legal moves, or against themselves?
 
-    python -m benchmarks games connect_four connect_four_self_play --seeds 2
+    python -m benchmarks games connect_four_6m --seeds 10
 
 needs the extras `pgx` and `train`, and writes benchmarks/results/games_<game>.json (configuration, versions, hardware,
 every seed). Each seed trains CleanRL's recipe, and then plays new games against random legal moves, with sampled and
@@ -30,6 +30,7 @@ CONNECT_FOUR = cleanrl_ppo.Config(
 )  # fmt: skip
 GAMES = {
     "connect_four": CONNECT_FOUR,
+    "connect_four_6m": dataclasses.replace(CONNECT_FOUR, total_timesteps=6_000_000),
     "connect_four_self_play": dataclasses.replace(CONNECT_FOUR, env_id="pgx:connect_four,opponent=self"),
 }
 
@@ -74,7 +75,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("games", nargs="+", choices=GAMES)
-    parser.add_argument("--seeds", type=int, default=2, help="how many seeds")
+    parser.add_argument("--seeds", type=int, default=10, help="how many seeds")
     args = parser.parse_args()
     for game in args.games:
         result = measure(game, args.seeds)
