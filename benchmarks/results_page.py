@@ -6,6 +6,10 @@ import json
 import pathlib
 from typing import Any
 
+import numpy as np
+
+from ppo_parts import training
+
 from . import atari, mujoco_page
 from ._pages import interval, table
 from .learning import TASKS
@@ -184,8 +188,9 @@ def games(results: pathlib.Path) -> list[str]:
     rows = []
     for path in sorted(results.glob("games_*.json")):
         found = json.loads(path.read_text())["results"]
-        shares = [" ".join(f"{100 * seed[what]:.1f} %" for seed in found["seeds"]) for what in GAMES]
-        seeds = ", ".join(str(seed["seed"]) for seed in found["seeds"])
+        shares = [share([100 * seed[what] for seed in found["seeds"]]) for what in GAMES]
+        numbers = [seed["seed"] for seed in found["seeds"]]
+        seeds = f"{numbers[0]} - {numbers[-1]}"
         rows.append(
             [f"[{found['game']}](../benchmarks/results/{path.name})", f"{found['env_steps']:,}", seeds, *shares]
         )
@@ -193,4 +198,12 @@ def games(results: pathlib.Path) -> list[str]:
         return []
     head = ["game", "steps", "seeds", *GAMES.values()]
     how = "`python -m benchmarks games <game>` produces a row: the shares of new games that were won after training."
+    how += " Several seeds: mean [95 % bootstrap interval]."
     return ["## Games against random moves", "", *table(head, rows), how, ""]
+
+
+def share(percentages: list[float]) -> str:
+    """Percentages of the seeds: each of a few, and the interval of several."""
+    if len(percentages) < 5:
+        return ", ".join(f"{x:.1f} %" for x in percentages)
+    return f"{interval(training.summary(np.array(percentages)), 1)} %"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 
@@ -17,12 +20,16 @@ def iqm_over_seeds(x: np.ndarray) -> np.ndarray:
     return np.sort(x, axis=-1) @ (weight / np.sum(weight))
 
 
-def bootstrap(x: np.ndarray, statistic: object = np.mean, *, level: float = 0.95, samples: int = 5000) -> list[float]:
+def bootstrap(
+    x: np.ndarray, statistic: Callable[[np.ndarray], Any] = np.mean, *, level: float = 0.95, samples: int = 5000
+) -> list[float]:
     """Compute the percentile bootstrap interval of a statistic over seeds."""
-    assert callable(statistic)
     x = np.asarray(x, float).ravel()
     draws = np.random.default_rng(0).choice(x, (samples, len(x)))
-    values = np.array([statistic(draw) for draw in draws])
+    if statistic is np.mean or statistic is iqm:  # all draws at once, which is a hundred times as fast
+        values = np.mean(draws, axis=-1) if statistic is np.mean else iqm_over_seeds(draws)
+    else:
+        values = np.array([statistic(draw) for draw in draws])
     return [float(q) for q in np.quantile(values, [(1 - level) / 2, (1 + level) / 2])]
 
 

@@ -44,6 +44,10 @@ def test_statistics_interquartile_mean_and_intervals():
     exact = scipy.stats.norm.interval(0.95, x.mean(), scipy.stats.sem(x))
     assert (low, high) == pytest.approx(exact, abs=0.03)
     assert training.bootstrap(x) == [low, high]
+    few = x[:9]
+    for statistic in (np.mean, training.iqm):
+        one_by_one = training.bootstrap(few, lambda draw, statistic=statistic: statistic(draw), samples=200)
+        assert training.bootstrap(few, statistic, samples=200) == pytest.approx(one_by_one)
     assert training.bootstrap(x, training.iqm, level=0.5)[0] > training.bootstrap(x, training.iqm)[0]
     y = rng.normal(size=(3, 6))
     low, high = interval(y)
