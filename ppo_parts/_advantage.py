@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from . import functional
 from ._errors import UserTypeError, UserValueError
-from ._hyperparameters import Numeric, at, choice, number
+from ._hyperparameters import Numeric, at, choice, degrees, number
 from ._moments import Moments, merged
 from ._policy import follow
 from ._shards import known_to_all, map_shards
@@ -170,8 +170,7 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
     Reference: Andrychowicz et al. 2021, arXiv:2006.05990, the section on normalization and clipping.
     """
     eps = number("advantage_normalize", "eps", eps, 0)
-    if ddof not in (0, 1) or isinstance(ddof, bool):
-        raise UserValueError(f"advantage_normalize: ddof must be 0 or 1, got {ddof!r}")
+    degrees("advantage_normalize", ddof)
     axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
     if not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
         raise UserTypeError(f"advantage_normalize: axis must be None, a whole number or a tuple of them, got {axis!r}")

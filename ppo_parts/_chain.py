@@ -320,7 +320,7 @@ def _remedy(path: str) -> str:
         return "put the part that adds it before this one, on the same side of the sampler"
     if entry:
         return f"give the batch {field}[{entry!r}], or put the part that writes it before this one"
-    return REMEDY.get(field, "")
+    return REMEDY.get(field, f"give the batch {field}, or put the part that writes it before this one")
 
 
 def _open_requirements(parts: tuple[Part, ...]) -> tuple[str, ...]:

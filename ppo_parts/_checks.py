@@ -53,9 +53,9 @@ def check_rollout(batch: Batch) -> None:
     require(
         batch,
         where,
-        obs="it is what the policy saw",
-        action="it is what the policy did",
-        log_prob="it is the log-probability of the action when it was taken",
+        obs="give the observation at each step, [T, N, ...]",
+        action="give the action taken there, [T, N, ...]",
+        log_prob="give its log-probability under the policy that acted, [T, N]; pp.rollout records all three",
     )
     if jnp.ndim(batch.log_prob) < 2:
         raise ShapeError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from ._errors import UserTypeError, UserValueError
@@ -69,8 +68,7 @@ def critic_loss(
                 f"critic_loss: the policy returns no {prediction}: return it in Output(distribution, value, aux=...)"
             )
         now = {key: at(value, context.step) for key, value in hyperparameters.items()}
-        numbers = [value for value in now.values() if isinstance(value, jax.Array) and not value.ndim]
-        return spread_nan(loss(predicted, batch.target, mask=batch.mask, **now), *numbers)
+        return spread_nan(loss(predicted, batch.target, mask=batch.mask, **now), *now.values())
 
     reads = (f"current.{prediction}",)
     return measured_loss_part("critic_loss", name, per_element, coef=coef, requires=("target",), reads=reads)

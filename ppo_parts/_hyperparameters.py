@@ -115,9 +115,15 @@ def spread_nan(x: Array, *hyperparameters: Any) -> Array:
     Comparisons and minima may discard a NaN. A loss must not, because the learner counts the NaNs of losses.
     """
     for value in hyperparameters:
-        if isinstance(value, jax.Array):  # others were checked when the part was built
+        if isinstance(value, jax.Array) and not value.ndim:  # others were checked when the part was built
             x = jnp.where(jnp.isnan(value), jnp.asarray(jnp.nan, x.dtype), x)
     return x
+
+
+def degrees(where: str, ddof: Any) -> None:
+    """Raise unless `ddof`, what a variance subtracts from the count, is 0 or 1."""
+    if ddof not in (0, 1) or isinstance(ddof, bool):
+        raise UserValueError(f"must be 0 or 1, got {ddof!r}", where=where, argument="ddof")
 
 
 def count(where: str, name: str, value: Any, low: int | None = 1) -> int:

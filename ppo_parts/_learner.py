@@ -89,8 +89,9 @@ def learner(
         gradient_metrics: `gradient -> {name: scalar}`: further metrics of each gradient, such as separate norms for
             actor and critic.
         return_batch: whether `update` also returns the rollout as the parts before the sampler left it; with `phases`,
-            those of the first phase. Parts that run again (see `refresh`) leave several rollouts; then the rollout
-            is returned as `update` received it, with finite numbers in masked elements.
+            those of the first phase (if its `every` is above 1, only those that all phases share). Parts that run again
+            (see `refresh`) leave several rollouts; then the rollout is returned as `update` received it, with finite
+            numbers in masked elements.
 
     Returns:
         `Learner(init, update)`. Both are pure: jit, vmap and scan them.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from ._errors import UserTypeError, UserValueError
-from ._hyperparameters import Numeric, at, count, number
+from ._hyperparameters import Numeric, at, count, number, spread_nan
 from ._types import Array
 
 
@@ -102,11 +102,16 @@ def scale_by_kl_adaptive_rate(
     Reference: Rudin et al. 2022, Learning to Walk in Minutes, arXiv:2109.11978.
     """
     where = "scale_by_kl_adaptive_rate"
-    for name, value in {"target_kl": target_kl, "low": low, "high": high}.items():
+    target_kl, low, high = (
         number(where, name, value, 0, open_low=True, schedule=False)
-    if not any(isinstance(x, jax.core.Tracer) for x in (low, high)) and low > high:
+        for name, value in {"target_kl": target_kl, "low": low, "high": high}.items()
+    )
+    if any(isinstance(x, jax.core.Tracer) for x in (low, high)):
+        learning_rate = number(where, "learning_rate", learning_rate, 0, open_low=True, schedule=False)
+    elif low > high:
         raise UserValueError(f"{where}: low must not be above high, got low={low!r} and high={high!r}")
-    number(where, "learning_rate", learning_rate, low, high, schedule=False)
+    else:
+        learning_rate = number(where, "learning_rate", learning_rate, low, high, schedule=False)
     if average_over is not None:
         count(where, "average_over", average_over)
 
@@ -119,7 +124,7 @@ def scale_by_kl_adaptive_rate(
 
     def init(params: Any) -> KLAdaptiveRateState:
         del params
-        rate = jnp.asarray(learning_rate, float)
+        rate = spread_nan(jnp.asarray(learning_rate, float), target_kl, low, high)  # so that the learner counts them
         return KLAdaptiveRateState(rate, jnp.zeros_like(rate), jnp.zeros((), jnp.int32))
 
     def update(updates: Any, state: KLAdaptiveRateState, params: Any = None, **extra: Any) -> tuple[Any, Any]:

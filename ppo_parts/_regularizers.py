@@ -88,7 +88,7 @@ def kl_penalty(
     if not isinstance(reference, str):
         raise UserTypeError(f'{where}: reference must be "behavior" or a key of extras, got {reference!r}')
     if estimator == "k1" and direction == "current_to_reference":
-        raise UserValueError(f'{where}: the gradient of k1 is 0 in the mean in this direction: use "k3+" or "k2"')
+        raise UserValueError(f'{where}: in this direction the expected gradient of k1 is 0: use "k3+" or "k2"')
     adaptive = target_kl is not None
     coef = number(where, "coef", coef, 0, open_low=adaptive, schedule=not adaptive)
     target_kl = number(where, "target_kl", target_kl, 0, open_low=True) if adaptive else None

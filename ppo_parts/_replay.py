@@ -23,7 +23,7 @@ class ReplayState(NamedTuple):
 
 
 def replay(num_rollouts: int, like: Batch) -> Part:
-    """Replace the rollout by the latest k rollouts, including this one, side by side: `[T, k*N]`, within each shard.
+    """Replace the rollout with the latest k rollouts, including this one, side by side: `[T, k*N]`, within each shard.
 
     Slots that are not filled yet are masked; `replay(1, like)` leaves the rollout unchanged. Each update stores its
     rollout after the parts that all phases share have run, even if the phase with this part does not run.

@@ -46,7 +46,8 @@ def rnd_reward(
 
     The reward is `extras["<name>_reward"]`. Within `within`, a second `gae` gives it an advantage and a critic of its
     own. `extras["<name>_terminated"]` is 0 everywhere, so that this advantage looks beyond the ends of episodes, as in
-    the paper. Metric: `<name>_reward`, the mean.
+    the paper. `extras["<name>_target"]`, `[T, N, K]`, is f of the next observations, for `rnd_loss`. Metric:
+    `<name>_reward`, the mean.
 
     Args:
         init: function of a key that returns the parameters of a network. It draws f, with a key of the learner.

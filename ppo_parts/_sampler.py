@@ -49,7 +49,7 @@ class Sampler(Divider):
             "window", see `Windows`.
         refresh: how often the parts before the sampler run again.
         plan: `plan(key, batch, epoch) -> tree` with leading axis `[num_minibatches]`, made at the start of an epoch
-            from the batch that the parts before the sampler left.
+            from the batch that the parts before the sampler left; with `refresh="minibatch"`, none of them has run yet.
         draw: `draw(item, batch, context) -> (indices [M] | Windows | None, weight [M] | None)`, where `item` is one row
             of the plan. Indices None: the whole batch, unchanged. If the batch has S > 1 shards, all leaves have a
             leading axis `[S]`, and indices are positions within a shard.
@@ -168,7 +168,7 @@ def sampler(
     Args:
         name: its name in error messages.
         plan: `plan(key, batch, epoch) -> tree`, every leaf with leading axis `[num_minibatches]`; called once per epoch
-            with the batch that the parts before the sampler left.
+            with the batch that the parts before the sampler left; with `refresh="minibatch"`, none of them has run yet.
         draw: `draw(item, batch, context) -> (indices, weight)`: `item` is one row of the plan, the indices are integers
             `[M]` (or `Windows`, or None for the whole batch), the weight is `[M]` or None.
         num_epochs: passes over the rollout.

@@ -217,12 +217,13 @@ def prioritized_sampler(
 ) -> Part:
     r"""Draw segments in proportion to a power of their summed absolute advantage; time is kept: `[T, M]`.
 
-    .. math:: P_n \propto \Big(\sum_t |A_{tn}|\Big)^{\alpha} + \epsilon, \qquad w = (N P_n)^{-\beta}
+    .. math:: P_n \propto \Big(\sum_t |A_{tn}|\Big)^{\alpha} + \epsilon, \qquad w = (N' P_n)^{-\beta}
 
-    Each minibatch is drawn independently, so a segment can be in several minibatches of an epoch, or in none. The
-    weight is written to `batch.weight`; `advantage_weight` or `loss_weight` applies it. Masked steps do not count, and
-    fully masked segments are never drawn (if there are enough others). If the rollout has S shards, M / S
-    segments are drawn from each shard, with probabilities and weights computed over its N / S segments.
+    where N' counts the segments with an unmasked step (with `eps` = 0, those with a positive priority). Each minibatch
+    is drawn independently, so a segment can be in several minibatches of an epoch, or in none. The weight is written to
+    `batch.weight`; `advantage_weight` or `loss_weight` applies it. Masked steps do not count, and fully masked segments
+    are never drawn (if there are enough others). If the rollout has S shards, M / S segments are drawn from each shard,
+    with probabilities and weights computed over its N / S segments.
 
     Args:
         num_minibatches: draws per epoch; divides the number of segments N unless `segments_per_minibatch` is given.

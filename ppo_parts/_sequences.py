@@ -10,7 +10,7 @@ import numpy as np
 
 from . import functional
 from ._errors import UserTypeError, UserValueError
-from ._hyperparameters import Numeric, at, choice, count, number, spread_nan
+from ._hyperparameters import Numeric, at, choice, count, degrees, number, spread_nan
 from ._losses import named_loss, policy_part
 from ._types import Array, Batch, Context, EmptyState, Part, field_at, no_state
 from .functional import masked_mean
@@ -41,9 +41,9 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         coef = at(kl_coef, context.step)
         reward = functional.outcome_reward(
-            _entry("outcome_reward", batch, f"per_segment.{score}"),
+            field_at(batch, f"per_segment.{score}"),
             log_prob=batch.log_prob,
-            reference_log_prob=None if free else _entry("outcome_reward", batch, f"extras.{reference}"),
+            reference_log_prob=None if free else field_at(batch, f"extras.{reference}"),
             kl_coef=coef,
             mask=batch.mask,
         )
@@ -139,8 +139,7 @@ def group_advantage(
         count(where, "group", size)
     choice(where, "baseline", baseline, (*get_args(functional.Baseline), "given"))
     choice(where, "scale", scale, (*get_args(functional.Scale), None))
-    if ddof not in (0, 1) or isinstance(ddof, bool):
-        raise UserValueError(f"{where}: ddof must be 0 or 1, got {ddof!r}")
+    degrees(where, ddof)
     eps = number(where, "eps", eps, 0)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
@@ -150,10 +149,10 @@ def group_advantage(
         reward = _scores(where, batch, score, keep)
         some = jnp.any(keep, axis=0)
         number_at = at(eps, context.step)
-        base: Any = _entry(where, batch, "per_segment.baseline") if baseline == "given" else baseline
+        base: Any = field_at(batch, "per_segment.baseline") if baseline == "given" else baseline
         advantage = functional.group_advantage(
             reward,
-            _entry(where, batch, f"per_segment.{group}") if size is None else _neighbors(where, reward, size),
+            field_at(batch, f"per_segment.{group}") if size is None else _neighbors(where, reward, size),
             baseline=base,
             scale=scale,
             ddof=ddof,
@@ -333,18 +332,16 @@ def _scores(where: str, batch: Batch, score: str | None, keep: Array) -> Array:
     """Return one number per segment: the sum of its unmasked rewards, or an entry of `per_segment`."""
     if score is None:
         return jnp.sum(jnp.where(keep, batch.reward, 0), axis=0)
-    return _entry(where, batch, f"per_segment.{score}")
+    return field_at(batch, f"per_segment.{score}")
 
 
 def _neighbors(where: str, reward: Array, size: int) -> Array:
     """Return the group of each segment, if neighboring ones form groups of one size."""
     if reward.shape[0] % size:
-        raise UserValueError(f"{where}: {reward.shape[0]} segments do not form groups of {size}")
+        raise UserValueError(
+            f"must divide the {reward.shape[0]} segments of this batch, got {size}: use another num_envs, or name an "
+            "entry of per_segment",
+            where=where,
+            argument="group",
+        )
     return jnp.arange(reward.shape[0]) // size
-
-
-def _entry(where: str, batch: Batch, path: str) -> Array:
-    value = field_at(batch, path)
-    if value is None:
-        raise UserValueError(f"{where}: batch.{path.replace('.', '[', 1)}] is missing")
-    return value

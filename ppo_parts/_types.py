@@ -54,7 +54,8 @@ class Policy:
     Attributes:
         init: `init(key) -> params`.
         evaluate: `evaluate(params, batch) -> Output`, or `(distribution, value[, carry])`.
-        initial_carry: recurrent policies: `initial_carry(num_envs) -> carry`, leaves `[N, ...]`; None: no memory.
+        initial_carry: recurrent policies: `initial_carry(num_envs) -> carry`, leaves `[N, ...]`, of which only
+            structure, shapes and dtypes matter, because every episode begins with `reset` = 1; None: no memory.
     """
 
     init: Callable[[Array], Params]
@@ -267,7 +268,8 @@ class Context:
         step: int32 scalar, learner updates so far: 0 in the first. Schedules of parts count this.
         params: the parameters: after the sampler those being trained, before it the latest ones of the update.
         evaluate: the policy; in a learner it returns an `Output`, even if the policy returns a tuple.
-        epoch, minibatch: int32 scalars, position within the phase (0 before the sampler).
+        epoch, minibatch: int32 scalars, position within the phase; before the sampler 0, or with a `refresh` that of
+            the epoch or minibatch before which the part runs.
         num_minibatches: minibatches per epoch.
     """
 
@@ -348,6 +350,10 @@ class Part:
     def __post_init__(self) -> None:
         _check_takes(self.name, "init", self.init, ("params", "key"))
         _check_takes(self.name, "update", self.update, ("batch", "state", "context"))
+        if self.amend is not None:
+            _check_takes(self.name, "amend", self.amend, ("params", "old_state", "new_state"))
+        if self.finish is not None:
+            _check_takes(self.name, "finish", self.finish, ("batch", "state", "context"))
         choice(self.name, "place", self.place, get_args(Place))
         known = {field.name for field in dataclasses.fields(Batch)}
         for argument in ("requires", "provides", "reads"):

@@ -539,7 +539,8 @@ class Categorical(_Distribution):
         check_floating("Categorical", logits=logits)
         if not jnp.ndim(logits):
             raise ShapeError("Categorical: logits are a single number; their last axis must be that of the actions")
-        self.logits = jax.nn.log_softmax(logits)
+        wide = jnp.asarray(logits, accumulator_dtype(jnp.asarray(logits)))
+        self.logits = jax.nn.log_softmax(wide).astype(jnp.result_type(logits))
 
     @property
     def probs(self) -> Array:
@@ -571,8 +572,9 @@ class Categorical(_Distribution):
 
     def entropy(self) -> Array:
         """Entropy in nats; impossible actions contribute 0."""
-        probs = self.probs
-        return -jnp.sum(probs * jnp.where(probs > 0, self.logits, 0), axis=-1)
+        logits = self.logits.astype(accumulator_dtype(self.logits))
+        probs = jnp.exp(logits)
+        return -jnp.sum(probs * jnp.where(probs > 0, logits, 0), axis=-1).astype(self.logits.dtype)
 
     def kl_divergence(self, other: Categorical) -> Array:
         r"""KL(self || other) in nats, :math:`\sum_a \pi_1(a) (\log\pi_1(a) - \log\pi_2(a))`.
@@ -582,9 +584,11 @@ class Categorical(_Distribution):
         """
         self._check_same_kind(other)
         _check_equal_shapes("Categorical", self.logits, other.logits)
-        probs = self.probs
-        ours, theirs = (jnp.where(probs > 0, x.logits, 0) for x in (self, other))
-        return jnp.sum(probs * (ours - theirs), axis=-1)
+        dtype = jnp.result_type(self.logits, other.logits)
+        own, others = (x.logits.astype(accumulator_dtype(x.logits)) for x in (self, other))
+        probs = jnp.exp(own)
+        ours, theirs = (jnp.where(probs > 0, x, 0) for x in (own, others))
+        return jnp.sum(probs * (ours - theirs), axis=-1).astype(dtype)
 
 
 class MultiCategorical(_Distribution):

@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     parser = run_parser("watch", "Play episodes with the policy of a trained run, and write them to an animation.")
     parser.add_argument("--output", type=Path, default=Path("watch.gif"), help="GIF or MP4 (default: watch.gif)")
     parser.add_argument("--episodes", type=positive, default=1, help="number of episodes (default: 1)")
-    parser.add_argument("--max-steps", type=positive, default=1000, help="longest part of an episode (default: 1000)")
+    parser.add_argument("--max-steps", type=positive, default=1000, help="most steps of an episode (default: 1000)")
     parser.add_argument("--mode", action="store_true", help="play the mode of the policy's distribution, not samples")
     parser.add_argument("--seed", type=int, default=0, help="seed for the environment and actions (default: 0)")
     parser.add_argument("--fps", type=positive, default=30, help="pictures per second (default: 30)")

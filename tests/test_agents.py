@@ -243,7 +243,7 @@ def test_folded_agents_are_environments_of_their_own():
         state, out = env.step(jax.random.key(1), state, jnp.zeros(6, int))
     assert out.reward.shape == out.episode_return.shape == out.ended.shape == (6,)
     assert out.mask.tolist() == [True, False] * 3
-    with pytest.raises(ValueError, match="num_envs=5"):
+    with pytest.raises(ValueError, match="multiple of the 2 agents, got 5"):
         env.reset(jax.random.key(0), 5)
     with pytest.raises(ValueError, match="one agent already"):
         envs.fold_agents(env)
@@ -415,6 +415,19 @@ def test_statistics_that_cannot_be_kept_are_refused():
         envs.normalize_reward(folded, gamma=0.9, per_agent=True)
     with pytest.raises(ValueError, match=r"2 agents have a privileged part \(Box.*set privileged .* to None"):
         envs.normalize_observation(probe()._replace(privileged_space=envs.Box((4,))))
+
+
+def test_folded_agents_keep_what_only_the_critic_sees():
+    def reset(key, num_envs):
+        state, obs = probe().reset(key, num_envs)
+        privileged = jnp.arange(4.0 * num_envs * AGENTS).reshape(num_envs, AGENTS, 4)
+        return state, obs._replace(available=None, privileged=privileged)
+
+    folded = envs.fold_agents(probe()._replace(reset=reset, privileged_space=envs.Box((4,))))
+    _, obs = folded.reset(jax.random.key(0), 3 * AGENTS)
+    np.testing.assert_array_equal(obs.privileged, np.arange(12.0 * AGENTS).reshape(-1, 4))
+    with pytest.raises(ValueError, match=r"must be a multiple of the \d agents, got 1"):
+        folded.reset(jax.random.key(0), 1)
 
 
 def test_the_recipe_normalizes_with_the_statistics_of_its_networks(monkeypatch):

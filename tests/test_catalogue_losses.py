@@ -357,7 +357,7 @@ def test_kl_penalty_in_both_directions_and_to_another_policy():
         out, _ = applied(pp.kl_penalty(coef=0.5, **options), batch)
         np.testing.assert_allclose(out.losses["kl_penalty"], 0.5 * expected, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(out.metrics["kl_penalty"], jnp.mean(expected), rtol=1e-4)
-    with pytest.raises(ValueError, match="gradient of k1 is 0 in the mean"):
+    with pytest.raises(ValueError, match="expected gradient of k1 is 0"):
         pp.kl_penalty(coef=1.0, estimator="k1", direction="current_to_reference")
     with pytest.raises(TypeError, match="has no kl_divergence"):
         applied(pp.kl_penalty(coef=1.0, estimator="analytic"), batch.replace(behavior=()))

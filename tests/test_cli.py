@@ -328,8 +328,8 @@ def test_preset_that_fits_better_is_named(recipe, argv, fits, capsys):
     assert said == (
         ""
         if fits is None
-        else f"note: {argv[1]} with the settings of --preset discrete; those of --preset "
-        f"{fits} are made for environments like it\n"
+        else f"note: {argv[1]} is trained with the settings of --preset discrete; --preset "
+        f"{fits} is meant for environments like it\n"
     )
 
 

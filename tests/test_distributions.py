@@ -82,6 +82,19 @@ def test_distributions_keep_dtype_and_shape(kind, dtype):
         np.testing.assert_allclose(divergence.astype(jnp.float32), divergence_32, rtol=0.02, atol=0.02)
 
 
+def test_categorical_of_bfloat16_is_computed_in_float32_and_rounded_once():
+    logits = 3 * jax.random.normal(jax.random.key(0), (2, 200, 7)).astype(jnp.bfloat16)
+    half = [distributions.Categorical(x) for x in logits]
+    normalized = [distributions.Categorical(x.astype(jnp.float32)).logits.astype(jnp.bfloat16) for x in logits]
+    np.testing.assert_array_equal(jnp.stack([x.logits for x in half]), jnp.stack(normalized))
+    one, other = np.asarray(jnp.stack(normalized), np.float64)
+    entropy, divergence = -(np.exp(one) * one).sum(axis=-1), (np.exp(one) * (one - other)).sum(axis=-1)
+    for actual, expected in ((half[0].entropy(), entropy), (half[0].kl_divergence(half[1]), divergence)):
+        np.testing.assert_allclose(
+            np.asarray(actual, np.float64), expected, rtol=2**-8
+        )  # half a unit in the last place
+
+
 @every_kind
 def test_distributions_are_pytrees_of_arrays_with_their_batch_axes(kind):
     policy, other = made(kind), made(kind, 1)

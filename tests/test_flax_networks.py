@@ -235,3 +235,5 @@ def test_nature_cnn_evaluates_frames_with_any_leading_axes():
         pp.UserValueError, match=r"\[C, H, W\] frames of at least 36 x 36 pixels, got shape \(10, 10, 4\)"
     ):
         networks.nature_cnn(env(DISCRETE, (10, 10, 4)))
+    with pytest.raises(pp.UserValueError, match="nature_cnn: actions must be discrete"):
+        networks.nature_cnn(env(envs.Box((2,)), (2, 36, 36)))

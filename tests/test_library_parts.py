@@ -2,7 +2,9 @@
 
 import inspect
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import ppo_parts as pp
@@ -41,3 +43,29 @@ def test_every_part_is_checked():
         if inspect.isfunction(f) and f.__annotations__.get("return") == "pp.Part"
     }
     assert made == set(PARTS)
+
+
+def test_moments_need_a_counted_element():
+    before = parts.Moments(*map(jnp.asarray, (2.0, 3.0, 5.0)))
+    masked = before.add(jnp.ones((2, 2)), jnp.zeros((2, 2), bool), ddof=1)
+    np.testing.assert_array_equal(jax.tree.leaves(masked), jax.tree.leaves(before))
+    one = before.add(jnp.array([[8.0, 9.0]]), jnp.array([[True, False]]), ddof=1)  # adds no spread of its own
+    np.testing.assert_allclose(jax.tree.leaves(one), [3.0, (3 * 5 + 6**2 * 5 / 6) / 6, 6.0])
+
+
+@pytest.mark.parametrize("name", ["truncate_at_current_value", "ignore_truncations", "one_more_step"])
+def test_a_batch_without_truncations_has_none(name):
+    batch = example_batch(after_sampler=name == "one_more_step")
+    context = pp.Context(key=jax.random.key(0))
+    outs = [
+        PARTS[name].update(batch.replace(truncated=truncated), PARTS[name].init(None, None), context)[0]
+        for truncated in (None, jnp.zeros_like(batch.value))
+    ]
+    for field in PARTS[name].provides:
+        np.testing.assert_array_equal(*(getattr(out, field) for out in outs))
+
+
+def test_next_observations_of_a_policy_with_memory_are_refused():
+    part, batch = parts.evaluate_next_obs(), example_batch()
+    with pytest.raises(pp.UserValueError, match="evaluate_next_obs: the policy has a memory"):
+        part.update(batch.replace(carry=jnp.zeros((1, 2))), part.init(None, None), pp.Context(key=jax.random.key(0)))

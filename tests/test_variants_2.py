@@ -274,6 +274,15 @@ def test_kl_adaptive_rate_takes_traced_hyperparameters():
     jax.eval_shape(lambda state: link.update(params, state, metrics={"approx_kl": params}), link.init(params))
 
 
+def test_kl_adaptive_rate_is_nan_if_a_traced_hyperparameter_is_out_of_range():
+    def first_rate(learning_rate, target_kl, low):
+        return pp.scale_by_kl_adaptive_rate(learning_rate, target_kl=target_kl, low=low).init(None).learning_rate
+
+    traced = jax.jit(first_rate)
+    assert np.isnan([traced(-1.0, 0.01, 1e-5), traced(1e-3, -0.01, 1e-5), traced(1e-3, 0.01, -1e-5)]).all()
+    np.testing.assert_allclose([traced(1e-3, 0.01, 1e-5), jax.jit(lambda x: first_rate(1e-3, 0.01, x))(1e-5)], 1e-3)
+
+
 def test_gradient_norms_equal_a_loop_by_hand():
     module, params, batch = page("gradient_norms"), make_params(dtype=jnp.float64), double()
     advantage, target = gae_of(batch)

@@ -50,8 +50,11 @@ def from_brax(
 
     def entry(obs: Any, argument: str, key: str) -> Array:
         if not isinstance(obs, Mapping) or key not in obs:
-            there = ", ".join(obs) if isinstance(obs, Mapping) else "a single array"
-            raise UserValueError(f"{argument}={key!r}: the observations are {there}: choose one that exists")
+            if not isinstance(obs, Mapping):
+                raise UserValueError(f"{argument}={key!r}: the observations are a single array: leave {argument} out")
+            raise UserValueError(
+                f"{argument}={key!r}: the observations have the entries {', '.join(obs)}: choose one of them"
+            )
         return obs[key]
 
     def seen(state: Any) -> Any:

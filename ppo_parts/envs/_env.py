@@ -29,15 +29,15 @@ class Transition(NamedTuple):
         reward: reward of this step.
         terminated: True where the step ended the episode.
         truncated: True where a time limit cut the episode.
-        final_obs: the observation that actually followed; equals `obs` unless the episode ended, for good or, as with a
-            lost life in Atari, for the learner only.
+        final_obs: the observation that actually followed; equals `obs` unless the step ended the episode, or, as a lost
+            life in Atari may do, ended it for the learner only.
         episode_return: sum of the unscaled rewards of the episode so far, including this step.
         episode_length: number of steps of the episode so far, including this step.
         mask: `[N, A]`, True where the agent took part in this step; None: everywhere.
         ended: `[N]`, True where the episode ended for all its agents; None: `terminated | truncated`.
         info: numbers `[N]`, by name ("won", for example). Those of the step that ended an episode become metrics;
-            `rollout(keep_info=)` keeps those of every step. "return", "length" and the names of the fields above are
-            taken.
+            `rollout(keep_info=)` keeps those of every step. "return", "length", "episode_return", "episode_length",
+            "terminated" and "truncated" are taken.
     """
 
     obs: Any

@@ -105,6 +105,8 @@ def prepare(
         if per_agent:
             raise UserValueError("prepare: per_agent=True needs normalize=True, whose statistics are meant")
         return env
+    if gamma is None:
+        raise UserValueError("prepare: normalize=True needs gamma, the discount of the learner, got None")
     return normalize_reward(normalize_observation(env, per_agent=per_agent), gamma=gamma, per_agent=per_agent)
 
 
@@ -116,8 +118,9 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
     is 1. `evaluation` freezes the statistics. With several shards (see `rollout`), each of them adds its own
     observations to the statistics during a rollout, and at its end these are merged.
 
-    A non-finite observation is passed on unchanged, for the learner to count, and does not enter the
-    statistics. In an `Observation`, `obs` and `privileged` are standardized, and the mask is not changed.
+    A non-finite observation is passed on unchanged, for the learner to count, and the step does not enter the
+    statistics, for all environments of its shard. In an `Observation`, `obs` and `privileged` are standardized, and the
+    mask is not changed.
 
     With several agents, the statistics are those of all agents' observations, as if each agent were an environment.
     Observations of absent agents do not enter them, but are standardized too, since a central critic may see them.
@@ -208,7 +211,7 @@ def normalize_reward(
     .. math:: G \leftarrow \gamma G + r, \qquad \hat r = \mathrm{clip}(r / \sqrt{\mathrm{Var}(G) + \epsilon}, \pm c)
 
     Rewards are not centered, and G starts from 0 in each episode. `evaluation` leaves rewards unscaled. A non-finite
-    reward is passed on unchanged, for the learner to count, and does not enter the statistics. Several shards
+    reward is passed on unchanged, for the learner to count, and the step does not enter the statistics. Several shards
     update the statistics as in `normalize_observation`. With several agents, each has its own G, and the variance is
     that of all of them; absent agents do not enter it.
 
@@ -229,7 +232,8 @@ def normalize_reward(
     rows = _rows("normalize_reward", env, per_agent)
     if callable(gamma):
         raise UserTypeError("normalize_reward: gamma must be a number: an environment has no updates to schedule it by")
-    gamma, (clip, eps) = number("normalize_reward", "gamma", gamma, 0, 1), _constants("normalize_reward", clip, eps)
+    gamma = number("normalize_reward", "gamma", gamma, 0, 1, schedule=False)
+    clip, eps = _constants("normalize_reward", clip, eps)
 
     def reset(key: Array, num_envs: int) -> tuple[NormalizedState, Any]:
         inner, obs = env.reset(key, num_envs)
@@ -294,14 +298,17 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
     def each_agent(obs: Observation) -> Any:
         if agent_id:
             obs = obs._replace(obs=with_agent_id(obs.obs))
-        return folded(obs.obs if obs.available is None else obs)
+        return folded(obs.obs if obs.available is None and obs.privileged is None else obs)
 
     def repeated(x: Any) -> Any:
         return jax.tree.map(lambda leaf: jnp.repeat(leaf, agents, axis=0), x)
 
     def reset(key: Array, num_envs: int) -> tuple[Any, Any]:
         if num_envs % agents:
-            raise UserValueError(f"fold_agents: num_envs={num_envs} must be a multiple of the {agents} agents")
+            raise UserValueError(
+                "fold_agents: the number of environments (num_envs, or the episodes of an evaluation) must be a "
+                f"multiple of the {agents} agents, got {num_envs}"
+            )
         state, obs = env.reset(key, num_envs // agents)
         return state, each_agent(obs)
 

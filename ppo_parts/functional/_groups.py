@@ -16,6 +16,7 @@ from ._common import (
     check_ddof,
     check_flags,
     check_floating,
+    check_range,
     check_same_shape,
     checked_scalar,
     known_values,
@@ -294,4 +295,6 @@ def _check_aggregate(where: str, loss: Any, by: str, length: Any, mask: Any) -> 
     if length is not None:
         if by != "sequence_sum":
             raise ValueError(f'{where}: length divides the sums of by="sequence_sum"; leave it out with by={by!r}')
-        checked_scalar(where, "length", length, float(jnp.finfo(jnp.float32).tiny))
+        check_range(where, "length", length, 0, open_low=True)
+        if jnp.ndim(length):
+            raise ShapeError(f"{where}: length must be one number, got an array of shape {jnp.shape(length)}")

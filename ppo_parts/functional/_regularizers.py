@@ -155,7 +155,10 @@ def self_imitation_value_loss(value: Array, target: Array, *, mask: Array | None
 def _wide_mask(where: str, mean: Array, mask: Array | None) -> Array | None:
     """Return the mask of elements `[...]` with the axis of actions, `[..., D]`; raise unless it fits the means."""
     if not jnp.ndim(mean):
-        raise ValueError(f"{where}: mean is a single number; its last axis must be that of the action, [..., D]")
+        raise ShapeError(
+            f"{where}: mean must be [..., D], one number per dimension of the action, got a single number: add an axis "
+            "with mean[None]"
+        )
     if mask is None:
         return None
     if jnp.shape(mask) != jnp.shape(mean)[:-1]:

@@ -73,8 +73,8 @@ def vtrace(
         `VTrace(error, target, policy_advantage)`, each `[T, ...]` in the dtype of `value`.
 
     Raises:
-        ShapeError: inputs of different shapes. TypeError: `value` or `log_ratio` is not floating. ValueError: as in
-            `gae`.
+        ShapeError: inputs of different shapes. TypeError: `value`, `next_value` or `log_ratio` is not floating.
+            ValueError: as in `gae`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._errors import UserValueError
 from .._types import Batch, Output, Policy
-from ..envs import Env
+from ..envs import Env, is_discrete
 from ._dense import orthogonal
 from ._flax import dense
 from ._heads import Array, action_distribution, action_size
@@ -91,7 +91,7 @@ def nature_cnn(env: Env, features: int = 512) -> Policy:
         `ppo_parts.Policy`, for any leading axes.
 
     Raises:
-        ValueError: other observations.
+        ValueError: other observations, or actions that are not discrete.
 
     Reference: Mnih et al. 2015, doi:10.1038/nature14236, Methods; Huang et al. 2022, The 37 Implementation Details of
     PPO, detail 8 of Atari.
@@ -102,6 +102,8 @@ def nature_cnn(env: Env, features: int = 512) -> Policy:
             f"nature_cnn: observations must be [C, H, W] frames of at least 36 x 36 pixels, got shape {shape}: use "
             "actor_critic, or a network of your own"
         )
+    if not is_discrete(env.action_space):
+        raise UserValueError(f"nature_cnn: actions must be discrete, got {env.action_space}: use a network of your own")
     network = NatureCNN(env.action_space, features)
 
     def evaluate(params: Any, batch: Batch) -> Any:

@@ -350,6 +350,6 @@ def fitting_preset(presets: Collection[str], env_id: str, env: Any) -> str:
 def _note_preset(fitting: str, used: str, env_id: str) -> None:
     if fitting != used:
         logger.warning(
-            f"note: {env_id} with the settings of --preset {used}; those of --preset {fitting} are made for "
+            f"note: {env_id} is trained with the settings of --preset {used}; --preset {fitting} is meant for "
             "environments like it"
         )

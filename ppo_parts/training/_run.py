@@ -38,7 +38,7 @@ def run(
 ) -> dict[str, Any]:
     """Train on this host, and keep all files in `<directory>/<name>/`.
 
-    The folder holds `config.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/`, `curve.png` and, at the end,
+    The folder holds `config.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/` and, at the end, `curve.png` and
     `result.json`. A run that was interrupted at any moment continues from its last checkpoint with `resume`; on a CPU
     its result is bit-identical to that of an uninterrupted run. Ctrl-C, SIGTERM and SIGHUP save the run and end it; a
     second one ends it at once. SIGUSR1 saves and continues.
@@ -60,7 +60,8 @@ def run(
 
     Returns:
         The result: returns of the last 100 episodes per seed, evaluation, versions, timing, paths. If the run was
-        interrupted, only the number of steps, the versions, and `interrupted_by`: the name of the signal, or "StopRun".
+        interrupted, only `config`, `num_seeds`, `env_steps`, `versions`, `interrupted_by` (the name of the signal, or
+        "StopRun") and, if the exception had a message, `reason`.
         Processes other than the first always return only these.
 
     Raises:

@@ -25,23 +25,31 @@ def truncate_at_current_value() -> pp.Part:
     """Bootstrap truncated steps from the value of the observation before the step, which needs no final observation."""
 
     def update(batch: pp.Batch) -> pp.Batch:
-        return batch.replace(next_value=jnp.where(batch.truncated.astype(bool), batch.value, batch.next_value))
+        return batch.replace(next_value=jnp.where(_truncated(batch), batch.value, batch.next_value))
 
-    fields = ("truncated", "value", "next_value")
-    return pp.stateless(update, name="truncate_at_current_value", requires=fields, provides=("next_value",), reads=())
+    return pp.stateless(
+        update, name="truncate_at_current_value", requires=("value", "next_value"), provides=("next_value",),
+        reads=("truncated",),
+    )  # fmt: skip
 
 
 def ignore_truncations() -> pp.Part:
     """Let episodes go on where they were truncated, as if the first state of the next had followed."""
 
     def update(batch: pp.Batch) -> pp.Batch:
-        next_value = _following(batch.value, batch.next_value, _next_counts(batch) & batch.truncated.astype(bool))
-        return batch.replace(truncated=jnp.zeros_like(batch.truncated), next_value=next_value)
+        truncated = _truncated(batch)
+        next_value = _following(batch.value, batch.next_value, _next_counts(batch) & truncated)
+        return batch.replace(truncated=jnp.zeros_like(truncated), next_value=next_value)
 
-    fields = ("truncated", "value", "next_value")
     return pp.stateless(
-        update, name="ignore_truncations", requires=fields, provides=fields[::2], reads=("mask",), needs_time=True
-    )
+        update, name="ignore_truncations", requires=("value", "next_value"), provides=("truncated", "next_value"),
+        reads=("truncated", "mask"), needs_time=True,
+    )  # fmt: skip
+
+
+def _truncated(batch: pp.Batch) -> jax.Array:
+    """Whether a time limit cut each step, as booleans; False everywhere if the batch does not say."""
+    return jnp.zeros_like(batch.value, bool) if batch.truncated is None else batch.truncated.astype(bool)
 
 
 def _next_counts(batch: pp.Batch) -> jax.Array:
@@ -72,7 +80,7 @@ def one_more_step(gamma: float, gae_lambda: float) -> pp.Part:
 
     def update(batch: pp.Batch) -> pp.Batch:
         value, next_value = jax.lax.stop_gradient((batch.current.value, batch.next_value))
-        keep, goes_on, follows = 1 - batch.truncated, 1 - batch.terminated, _next_counts(batch)
+        keep, goes_on, follows = 1 - _truncated(batch), 1 - batch.terminated, _next_counts(batch)
         estimate = pp.functional.gae(
             batch.reward, value, _following(value, next_value, follows), batch.terminated,
             gamma=gamma, gae_lambda=gae_lambda, mask=keep if batch.mask is None else keep * batch.mask,
@@ -82,8 +90,9 @@ def one_more_step(gamma: float, gae_lambda: float) -> pp.Part:
         return batch.replace(target=target, advantage=keep * (batch.reward + gamma * goes_on * next_target - value))
 
     return pp.stateless(
-        update, name="one_more_step", requires=("reward", "terminated", "truncated", "next_value"),
-        provides=("advantage", "target"), reads=("current.value", "mask"), place="after_sampler", needs_time=True,
+        update, name="one_more_step", requires=("reward", "value", "terminated", "next_value"),
+        provides=("advantage", "target"), reads=("current.value", "truncated", "mask"), place="after_sampler",
+        needs_time=True,
     )  # fmt: skip
 
 
@@ -96,12 +105,15 @@ class Moments(NamedTuple):
 
     def add(self, x: jax.Array, keep: Any, ddof: int) -> Moments:
         """Combine the moments with those of a sample (Chan et al. 1979)."""
-        x = x.astype(self.mean.dtype)
-        number, mean = jnp.sum(jnp.broadcast_to(keep, x.shape)).astype(x.dtype), jnp.mean(x, where=keep)
-        count, shift = self.count + number, mean - self.mean
-        squares = self.variance * self.count + jnp.var(x, ddof=ddof, where=keep) * number
+        x, counted = x.astype(self.mean.dtype), jnp.broadcast_to(keep, x.shape)
+        number = jnp.sum(counted).astype(x.dtype)
+        mean = jnp.sum(x, where=counted) / jnp.maximum(number, 1)
+        sample_variance = jnp.sum(jnp.square(x - mean), where=counted) / jnp.maximum(number - ddof, 1)
+        count, shift = jnp.maximum(self.count + number, 1), mean - self.mean
+        squares = self.variance * self.count + sample_variance * number
         variance = (squares + jnp.square(shift) * self.count * number / count) / count
-        return Moments(self.mean + shift * number / count, variance, count)
+        added = Moments(self.mean + shift * number / count, variance, count)
+        return jax.tree.map(lambda new, old: jnp.where(number > 0, new, old), added, self)
 
     def normalize(self, x: jax.Array, eps: float) -> jax.Array:
         """Standardize, and clip to five standard deviations."""
@@ -207,7 +219,7 @@ def clip_each_network(max_grad_norm: float | None) -> optax.GradientTransformati
 
 
 def in_two_entries(policy: pp.Policy) -> pp.Policy:
-    """The policy with parameters `{"policy": ..., "value": ...}`, of which each has what the other does not use."""
+    """Split the parameters into two entries, `policy` and `value`: each is a full copy, half of which is trained."""
 
     def evaluate(params: Any, batch: pp.Batch) -> pp.Output:
         return pp.Output(policy(params["policy"], batch)[0], policy(params["value"], batch)[1])
@@ -219,6 +231,11 @@ def evaluate_next_obs() -> pp.Part:
     """Write `next_value` by evaluating the observations that followed, with the latest parameters."""
 
     def update(batch: pp.Batch, context: pp.Context) -> pp.Batch:
+        if batch.carry is not None:
+            raise pp.UserValueError(
+                "evaluate_next_obs: the policy has a memory, and its state after the next observation is not known: "
+                "leave this part out, or use a policy without memory"
+            )
         following = context.evaluate(context.params, batch.replace(obs=batch.next_obs)).value
         return batch.replace(next_value=jax.lax.stop_gradient(following))
 
