@@ -371,6 +371,9 @@ def check_loss(
         inspect.signature(loss).bind(None, None, mask=None, **hyperparameters)
     except TypeError as error:
         remedy = f"; write it as f({', '.join(inputs)}, *, mask=None, ...)" if "'mask'" in str(error) else ""
+        unknown = [name for name in hyperparameters if name not in inspect.signature(loss).parameters]
+        if unknown and "unexpected" not in str(error):
+            remedy += f"; it has no {unknown[0]!r}"
         raise UserTypeError(f"{where}: {getattr(loss, '__name__', loss)} {error}{remedy}") from None
     if not call:
         return

@@ -95,7 +95,8 @@ def rollout(
         keep_distribution: keep the behavior distribution as `behavior`, for exact divergences.
         keep_info: names of entries of the environment's `info`, such as a cost, to keep for each step: `extras[name]`.
         noise_steps: number of steps for which actions are sampled with the same key, counted from the first step of the
-            rollout; from `distributions.StateDependentNormal`, they have the same noise matrix.
+            rollout; from `distributions.StateDependentNormal`, they have the same noise matrix, and from other
+            distributions the same noise. More than `num_steps`: the same key for each whole rollout.
         shards: S, `batch.shards`: equal blocks of environments that samplers do not mix, so that each can stay on a
             separate device. This changes which minibatches are drawn. So that devices do not wait for each other at
             every step, with S > 1 all final observations are kept and evaluated after the last step, and the shards

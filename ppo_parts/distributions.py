@@ -270,7 +270,9 @@ class TanhNormal(_Distribution):
 
     def entropy(self) -> Array:
         """Raise `NotImplementedError`: there is no closed form; `ppo_parts.entropy_bonus` estimates it from samples."""
-        raise NotImplementedError("a squashed Gaussian has no closed-form entropy")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no entropy in closed form; ppo_parts.entropy_bonus estimates it from samples"
+        )
 
     def kl_divergence(self, other: TanhNormal) -> Array:
         r"""KL(self || other) in nats, of two distributions in the same box.

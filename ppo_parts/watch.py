@@ -72,7 +72,8 @@ def frames_of(
             if bool(out.episode_ends()[0][0]):
                 break
         gained = float(np.mean(out.episode_return))
-        print(f"episode {episode + 1}: return {gained:.1f} in {int(out.episode_length[0])} steps")
+        cut = "" if bool(out.episode_ends()[0][0]) else ", cut by --max-steps"
+        print(f"episode {episode + 1}: return {gained:.1f} in {int(out.episode_length[0])} steps{cut}")
 
 
 def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, width: int = 320) -> int:

@@ -703,6 +703,24 @@ bad(
 bad("negative alpha", lambda: pp.prioritized_sampler(2, alpha=-1.0, beta=1.0), ValueError, "alpha ... -1.0")
 bad("negative target", lambda: pp.kl_early_stop(-0.01), ValueError, "target_kl ... [0, inf) ... -0.01")
 bad("negative eps", lambda: pp.advantage_normalize(eps=-1e-8), ValueError, "eps ... -1e-08")
+bad(
+    "complex rewards",
+    lambda: pp.functional.gae(np.ones((2, 1), complex), *[np.ones((2, 1))] * 3, gamma=0.9, gae_lambda=0.9),
+    TypeError,
+    "gae: reward must hold real numbers, got complex128",
+)
+bad(
+    "words as rewards",
+    lambda: pp.functional.gae(np.array([["a"]]), *[np.ones((1, 1))] * 3, gamma=0.9, gae_lambda=0.9),
+    TypeError,
+    "gae: reward must hold real numbers, got <U1",
+)
+bad(
+    "a hyperparameter with another name",
+    lambda: pp.policy_loss(pp.functional.clipped_surrogate, clip_epsilon=0.2),
+    TypeError,
+    "missing a required argument: 'clip_eps'; it has no 'clip_epsilon'",
+)
 bad("ddof 2", lambda: pp.advantage_normalize(ddof=2), ValueError, "ddof must be 0 or 1 ... 2")
 bad("ddof yes", lambda: pp.advantage_normalize(ddof=True), ValueError, "ddof must be 0 or 1 ... True")
 bad("an axis in words", lambda: pp.advantage_normalize(axis="time"), TypeError, "axis ... 'time'")

@@ -214,6 +214,12 @@ def test_config_file_sets_what_flags_do_not(tmp_path, suffix):
     assert (config.hidden, config.anneal_lr) == ((8, 16), False)
 
 
+def test_config_file_may_have_words_that_begin_with_a_dash(tmp_path):
+    (tmp_path / "mine.yaml").write_text("name: -x")
+    _, options = reached("--config", str(tmp_path / "mine.yaml"))
+    assert options.name == "-x"
+
+
 def test_config_file_may_name_a_preset(tmp_path):
     (tmp_path / "mine.yaml").write_text("preset: continuous\nnum_envs: 2\n")
     config, _ = reached("--config", str(tmp_path / "mine.yaml"))
@@ -236,6 +242,8 @@ def test_config_file_may_name_a_preset(tmp_path):
         ("num-envs: many", "mine.yaml: num-envs must be a whole number, got 'many'"),
         ("num_envs: 2.5", "mine.yaml: num_envs must be a whole number, got 2.5"),
         ("hidden: [8, 0]", "mine.yaml: hidden must be at least 1, got 0"),
+        ("gamma: 0.9\nseed: 3\ngamma: 0.8", "mine.yaml: gamma is given 2 times: give it once"),
+        ("env_id: no", "mine.yaml: env_id must be a string, got False"),
         ("best_mode: highest", "mine.yaml: best_mode must be"),
         ("name: [a, b]", "mine.yaml: name must be one value, got ['a', 'b']"),
     ],

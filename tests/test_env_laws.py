@@ -217,6 +217,9 @@ def test_what_breaks_a_law_is_named_with_the_remedy(name):
     [
         ({"obs": lambda x: x[None].astype(int)}, r"an observation like that of reset, float32\[1\], got int32\[1\]"),
         ({"state": lambda x: (x, x)}, r"a state like that of reset, float32\[\], got .*float32\[\].*float32\[\]"),
+        ({"reward": lambda x: jnp.zeros(2)}, r"step must return one number as reward, got shape \(2,\)"),
+        ({"truncated": lambda x: jnp.zeros((1,), bool)}, r"return one number as truncated, got shape \(1,\)"),
+        ({"terminated": lambda x: 0.3}, r"step must return terminated as bool, got float32: return terminated > 0"),
         ({"info": lambda x: {"return": x}}, r"info\['return'\] has the name of a metric of every episode"),
     ],
 )
@@ -226,7 +229,7 @@ def test_a_step_returns_what_reset_does_and_reports_no_other_return(changed, say
         return out._replace(**{name: change(x) for name, change in changed.items()})
 
     env = envs.auto_reset(lambda key: (jnp.zeros(()), jnp.zeros(1)), step, envs.Box((1,)), envs.Discrete(2))
-    with pytest.raises(pp.UserError, match=says):
+    with pytest.raises((pp.UserError, pp.ShapeError), match=says):
         envs.check(env)
 
 
@@ -332,7 +335,9 @@ def test_the_policy_sees_one_entry_of_a_dict():
     env = envs.make("playground:Walk", obs_key="privileged_state")
     state, obs = env.reset(jax.random.key(0), 2)
     np.testing.assert_array_equal(obs, -state.inner.obs["state"])
-    with pytest.raises(pp.UserValueError, match="obs_key='pixels': the observations are state, privileged_state"):
+    with pytest.raises(
+        pp.UserValueError, match="obs_key='pixels': the observations have the entries state, privileged_state"
+    ):
         envs.make("playground:Walk", obs_key="pixels")
 
 
@@ -487,6 +492,7 @@ def test_the_command_line_checks_a_module_of_yours(tmp_path, monkeypatch, capsys
     (tmp_path / "walks.py").write_text(
         "from ppo_parts import envs\nfrom tests.test_env_laws import walk\nfrom tests.test_host_envs import Returns\n"
         "good = walk\nbad = walk(final_obs=lambda out: out.obs)\nnumber = 3\n"
+        "def needs(x):\n    return good\nclass Kind:\n    pass\n"
         "column = lambda: walk(reward=lambda out: out.reward[:, None])\n"
         "host = lambda: envs.from_gymnasium(lambda n: Returns(reward=0))\n"
     )
@@ -501,6 +507,8 @@ def test_the_command_line_checks_a_module_of_yours(tmp_path, monkeypatch, capsys
         ("walks:column", r"^error: walks:column: Transition: reward must have shape \(2,\), got \(2, 1\)"),
         ("walks:host", r"^error: walks:host: from_gymnasium: reward of step must have shape \(2,\), got \(\)"),
         ("walks:number", r"^error: walks:number: must be an envs\.Env"),
+        ("walks:needs", r"needs must take no arguments, got needs\(x\)"),
+        ("walks:Kind", "got the class Kind: register a class of Gymnasium and check gym:walks:<its id>"),
         ("walks:none", "the module walks has no none"),
         ("nowhere:none", "'nowhere' is neither a module .* prefixes gymnax, jaxmarl, brax"),
         ("CartPole-v3", "gymnax has no environment 'CartPole-v3'"),
@@ -526,7 +534,7 @@ def test_the_critic_may_see_another_entry_of_the_observations(fakes):
     np.testing.assert_allclose(obs.privileged, -obs.obs)  # the stand-in's entries are each other's negative
     np.testing.assert_allclose(state.moments.mean[:2], jnp.mean(env.reset(jax.random.key(0), 4)[1].obs, axis=0))
     assert state.moments.mean.shape == (4,)
-    with pytest.raises(ValueError, match=r"critic_obs_key='secret': the observations are state, privileged_state"):
+    with pytest.raises(ValueError, match=r"critic_obs_key='secret': the observations have the entries state, pri"):
         envs.make("playground:Walk", critic_obs_key="secret")
     with pytest.raises(pp.ShapeError, match=r"privileged_space has shape None, and obs.privileged \(2, 2\)"):
         envs.check(env._replace(privileged_space=None))

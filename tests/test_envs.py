@@ -1,5 +1,7 @@
 """Environments: gymnax by name, the wrappers against whole-stream references, and Gymnasium vectors from the host."""
 
+from types import SimpleNamespace
+
 import gymnax
 import jax
 import jax.numpy as jnp
@@ -377,10 +379,16 @@ def test_wrappers_refuse_what_they_cannot_wrap():
         envs.clip_action(envs.make("CartPole-v1"))
     with pytest.raises(ValueError, match=r"rescale_action: .* discrete"):
         envs.rescale_action(envs.make("CartPole-v1"))
-    for low, high in ((-1.0, np.inf), (-3e38, 3e38), (1.0, -1.0)):
-        other = envs.make("Pendulum-v1")._replace(action_space=envs.Box((1,), low, high))
+    for space in (
+        envs.Box((1,), -1.0, np.inf),
+        envs.Box((1,), -3e38, 3e38),
+        SimpleNamespace(low=1, high=-1, shape=(1,)),
+    ):
+        other = envs.make("Pendulum-v1")._replace(action_space=space)
         with pytest.raises(ValueError, match=r"rescale_action: bounds must be finite, with low <= high, got low="):
             envs.rescale_action(other)
+    with pytest.raises(ValueError, match=r"Box: low must not be above high, got low=1\.0 and high=-1\.0"):
+        envs.Box((1,), 1.0, -1.0)
     whole = envs.make("Pendulum-v1")._replace(action_space=gymnax.environments.spaces.Box(0, 9, (1,), jnp.int32))
     with pytest.raises(ValueError, match=r"rescale_action: the actions are integers"):
         envs.rescale_action(whole)

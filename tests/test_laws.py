@@ -244,16 +244,16 @@ def test_check_part_takes_batches_of_the_users():
 
 
 def test_check_part_evaluates_the_policy_of_the_context():
-    def evaluate(params, batch):
-        output = testing.example_context().evaluate(params, batch)
-        return pp.Output(*output[:2], aux={"cost": batch.obs @ params["value"]})
-
     def context(seed=0, dtype=jnp.float32):
+        def evaluate(params, batch):  # a new function in each call, which must not be compiled again
+            output = testing.example_context().evaluate(params, batch)
+            return pp.Output(*output[:2], aux={"cost": batch.obs @ params["value"]})
+
         return testing.example_context(seed, dtype).replace(evaluate=evaluate)
 
     own = loss(lambda batch: jnp.square(batch.current.aux["cost"]))
-    testing.check_part(own, context=context, laws=LAWS[:4])
-    with pytest.raises(TypeError, match="not subscriptable"):
+    testing.check_part(own, context=context, laws=[*LAWS[:4], _laws.jit_equals_eager])
+    with pytest.raises(pp.UserValueError, match=r"raised TypeError: .*not subscriptable.* pass batch= or context="):
         testing.check_part(own, laws=LAWS[:4])
 
 

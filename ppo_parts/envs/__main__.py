@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import os
 import sys
 from typing import Any
@@ -35,6 +36,15 @@ def load(name: str) -> Env:
     if not hasattr(module, attribute):
         raise UserValueError(f"the module {prefix} has no {attribute}")
     found: Any = getattr(module, attribute)
+    if isinstance(found, type):
+        raise UserTypeError(
+            f"must be an envs.Env or a function that returns one, got the class {attribute}: register a class of "
+            f"Gymnasium and check gym:{prefix}:<its id>, or return envs.from_gymnasium(...) from a function"
+        )
+    if callable(found):
+        parameters = inspect.signature(found).parameters.values()
+        if any(x.default is x.empty and x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD) for x in parameters):
+            raise UserTypeError(f"{attribute} must take no arguments, got {attribute}{inspect.signature(found)}")
     env = found if isinstance(found, Env) or not callable(found) else found()
     if not isinstance(env, Env):
         raise UserTypeError(f"must be an envs.Env or a function that returns one, got {type(env).__name__}")

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._errors import UserTypeError, UserValueError
 from .._spaces import count_options as count_options
 from ..functional import ShapeError
+from ..functional._common import known_values
 
 Array = jax.Array
 
@@ -165,6 +167,11 @@ class Box:
     shape: tuple[int, ...]
     low: Any = -math.inf
     high: Any = math.inf
+
+    def __post_init__(self) -> None:
+        low, high = known_values(self.low), known_values(self.high)
+        if low is not None and high is not None and not np.all(low <= high):
+            raise UserValueError(f"Box: low must not be above high, got low={self.low!r} and high={self.high!r}")
 
 
 class Env(NamedTuple):

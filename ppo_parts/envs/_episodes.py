@@ -13,7 +13,7 @@ from .._branches import cond_any
 from .._errors import UserTypeError
 from .._hyperparameters import count
 from .._trees import without_weak_types
-from ..functional._common import unsqueezed
+from ..functional._common import ShapeError, unsqueezed
 from ._env import Array, Env, Transition, describe
 
 
@@ -43,6 +43,16 @@ class EpisodeState(NamedTuple):
 def choose(where: Array, new: Any, old: Any) -> Any:
     """Select leaves `[N, ...]` of `new` where `where`, `[N]`, is True, and of `old` elsewhere."""
     return jax.tree.map(lambda x, y: jnp.where(unsqueezed(where, y.ndim), x, y), new, old)
+
+
+def _check_step(out: Step, each: tuple[int, ...]) -> None:
+    """Raise unless a step of all environments has one reward and two flags for each."""
+    for name in ("reward", "terminated", "truncated"):
+        x = jnp.asarray(getattr(out, name))
+        if x.shape != each:
+            raise ShapeError(f"auto_reset: step must return one number as {name}, got shape {x.shape[1:]}")
+        if name != "reward" and jnp.issubdtype(x.dtype, jnp.inexact):
+            raise UserTypeError(f"auto_reset: step must return {name} as bool, got {x.dtype}: return {name} > 0")
 
 
 def _check_like_reset(first: Any, stepped: Any) -> None:
@@ -144,6 +154,7 @@ def auto_reset(
         out = jax.vmap(step)(jax.random.split(step_key, state.episode_length.shape[0]), state.inner, action)
         if not isinstance(out, Step):
             raise UserTypeError(f"auto_reset: step must return envs.Step(...), got {type(out).__name__}")
+        _check_step(out, state.episode_length.shape)
         reward, terminated = jnp.asarray(out.reward, jnp.float32), jnp.asarray(out.terminated, bool)
         counted = state.add(reward)
         truncated = jnp.asarray(out.truncated, bool)

@@ -75,6 +75,8 @@ def make(
             return _Environments(make_one, num_envs)
         except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:  # it says what to install
             raise MissingPackage(f"{env_id}: {error}") from error
+        except gymnasium.error.UnregisteredEnv as error:  # of a module that registers names
+            raise UserValueError(f"{env_id}: {error}") from error
 
     return from_gymnasium(make_vector, info=info, action_mask=action_mask, timeout=timeout)
 

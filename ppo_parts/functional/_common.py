@@ -27,9 +27,12 @@ def along_time(function: F) -> F:
 
 
 def check_arrays(where: str, **arrays: Any) -> None:
-    """Raise `TypeError` unless each argument is a JAX or NumPy array, or a number that stands for one."""
+    """Raise `TypeError` unless each argument is a JAX or NumPy array of real numbers or flags, or one such number."""
     for name, x in arrays.items():
         if isinstance(x, (jax.Array, np.ndarray, np.generic, bool, int, float)) or hasattr(x, "__jax_array__"):
+            dtype = getattr(x, "dtype", np.dtype(float))
+            if not any(jnp.issubdtype(dtype, kind) for kind in (np.bool_, np.integer, np.floating)):
+                raise TypeError(f"{where}: {name} must hold real numbers, got {dtype}")
             continue
         if x is None:
             raise TypeError(f"{where}: {name} must be an array, got None")

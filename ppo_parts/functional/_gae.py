@@ -67,8 +67,8 @@ def gae(
             between 0 and 1 are read as probabilities. Other numbers raise an error where they are known; under tracing
             they are not checked, and NaN gives NaN.
         truncated: `[T, ...]`, 1 (or True) where a time limit cut the episode at step t, else 0; None: nowhere.
-        gamma: discount per step, in [0, 1].
-        gae_lambda: trace decay, in [0, 1].
+        gamma: discount per step, in [0, 1]: a number, or an array of the shape of the inputs or of their axes after T.
+        gae_lambda: trace decay, in [0, 1], likewise.
         mask: `[T, ...]`, 1 where the step counts; None: everywhere. Masked elements return 0 and have a gradient of 0,
             whatever the inputs contain.
         mask_mode: what a masked step does to the steps before it. "cut": a step before a masked one is treated as

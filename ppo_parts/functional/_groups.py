@@ -155,7 +155,10 @@ def _checked_group(
     if not whole or (num_groups is not None and number < 1):
         raise ValueError(f"{where}: num_groups must be a whole number of at least 1, got {num_groups!r}")
     if (known := known_values(group)) is not None and ((known < 0) | (known >= number)).any():
-        raise ValueError(f"{where}: group must lie in [0, {number}), got {known[(known < 0) | (known >= number)][0]}")
+        raise ValueError(
+            f"{where}: group must lie in [0, {number}), got {known[(known < 0) | (known >= number)][0]}: number the "
+            "groups by np.unique(group, return_inverse=True)[1]"
+        )
     if isinstance(baseline, str) and baseline not in get_args(Baseline):
         listed = ", ".join(map(repr, get_args(Baseline)))
         raise ValueError(f"{where}: baseline must be one of {listed} or an array [N], got {baseline!r}")

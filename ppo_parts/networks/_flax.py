@@ -8,9 +8,10 @@ from typing import Any, Literal, get_args
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._errors import UserTypeError, UserValueError
-from .._hyperparameters import choice, count
+from .._hyperparameters import choice, count, number
 from .._types import Batch, Output, Policy
 from ..envs import Env, Observation, is_discrete, size
 from . import _dense
@@ -216,7 +217,13 @@ def actor_critic(
             "actor_critic: the critic of this environment sees more than the policy, so they cannot share layers: give "
             "shared=False, or make the environment without what only the critic sees"
         )
+    number("actor_critic", "log_std", log_std, -np.inf, schedule=False)
     check_continuous("actor_critic", env.action_space, squash=squash, gsde=gsde)
+    if squash and not (np.isfinite(env.action_space.low).all() and np.isfinite(env.action_space.high).all()):
+        raise UserValueError(
+            f"actor_critic: squash=True needs actions with bounds, got {env.action_space}: leave it out, or give the "
+            "space finite bounds"
+        )
     network = ActorCritic(env.action_space, tuple(hidden), activation, shared, memory, squash, log_std, gsde)
 
     spaces = env.observation_space, env.privileged_space

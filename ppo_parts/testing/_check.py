@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from .._chain import chain
-from .._errors import UserTypeError, UserValueError
-from .._types import Batch, Divider, Part
+from .._errors import UserError, UserTypeError, UserValueError
+from .._types import Batch, Context, Divider, Part
+from ..functional import ShapeError
 from ._example import STEP, example_batch, example_context
 from ._laws import LAWS, Law, Subject, difference
 
@@ -63,14 +64,32 @@ def check_part(
     laws = tuple(laws)
     for after in sides(part):
         given = batch or (lambda seed=0, dtype=jnp.float32, after=after: _without_current(seed, dtype, after))
-        subject = Subject(part, given, context, after)
+        subject = Subject(part, given, functools.partial(_with_policy, context, context().evaluate), after)
         if subject.batch().mask is None:
             raise UserValueError("check_part: the batch has no mask: give one with zeros, for the laws about masks")
         seen = subject.seen(subject.batch(), subject.context())
-        chain(part).update(seen, (part.init(subject.context().params, jax.random.key(0)),), subject.context())
+        _update_once(part, seen, subject.context())
         for law in laws:
             if wrong := _broken(law, subject):
                 raise UserValueError(f"check_part: {part.name} breaks {law.__name__}: {wrong}")
+
+
+def _with_policy(make: Callable[..., Context], evaluate: Any, seed: int = 0, dtype: Any = jnp.float32) -> Context:
+    """Make a context with a given policy function, because jit takes another function for another program."""
+    return make(seed, dtype).replace(evaluate=evaluate)
+
+
+def _update_once(part: Part, batch: Batch, context: Context) -> None:
+    """Run the part in a chain, which raises for what it requires and does not get."""
+    try:
+        chain(part).update(batch, (part.init(context.params, jax.random.key(0)),), context)
+    except (UserError, ShapeError):
+        raise
+    except Exception as error:
+        raise UserValueError(
+            f"check_part: {part.name} raised {type(error).__name__}: {error}. If it needs another batch, or a policy "
+            "that returns more (aux, for example), pass batch= or context="
+        ) from error
 
 
 def _broken(law: Law, subject: Subject) -> str | None:

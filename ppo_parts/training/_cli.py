@@ -201,7 +201,7 @@ def with_config_file(argv: Sequence[str], kind: type, prog: str = "") -> list[st
             flags.append(flag if value else flag.replace("--", "--no-", 1))
         else:
             _check_value(known.config, str(key), value, hints[name], declared.get(name))
-            flags += [flag, *map(str, value if isinstance(value, list) else [value])]
+            flags += [flag, *map(str, value)] if isinstance(value, list) else [f"{flag}={value}"]
     return [*flags, *others]
 
 
@@ -211,12 +211,12 @@ def _check_value(path: Path, key: str, value: Any, hint: Any, declared: Range | 
     if isinstance(value, (list, dict)) and not (several and isinstance(value, list)):
         raise UserValueError(f"{path}: {key} must be one value, got {value!r}")
     kinds = kinds_of(get_args(hint)[0] if several else hint)
-    parsers: dict[type, Callable[[str], Any]] = {int: whole_number, float: float, Path: Path, str: str}
-    parse = next((parsers[kind] for kind in parsers if kind in kinds), str)
+    parsers: dict[type, Callable[[str], Any]] = {int: whole_number, float: float, Path: Path}
+    parse = next((parsers[kind] for kind in parsers if kind in kinds), None)
 
     def parsed(x: Any) -> Any:
         try:
-            return None if x is None else parse(str(x))
+            return x if x is None or parse is None else parse(str(x))
         except ValueError:
             return x  # which the check below refuses
 
@@ -230,7 +230,13 @@ def _check_value(path: Path, key: str, value: Any, hint: Any, declared: Range | 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text()
-        content = json.loads(text) if path.suffix == ".json" else require_package("yaml", "train").safe_load(text)
+        names: list[str] = []
+        if path.suffix == ".json":
+            content = json.loads(text)
+        else:
+            yaml = require_package("yaml", "train")
+            content = yaml.safe_load(text)
+            names = [key.value for key, _ in yaml.compose(text).value] if isinstance(content, dict) else []
     except (OSError, UserError):
         raise
     except Exception as error:  # not JSON, not YAML, or not text at all
@@ -239,6 +245,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise UserValueError(f"{path} must map names of options to values, got {content!r}")
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise UserValueError(f"{path}: {twice[0]} is given {names.count(twice[0])} times: give it once")
     return content
 
 

@@ -159,7 +159,7 @@ def check_field(where: str, name: str, value: Any, hint: Any, declared: Range | 
         if not isinstance(value, tuple):
             raise UserTypeError(f"must be a tuple, got {value!r}", where=where, argument=name)
         for x in value:
-            _check_number(where, name, x, get_args(hint)[0], declared)
+            check_field(where, name, x, get_args(hint)[0], declared)
     else:
         for kind, expected in {bool: "True or False", str: "a string", Path: "a Path"}.items():
             if kind in kinds and not isinstance(value, kind):
@@ -174,7 +174,7 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
 def _check_number(where: str, name: str, value: Any, kind: type, declared: Range | None) -> None:
     if kind is float:
         limits = Range(-np.inf) if declared is None else declared
-        number(where, name, value, limits.low, limits.high, open_low=limits.open_low)
+        number(where, name, value, limits.low, limits.high, open_low=limits.open_low, schedule=False)
         return
     low = None if declared is None else int(declared.low)
     whole = count(where, name, value, low)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import os
 from collections.abc import Mapping
@@ -157,7 +158,10 @@ def validate(options: RunOptions, train: Train) -> RunOptions:
         if options.eval_every is not None:
             measured |= {EVALUATION + name for name in metric_names(played)}
         if options.best_metric not in measured:
-            hint = "evaluation/... needs eval_every; " if options.best_metric.startswith(EVALUATION) else ""
+            near = difflib.get_close_matches(options.best_metric, measured, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            if options.best_metric.startswith(EVALUATION) and options.eval_every is None:
+                hint = "evaluation/... needs eval_every; "
             raise UserValueError(
                 f"must be measured in this run, got {options.best_metric!r}; {hint}there are "
                 f"{', '.join(map(repr, sorted(measured)))}",

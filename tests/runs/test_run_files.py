@@ -184,7 +184,7 @@ def test_run_options_are_checked_before_a_folder_is_made(train, tmp_path, option
         ({"eval_every": 2}, "run: eval_every needs eval_episodes"),
         (
             {"best_metric": "episode_retrun"},
-            "best_metric must be measured in this run, got 'episode_retrun'; there are 'appr",
+            "best_metric must be measured in this run, got 'episode_retrun'; did you mean 'episode_return'? there are",
         ),
         (
             {"best_metric": "evaluation/episode_return"},
