@@ -3,7 +3,7 @@
     python -m benchmarks games connect_four_6m --seeds 10
 
 needs the extras `pgx` and `train`, and writes benchmarks/results/games_<game>.json (configuration, versions, hardware,
-every seed). Each seed trains CleanRL's recipe, and then plays new games against random legal moves, with sampled and
+every seed), with `--first-seed 6` games_<game>_6.json. Each seed trains CleanRL's recipe, and then plays new games against random legal moves, with sampled and
 with the most likely moves.
 """
 
@@ -35,13 +35,13 @@ GAMES = {
 }
 
 
-def measure(game: str, seeds: int) -> dict[str, object]:
-    """Train seeds 1, 2, ... one after another, and count the games that each wins."""
+def measure(game: str, seeds: range) -> dict[str, object]:
+    """Train the seeds one after another, and count the games that each wins."""
     config = GAMES[game]
     train = cleanrl_ppo.make_train(config)
     program = jax.jit(train).lower(jax.random.key(0)).compile()
     found = []
-    for seed in range(1, seeds + 1):
+    for seed in seeds:
         began = time.perf_counter()
         state, metrics = jax.block_until_ready(program(jax.random.key(seed)))
         seconds = time.perf_counter() - began
@@ -76,10 +76,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("games", nargs="+", choices=GAMES)
     parser.add_argument("--seeds", type=int, default=10, help="how many seeds")
+    parser.add_argument("--first-seed", type=int, default=1, help="first seed (default: 1)")
     args = parser.parse_args()
     for game in args.games:
-        result = measure(game, args.seeds)
-        training.write_json(ROOT / f"benchmarks/results/games_{game}.json", record("benchmarks games", result))
+        result = measure(game, range(args.first_seed, args.first_seed + args.seeds))
+        name = game if args.first_seed == 1 else f"{game}_{args.first_seed}"
+        training.write_json(ROOT / f"benchmarks/results/games_{name}.json", record("benchmarks games", result))
 
 
 if __name__ == "__main__":
