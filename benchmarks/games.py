@@ -3,8 +3,8 @@
     python -m benchmarks games connect_four_6m --seeds 10
 
 needs the extras `pgx` and `train`, and writes benchmarks/results/games_<game>.json (configuration, versions, hardware,
-every seed), with `--first-seed 6` games_<game>_6.json. Each seed trains CleanRL's recipe, and then plays new games against random legal moves, with sampled and
-with the most likely moves.
+every seed), with `--first-seed 6` games_<game>_6.json. Each seed trains CleanRL's recipe, and then plays new games
+against random legal moves, with sampled and with the most likely moves.
 """
 
 from __future__ import annotations
