@@ -45,6 +45,15 @@ def check_trainable(params: Params) -> None:
             )
 
 
+def check_key(where: str, key: Any) -> None:
+    """Raise unless `key` is one key of JAX, of the new or the old kind."""
+    dtype, shape = getattr(key, "dtype", None), jnp.shape(key) if hasattr(key, "shape") else None
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if (typed and shape != ()) or not (typed or dtype == jnp.uint32):
+        got = f"keys of shape {shape}" if typed else repr(key)
+        raise UserTypeError(f"{where}: key must be one key, such as jax.random.key(0), got {got}")
+
+
 def check_rollout(batch: Batch) -> None:
     """Raise unless a learner can work on `batch`: fields are present, shapes are equal, and `[T, N]` comes first."""
     where = "learner.update"

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ._chain import chain, check_every_write_has_an_effect, finish, part_key
-from ._checks import check_params, check_rollout, check_trainable, count_nonfinite, finite_where_masked
+from ._checks import check_key, check_params, check_rollout, check_trainable, count_nonfinite, finite_where_masked
 from ._errors import UserTypeError
 from ._loop import GradientMetrics, PhaseLoop, PhaseState, run_every
 from ._metrics import Metrics, join_metrics
@@ -171,6 +171,7 @@ class _Update:
         return LearnerState(params, opt_state, copies(pipeline), jnp.zeros((), jnp.int32))
 
     def update(self, key: Array, state: LearnerState, batch: Batch) -> Any:
+        check_key("learner.update", key)
         if not isinstance(state, LearnerState):
             raise UserTypeError(
                 "learner.update(key, state, batch): state must be a LearnerState, as learner.init(params) returns it, "

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ._branches import cond_any
+from ._checks import check_key
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import count
 from ._metrics import Metrics
@@ -184,6 +185,7 @@ class _Collector:
     shards: int
 
     def init(self, key: Array) -> RolloutState:
+        check_key("rollout.init", key)
         return self._beginning(*self.env.reset(key, self.each[0]))
 
     def restart(self, key: Array, state: RolloutState) -> RolloutState:
@@ -261,6 +263,7 @@ class _Collector:
         return without_weak_types(state), (recorded, found, final, episodes)
 
     def collect(self, key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, Metrics]:
+        check_key("rollout.collect", key)
         # Make all keys at once: one call of the generator instead of one per step.
         keys, carry = jax.random.split(key, (self.num_steps, 2)), state.carry
         if self.noise_steps > 1:

@@ -164,6 +164,11 @@ class Batch:
 
     def replace(self, **changes: Any) -> Batch:
         """Return a copy with some fields changed."""
+        if unknown := changes.keys() - {field.name for field in dataclasses.fields(self)}:
+            raise UserTypeError(
+                f"Batch.replace: a Batch has no field {min(unknown)!r}; there are "
+                f"{', '.join(field.name for field in dataclasses.fields(self))}"
+            )
         return dataclasses.replace(self, **changes)
 
     def sharding(self, mesh: jax.sharding.Mesh) -> Batch:

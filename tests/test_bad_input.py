@@ -29,11 +29,12 @@ def bad(name, call, error, says):
     TABLE.append(pytest.param(call, error, ".*".join(map(re.escape, says.split(" ... "))), id=name))
 
 
-def update(*parts, batch=BATCH, evaluate=evaluate, optimizer=SGD, params=None):
+def update(*parts, batch=BATCH, evaluate=evaluate, optimizer=SGD, params=None, key=None):
     """Trace one update; nothing is compiled."""
     learner = pp.learner(evaluate, pp.chain(*parts), optimizer)
     state = learner.init(make_params() if params is None else params)
-    return jax.eval_shape(learner.update, jax.random.key(0), state, batch)
+    key = jax.random.key(0) if key is None else key
+    return jax.eval_shape(lambda state, batch: learner.update(key, state, batch), state, batch)
 
 
 def without(*fields):
@@ -703,6 +704,24 @@ bad(
 bad("negative alpha", lambda: pp.prioritized_sampler(2, alpha=-1.0, beta=1.0), ValueError, "alpha ... -1.0")
 bad("negative target", lambda: pp.kl_early_stop(-0.01), ValueError, "target_kl ... [0, inf) ... -0.01")
 bad("negative eps", lambda: pp.advantage_normalize(eps=-1e-8), ValueError, "eps ... -1e-08")
+bad(
+    "a number as key",
+    lambda: update(GAE, FULL, SURROGATE, key=0),
+    TypeError,
+    "learner.update: key must be one key, such as jax.random.key(0), got 0",
+)
+bad(
+    "several keys",
+    lambda: update(GAE, FULL, SURROGATE, key=jax.random.split(jax.random.key(0))),
+    TypeError,
+    "learner.update: key must be one key ... got keys of shape (2,)",
+)
+bad(
+    "a field with another name",
+    lambda: BATCH.replace(advantge=0),
+    TypeError,
+    "Batch.replace: a Batch has no field 'advantge'; there are obs",
+)
 bad(
     "complex rewards",
     lambda: pp.functional.gae(np.ones((2, 1), complex), *[np.ones((2, 1))] * 3, gamma=0.9, gae_lambda=0.9),

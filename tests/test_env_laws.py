@@ -509,6 +509,7 @@ def test_the_command_line_checks_a_module_of_yours(tmp_path, monkeypatch, capsys
         ("walks:number", r"^error: walks:number: must be an envs\.Env"),
         ("walks:needs", r"needs must take no arguments, got needs\(x\)"),
         ("walks:Kind", "got the class Kind: register a class of Gymnasium and check gym:walks:<its id>"),
+        ("walks", "walks is a module: write walks:<an environment or a function in it>"),
         ("walks:none", "the module walks has no none"),
         ("nowhere:none", "'nowhere' is neither a module .* prefixes gymnax, jaxmarl, brax"),
         ("CartPole-v3", "gymnax has no environment 'CartPole-v3'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
@@ -21,9 +22,9 @@ from ._registry import make, prefixes, split_id
 def load(name: str) -> Env:
     """Make the environment "prefix:name", or import "module:attribute": an `Env`, or a function that returns one."""
     prefix, attribute = split_id(name)
-    if prefix in prefixes():
-        return make(name)
     sys.path.insert(0, os.getcwd())
+    if prefix in prefixes():
+        return _made(name)
     try:
         module = importlib.import_module(prefix)
     except ModuleNotFoundError as error:
@@ -49,6 +50,15 @@ def load(name: str) -> Env:
     if not isinstance(env, Env):
         raise UserTypeError(f"must be an envs.Env or a function that returns one, got {type(env).__name__}")
     return env
+
+
+def _made(name: str) -> Env:
+    try:
+        return make(name)
+    except UserValueError as error:
+        if ":" in name or importlib.util.find_spec(name) is None:
+            raise
+        raise UserValueError(f"{name} is a module: write {name}:<an environment or a function in it>") from error
 
 
 def main(arguments: list[str] | None = None) -> None:
