@@ -269,7 +269,7 @@ def forest(compared: list[Comparison], path: pathlib.Path) -> None:
             places = np.arange(len(middle)) + 0.2 * column
             panel.errorbar(middle, places, xerr=[middle - low, high - middle], fmt="o", ms=4, lw=1.2, label=label)
         panel.axvline(0, color="gray", lw=1)
-        panel.set_title(f"{comparison.chain}: {comparison.title}", fontsize=9)
+        panel.set_title(f"{comparison.chain}: {comparison.title}", fontsize=9, loc="right")
         panel.locator_params(axis="x", nbins=6)
         panel.set_xlabel("change of the return, and its 95 % interval")
         panel.set_yticks(places, comparison.names[1:], fontsize=8)
