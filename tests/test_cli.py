@@ -97,6 +97,7 @@ class Config:
     free: float = 0.0
     yes: bool = True
     name: str = "x"
+    tags: tuple[str, ...] = ("a",)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +120,7 @@ class Config:
         ({"free": float("nan")}, "free must lie in (-inf, inf), got nan"),
         ({"yes": 1}, "yes must be True or False, got 1"),
         ({"name": None}, "name must be a string, got None"),
+        ({"tags": ("a", 3)}, "tags must be a string, got 3"),
     ],
 )
 def test_config_field_that_cannot_be_used_is_named(changes, says):

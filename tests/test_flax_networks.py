@@ -219,6 +219,15 @@ def test_a_convolution_by_products_is_that_of_xla(shape, size, stride):
     np.testing.assert_allclose(convolve_by_products(jnp.asarray(x), kernel, stride), expected, atol=1e-4)
 
 
+def test_actor_critic_refuses_noise_and_bounds_that_cannot_be():
+    box = env(envs.Box((2,), -1.0, 1.0))
+    for log_std, says in (("a", "log_std must be a number"), ([0.0, 1.0], "log_std must be a number|one number")):
+        with pytest.raises(pp.UserError, match=says):
+            networks.actor_critic(box, log_std=log_std)
+    with pytest.raises(pp.UserValueError, match="squash=True needs actions with bounds, got Box"):
+        networks.actor_critic(env(envs.Box((2,))), squash=True)
+
+
 def test_nature_cnn_evaluates_frames_with_any_leading_axes():
     policy = networks.nature_cnn(env(DISCRETE, (2, 36, 36)), features=8)
     params = policy.init(jax.random.key(0))
