@@ -33,6 +33,8 @@ def test_every_gymnax_environment_steps(env_id):
 def test_an_unknown_environment_or_parameter_names_what_there_is():
     with pytest.raises(ValueError, match=r"gymnax has no environment 'Cartpole'; did you mean CartPole-v1"):
         envs.make("Cartpole")
+    with pytest.raises(pp.UserValueError, match=r"tests\.env_fakes:Nothing-v1: Environment `Nothing` doesn't exist"):
+        envs.make("gym:tests.env_fakes:Nothing-v1")
     with pytest.raises(ValueError, match=r"CartPole-v1 has no parameter 'max_steps'; it has .*max_steps_in_episode"):
         envs.make("CartPole-v1", max_steps=3)
 
