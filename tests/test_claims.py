@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import _pages, differences, kuhn, learning, mujoco, mujoco_page, report
+from benchmarks import _pages, differences, kuhn, learning, mujoco, mujoco_page, report, results_page
 from ppo_parts.training import EpisodeResults
 
 RESULTS = report.ROOT / "benchmarks/results"
@@ -124,6 +124,13 @@ def test_claims_state_dependent_exploration():
     assert "all 20 seeds reach the flag. Without it, 5 of 20 end at a return of 0" in page
     for seeds in ("", "_101"):
         assert f"{np.mean(returns([f'classic_mountain_car_continuous{seeds}'])):.1f}" == "97.8"
+
+
+def test_claims_connect_four():
+    page = (report.ROOT / "docs/environments.md").read_text()
+    (row,) = (line for line in results_page.games(RESULTS) if "connect_four_6m" in line)
+    for share in row.split("|")[4:6]:
+        assert f"{share.strip()} of them with" in page or f"and {share.strip()} with" in page
 
 
 def test_claims_differences_between_libraries():
