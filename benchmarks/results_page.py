@@ -188,15 +188,21 @@ def games(results: pathlib.Path) -> list[str]:
     files: dict[str, list[tuple[str, dict[str, Any]]]] = {}  # those of a game differ only in their seeds
     for path in results.glob("games_*.json"):
         found = json.loads(path.read_text())["results"]
-        files.setdefault(found["game"], []).append((f"../benchmarks/results/{path.name}", found))
+        files.setdefault(found["game"], []).append((path.name, found))
     rows = []
     for game, found_in in sorted(files.items()):
         found_in.sort(key=lambda item: item[1]["seeds"][0]["seed"])
-        links = [f"[{game if index == 0 else '+'}]({file})" for index, (file, _) in enumerate(found_in)]
         seeds = [seed for _, found in found_in for seed in found["seeds"]]
         shares = [share([100 * seed[what] for seed in seeds]) for what in GAMES]
         steps = f"{found_in[0][1]['env_steps']:,}"
-        rows.append([" ".join(links), steps, f"{seeds[0]['seed']} - {seeds[-1]['seed']}", *shares])
+        rows.append(
+            [
+                mujoco_page.linked(game, [file for file, _ in found_in]),
+                steps,
+                f"{seeds[0]['seed']} - {seeds[-1]['seed']}",
+                *shares,
+            ]
+        )
     if not rows:
         return []
     head = ["game", "steps", "seeds", *GAMES.values()]

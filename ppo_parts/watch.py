@@ -69,10 +69,10 @@ def frames_of(
             begins = jnp.full((1, *agents), steps == 0)
             env_state, out, memory = play(jax.random.fold_in(key, steps), env_state, obs, memory, begins)
             obs = out.obs
-            if bool(out.episode_ends()[0][0]):
+            if ended := bool(out.episode_ends()[0][0]):
                 break
         gained = float(np.mean(out.episode_return))
-        cut = "" if bool(out.episode_ends()[0][0]) else ", cut by --max-steps"
+        cut = "" if ended else ", cut by --max-steps"
         print(f"episode {episode + 1}: return {gained:.1f} in {int(out.episode_length[0])} steps{cut}")
 
 

@@ -144,9 +144,11 @@ def check_range(where: str, name: str, value: Any, low: float, high: float = np.
         raise type(error)(f"{where}: {name} {error}")
 
 
-def checked_scalar(where: str, name: str, value: Any, low: float, high: float = np.inf) -> Any:
+def checked_scalar(
+    where: str, name: str, value: Any, low: float, high: float = np.inf, *, open_low: bool = False
+) -> Any:
     """Return `value`, after checking that it is a single number in [low, high]."""
-    check_range(where, name, value, low, high)
+    check_range(where, name, value, low, high, open_low=open_low)
     if np.shape(value):
         raise ShapeError(f"{where}: {name} must be one number, got an array of shape {np.shape(value)}")
     return value

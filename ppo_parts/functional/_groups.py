@@ -16,7 +16,6 @@ from ._common import (
     check_ddof,
     check_flags,
     check_floating,
-    check_range,
     check_same_shape,
     checked_scalar,
     known_values,
@@ -298,6 +297,4 @@ def _check_aggregate(where: str, loss: Any, by: str, length: Any, mask: Any) -> 
     if length is not None:
         if by != "sequence_sum":
             raise ValueError(f'{where}: length divides the sums of by="sequence_sum"; leave it out with by={by!r}')
-        check_range(where, "length", length, 0, open_low=True)
-        if jnp.ndim(length):
-            raise ShapeError(f"{where}: length must be one number, got an array of shape {jnp.shape(length)}")
+        checked_scalar(where, "length", length, 0, open_low=True)

@@ -6,11 +6,10 @@ import argparse
 import contextlib
 import dataclasses
 import decimal
-import difflib
 import json
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -23,7 +22,7 @@ from ._config import Range, check_config, check_field, help_texts, kinds_of, ran
 from ._config_file import stored_config, stored_run
 from ._device import check_device, check_memory
 from ._devices import devices_of
-from ._messages import logger, printed_messages
+from ._messages import did_you_mean, logger, printed_messages
 from ._options import RunOptions, stored_options
 from ._processes import initialize
 from ._run import run as run_on_host
@@ -71,7 +70,7 @@ def main(
         default = next(iter(presets)) if known.preset is None else known.preset
         if default not in presets:
             raise UserValueError(
-                f"--preset has no {default!r}{_did_you_mean(default, presets)}; there are {', '.join(presets)}"
+                f"--preset has no {default!r}{did_you_mean(default, presets)}; there are {', '.join(presets)}"
             )
         config, options = presets[default], RunOptions()
         before, flag = (known.resume, "--resume") if known.resume is not None else (known.init_from, "--init-from")
@@ -149,11 +148,6 @@ def with_flag(error: Exception, fields: Collection[str]) -> str:
     return str(error)
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
 def _check_resumed_in_place(known: argparse.Namespace) -> None:
     """Raise if a run is to be resumed in another folder."""
     if known.resume is None:
@@ -193,7 +187,7 @@ def with_config_file(argv: Sequence[str], kind: type, prog: str = "") -> list[st
     for key, value in _read_config(known.config).items():
         name = str(key).replace("-", "_")
         if name not in hints:
-            raise UserValueError(f"{known.config}: {key!r} is not an option of a file{_did_you_mean(name, hints)}")
+            raise UserValueError(f"{known.config}: {key!r} is not an option of a file{did_you_mean(name, hints)}")
         flag = _flag(name)
         if hints[name] is bool:
             if not isinstance(value, bool):
@@ -208,7 +202,7 @@ def with_config_file(argv: Sequence[str], kind: type, prog: str = "") -> list[st
 def _check_value(path: Path, key: str, value: Any, hint: Any, declared: Range | None) -> None:
     """Raise if an option does not take a value of a file; the message names the file."""
     several = get_origin(hint) is tuple
-    if isinstance(value, (list, dict)) and not (several and isinstance(value, list)):
+    if isinstance(value, dict) or (isinstance(value, list) and not several):
         raise UserValueError(f"{path}: {key} must be one value, got {value!r}")
     kinds = kinds_of(get_args(hint)[0] if several else hint)
     parsers: dict[type, Callable[[str], Any]] = {int: whole_number, float: float, Path: Path}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ._processes import is_first
 
@@ -35,3 +36,9 @@ def printed_messages() -> Iterator[None]:
         logger.removeHandler(printer)
         logger.setLevel(before[0])
         logger.propagate = before[1]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest one, if there is one."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import os
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from .._errors import UserValueError
 from .._extras import require_package
 from ._config import at_least, check_config, more_than
 from ._evaluate import EVALUATION, metric_names
+from ._messages import did_you_mean
 from ._train import Train
 
 
@@ -158,12 +158,11 @@ def validate(options: RunOptions, train: Train) -> RunOptions:
         if options.eval_every is not None:
             measured |= {EVALUATION + name for name in metric_names(played)}
         if options.best_metric not in measured:
-            near = difflib.get_close_matches(options.best_metric, measured, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(options.best_metric, measured) or ";"
             if options.best_metric.startswith(EVALUATION) and options.eval_every is None:
-                hint = "evaluation/... needs eval_every; "
+                hint = "; evaluation/... needs eval_every;"
             raise UserValueError(
-                f"must be measured in this run, got {options.best_metric!r}; {hint}there are "
+                f"must be measured in this run, got {options.best_metric!r}{hint} there are "
                 f"{', '.join(map(repr, sorted(measured)))}",
                 where="run",
                 argument="best_metric",
