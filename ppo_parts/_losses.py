@@ -43,7 +43,7 @@ def clipped_surrogate(
         >>> pp.clipped_surrogate(clip_eps=-.2)
         Traceback (most recent call last):
         ...
-        ppo_parts.UserValueError: clipped_surrogate: clip_eps must lie in (0, inf), got -0.2
+        ppo_parts.UserValueError: clipped_surrogate: clip_eps must lie in (0, inf], got -0.2
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7. Dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """

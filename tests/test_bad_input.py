@@ -590,7 +590,7 @@ bad("indices that are no integers", lambda: pp.given_indices([[0.0, 1.0]]), Type
 bad("indices of one minibatch", lambda: pp.given_indices([0, 1]), ValueError, "[K, M] ... (2,)")
 bad("no indices", lambda: pp.given_indices(np.zeros((2, 0), int)), ValueError, "[K, M] ... (2, 0)")
 bad("minibatches of two sizes", lambda: pp.given_indices([[0, 1], [2]]), ValueError, "one size, got [[0, 1], [2]]")
-bad("a weight of NaN", lambda: pp.given_indices([[0]], weights=[[np.nan]]), ValueError, "weights must lie in [0, inf)")
+bad("a weight of NaN", lambda: pp.given_indices([[0]], weights=[[np.nan]]), ValueError, "weights must lie in [0, inf]")
 bad("indices of another axis", lambda: pp.given_indices([[0]], axis="time"), ValueError, "'step', 'segment' ... 'time'")
 bad("weights of another shape", lambda: pp.given_indices([[0, 1]], weights=[1.0, 2.0]), ValueError, "(2,) ... (1, 2)")
 
@@ -601,13 +601,13 @@ for wrong in (-0.2, 0, float("nan")):
         f"surrogate clip {wrong}",
         lambda wrong=wrong: pp.clipped_surrogate(clip_eps=wrong),
         ValueError,
-        f"clip_eps ... (0, inf) ... {wrong}",
+        f"clip_eps ... (0, inf] ... {wrong}",
     )
     bad(
         f"value clip {wrong}",
         lambda wrong=wrong: pp.clipped_value_loss(clip_eps=wrong),
         ValueError,
-        f"clip_eps ... (0, inf) ... {wrong}",
+        f"clip_eps ... (0, inf] ... {wrong}",
     )
     bad(
         f"rho clip {wrong}",
@@ -686,7 +686,7 @@ bad(
     ValueError,
     "learning_rate must lie in [1e-05, 0.01], got 1.0",
 )
-bad("negative coefficient", lambda: pp.value_loss(coef=-0.5), ValueError, "coef ... [0, inf) ... -0.5")
+bad("negative coefficient", lambda: pp.value_loss(coef=-0.5), ValueError, "coef ... [0, inf] ... -0.5")
 bad("negative value coefficient", lambda: pp.clipped_value_loss(clip_eps=0.2, coef=-0.5), ValueError, "coef ... -0.5")
 bad("negative entropy coefficient", lambda: pp.entropy_bonus(coef=-0.01), ValueError, "coef ... -0.01")
 bad(
@@ -699,10 +699,10 @@ bad(
     "a dual clip of 1",
     lambda: pp.clipped_surrogate(clip_eps=0.2, dual_clip=1.0),
     ValueError,
-    "dual_clip ... (1, inf) ... 1.0",
+    "dual_clip ... (1, inf] ... 1.0",
 )
 bad("negative alpha", lambda: pp.prioritized_sampler(2, alpha=-1.0, beta=1.0), ValueError, "alpha ... -1.0")
-bad("negative target", lambda: pp.kl_early_stop(-0.01), ValueError, "target_kl ... [0, inf) ... -0.01")
+bad("negative target", lambda: pp.kl_early_stop(-0.01), ValueError, "target_kl ... [0, inf] ... -0.01")
 bad("negative eps", lambda: pp.advantage_normalize(eps=-1e-8), ValueError, "eps ... -1e-08")
 bad(
     "a number as key",
@@ -1018,7 +1018,7 @@ bad(
     "range of a loss",
     lambda: pp.policy_loss(f.simple_policy_optimization, clip_eps=-0.2),
     ValueError,
-    "policy_loss: simple_policy_optimization: clip_eps must lie in (0, inf), got -0.2",
+    "policy_loss: simple_policy_optimization: clip_eps must lie in (0, inf], got -0.2",
 )
 bad("type of a critic's loss", lambda: pp.critic_loss(f.huber_value_loss, delta="x"), pp.UserTypeError, "delta ... 'x'")
 bad(

@@ -110,10 +110,9 @@ def check_ddof(where: str, ddof: Any) -> None:
 
 
 def bounds(low: float, high: float = np.inf, open_low: bool = False) -> str:
-    """Format a range: "[0, 1]", "(0, inf)"."""
-    low_end, high_end = "(" if open_low or np.isinf(low) else "[", ")" if np.isinf(high) else "]"
+    """Format a range: "[0, 1]", "(0, inf]"."""
     written = (str(x) if isinstance(x, int) else f"{x:g}" for x in (low, high))
-    return f"{low_end}{', '.join(written)}{high_end}"
+    return f"{'(' if open_low else '['}{', '.join(written)}]"
 
 
 def range_error(

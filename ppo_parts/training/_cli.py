@@ -59,7 +59,7 @@ def main(
     kind = type(next(iter(presets.values())))
     names = [field.name for fields_of in (kind, RunOptions) for field in dataclasses.fields(fields_of)]
     with exit_on_user_error(names), printed_messages():
-        argv = with_config_file(sys.argv[1:] if argv is None else argv, kind, prog)
+        argv = with_config_file(sys.argv[1:] if argv is None else argv, presets, prog)
         first = argparse.ArgumentParser(prog or None, add_help=False, allow_abbrev=False)
         first.add_argument("--preset")
         first.add_argument("--resume", type=Path)
@@ -68,10 +68,7 @@ def main(
         first.add_argument("--directory", type=Path)
         known, _ = first.parse_known_args(argv)
         default = next(iter(presets)) if known.preset is None else known.preset
-        if default not in presets:
-            raise UserValueError(
-                f"--preset has no {default!r}{did_you_mean(default, presets)}; there are {', '.join(presets)}"
-            )
+        _check_preset("--preset", default, presets)
         config, options = presets[default], RunOptions()
         before, flag = (known.resume, "--resume") if known.resume is not None else (known.init_from, "--init-from")
         if before is not None:
@@ -164,18 +161,25 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def with_config_file(argv: Sequence[str], kind: type, prog: str = "") -> list[str]:
+def _check_preset(where: str, name: str, presets: Collection[str]) -> None:
+    """Raise unless there is a preset of this name."""
+    if name not in presets:
+        raise UserValueError(f"{where} has no {name!r}{did_you_mean(name, presets)}; there are {', '.join(presets)}")
+
+
+def with_config_file(argv: Sequence[str], presets: Mapping[str, Any], prog: str = "") -> list[str]:
     """Replace `--config FILE` by the flags that the file stands for, in front, so that those given override them.
 
     Args:
         argv: arguments of the command line.
-        kind: the class of the configuration.
+        presets: configurations by name.
         prog: name of the command.
 
     Raises:
         UserValueError: the file cannot be read, has a key that is not an option (the message names the nearest), or a
             value that its option does not take.
     """
+    kind = type(next(iter(presets.values())))
     first = argparse.ArgumentParser(prog or None, add_help=False, allow_abbrev=False)
     first.add_argument("--config", type=Path)
     known, others = first.parse_known_args(list(argv))
@@ -195,6 +199,8 @@ def with_config_file(argv: Sequence[str], kind: type, prog: str = "") -> list[st
             flags.append(flag if value else flag.replace("--", "--no-", 1))
         else:
             _check_value(known.config, str(key), value, hints[name], declared.get(name))
+            if name == "preset":
+                _check_preset(f"{known.config}: preset", value, presets)
             flags += [flag, *map(str, value)] if isinstance(value, list) else [f"{flag}={value}"]
     return [*flags, *others]
 

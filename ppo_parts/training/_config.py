@@ -137,7 +137,7 @@ def check_config(config: Any, where: str = "") -> None:
         >>> training.check_config(Config(max_grad_norm=-0.5))
         Traceback (most recent call last):
         ...
-        ppo_parts.UserValueError: Config: max_grad_norm must lie in (0, inf), got -0.5
+        ppo_parts.UserValueError: Config: max_grad_norm must lie in (0, inf], got -0.5
     """
     where, declared = where or type(config).__name__, ranges(type(config))
     for name, hint in get_type_hints(type(config)).items():

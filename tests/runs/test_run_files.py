@@ -190,7 +190,7 @@ def test_run_options_are_checked_before_a_folder_is_made(train, tmp_path, option
             {"best_metric": "evaluation/episode_return"},
             "measured in this run, got 'evaluation/episode_return'; evaluation/... needs eval_every; there are",
         ),
-        ({"checkpoint_minutes": 0}, "run: checkpoint_minutes must lie in (0, inf), got 0"),
+        ({"checkpoint_minutes": 0}, "run: checkpoint_minutes must lie in (0, inf], got 0"),
         ({"on_nonfinite": "ignore"}, "on_nonfinite must be one of 'stop', 'skip', got 'ignore'"),
         ({"best_mode": "most"}, "best_mode must be one of 'max', 'min', got 'most'"),
         (
