@@ -32,7 +32,7 @@ from recipes import atari_ppo
 from . import hosts
 from ._pages import canvas, interval, save, table
 from ._timing import positive, record
-from .mujoco_page import complete
+from .mujoco_page import complete, linked
 
 RESULTS = Path(__file__).resolve().parent / "results/atari"
 GAMES_AVERAGED = 20  # by the moving mean of the picture
@@ -118,7 +118,7 @@ when frames become gray. With one seed of each, the curves differ; more seeds ar
 
 def section(results: Path, pictures: Path) -> list[str]:
     """The part of docs/results.md about these runs; the picture is written on the way."""
-    records = complete(results / "atari")
+    records = runs(results / "atari")
     if not records:
         return []
     head = [f"{who}, {when}" for when in ("last 20 %", "all steps") for who in NAMES.values()]
@@ -137,6 +137,20 @@ def section(results: Path, pictures: Path) -> list[str]:
     ]
 
 
+def runs(folder: Path) -> list[dict[str, Any]]:
+    """The records of a folder whose runs have ended; those that differ only in their seeds become one."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for each in complete(folder):
+        groups.setdefault((each["task"], each["env_steps"], str(each.get("cleanrl_versions"))), []).append(each)
+    return [merged(sorted(group, key=lambda each: int(each["config"]["seed"]))) for group in groups.values()]
+
+
+def merged(group: list[dict[str, Any]]) -> dict[str, Any]:
+    """One record of several that have the same configuration and other seeds."""
+    every = {name: [run for each in group for run in each["runs"].get(name, [])] for name in NAMES}
+    return group[0] | {"files": [f"atari/{each['file']}" for each in group], "runs": every}
+
+
 def packages(records: list[dict[str, Any]]) -> list[str]:
     """What CleanRL's script ran with, once if it was always the same."""
     found = [each["cleanrl_versions"] for each in records if "cleanrl_versions" in each]
@@ -147,10 +161,10 @@ def packages(records: list[dict[str, Any]]) -> list[str]:
 def cells(record: dict[str, Any]) -> Iterator[str]:
     """The row of a record."""
     seeds = [run["seed"] for run in record["runs"]["ppo_parts"]]
-    yield f"[{record['task']}](../benchmarks/results/atari/{record['file']})"
+    yield linked(record["task"], record["files"])
     yield f"{record['env_steps']:,}"
     yield f"{seeds[0]} - {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
-    every = [record["runs"].get(name, []) for name in NAMES]
+    every = [record["runs"][name] for name in NAMES]
     for share in (0.8, 0.0):
         for runs in every:
             found = training.summary([mean_return(run, share * record["env_steps"]) for run in runs]) if runs else None
@@ -162,7 +176,7 @@ def picture(records: list[dict[str, Any]], path: Path) -> None:
     figure, panels = canvas(len(records))
     for each, panel in zip(records, panels, strict=True):
         for color, (name, label) in enumerate(NAMES.items()):
-            for number, run in enumerate(each["runs"].get(name, [])):
+            for number, run in enumerate(each["runs"][name]):
                 steps, returns, games = np.array(run["games"], float).reshape(-1, 3).T
                 steps, returns = (np.repeat(x, games.astype(int)) for x in (steps, returns))
                 width = min(GAMES_AVERAGED, len(returns))

@@ -162,7 +162,7 @@ def test_returns_of_atari_games_beside_those_that_cleanrl_prints(tmp_path, monke
     assert theirs == {"seed": 5, "steps_per_second": 9.0, "games": [[10, 1.0, 1], [90, -3.0, 1]]}
     ours = {"seed": 5, "steps_per_second": 1234.0, "games": [[80, 1.0, 2], [100, 4.0, 1]]}
     runs = {"ppo_parts": [ours], "cleanrl": [theirs]}
-    result = {"task": config.env_id, "env_steps": 100, "runs": runs, "complete": True}
+    result = {"task": config.env_id, "config": {"seed": 5}, "env_steps": 100, "runs": runs, "complete": True}
     result["cleanrl_versions"] = {"ale-py": "0.8.1", "torch": "2.13", "sha256 of the script": "ab"}
     (tmp_path / "atari").mkdir()
     (tmp_path / "atari/one.json").write_text(json.dumps({"results": result}))
@@ -170,6 +170,10 @@ def test_returns_of_atari_games_beside_those_that_cleanrl_prints(tmp_path, monke
     link = "[ale:space_invaders](../benchmarks/results/atari/one.json)"
     assert f"| {link} | 100 | 5 | 4.00 | -3.00 | 2.00 | -1.00 |\n" in page
     assert "CleanRL's script ran with ale-py 0.8.1, torch 2.13." in page
+    another = {name: [run | {"seed": 6} for run in each] for name, each in runs.items()}
+    (tmp_path / "atari/two.json").write_text(json.dumps({"results": result | {"config": {"seed": 6}, "runs": another}}))
+    page = "\n".join(atari.section(tmp_path, tmp_path))
+    assert f"| {link} [+](../benchmarks/results/atari/two.json) | 100 | 5 - 6 | 4.00 [4.00, 4.00] |" in page
     assert (tmp_path / "results_atari.png").exists()
     assert atari.section(tmp_path / "none", tmp_path) == []
 
