@@ -21,6 +21,7 @@ COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what 
     "atari": "Atari games, beside CleanRL's own script on the same machine",
     "differences": "the effect of each single difference between libraries' PPO, on MuJoCo tasks",
     "libraries": "the PPO of each library with its default hyperparameters, on MuJoCo tasks",
+    "migration": "PureJaxRL's own file before and after the changes of the page about it",
     "study": "the effects of priorities, V-trace and refreshing",
     "ewma": "PPO-EWMA with batches of four sizes: is it invariant to the batch size?",
     "ppg": "phasic policy gradient against PPO, with a shared network and with two",
