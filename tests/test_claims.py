@@ -146,7 +146,7 @@ def test_claims_differences_between_libraries():
         assert f"{task.returns[0].replace(',', '')} on {name}" in page
         if "adaptive_rate_epoch" in last:
             assert f"no visible effect ({_pages.signed(last['adaptive_rate_epoch'])})".replace(",", "") in page
-        counts = {"HalfCheetah": (24, 4, 18), "Ant": (15, 1, 5)}
+        counts = {"HalfCheetah": (24, 4, 18), "Ant": (16, 1, 6)}
         assert (len(last), len(visible), sum(change["mean"] < 0 for change in last.values())) == counts[name]
 
     def last_evaluation(variant, first):
