@@ -159,6 +159,19 @@ def test_claims_differences_between_libraries():
     assert [round(np.mean(half)) for half in halves.values()] == [4722, 4266]
 
 
+def test_claims_returns_of_purejaxrl_before_and_after_its_migration():
+    page, table = ((report.ROOT / f"docs/migration/{name}.md").read_text() for name in ("purejaxrl", "README"))
+    programs = json.loads((RESULTS / "migration_purejaxrl.json").read_text())["results"]["programs"]
+    returns = {name: program["mean_return"] for name, program in programs.items()}
+    for parts in returns.values():
+        assert " | ".join(f"{part['mean']:.1f} ({part['std']:.1f})" for part in parts.values()) in page
+    perfect = {name: sum(x == 500 for x in parts["last tenth"]["per_seed"]) for name, parts in returns.items()}
+    assert perfect == {"before": 1, "after": 18}
+    assert "in 18 of 20 seeds, and in 1 of 20 without" in page
+    assert "in 18 of 20 seeds instead of 1" in table
+    assert [round(x) for x in sorted(returns["after"]["second half"]["per_seed"])[:2]] == [305, 399]
+
+
 def test_claims_evaluation_gives_each_seed_a_key_of_its_own():
     class Fake:
         def evaluate_policy(self, key, state, episodes, *, mode):
