@@ -61,9 +61,10 @@ PRESETS = {
         env_id="Pendulum-v1", total_timesteps=1_000_000, squash=True, optimizer="adam", learning_rate=1e-3
     ),
     "memory": Config(env_id="MemoryChain-bsuite", total_timesteps=200_000, memory="lstm"),
-    "minatar": Config(  # Asterix needs a short trace, and Breakout more entropy: --ent-coef 0.1
+    "minatar": Config(  # Breakout needs much entropy at first, and none in the end
         env_id="Breakout-MinAtar", total_timesteps=10_000_000, num_envs=64, num_steps=32, normalize_env=False,
-        optimizer="adam", gae_lambda=0.65, vf_coef=0.5, ent_coef=0.03, anneal_ent=True, activation="relu",
+        optimizer="adam", learning_rate=0.002, gae_lambda=0.8, vf_coef=0.5, ent_coef=0.1, anneal_ent=True,
+        hidden=128, activation="relu",
     ),
 }  # fmt: skip
 
