@@ -80,7 +80,7 @@ def hosts(results: pathlib.Path) -> list[str]:
 
 def minatar(results: pathlib.Path) -> list[str]:
     """The table of MinAtar's games."""
-    found = learned(results, "minatar_", changes=("ent_coef_0.1",))
+    found = learned(results, "minatar_")
     if not found:
         return []
     return [
@@ -88,9 +88,9 @@ def minatar(results: pathlib.Path) -> list[str]:
         "",
         *found,
         "Mean return of 100 new episodes over seeds [95 % bootstrap interval], by `pufferlib_ppo --preset minatar`,",
-        "which was chosen on other seeds; one row has [a changed setting](pufferlib.md#minatar). These are gymnax's",
-        "games, which have no sticky actions, the minimal sets of actions, and a limit of 1000 steps (Freeway: 2500).",
-        "The thresholds are the returns of PPO in the",
+        "[whose settings](pufferlib.md#minatar) were chosen on other seeds. These are gymnax's games, which have no",
+        "sticky actions, the minimal sets of actions, and a limit of 1000 steps (Freeway: 2500). The thresholds are the",
+        "returns of PPO in the",
         "[code of Goldie et al. 2024](https://github.com/AlexGoldie/rl-learned-optimization/blob/main/rl_optimizer/configs.py)",
         "on the same games after 10M steps (for Breakout, the file does not make the number of steps clear).",
         "`python -m benchmarks learning minatar_asterix` produces a row.",
@@ -115,22 +115,18 @@ def classic(results: pathlib.Path) -> list[str]:
     ]
 
 
-def learned(results: pathlib.Path, *prefixes: str, changes: tuple[str, ...] = ()) -> list[str]:
-    """A table of the tasks of `benchmarks learning` whose names begin with one of `prefixes`.
-
-    `changes` are ends of the names of records with a changed setting, such as "ent_coef_0.1".
-    """
+def learned(results: pathlib.Path, *prefixes: str) -> list[str]:
+    """A table of the tasks of `benchmarks learning` whose names begin with one of `prefixes`."""
     rows = []
     for task in (name for name in TASKS if name.startswith(prefixes)):
-        for name in (task, f"{task}_101", *(f"{task}_{change}" for change in changes)):
+        for name in (task, f"{task}_101"):
             path = results / f"learning_{name}.json"
             if not path.exists():
                 continue
             found = json.loads(path.read_text())["results"]
             rows.append(
                 [
-                    f"[{found['config']['env_id']}](../benchmarks/results/{path.name})"
-                    + "".join(f", `{change}`" for change in changes if name.endswith(change)),
+                    f"[{found['config']['env_id']}](../benchmarks/results/{path.name})",
                     f"{found['env_steps']:,}",
                     f"{found['seeds'][0]} - {found['seeds'][-1]}",
                     *(interval(found[f"{how}_100_episodes_return"], 1) for how in ("evaluation", "evaluation_mode")),

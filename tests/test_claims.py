@@ -78,15 +78,27 @@ def test_claims_effects_of_single_choices_of_mujoco_ppo():
         assert all(low < 0 < high for low, high in (change["95"] for change in changes[name]))
 
 
-def test_claims_breakout_with_less_and_with_more_entropy():
+def test_claims_settings_of_minatar():
     page = (report.ROOT / "docs/pufferlib.md").read_text()
-    for name, end in (("minatar_breakout", "35.8"), ("minatar_breakout_ent_coef_0.1", "66.6")):
-        found = json.loads((RESULTS / f"learning_{name}.json").read_text())["results"]
-        returns = found["evaluation_100_episodes_return"]
-        assert f"{returns['mean']:.1f}" == end
-        assert end in page
-        if name == "minatar_breakout":
-            assert sum(15.5 <= x < 43.5 for x in returns["per_seed"]) == 7
+    section = page[page.index("### MinAtar") : page.index("### When it fails")]
+    rows = re.findall(r"\| (\w+) \| \[([\d.]+)\]\((.*?)\) \| (\d+) \| ([\d.]+), (\w+).*? \| ([\d.]+) \|", section)
+    returns = {}
+    for game, rate, link, hidden, entropy, how, mean in rows:
+        found = json.loads((report.ROOT / "docs" / link).read_text())["results"]
+        assert (found["config"]["env_id"], found["seeds"]) == (f"{game}-MinAtar", [4001, 4002, 4003, 4004])
+        stated = float(rate), 0.8, int(hidden), float(entropy), how == "annealed"
+        assert stated == tuple(
+            found["config"][name] for name in ("learning_rate", "gae_lambda", "hidden", "ent_coef", "anneal_ent")
+        )
+        assert mean == f"{found['evaluation_100_episodes_return']['mean']:.1f}"
+        returns[game, float(entropy)] = found
+    assert len(rows) == len(list((RESULTS / "pilots").glob("*.json")))
+    little = (returns["Breakout", entropy]["evaluation_100_episodes_return"]["per_seed"] for entropy in (0.01, 0.03))
+    eight = [round(x) for seeds in little for x in seeds]
+    assert f"all eight seeds end at {min(eight)} to {max(eight)}." in section
+    curve = np.array(returns["Asterix", 0.1]["curve"]["mean_return_per_seed"])
+    assert [f"{x:.1f}" for x in (curve[:, 20].min(), curve[:, 20].max())] == ["1.0", "1.4"]
+    assert [round(x) for x in (curve[:, -1].min(), curve[:, -1].max())] == [20, 26]
 
 
 def test_claims_self_play_in_poker():
