@@ -61,10 +61,10 @@ PRESETS = {
         env_id="Pendulum-v1", total_timesteps=1_000_000, squash=True, optimizer="adam", learning_rate=1e-3
     ),
     "memory": Config(env_id="MemoryChain-bsuite", total_timesteps=200_000, memory="lstm"),
-    "minatar": Config(  # Breakout needs much entropy at first, and none in the end
-        env_id="Breakout-MinAtar", total_timesteps=10_000_000, num_envs=64, num_steps=32, normalize_env=False,
-        optimizer="adam", learning_rate=0.002, gae_lambda=0.8, vf_coef=0.5, ent_coef=0.1, anneal_ent=True,
-        hidden=128, activation="relu",
+    "minatar": Config(  # Breakout needs much entropy at first
+        env_id="Breakout-MinAtar", total_timesteps=10_000_000, num_envs=64, num_steps=32, optimizer="adam", hidden=128,
+        learning_rate=0.002, gae_lambda=0.8, vf_coef=0.5, ent_coef=0.1, anneal_ent=True, normalize_env=False,
+        activation="relu",
     ),
 }  # fmt: skip
 
@@ -81,7 +81,6 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         env, (config.hidden,) * 2, config.activation, shared=True, memory=config.memory, squash=config.squash
     )
     clips = {"rho_clip": config.vtrace_rho_clip, "c_clip": config.vtrace_c_clip}
-    beta = pp.linear_schedule(config.prio_beta0, 1.0, config.num_updates)
     ent_coef = pp.linear_schedule(config.ent_coef, 0.0, config.num_updates) if config.anneal_ent else config.ent_coef
     puffer = pp.chain(
         pp.vtrace(gamma=config.gamma, gae_lambda=config.gae_lambda, **clips),
@@ -89,7 +88,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
             config.num_minibatches,
             num_epochs=config.update_epochs,
             alpha=config.prio_alpha,
-            beta=beta,
+            beta=pp.linear_schedule(config.prio_beta0, 1.0, config.num_updates),
             refresh="minibatch",
         ),
         pp.advantage_normalize(ddof=1),
