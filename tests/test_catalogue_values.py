@@ -176,7 +176,7 @@ def test_bad_supports_are_refused():
         f.categorical_value_loss(logits, target, support=SUPPORT[:4])
     with pytest.raises(pp.ShapeError, match="Nothing is broadcast"):
         f.quantile_value_loss(logits, logits)
-    with pytest.raises(ValueError, match=r"sigma must lie in \(0, inf\)"):
+    with pytest.raises(ValueError, match=r"sigma must lie in \(0, inf\]"):
         f.hl_gauss(target, SUPPORT, sigma=0.0)
 
 

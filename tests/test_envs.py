@@ -272,8 +272,8 @@ def test_wrappers_show_what_is_not_finite_so_that_the_learner_counts_it():
     [
         (lambda env: envs.normalize_reward(env, gamma=1.5), r"normalize_reward: gamma must lie in \[0, 1\], got 1\.5"),
         (lambda env: envs.normalize_reward(env, gamma=lambda step: 0.9), "gamma must be a number"),
-        (lambda env: envs.normalize_reward(env, gamma=0.9, clip=-1.0), r"clip must lie in \(0, inf\)"),
-        (lambda env: envs.normalize_observation(env, eps=-1.0), r"normalize_observation: eps must lie in \[0, inf\)"),
+        (lambda env: envs.normalize_reward(env, gamma=0.9, clip=-1.0), r"clip must lie in \(0, inf\]"),
+        (lambda env: envs.normalize_observation(env, eps=-1.0), r"normalize_observation: eps must lie in \[0, inf\]"),
     ],
 )
 def test_numbers_of_wrappers_are_checked(wrap, says):

@@ -349,7 +349,7 @@ def test_environments_that_would_be_played_wrongly_are_refused():
 
     with pytest.raises(pp.UserValueError, match=r"(?s)MultiDiscrete.* not supported: .*with one axis"):
         host(lambda: Table(3))
-    with pytest.raises(pp.UserValueError, match=r"timeout must lie in \(0, inf\)"):
+    with pytest.raises(pp.UserValueError, match=r"timeout must lie in \(0, inf\]"):
         scripted(timeout=0)
 
 

@@ -73,7 +73,7 @@ def test_a_threshold_out_of_range_is_named_in_the_report():
 @pytest.mark.parametrize(
     ("schedule", "says"),
     [
-        (lambda step: jnp.nan, r"clip_eps must lie in \(0, inf\), and its schedule is nan at step 0"),
+        (lambda step: jnp.nan, r"clip_eps must lie in \(0, inf\], and its schedule is nan at step 0"),
         (lambda step: -0.2 + step, r"its schedule is -0\.2 at step 0"),
         (lambda step: 0.0 * step, r"its schedule is 0 at step 0"),
         (pp.linear_schedule(0.2, -0.1, 100), r"its schedule is -0\.1 in the end"),
@@ -120,7 +120,7 @@ def test_a_value_in_range_is_what_it_was():
 
 
 def test_a_negative_learning_rate_is_refused():
-    with pytest.raises(ValueError, match=r"scale_by_update_schedule: learning_rate must lie in \[0, inf\), got -0\.1"):
+    with pytest.raises(ValueError, match=r"scale_by_update_schedule: learning_rate must lie in \[0, inf\], got -0\.1"):
         pp.scale_by_update_schedule(-0.1)
 
 
