@@ -32,7 +32,7 @@ from recipes import atari_ppo
 from . import hosts
 from ._pages import canvas, interval, save, table
 from ._timing import positive, record
-from .mujoco_page import complete, linked
+from .mujoco_page import grouped, linked
 
 RESULTS = Path(__file__).resolve().parent / "results/atari"
 GAMES_AVERAGED = 20  # by the moving mean of the picture
@@ -139,10 +139,12 @@ def section(results: Path, pictures: Path) -> list[str]:
 
 def runs(folder: Path) -> list[dict[str, Any]]:
     """The records of a folder whose runs have ended; those that differ only in their seeds become one."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for each in complete(folder):
-        groups.setdefault((each["task"], each["env_steps"], str(each.get("cleanrl_versions"))), []).append(each)
-    return [merged(sorted(group, key=lambda each: int(each["config"]["seed"]))) for group in groups.values()]
+    groups = grouped(
+        folder,
+        lambda x: (x["task"], x["env_steps"], str(x.get("cleanrl_versions"))),
+        lambda x: int(x["config"]["seed"]),
+    )
+    return [merged(group) for group in groups]
 
 
 def merged(group: list[dict[str, Any]]) -> dict[str, Any]:

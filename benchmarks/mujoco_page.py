@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -100,10 +101,16 @@ def complete(folder: pathlib.Path) -> list[Record]:
 
 def runs(folder: pathlib.Path) -> list[Record]:
     """The records of a folder whose runs have ended; those that differ only in their seeds become one."""
-    groups: dict[tuple[Any, ...], list[Record]] = {}
+    groups = grouped(folder, lambda x: (x["task"], x["variant"], x["env_steps"]), lambda x: int(x["seeds"][0]))
+    return [merged(group) for group in groups]
+
+
+def grouped(folder: pathlib.Path, same: Callable[[Record], Any], seed: Callable[[Record], int]) -> list[list[Record]]:
+    """The records of a folder whose runs have ended, in groups with equal `same`, each in the order of its seeds."""
+    groups: dict[Any, list[Record]] = {}
     for record in complete(folder):
-        groups.setdefault((record["task"], record["variant"], record["env_steps"]), []).append(record)
-    return [merged(sorted(group, key=lambda record: int(record["seeds"][0]))) for group in groups.values()]
+        groups.setdefault(same(record), []).append(record)
+    return [sorted(group, key=seed) for group in groups.values()]
 
 
 def merged(group: list[Record]) -> Record:
