@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-COMMANDS = {  # name of a module here with a `main()` that reads sys.argv: what it does
+COMMANDS = {  # modules here with a `main()` that reads sys.argv, and their descriptions
     "parts": "microbenchmarks of every part and function, compared with other implementations and a copy of memory",
     "update": "a whole update against the same update written by hand",
     "train": "whole training runs against others: environment steps per second, compile time",

@@ -1,4 +1,4 @@
-"""What benchmarks of a few arms share: curves over training, summaries over seeds, and tables in pages."""
+"""Helpers for benchmarks with a few arms: curves over training, summaries over seeds, and tables in pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the devices of a compiled program tell each other, read from its HLO."""
+"""The communication between the devices of a compiled program, read from its HLO."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Collective(NamedTuple):
 
 
 def collectives(compiled: Any) -> list[Collective]:
-    """The collectives of a program; those in loops count as often as they run, and those of all branches count."""
+    """Return the collectives of a program; those in loops count as often as they run, and all branches count."""
     bodies: dict[str, list[str]] = {}
     entry, lines = "", []
     for line in compiled.as_text().splitlines():
@@ -64,7 +64,7 @@ def collectives(compiled: Any) -> list[Collective]:
 
 
 def counted(found: list[Collective]) -> dict[str, int]:
-    """How often each kind runs."""
+    """Count how often each kind runs."""
     counts: collections.Counter[str] = collections.Counter()
     for one in found:
         counts[one.kind] += one.times

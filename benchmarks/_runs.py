@@ -1,4 +1,4 @@
-"""What tests of training runs and attacks on them share: a tiny run, ways to run it, and what it leaves behind."""
+"""Helpers for tests of training runs and attacks on them: a tiny run, ways to run it, and readers of its files."""
 
 import contextlib
 import functools
@@ -60,7 +60,7 @@ def compiled_programs_kept_in(folder: Path):
 
 
 def start(*argv: str, cache: Path, optimized: bool = False) -> subprocess.Popen:
-    """The recipe in a process of its own; `cache` keeps compiled programs."""
+    """Start the recipe in its own process; `cache` keeps compiled programs."""
     env = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -102,7 +102,7 @@ def evaluations(folder: Path) -> dict[int, dict]:
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
-    """What TensorBoard's files have, by name and step."""
+    """Return the numbers in TensorBoard's files, by name and step."""
     from tensorboardX.proto.event_pb2 import Event
 
     seen: dict[str, dict[int, float]] = {}
@@ -178,7 +178,7 @@ def acting(after: int, action: Callable[[], None]) -> Callable[..., Any]:
 
 
 class Crash(Exception):
-    """What kills a run in tests."""
+    """The exception that kills a run in tests."""
 
 
 def crash() -> None:

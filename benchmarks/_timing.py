@@ -1,4 +1,4 @@
-"""Interleaved timing, paired ratios, and a record of what was measured on what."""
+"""Interleaved timing, paired ratios, and records of the measurements and the machine."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 
 def git(*args: str) -> str:
-    """What git says about this checkout; nothing where there is none."""
+    """Return the output of a git command in this checkout; nothing if it fails."""
     return subprocess.run(("git", "-C", ROOT, *args), capture_output=True, text=True, check=False).stdout.strip()
 
 
-# Asked when a benchmark starts: what is committed while it runs is not what it measures.
+# Asked when a benchmark starts, because it does not measure what is committed while it runs.
 COMMIT = git("rev-parse", "HEAD")
 UNCOMMITTED = git("status", "--porcelain", "--untracked-files=no", "--", "ppo_parts", "recipes", "benchmarks/*.py")
 
@@ -79,7 +79,7 @@ def interleaved(
     """
     calls, once = {}, {name: seconds(thunk)[0] for name, thunk in thunks.items()}
     for name, thunk in thunks.items():
-        took = once[name] if once[name] > at_least else seconds(thunk)[0]  # the first call of a fast one says little
+        took = once[name] if once[name] > at_least else seconds(thunk)[0]  # the first call of a fast one is slow
         calls[name] = max(1, round(at_least / took))
     if sum(once.values()) > long:
         rounds = max(3, rounds // 3)

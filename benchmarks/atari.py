@@ -68,7 +68,7 @@ def cleanrl(python: str, script: str, config: atari_ppo.Config) -> dict[str, Any
 
 
 def versions(python: str, script: str) -> dict[str, str]:
-    """What CleanRL's script runs with, and its digest."""
+    """Return the packages that CleanRL's script runs with, and its digest."""
     command = [python, "-m", "pip", "list", "--format=json"]
     installed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     found = {package["name"]: package["version"] for package in installed if package["name"] in PACKAGES}
@@ -117,7 +117,7 @@ when frames become gray. With one seed of each, the curves differ; more seeds ar
 
 
 def section(results: Path, pictures: Path) -> list[str]:
-    """The part of docs/results.md about these runs; the picture is written on the way."""
+    """The part of docs/results.md about these runs; also write the picture."""
     records = runs(results / "atari")
     if not records:
         return []
@@ -154,7 +154,7 @@ def merged(group: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def packages(records: list[dict[str, Any]]) -> list[str]:
-    """What CleanRL's script ran with, once if it was always the same."""
+    """Describe what CleanRL's script ran with, once if it was always the same."""
     found = [each["cleanrl_versions"] for each in records if "cleanrl_versions" in each]
     named = [", ".join(f"{name} {version}" for name, version in each.items() if name in PACKAGES) for each in found]
     return [f"CleanRL's script ran with {one}." for one in dict.fromkeys(named)]

@@ -56,7 +56,7 @@ MEGABYTE = 2**20
 
 
 class Runs:
-    """One tiny run that nobody disturbed, and one that died after update 10 of 12, with checkpoints of 4 and 8."""
+    """One tiny run that was not disturbed, and one that died after update 10 of 12, with checkpoints of 4 and 8."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.train = directory, cleanrl_ppo.make_train(tiny())
@@ -127,7 +127,7 @@ def mislabelled(runs: Runs) -> dict[str, str]:
 
 
 def lost_files(runs: Runs) -> dict[str, str]:
-    """Remove something while the run is writing: it says so, and continues from there."""
+    """Remove something while the run is writing: it reports this, and continues from there."""
     outcomes = {}
     for gone in ("metrics.jsonl", "config.json", "checkpoints", ""):
         folder = runs.directory / "lost"
@@ -251,13 +251,13 @@ def signals(directory: Path, cache: Path, wait: float) -> dict[str, dict[str, fl
 
 
 def until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
-    """Wait for something that the process does."""
+    """Wait until the process has done something."""
     while process.poll() is None and not reached():
         time.sleep(0.01)
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """Let a process come to its own end; what it said."""
+    """Wait until a process ends; return its output."""
     output: str = process.communicate()[0]
     assert process.returncode == 0, output
     return output

@@ -1,4 +1,4 @@
-"""What became slower between two recorded results of the same benchmark.
+"""Find what became slower between two recorded results of the same benchmark.
 
 `python -m benchmarks compare benchmarks/results/parts_cpu.json new.json`
 

@@ -1,4 +1,4 @@
-"""What each single difference between the PPO of libraries is worth: one chain, with one choice exchanged at a time.
+"""The effect of each single difference between the PPO of libraries: one chain, with one choice changed at a time.
 
     python -m benchmarks differences HalfCheetah-v5 --steps 1e6 --seeds 10
     python -m benchmarks differences HalfCheetah-v5 --steps 1e6 --seeds 10 --variant current_value
@@ -52,7 +52,7 @@ def chain(
     value: tuple[pp.Part, ...] | None = None,
     last: pp.Part | None = None,
 ) -> pp.Part:
-    """The chain with some choices exchanged; None and the defaults are CleanRL's, except for the time limit."""
+    """The chain with some choices changed; None and the defaults are CleanRL's, except for the time limit."""
     estimator = pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda)
     of_minibatches = pp.chain(parts.evaluate_next_obs(), parts.one_more_step(config.gamma, config.gae_lambda))
     standardize = pp.advantage_normalize(ddof=1)
@@ -93,7 +93,7 @@ def make_train(
     squash: bool = False,
     **choices: Any,
 ) -> training.Train:
-    """A run of the chain with these choices, and of CleanRL's optimizer with a link exchanged."""
+    """A run of the chain with these choices, and of CleanRL's optimizer with one transformation replaced."""
     # A squashed action is within the bounds, and neither mapped onto them nor changed by the clip.
     env = env or envs.prepare(envs.make(config.env_id), normalize=True, gamma=config.gamma, rescale=not squash)
     network = networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std, squash=squash)

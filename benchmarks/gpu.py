@@ -1,4 +1,4 @@
-"""Everything that a GPU should be asked, in one command and eight minutes.
+"""All measurements that need a GPU, in one command and eight minutes.
 
 `python -m benchmarks gpu --json benchmarks/results/gpu_h100.json`
 
@@ -85,7 +85,7 @@ class Setting(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How large everything is."""
+    """The sizes of all measurements."""
 
     copied: int  # bytes
     repeats: int
@@ -166,7 +166,7 @@ class Bench:
         else:
             try:
                 found = measure()
-            except Exception as error:  # whatever it is, the next measurement may work
+            except Exception as error:  # whatever the error is, the next measurement may work
                 said = str(error).strip().partition("\n")[0][:300]
                 found = [{"failed": f"{type(error).__name__}: {said}"}]
             jax.clear_caches()
@@ -235,7 +235,7 @@ def memory() -> Row:
 
 
 def steps_of(name: str, steps: int, num_envs: int, dtype: str) -> list[jax.Array]:
-    """What gae or vtrace reads: 2 % of the steps terminate an episode and 1 % truncate one."""
+    """Make the inputs of gae or vtrace: 2 % of the steps terminate an episode and 1 % truncate one."""
     rng, floats = np.random.default_rng(0), ("log_ratio",) * (name == "vtrace") + ("reward", "value", "next_value")
     shape = (steps, num_envs)
     given = [jnp.asarray(rng.standard_normal(shape, np.float32), dtype) for _ in floats]

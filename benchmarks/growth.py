@@ -31,7 +31,7 @@ BASE = {"environments": 16, "steps": 128, "agents": 1, "minibatches": 4, "seeds"
 def program(
     environments: int, steps: int, agents: int, minibatches: int, seeds: int, epochs: int = update.EPOCHS
 ) -> tuple[Any, tuple[Any, ...]]:
-    """The update of all seeds, and what it is called with."""
+    """Return the update of all seeds, and its arguments."""
     learner = update.cleanrl(minibatches, epochs)
     shape = (steps, environments) if agents == 1 else (steps, environments, agents)
 

@@ -53,7 +53,7 @@ def alone(task: str, updates: int) -> Callable[[], Any]:
 
 
 def ours(train: training.Train, updates: int, learn: bool = True) -> Callable[[], Any]:
-    """`updates` rollouts, each with its update; without, if not `learn`."""
+    """Run `updates` rollouts, each followed by an update if `learn`."""
     one = jax.jit(train.step if learn else train.collect)
     state = jax.block_until_ready(jax.jit(train.init)(jax.random.key(0)))
 
@@ -126,7 +126,7 @@ def steps_per_second(printed: str) -> float:
 
 
 def programs(task: str, updates: int) -> dict[str, Callable[[], Any]]:
-    """Everybody who can take part in this process."""
+    """Return the programs that can run in this process."""
     common: dict[str, Any] = {"env_id": f"gym:{task}", "num_envs": ENVS, "num_steps": STEPS, "total_timesteps": 10**9}
     settings = {"update_epochs": EPOCHS, "num_minibatches": MINIBATCHES}
     config = mujoco_ppo.Config(**common, **settings)

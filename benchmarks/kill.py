@@ -32,7 +32,7 @@ OPTIONS = ("--no-tensorboard", "--log-every", "5", *EVALUATED)
 
 
 def measure(times: int, directory: Path, seed: int = 0) -> dict[str, object]:
-    """Kill a run `times` times, finish it, and compare it with one that was left alone.
+    """Kill a run `times` times, finish it, and compare it with one that was not interrupted.
 
     Raises:
         AssertionError: it did not go on from its latest complete checkpoint, or ended differently.
@@ -97,19 +97,19 @@ def complete(folder: Path) -> list[int]:
 
 
 def half_written(folder: Path) -> bool:
-    """Whether a checkpoint is there in part; one later than the complete ones, or else it was being removed."""
+    """Return whether an incomplete checkpoint is later than all complete ones; an earlier one was being removed."""
     partial = [int(path.name.partition(".")[0]) for path in (folder / "checkpoints").glob("*.orbax-checkpoint-tmp*")]
     return max(partial, default=0) > max(complete(folder), default=0)
 
 
 def until(process: subprocess.Popen, reached: Callable[[], bool]) -> None:
-    """Wait for something that the process does."""
+    """Wait until the process has done something."""
     while process.poll() is None and not reached():
         time.sleep(0.0005)
 
 
 def finish(process: subprocess.Popen) -> None:
-    """Let a process come to its own end."""
+    """Wait until a process ends."""
     output = process.communicate()[0]
     assert process.returncode == 0, output
 

@@ -132,7 +132,7 @@ def bets(train: training.Train, params: Any) -> Array:
 
 
 def return_of_deal(cards: tuple[int, int], first: np.ndarray, second: np.ndarray, node: int = 0) -> float:
-    """What the first player earns on average with these cards; `first` and `second` are probabilities of a bet."""
+    """Return the first player's mean payoff with these cards; `first` and `second` are probabilities of a bet."""
     bet = first[cards[0], node] if FIRST[node] else second[cards[1], node]
     total = 0.0
     for action, probability in enumerate((1 - bet, bet)):
@@ -144,12 +144,12 @@ def return_of_deal(cards: tuple[int, int], first: np.ndarray, second: np.ndarray
 
 
 def first_players_return(first: np.ndarray, second: np.ndarray) -> float:
-    """What the first player earns on average with these probabilities of a bet, `[3, 4]`, against the second."""
+    """Return the first player's mean payoff with these probabilities of a bet, `[3, 4]`, against the second."""
     return float(np.mean([return_of_deal(deal, first, second) for deal in itertools.permutations(range(CARDS), 2)]))
 
 
 def exploitability(table: np.ndarray) -> float:
-    """What a best response against these probabilities of a bet earns, averaged over the two seats."""
+    """Return the payoff of a best response to these probabilities of a bet, averaged over the two seats."""
     best = []
     for seat, nodes in ((1, (0, 3)), (-1, (1, 2))):
         returns = []

@@ -40,7 +40,7 @@ CLEANRL, PUFFERLIB = cleanrl_ppo.PRESETS, pufferlib_ppo.PRESETS
 
 
 class Task(NamedTuple):
-    """What is trained, and the mean return at which a seed counts as a success."""
+    """A training run, and the mean return at which a seed counts as a success."""
 
     make_train: Callable[[Any], training.Train]
     config: Any
@@ -136,7 +136,7 @@ TASKS = {
 
 
 def evaluations(train: training.Train, keys: jax.Array, state: Any, episodes: int = 100) -> dict[str, np.ndarray]:
-    """Mean return, and what else the environment says, of new episodes for each seed; each seed has its own key."""
+    """Return the mean return and the environment's own numbers of new episodes, with a separate key for each seed."""
     keys = jax.vmap(lambda key: jax.random.fold_in(key, 2**20))(keys)
     found = {}
     for name, mode in {"evaluation": False, "evaluation_mode": True}.items():

@@ -297,7 +297,8 @@ def williams_1992():
     The gradient of the log-probability times the return, in one step, without a critic.
     """
     estimate = (pp.reward_to_go(gamma=0.99),)
-    return ppo(estimate=estimate, sampler=pp.full_batch(), surrogate=REINFORCE, critic=NONE, entropy=NONE)
+    without = {"normalize": NONE, "critic": NONE, "entropy": NONE}
+    return ppo(estimate=estimate, sampler=pp.full_batch(), surrogate=REINFORCE, **without)
 
 
 def williams_1991():
@@ -306,7 +307,7 @@ def williams_1991():
     Adds a bonus for the entropy of the policy to REINFORCE.
     """
     estimate = (pp.reward_to_go(gamma=0.99),)
-    return ppo(estimate=estimate, sampler=pp.full_batch(), surrogate=REINFORCE, critic=NONE)
+    return ppo(estimate=estimate, sampler=pp.full_batch(), normalize=NONE, surrogate=REINFORCE, critic=NONE)
 
 
 def mnih_2016():
@@ -403,8 +404,8 @@ def song_2023(share=0.125):
     """
 
     def discard(batch):
-        time = jnp.arange(batch.reward.shape[0]) < (1 - share) * batch.reward.shape[0]
-        return batch.replace(mask=jnp.ones_like(batch.reward) * time[:, None])
+        mask = jnp.ones_like(batch.reward) if batch.mask is None else batch.mask
+        return batch.replace(mask=mask.at[len(mask) - int(share * len(mask)) :].set(0))
 
     partial = pp.stateless(discard, name="partial", provides=("mask",), place="before_sampler", needs_time=True)
     return ppo(estimate=(GAE, partial))
@@ -683,7 +684,7 @@ def rajeswaran_2018(updates=1000):
     def clone(batch, context):
         obs, action = batch.shared["demonstrations"]
         distribution = context.evaluate(context.params, pp.Batch(obs=obs, axes=("step",))).distribution
-        weight = 0.1 * (1 - context.step / updates)
+        weight = pp.linear_schedule(0.1, 0.0, updates)(context.step)
         return batch.add_loss("cloning", -weight * jnp.mean(distribution.log_prob(action)), per="batch")
 
     declared = {"requires": ("shared.demonstrations",), "provides": ("losses",), "place": "after_sampler"}
@@ -841,7 +842,8 @@ def shao_2024():
     """
     reference = {"direction": "current_to_reference", "reference": "reference_log_prob"}
     penalty = pp.kl_penalty(coef=0.04, estimator="k3", **reference)
-    return tokens(CLIPPED, penalty, estimate=(GROUPS,), by="sequence_mean")
+    per_sequence = pp.aggregate("kl_penalty", by="sequence_mean")
+    return tokens(CLIPPED, penalty, per_sequence, estimate=(GROUPS,), by="sequence_mean")
 
 
 def liu_2025_dr_grpo():
@@ -958,6 +960,9 @@ def yue_2025(alpha=0.05):
     λ = 1 - 1 / (α l) for an answer of l tokens, and λ = 1 for the critic; clip-higher; imitates correct answers.
     """
 
+    def imitated(log_ratio, right, mask):
+        return -0.1 * right * log_ratio / F.masked_mean(right + 1e-8, mask)
+
     def adapt(batch):
         lam = jnp.clip(1 - 1 / (alpha * jnp.sum(batch.mask, axis=0)), 0, 1)
         steps = (batch.reward, batch.value, batch.next_value, batch.terminated, batch.truncated)
@@ -966,8 +971,7 @@ def yue_2025(alpha=0.05):
 
     declared = {"requires": ("mask",), "provides": ("advantage", "target"), "place": "before_sampler"}
     estimate = (pp.outcome_reward(), pp.stateless(adapt, name="adapt", needs_time=True, **declared))
-    imitate = pp.policy_loss(lambda log_ratio, right, mask: -0.1 * right * log_ratio, name="right")
-    imitate = pp.within(imitate, read={"advantage": "extras.right"}, name="imitate")
+    imitate = pp.within(pp.policy_loss(imitated), read={"advantage": "extras.right"}, name="imitate")
     return ppo(imitate, estimate=estimate, surrogate=pp.clipped_surrogate(clip_eps=0.2, clip_eps_high=0.28))
 
 

@@ -1,4 +1,4 @@
-"""Every part and function of the hot core, against its rivals and against merely moving the memory.
+"""Every part and function of the hot core, against its rivals and against a plain copy of the memory.
 
 `python -m benchmarks parts --json benchmarks/results/parts_cpu.json`
 
@@ -44,7 +44,7 @@ Arrays = dict[str, Any]
 
 
 class Case(NamedTuple):
-    """What is measured: `ours(*reads)`, its rivals (of the gradient, for a loss), and programs that are not JAX's."""
+    """One measurement: `ours(*reads)`, its rivals (of the gradient, for a loss), and programs outside JAX."""
 
     reads: tuple[str, ...]
     ours: Method

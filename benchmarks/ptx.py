@@ -1,10 +1,10 @@
-"""What becomes of the GPU kernels, without a GPU: their Triton IR, and the PTX and registers that it compiles to.
+"""The compilation of the GPU kernels, without a GPU: their Triton IR, and the PTX and registers that it compiles to.
 
 `python -m benchmarks ptx --json benchmarks/results/gpu_ptx.json`
 
 JAX lowers a kernel for CUDA on any machine, as far as Triton's intermediate representation (IR). Where the package
 `triton` is installed (`pip install triton`, on Linux), its compiler and its ptxas continue from there. On a GPU, XLA
-compiles the same IR with a Triton and a ptxas of its own, so that the registers may differ by a few.
+compiles the same IR with its own Triton and ptxas, so the number of registers may differ slightly.
 
 *Bytes per element* are what a kernel reads and writes if it touches each array once, which the tests check on the IR.
 The *limit* is how many elements per second a memory bandwidth of 3.35 TB/s (an H100 with SXM) allows then.

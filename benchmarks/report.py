@@ -126,7 +126,7 @@ def parts(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
 
 
 def measured(row: Row) -> tuple[Any, ...]:
-    """What a microbenchmark timed, and by which clock."""
+    """Describe what a microbenchmark timed, and by which clock."""
     return row["part"], row["direction"], tuple(row["size"]), row["dtype"], row["clock"]
 
 
@@ -183,7 +183,7 @@ def update(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
 
 
 def growth(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
-    """What an update costs against one quantity at a time."""
+    """Describe the cost of an update as a function of one quantity at a time."""
     page = [
         "The update above, while one quantity grows at a time. *Power* is the exponent from the previous value to this",
         "one; 1 means proportional. *Memory*, as the compiler reports it, is temporaries + inputs and outputs. *Beyond",
@@ -326,7 +326,7 @@ def whole_run(row: Row) -> float:
 
 
 def earlier(result: Row) -> str:
-    """What the same task reached before it was recorded again, if it was of the same length."""
+    """Return the earlier result of the same task, if that run had the same length."""
     before = result.get("before")
     if before is None or before["env_steps"] != result["env_steps"]:
         return ""
@@ -383,8 +383,10 @@ def learning(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     where = [
         "Mean over seeds (standard deviation), and how many seeds reach the threshold of the task. Training returns",
         "favor short episodes, because more of them end in the same number of steps; new episodes are all played to",
-        "their end, with sampled actions. Configurations, versions, hardware and the curves of all seeds are in the",
-        "files of these names, thresholds and their reasons in [benchmarks/learning.py](../benchmarks/learning.py).",
+        "their end, with sampled actions. *Before* is the result of an earlier version of the code, with its commit.",
+        "The machine was shared, so the speeds of two rows cannot be compared. Configurations, versions, hardware and",
+        "the curves of all seeds are in the files of these names, thresholds and their reasons in",
+        "[benchmarks/learning.py](../benchmarks/learning.py).",
         "",
         *PUBLISHED,
         "",

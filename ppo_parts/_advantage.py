@@ -30,9 +30,9 @@ def gae(
     """Write `advantage` and `target` by generalized advantage estimation; see `functional.gae` for the equations.
 
     Before the sampler it reads the rollout's values. After a sampler that keeps time it reads the values of the policy
-    being trained (`current.value`), and takes `next_value` from them, except at truncations, before masked
-    steps and at the rollout's end.
-    Gradients do not flow through it. Before the sampler it also writes the metric `explained_variance`.
+    being trained (`current.value`), and takes `next_value` from them, except at truncations, before masked steps and at
+    the rollout's end. Gradients do not flow through it. Before the sampler it also writes the metric
+    `explained_variance`.
 
     Args:
         gamma: discount per step, in [0, 1]; a schedule counts learner updates.
@@ -150,7 +150,7 @@ def vtrace(
 
 
 def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int = 0, eps: Numeric = 1e-8) -> Part:
-    """Standardize `advantage`; see `functional.advantage_normalize` for the equation and who uses which `ddof`.
+    """Standardize `advantage`; see `functional.advantage_normalize` for the equation and the `ddof` of each library.
 
     Args:
         axis: axes of the batch over which the statistics are taken; None: all. After `segment_minibatches`, axis 0 is
@@ -228,14 +228,14 @@ def align_weight(batch: Batch, like: Array) -> Array:
 
 
 def _latest_values(where: str, batch: Batch, *, skip: bool = False) -> tuple[Array, Array]:
-    """Return value and next value of the latest policy that has been evaluated on the batch."""
+    """Return the values and next values of the latest policy that was evaluated on the batch."""
     require(
         batch,
         where,
         reward="an advantage needs the reward of every step",
         terminated="it is 1 where the transition out of step t ended the episode",
-        value="it is V(obs) when the step was taken: give the policy a critic, or use an advantage without one, as of "
-        "group_advantage()",
+        value="it is V(obs) when the step was taken: give the policy a critic, or use an advantage that needs none, "
+        "such as group_advantage()",
         next_value="it is V of the observation that followed step t; functional.next_values(...) builds it",
     )
     if batch.current is None:
@@ -243,14 +243,14 @@ def _latest_values(where: str, batch: Batch, *, skip: bool = False) -> tuple[Arr
     if batch.current.value is None:
         raise UserValueError(
             f"{where}: the policy has no value, and an advantage along time needs one: give the policy "
-            "a critic, or write the advantage with a part of your own"
+            "a critic, or write the advantage with your own part"
         )
     value = jax.lax.stop_gradient(batch.current.value)
     return value, follow(batch, value, skip=skip)
 
 
 def _latest_log_ratio(batch: Batch) -> Array:
-    """Return the log-ratio of the latest policy that has been evaluated on the batch."""
+    """Return the log-ratio of the latest policy that was evaluated on the batch."""
     if batch.current is not None:
         return jax.lax.stop_gradient(batch.current_log_ratio())
     return jnp.zeros_like(batch.value) if batch.log_ratio is None else batch.log_ratio
@@ -266,7 +266,7 @@ def _write(batch: Batch, advantage: Array, target: Array) -> Batch:
 
 
 def _explained_variance(batch: Batch, target: Array) -> Array:
-    """Compute `functional.explained_variance`; of several shards, from the moments of each, exchanged all at once."""
+    """Compute `functional.explained_variance`; several shards exchange their moments in one step."""
     if batch.shards == 1:
         return functional.explained_variance(batch.value, target, mask=batch.mask)
 

@@ -15,7 +15,8 @@ def cond_any(wanted: Array, f: Callable[..., Any], otherwise: Callable[..., Any]
     """Return `f(*operands)` if any element of `wanted` is True, else `otherwise(*operands)`; one branch runs.
 
     `vmap` turns a `cond` with a batched predicate into a select that runs both branches. Here the predicate is reduced
-    over the batch first, so that it remains a `cond`; `f` must not change what `wanted` does not ask for.
+    over the batch first, so that it remains a `cond`. `f` then also runs for elements whose `wanted` is False: it must
+    not change them, unless the caller ignores its results there.
     """
 
     @jax.custom_batching.custom_vmap

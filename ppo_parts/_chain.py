@@ -12,12 +12,12 @@ from ._errors import UserTypeError, UserValueError
 from ._types import Array, Batch, Context, Divider, Params, Part, field_at, kind
 
 REMEDY = {
-    "advantage": "put gae() or vtrace() before it (or give the batch an advantage of your own)",
-    "target": "put gae() or vtrace() before it (or give the batch a target of your own)",
+    "advantage": "put gae() or vtrace() before it (or give the batch your own advantage)",
+    "target": "put gae() or vtrace() before it (or give the batch your own target)",
     "weight": "use a sampler that weighs what it draws, such as prioritized_sampler()",
     "losses": "put a loss such as clipped_surrogate() before it",
-    "behavior": "let the rollout keep it, rollout(..., keep_distribution=True)",
-    "next_obs": "let the rollout keep it, rollout(..., keep_next_obs=True)",
+    "behavior": "make the rollout keep it, rollout(..., keep_distribution=True)",
+    "next_obs": "make the rollout keep it, rollout(..., keep_next_obs=True)",
 }
 BY_THE_LEARNER = {"losses", "metrics", "stop"}  # fields that the learner reads at the end of a chain
 
@@ -33,12 +33,12 @@ class Chain(Part):
 
 
 def chain(*parts: Part) -> Part:
-    """Apply parts one after another; the result is a part again, so chains nest.
+    """Apply parts one after another; the result is itself a part, so chains nest.
 
-    Position is granularity: parts before a sampler see the rollout, parts after it see minibatches, under the policy
-    being trained. The `update` of a chain is always the plain fold over its parts (a sampler among them draws its
-    first minibatch); `learner` runs the same chain over all minibatches and epochs. `print(chain(...))` shows the
-    stages, and what each part reads and writes.
+    A part's position determines what it sees: parts before the sampler see the rollout, parts after it see minibatches
+    under the policy being trained. The `update` of a chain runs each part once (the sampler draws only its first
+    minibatch); `learner` runs the same chain over all minibatches and epochs. `print(chain(...))` shows the stages, and
+    what each part reads and writes.
 
     Args:
         *parts: parts, in order; nested chains are flattened. Without parts, the chain is the identity.
@@ -87,6 +87,7 @@ time axis: move vtrace before it, or use segment_minibatches()
         _open_requirements(flat),
         _all_provided(flat),
         parts=flat,
+        **_declarations(flat),
         amend=amended if any(part.amend is not None for part in flat) else None,
         finish=finished if any(part.finish is not None for part in flat) else None,
     )
@@ -97,11 +98,32 @@ def identity() -> Part:
     return chain()
 
 
+def inner_key(part: Part, key: Any) -> Any:
+    """Return the key of a part that another part wraps.
+
+    The parts of a wrapped chain must not receive the keys of the parts of the outer chain.
+    """
+    return jax.random.fold_in(key, 2**30) if isinstance(part, Chain) and key is not None else key
+
+
+def parts_of(part: Part) -> tuple[Part, ...]:
+    """Return the parts of a chain, or the part alone."""
+    return part.parts if isinstance(part, Chain) else (part,)
+
+
+def check_wrapped(where: str, part: Any, expected: str) -> None:
+    """Raise unless `part` is a part, or a chain of parts, without a sampler."""
+    if not isinstance(part, Part):
+        raise UserTypeError(f"{where}: expected {expected}, got {part!r}")
+    if (divides := find_sampler(parts_of(part))) is not None:
+        raise UserTypeError(f"{where}: expected {expected}, got the sampler {parts_of(part)[divides].name}")
+
+
 def part_key(key: Any, index: int) -> Any:
     """Return the key of part `index` of a chain; None without a key.
 
     The first part has the key of the chain, so that `chain(p)` and `p` draw the same numbers. The others fold in large
-    numbers, so that a part that folds small numbers into its own key does not obtain the key of another part.
+    numbers, so that a part that folds small numbers into its own key does not reproduce the key of another part.
     """
     return key if index == 0 or key is None else jax.random.fold_in(key, 2**31 + index)
 
@@ -112,7 +134,7 @@ def fold(
     """Run `parts` in order, each with its own state and its own key."""
     if len(parts) != len(states):
         raise UserValueError(
-            f"chain: {len(parts)} parts but {len(states)} states: was the state made by the init of this very chain?"
+            f"chain: {len(parts)} parts but {len(states)} states: was the state made by this chain's init?"
         )
     after = []
     for index, (part, state) in enumerate(zip(parts, states, strict=True)):
@@ -175,7 +197,7 @@ def find_sampler(parts: Sequence[Part]) -> int | None:
 
 
 def check_every_write_has_an_effect(shared: Sequence[Part], tails: Iterable[Sequence[Part]]) -> None:
-    """Raise if what a part writes is never read, or changes a field after the losses that should have used it.
+    """Raise if a part writes a field that no part reads, or changes a field after the losses that should have used it.
 
     Args:
         shared: the parts that all phases share.
@@ -191,7 +213,7 @@ def check_every_write_has_an_effect(shared: Sequence[Part], tails: Iterable[Sequ
 
 
 def reads_field(part: Part, field: str) -> bool:
-    """Return whether a part declares that it reads a field, something in it, or what it is in."""
+    """Return whether a part declares that it reads a field, an entry of the field, or the field that contains it."""
     return any(
         field == read or field.startswith(f"{read}.") or read.startswith(f"{field}.")
         for read in (*part.requires, *(part.reads or ()))
@@ -212,7 +234,7 @@ def describe(parts: Sequence[Part]) -> str:
         reads = ", ".join(dict.fromkeys((*part.requires, *(part.reads or ()))))
         writes = ", ".join(part.provides)
         text = f"{stage:<11}{part.name:<{width}}"
-        text += f"reads {reads or ('nothing' if part.reads is not None else 'what its update reads')}"
+        text += f"reads {reads or ('nothing' if part.reads is not None else 'undeclared fields')}"
         lines.append(text + (f"; writes {writes}" if writes else ""))
         for name, inner in (part.chains if isinstance(part, Divider) else {}).items():
             lines += [f"  {name}:", *("    " + line for line in describe(inner).splitlines())]
@@ -220,12 +242,12 @@ def describe(parts: Sequence[Part]) -> str:
 
 
 def _check_read(part: Part, paths: Iterable[Sequence[Part]]) -> None:
-    """Raise if the part writes fields, and along none of the paths after it one of them is read."""
+    """Raise if the part writes fields, and none of the paths after it reads any of them."""
     paths = tuple(paths)
     written = [field for field in part.provides if field.partition(".")[0] not in BY_THE_LEARNER]
     if not written or any(_is_read(written, path) for path in paths):
         return
-    why, remedy = "so that it would change nothing", "put it before the losses that should use it, or leave it out"
+    why, remedy = "so it would have no effect", "put it before the losses that should use it, or leave it out"
     if written == ["weight"]:
         remedy = "add advantage_weight() or loss_weight(...) after it, or set beta=0"
     elif not any("losses" in later.provides for path in paths for later in path):
@@ -248,16 +270,16 @@ def _is_read(fields: Sequence[str], later: Sequence[Part]) -> bool:
 def _check_in_time(part: Part, earlier: Sequence[Part], later: Sequence[Part]) -> None:
     """Raise if the part changes a field that an earlier loss has read, and the result reaches no loss of its kind.
 
-    Only the same path counts: a loss that declares "current" may not read the one field of it that the part changes.
+    Paths must be equal: a loss that declares "current" may not read the one field of it that the part changes.
     """
     for field in part.provides:
         losses = [loss for loss in earlier if "losses" in loss.provides]
         missed = [loss for loss in losses if field in (*loss.requires, *(loss.reads or ()))]
         if field in BY_THE_LEARNER or not missed or not reads_field(part, field):
             continue
-        why = "no loss after it does, so that it would not change what is learned"
+        why = "no loss after it does, so the change would have no effect on learning"
         if field == "mask":
-            why = "the mean of that loss would be over another mask than the loss itself"
+            why = "that loss would be computed with one mask and averaged with another"
         elif _reaches_a_loss(field, later, policy=any(reads_field(loss, "advantage") for loss in missed)):
             continue
         raise UserValueError(
@@ -267,7 +289,7 @@ def _check_in_time(part: Part, earlier: Sequence[Part], later: Sequence[Part]) -
 
 
 def _reaches_a_loss(field: str, later: Sequence[Part], *, policy: bool) -> bool:
-    """Return whether a later loss may read the field, or what other parts make of it; with `policy`, a policy loss."""
+    """Return whether a later loss (with `policy`, a policy loss) may read the field, or a field derived from it."""
     changed = {field}
     for reader in later:
         if reader.reads is None:
@@ -330,6 +352,26 @@ def _open_requirements(parts: tuple[Part, ...]) -> tuple[str, ...]:
         needed.update(dict.fromkeys(field for field in part.requires if field not in written))
         written.update(part.provides)
     return tuple(needed)
+
+
+def _declarations(parts: tuple[Part, ...]) -> dict[str, Any]:
+    """Return the declarations of a chain without a sampler: its reads, its place, and whether it needs time."""
+    if find_sampler(parts) is not None:
+        return {}
+    reads: dict[str, None] | None = {}
+    written: set[str] = set()
+    for part in parts:
+        if part.reads is None or reads is None:
+            reads = None
+        else:
+            reads.update(dict.fromkeys(field for field in part.reads if field not in written))
+        written.update(part.provides)
+    places = {part.place for part in parts} - {"anywhere"}
+    return {
+        "reads": None if reads is None else tuple(reads),
+        "place": places.pop() if len(places) == 1 else "anywhere",
+        "needs_time": any(part.needs_time for part in parts),
+    }
 
 
 def _all_provided(parts: tuple[Part, ...]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What a learner requires of a rollout, and how it reports non-finite numbers."""
+"""The checks of a learner's parameters and rollout, and its report of non-finite numbers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def check_params(params: Params) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not isinstance(leaf, (jax.Array, np.ndarray, float, int, np.generic)):
             raise UserTypeError(
-                f"learner.init: the parameters hold {leaf!r} at {jax.tree_util.keystr(path)}, which is not an array: "
-                "partition a network module first, as equinox.partition(model, equinox.is_array) or flax.nnx.split do, "
-                "and put it together again in evaluate"
+                f"learner.init: the parameters contain {leaf!r} at {jax.tree_util.keystr(path)}, which is not an "
+                "array: partition a network module first, for example with equinox.partition(model, equinox.is_array) "
+                "or flax.nnx.split, and recombine it in evaluate"
             )
     if not jax.tree.leaves(params):
         raise UserValueError("learner.init: the parameter tree is empty, so there is nothing to train")
@@ -39,14 +39,14 @@ def check_trainable(params: Params) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             raise UserTypeError(
-                f"learner.init: the parameters to train hold {jnp.result_type(leaf)} at "
-                f"{jax.tree_util.keystr(path) or 'the top'}, which has no gradient: keep it out of them, or name those "
-                "to train with phase(..., trains=...)"
+                f"learner.init: the parameters to train contain {jnp.result_type(leaf)} at "
+                f"{jax.tree_util.keystr(path) or 'the top'}, which has no gradient: remove it from the parameters, or "
+                "name those to train with phase(..., trains=...)"
             )
 
 
 def check_key(where: str, key: Any) -> None:
-    """Raise unless `key` is one key of JAX, of the new or the old kind."""
+    """Raise unless `key` is a single JAX key, typed or raw."""
     dtype, shape = getattr(key, "dtype", None), jnp.shape(key) if hasattr(key, "shape") else None
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if (typed and shape != ()) or not (typed or dtype == jnp.uint32):
@@ -99,10 +99,11 @@ def check_axes(where: str, batch: Batch) -> None:
 
 
 def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
-    """Return the batch with 0 for masked numbers that would make a network's gradient NaN, as 0 * inf does.
+    """Return the batch with 0 in place of masked numbers that would make a network's gradient NaN, as 0 * inf does.
 
     All masked numbers are replaced if networks evaluate each step by itself. Where minibatches keep time or a policy
-    has several agents, the results of other steps may depend on them, so only non-finite numbers are replaced there.
+    has several agents, the results of other steps may depend on them, so only numbers that are not finite, or so large
+    that their squares overflow, are replaced.
     """
     if batch.mask is None:
         return batch
@@ -113,7 +114,8 @@ def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
         if not jnp.issubdtype(x.dtype, jnp.floating) or x.shape[: keep.ndim] != keep.shape:
             return x
         kept = unsqueezed(keep, x.ndim)
-        return jnp.where(kept if alone else jnp.isfinite(x) | kept, x, 0)
+        harmless = jnp.square(x) <= jnp.finfo(x.dtype).max  # False for NaN
+        return jnp.where(kept if alone else harmless | kept, x, 0)
 
     return batch.replace(**{name: jax.tree.map(finite, getattr(batch, name)) for name in TREES})
 

@@ -1,14 +1,16 @@
-"""Shared arguments of the commands that read a trained run, and its loading."""
+"""Arguments and loading shared by the commands that read a trained run."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 
-from ._errors import UserValueError
+from ._errors import UserError, UserValueError
 from .training import LoadedRun, load
 from .training._recipe import import_recipe
 
@@ -30,7 +32,7 @@ def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
 def add_seed_index(parser: argparse.ArgumentParser) -> None:
     """Add the argument that selects one of a run's seeds."""
     parser.add_argument(
-        "--seed-index", type=int, default=0, help="which seed of a run with several, from 0 (default: 0)"
+        "--seed-index", type=int, default=0, help="which seed of a run with several, counted from 0 (default: 0)"
     )
 
 
@@ -48,6 +50,15 @@ def state_of_seed(run: LoadedRun, index: int) -> Any:
     return jax.tree.map(lambda x: x[index], run.state) if run.state.key.ndim else run.state
 
 
+@contextlib.contextmanager
+def one_environment(consequence: str) -> Iterator[None]:
+    """State the consequence if a single environment cannot be reset, as after `envs.fold_agents`."""
+    try:
+        yield
+    except UserError as error:
+        raise UserValueError(f"{consequence}: a single environment cannot be reset: {error}") from error
+
+
 def positive(text: str) -> int:
     """Parse a whole number of at least 1."""
     number = int(text)
@@ -56,5 +67,13 @@ def positive(text: str) -> int:
     return number
 
 
+def seed(text: str) -> int:
+    """Parse a seed, a whole number in [0, 2**32): JAX would use only the last 32 bits of a larger one."""
+    number = int(text)
+    if not 0 <= number < 2**32:
+        raise argparse.ArgumentTypeError(f"must lie in [0, 2**32), got {number}")
+    return number
+
+
 def _checkpoint(text: str) -> Literal["latest", "best"] | int:
-    return int(text) if text.isdecimal() else text  # type: ignore[return-value] # `load` names what there is
+    return int(text) if text.isdecimal() else text  # type: ignore[return-value] # `load` lists the valid ones

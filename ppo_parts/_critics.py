@@ -1,4 +1,4 @@
-"""Parts for critics that do not learn by the squared error of a value in reward units."""
+"""Parts for critics that are not trained on the squared error of a value in reward units."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def critic_loss(
 ) -> Part:
     """Add `coef` times `loss(prediction, target, mask=mask, **hyperparameters)` as the loss `name`.
 
-    This makes a part of any value loss in `functional`, and of your own: a function of what the critic predicts and of
-    the value target that returns a loss per element. A critic that predicts more than a value, such as quantiles or the
+    This turns any value loss into a part: one in `functional`, or your own function of the critic's prediction and the
+    value target that returns a loss per element. A critic that predicts more than a value, such as quantiles or the
     logits of a classification, returns it in `Output.aux`. Metric: `<name>_loss`, the mean without the coefficient.
 
     Args:
@@ -40,8 +40,9 @@ def critic_loss(
     Place: after the sampler; needs the `target` of `gae` or `vtrace`.
 
     Raises:
-        TypeError: `loss` is not a function, or does not take these arguments. ValueError: `prediction` is another word,
-            `loss` rejects a hyperparameter or returns another shape, or (when traced) the policy returns no such entry.
+        TypeError: `loss` is not a function, or does not take these arguments. ValueError: `prediction` is
+            neither "value" nor begins with "aux.", `loss` rejects a hyperparameter or returns another shape, or (when
+            traced) the policy returns no such entry.
 
     Example:
         >>> import jax.numpy as jnp, ppo_parts as pp
@@ -84,18 +85,20 @@ class ValueStatistics(NamedTuple):
 def normalize_target(
     write: Callable[[Params, ValueStatistics, ValueStatistics], Params], *, rate: Numeric, min_scale: float = 1e-4
 ) -> Part:
-    r"""Write `extras.target_normalized` by running statistics, which `write` puts into the parameters.
+    r"""Write the targets, normalized by running statistics, to `extras.target_normalized`.
 
     .. math:: \mu \leftarrow \mu + \beta (\bar y - \mu), \qquad
               \sigma^2 \leftarrow (1 - \beta) \sigma^2 + \beta\, \mathrm{Var}(y) + \beta (1 - \beta) (\bar y - \mu)^2,
               \qquad \hat y = \frac{y - \mu}{\sigma}
 
-    with the mean and the variance of the rollout's targets y. These are the exponential averages of the first two
-    moments, computed without cancellation. The first statistics are 0 and 1. Metrics: `target_mean`, `target_scale`.
+    with the mean and variance of the rollout's targets y, and :math:`\beta` = `rate`. These are the exponential
+    averages of the first two moments, computed without cancellation. :math:`\mu` and :math:`\sigma` begin at 0 and 1.
+    Metrics: `target_mean`, `target_scale`.
 
-    The network denormalizes its prediction, :math:`V = \sigma n(s) + \mu`, so that values are in reward units
-    everywhere else. Therefore the statistics are parameters, without a gradient. If `write` only sets them, this is
-    running value normalization. If it also rescales the last layer, by `functional.rescale_head`, it is PopArt.
+    The network denormalizes its prediction n, :math:`V = \sigma n(s) + \mu`, so that values are in reward units
+    everywhere else. Therefore the statistics are parameters, without a gradient, and `write` sets them. If it does
+    nothing else, this is running value normalization. If it also rescales the last layer, by
+    `functional.rescale_head`, this is PopArt.
 
     Args:
         write: `write(params, old, new) -> params`, with the `ValueStatistics` before and after; called outside the
@@ -104,7 +107,7 @@ def normalize_target(
         rate: the share of a new rollout in the statistics, in [0, 1]; a schedule counts learner updates. The schedule
             `lambda step: 1 / (step + 1)` averages over all rollouts. With `refresh` it applies to each run of the part,
             so choose a smaller one.
-        min_scale: least standard deviation, > 0.
+        min_scale: smallest standard deviation, > 0.
 
     Place: after `gae` or `vtrace`, before the sampler.
 
@@ -132,7 +135,7 @@ def normalize_target(
 
     def update(batch: Batch, state: ValueStatistics, context: Context) -> tuple[Batch, ValueStatistics]:
         share = jnp.asarray(at(rate, context.step), state.mean.dtype)
-        if batch.mask is not None:  # the mean of no target is not 0
+        if batch.mask is not None:  # without targets, their mean is undefined
             share = jnp.where(jnp.any(batch.mask.astype(bool)), share, 0)
         target = batch.target.astype(state.mean.dtype)
         center = masked_mean(target, batch.mask)

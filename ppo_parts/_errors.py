@@ -1,4 +1,4 @@
-"""Errors whose message names the remedy."""
+"""Errors whose messages name the remedy."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class UserError(Exception):
 
 
 class UserValueError(UserError, ValueError):
-    """A value that cannot work."""
+    """An argument has an invalid value."""
 
     __module__ = "ppo_parts"
 
 
 class UserTypeError(UserError, TypeError):
-    """A value of a type that cannot work."""
+    """An argument has an invalid type."""
 
     __module__ = "ppo_parts"
 

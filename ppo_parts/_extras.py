@@ -1,4 +1,4 @@
-"""Packages that only some users need: the core does without them, and each is imported when it is first used."""
+"""Optional packages: the core works without them, and each is imported when it is first used."""
 
 from __future__ import annotations
 

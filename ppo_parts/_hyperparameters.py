@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._errors import UserTypeError, UserValueError
-from .functional._common import bounds, is_real, range_error
+from .functional._common import bounds, is_real, range_error, rounded
 
 Array = jax.Array
 Numeric = float | Array | Callable[[Any], Any]
@@ -47,7 +47,7 @@ def number(
     if np.shape(value) != ():
         raise UserValueError(
             f"must be one number, got an array of shape {np.shape(value)}; to sweep it, build the chain inside a "
-            "function and vmap that; if it varies over the rollout, call functional in a part of your own",
+            "function and vmap that; if it varies over the rollout, call functional in your own part",
             where=where,
             argument=name,
         )
@@ -61,16 +61,11 @@ def _inside(x: Any, low: float, high: float, open_low: bool) -> Any:
 
 
 def _nan_outside(x: Any, low: float, high: float, open_low: bool) -> Array:
-    return jnp.where(_inside(x, *_rounded(low, high), open_low), x, jnp.nan)
-
-
-def _rounded(low: float, high: float) -> tuple[float, float]:
-    """Widen the range by the rounding error of float32: a schedule from 1 may begin at 1.0000001."""
-    return low - 1e-6 * abs(low), high + 1e-6 * abs(high)
+    return jnp.where(_inside(x, *rounded(low, high), open_low), x, jnp.nan)
 
 
 LATE = (np.int32(2**29), np.int32(2**30))
-"""Steps that no run reaches: a schedule that has one value at both has settled."""
+"""Steps that no run reaches: a schedule that has the same value at both is taken to have become constant."""
 
 
 def _schedule(
@@ -91,26 +86,26 @@ def _schedule(
         ends["in the end"] = late[0]
     for when, end in ends.items():
         if not isinstance(end, jax.core.Tracer) and not is_real(np.asarray(end)):
-            raise UserTypeError(f"must be a number, and its schedule is {end!r} {when}", where=where, argument=name)
+            raise UserTypeError(f"must be a number, but its schedule is {end!r} {when}", where=where, argument=name)
         if jnp.shape(end) != ():
             raise UserValueError(
-                f"must be one number at every step, and its schedule returns shape {jnp.shape(end)}",
+                f"must be one number at every step, but its schedule returns shape {jnp.shape(end)}",
                 where=where,
                 argument=name,
             )
         opened = open_low and when == "at step 0"  # a value that must not be 0 may still be annealed to 0
-        if not isinstance(end, jax.core.Tracer) and not _inside(np.float64(end), *_rounded(low, high), opened):
+        if not isinstance(end, jax.core.Tracer) and not _inside(np.float64(end), *rounded(low, high), opened):
             raise UserValueError(
-                f"must lie in {bounds(low, high, open_low)}, and its schedule is {float(end):g} {when}",
+                f"must lie in {bounds(low, high, open_low)}, but its schedule is {float(end):g} {when}",
                 where=where,
                 argument=name,
             )
-    # A value may be annealed to an open end, as above; outside the range it is NaN.
+    # A value may be annealed to an excluded bound, as above; outside the range it is NaN.
     return lambda step: _nan_outside(jnp.asarray(value(step)), low, high, False)
 
 
 def spread_nan(x: Array, *hyperparameters: Any) -> Array:
-    """Return `x`, or NaN everywhere if one of the hyperparameters that it depends on is NaN, because out of range.
+    """Return `x`, or NaN everywhere if one of the hyperparameters is NaN because it is out of range.
 
     Comparisons and minima may discard a NaN. A loss must not, because the learner counts the NaNs of losses.
     """
@@ -121,7 +116,7 @@ def spread_nan(x: Array, *hyperparameters: Any) -> Array:
 
 
 def degrees(where: str, ddof: Any) -> None:
-    """Raise unless `ddof`, what a variance subtracts from the count, is 0 or 1."""
+    """Raise unless `ddof`, which a variance subtracts from the count, is 0 or 1."""
     if ddof not in (0, 1) or isinstance(ddof, bool):
         raise UserValueError(f"must be 0 or 1, got {ddof!r}", where=where, argument="ddof")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,13 +11,14 @@ import jax.numpy as jnp
 
 from ._chain import chain, check_every_write_has_an_effect, finish, part_key
 from ._checks import check_key, check_params, check_rollout, check_trainable, count_nonfinite, finite_where_masked
-from ._errors import UserTypeError
+from ._errors import UserTypeError, UserValueError
 from ._loop import GradientMetrics, PhaseLoop, PhaseState, run_every
 from ._metrics import Metrics, join_metrics
 from ._optim import may_skip
 from ._pieces import evaluate_shards
 from ._policy import evaluate_current
 from ._refresh import PartStates, Upstream, UpstreamState
+from ._replay import Replay
 from ._spec import PhaseSpec, by_phase, divide, with_optimizers, without_names
 from ._trees import copies, on_automatic_mesh, varying_like
 from ._types import Array, Batch, Context, Evaluate, Output, Params, Part
@@ -70,7 +71,7 @@ def learner(
     Metrics are reduced over the minibatches that ran, as specified by the part that adds them (`Batch.add_metrics`; by
     default the mean). The learner adds `loss`, `grad_norm` (before the optimizer), `minibatches` (gradient steps
     applied: neither discarded by a part nor skipped by the optimizer), `epochs` (begun) and `early_stopped` (0 or 1, if
-    the chain can stop). `nonfinite/...` count non-finite numbers, by where they arose: unmasked elements of
+    the chain can stop). The metrics `nonfinite/...` count non-finite numbers by where they arose: unmasked elements of
     the rollout's `reward`, `log_prob`, `value` and `next_value`, elements of the minibatches' `advantage`, and
     minibatches whose loss or `gradient` is not finite; see `nonfinite_report`.
 
@@ -128,6 +129,8 @@ def learner(
         raise UserTypeError(f"learner: gradient_metrics must be a function of the gradient, got {gradient_metrics!r}")
     shared, specs = divide(chain(pipeline))
     phases = with_optimizers(specs, optimizer)
+    for spec in phases:
+        check_replay_is_first(spec.before)
     check_every_write_has_an_effect(shared, [(*spec.before, spec.sampler, *spec.after) for spec in phases])
     made = _Update(shared, phases, evaluate, gradient_metrics or (lambda gradient: {}), return_batch)
     return Learner(made.init, made.update)
@@ -181,9 +184,9 @@ class _Update:
         return on_automatic_mesh(self._update, batch.log_prob)(key, state, batch)
 
     def _update(self, key: Array, state: LearnerState, batch: Batch) -> Any:
-        """Run the shared parts, each phase, and what parts do at the end."""
-        # Inside `shard_map` the rollout may differ between devices, and parameters trained on it do so, too. What the
-        # loops below carry must then be marked as differing from the beginning.
+        """Run the shared parts, each phase, and the `finish` of each part."""
+        # Inside `shard_map` the rollout may differ between devices, and so do parameters trained on it. The carries of
+        # the loops below must then be marked as varying from the beginning.
         key, state = varying_like((key, state), batch.log_prob)
         recorded = batch.replace(metrics={}, reductions=(), losses={}, current=None, stop=None)
         keeps_time = not all(spec.sampler.cuts_time for spec in self.phases)
@@ -192,7 +195,12 @@ class _Update:
         shared, states = state.pipeline
         opt_states, states = by_phase(state.opt_state, self.phases), by_phase(states, self.phases)
         so_far = _SoFar(state.params, opt_states, shared, states, (count_nonfinite(recorded),))
-        prepared, so_far = self._run_shared(recorded, so_far, context)
+        prepared = stored = recorded
+        if any(spec.sampler.refresh.shares_upstream for spec in self.phases):
+            prepared, so_far = self._run_shared(recorded, so_far, context)
+            stored = prepared
+        elif any(part.finish is not None for spec in self.phases for part in spec.before):
+            stored, _ = self._run_shared(recorded, so_far, context)  # for `finish`, such as that of `replay`
         rollouts = {}
         for number, spec in enumerate(self.phases):
             upstream = Upstream(
@@ -207,7 +215,7 @@ class _Update:
             phase_context = context.replace(key=jax.random.fold_in(key, number + 1))
             rollouts[spec.name], so_far = self._run_phase(spec, upstream, so_far, phase_context)
         finish_context = context.replace(key=jax.random.fold_in(key, len(self.phases) + 1), params=so_far.params)
-        shared, states = self._finished(so_far, prepared, rollouts, finish_context)
+        shared, states = self._finished(so_far, prepared, stored, rollouts, finish_context)
         pipeline = (shared, without_names(states, self.phases))
         opt_state = without_names(so_far.opt_states, self.phases)
         result = LearnerState(so_far.params, opt_state, pipeline, state.step + 1)
@@ -216,8 +224,6 @@ class _Update:
 
     def _run_shared(self, recorded: Batch, so_far: _SoFar, context: Context) -> tuple[Batch, _SoFar]:
         """Run the parts that all phases share, once, for the phases that do not run them again."""
-        if not any(spec.sampler.refresh.shares_upstream for spec in self.phases):
-            return recorded, so_far
         upstream = Upstream(
             shared=(),
             own=self.shared,  # run like the own parts of a phase
@@ -251,7 +257,7 @@ class _Update:
         )
 
     def _finished(
-        self, so_far: _SoFar, prepared: Batch, rollouts: dict[str, Batch], context: Context
+        self, so_far: _SoFar, prepared: Batch, stored: Batch, rollouts: dict[str, Batch], context: Context
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the states of all parts, after calling `finish` on the rollout under the updated policy."""
         shared_context, *contexts = (
@@ -260,9 +266,19 @@ class _Update:
         states = {}
         for spec, before_context, after_context in zip(self.phases, contexts[::2], contexts[1::2], strict=True):
             before, after = so_far.states[spec.name]
-            before = finish_update(spec.before, before, prepared, before_context)
+            before = finish_update(spec.before, before, stored, before_context)
             states[spec.name] = before, finish_update(spec.after, after, rollouts[spec.name], after_context)
         return finish_update(self.shared, so_far.shared, prepared, shared_context), states
+
+
+def check_replay_is_first(parts: Sequence[Part]) -> None:
+    """Raise if a replay follows other parts of its own chain, which would change only the latest rollout."""
+    for part in parts[1:]:
+        if isinstance(part, Replay):
+            raise UserValueError(
+                f"learner: replay must be the first part of its chain, but {parts[0].name} is: put {parts[0].name} "
+                "before pp.phases(...), with replay first in a phase"
+            )
 
 
 def _keeps_finite(so_far: _SoFar) -> bool:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
-from ._chain import Chain, check_batch, reads_field
+from ._chain import check_batch, check_wrapped, inner_key, parts_of, reads_field
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import Numeric, at, number
-from ._types import Array, Batch, Context, Divider, EmptyState, Params, Part, field_at, no_state, with_field_at
+from ._types import Array, Batch, Context, EmptyState, Params, Part, field_at, no_state, with_field_at
 from .functional._common import check_same_shape
 
 
@@ -55,8 +54,7 @@ def within(
     Reference: a lens, as in Foster et al. 2007, Combinators for Bidirectional Tree Transformations.
     """
     read, write = dict(read or {}), dict(write or {})
-    if not isinstance(part, Part) or isinstance(part, Divider):
-        raise UserTypeError(f"within: expected a part that is not a sampler, got {part!r}")
+    check_wrapped("within", part, "a part that is not a sampler")
     for field in write:
         if field not in part.provides:
             raise UserValueError(
@@ -66,18 +64,11 @@ def within(
         if part.reads is not None and not reads_field(part, _inner_path(field, path)):
             there = ", ".join(dict.fromkeys((*part.requires, *part.reads)))
             raise UserValueError(f"within: {part.name} does not read {field!r}; it reads {there or 'nothing'}")
-    if part.needs_time and "value" in read and "next_value" not in read and "next_value" in (part.reads or ()):
-        raise UserValueError(
-            f"within {name!r}: {part.name} would combine the value of one critic with the next_value of another: give "
-            'the path of its next_value, e.g. read={"next_value": "extras.next_..."}'
-        )
     replaced = {_inner_path(field, path) for field, path in read.items()}
-    clips = part.place == "after_sampler" and "value" in (part.reads or ())  # around the value of the rollout
-    if clips and "current.value" in replaced and "value" not in replaced:
-        raise UserValueError(
-            f"within {name!r}: {part.name} would compare the value of one critic with the earlier value of another: "
-            'give both paths, e.g. read={"current.value": "current.aux.cost", "value": "extras.cost"}'
-        )
+    own = set(replaced)  # fields that no longer belong to the critic of the batch
+    for inner in parts_of(part):
+        _check_one_critic(name, inner, read, own)
+        own.update(inner.provides)
     lens = _Lens(part, name, read, write)
     outer = dict.fromkeys(read.get(field, field) for field in part.requires)
     reads = None if part.reads is None else (*(field for field in part.reads if field not in replaced), *read.values())
@@ -95,8 +86,25 @@ def within(
     )
 
 
+def _check_one_critic(name: str, part: Part, read: dict[str, str], own: set[str]) -> None:
+    """Raise if the part would combine a value of the critic that `read` names with one of the batch's critic."""
+    reads = part.reads or ()
+    paired = "next_value" in own
+    if part.needs_time and "value" in read and "next_value" in reads and not paired:
+        raise UserValueError(
+            f"within {name!r}: {part.name} would combine the value of one critic with the next_value of another: give "
+            'the path of its next_value, e.g. read={"next_value": "extras.next_..."}'
+        )
+    clips = part.place == "after_sampler" and "value" in reads  # around the value of the rollout
+    if clips and "current.value" in own and "value" not in own:
+        raise UserValueError(
+            f"within {name!r}: {part.name} would compare the value of one critic with the earlier value of another: "
+            'give both paths, e.g. read={"current.value": "current.aux.cost", "value": "extras.cost"}'
+        )
+
+
 def _inner_path(field: str, path: str) -> str:
-    """Return the field of the part's batch that `path` replaces: what is under `current` replaces what is there."""
+    """Return the field of the part's batch that `path` replaces: a path under `current` replaces a field there."""
     return f"current.{field}" if path.startswith("current.") and not field.startswith("current.") else field
 
 
@@ -109,26 +117,22 @@ class _Lens(NamedTuple):
     write: dict[str, str]
 
     def init(self, params: Params, key: Array | None = None) -> Any:
-        return self.part.init(params, None if key is None else self._inner_key(key))
+        return self.part.init(params, inner_key(self.part, key))
 
     def update(self, batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
         inner = self._inner(batch)
         check_batch(self.part, inner)
-        result, state = self.part.update(inner, state, context.replace(key=self._inner_key(context.key)))
+        result, state = self.part.update(inner, state, context.replace(key=inner_key(self.part, context.key)))
         return self._outer(batch, inner, result), state
 
     def finish(self, batch: Batch, state: Any, context: Context) -> Any:
         assert self.part.finish is not None
-        return self.part.finish(self._inner(batch), state, context.replace(key=self._inner_key(context.key)))
-
-    def _inner_key(self, key: Array) -> Array:
-        """Return the key of the part. The parts of a chain must not obtain the keys of parts of the outer chain."""
-        return jax.random.fold_in(key, 2**30) if isinstance(self.part, Chain) else key
+        return self.part.finish(self._inner(batch), state, context.replace(key=inner_key(self.part, context.key)))
 
     def _inner(self, batch: Batch) -> Batch:
         """Return the batch that the part receives.
 
-        It holds only those metrics and losses that the part requires, so that the part may use any other name.
+        It contains only the metrics and losses that the part requires, so that the part may use any other name.
         """
         metrics = {name: value for name, value in batch.metrics.items() if f"metrics.{name}" in self.part.requires}
         losses = batch.losses if "losses" in self.part.requires else {}
@@ -174,7 +178,7 @@ def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
     Place: after the parts that write these fields.
 
     Raises:
-        TypeError: not a mapping. ValueError: no path, or one that is not of a batch. ShapeError: (when traced) the
+        TypeError: not a mapping. ValueError: no path, or one that a batch does not have. ShapeError: (when traced) the
             fields differ in shape.
 
     Example:

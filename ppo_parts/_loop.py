@@ -4,7 +4,7 @@
 #
 #     rollout = run the parts before the sampler on the recorded rollout        (refresh.init)
 #     for epoch in range(sampler.num_epochs):
-#         rollout = refresh.before_epoch(rollout)                               (usually as it was)
+#         rollout = refresh.before_epoch(rollout)                               (usually unchanged)
 #         plan = sampler.plan(rollout)
 #         for item in plan:                                                     (PhaseLoop._minibatch)
 #             rollout = refresh.before_minibatch(rollout)                       (usually as it was)
@@ -17,9 +17,9 @@
 #         minibatch.current = evaluate(params, minibatch)
 #         return sum of the mean losses that the parts after the sampler add to the minibatch
 #
-# A refresh may run the parts before the sampler again, on what the policy in training returns: see `Refresh`.
+# A refresh may run the parts before the sampler again, on outputs of the policy being trained: see `Refresh`.
 #
-# What is carried, and by what:
+# What the loops carry:
 #
 #     _SoFar (in _learner.py)   from phase to phase: parameters, and the states of all optimizers and parts
 #     PhaseState                from minibatch to minibatch: an `UpstreamState`, the states of the optimizer and of the
@@ -27,8 +27,8 @@
 #     UpstreamState             inside `PhaseState`: the parameters, the states of the parts before the sampler, and
 #                               what a refresh remembers
 #
-# `Upstream` holds the recorded rollout, which does not change. `Stepped` is what one gradient step changes: the result
-# of a step that a part discards is the `Stepped` from before it.
+# `Upstream` contains the recorded rollout, which does not change. `Stepped` contains what one gradient step changes; if
+# a part discards the step, the `Stepped` from before it is restored.
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class PhaseLoop:
     gradient_metrics: GradientMetrics
 
     def run(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
-        """Run all epochs; also return the rollout as the refresh began with it."""
+        """Run all epochs; also return the rollout with which the refresh began."""
         can_stop = self.spec.can_stop
         sampler, refresh, key = self.spec.sampler, self.spec.sampler.refresh, self.context.key
         context = self.context.replace(key=jax.random.fold_in(key, 0))
@@ -204,7 +204,7 @@ class PhaseLoop:
 
     def _measured(self, loss: Array, gradient: Params, applied: Array, minibatch: Batch) -> tuple[Metrics, Metrics]:
         """Return the metrics that the learner adds for a minibatch, and those of `gradient_metrics`."""
-        # The norm of one vector, as optax.flatten makes it, so that XLA computes it once for metrics and clipping.
+        # The norm of the flattened gradient, as with optax.flatten, so that XLA computes it once, also for clipping.
         norm = optax.tree.norm(jnp.concatenate([jnp.reshape(x, -1) for x in jax.tree.leaves(gradient)]))
         counts = {"minibatches": applied, "nonfinite/gradient": ~jnp.isfinite(norm)}
         if minibatch.advantage is not None:
@@ -216,7 +216,7 @@ class PhaseLoop:
         for name, value in measured.items():
             if jnp.shape(value) != ():
                 raise ShapeError(
-                    f"learner: gradient_metrics must return scalars, and {name!r} has shape {jnp.shape(value)}"
+                    f"learner: gradient_metrics must return scalars, but {name!r} has shape {jnp.shape(value)}"
                 )
         return own, Metrics.of(measured)
 
@@ -259,7 +259,7 @@ def check_plan(sampler: Sampler, items: Any) -> None:
     if sizes != {(sampler.num_minibatches,)}:
         raise UserValueError(
             f"{sampler.name}: plan must return arrays with leading axis [num_minibatches] = "
-            f"[{sampler.num_minibatches}], and their leading axes are {sorted(sizes)}"
+            f"[{sampler.num_minibatches}], but their leading axes are {sorted(sizes)}"
         )
 
 

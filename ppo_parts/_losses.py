@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -78,13 +79,13 @@ def policy_loss(
 ) -> Part:
     r"""Add `loss(log_ratio, advantage, mask=mask, **hyperparameters)` as the loss `name`.
 
-    This makes a part of any policy loss in `functional` that takes these arrays, and of your own: a function of
-    :math:`\log\pi_{current}(a) - \log\pi_{behavior}(a)` and of the advantage that returns a loss per element. Metric:
+    This turns any policy loss into a part: one in `functional` that takes these arrays, or your own function of
+    :math:`\log\pi_{current}(a) - \log\pi_{behavior}(a)` and the advantage that returns a loss per element. Metric:
     `<name>_loss`, the mean over the minibatch.
 
     Args:
         loss: the function. It is called once with `[1, 1]` arrays when the part is built, so that a hyperparameter
-            which it rejects is an error there.
+            that it rejects raises an error at once.
         name: key in `losses`.
         needs_time: whether the loss works along the time axis, so that the sampler must keep it, as
             `segment_minibatches` does. The sequence losses of `functional`, such as `gspo`, declare this themselves.
@@ -109,7 +110,14 @@ def policy_loss(
         value = loss(batch.current_log_ratio(), batch.advantage, mask=batch.mask, **now)
         return spread_nan(value, *now.values())
 
-    return policy_part("policy_loss", name, per_element, needs_time or getattr(loss, "along_time", False))
+    return policy_part("policy_loss", name, per_element, needs_time or works_along_time(loss))
+
+
+def works_along_time(loss: Callable[..., Any]) -> bool:
+    """Return whether a loss of `functional`, or a partial application of one, is a sequence loss."""
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    return getattr(loss, "along_time", False)
 
 
 def policy_diagnostics() -> Part:
@@ -138,7 +146,7 @@ def policy_diagnostics() -> Part:
             approx_kl_k1=masked_mean(functional.approx_kl(log_ratio, estimator="k1", mask=batch.mask), batch.mask),
             ratio_mean=masked_mean(ratio, batch.mask),
         )
-        # As a maximum, so that devices that share the minibatch find it together with that of the ratios.
+        # Computed as a maximum, so that devices that share the minibatch reduce it together with `ratio_max`.
         batch = batch.add_metrics("min", ratio_min=-jnp.max(-ratio, where=keep, initial=-jnp.inf))
         return batch.add_metrics("max", ratio_max=jnp.max(ratio, where=keep, initial=-jnp.inf)), state
 
@@ -214,10 +222,10 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
 def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy") -> Part:
     r"""Add :math:`-\text{coef} \cdot H(\pi(\cdot|s))` as the loss `name`.
 
-    If the distribution does not define `entropy()` (a tanh-squashed Gaussian, for example), it is estimated from
+    If the distribution does not define `entropy()` (a tanh-squashed Gaussian, for example), it is estimated from K =
     `num_samples` fresh samples, :math:`-\frac{1}{K}\sum_k \log\pi(a_k|s)`. The gradient flows through samples that are
-    real numbers. They must then be differentiable in all parameters; samples of a mixture are not, so define
-    `entropy()` there. If a part of the action is discrete, the gradient is instead
+    real numbers, so these must be differentiable with respect to all parameters; samples of a mixture are not, so its
+    distribution must define `entropy()`. If a part of the action is discrete, the gradient is instead
     :math:`-\frac{1}{K}\sum_k \log\pi(a_k|s)\, \nabla\log\pi(a_k|s)`.
 
     Metric: `<name>`, in nats, without the coefficient.
@@ -252,7 +260,8 @@ def loss_weight(*names: str) -> Part:
     Args:
         *names: keys of `losses`, e.g. "policy", "value".
 
-    Place: after those losses and a sampler that provides weights.
+    Place: after those losses and a sampler that provides weights. Losses have one number per element or per segment; a
+    loss that is a single number is an error.
 
     Example:
         >>> import ppo_parts as pp
@@ -266,7 +275,7 @@ def loss_weight(*names: str) -> Part:
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         del context
         found = {name: named_loss("loss_weight", batch, name) for name in names}
-        weighed = {name: loss * align_weight(batch, loss) for name, loss in found.items()}
+        weighed = {name: loss * _weight_of(batch, name, loss) for name, loss in found.items()}
         return batch.replace(losses={**batch.losses, **weighed}), state
 
     return Part(
@@ -278,6 +287,18 @@ def loss_weight(*names: str) -> Part:
         reads=(),
         place="after_sampler",
     )
+
+
+def _weight_of(batch: Batch, name: str, loss: Array) -> Array:
+    """Return the weights with the axes of a loss, which has one number for each element or for each segment."""
+    if not jnp.ndim(loss):
+        raise UserValueError(
+            f"loss_weight: the loss {name!r} is a single number, which cannot be weighted: put loss_weight before the "
+            "part that reduces it"
+        )
+    if loss.ndim < len(batch.axes):  # one number for each segment
+        return batch.weight.astype(loss.dtype)
+    return align_weight(batch, loss)
 
 
 def entropy_of(distribution: Any, key: Array, num_samples: int) -> Array:
@@ -324,7 +345,7 @@ def loss_part(
     needs_time: bool = False,
     finish: Callable[[Batch, Any, Context], Any] | None = None,
 ) -> Part:
-    """Make a part that adds a loss: it stands after the sampler, and reads the mask besides `reads`."""
+    """Make a part that adds a loss: its place is after the sampler, and it reads the mask as well as `reads`."""
     reads = (*reads, "mask")
     return Part(init, update, where, requires, ("losses",), reads, "after_sampler", needs_time, finish=finish)
 
@@ -399,6 +420,6 @@ def named_loss(where: str, batch: Batch, name: str) -> Array:
 
 
 def add_measured_loss(batch: Batch, name: str, loss: Array, coef: Array | float = 1.0) -> Batch:
-    """Add the loss times its coefficient, and as the metric `<name>_loss` its mean without the coefficient."""
+    """Add the loss times its coefficient, and its mean without the coefficient as the metric `<name>_loss`."""
     measured = masked_mean(jax.lax.stop_gradient(loss), batch.mask)
     return batch.add_loss(name, (coef * loss).astype(loss.dtype)).add_metrics(**{f"{name}_loss": measured})

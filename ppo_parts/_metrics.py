@@ -1,4 +1,4 @@
-"""Metrics: a mapping from names to numbers that is one array, so that loops carry a single leaf."""
+"""Metrics: a mapping from names to numbers, stored as one array so that loops carry a single leaf."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Metrics(Mapping[str, Array]):
         return f"Metrics({', '.join(self.names)}; array={self.array!r})"
 
     def reduce(self, ran: Array) -> Metrics:
-        """Reduce the leading axes: one number per metric, over the entries where `ran` (`[...]`, booleans) is true."""
+        """Reduce the leading axes to one number per metric, over the entries where `ran`, booleans `[...]`, is True."""
         if not self.names:
             return dataclasses.replace(self, array=jnp.zeros((0,), self.array.dtype))
         rows, ran = self.array.reshape(-1, len(self)), ran.reshape(-1, 1)

@@ -23,7 +23,7 @@ MIN_ELEMENTS, PIECE_ELEMENTS, MAX_INPUTS = 16_384, 1024, 128
 
 
 def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
-    """Evaluate a network on pieces of at most `size` elements of a minibatch, one after another.
+    """Wrap a network so that it evaluates a minibatch in pieces of at most `size` elements, one after another.
 
     The backward pass evaluates each piece again instead of storing its activations. The gradient is that of the whole
     minibatch (up to rounding: losses, means and statistics are taken over all of it) with the memory of one piece. On
@@ -32,11 +32,11 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
     for networks that mix elements, as batch normalization does.
 
     Args:
-        evaluate: the network, as in `learner`. Its distribution has to be a pytree of arrays.
+        evaluate: the network, as in `learner`. Its distribution must be a pytree of arrays.
         size: elements per piece; pieces of a recurrent policy are whole segments, at least one. With several shards,
             the size applies to each shard, and all shards are cut into pieces at once. "auto": 1024 where that is
-            faster, which is on a single core of a CPU, for minibatches of 16,384 elements or more with observations of
-            at most 128 numbers, and without recurrence; otherwise all at once.
+            faster, that is, on a single core of a CPU, for minibatches of 16,384 elements or more, observations of at
+            most 128 numbers, and no recurrence; otherwise the whole minibatch at once.
 
     Returns:
         A function with the signature of `evaluate` that returns an `Output`; a `Policy` if `evaluate` is one.
@@ -64,7 +64,7 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
         if pieces == 1:
             return evaluate_policy(evaluate, params, batch)
         network, number, run = evaluate, pieces, one_after_another
-        if batch.shards > 1:  # side by side, each of which calls this function again with one shard
+        if batch.shards > 1:  # evaluate shards side by side, calling this function again for each
             network, number, run = joined, batch.shards, side_by_side
         output = evaluate_pieces(network, params, batch, number, run, "microbatched", optional=size == "auto")
         return evaluate_policy(evaluate, params, batch) if output is None else output
@@ -93,6 +93,6 @@ def _pieces(shape: tuple[int, ...], axis: int, size: int) -> int:
 
 
 def _equal_pieces(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, int]:
-    """Return the least number of equal pieces along `axis` of at most `size` elements, and that of unequal pieces."""
+    """Return the smallest number of equal pieces of at most `size` elements along `axis`, and of unequal pieces."""
     length, needed = shape[axis], min(shape[axis], -(-math.prod(shape) // size))
     return next(n for n in range(needed, length + 1) if length % n == 0), needed

@@ -34,7 +34,8 @@ class Moments(NamedTuple):
         """Return the moments after appending the rows of `x`, `[N, ...]`, to the stream (Chan et al. 1979).
 
         Only rows where `present` is True count; it has shape `[N]`, or `[N, A]` for the streams of A agents. Non-finite
-        numbers would never leave the moments, so an `x` in which any of them counts is ignored.
+        numbers would never leave the moments, so an `x` in which any of them counts is ignored, and so is an `x` with
+        numbers so large that the variance overflows, in float32 from about 1e19.
         """
         x = x.astype(jnp.float32)
         if present is None:
@@ -44,12 +45,14 @@ class Moments(NamedTuple):
             seen = jnp.sum(where, axis=0, dtype=jnp.float32).reshape(self.seen.shape)
         mean, var = jnp.mean(x, axis=0, where=where), jnp.var(x, axis=0, where=where)
         after, some = self.appended(Moments(mean, var, seen)), seen > 0
-        # Of the mean and the variance, one is not finite if an element that counts is not, or if none counts.
-        finite = jnp.all((jnp.isfinite(mean) & jnp.isfinite(var)) | ~some)
+        # The mean or the variance is not finite if an element that counts is not, or if none counts. The new variance
+        # overflows where the square of a finite element does.
+        finite = jnp.isfinite(mean) & jnp.isfinite(var) & jnp.isfinite(after.mean) & jnp.isfinite(after.var)
+        finite = jnp.all(finite | ~some)
         return jax.tree.map(lambda new, old: jnp.where(finite & some, new, old), after, self)
 
     def appended(self, other: Moments) -> Moments:
-        """Return the moments of this stream followed by another one, which has to have an element."""
+        """Return the moments of this stream followed by another one, which must not be empty."""
         total = self.seen + other.seen
         share = other.seen / total
         delta, old = other.mean - self.mean, jnp.where(self.seen > 0, self.var, 0)
@@ -58,12 +61,12 @@ class Moments(NamedTuple):
         return Moments(self.mean + delta * share, var, total)
 
     def of_rows(self, number: int) -> Moments:
-        """Return the moments with an axis in front, which broadcasts against so many rows."""
+        """Return the moments with a leading axis that broadcasts against `number` rows."""
         return Moments(*(x[None] for x in self))
 
 
 class ShardMoments(NamedTuple):
-    """Moments during a rollout of several shards, each of which sees its own rows only, so that devices do not wait.
+    """Moments during a rollout of several shards, each of which sees only its own rows, so that devices do not wait.
 
     Attributes:
         before: the moments of all rows before this rollout.
@@ -85,7 +88,7 @@ class ShardMoments(NamedTuple):
         return self._replace(since=jax.vmap(Moments.updated)(self.since, *rows))
 
     def of_rows(self, number: int) -> Moments:
-        """Return the moments that the shard of each of so many rows has seen, `[N, ...]`."""
+        """Return for each of `number` rows the moments that its shard has seen, `[number, ...]`."""
         each = jax.vmap(appended_if_any, (None, 0))(self.before, self.since)
         shards = len(self.since.seen)
 
@@ -104,7 +107,7 @@ class NormalizedState(NamedTuple):
 
 
 def divided_moments(env_state: Any, shards: int) -> Any:
-    """Give each shard moments of its own in the state of an environment, at the beginning of a rollout."""
+    """Give each shard its own moments in the state of an environment, at the beginning of a rollout."""
     return _map_moments(lambda moments: ShardMoments.of(moments, shards), env_state)
 
 
@@ -133,5 +136,6 @@ def _map_moments(f: Callable[[Any], Any], env_state: Any) -> Any:
 
 def appended_if_any(moments: Moments, other: Moments) -> Moments:
     """Return the moments of a stream followed by another one, which may be empty."""
-    after = moments.appended(other)
-    return jax.tree.map(lambda new, old: jnp.where(other.seen > 0, new, old), after, moments)
+    after, some = moments.appended(other), other.seen > 0
+    finite = jnp.all((jnp.isfinite(after.mean) & jnp.isfinite(after.var)) | ~some)  # as in `Moments.updated`
+    return jax.tree.map(lambda new, old: jnp.where(finite & some, new, old), after, moments)

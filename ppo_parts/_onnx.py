@@ -22,10 +22,10 @@ def to_model(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, An
     """Translate a function to an ONNX model for any number N of rows.
 
     Args:
-        function: function of the inputs, in order; returns outputs by name, `[N, ...]`. What it closes over is stored
-            in the model.
+        function: function of the inputs, in order; returns outputs by name, `[N, ...]`. The model stores the values
+            that it closes over.
         inputs: the shapes and dtypes of one row of each input, by name.
-        about: what to store as the model's metadata.
+        about: metadata to store in the model.
 
     Returns:
         `onnx.ModelProto`.
@@ -74,7 +74,7 @@ class Graph:
     Args:
         onnx: the module.
         batch: the symbolic size N.
-        first: name of an input `[N, ...]`, which tells N when the model runs.
+        first: name of an input `[N, ...]`, from whose shape the model reads N when it runs.
     """
 
     def __init__(self, onnx: Any, batch: Any, first: str) -> None:
@@ -85,7 +85,7 @@ class Graph:
         self._stored: dict[int, tuple[Any, str]] = {}
 
     def translate(self, jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-        """Add what a jaxpr computes from values; return its results, as values."""
+        """Add the operators of a jaxpr applied to values; return its results as values."""
         values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
 
         def value(x: Any) -> Any:
@@ -112,7 +112,7 @@ class Graph:
             if isinstance(inner, Jaxpr):
                 return self.translate(inner, [], inputs)
         raise UserValueError(
-            f"the policy cannot be exported: JAX's {primitive!r} has no translation to ONNX here; these have: "
+            f"the policy cannot be exported: JAX's {primitive!r} has no translation to ONNX here; only these have one: "
             f"{', '.join(sorted(RULES))}"
         )
 
@@ -135,7 +135,7 @@ class Graph:
         if id(value) not in self._stored:
             name = f"constant_{len(self._stored)}"
             self.initializers.append(self.onnx.numpy_helper.from_array(np.asarray(value), name))
-            self._stored[id(value)] = value, name  # which keeps the value, and so its id
+            self._stored[id(value)] = value, name  # keeps the value alive, so that its id stays unique
         return self._stored[id(value)][1]
 
     def shape(self, sizes: Sequence[Any]) -> Any:
@@ -188,7 +188,7 @@ def _select(graph: Graph, eqn: Any, which: Any, *cases: Any) -> str:
     if len(cases) != 2:
         raise UserValueError(f"the policy cannot be exported: it selects from {len(cases)} cases instead of 2")
     off, on = cases
-    if eqn.outvars[0].aval.dtype == bool:  # for which many runtimes have no Where
+    if eqn.outvars[0].aval.dtype == bool:  # many runtimes have no Where for booleans
         return graph.op("Or", graph.op("And", which, on), graph.op("And", graph.op("Not", which), off))
     return graph.op("Where", which, on, off)
 
@@ -283,7 +283,7 @@ def _conv(graph: Graph, eqn: Any, x: Any, kernel: Any) -> str:
 
 
 def _scan(graph: Graph, eqn: Any, *inputs: Any) -> list[Any]:
-    """Unroll a loop: its number of steps is static, and 1 for a recurrent policy that acts."""
+    """Unroll a loop, whose number of steps is static (1 when a recurrent policy acts)."""
     params = eqn.params
     consts, carry = params["num_consts"], params["num_carry"]
     fixed, state, xs = inputs[:consts], list(inputs[consts : consts + carry]), inputs[consts + carry :]

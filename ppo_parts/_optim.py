@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -124,7 +125,7 @@ def scale_by_kl_adaptive_rate(
 
     def init(params: Any) -> KLAdaptiveRateState:
         del params
-        rate = spread_nan(jnp.asarray(learning_rate, float), target_kl, low, high)  # so that the learner counts them
+        rate = spread_nan(jnp.asarray(learning_rate, float), target_kl, low, high)  # the learner counts the NaN
         return KLAdaptiveRateState(rate, jnp.zeros_like(rate), jnp.zeros((), jnp.int32))
 
     def update(updates: Any, state: KLAdaptiveRateState, params: Any = None, **extra: Any) -> tuple[Any, Any]:
@@ -133,7 +134,7 @@ def scale_by_kl_adaptive_rate(
             part = "policy_diagnostics()" if metric == "approx_kl" else "kl_penalty(coef=0, name=...)"
             raise UserValueError(
                 f"{where}: the metric {metric!r} does not exist; put a part that adds it into the chain, such as "
-                f"{part}, and call update with metrics=..., as learner() does; there are: {list(metrics)}"
+                f"{part}, and call update with metrics=..., as learner() does; the metrics are {list(metrics)}"
             )
         divergence = jnp.asarray(metrics[metric], state.learning_rate.dtype)
         if average_over is None:
@@ -157,8 +158,8 @@ def clipped_adam(
 ) -> optax.GradientTransformationExtraArgs:
     """Adam on the gradient clipped by its global norm, with a learning rate that is constant within an update.
 
-    An alias of `optax.flatten(optax.chain(clip_by_global_norm(c), scale_by_adam(eps=e), scale_by_update_schedule(r)))`:
-    all parameters are concatenated into one vector, so that the same steps take fewer, larger operations.
+    This is `optax.flatten(optax.chain(clip_by_global_norm(c), scale_by_adam(eps=e), scale_by_update_schedule(r)))`: all
+    parameters are concatenated into one vector, so that the same steps take fewer, larger operations.
 
     Args:
         learning_rate: a number, or a schedule of the number of updates so far.
@@ -174,8 +175,21 @@ def clipped_adam(
     learning_rate = number("clipped_adam", "learning_rate", learning_rate, 0)
     max_grad_norm = number("clipped_adam", "max_grad_norm", max_grad_norm, 0, open_low=True, schedule=False)
     eps = number("clipped_adam", "eps", eps, 0, schedule=False)
-    clip = optax.clip_by_global_norm(max_grad_norm)
-    return optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=eps), _scale_by_checked(learning_rate)))
+    clip = _in_dtype_of_updates(optax.clip_by_global_norm, max_grad_norm)
+    adam = _in_dtype_of_updates(lambda eps: optax.scale_by_adam(eps=eps), eps)
+    return optax.flatten(optax.chain(clip, adam, _scale_by_checked(learning_rate)))
+
+
+def _in_dtype_of_updates(make: Callable[[Any], optax.GradientTransformation], value: Any) -> Any:
+    """Return `make(value)`; an array whose dtype is not that of the updates, which optax rejects, is converted."""
+    if type(value) in (int, float):
+        return make(value)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        converted = jnp.asarray(value, jnp.result_type(*jax.tree.leaves(updates)))
+        return make(converted).update(updates, state, params)
+
+    return optax.GradientTransformation(make(value).init, update)
 
 
 def transformation(where: str, optimizer: Any) -> optax.GradientTransformationExtraArgs:

@@ -83,7 +83,7 @@ def phases(**chains: Part) -> Part:
     Place: in place of a sampler, at the end of the chain.
 
     Raises:
-        ValueError: no phase; a phase without a sampler, or with phases inside.
+        ValueError: no phase; a phase without a sampler, or one that contains phases.
 
     Example:
         >>> import ppo_parts as pp
@@ -107,9 +107,7 @@ def phases(**chains: Part) -> Part:
         assert isinstance(one, Phase)
         index = find_sampler(one.chain.parts)
         if index is not None and isinstance(one.chain.parts[index], Phases):
-            raise UserValueError(
-                f"phases: {name} has phases inside, and they do not nest: list them all in one phases()"
-            )
+            raise UserValueError(f"phases: {name} contains phases, which do not nest: list them all in one phases()")
         if index is None or not isinstance(one.chain.parts[index], Sampler):
             raise UserValueError(
                 f"phases: {name} has no sampler of its own: put one, such as shuffled_minibatches(), into its chain"

@@ -54,8 +54,8 @@ def evaluate_shards(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
 def _blocks(shards: int) -> int:
     """Return how many blocks of neighboring shards to evaluate, the fewest that any mesh can divide.
 
-    How many devices hold the data is not known while a program is traced, only that it is a divisor of the shards, and
-    how many devices there are. Each block costs a gradient of its own in every iteration of a network's loop.
+    The number of devices that hold the data is not known while a program is traced, but it divides the number of shards
+    and is at most `jax.device_count()`. Each block costs a separate gradient in every iteration of a network's loop.
     """
     return math.lcm(*(number for number in range(1, jax.device_count() + 1) if shards % number == 0))
 
@@ -86,7 +86,7 @@ def evaluate_pieces(
         for leaf in leaves:
             if not isinstance(leaf, jax.Array):
                 raise UserTypeError(
-                    f"{where}: the distribution must be a pytree of arrays, and {kind(leaf)} is not: use one of "
+                    f"{where}: the distribution must be a pytree of arrays, but {kind(leaf)} is not: use one of "
                     "ppo_parts.distributions, register it with jax.tree_util, or leave microbatches and shards out"
                 )
         structures.append(structure)
@@ -127,7 +127,7 @@ def evaluate_pieces(
 
 
 def _stuck_in_a_trace(structure: Any, leaves: Any, action: Any) -> Any:
-    """Return the distribution if it uses arrays of the trace it was made in, besides its leaves; else None."""
+    """Return the distribution if it uses traced arrays other than its leaves; else None."""
     distribution = jax.tree.unflatten(structure, leaves)
     if not hasattr(distribution, "log_prob"):
         return None

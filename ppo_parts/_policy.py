@@ -19,7 +19,7 @@ RETURNS = "evaluate(params, batch) must return Output(...), (distribution, value
 
 
 def as_output(result: Any) -> Output:
-    """Convert what a network returned to an `Output`."""
+    """Convert the return value of a network to an `Output`."""
     if isinstance(result, Output):
         return result
     if not isinstance(result, tuple) or len(result) not in (2, 3):
@@ -30,7 +30,7 @@ def as_output(result: Any) -> Output:
 
 def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
     """Compute `evaluate(params, batch)` as an `Output`."""
-    # Copy the containers, so that a user's function that writes into them does not change the caller's batch.
+    # Copy the containers, so that a user's function that modifies them does not change the caller's batch.
     return as_output(evaluate(params, jax.tree.map(lambda x: x, batch)))
 
 
@@ -45,8 +45,17 @@ def apply_policy(policy: Evaluate, params: Params, obs: Any, carry: Any = None, 
             "evaluate(params, batch) of a recurrent policy must return its state after the batch's last step, as "
             "(distribution, value, carry) or Output(..., carry=...); got none"
         )
-    output, carry = output._replace(carry=None), output.carry
-    return jax.tree.map(lambda x: x[0], output)._replace(carry=carry)
+    each = reset.shape
+
+    def first(x: Array) -> Array:
+        return x[0]
+
+    def first_of_leaf(x: Array) -> Array:
+        """Drop the time axis; an array without it, such as a standard deviation `[D]`, is shared by all elements."""
+        return x[0] if jnp.shape(x)[: 1 + len(each)] == (1, *each) else x
+
+    value, aux = jax.tree.map(first, (output.value, output.aux))
+    return Output(jax.tree.map(first_of_leaf, output.distribution), value, output.carry, aux)
 
 
 def initial_carry_of(policy: Any) -> Any:

@@ -33,8 +33,8 @@ def proximal_average(*, decay: Numeric) -> Part:
               A_i \leftarrow \frac{\pi_{prox}(a_i|s_i)}{\pi_{old}(a_i|s_i)} A_i, \qquad
               \log\pi_{old} \leftarrow \log\pi_{prox}
 
-    The average over the parameters before each gradient step, with the latest first, is the proximal policy around
-    which a surrogate clips. The advantage is multiplied by an importance weight, which corrects for the behavior policy
+    :math:`\theta_{-k}` are the parameters k gradient steps ago. Their average is the proximal policy around which a
+    surrogate clips. The advantage is multiplied by an importance weight, which corrects for the behavior policy
     (it is positive, and so can be moved into the minimum of the surrogate). This evaluates the policy once more.
     Metric: `off_policy_weight`, the mean of the weight.
 
@@ -93,14 +93,16 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
     .. math:: \log\pi(a_i|s_i) \leftarrow \log\mathcal N(a_i; \mu(s_i) + z_i, \sigma(s_i)), \qquad
               z_i \sim \mathcal U(-\alpha, \alpha)
 
-    in every dimension, drawn again for every minibatch, so that the policy keeps exploring. Actions are sampled without
-    perturbation. The ratio of the first minibatch is therefore not 1. Only `current.log_prob` changes: a part that
-    reads the distribution, such as an entropy bonus or an analytic divergence, sees the policy itself.
+    The perturbation z is drawn for every dimension, and again for every minibatch, so that the policy keeps exploring.
+    Actions are sampled without it. The ratio of the first minibatch is therefore not 1. Only `current.log_prob`
+    changes: a part that reads the distribution, such as an entropy bonus or an analytic divergence, sees the policy
+    itself.
 
     Args:
         scale: the largest perturbation alpha, >= 0, in the units of the action; a schedule counts learner updates.
 
-    Place: after the sampler, before the policy loss, which `learner` checks; the policy is a `distributions.Normal`.
+    Place: after the sampler and before the policy loss (`learner` checks the order); the policy is a
+    `distributions.Normal`.
 
     Example:
         >>> import ppo_parts as pp
@@ -115,7 +117,7 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
         if not isinstance(policy, Normal):
             kind = type(policy).__name__
             raise UserTypeError(f"perturbed_mean: the policy must be a distributions.Normal, got a {kind}")
-        shift = alpha * jax.random.uniform(context.key, policy.loc.shape, policy.loc.dtype, -1, 1)
+        shift = alpha * jax.random.uniform(context.key, policy.loc.shape, accumulator_dtype(policy.loc), -1, 1)
         perturbed = Normal(spread_nan((policy.loc + shift).astype(policy.loc.dtype), alpha), policy.scale)
         log_prob = perturbed.log_prob(batch.action)
         if batch.mask is not None:  # masked elements keep a ratio of 1, as in the policy itself
@@ -207,9 +209,9 @@ def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str
 
     .. math:: L_i = c \left( -\log\pi(a_i|s_i) (R_i - V(s_i))_+ + \frac{\beta}{2} (R_i - V(s_i))_+^2 \right)
 
-    In the first term the value is a constant. R is `batch.target`, so use `gae` with `gae_lambda=1`, or read another
-    field with `within`. Metrics: `<name>_loss`, without the coefficient c, and `<name>_fraction`, the share of steps
-    that were better.
+    Here :math:`(x)_+ = \max(x, 0)`, and the first term has no gradient with respect to V. R is `batch.target`, so use
+    `gae` with `gae_lambda=1`, or read another field with `within`. Metrics: `<name>_loss`, without the coefficient c,
+    and `<name>_fraction`, the share of steps that were better.
 
     Args:
         coef: coefficient c, >= 0; a schedule counts learner updates.

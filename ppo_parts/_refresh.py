@@ -1,4 +1,4 @@
-"""How often the parts before the sampler run again, and on whose estimates."""
+"""Refreshes: how often the parts before the sampler run again, and on whose estimates."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class EachEpoch(Refresh):
 
     Args:
         on_policy: whether the policy before the first gradient step collected the rollout, so that the recorded
-            estimates serve the first epoch. False: an earlier policy did, and the first epoch is evaluated, too.
+            estimates serve the first epoch. False: an earlier policy did, so the rollout is evaluated for it, too.
 
     Example:
         >>> import ppo_parts as pp
@@ -219,7 +219,7 @@ class EachMinibatch(Refresh):
         if batch.log_prob.shape != upstream.recorded.log_prob.shape:
             raise UserValueError(
                 'refresh="minibatch" writes values back into the rollout of shape '
-                f"{upstream.recorded.log_prob.shape}, and a part before the sampler made it {batch.log_prob.shape}: "
+                f"{upstream.recorded.log_prob.shape}, but a part before the sampler made it {batch.log_prob.shape}: "
                 'use refresh="rollout" or "epoch"'
             )
         return batch, state
@@ -264,7 +264,7 @@ def check_upstream(parts: tuple[Part, ...], batch: Batch) -> None:
             f"learner: a part before the sampler (one of {names}) requested a stop, which only parts after it may do: "
             "put it after the sampler"
         )
-    if parts:  # samplers would draw from another place of a field that these parts left at another size
+    if parts:  # samplers would draw the wrong elements of a field whose size these parts changed
         check_axes(f"learner, after {names}", batch)
 
 

@@ -1,4 +1,4 @@
-"""Parts that add a regularizer of the policy as a loss, some with a coefficient that adapts; after the sampler."""
+"""Parts that add a regularizer of the policy as a loss, some with an adaptive coefficient."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def kl_penalty(
     `<name>_after`, the divergence after the previous update.
 
     Args:
-        coef: coefficient beta, >= 0; with `target_kl` the first one, > 0. A schedule counts learner updates (not with
-            `target_kl`).
+        coef: coefficient beta, >= 0; with `target_kl` the initial one, > 0. A schedule counts learner updates (not
+            with `target_kl`).
         estimator: "k1", "k2", "k3", "k3+" or "analytic".
         direction: "reference_to_current", as in PPO, or "current_to_reference", as in MDPO and GRPO.
         reference: "behavior", the policy that acted; or the key in `extras` of the log-probabilities of the actions
@@ -119,7 +119,7 @@ def kl_penalty(
         assert target_kl is not None
         goal, kl = at(target_kl, context.step), masked_mean(divergence(batch), batch.mask).astype(state.kl.dtype)
         factor = jnp.where(kl < goal / 1.5, 0.5, jnp.where(kl > 1.5 * goal, 2.0, 1.0))
-        limits = jnp.finfo(state.coef.dtype)  # from 0 or infinity, no factor would lead back
+        limits = jnp.finfo(state.coef.dtype)  # no factor changes 0 or infinity
         return KLPenaltyState(jnp.clip(state.coef * factor, limits.tiny, limits.max).astype(state.coef.dtype), kl)
 
     field = reference if reference == "behavior" else f"extras.{reference}"
@@ -148,9 +148,9 @@ def _analytic_kl(batch: Batch, reference: str, forward: bool) -> Array:
 
 
 def _current_where_masked(other: Any, current: Any, mask: Array | None) -> Any:
-    """Replace masked elements, where the learner may have erased even a standard deviation, by the current policy's.
+    """Replace masked elements, in which the learner may have zeroed a standard deviation, by the current policy's.
 
-    The divergence is 0 there, and so is its gradient, which would be NaN otherwise.
+    The divergence is 0 there, and so is its gradient, which would otherwise be NaN.
     """
     structure: Any = jax.tree.structure(current)
     if mask is None or structure != jax.tree.structure(other):
@@ -188,10 +188,10 @@ def adaptive_entropy_bonus(
     choose one that the policy can reach. Metrics: `<name>`, in nats, and `<name>_coef`.
 
     Args:
-        target_entropy: entropy in nats; may be negative for continuous actions (soft actor-critic: minus their
-            number). A schedule counts learner updates.
+        target_entropy: entropy in nats; may be negative for continuous actions (soft actor-critic: minus the number of
+            their dimensions). A schedule counts learner updates.
         learning_rate: step eta per minibatch, >= 0; a schedule counts learner updates. With 0 this is `entropy_bonus`.
-        coef: the first coefficient, > 0.
+        coef: the initial coefficient, > 0.
         num_samples: samples of the estimate; not used where the entropy has a closed form.
         name: key in `losses`.
 
@@ -219,7 +219,7 @@ def adaptive_entropy_bonus(
         alpha = jnp.exp(state.log_coef).astype(entropy.dtype)
         batch = batch.add_loss(name, spread_nan(-alpha * entropy, goal, rate))
         batch = batch.add_metrics(**{name: masked_mean(entropy, batch.mask), f"{name}_coef": alpha})
-        # This is 0 for a minibatch without a step that counts, unlike the mean entropy minus the target.
+        # Unlike the mean entropy minus the target, this is 0 for a minibatch without unmasked steps.
         excess = masked_mean(jax.lax.stop_gradient(entropy).astype(jnp.float32) - goal, batch.mask)
         return batch, EntropyCoefState((state.log_coef - rate * excess).astype(jnp.float32))
 
@@ -233,7 +233,7 @@ def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") ->
 
     Args:
         coef: coefficient, >= 0; a schedule counts learner updates.
-        bound: the soft bound, >= 0, where the bounds of actions are -1 and 1; a schedule counts learner updates.
+        bound: the soft bound, >= 0, for actions with bounds -1 and 1; a schedule counts learner updates.
         name: key in `losses`.
 
     Place: after the sampler; the policy is a Gaussian, such as `distributions.Normal`, whose mean is `loc`.
@@ -271,8 +271,8 @@ def smoothness_loss(
     distances.
 
     Args:
-        temporal: lambda_T, >= 0; None: without this term. A schedule counts learner updates (so do the others).
-        spatial: lambda_S, >= 0; None: without this term. Only floating leaves of the observations get noise.
+        temporal: lambda_T, >= 0; None: omit this term. A schedule counts learner updates (so do the others).
+        spatial: lambda_S, >= 0; None: omit this term. Only floating leaves of the observations get noise.
         noise_scale: standard deviation sigma of the noise, in the units of the observations, >= 0.
         name: key in `losses`.
 
@@ -317,7 +317,7 @@ def smoothness_loss(
 def check_no_memory(where: str, batch: Batch) -> None:
     """Raise if the policy is recurrent."""
     if batch.carry is not None:
-        raise UserValueError(f"{where}: the policy has a memory, and this part evaluates single observations")
+        raise UserValueError(f"{where}: the policy has a memory, but this part evaluates single observations")
 
 
 def mean_of(where: str, distribution: Any) -> Array:
@@ -346,8 +346,8 @@ def _with_noise(where: str, obs: Any, scale: Any, key: Array) -> Any:
     leaves, tree = jax.tree.flatten(obs)
     if not any(jnp.issubdtype(x.dtype, jnp.floating) for x in leaves):
         raise UserTypeError(
-            f"{where}: the spatial term adds noise to observations, and these are not floating: convert them before "
-            "the rollout, or leave the term out with spatial=None"
+            f"{where}: the spatial term adds noise to observations, but these are not floating: convert them before "
+            "the rollout, or omit the term with spatial=None"
         )
     keys = jax.random.split(key, len(leaves))
     noisy = [

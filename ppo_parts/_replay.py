@@ -15,6 +15,10 @@ from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Params, Part
 from .functional._common import unsqueezed
 
 
+class Replay(Part):
+    """The type of the part that `replay` makes, by which `learner` recognizes it."""
+
+
 class ReplayState(NamedTuple):
     """The latest rollouts, as fields by name with leaves `[k, T, N, ...]`, and how many have been stored."""
 
@@ -36,7 +40,8 @@ def replay(num_rollouts: int, like: Batch) -> Part:
         like: a batch with the shapes of the rollout, arrays or `jax.ShapeDtypeStruct`s; the fields that it has are
             kept. `jax.eval_shape(rollout.collect, key, params, state)[1]` makes one.
 
-    Place: first in a phase of its own; a sampler with `refresh="minibatch"` cannot follow it.
+    Place: first in its own phase (`learner` checks that it is first); a sampler with `refresh="minibatch"` cannot
+    follow it.
 
     Raises:
         TypeError: `like` is not a batch; (when traced) it has a dtype that cannot hold that of the rollout. ValueError:
@@ -90,11 +95,11 @@ def replay(num_rollouts: int, like: Batch) -> Part:
         del context
         return _stored_with(batch, state, kept)
 
-    return Part(init, update, "replay", provides=tuple(kept), place="before_sampler", finish=finish)
+    return Replay(init, update, "replay", provides=tuple(kept), place="before_sampler", finish=finish)
 
 
 def _stored_with(batch: Batch, state: ReplayState, kept: Sequence[str]) -> ReplayState:
-    """Return the state with the fields `kept` of this rollout in place of those of the oldest."""
+    """Return the state with the fields `kept` of the oldest rollout replaced by those of this one."""
     if missing := [name for name in kept if not jax.tree.leaves(getattr(batch, name))]:
         raise UserValueError(f"replay: like has {', '.join(missing)}, but the rollout does not")
     if batch.mask is not None and "mask" not in kept:

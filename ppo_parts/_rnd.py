@@ -44,19 +44,19 @@ def rnd_reward(
     is the running standard deviation of the discounted sums R, which continue from episode to episode. The reward of
     masked steps is 0, and they do not enter the sums.
 
-    The reward is `extras["<name>_reward"]`. Within `within`, a second `gae` gives it an advantage and a critic of its
-    own. `extras["<name>_terminated"]` is 0 everywhere, so that this advantage looks beyond the ends of episodes, as in
-    the paper. `extras["<name>_target"]`, `[T, N, K]`, is f of the next observations, for `rnd_loss`. Metric:
+    The reward is `extras["<name>_reward"]`. A second `gae`, wrapped in `within`, gives it a separate advantage and
+    critic. `extras["<name>_terminated"]` is 0 everywhere, so that this advantage looks beyond the ends of episodes, as
+    in the paper. `extras["<name>_target"]`, `[T, N, K]`, is f of the next observations, for `rnd_loss`. Metric:
     `<name>_reward`, the mean.
 
     Args:
-        init: function of a key that returns the parameters of a network. It draws f, with a key of the learner.
+        init: function of a key that returns the parameters of a network; it is called with the learner's key to draw f.
         embed: function of these parameters and observations `[..., *shape]`, as the environment returns them, that
             returns `[..., K]`.
         num_envs: N.
         gamma: discount of the sums, in [0, 1]; a schedule counts learner updates.
-        predictor: the entry of the parameters that holds those of the predictor.
-        name: beginning of the names of what is written; two such rewards in one chain need two names.
+        predictor: the entry of the parameters with those of the predictor.
+        name: prefix of the entries and metrics that it writes; two such rewards in one chain need two names.
 
     Place: before the sampler. It needs `rollout(..., keep_next_obs=True)` and `learner.init(params, key)`. Observations
     should be standardized (`envs.normalize_observation`), because f is random.

@@ -76,22 +76,22 @@ def rollout(
 ) -> Rollout:
     """Step N environments T times with the current policy; with A agents in each, `[T, N]` below is `[T, N, A]`.
 
-    The value is evaluated once for all steps, after the last step, or at each step (as for a recurrent policy). V of
+    The value is computed for all steps at once, after the last step, or at each step (as for a recurrent policy). V of
     the final observation, from which a truncated episode is bootstrapped, is computed only in steps in which some
-    environment was truncated (also under `vmap`).
+    environment was truncated (even under `vmap`).
 
     Args:
         env: `ppo_parts.envs.Env`.
         policy: a `Policy`, or `evaluate` as in `learner`; here the observations have the leading axes `[N]` or
             `[T, N]`. With an `initial_carry`, `evaluate(params, batch)` receives `batch.carry`, the state before step
             0, and `batch.reset` `[T, N]`. It must zero the state before each step where `reset` is 1, and return
-            `(distribution, value, carry after the last step)`. If the policy has no value, neither has the batch.
+            `(distribution, value, carry after the last step)`. If the policy has no value, the batch has none.
         num_envs: N.
         num_steps: T.
         value_each_step: keep the value that is computed along with each step's action. The numbers are the same; this
             is faster if policy and value share layers, and slower if they do not.
         record: names of entries of the policy's `aux`, one number per element, to keep for each step: `extras[name]`,
-            and `extras["next_" + name]` of the observation that followed, as `next_value` is of `value`.
+            and `extras["next_" + name]` for the observation that followed, as `next_value` is for `value`.
         keep_next_obs: keep the observation that followed each step as `next_obs`, including final observations.
         keep_distribution: keep the behavior distribution as `behavior`, for exact divergences.
         keep_info: names of entries of the environment's `info`, such as a cost, to keep for each step: `extras[name]`.
@@ -130,7 +130,7 @@ def rollout(
     count("rollout", "num_steps", num_steps)
     count("rollout", "noise_steps", noise_steps)
     check_shards("rollout", shards, "num_envs", num_envs)
-    taken = {"value": "batch.value"} | {f"next_{name}": f"what followed {name!r}" for name in record}
+    taken = {"value": "batch.value"} | {f"next_{name}": f"the next value of {name!r}" for name in record}
     for argument, names, owner in (("record", record, "aux"), ("keep_info", keep_info, "info")):
         if isinstance(names, str):
             raise UserTypeError(
@@ -228,7 +228,7 @@ class _Collector:
     def step(self, params: Params, state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
         """Step all environments; return the record, the estimates, those of final observations, and the episodes.
 
-        With several shards, return the final observations themselves, because the test whether there is one would
+        With several shards, return the final observations themselves, because testing whether there is one would
         require communication between all devices.
         """
         output = apply_policy(self.policy, params, state.obs, state.carry, state.reset)
@@ -328,7 +328,7 @@ def check_is_tree(distribution: Any) -> None:
     """Raise unless a distribution to keep consists of arrays."""
     if stuck := [x for x in jax.tree.leaves(distribution) if not (hasattr(x, "dtype") or isinstance(x, (int, float)))]:
         raise UserTypeError(
-            f"rollout: keep_distribution needs a distribution that is a pytree of arrays, and {kind(stuck[0])} is not: "
+            f"rollout: keep_distribution needs a distribution that is a pytree of arrays, but {kind(stuck[0])} is not: "
             "use one of ppo_parts.distributions, or register it with jax.tree_util"
         )
 
@@ -358,7 +358,7 @@ def sample_action(distribution: Any, key: Array) -> tuple[Any, Array]:
 
 
 def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ...]) -> None:
-    """Raise unless actions that are one array fit the action space; an environment may broadcast or round others."""
+    """Raise unless actions in one array fit the action space: an environment may broadcast or round unfit ones."""
     shape, several = getattr(space, "shape", None), hasattr(space, "nvec")
     if shape is None or not isinstance(action, jax.Array):
         return
@@ -373,14 +373,14 @@ def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ..
         else:
             remedy = f"numbers of shape {tuple(shape)}: return distributions.Normal(mean, scale), with a mean [{axes}]"
         raise UserTypeError(
-            f"rollout: the policy's actions are {action.dtype}{list(action.shape)}, and each of {list(each)} "
+            f"rollout: the policy's actions are {action.dtype}{list(action.shape)}, but each of {list(each)} "
             f"environments takes {remedy}"
         )
     for part, number in zip(getattr(distribution, "parts", (distribution,)), options, strict=False):
         *axes_of_logits, given = getattr(getattr(part, "logits", None), "shape", ()) or (0,)
         if tuple(axes_of_logits) == each and given > number:
             raise UserValueError(
-                f"rollout: the policy has logits for {given} actions, and the environment has {number}"
+                f"rollout: the policy has logits for {given} actions, but the environment has {number}"
                 + f" in one of its choices; it has {options}" * several
             )
 
@@ -410,8 +410,8 @@ def where_any(f: Callable[..., Any], wanted: Array, params: Any, x: Any) -> Any:
 def where_any_of_steps(f: Callable[[Any], Any], wanted: Array, x: Any, shards: int) -> Any:
     """Compute `f(x[t])` for the steps t in which any element of `wanted` `[T, N]` is True; other results are undefined.
 
-    In round i, every shard evaluates the i-th of its own steps. Devices with a shard each communicate only once, to
-    agree on the number of rounds, and not in each step.
+    In round i, every shard evaluates the i-th of its own steps. Devices with one shard each communicate only once, to
+    agree on the number of rounds, instead of in every step.
     """
     by_shard = jax.tree.map(lambda leaf: split(leaf, shards, 1), x)
     flags = split(wanted, shards, 1)

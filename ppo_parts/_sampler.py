@@ -10,14 +10,14 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._errors import UserValueError
+from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import choice, count
 from ._policy import evaluate_current
 from ._refresh import Refresh, RefreshName, refresh_of
 from ._shards import field_axes, joined, map_shards, split
 from ._trees import on_automatic_mesh
 from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, EmptyState, Part, no_state
-from .functional._common import unsqueezed
+from .functional._common import ShapeError, unsqueezed
 
 Axis = Literal["step", "segment", "window"]
 Plan = Callable[[Array, Batch, Array | int], Any]
@@ -70,6 +70,7 @@ class Sampler(Divider):
 
     def take(self, batch: Batch, indices: Any, weight: Array | None) -> Batch:
         """Return the minibatch with these indices; metrics and losses start empty."""
+        self._check_drawn(indices, weight, batch.shards)
         batch = batch.replace(metrics={}, reductions=(), losses={}, weight=weight)
         if indices is None:
             return batch.replace(weight=None if weight is None else weight.reshape(-1))
@@ -89,12 +90,40 @@ class Sampler(Divider):
         minibatch = minibatch.replace(weight=weight)
         return _from_windows(minibatch, indices) if self.axis == "window" else minibatch
 
+    def _check_drawn(self, indices: Any, weight: Array | None, shards: int) -> None:
+        """Raise unless `draw` returned integers `[M]`, or `Windows`, and one weight for each; a shard is a row."""
+        windows = isinstance(indices, Windows)
+        if indices is None:
+            return
+        if windows != (self.axis == "window"):
+            expected = "Windows" if self.axis == "window" else "an array"
+            raise UserTypeError(
+                f"{self.name}: draw must return {expected} for axis={self.axis!r}, got {type(indices).__name__}"
+            )
+        rank, drawn = (1 if shards == 1 else 2), (*indices[:2],) if windows else (indices,)
+        for x in drawn:
+            if not jnp.issubdtype(jnp.result_type(x), jnp.integer):
+                raise UserTypeError(f"{self.name}: draw must return integers, got {jnp.result_type(x)}")
+            if jnp.ndim(x) != rank or jnp.shape(x) != jnp.shape(drawn[0]):
+                rows = "[M]" if shards == 1 else f"[{shards}, M], one row for each shard"
+                raise ShapeError(f"{self.name}: draw must return indices of shape {rows}, got {jnp.shape(x)}")
+        if windows and (*jnp.shape(indices.counts)[:-2], jnp.shape(indices.counts)[-1]) != jnp.shape(drawn[0]):
+            raise ShapeError(
+                f"{self.name}: draw must return counts [L, M] for M windows, got {jnp.shape(indices.counts)} for "
+                f"starts of shape {jnp.shape(drawn[0])}"
+            )
+        if weight is not None and jnp.shape(weight) != jnp.shape(drawn[0]):
+            raise ShapeError(
+                f"{self.name}: draw must return one weight for each index, {jnp.shape(drawn[0])}, got "
+                f"{jnp.shape(weight)}"
+            )
+
     def _take(self, batch: Batch, indices: Any) -> dict[str, Any]:
         """Return the fields of a batch with one shard at these indices."""
         segments = batch.log_prob.shape[1]
 
         def taken(x: Array, rows: Array, along: int) -> Array:
-            # Samplers draw indices in range; "clip" avoids the default's handling of negative and outlying ones.
+            # Samplers draw indices in range; "clip" avoids the default's handling of negative and too large ones.
             return jnp.take(x, rows, axis=along, mode="clip")
 
         def per_step(x: Array) -> Array:
@@ -266,7 +295,7 @@ def _from_windows(minibatch: Batch, windows: Windows) -> Batch:
 
 
 def _plan_shards(plan: Plan) -> Plan:
-    """Make a plan for every shard, `[num_minibatches, shards, ...]`."""
+    """Wrap `plan` so that it plans every shard, `[num_minibatches, shards, ...]`."""
 
     def planned(key: Array, batch: Batch, epoch: Array | int) -> Any:
         if batch.shards == 1:
@@ -283,7 +312,7 @@ def _plan_shards(plan: Plan) -> Plan:
 
 
 def _draw_shards(draw: Draw) -> Draw:
-    """Draw the indices and weights of every shard, `[shards, ...]`."""
+    """Wrap `draw` so that it draws the indices and weights of every shard, `[shards, ...]`."""
 
     def drawn(item: Any, batch: Batch, context: Context) -> tuple[Any, Array | None]:
         if batch.shards == 1:
@@ -295,7 +324,7 @@ def _draw_shards(draw: Draw) -> Draw:
 
 
 def _side_by_side(x: Array, axis: int) -> Array:
-    """Return what was taken from several shards, `[shards, ...]`, in one row along `axis`."""
+    """Join the elements taken from several shards, `[shards, ...]`, along `axis`."""
     return joined(jnp.moveaxis(x, 0, axis), axis)
 
 

@@ -33,7 +33,7 @@ def shuffled_minibatches(
             each minibatch, after the value and log-ratio of the last minibatch have been written back.
 
     Raises:
-        ValueError: sizes that do not divide, naming them; a recurrent batch.
+        ValueError: `num_minibatches` does not divide T*N; the batch is recurrent.
 
     Example:
         >>> import ppo_parts as pp
@@ -58,7 +58,7 @@ def segment_minibatches(
         refresh: as in `shuffled_minibatches`.
 
     Raises:
-        ValueError: sizes that do not divide, naming them.
+        ValueError: `num_minibatches` does not divide N.
 
     Example:
         >>> import ppo_parts as pp
@@ -147,7 +147,7 @@ def given_indices(
             if not traced and rows.min() < 0:
                 raise UserValueError(
                     f"given_indices: this batch has {batch.shards} shards, so each minibatch must be {batch.shards} "
-                    f"equal blocks of indices, block s with {axis}s of shard s; another order has no meaning here"
+                    f"equal blocks of indices, block s with {axis}s of shard s; no other order is possible"
                 )
         if weights is None:
             return jnp.asarray(rows)[epoch], None
@@ -187,7 +187,7 @@ def _checked_indices(indices: Any, weights: Any) -> Any:
     if weights is not None and (error := range_error(weights, 0)) is not None:
         raise UserValueError(f"{where}: weights {error}")
     limits = np.iinfo(np.int32)
-    if not traced and (table.max() > limits.max or table.min() < limits.min):  # it would wrap around to one that exists
+    if not traced and (table.max() > limits.max or table.min() < limits.min):  # it would wrap around to a valid one
         raise UserValueError(f"{where}: indices must lie in [0, 2**31), got {table.min()} to {table.max()}")
     return table.reshape((-1, *table.shape[-2:])).astype(np.int32)
 
@@ -239,7 +239,7 @@ def prioritized_sampler(
     Place: after `gae` or `vtrace`, whose advantage it reads.
 
     Raises:
-        ValueError: sizes that do not divide; more segments are requested than there are.
+        ValueError: the segments cannot be divided equally; more segments are requested than there are.
 
     Example:
         >>> import ppo_parts as pp
@@ -268,7 +268,7 @@ def prioritized_sampler(
         powers = [at(x, context.step) for x in (alpha, beta, eps)]
 
         def drawn(batch: Batch, key: Array) -> tuple[Array, Array]:
-            # In the dtype to compute in, because bfloat16 has too few digits to draw one of many segments.
+            # At least float32, because bfloat16 has too few digits to draw one of many segments.
             advantage = _steps_of_segments(batch.advantage.astype(accumulator_dtype(batch.advantage)))
             mask = None if batch.mask is None else _steps_of_segments(batch.mask)
             probabilities = functional.segment_priorities(advantage, alpha=powers[0], eps=powers[2], mask=mask)
@@ -321,7 +321,7 @@ def time_chunks(
         refresh: as in `shuffled_minibatches`.
 
     Raises:
-        ValueError: sizes that do not divide, naming them.
+        ValueError: `length` does not divide T, or `num_minibatches` the number of pieces; burn_in + length exceeds T.
 
     Example:
         >>> import ppo_parts as pp

@@ -14,6 +14,7 @@ from ._hyperparameters import Numeric, at, choice, count, degrees, number, sprea
 from ._losses import named_loss, policy_part
 from ._types import Array, Batch, Context, EmptyState, Part, field_at, no_state
 from .functional import masked_mean
+from .functional._common import known_values
 from .functional._groups import per_sequence
 
 
@@ -182,7 +183,7 @@ def group_advantage(
 def aggregate(
     loss: str = "policy", *, by: functional.Aggregation = "sequence_mean", length: Numeric | None = None
 ) -> Part:
-    """Choose how the losses of tokens become one number; see `functional.aggregate` for the choices and who uses them.
+    """Choose how the losses of tokens become one number; see `functional.aggregate` for the methods that use each way.
 
     Without this part a loss is averaged over all unmasked tokens of the minibatch ("token_mean").
 
@@ -217,9 +218,9 @@ def aggregate(
             return batch.replace(losses=dict(batch.losses)), state
         losses = {name: x for name, x in batch.losses.items() if name != loss}
         if jnp.shape(tokens) != jnp.shape(batch.log_prob):
-            raise UserValueError(f"{where}: the loss {loss!r} is not per element, it has shape {jnp.shape(tokens)}")
+            raise UserValueError(f"{where}: the loss {loss!r} is not per element: it has shape {jnp.shape(tokens)}")
         now = None if length is None else at(length, context.step)
-        reduced = spread_nan(per_sequence(where, tokens, by, now, batch.mask), now)
+        reduced = spread_nan(per_sequence(where, tokens, by, now, batch.mask), now).astype(tokens.dtype)
         return batch.replace(losses=losses).add_loss(loss, reduced, per="segment"), state
 
     return Part(
@@ -248,7 +249,7 @@ def clip_cov(
     The means and the draw are over the minibatch. Metric: `<name>_loss`.
 
     Args:
-        clip_eps: clip range, > 0; a schedule counts learner updates (`fraction`, too).
+        clip_eps: clip range, > 0; a schedule counts learner updates (so does that of `fraction`).
         clip_eps_high: clip range above 1; None: `clip_eps`.
         fraction: fraction of the tokens to drop, in [0, 1].
         cov_low, cov_high: the range of covariances from which tokens are drawn.
@@ -268,7 +269,8 @@ def clip_cov(
     fraction = number("clip_cov", "fraction", fraction, 0, 1)
     for argument, value in {"cov_low": cov_low, "cov_high": cov_high}.items():
         number("clip_cov", argument, value, -np.inf, schedule=False)
-    if not cov_low < cov_high:
+    known = known_values(cov_low), known_values(cov_high)
+    if known[0] is not None and known[1] is not None and not known[0] < known[1]:
         raise UserValueError(f"clip_cov: cov_low must be less than cov_high, got {cov_low!r} and {cov_high!r}")
 
     def loss(batch: Batch, context: Context) -> Array:
@@ -292,8 +294,7 @@ def clip_cov(
 
 
 def kl_cov(*, fraction: Numeric = 2e-4, coef: Numeric = 1.0, name: str = "policy") -> Part:
-    """Add the surrogate with a penalty for the tokens of highest covariance as the loss `name`; see
-    `functional.kl_cov`.
+    """Add the surrogate with a penalty on high-covariance tokens as the loss `name`; see `functional.kl_cov`.
 
     The tokens of the minibatch are compared with each other. Metric: `<name>_loss`.
 
@@ -336,7 +337,7 @@ def _scores(where: str, batch: Batch, score: str | None, keep: Array) -> Array:
 
 
 def _neighbors(where: str, reward: Array, size: int) -> Array:
-    """Return the group of each segment, if neighboring ones form groups of one size."""
+    """Return the group of each segment, where neighboring segments form groups of equal size."""
     if reward.shape[0] % size:
         raise UserValueError(
             f"must divide the {reward.shape[0]} segments of this batch, got {size}: use another num_envs, or name an "

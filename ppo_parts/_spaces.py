@@ -1,4 +1,4 @@
-"""What rollouts and environments need to know of an action space."""
+"""What rollouts and environments need to know about an action space."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def with_optimizers(specs: list[PhaseSpec], optimizer: Any) -> tuple[PhaseSpec, 
     if names == [""]:
         if isinstance(optimizer, Mapping):
             raise UserValueError(
-                "learner: a dict of optimizers goes with phases(); this pipeline has one sampler, give one"
+                "learner: a dict of optimizers needs phases(); this pipeline has one sampler: give one optimizer"
             )
         optimizer = {"": optimizer}
     elif not isinstance(optimizer, Mapping) or set(optimizer) != set(names):
@@ -127,10 +127,10 @@ def with_optimizers(specs: list[PhaseSpec], optimizer: Any) -> tuple[PhaseSpec, 
 
 
 def by_phase(states: Any, specs: Sequence[PhaseSpec]) -> dict[str, Any]:
-    """Return the states of the phases by name, from those that a `LearnerState` holds; inverts `without_names`."""
+    """Return the states of the phases by name, from those in a `LearnerState`; inverts `without_names`."""
     return {"": states} if specs[0].name == "" else dict(states)
 
 
 def without_names(states: dict[str, Any], specs: Sequence[PhaseSpec]) -> Any:
-    """Return the states of the phases as a `LearnerState` holds them: by name, or without if there are no `phases`."""
+    """Return the states of the phases as in a `LearnerState`: by name, or without names if there are no `phases`."""
     return states[""] if specs[0].name == "" else states

@@ -35,14 +35,14 @@ def kl_early_stop(
     The divergence is that of the policy *before* the minibatch's step, estimated by `functional.approx_kl`. It exceeds
     the threshold if it is greater than `target_kl`, or NaN.
 
-    * `check="minibatch"`: neither the minibatch that exceeds nor any later one is applied (Stable-Baselines3, whose
+    * `check="minibatch"`: neither the minibatch that exceeds it nor any later one is applied (Stable-Baselines3, whose
       threshold is 1.5 times its `target_kl`).
-    * `check="epoch"`: judged at the end of an epoch, whose steps all stay applied: `over="last"` by its last
-      minibatch (CleanRL; jaxagents with `estimator="k1", reduction="sum"`), `over="mean"` by the mean over them.
+    * `check="epoch"`: checked at the end of each epoch, all of whose steps are applied: `over="last"` checks its last
+      minibatch (CleanRL; jaxagents with `estimator="k1", reduction="sum"`), `over="mean"` the mean over all of them.
 
-    Without `vmap`, a stop skips the remaining computation. If a chain has several of these parts, the first whose
-    threshold is exceeded stops it. Metric: `<name>`, the divergence, averaged over the minibatches that ran. The
-    learner adds `minibatches`, `epochs` and `early_stopped`.
+    Without `vmap`, a stop skips the remaining computation. If a chain has several of these parts, the first of them
+    to exceed its threshold ends the phase. Metric: `<name>`, the divergence, averaged over the minibatches that ran.
+    The learner adds `minibatches`, `epochs` and `early_stopped`.
 
     Args:
         target_kl: threshold, in nats (with `reduction="sum"`, in nats times elements), >= 0; a schedule counts learner
@@ -109,8 +109,8 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
         metric: name of a metric that a part before this one adds, such as "clip_fraction". The learner's own metrics,
             such as "grad_norm", do not exist yet when parts run.
         limit: any number; a schedule counts learner updates.
-        check: "minibatch": neither the minibatch that exceeds nor any later one is applied. "epoch": judged on the last
-            minibatch of each epoch, whose steps all stay applied.
+        check: "minibatch": neither the minibatch that exceeds the limit nor any later one is applied. "epoch": the last
+            minibatch of each epoch is checked, and all steps of that epoch are applied.
 
     Place: after the sampler and the part that adds the metric.
 

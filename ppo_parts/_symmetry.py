@@ -88,9 +88,9 @@ def mirror_loss(
 
     .. math:: L_i = \frac{1}{D} \left\| \mu(T_o(s_i)) - \mathrm{sg}\left[T_a(\mu(s_i))\right] \right\|^2
 
-    :math:`T_o` mirrors an observation and :math:`T_a` an action, for example by swapping the left and right side of a
-    robot; :math:`\mu` is the mode of the policy, which is evaluated once more. With several symmetries, add a part for
-    each, with a name of its own. Metric: `<name>_loss`, without the coefficient.
+    :math:`T_o` mirrors an observation and :math:`T_a` an action `[D]`, for example by swapping the left and right side
+    of a robot; :math:`\mu` is the mode of the policy, which is evaluated once more, and sg stops the gradient. With
+    several symmetries, add a part with a different name for each. Metric: `<name>_loss`, without the coefficient.
 
     Args:
         observation: function T_o of observations, leaves `[M, ...]` or `[T, M, ...]`; for example, it permutes the

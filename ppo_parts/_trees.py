@@ -1,4 +1,4 @@
-"""Operations on pytrees that JAX does not have."""
+"""Operations on pytrees that JAX lacks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._errors import UserValueError
 
 
 def without_weak_types(tree: Any) -> Any:
-    """Remove weak types from the tree (as of a Python number in a state), which would change between calls."""
+    """Remove weak types, such as that of a Python number in a state, from the tree; they would change between calls."""
 
     def strengthened(x: Any) -> Any:
         dtype = jnp.result_type(x)
@@ -22,7 +22,7 @@ def without_weak_types(tree: Any) -> Any:
 
 
 def copies(tree: Any) -> Any:
-    """Copy the arrays of the tree, so that donating a state that holds the parameters twice does not fail."""
+    """Copy the arrays of the tree, so that donating a state that contains the parameters twice does not fail."""
     return jax.tree.map(lambda x: jnp.array(x, copy=True) if isinstance(x, jax.Array) else x, tree)
 
 
@@ -32,7 +32,7 @@ def varying_like(tree: Any, like: Any) -> Any:
     Inside `shard_map`, a loop must not turn a carry that all devices share into one that differs between them.
     Elsewhere, nothing changes.
     """
-    if not hasattr(jax, "typeof"):  # before JAX 0.6 there is nothing to distinguish
+    if not hasattr(jax, "typeof"):  # before JAX 0.6, types do not record this
         return tree
     zero = jnp.sum(jnp.zeros_like(like, jnp.int32))
     if jax.typeof(zero) == jax.typeof(jnp.zeros((), jnp.int32)):
@@ -62,7 +62,7 @@ def on_automatic_mesh(f: Callable[..., Any], like: Any) -> Callable[..., Any]:
 def axis_sharding(where: str, mesh: jax.sharding.Mesh, shards: int) -> Callable[[int | None], Any]:
     """Return `sharding(axis)`, which divides one axis of an array over all devices of a mesh; None: replicated.
 
-    The axes of the mesh become automatic, so that no function needs to state the shardings of what it returns.
+    The axes of the mesh become automatic, so that no function needs to state the shardings of its results.
 
     Raises:
         ValueError: devices that do not divide the shards.

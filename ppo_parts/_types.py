@@ -29,7 +29,7 @@ Reduction = Literal["mean", "sum", "max", "min"]
 
 
 class Output(NamedTuple):
-    """What a policy network returns for a batch of observations.
+    """The output of a policy network for a batch of observations.
 
     A network may return the tuples `(distribution, value)` or, for recurrent policies, `(distribution, value, carry)`.
 
@@ -77,7 +77,7 @@ class Current(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """A request of early-stop parts to the learner, two traced booleans; `Batch.add_stop` writes it.
+    """A request from early-stop parts to the learner: two traced booleans; `Batch.add_stop` writes it.
 
     discard: do not apply this minibatch, and skip the rest of this phase in this update.
     after: apply this minibatch, and skip the rest of this phase in this update.
@@ -108,7 +108,7 @@ class Batch:
         terminated: `[T, N]`, 1 where that transition ended the episode.
         truncated: `[T, N]`, 1 where a time limit cut the episode there; None: nowhere.
         next_value: `[T, N]`, V of the observation that followed: of the final one where the episode was truncated or
-            the rollout ended; anything where it terminated.
+            the rollout ended; arbitrary where it terminated.
         mask: `[T, N]`, 1 where the step counts; None: everywhere.
         advantage: `[T, N]`, written by an advantage part.
         target: `[T, N]`, value target, written by an advantage part.
@@ -123,10 +123,10 @@ class Batch:
         current: the policy being trained on this minibatch (`Current`); None before the sampler.
         losses: named losses: with the shape of `log_prob`, one per segment, `[M]`, or a scalar; see `add_loss`.
         metrics: named scalars.
-        extras: what your own parts need for each step: leaves `[T, N, ...]`, sampled like `obs`.
-        per_segment: what your own parts need for each segment: leaves `[N, ...]`; `[M, ...]` after a segment sampler. A
-            step sampler gives each step the entry of its segment.
-        shared: anything else that your own parts need: any pytree, never sampled.
+        extras: named data of each step, for your own parts: leaves `[T, N, ...]`, sampled like `obs`.
+        per_segment: named data of each segment, for your own parts: leaves `[N, ...]`; `[M, ...]` after a segment
+            sampler. A step sampler gives each step the entry of its segment.
+        shared: any other data for your own parts: any pytree, never sampled.
         stop: the request of early-stop parts (`Stop`); None: no request.
         axes: names of the leading axes, ("time", "segment") or ("step",).
         shards: number of equal blocks of neighboring segments that samplers do not mix, so that each can stay on a
@@ -166,7 +166,7 @@ class Batch:
         """Return a copy with some fields changed."""
         if unknown := changes.keys() - {field.name for field in dataclasses.fields(self)}:
             raise UserTypeError(
-                f"Batch.replace: a Batch has no field {min(unknown)!r}; there are "
+                f"Batch.replace: a Batch has no field {min(unknown)!r}; its fields are "
                 f"{', '.join(field.name for field in dataclasses.fields(self))}"
             )
         return dataclasses.replace(self, **changes)
@@ -222,7 +222,7 @@ class Batch:
         if jnp.shape(loss) != expected:
             raise ShapeError(
                 f"loss {name!r} has shape {jnp.shape(loss)}, expected {expected} for per={per!r}: the learner "
-                "reduces losses, with the mask"
+                "reduces losses and applies the mask"
             )
         return self.replace(losses={**self.losses, name: loss})
 
@@ -291,7 +291,7 @@ class Context:
         return dataclasses.replace(self, **changes)
 
 
-PER_STEP = (  # fields of a batch that samplers draw from, and cut along
+PER_STEP = (  # fields of a batch with the axes `[T, N]`, from which samplers draw
     "obs",
     "action",
     "log_prob",
@@ -334,7 +334,7 @@ class Part:
         place: the side of the sampler on which it may be placed.
         needs_time: True if it works along the time axis.
         amend: `amend(params, old_state, new_state) -> params`, called outside the gradient after the part has run and
-            the optimizer has stepped: for exact PopArt, projections, resets.
+            the optimizer has stepped: for exact PopArt, projections or resets.
         finish: `finish(batch, state, context) -> state`, called once per update, on the rollout with `batch.current`
             under the updated policy: for the true divergence, or a buffer of rollouts. A part before the sampler gets
             the rollout that all phases share. A part after it gets the rollout that its minibatches were drawn from,
@@ -369,7 +369,7 @@ class Part:
         for field in (*self.requires, *self.provides, *(self.reads or ())):
             if field.partition(".")[0] not in known:
                 raise UserValueError(
-                    f"{self.name}: a Batch has no field {field!r}; there are {', '.join(sorted(known))}"
+                    f"{self.name}: a Batch has no field {field!r}; its fields are {', '.join(sorted(known))}"
                 )
 
 
@@ -379,7 +379,7 @@ class Divider(Part):
 
     @property
     def stage(self) -> str:
-        """The word for it in a printed chain."""
+        """Its label in a printed chain."""
         return "sampler"
 
     @property

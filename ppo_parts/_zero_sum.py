@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
-from ._errors import UserTypeError, UserValueError
-from ._types import Array, Batch, Context, Divider, Part, field_at
+from ._chain import check_wrapped, inner_key
+from ._errors import UserValueError
+from ._types import Array, Batch, Context, Params, Part, field_at
 
 
 def zero_sum(estimator: Part, *, seat: str = "extras.seat", next_seat: str = "extras.next_seat") -> Part:
@@ -21,15 +21,15 @@ def zero_sum(estimator: Part, *, seat: str = "extras.seat", next_seat: str = "ex
     .. math::
         A_t = \sigma_t r_t + \gamma \sigma_t \sigma_{t+1} \left(V(s_{t+1}) + \lambda A_{t+1}\right) - V(s_t).
 
-    In games with imperfect information, such as poker, use :math:`\lambda = 1`: the value of the opponent's observation
-    does not know what the player knows, so an estimate that bootstraps from it is biased.
+    In games with imperfect information, such as poker, use :math:`\lambda = 1`: the opponent's observation lacks what
+    the player knows, so an estimate that bootstraps from its value is biased.
 
     Args:
         estimator: the part that writes `advantage` and, possibly, `target`.
         seat: path of :math:`\sigma_t`, `[T, N]`. `rollout(keep_info=("seat", "next_seat"))` keeps both signs where the
             environment's `info` has them.
         next_seat: path of :math:`\sigma_{t+1}`, which belongs to the observation that followed step t: the final one
-            where the episode was truncated; anything where it terminated.
+            where the episode was truncated; arbitrary where it terminated.
 
     Place: that of `estimator`.
 
@@ -43,11 +43,10 @@ def zero_sum(estimator: Part, *, seat: str = "extras.seat", next_seat: str = "ex
     Reference: the negamax form of minimax, Knuth and Moore 1975, An Analysis of Alpha-Beta Pruning,
     doi:10.1016/0004-3702(75)90019-3, section 2.
     """
-    if not isinstance(estimator, Part) or isinstance(estimator, Divider):
-        raise UserTypeError(f"zero_sum: expected a part that writes the advantage, such as gae, got {estimator!r}")
+    check_wrapped("zero_sum", estimator, "a part that writes the advantage, such as gae")
     if "advantage" not in estimator.provides:
         raise UserValueError(
-            f"zero_sum: the part must write the advantage, and {estimator.name} writes "
+            f"zero_sum: the part must write the advantage, but {estimator.name} writes "
             f"{', '.join(estimator.provides) or 'nothing'}"
         )
 
@@ -56,15 +55,33 @@ def zero_sum(estimator: Part, *, seat: str = "extras.seat", next_seat: str = "ex
         seen = batch.replace(value=_times(sign, batch.value), next_value=_times(next_sign, batch.next_value))
         if batch.current is not None:
             seen = seen.replace(current=batch.current._replace(value=_times(sign, batch.current.value)))
-        out, state = estimator.update(seen, state, context)
+        out, state = estimator.update(seen, state, context.replace(key=inner_key(estimator, context.key)))
         signed = {name: _times(sign, getattr(out, name)) for name in written}
         return out.replace(value=batch.value, next_value=batch.next_value, current=batch.current, **signed), state
 
+    def init(params: Params, key: Array | None = None) -> Any:
+        return estimator.init(params, inner_key(estimator, key))
+
+    def finish(batch: Batch, state: Any, context: Context) -> Any:
+        assert estimator.finish is not None
+        return estimator.finish(batch, state, context.replace(key=inner_key(estimator, context.key)))
+
     written = [name for name in ("advantage", "target") if name in estimator.provides]
     signs = tuple(dict.fromkeys((seat, next_seat)))
-    return dataclasses.replace(estimator, update=update, name="zero_sum", requires=(*estimator.requires, *signs))
+    return Part(
+        init,
+        update,
+        "zero_sum",
+        requires=(*estimator.requires, *signs),
+        provides=estimator.provides,
+        reads=estimator.reads,
+        place=estimator.place,
+        needs_time=estimator.needs_time,
+        amend=estimator.amend,
+        finish=None if estimator.finish is None else finish,
+    )
 
 
 def _times(sign: Array, x: Array | None) -> Array | None:
-    """Multiply by a sign without a change of the dtype; what is absent stays so."""
+    """Multiply by a sign without changing the dtype; None stays None."""
     return None if x is None else sign.astype(x.dtype) * x

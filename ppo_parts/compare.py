@@ -1,4 +1,4 @@
-"""Compare trained runs: learning curves with intervals in one picture, and a table.
+"""Compare trained runs: a plot of their learning curves with intervals, and a table.
 
     python -m ppo_parts.compare runs/a runs/b --output compare.png
     python -m ppo_parts.compare "ours=runs/a1,runs/a2,runs/a3" "theirs=runs/b1,runs/b2,runs/b3"
@@ -27,7 +27,7 @@ from .training._result import smoothed
 from .training._statistics import iqm_over_seeds
 
 POINTS = 200
-"""Points of a curve."""
+"""Number of points of a curve."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +57,13 @@ def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode
         window: number of updates to average over.
 
     Raises:
-        UserValueError: the metric was not measured, or the runs are of several environments or have a seed in common.
+        UserValueError: the metric was not measured, or the runs use several environments or have a seed in common.
     """
     paths = [Path(folder) for folder in folders]
     stored = [stored_run(path) for path in paths]
     env_ids = {str(run["config"].get("env_id")) for run in stored}
     if len(env_ids) > 1:
-        raise UserValueError(f"{label}: the runs are of several environments, {', '.join(sorted(env_ids))}")
+        raise UserValueError(f"{label}: the runs use several environments, {', '.join(sorted(env_ids))}")
     seeds = [run["config"].get("seed", 0) + i for run in stored for i in range(run["run"]["num_seeds"])]
     if len(set(seeds)) < len(seeds):
         raise UserValueError(f"{label}: two runs have the same seed, of {sorted(seeds)}, so they are not independent")
@@ -101,7 +101,7 @@ def iqm_interval(
 
 
 def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
-    r"""Estimate :math:`P(X > Y) + P(X = Y) / 2` from one number per seed, as Agarwal et al. 2021, section 4.3, do."""
+    r"""Estimate :math:`P(X > Y) + P(X = Y) / 2` from one number per seed, as in Agarwal et al. 2021, section 4.3."""
     return float(np.mean((x[:, None] > y[None]) + 0.5 * (x[:, None] == y[None])))
 
 
@@ -128,7 +128,7 @@ def table_of(curves: Sequence[Curve]) -> list[dict[str, Any]]:
 
 
 def describe(rows: Sequence[dict[str, Any]]) -> str:
-    """Lay out a table as text, which is also a table in Markdown."""
+    """Format a table as text that is also valid Markdown."""
     titles = ["run", "env steps", "seeds", "IQM [95 %]", "mean", "min", "max", "P(better than first)"]
 
     def cells(row: dict[str, Any]) -> list[str]:
@@ -149,13 +149,13 @@ def plot_curves(path: Path, curves: Sequence[Curve], metric: str = "episode retu
     """Draw curves: the interquartile mean over seeds with its 95 % interval, and thin lines of the seeds.
 
     Raises:
-        UserValueError: the ending of `path` is not a format of matplotlib.
+        UserValueError: the extension of `path` is not a format of matplotlib.
     """
     figure = require_package("matplotlib.figure", "train").Figure(figsize=(7, 4.2), layout="constrained")
     require_package("matplotlib.backends.backend_agg", "train").FigureCanvasAgg(figure)
     formats = figure.canvas.get_supported_filetypes()
     if path.suffix[1:].lower() not in formats:
-        raise UserValueError(f"{path} must end with the name of a picture's format: .{', .'.join(sorted(formats))}")
+        raise UserValueError(f"{path} must end with the extension of an image format: .{', .'.join(sorted(formats))}")
     axes = figure.subplots()
     for i, curve in enumerate(curves):
         center, low, high = iqm_interval(curve.values)
@@ -174,6 +174,8 @@ def plot_curves(path: Path, curves: Sequence[Curve], metric: str = "episode retu
 def _measured(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the steps `[n]` and the smoothed values `[n, seeds]` of a metric; NaN before its first measurement."""
     rows = read_metrics(folder / "metrics.jsonl")
+    if not rows:
+        raise UserValueError(f"{folder}: there are no metrics yet: wait for the first update")
     try:
         found = column(rows, metric)
     except KeyError as error:
@@ -181,7 +183,7 @@ def _measured(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.nd
         raise UserValueError(f"{folder}: {error.args[0]}{hint}") from None
     steps, values = column(rows, "env_steps"), smoothed(found.reshape(len(rows), -1), window)
     if not np.isfinite(values).any(axis=0).all():
-        raise UserValueError(f"{folder}: {metric} was not measured yet in every seed; no episode may have ended")
+        raise UserValueError(f"{folder}: {metric} has not been measured in every seed; perhaps no episode has ended")
     return steps, values
 
 

@@ -19,13 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._errors import UserTypeError, UserValueError
-from .functional._common import ShapeError, accumulator_dtype, check_flags, check_floating
+from .functional._common import ShapeError, accumulator_dtype, check_flags, check_floating, known_values
 
 Array = jax.Array
 
 
 class _Distribution:
-    """A pytree whose attributes are arrays or trees of arrays, with the methods that follow from the others."""
+    """A pytree whose attributes are arrays or trees of arrays, with the methods that are defined by the others."""
 
     def __init_subclass__(cls) -> None:
         def flatten(x: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:
@@ -73,7 +73,7 @@ class Normal(_Distribution):
         loc, scale: `[..., D]`, of one dtype.
 
     Raises:
-        TypeError: `loc` is not floating. ValueError: shapes do not fit.
+        TypeError: `loc` is not floating. ValueError: shapes do not fit, or a known scale is negative.
 
     Example:
         >>> import jax.numpy as jnp
@@ -89,6 +89,8 @@ class Normal(_Distribution):
         dtype = jnp.result_type(loc, scale)
         self.loc = jnp.asarray(loc, dtype)
         self.scale = _fit_to_loc("Normal", "scale", scale, self.loc, dtype)
+        if (known := known_values(self.scale)) is not None and np.any(known < 0):
+            raise UserValueError(f"must be greater than 0, got {np.min(known)}", where="Normal", argument="scale")
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
         """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to the parameters."""
@@ -122,12 +124,12 @@ class Normal(_Distribution):
         return jnp.sum(divergence, axis=-1).astype(jnp.result_type(self.loc, other.loc))
 
     def _draw(self, seed: Array, sample_shape: Sequence[int]) -> Array:
-        """Draw samples in the dtype to compute in."""
+        """Draw samples in the accumulator dtype."""
         loc, scale = self._wide((*sample_shape, *self.loc.shape))
         return loc + scale * jax.random.normal(seed, loc.shape, loc.dtype)
 
     def _wide(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
-        """Broadcast mean and standard deviation to a shape, in the dtype to compute in."""
+        """Broadcast mean and standard deviation to a shape, in the accumulator dtype."""
         dtype = accumulator_dtype(self.loc)
         loc, scale = (jnp.broadcast_to(x.astype(dtype), shape) for x in (self.loc, self.scale))
         return loc, scale
@@ -141,7 +143,7 @@ class StateDependentNormal(Normal):
 
     Samples that are drawn with the same key have the same matrix :math:`\theta`, one for each element of the batch, so
     with `ppo_parts.rollout(noise_steps=k)` each environment keeps its matrix for k steps. Over these steps, similar
-    states get similar noise, and the noise does not average out as noise does that is independent at each step.
+    states get similar noise, and the noise does not average out, unlike noise that is independent at each step.
 
     Args:
         loc: `[..., D]`, mean.
@@ -203,9 +205,9 @@ class TanhNormal(_Distribution):
     .. math:: \log\pi(m + h) = \log\Phi((\mu - u_{max}) / \sigma), \qquad u_{max} = \mathrm{artanh}(1 - \epsilon)
 
     (log-mass at the edge, log-density inside). This is exactly the distribution of the samples, and log-ratios and
-    their gradients stay moderate however far outside the mean is. The density of a clipped action instead would make
-    the ratio overflow after any small change of a mean far outside. The entropy has no closed form; `entropy_bonus`
-    estimates it.
+    their gradients stay moderate, no matter how far the mean is outside the box. With the density of the clipped action
+    instead, any small change of such a mean would make the ratio overflow. The entropy has no closed form;
+    `entropy_bonus` estimates it.
 
     Args:
         loc: `[..., D]`, mean of u.
@@ -219,7 +221,8 @@ class TanhNormal(_Distribution):
         middle, half, eps: `[..., D]`, m, h and the width of an edge.
 
     Raises:
-        TypeError: `loc` is not floating. ValueError: shapes do not fit; the box is empty or infinite.
+        TypeError: `loc` is not floating. ValueError: shapes do not fit; the box is empty or infinite; `eps` is not in
+            [0, 1), or a known scale is negative.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -235,6 +238,9 @@ class TanhNormal(_Distribution):
 
     def _squash(self, base: Normal, low: Any, high: Any, eps: float) -> None:
         """Set the attributes."""
+        known = known_values(eps)
+        if known is not None and not np.all((known >= 0) & (known < 1)):
+            raise UserValueError(f"must lie in [0, 1), got {eps!r}", where=type(self).__name__, argument="eps")
         self.base, name = base, type(self).__name__
         dtype, wide = base.loc.dtype, accumulator_dtype(base.loc)
         resolution = 4 * float(jnp.finfo(dtype).eps)
@@ -307,7 +313,7 @@ class TanhNormal(_Distribution):
         log_ratio, shift = _relation((loc, scale), (other_loc, other_scale))
         u_max = jnp.arctanh(1 - self.eps)
         below, above = (-u_max - loc) / scale, (u_max - loc) / scale
-        # Moments of a standard Gaussian between the edges. The nearer tail gives probabilities with more digits.
+        # Moments of a standard Gaussian between the edges. The nearer tail gives more precise probabilities.
         near, far = jnp.where(below > 0, -above, below), jnp.where(below > 0, -below, above)
         inside = jax.scipy.special.ndtr(far) - jax.scipy.special.ndtr(near)
         density_below, density_above = (jnp.exp(_log_density(z, 0.0, 1.0)) for z in (below, above))
@@ -351,7 +357,8 @@ class StateDependentTanhNormal(TanhNormal):
         middle, half, eps: `[..., D]`, m, h and the width of an edge.
 
     Raises:
-        TypeError: `loc` is not floating. ValueError: shapes do not fit; the box is empty or infinite.
+        TypeError: `loc` is not floating. ValueError: shapes do not fit; the box is empty or infinite; `eps` is not in
+            [0, 1), or a known scale is negative.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -380,9 +387,9 @@ class Beta(_Distribution):
     infinite there. For a log-density that is finite for every action, x is clipped into [1e-6, 1 - 1e-6], both in
     `log_prob` and in samples. Entropy and divergence are those of the distribution without this clip.
 
-    Log-density, entropy and divergence are computed without the cancellation of large log-gammas, so that they keep
-    their digits for narrow distributions. Numbers outside [1e-6, 1e9] are replaced by the nearer bound wherever alpha
-    and beta are used, and have a gradient of 0. Negative ones give NaN.
+    Log-density, entropy and divergence are computed without the cancellation of large log-gammas, so that they stay
+    accurate for narrow distributions. Wherever alpha and beta are used, they are clipped into [1e-6, 1e9]; those
+    outside have a gradient of 0. Negative ones give NaN.
 
     Args:
         alpha: `[..., D]`, > 0.
@@ -498,12 +505,12 @@ class Beta(_Distribution):
         divergence = _deviance(other_alpha, other_beta, alpha / total, beta / total)
         divergence += _beyond_bregman(alpha, other_alpha) + _beyond_bregman(beta, other_beta)
         divergence -= _beyond_bregman(total, other_total)
-        divergence = jnp.maximum(divergence, 0)  # where parameters differ by many orders of magnitude, it is rounded
+        divergence = jnp.maximum(divergence, 0)  # rounding matters if parameters differ by orders of magnitude
         divergence = jnp.sum(jnp.where(same, divergence, jnp.inf), axis=-1)
         return divergence.astype(jnp.result_type(self.alpha, other.alpha))
 
     def _wide(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
-        """Broadcast alpha and beta to a shape, in the dtype to compute in, and limit them."""
+        """Broadcast alpha and beta to a shape, in the accumulator dtype, and limit them."""
         dtype = accumulator_dtype(self.alpha)
         alpha, beta = (jnp.broadcast_to(x.astype(dtype), shape) for x in (self.alpha, self.beta))
         # Within these limits no intermediate result of a gradient overflows in float32.
@@ -519,7 +526,7 @@ class Categorical(_Distribution):
     r"""One of n actions, :math:`\pi(a) = e^{z_a} / \sum_k e^{z_k}`.
 
     Unlike `distrax.Categorical`, this normalizes the logits once, on construction, and every gradient is a select
-    instead of a scatter. It is faster in PPO's loss, which takes log-probability and entropy of the same logits.
+    instead of a scatter. This is faster in PPO's loss, which needs the log-probability and entropy of the same logits.
 
     Args:
         logits: `[..., n]`, -inf allowed (see also `mask_logits`).
@@ -551,7 +558,8 @@ class Categorical(_Distribution):
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
         """Draw actions, int32 `[*sample_shape, ...]`."""
-        return jax.random.categorical(seed, self.logits, shape=(*sample_shape, *self.logits.shape[:-1]))
+        wide = self.logits.astype(accumulator_dtype(self.logits))  # random bfloat16 would never draw rare actions
+        return jax.random.categorical(seed, wide, shape=(*sample_shape, *self.logits.shape[:-1]))
 
     def mode(self) -> Array:
         """The most probable action."""
@@ -562,11 +570,12 @@ class Categorical(_Distribution):
         value, shape = jnp.asarray(value), self.logits.shape
         if value.shape[value.ndim - len(shape) + 1 :] != shape[:-1]:
             raise ShapeError(
-                f"Categorical: actions have shape {value.shape} and their logits {shape}, and nothing is broadcast"
+                f"Categorical: actions have shape {value.shape} and their logits {shape}, but nothing is broadcast"
             )
-        value = value.astype(jnp.promote_types(value.dtype, jnp.int32))  # n may be more than int8 can hold
         if jnp.issubdtype(value.dtype, jnp.floating):
+            value = value.astype(accumulator_dtype(value))  # n may be more than bfloat16 or int8 can hold
             value = jnp.where(value == jnp.floor(value), value, jnp.nan)
+        value = value.astype(jnp.promote_types(value.dtype, jnp.int32))
         every = (*value.shape, shape[-1])
         option = jax.lax.broadcasted_iota(jnp.int32, every, value.ndim)
         chosen = jnp.sum(jnp.where(value[..., None] == option, jnp.broadcast_to(self.logits, every), 0), axis=-1)
@@ -605,8 +614,8 @@ class MultiCategorical(_Distribution):
         parts: K `Categorical`s.
 
     Raises:
-        TypeError: an array is not floating. ValueError: there are no arrays, or their leading axes differ; `nvec` does
-            not add up to the last axis.
+        TypeError: an array is not floating; `logits` is one array, and there is no `nvec`. ValueError: there are no
+            arrays, or their leading axes differ; `nvec` does not add up to the last axis.
 
     Example:
         >>> import jax.numpy as jnp
@@ -620,7 +629,14 @@ class MultiCategorical(_Distribution):
     """
 
     def __init__(self, logits: Any, nvec: Sequence[int] | None = None) -> None:
+        if nvec is None and hasattr(logits, "ndim"):
+            raise UserTypeError(
+                f"MultiCategorical: logits are one array of shape {jnp.shape(logits)}: give nvec, the numbers of "
+                "options, or a list of arrays"
+            )
         if nvec is not None:
+            if not all(isinstance(n, (int, np.integer)) and n > 0 for n in nvec):
+                raise UserValueError(f"MultiCategorical: nvec must contain whole numbers of at least 1, got {nvec!r}")
             if jnp.shape(logits)[-1:] != (sum(nvec),):
                 raise ShapeError(
                     f"MultiCategorical: the last axis of logits must have sum(nvec) = {sum(nvec)} entries for "
@@ -716,7 +732,7 @@ def _inside(x: Array) -> Array:
 
 
 def _beyond_stirling(x: Array) -> Array:
-    r"""Return what Stirling's approximation leaves of log Gamma.
+    r"""Return the remainder of Stirling's approximation of log Gamma.
 
     .. math:: \log\Gamma(x) - (x - \tfrac12) \log x + x - \tfrac12 \log 2\pi
 
@@ -734,12 +750,12 @@ def _stirling_series(x: Array) -> Array:
 
 
 def _beyond_bregman(x: Array, y: Array) -> Array:
-    r"""Return what the leading terms leave of the Bregman divergence of log Gamma.
+    r"""Return the remainder of the Bregman divergence of log Gamma after its leading terms.
 
     .. math:: \log\Gamma(y) - \log\Gamma(x) - (y - x) \psi(x) - \left(y \log\frac{y}{x} - y + x\right)
 
-    It is a sum of `_excess`, so that the divergence of two neighbors keeps its digits. As in `_beyond_stirling`, four
-    steps lead from small x and y to where the series holds.
+    It is a sum of `_excess`, so that the divergence of nearby numbers stays accurate. As in `_beyond_stirling`, four
+    steps lead from small x and y to numbers for which the series is accurate.
     """
 
     def gap(y: Array, x: Array) -> Array:
@@ -753,12 +769,12 @@ def _beyond_bregman(x: Array, y: Array) -> Array:
 
 
 def _with_slope(function: Any, x: Array) -> tuple[Array, Array]:
-    """Return a function of each element, and its derivative."""
+    """Return the values of an elementwise function, and of its derivative."""
     return jax.jvp(function, (x,), (jnp.ones_like(x),))
 
 
 def _excess(t: Array, ratio: Array) -> Array:
-    """Return t - log(1 + t) >= 0 with its digits for small t, and for `ratio`, 1 + t, near 0."""
+    """Return t - log(1 + t) >= 0, accurately for small t, and for a `ratio`, 1 + t, near 0."""
     r = t / (2 + t)
     square = jnp.square(r)  # log(1 + t) = 2 artanh(r)
     small = t * r - 2 * r * square * (1 / 3 + square * (1 / 5 + square * (1 / 7 + square / 9)))
@@ -769,7 +785,7 @@ def _excess(t: Array, ratio: Array) -> Array:
 def _deviance(alpha: Array, beta: Array, x: Array, rest: Array) -> Array:
     r"""Return :math:`\alpha \log(m / x) + \beta \log((1 - m) / (1 - x))` >= 0 for the mean m; `rest` is 1 - x.
 
-    As a sum of two terms that are not negative, it keeps its digits where x is near the mean.
+    As a sum of two nonnegative terms, it stays accurate where x is near the mean.
     """
     mean, other = alpha / (alpha + beta), beta / (alpha + beta)
     distance = jnp.where(x < rest, x - mean, other - rest)
@@ -801,7 +817,7 @@ def _fit_to_loc(where: str, name: str, x: Any, loc: Array, dtype: Any, first: st
 
 
 def _check_box(where: str, low: Any, high: Any, dtype: Any) -> None:
-    """Raise unless a box is finite, not empty, and wide enough for actions of a dtype; traced bounds are not known."""
+    """Raise unless a box is finite, not empty, and wide enough for actions of a dtype; traced bounds pass."""
     if any(isinstance(x, jax.core.Tracer) for x in (low, high)):
         return
     least, most = np.asarray(low, float), np.asarray(high, float)
@@ -815,12 +831,12 @@ def _check_trailing_axes(where: str, whose: str, shape: tuple[int, ...], value: 
     """Raise `ShapeError` unless the trailing axes of actions match those of the distribution."""
     given = jnp.shape(value)
     if len(given) < len(shape) or given[len(given) - len(shape) :] != shape:
-        raise ShapeError(f"{where}: an action has shape {given} and {whose} {shape}, and nothing is broadcast")
+        raise ShapeError(f"{where}: an action has shape {given} and {whose} {shape}, but nothing is broadcast")
 
 
 def _check_equal_shapes(where: str, ours: Array, theirs: Array) -> None:
     if ours.shape != theirs.shape:
         raise ShapeError(
-            f"{where}.kl_divergence: the two distributions have the shapes {ours.shape} and {theirs.shape}, and "
+            f"{where}.kl_divergence: the two distributions have the shapes {ours.shape} and {theirs.shape}, but "
             "nothing is broadcast"
         )

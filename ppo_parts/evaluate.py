@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._commands import load_run, positive, run_parser
+from ._commands import load_run, positive, run_parser, seed
 from .envs import host_errors
 from .training import EpisodeResults, LoadedRun, exit_on_user_error, summary, write_json
 from .training._train import vmap_over_seeds
@@ -50,9 +50,9 @@ def summarize(played: EpisodeResults) -> dict[str, Any]:
 
     Returns:
         `episode_return`: with several seeds, `training.summary` of the mean returns of the seeds; with one seed, of the
-        returns of its episodes, as `per_episode` instead of `per_seed`. The mean return is over agents as well. Also
-        the mean `episode_length`, the numbers of `terminated` and `truncated` episodes, and as `info` the means of the
-        environment's own numbers about an episode.
+        returns of its episodes, as `per_episode` instead of `per_seed`. Returns are averaged over agents. Also the
+        mean `episode_length`, the numbers of `terminated` and `truncated` episodes, and as `info` the means of the
+        environment's own numbers for an episode.
     """
     seeds, episodes = np.shape(played.episode_length)
     returns = np.asarray(played.episode_return, float).reshape(seeds, episodes, -1).mean(-1)
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = run_parser("evaluate", "Play whole episodes with the policy of a trained run, and print their returns.")
     parser.add_argument("--episodes", type=positive, default=100, help="episodes of each seed (default: 100)")
     parser.add_argument("--mode", action="store_true", help="play the mode of the policy's distribution, not samples")
-    parser.add_argument("--seed", type=int, default=0, help="seed for environments and actions (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed for environments and actions (default: 0)")
     parser.add_argument("--json", type=Path, help="file to write the result to")
     given = parser.parse_args(arguments)
     with exit_on_user_error():

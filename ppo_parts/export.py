@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._commands import add_seed_index, load_run, run_parser, state_of_seed
+from ._commands import add_seed_index, load_run, one_environment, run_parser, state_of_seed
 from ._errors import UserValueError
 from ._extras import require_package
 from ._policy import apply_policy, initial_carry_of
@@ -43,10 +43,11 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
     env, policy, params = train.env, train.policy, state.learner.params
     if env.num_agents is not None:
         raise UserValueError(
-            f"the policy cannot be exported: it plays {env.num_agents} agents at once, and only policies of one agent "
+            f"the policy cannot be exported: it plays {env.num_agents} agents at once, and only single-agent policies "
             "can be"
         )
-    _, obs = jax.eval_shape(lambda key: env.reset(key, 1), jax.random.key(0))
+    with one_environment("the policy cannot be exported"):
+        _, obs = jax.eval_shape(lambda key: env.reset(key, 1), jax.random.key(0))
     privileged = getattr(obs, "privileged", None)
     if privileged is not None:  # only the critic sees it, which is not exported
         obs = obs._replace(privileged=None)
@@ -67,7 +68,7 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
         if env.observe is not None:
             obs = env.observe(state.rollout.env_state, obs)
         carry = jax.tree.unflatten(structure, inputs[len(seen) :])
-        reset = jnp.zeros(inputs[0].shape[0], bool)  # the caller gives a carry of zeros
+        reset = jnp.zeros(inputs[0].shape[0], bool)  # instead, the caller passes a carry of zeros
         output = apply_policy(policy, params, obs, carry, reset)
         action, base = output.distribution.mode(), getattr(output.distribution, "base", output.distribution)
         if env.act is not None:
@@ -86,13 +87,13 @@ def to_onnx(train: Train, state: TrainState, about: dict[str, str] | None = None
     Args:
         train: the run, such as `training.load(...).train`.
         state: the state of one seed.
-        about: what to store as the model's metadata.
+        about: metadata to store in the model.
 
     Returns:
         `onnx.ModelProto`.
 
     Raises:
-        UserValueError: the policy cannot be translated; the message names the reason. MissingPackage: onnx is not
+        UserValueError: the policy cannot be translated; the message gives the reason. MissingPackage: onnx is not
             installed.
     """
     require_package("onnx", "export")
@@ -126,7 +127,7 @@ def largest_difference(model: Any, train: Train, state: TrainState, number: int 
 
 
 def random_inputs(rows: dict[str, Any], number: int, seed: int) -> dict[str, np.ndarray]:
-    """Draw inputs `[number, ...]`: normal numbers of several magnitudes, any pixels, and actions that may be taken."""
+    """Draw inputs `[number, ...]`: normal numbers of several magnitudes, random pixels, or masks without effect."""
     random = np.random.default_rng(seed)
 
     def draw(x: Any) -> np.ndarray:

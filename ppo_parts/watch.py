@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._commands import add_seed_index, load_run, positive, run_parser, state_of_seed
+from ._commands import add_seed_index, load_run, one_environment, positive, run_parser, seed, state_of_seed
 from ._errors import UserValueError
 from ._extras import require_package
 from ._policy import apply_policy, initial_carry_of
@@ -28,7 +28,7 @@ FORMATS = (".gif", ".mp4")
 def frames_of(
     train: Train, state: TrainState, *, episodes: int = 1, seed: int = 0, mode: bool = False, max_steps: int = 1000
 ) -> Iterator[np.ndarray]:
-    """Play episodes, and yield a picture `[H, W, 3]` (uint8) before each step.
+    """Play episodes, and yield an image `[H, W, 3]` (uint8) before each step.
 
     The return and the length of each episode are printed.
 
@@ -41,14 +41,16 @@ def frames_of(
         max_steps: largest number of steps of an episode.
 
     Raises:
-        UserValueError: there are no pictures of the environment.
+        UserValueError: the environment cannot be rendered.
     """
     env = train.env.evaluation(state.rollout.env_state)
     if env.render is None:
         raise UserValueError(
-            "there are no pictures of this environment: give its Env a render(state) that returns an array [H, W, 3]"
+            "this environment cannot be rendered: give its Env a render(state) that returns an array [H, W, 3]"
         )
     initial_carry = initial_carry_of(train.policy)
+    with one_environment("the agent cannot be watched"):
+        jax.eval_shape(lambda key: env.reset(key, 1), jax.random.key(0))
 
     @jax.jit
     def reset(key: jax.Array) -> Any:
@@ -77,19 +79,19 @@ def frames_of(
 
 
 def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, width: int = 320) -> int:
-    """Write pictures to a GIF (by pillow) or to an MP4 (by imageio and its ffmpeg); return how many there were.
+    """Write frames to a GIF (with pillow) or to an MP4 (with imageio and its ffmpeg); return how many there were.
 
     Args:
-        path: the file; its ending names the format.
-        frames: pictures `[H, W, 3]` of uint8, all of the same shape.
-        fps: pictures per second; a GIF rounds the time between two pictures to 0.01 s.
-        width: width of the animation in pixels; pictures keep their proportions.
+        path: the file; its extension determines the format.
+        frames: images `[H, W, 3]` of uint8, all of the same shape.
+        fps: frames per second; a GIF rounds the time between two frames to 0.01 s.
+        width: width of the animation in pixels; frames keep their proportions.
 
     Raises:
-        UserValueError: another format, or no pictures. MissingPackage: what writes the format is not installed.
+        UserValueError: another format, or no frames. MissingPackage: the package for the format is not installed.
     """
     if path.suffix not in FORMATS:
-        raise UserValueError(f"{path} must end with {' or '.join(FORMATS)}, which names its format")
+        raise UserValueError(f"{path} must end with {' or '.join(FORMATS)}, which determines its format")
     image = require_package("PIL.Image", "watch")
     number = 0
 
@@ -114,7 +116,7 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
         return number
     small = [picture.quantize(64, dither=image.Dither.NONE) for picture in pictures]
     if not small:
-        raise UserValueError(f"{path}: there are no pictures to write")
+        raise UserValueError(f"{path}: there are no frames to write")
     small[0].save(path, save_all=True, append_images=small[1:], duration=round(1000 / fps), loop=0)
     return number
 
@@ -124,14 +126,16 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     parser = run_parser("watch", "Play episodes with the policy of a trained run, and write them to an animation.")
     parser.add_argument("--output", type=Path, default=Path("watch.gif"), help="GIF or MP4 (default: watch.gif)")
     parser.add_argument("--episodes", type=positive, default=1, help="number of episodes (default: 1)")
-    parser.add_argument("--max-steps", type=positive, default=1000, help="most steps of an episode (default: 1000)")
+    parser.add_argument(
+        "--max-steps", type=positive, default=1000, help="limit on the steps of an episode (default: 1000)"
+    )
     parser.add_argument("--mode", action="store_true", help="play the mode of the policy's distribution, not samples")
-    parser.add_argument("--seed", type=int, default=0, help="seed for the environment and actions (default: 0)")
-    parser.add_argument("--fps", type=positive, default=30, help="pictures per second (default: 30)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed for the environment and actions (default: 0)")
+    parser.add_argument("--fps", type=positive, default=30, help="frames per second (default: 30)")
     parser.add_argument("--width", type=positive, default=320, help="width in pixels (default: 320)")
     add_seed_index(parser)
     given = parser.parse_args(arguments)
-    for device in ("AUDIO", "VIDEO"):  # pygame only draws into arrays here; it would complain where there are none
+    for device in ("AUDIO", "VIDEO"):  # pygame only draws into arrays here, and must not look for devices
         os.environ.setdefault(f"SDL_{device}DRIVER", "dummy")
     with exit_on_user_error(), host_errors():
         with rendering():
@@ -140,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         options = {"episodes": given.episodes, "seed": given.seed, "mode": given.mode, "max_steps": given.max_steps}
         frames = frames_of(run.train, state, **options)
         number = write_animation(given.output, frames, given.fps, given.width)
-        print(f"{given.output}: {number} pictures")
+        print(f"{given.output}: {number} frames")
     return given.output
 
 

@@ -5,6 +5,7 @@ python -m recipes
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Iterator
 
 import recipes
@@ -23,5 +24,8 @@ def listed() -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        remedy = f"to train, write python -m recipes.{sys.argv[1]}"
+        raise SystemExit(f"error: python -m recipes lists the recipes, and takes no arguments: {remedy}")
     print("\n".join(listed()))
     print("Each has its own --help. --env-id and the other options modify a preset; the first preset is the default.")

@@ -2,8 +2,8 @@
 
     python -m recipes.atari_ppo --env-id ale:breakout
 
-A lost life terminates an episode, rewards are clipped to their sign, and the returns that are reported are those of
-whole games. Install it with `pip install ".[train,atari]"`.
+A lost life terminates an episode, rewards are clipped to their sign, and the reported returns are those of whole
+games. Install it with `pip install ".[train,atari]"`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PRESETS = {
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """Return the run of `recipes.cleanrl_ppo` with a convolutional network; `env` and `pipeline` are as there."""
+    """Return the run of `recipes.cleanrl_ppo` with a convolutional network; `env` and `pipeline` are the same."""
     training.check_config(config)
     if config.hidden != Config.hidden or config.normalize_env:
         raise pp.UserValueError(

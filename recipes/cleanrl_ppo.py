@@ -3,8 +3,8 @@
     python -m recipes.cleanrl_ppo --env-id CartPole-v1
     python -m recipes.cleanrl_ppo --preset continuous --env-id Pendulum-v1
 
-docs/fidelity.md lists the differences from the original. The most important one is that an episode that is cut by a
-time limit is bootstrapped from its final observation.
+docs/fidelity.md lists the differences from the original. The most important one is that an episode cut by a time limit
+is bootstrapped from its final observation.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Config(training.Config):
     total_timesteps: int = 10_000_000
     num_envs: int = 16
     num_steps: int = 128
-    parameters: Annotated[Literal["shared", "independent"], "one network for all agents, or one each"] = "shared"
+    parameters: Annotated[Literal["shared", "independent"], "one network for all agents, or one for each"] = "shared"
     critic: Annotated[Literal["local", "central"], "input: the agent's observation, or all agents' (MAPPO)"] = "local"
     agent_id: Annotated[bool, "append the agent's number to its observation, to tell agents apart"] = False
     actor_learning_rate: Annotated[float, at_least(0), "learning rate of the actor's Adam"] = 2.5e-4
@@ -57,7 +57,7 @@ PRESETS = {
         env_id="SMAX/3m", total_timesteps=4_000_000, num_envs=128, num_steps=32,
         critic="central", actor_learning_rate=6e-3, critic_learning_rate=6e-3, ent_coef=0.003, activation="relu",
     ),
-    "riddle": Config(  # with a short horizon, it pays to announce before the last night, and therefore to signal
+    "riddle": Config(  # a short horizon rewards announcing before the last night, and therefore signalling
         env_id="switch_riddle", total_timesteps=2_000_000, num_envs=64, num_steps=24, num_minibatches=2,
         critic="central", actor_learning_rate=3e-3, critic_learning_rate=3e-3, gamma=0.87,
         actor_gain=2.0, hidden=32, memory="gru",

@@ -38,14 +38,14 @@ NOT_TAKEN = {"target_kl": None, "reward_scale": 1.0, "segment_length": None}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(training.Config):
-    """Hyperparameters; the presets hold the defaults of each library."""
+    """Hyperparameters; the presets have the defaults of each library."""
 
     env_id: str = "gym:HalfCheetah-v5"
     total_timesteps: int = 1_000_000
     num_envs: int = 8
     num_steps: int = 256
-    library: Annotated[Library, "the library whose update this is; --preset sets its hyperparameters, too"]
-    learning_rate: Annotated[float, at_least(0), "learning rate of Adam; with target_kl, the first one"]
+    library: Annotated[Library, "the library whose update to use; --preset also sets its hyperparameters"]
+    learning_rate: Annotated[float, at_least(0), "learning rate of Adam; with target_kl, the initial one"]
     target_kl: Annotated[
         float | None, more_than(0), "divergence to which the rate adapts; in Stable-Baselines3, it ends the update"
     ]
@@ -133,7 +133,7 @@ def update_of(config: Config, env: envs.Env) -> tuple[pp.Part, optax.GradientTra
     if config.library == "rl_games":
         if envs.is_discrete(env.action_space):
             raise pp.UserValueError(
-                f"library_ppo: rl_games measures the divergence of Gaussians, and the actions of {config.env_id} are "
+                f"library_ppo: rl_games measures the divergence of Gaussians, but the actions of {config.env_id} are "
                 "discrete: use another preset"
             )
         given |= {"num_envs": config.num_envs, "num_steps": config.num_steps, "num_actions": env.action_space.shape[-1]}

@@ -60,7 +60,7 @@ def chain(
     surrogate: pp.Part | None = None,
     value_loss: pp.Part | None = None,
 ) -> pp.Part:
-    """The chain of this recipe; each option replaces one of its parts."""
+    """Make the chain of this recipe; each option replaces one of its parts."""
     return pp.chain(
         advantages or pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
         pp.shuffled_minibatches(config.num_minibatches, config.update_epochs, refresh=refresh),

@@ -6,8 +6,7 @@
     python -m recipes.pufferlib_ppo --preset minatar --env-id Asterix-MinAtar
 
 Before each minibatch, advantages and priorities are recomputed from the values and ratios of the latest minibatches.
-Segments keep their time axis, so recurrent policies need no other changes. docs/fidelity.md lists the differences from
-the originals.
+Segments keep their time axis, so recurrent policies need no other changes. docs/fidelity.md lists the differences.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ class Config(training.Config):
 PRESETS = {
     "discrete": Config(),
     "continuous": Config(
-        env_id="Pendulum-v1", total_timesteps=1_000_000, squash=True, optimizer="adam", learning_rate=1e-3
-    ),
+        env_id="Pendulum-v1", total_timesteps=1_000_000, squash=True, optimizer="adam", learning_rate=1e-3),
     "memory": Config(env_id="MemoryChain-bsuite", total_timesteps=200_000, memory="lstm"),
     "minatar": Config(  # Breakout needs much entropy at first
         env_id="Breakout-MinAtar", total_timesteps=10_000_000, num_envs=64, num_steps=32, optimizer="adam", hidden=128,
@@ -102,13 +100,15 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     annealed = pp.cosine_decay_schedule(config.learning_rate, config.num_updates * steps)
     rate = annealed if config.anneal_lr else config.learning_rate
     clip = optax.clip_by_global_norm(config.max_grad_norm)
+    if config.optimizer == "muon" and config.adam_eps != Config.adam_eps:
+        raise pp.UserValueError("has no effect with the optimizer muon: leave it out", argument="adam_eps")
     if config.optimizer == "muon":
         optimizer = optax.chain(clip, optax.contrib.muon(rate))
     else:  # one vector of all parameters is faster; Muon needs the weight matrices
         optimizer = optax.flatten(optax.chain(clip, optax.adam(rate, eps=config.adam_eps)))
     schedules = {"learning_rate": (lambda update: annealed(update * steps)) if config.anneal_lr else rate}
-    pipeline = pipeline or puffer
-    return training.Train.of(config, env, policy, pipeline, optimizer, value_each_step=True, schedules=schedules)
+    made = config, env, policy, pipeline or puffer, optimizer
+    return training.Train.of(*made, value_each_step=True, schedules=schedules)
 
 
 def main() -> None:

@@ -129,7 +129,7 @@ bad(
     "a state of another chain",
     lambda: pp.chain(GAE, NORMALIZE).update(BATCH, (), pp.Context(key=jax.random.key(0))),
     ValueError,
-    "2 parts but 0 states ... init of this very chain",
+    "2 parts but 0 states ... this chain's init",
 )
 bad(
     "a part that returns no batch",
@@ -338,25 +338,25 @@ bad(
     "numbers for one of two actions",
     lambda: collect(envs.Discrete(2), pp.distributions.Normal(jnp.zeros((2, 1)), jnp.ones(1))),
     pp.UserTypeError,
-    "actions are float32[2, 1], and each of [2] environments takes one of 2 actions: return distributions.Categorical",
+    "actions are float32[2, 1], but each of [2] environments takes one of 2 actions: return distributions.Categorical",
 )
 bad(
     "one of two actions for a number",
     lambda: collect(envs.Box((1,)), pp.distributions.Categorical(jnp.zeros((2, 2)))),
     pp.UserTypeError,
-    "actions are int32[2], and each of [2] environments takes numbers of shape (1,): ... with a mean [..., 1]",
+    "actions are int32[2], but each of [2] environments takes numbers of shape (1,): ... with a mean [..., 1]",
 )
 bad(
     "two numbers for one",
     lambda: collect(envs.Box((1,)), pp.distributions.Normal(jnp.zeros((2, 2)), jnp.ones(2))),
     pp.UserTypeError,
-    "actions are float32[2, 2], and each",
+    "actions are float32[2, 2], but each",
 )
 bad(
     "three actions where there are two",
     lambda: collect(envs.Discrete(2), pp.distributions.Categorical(jnp.zeros((2, 3)))),
     pp.UserValueError,
-    "rollout: the policy has logits for 3 actions, and the environment has 2",
+    "rollout: the policy has logits for 3 actions, but the environment has 2",
 )
 bad(
     "logits for a distribution",
@@ -371,10 +371,10 @@ bad(
     "record='value' has the name of batch.value",
 )
 bad(
-    "an entry of aux named like what followed another",
+    "an entry of aux named like the next value of another",
     lambda: pp.rollout(None, evaluate, num_envs=1, num_steps=1, record=("cost", "next_cost")),
     ValueError,
-    "record='next_cost' has the name of what followed 'cost'",
+    "record='next_cost' has the name of the next value of 'cost'",
 )
 bad(
     "an entry of info named like one of aux",
@@ -472,7 +472,7 @@ bad(
     ValueError,
     "phase 'all': trains(params) must return a boolean for each leaf of the parameters",
 )
-bad("phases in a phase", lambda: pp.phases(all=pp.phases(actor=ACTOR)), ValueError, "all has phases ... do not nest")
+bad("phases in a phase", lambda: pp.phases(all=pp.phases(actor=ACTOR)), ValueError, "phases ... do not nest")
 bad("a phase that is no part", lambda: pp.phases(actor=3), TypeError, "actor must be a chain ... 3")
 bad(
     "one optimizer for phases",
@@ -672,7 +672,7 @@ for wrong in (None, "0.9"):
         f"a schedule that returns {wrong!r}",
         lambda wrong=wrong: pp.gae(gamma=lambda step: wrong, gae_lambda=0.9),
         pp.UserTypeError,
-        f"gae: gamma must be a number, and its schedule is {wrong!r} at step 0",
+        f"gae: gamma must be a number, but its schedule is {wrong!r} at step 0",
     )
 bad(
     "a schedule without a step",
@@ -720,7 +720,7 @@ bad(
     "a field with another name",
     lambda: BATCH.replace(advantge=0),
     TypeError,
-    "Batch.replace: a Batch has no field 'advantge'; there are obs",
+    "Batch.replace: a Batch has no field 'advantge'; its fields are obs",
 )
 bad(
     "complex rewards",
@@ -1032,7 +1032,7 @@ bad(
     "a segment that is not there",
     lambda: f.importance_weights(FIVE / 5, jnp.array([0, 5]), beta=1.0),
     ValueError,
-    "importance_weights: there are segments 0 to 4, and 5 was drawn",
+    "importance_weights: there are segments 0 to 4, but 5 was drawn",
 )
 bad(
     "vtrace with the arguments of gae",

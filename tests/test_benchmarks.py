@@ -199,6 +199,11 @@ def test_returns_of_a_script_before_and_after_its_migration(tmp_path):
     assert np.allclose(
         migration.mean_returns(counted, 18), [20 + (36 + 37 + 38 + 39 + 39) / 5, 30 + 189 / 5], atol=1e-4
     )
+    (tmp_path / "after.py").write_text((tmp_path / "before.py").read_text().replace("40", "4000"))
+    scripts = {name: tmp_path / f"{name}.py" for name in ("before", "after")}
+    measured = migration.speeds(scripts, 3, migration.CONFIG | {"NUM_ENVS": 64})
+    assert [len(seconds) for seconds in measured["cpu_seconds"].values()] == [3, 3]
+    assert measured["speed_after_over_before"]["median"] < 0.5  # a hundred times the work
 
 
 def test_runs_that_differ_in_their_seeds_become_one_record(tmp_path):

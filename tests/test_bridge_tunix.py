@@ -35,8 +35,8 @@ class Registry:
 
 
 def log_prob_of(graphdef, state, **_):
-    """Return the "network", which is the log-probabilities themselves."""
-    return state
+    """Return the "network", which is the log-probabilities themselves, and logits of three equal options."""
+    return state, jnp.zeros((*state.shape, 3))
 
 
 def unsplit(model):
@@ -123,6 +123,58 @@ def test_registered_loss_uses_what_the_example_has(registry):
     np.testing.assert_allclose(gradient, -2 * tokens * mask / mask.sum(), rtol=1e-6)
 
 
+def test_a_configuration_of_ppo(registry):
+    """Its `beta` is a penalty in the reward already, and its `entropy_coef` belongs to the loss."""
+    bridge.register()
+    policy_loss = registry.get("policy_loss_fn", "ppo_parts/clip_higher")
+    new = jnp.asarray(given("log_prob"))
+    plain = TUNIX["loss/grpo/token-mean"]
+    for settings, expected in (
+        ({"beta": 0.5}, plain),
+        ({"beta": 0.5, "entropy_coef": 0.1}, plain - 0.1 * np.log(3)),
+        ({"beta": 0.5, "kl_coef": 0.04}, TUNIX["loss/grpo/kl"]),
+    ):
+        value, aux = policy_loss(new, example(), types.SimpleNamespace(**settings), pad_id=0, eos_id=1)
+        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(aux["loss/entropy"], np.log(3), rtol=1e-6)
+
+
+def test_losses_of_sequences_refuse_packed_ones(registry):
+    bridge.register()
+    config, packed = types.SimpleNamespace(), example(segment_ids=jnp.ones(given("tool_mask").shape))
+    new = jnp.asarray(given("log_prob"))
+    with pytest.raises(ValueError, match=r"ppo_parts/gspo: .* several sequences into a row"):
+        registry.get("policy_loss_fn", "ppo_parts/gspo")(new, packed, config, 0, 1)
+    registry.get("policy_loss_fn", "ppo_parts/cispo")(new, packed, config, 0, 1)
+
+
+def test_registered_losses_measure_what_learners_log(registry):
+    bridge.register()
+    config, new = types.SimpleNamespace(loss_agg_mode="token-mean"), jnp.asarray(given("log_prob"))
+    _, aux = registry.get("policy_loss_fn", "ppo_parts/clipped_surrogate")(new, example(), config, 0, 1)
+    undefined = {"pg_clipfrac", "pg_clipfrac_lower", "pg_loss/clipped_mean"}
+    summed = {"kl", "kl_loss", "pg_loss", "entropy", "loss/entropy"}
+    mask, ratio = given("tool_mask") > 0, np.exp(given("log_prob") - given("old_log_prob"))
+    tokens = np.broadcast_to(given("advantage")[:, None], mask.shape)
+    expected = {
+        "is_ratio/mean": ratio[mask].mean(),
+        "is_ratio/max": ratio[mask].max(),
+        "is_ratio/min": ratio[mask].min(),
+        "ppo_kl": -np.log(ratio)[mask].mean(),
+        "log_ratio/abs_mean": np.abs(np.log(ratio))[mask].mean(),
+        "pg_loss/unclipped_mean": -(ratio * tokens)[mask].mean(),
+        "advantage/abs_mean": np.abs(tokens)[mask].mean(),
+        "advantage/max": tokens[mask].max(),
+        "advantage/min": tokens[mask].min(),
+        "advantage/nonzero_frac": 1,
+        "sampler_is/weight_mean": 1,
+        "sampler_is/weight_min": 1,
+    }
+    assert set(aux) == undefined | summed | set(expected)  # what the learners of Tunix 0.1.7 log
+    for name, value in expected.items():
+        np.testing.assert_allclose(aux[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
 def test_an_estimator_of_tunix_in_a_chain(registry):
     registry.register("advantage_estimator", "mean")(lambda rewards, num_generations: rewards - rewards.mean())
     mask = jnp.array([[1, 1], [1, 0]])
@@ -168,3 +220,11 @@ def test_a_network_in_tunix_gets_the_gradient_of_its_own_loss():
     assert any(np.any(leaf) for leaf in own)
     for one, other in zip(ours, own, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+    measured, theirs = (
+        policy_losses.get("policy_loss_fn", name)(network, given, config, 0, 1)[1]
+        for name in ("ppo_parts/clipped_surrogate", "grpo")
+    )
+    assert set(theirs) <= set(measured)
+    for name, value in theirs.items():
+        if not np.isnan(measured[name]):
+            np.testing.assert_allclose(measured[name], value, rtol=1e-5, atol=1e-6, err_msg=name)

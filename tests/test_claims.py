@@ -48,7 +48,9 @@ def test_claims_speed_table_is_that_of_the_record():
 
 
 def test_claims_mujoco_returns_are_those_of_the_records():
-    sentences = README[README.index("After a million steps, with the same settings") :].split("\n\n")[0]
+    sentences = (
+        README[README.index("After a million steps, with the same settings") :].split("\n\n")[0].replace("\n", " ")
+    )
     returns = {}
     for path in RESULTS.glob("mujoco/*_1000000_*.json"):
         found = json.loads(path.read_text())["results"]
@@ -58,6 +60,8 @@ def test_claims_mujoco_returns_are_those_of_the_records():
             if found["task"] == "Humanoid-v5":
                 *others, third, _, _, best = sorted(found["best_evaluation"]["per_seed"])
                 assert (max(others) < 900, f"{third:,.0f}", f"{best:,.0f}") == (True, "2,801", "4,865")
+        elif found["variant"] == "recipe":
+            assert f"the default of version 5, Ant reaches {found['best_evaluation']['mean']:,.0f}." in sentences
     assert len(returns) == 5
     longer = [x for x in mujoco_page.runs(RESULTS / "mujoco") if x["env_steps"] > 2_000_000]
     (humanoid,) = (x["best_evaluation"] for x in longer if x["task"] == "Humanoid-v5")
@@ -181,6 +185,9 @@ def test_claims_returns_of_purejaxrl_before_and_after_its_migration():
     assert perfect == {"before": 1, "after": 18}
     assert "in 18 of 20 seeds, and in 1 of 20 without" in page
     assert "in 18 of 20 seeds instead of 1" in table
+    speed = json.loads((RESULTS / "migration_purejaxrl_speed.json").read_text())["results"]
+    assert "| 15 | {median:.3f} ({q1:.3f} - {q3:.3f}) |".format(**speed["speed_after_over_before"]) in table
+    assert {len(seconds) for seconds in speed["cpu_seconds"].values()} == {15}
     assert [round(x) for x in sorted(returns["after"]["second half"]["per_seed"])[:2]] == [305, 399]
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import yaml
 
 import ppo_parts as pp
 from benchmarks._runs import tiny
-from ppo_parts import envs, training
+from ppo_parts import envs, evaluate, training
 from ppo_parts.training._cli import fitting_preset, whole_number, with_flag
 from ppo_parts.training._config import ranges
 from ppo_parts.training._device import check_memory
@@ -378,3 +379,39 @@ def test_device_that_is_missing_is_named():
     said = ended.stderr.strip().splitlines()[-1]
     assert re.match(r"error: JAX cannot start: .*nonsense.*JAX_PLATFORMS=nonsense requests it: unset it", said), said
     assert "Traceback" not in ended.stderr
+
+
+# --- what would be ignored -------------------------------------------------------------------------------------------
+
+
+def test_recipe_of_a_run_is_the_module_of_its_make_train():
+    """And not that of its configuration, which another recipe may have defined."""
+
+    def make_train(config: cleanrl_ppo.Config) -> training.Train:
+        return cleanrl_ppo.make_train(config)
+
+    def begin(train, config, options):
+        raise Reached(train.recipe)
+
+    with pytest.raises(Reached, match=__name__):
+        training.main(make_train, cleanrl_ppo.PRESETS, [], run=begin)
+
+
+def test_config_files_are_one_at_a_time(tmp_path):
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text("gamma: 0.5")
+    with pytest.raises(SystemExit, match=r"error: --config is given 2 times: join .*a\.yaml"):
+        main(cleanrl_ppo, "--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml"))
+
+
+def test_the_list_of_recipes_takes_no_arguments(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["recipes", "cleanrl_ppo", "--gamma", "0.5"])
+    with pytest.raises(SystemExit, match=r"to train, write python -m recipes\.cleanrl_ppo"):
+        runpy.run_path(importlib.import_module("recipes.__main__").__file__, run_name="__main__")
+
+
+@pytest.mark.parametrize("text", ["-1", "4294967296", "99999999999999999999999"])
+def test_seeds_of_commands_that_jax_would_cut_are_refused(text, capsys):
+    with pytest.raises(SystemExit):
+        evaluate.main(["nowhere", "--seed", text])
+    assert f"--seed: must lie in [0, 2**32), got {text}" in capsys.readouterr().err

@@ -13,6 +13,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import distributions
+from ppo_parts.testing import example_batch, example_context
 
 from .common import SEGMENTS, TIME, Softmax, assert_close, assert_same, evaluate, make_params, rollout
 
@@ -187,7 +188,7 @@ def test_gradient_metrics_are_reported():
 def test_gradient_metrics_that_replace_others_or_are_not_scalars_are_refused():
     for measured, message in (
         ({"loss": 99.0}, r"'loss' is written twice.*gradient_metrics.*give one of them another name"),
-        ({"norms": jnp.ones(2)}, r"gradient_metrics must return scalars, and 'norms' has shape \(2,\)"),
+        ({"norms": jnp.ones(2)}, r"gradient_metrics must return scalars, but 'norms' has shape \(2,\)"),
     ):
         pipeline, options = pp.chain(GAE, pp.full_batch(), SURROGATE), {"gradient_metrics": lambda g, m=measured: m}
         learner = pp.learner(evaluate, pipeline, optax.sgd(0.1), **options)
@@ -376,7 +377,8 @@ def test_no_key_of_an_update_is_given_twice(refresh):
     jax.block_until_ready(jax.jit(learner.update)(KEY, learner.init(make_params()), batch))
     jax.effects_barrier()
     # Per epoch a key for each shard's plan; per minibatch one for each shard's draw and each of the two parts after it.
-    runs = {"rollout": 2 * 2 + 3, "epoch": 2 * 2 * 5, "minibatch": 2 * 4 * 5}[refresh]
+    # Where they run again in each phase, the shared parts run once more for `finish`.
+    runs = {"rollout": 2 * 2 + 3, "epoch": 2 * 2 * 5 + 3, "minibatch": 2 * 4 * 5 + 3}[refresh]
     finishes, loops = 2 * 4 + 3, 2 * (2 * 2 + 4 * (2 + 2))
     assert len(seen) == 4 * (runs + finishes + loops)
     assert len(set(seen)) == len(seen)
@@ -695,6 +697,60 @@ def test_a_phase_runs_every_so_many_updates_and_replays():
     assert (TIME, 3 * SEGMENTS) in seen
 
 
+@pytest.mark.parametrize("refresh", ["rollout", "epoch"])
+def test_replayed_rollouts_are_those_that_the_shared_parts_left(refresh):
+    batch, seen = rollout(masked=False).replace(truncated=None), []
+    like = jax.eval_shape(lambda: batch)
+
+    def look(batch, state, context):
+        jax.debug.callback(lambda reward: seen.append(np.asarray(reward).tolist()), batch.reward[0, ::SEGMENTS])
+        return batch, state
+
+    scale = pp.stateless(lambda b: b.replace(reward=b.reward / 100), name="scale", place="before_sampler")
+    again = pp.chain(pp.replay(3, like), part(look, place="before_sampler"), GAE, pp.full_batch(refresh=refresh))
+    pipeline = pp.chain(scale, pp.phases(aux=pp.phase(pp.chain(again, pp.value_loss()), trains=None)))
+    learner = pp.learner(evaluate, pipeline, {"aux": optax.sgd(0.1)})
+    state, update = learner.init(make_params()), jax.jit(learner.update)
+    for number in (100.0, 200.0, 300.0):
+        state, _ = jax.block_until_ready(update(KEY, state, batch.replace(reward=jnp.full_like(batch.reward, number))))
+    jax.effects_barrier()
+    assert seen[-1] == [1, 2, 3]
+
+
+def test_a_replay_after_other_parts_of_its_chain_is_refused():
+    batch = rollout()
+    scale = pp.stateless(lambda b: b.replace(reward=b.reward / 100), name="scale", place="before_sampler")
+    chain = pp.chain(scale, pp.replay(3, batch), GAE, pp.full_batch(), pp.value_loss())
+    with pytest.raises(ValueError, match=r"replay must be the first part of its chain, but scale is: put scale before"):
+        pp.learner(evaluate, chain, optax.sgd(0.1))
+
+
+@pytest.mark.parametrize(
+    ("axis", "drawn", "message"),
+    [
+        ("step", (lambda item: (item[0], None)), r"indices of shape \[M\], got \(\)"),
+        ("step", (lambda item: (item, jnp.ones(()))), r"one weight for each index, \(6,\), got \(\)"),
+        ("step", (lambda item: (item * 1.0, None)), "draw must return integers, got float32"),
+        ("window", (lambda item: (item, None)), "draw must return Windows for axis='window'"),
+        (
+            "window",
+            (lambda item: (pp.Windows(item[:2], item[:2], jnp.ones((2, 1), bool)), None)),
+            r"counts \[L, M\] for M windows, got \(2, 1\) for starts of shape \(2,\)",
+        ),
+    ],
+)
+def test_what_a_sampler_of_ones_own_draws_is_checked(axis, drawn, message):
+    sampler = pp.sampler(
+        "mine",
+        lambda key, batch, epoch: jnp.arange(12).reshape(2, 6),
+        lambda item, batch, context: drawn(item),
+        num_minibatches=2,
+        axis=axis,
+    )
+    with pytest.raises((ValueError, TypeError), match=f"mine: .*{message}"):
+        run(pp.chain(GAE, sampler, SURROGATE))
+
+
 def test_replaying_one_rollout_changes_nothing():
     batch = rollout()
     part = pp.replay(1, batch)
@@ -812,8 +868,10 @@ def test_who_reads_all_extras_reads_each_of_them():
 def test_a_loss_of_sequences_needs_the_time_axis():
     gspo = pp.policy_loss(pp.functional.gspo, clip_eps=0.1)
     pp.chain(GAE, pp.segment_minibatches(2), gspo)
-    with pytest.raises(ValueError, match="policy_loss works along time, but shuffled_minibatches"):
-        pp.chain(GAE, pp.shuffled_minibatches(2), gspo)
+    partial = pp.policy_loss(functools.partial(pp.functional.gspo, clip_eps=0.1))
+    for loss in (gspo, partial):
+        with pytest.raises(ValueError, match="policy_loss works along time, but shuffled_minibatches"):
+            pp.chain(GAE, pp.shuffled_minibatches(2), loss)
 
 
 def test_a_loss_before_the_sampler_is_refused():
@@ -919,6 +977,65 @@ def test_a_skipped_step_keeps_the_states_of_parts():
     recovered, metrics = update(KEY, spoiled, batch)
     assert pp.nonfinite_report(metrics) is None
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(recovered))
+
+
+@pytest.mark.parametrize("wrap", [lambda part: part, pp.chain], ids=["part", "chain"])
+def test_a_lens_does_not_mix_two_critics(wrap):
+    with pytest.raises(ValueError, match="the value of one critic with the next_value of another"):
+        pp.within(wrap(GAE), name="cost", read={"value": "extras.v"}, write={"advantage": "extras.a"})
+    clipped = wrap(pp.clipped_value_loss(clip_eps=0.2))
+    with pytest.raises(ValueError, match="the value of one critic with the earlier value of another"):
+        pp.within(clipped, name="cost", read={"value": "current.aux.cost"})
+
+
+def test_a_chain_in_a_lens_declares_what_its_parts_do():
+    own = pp.stateless(lambda b: b, name="own", reads=(), provides=("next_value",), place="before_sampler")
+    lens = pp.within(pp.chain(own, GAE), name="cost", read={"value": "extras.v"}, write={"advantage": "extras.a"})
+    assert (lens.place, lens.needs_time) == ("before_sampler", True)
+    assert "next_value" not in lens.reads  # a part of the chain writes it
+    with pytest.raises(ValueError, match="cost works on the whole rollout"):
+        pp.chain(pp.full_batch(), lens)
+    with pytest.raises(TypeError, match="a part that is not a sampler, got the sampler full_batch"):
+        pp.within(pp.chain(GAE, pp.full_batch()), name="cost")
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_losses_of_segments_are_weighted(masked):
+    """With and without a mask, like those of elements, which have the axis of time in front."""
+    batch, context = example_batch(after_sampler=True), example_context()
+    batch = batch if masked else batch.replace(mask=None)
+    chain = pp.chain(SURROGATE, pp.aggregate("policy", by="sequence_mean"))
+    plain, weighted = (
+        each.update(batch, each.init({}), context)[0].losses["policy"]
+        for each in (chain, pp.chain(chain, pp.loss_weight("policy")))
+    )
+    np.testing.assert_allclose(weighted, plain * batch.weight, rtol=1e-6)
+    assert weighted.shape == batch.weight.shape
+
+
+def test_a_loss_that_is_one_number_cannot_be_weighted():
+    whole = part(
+        lambda b, s, c: (b.add_loss("whole", jnp.sum(b.current.log_prob), per="batch"), s), provides=("losses",)
+    )
+    sampler = pp.prioritized_sampler(2, alpha=0.8, beta=0.5)
+    with pytest.raises(ValueError, match="loss 'whole' is a single number, which cannot be weighted"):
+        run(pp.chain(GAE, sampler, SURROGATE, whole, pp.loss_weight("whole")))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_limits_of_the_optimizer_may_be_arrays(dtype):
+    """In the dtype of the parameters, as in a sweep."""
+    gradient = {"w": jnp.asarray([3.0, 4.0], dtype)}
+
+    def step(norm, eps):
+        optimizer = pp.clipped_adam(1.0, norm, eps=eps)
+        return optimizer.update(gradient, optimizer.init(gradient), step=0)[0]["w"]
+
+    expected = step(0.5, 0.25)
+    swept = jax.vmap(step)(jnp.array([0.5, 1.0]), jnp.array([0.25, 1.0]))
+    assert expected.dtype == swept.dtype == step(np.float64(0.5), np.float64(0.25)).dtype == dtype
+    np.testing.assert_allclose(np.asarray(swept[0], float), np.asarray(expected, float), rtol=1e-2)
+    assert not np.allclose(np.asarray(swept[1], float), np.asarray(expected, float), rtol=0.05)
 
 
 def test_a_chain_in_a_lens_amends_and_finishes_and_draws_keys_of_its_own():

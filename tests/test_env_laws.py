@@ -185,8 +185,8 @@ BROKEN = {
         lambda: game(next_seat=lambda x: -x),
         r"'next_seat'\] in step 0 .* not the info\['seat'\]",
     ),
-    "reproducible": (impure, r"step gives other results .* same key: draw all random numbers from the key"),
-    "reproducible inside": (impure_inside, r"step gives other results .* same key"),
+    "reproducible": (impure, r"step returns different results .* same key: draw all random numbers from the key"),
+    "reproducible inside": (impure_inside, r"step returns different results .* same key"),
     "separate": (lambda: reset_alike(walk()), r"same first observation.*jax\.random\.split"),
     "finite": (lambda: walk(reward=lambda out: out.reward / 0), r"reward contains NaN or an infinity"),
     "masks": (lambda: masked(lambda x: x % 2 > 0), r"obs\.available leaves no action"),
@@ -508,7 +508,7 @@ def test_the_command_line_checks_a_module_of_yours(tmp_path, monkeypatch, capsys
         ("walks:host", r"^error: walks:host: from_gymnasium: reward of step must have shape \(2,\), got \(\)"),
         ("walks:number", r"^error: walks:number: must be an envs\.Env"),
         ("walks:needs", r"needs must take no arguments, got needs\(x\)"),
-        ("walks:Kind", "got the class Kind: register a class of Gymnasium and check gym:walks:<its id>"),
+        ("walks:Kind", "got the class Kind: register a Gymnasium class and check gym:walks:<its id>"),
         ("walks", "walks is a module: write walks:<an environment or a function in it>"),
         ("walks:none", "the module walks has no none"),
         ("nowhere:none", "'nowhere' is neither a module .* prefixes gymnax, jaxmarl, brax"),
@@ -537,7 +537,7 @@ def test_the_critic_may_see_another_entry_of_the_observations(fakes):
     assert state.moments.mean.shape == (4,)
     with pytest.raises(ValueError, match=r"critic_obs_key='secret': the observations have the entries state, pri"):
         envs.make("playground:Walk", critic_obs_key="secret")
-    with pytest.raises(pp.ShapeError, match=r"privileged_space has shape None, and obs.privileged \(2, 2\)"):
+    with pytest.raises(pp.ShapeError, match=r"privileged_space has shape None, but obs.privileged \(2, 2\)"):
         envs.check(env._replace(privileged_space=None))
 
 

@@ -42,8 +42,8 @@ def test_an_unknown_environment_or_parameter_names_what_there_is():
 def test_settings_may_follow_the_name():
     given = []
     envs.register("given", lambda name, **settings: given.append((name, settings)) or envs.make(name))
-    env_id = "given:CartPole-v1,flag=False,word=easy,pair=(-inf, 2.5),text='a, b',times=3"
-    expected = {"flag": False, "word": "easy", "pair": (-np.inf, 2.5), "text": "a, b", "times": 3, "more": 4}
+    env_id = "given:CartPole-v1,flag=False,word=async,pair=(-inf, 2.5),text='a, b',times=3"
+    expected = {"flag": False, "word": "async", "pair": (-np.inf, 2.5), "text": "a, b", "times": 3, "more": 4}
     envs.make(env_id, more=4)
     assert given == [("CartPole-v1", expected)]
 
@@ -56,10 +56,11 @@ def test_settings_may_follow_the_name():
             (text, r"look like 'a=1,b=True")
             for text in ("", "a", "a=", "a=b-c", "a=-b", "a=1,a=2", "**{'a': 1}", "a=f(1)")
         ),
-        ("gravity=1", "gravity is given as an argument, too"),
+        ("gravity=1", "gravity is also given as an argument"),
         ("max_steps=3", "CartPole-v1 has no parameter 'max_steps'"),
         ("max_steps_in_episode=abc", "max_steps_in_episode must be a number, such as 500, got 'abc'"),
         ("length=None", "length must be a number"),
+        ("max_steps_in_episode=0", "max_steps_in_episode must be at least 1, got 0"),
     ],
 )
 def test_wrong_settings_after_the_name_are_named(settings, says):
@@ -407,3 +408,18 @@ def test_clipped_rewards_are_signs_and_returns_are_not():
     _, out = env.step(jax.random.key(1), state, jnp.zeros((2, 1)))
     assert out.reward.tolist() == [-1, -1]
     assert bool(jnp.all((out.episode_return < 0) & (out.episode_return != -1)))
+
+
+def test_clipped_rewards_that_are_not_finite_are_counted():
+    rewards = jnp.array([jnp.inf, jnp.nan, -3.0, 0.0])
+
+    def step(key, state, action):
+        return envs.Step(state + 1, jnp.zeros(1), reward=rewards[state], terminated=False)
+
+    env = envs.auto_reset(lambda key: (jnp.zeros((), int), jnp.zeros(1)), step, envs.Box((1,)), envs.Discrete(2))
+    clipped = envs.clip_reward(env)
+    state, seen = clipped.reset(jax.random.key(0), 1)[0], []
+    for _ in rewards:
+        state, out = clipped.step(jax.random.key(0), state, jnp.zeros(1, int))
+        seen.append(float(out.reward[0]))
+    np.testing.assert_array_equal(seen, [np.inf, np.nan, -1, 0])

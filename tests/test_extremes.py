@@ -1,10 +1,16 @@
 """Parts where numbers are narrow, masks are empty, or a state has gone as far as it can."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import ppo_parts as pp
+from ppo_parts import distributions, envs
+from ppo_parts import functional as F
+from ppo_parts._moments import Moments
 from ppo_parts.testing import example_batch, example_context
 
 CONTEXT = example_context()
@@ -45,3 +51,177 @@ def test_normalize_target_learns_nothing_from_a_rollout_without_a_step_that_coun
     batch, before = example_batch(), pp.ValueStatistics(jnp.float32(5), jnp.float32(2))
     _, after = part.update(batch.replace(mask=jnp.zeros_like(batch.mask)), before, CONTEXT)
     assert after == before
+
+
+def test_what_masked_flags_and_groups_hold_does_not_matter():
+    x, keep, odd = jnp.ones(3), jnp.array([1, 1, 0]), jnp.array([0.0, 0.0, jnp.nan])
+    discount = {"gamma": 0.9, "mask": keep}
+    np.testing.assert_allclose(F.gae(x, x, x, 0 * x, odd, gae_lambda=0.9, **discount).advantage, [1.629, 0.9, 0])
+    np.testing.assert_allclose(F.reward_to_go(x, truncated=odd, **discount), [1.9, 1, 0])
+    np.testing.assert_allclose(F.next_values(x, jnp.ones(()), odd, x, mask=keep), 1)
+    groups, lengths = jnp.array([0, 0, -1]), jnp.array([1, 1, -7])
+    for options in ({}, {"baseline": "length_weighted", "length": lengths}):
+        advantage = F.group_advantage(jnp.array([1.0, 3.0, 9.0]), groups, scale=None, mask=keep, **options)
+        np.testing.assert_allclose(advantage, [-1, 1, 0])
+    with pytest.raises(ValueError, match=r"truncated must hold 0 and 1, got 0\.5"):
+        F.reward_to_go(x, truncated=jnp.array([0, 0.5, 0]), **discount)
+    with pytest.raises(ValueError, match="group must lie in"):
+        F.group_advantage(x, groups)
+    with pytest.raises(ValueError, match="length must not be negative, got -7"):
+        F.group_advantage(x, 0 * groups, baseline="length_weighted", length=lengths)
+
+
+def test_groups_without_tokens_have_no_advantage():
+    options = {"baseline": "length_weighted", "length": jnp.array([0, 0]), "scale": None}
+    assert F.group_advantage(jnp.array([1.0, 3.0]), jnp.array([0, 0]), **options).tolist() == [0, 0]
+
+
+def test_priorities_do_not_overflow():
+    np.testing.assert_allclose(F.segment_priorities(jnp.array([[1e5, 1.0]]), alpha=8.0), [1, 0])
+    np.testing.assert_allclose(F.segment_priorities(jnp.array([[2e38, 2e38]]), alpha=1.0), [0.5, 0.5])
+    np.testing.assert_allclose(F.segment_priorities(jnp.array([[6.0, 2.0]]), alpha=2.0, eps=4.0), [5 / 6, 1 / 6], 1e-6)
+    many = jnp.full(70000, 1 / 70000, jnp.float16)
+    np.testing.assert_allclose(F.importance_weights(many, jnp.arange(2), beta=1.0), 1, rtol=0.1)
+
+
+def test_a_narrow_head_is_rescaled_without_loss():
+    head = jnp.ones((2, 1), jnp.bfloat16), jnp.full(1, 2.0, jnp.bfloat16)
+    kernel, bias = F.rescale_head(*head, (1000.0, 1.0), (1001.0, 1.0))
+    assert (bias.tolist(), bias.dtype, kernel.dtype) == ([1], jnp.bfloat16, jnp.bfloat16)
+    many = jnp.zeros(3), jnp.ones(3)
+    with pytest.raises(F.ShapeError, match=r"do not fit the kernel of shape \(1,\).* shape \(3,\)"):
+        F.rescale_head(jnp.ones(1), jnp.zeros(1), many, many)
+
+
+def test_sums_of_narrow_losses_do_not_overflow_before_their_mean():
+    loss = jnp.zeros((2000, 10), jnp.float16).at[:, 0].set(50.0)
+    assert float(F.aggregate(loss, by="sequence_sum")) == 10000
+
+
+def test_infinite_bounds_give_finite_weights():
+    ratio = jnp.array([100.0, 0.0])
+    for mode in ("truncate", "mask"):
+        assert jnp.isfinite(F.importance_sampling_weight(ratio, mode=mode, high=jnp.inf)).all()
+    zeros = jnp.zeros((2, 1))
+    clips = {"gamma": 0.9, "rho_clip": jnp.inf, "c_clip": jnp.inf}
+    assert F.vtrace(ratio[:, None], *[zeros] * 4, **clips).error.tolist() == [[0], [0]]
+
+
+def test_a_score_without_a_penalty_does_not_depend_on_log_probabilities():
+    assert F.outcome_reward(jnp.array(1.0), log_prob=jnp.array([-jnp.inf, -1.0])).tolist() == [0, 1]
+
+
+def test_bounds_of_covariances_may_be_traced_and_must_not_be_reversed():
+    made = jax.vmap(lambda low: pp.clip_cov(clip_eps=0.2, cov_low=low).init({}) == ())(jnp.array([1.0, 2.0]))
+    assert made.all()
+    args = {"key": jax.random.key(0), "clip_eps": 0.2, "cov_low": 5.0, "cov_high": 1.0}
+    with pytest.raises(ValueError, match=r"cov_low must be less than cov_high, got 5\.0 and 1\.0"):
+        F.clip_cov(*[jnp.zeros(2)] * 3, **args)
+
+
+def test_no_step_has_no_next_value():
+    assert F.next_values(jnp.zeros((0, 2)), jnp.zeros(2)).shape == (0, 2)
+
+
+def test_a_large_masked_observation_has_no_gradient():
+    """Its square overflows, in a minibatch that keeps time."""
+    batch = example_batch()
+    assert not batch.mask[0, 0] or not batch.mask.all()
+    where = tuple(int(i) for i in np.argwhere(np.asarray(batch.mask) == 0)[0])
+    batch = batch.replace(obs=batch.obs.at[where].set(1e38))
+    size = batch.obs.shape[-1]
+
+    def evaluate(params, batch):
+        return pp.distributions.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
+
+    parts = pp.gae(gamma=0.9, gae_lambda=0.9), pp.segment_minibatches(2), pp.clipped_surrogate(clip_eps=0.2)
+    chain = pp.chain(*parts, pp.value_loss())
+    learner = pp.learner(evaluate, chain, pp.clipped_adam(0.1, max_grad_norm=1.0))
+    params = {"policy": 10 * jnp.ones((size, 3)), "value": 10 * jnp.ones(size)}
+    _, metrics = learner.update(jax.random.key(0), learner.init(params), batch)
+    assert pp.nonfinite_report(metrics) is None
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_narrow_logits_draw_rare_actions(dtype):
+    """Random numbers of their own dtype would have ties, and no tail."""
+    policy = distributions.Categorical(jnp.zeros(1000, dtype))
+    drawn = policy.sample(seed=jax.random.key(0), sample_shape=(20_000,))
+    assert abs(float(jnp.mean(drawn < 100)) - 0.1) < 0.01
+    rare = distributions.MultiCategorical([jnp.log(jnp.array([0.9, 0.099, 0.001])).astype(dtype)])
+    drawn = rare.sample(seed=jax.random.key(1), sample_shape=(200_000,))
+    assert abs(float(jnp.mean(drawn == 2)) - 0.001) < 0.0003
+
+
+def test_narrow_actions_are_one_option():
+    log_prob = distributions.Categorical(jnp.zeros(300)).log_prob(jnp.array([256.0, 3.0], jnp.bfloat16))
+    np.testing.assert_allclose(log_prob, -np.log(300), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda x: distributions.TanhNormal(x, 1.0, eps=2.0),
+            ValueError,
+            r"TanhNormal: eps must lie in \[0, 1\), got 2",
+        ),
+        (lambda x: distributions.TanhNormal(x, 1.0, eps=np.nan), ValueError, r"eps must lie in \[0, 1\), got nan"),
+        (lambda x: distributions.Normal(x, -1.0), ValueError, "Normal: scale must be greater than 0, got -1"),
+        (lambda x: distributions.MultiCategorical(x[None]), TypeError, "one array of shape .* give nvec"),
+        (lambda x: distributions.MultiCategorical(x, nvec=(3, -1)), ValueError, "nvec must contain whole numbers"),
+    ],
+)
+def test_arguments_of_distributions_are_checked(make, error, message):
+    with pytest.raises(error, match=message):
+        make(jnp.zeros(2))
+
+
+def test_moments_ignore_numbers_whose_squares_overflow():
+    begun = Moments.of(jnp.zeros(2))
+    for moments in (begun, begun.updated(jnp.array([[1.0, 2.0], [3.0, 4.0]]))):
+        after = moments.updated(jnp.array([[1e20, 1.0], [1e20, 2.0]]))
+        jax.tree.map(np.testing.assert_array_equal, after, moments)
+
+
+def test_agents_whose_observations_are_pictures_have_no_number_appended():
+    def reset(key, num_envs):
+        obs = jnp.zeros((num_envs, 3, 3, 4, 1))
+        return (), envs.Observation(obs)
+
+    env = envs.Env(reset, None, envs.Box((3, 4, 1)), envs.Discrete(2), lambda state: env, num_agents=3)
+    assert envs.fold_agents(env).reset(jax.random.key(0), 3)[1].shape == (3, 3, 4, 1)
+    with pytest.raises(ValueError, match=r"those of an agent have shape \(3, 4, 1\): flatten them first"):
+        envs.fold_agents(env, agent_id=True)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Shared:
+    """A Gaussian whose standard deviation `[D]` all elements share."""
+
+    loc: jax.Array
+    scale: jax.Array
+
+    def log_prob(self, value):
+        return distributions.Normal(self.loc, self.scale).log_prob(value)
+
+    def sample(self, *, seed):
+        return self.loc + self.scale * jax.random.normal(seed, self.loc.shape)
+
+
+@pytest.mark.lenient_ranks
+def test_recurrent_policies_may_share_a_leaf_of_their_distribution():
+    def evaluate(params, batch):
+        mean = jnp.zeros((*batch.obs.shape[:-1], 2))
+        return Shared(mean, jnp.array([0.1, 2.0])), mean[..., 0], batch.carry
+
+    def step(key, state, action):
+        return envs.Step(state, jnp.ones(1), reward=0.0, terminated=False)
+
+    env = envs.auto_reset(lambda key: (jnp.zeros(()), jnp.ones(1)), step, envs.Box((1,)), envs.Box((2,)), time_limit=9)
+    policy = pp.Policy(lambda key: {}, evaluate, lambda num_envs: jnp.zeros((num_envs, 1)))
+    rollout = pp.rollout(env, policy, num_envs=4, num_steps=200)
+    _, batch, _ = jax.jit(rollout.collect)(jax.random.key(1), {}, rollout.init(jax.random.key(0)))
+    np.testing.assert_allclose(batch.action.std((0, 1)), [0.1, 2.0], rtol=0.1)
+    np.testing.assert_allclose(evaluate({}, batch)[0].log_prob(batch.action), batch.log_prob, rtol=1e-5)

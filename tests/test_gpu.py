@@ -241,7 +241,7 @@ def test_the_implementation_follows_the_platform(monkeypatch):
         assert "triton" not in lowered(lambda given: auto(given), platform, given)
     many = rows((2,), 5000)
     assert "triton" not in lowered(lambda given: auto(given), "cuda", many)
-    with pytest.raises(ValueError, match="it holds at most 4096 logits of an element and there are 5000; leave"):
+    with pytest.raises(ValueError, match="it takes at most 4096 logits per element, got 5000; leave"):
         fused("pallas")(**many)
     with jax.enable_x64(True), pytest.raises(ValueError, match="the values are float64"):
         fused("pallas")(**given | {"target": jnp.zeros(5)})

@@ -633,7 +633,7 @@ def test_policies_take_the_actions_that_the_environment_makes_available(mode, re
     ("report", "message"),
     [
         (lambda mask: None, r"environment 0 reports no info\['action_mask'\] of reset"),
-        (lambda mask: mask[0], r"0 or 1 for each of the options \(2, 3\), and that of environment 0 is array"),
+        (lambda mask: mask[0], r"0 or 1 for each of the options \(2, 3\), but that of environment 0 is array"),
         (lambda mask: np.full(5, 0.5), r"0 or 1 for each of the options"),
         (lambda mask: np.array([1, 1, 0, 0, 0]), r"leaves no action"),
     ],

@@ -205,7 +205,7 @@ def test_spaces_that_are_no_arrays_are_refused_with_the_remedy():
             return {0: SimpleNamespace(n=2, shape=())}[agent]
 
     for kind in (Described, Numbered):
-        with pytest.raises(ValueError, match=r"Dwindling: actions have to be .*Wrap it so that they are"):
+        with pytest.raises(ValueError, match=r"Dwindling: action_space\(agent\) .*Wrap it so that they do"):
             envs.from_jaxmarl(kind())
 
 

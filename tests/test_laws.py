@@ -21,7 +21,7 @@ FIELDS = tuple(pp.Batch.__dataclass_fields__)
 EXCEPT = {
     pp.stateless: {_laws.writes_what_it_provides},  # a function of one's own need not declare anything
     pp.within: {_laws.reads_what_it_declares},  # the part inside reads fields under other names
-    pp.zero_sum: {_laws.reads_what_it_declares},  # it reads the advantage that the part inside has just written
+    "advantage_normalize-axis 0": {_laws.steps_equal_a_rollout},  # it counts the axes of the batch that it gets
 }
 
 
@@ -51,7 +51,7 @@ def test_protocol(case):
 @every_part
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_law(case, law):
-    if law in EXCEPT.get(case.make, ()):
+    if law in EXCEPT.get(case.id, EXCEPT.get(case.make, ())):
         pytest.skip("it does not declare this")
     assert law(subject(case.id)) is None
 
@@ -85,6 +85,11 @@ def loss(value, **declared):
     )
 
 
+def counting(number):
+    """A part whose state is `number(batch)`."""
+    return part(lambda b, s, c: (b, jnp.float32(number(b))), lambda params, key: jnp.zeros(()))
+
+
 def doubled(batch, state, context):
     return batch.replace(reward=2 * batch.reward), state
 
@@ -115,13 +120,61 @@ def _(axis_size, in_batched, x):
 @pytest.mark.parametrize(
     ("law", "faulty", "says"),
     [
-        ("writes_what_it_provides", part(doubled), "it writes reward and does not say so"),
+        ("writes_what_it_provides", part(doubled), "it writes reward but does not declare it"),
         ("writes_what_it_provides", part(doubled, provides=("reward", "value")), "it does not write value"),
         ("reads_what_it_declares", part(doubled, provides=("reward",), reads=()), "it reads reward"),
+        (
+            "reads_what_it_declares",  # it may read the reward, which it has written
+            part(
+                lambda b, s, c: ((d := b.replace(reward=b.value)).replace(reward=d.reward + d.log_prob), s),
+                provides=("reward",),
+                reads=("value",),
+            ),
+            "it reads log_prob but does not declare it",
+        ),
         (
             "reads_what_it_declares",
             loss(lambda b: b.current.value, reads=("current.log_prob",)),
             "it reads current.value",
+        ),
+        (
+            "reads_what_it_declares",
+            part(
+                lambda b, s, c: (b.replace(reward=b.extras["own"]), s),
+                provides=("reward",),
+                reads=("extras.other",),
+            ),
+            "it reads extras.own but does not declare it",
+        ),
+        (
+            "reads_what_it_declares",
+            part(lambda b, s, c: (b, s), reads=(), finish=lambda b, s, c: (b.value, s)[1]),
+            "it reads value but does not declare it",
+        ),
+        ("no_mask_is_a_full_mask", counting(lambda b: 0.0 if b.mask is None else 1.0), "a mask of ones changes"),
+        (
+            "finite_inputs_give_finite_numbers",
+            part(lambda b, s, c: (b.add_metrics(mean=jnp.max(jnp.sum(b.mask * b.reward, 0) / jnp.sum(b.mask, 0))), s)),
+            "is not finite",
+        ),
+        (
+            "steps_equal_a_rollout",
+            part(lambda b, s, c: (b.replace(reward=jnp.cumsum(b.reward, axis=0)), s), provides=("reward",)),
+            "it computes another reward for a minibatch of steps (24,) than for the same steps (6, 4)",
+        ),
+        *(
+            ("masked_elements_are_neutral", counting(read), "depends on masked elements")
+            for read in (
+                lambda b: jnp.mean(b.terminated),
+                lambda b: jnp.mean(b.next_obs),
+                lambda b: jnp.mean(b.behavior.logits),
+                lambda b: jnp.mean(b.per_segment["score"]),
+            )
+        ),
+        (
+            "masked_elements_are_neutral",
+            part(lambda b, s, c: (b, s), lambda params, key: jnp.zeros(()), finish=lambda b, s, c: jnp.mean(b.reward)),
+            "depends on masked elements",
         ),
         (
             "state_is_stable",
@@ -221,6 +274,16 @@ def test_check_part_accepts_a_state_made_of_parameters():
         lambda b, s, c: (b, jax.tree.map(lambda x, y: 0.5 * x + 0.5 * y, s, c.params)), lambda params, key: params
     )
     testing.check_part(average)
+
+
+def test_check_part_accepts_keys_in_the_state_and_a_required_mask():
+    def update(batch, state, context):
+        state, key = jax.random.split(state)
+        noise = jax.random.normal(key, batch.reward.shape, batch.reward.dtype)
+        return batch.replace(reward=batch.reward + batch.mask * noise), state
+
+    noisy = part(update, lambda params, key: key, requires=("mask", "reward"), provides=("reward",), reads=())
+    testing.check_part(noisy)
 
 
 def test_check_hyperparameters_stays_in_the_range():

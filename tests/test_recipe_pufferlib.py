@@ -97,6 +97,11 @@ def test_recipes_fit_on_two_screens(recipe):
     assert len(Path(recipe.__file__).read_text().splitlines()) <= 120
 
 
+def test_an_option_of_another_optimizer_is_refused():
+    with pytest.raises(pp.UserValueError, match="adam_eps has no effect with the optimizer muon"):
+        make_train(Config(adam_eps=0.5))
+
+
 def test_the_chain_can_be_another():
     pipeline = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.segment_minibatches(2), pp.value_loss())
     metrics = jax.eval_shape(make_train(SMALL, pipeline=pipeline), jax.random.key(0)).metrics

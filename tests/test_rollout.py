@@ -218,7 +218,7 @@ def test_a_distribution_that_is_not_a_pytree_cannot_be_kept():
         return SimpleNamespace(sample=distribution.sample, log_prob=distribution.log_prob), value
 
     rollout = pp.rollout(clock(limit=4), evaluate, num_envs=1, num_steps=2, keep_distribution=True)
-    with pytest.raises(TypeError, match=r"keep_distribution needs .* a pytree of arrays, and SimpleNamespace is not"):
+    with pytest.raises(TypeError, match=r"keep_distribution needs .* a pytree of arrays, but SimpleNamespace is not"):
         jax.eval_shape(lambda: rollout.collect(jax.random.key(0), 1.0, rollout.init(jax.random.key(0))))
 
 

@@ -2,12 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 import ppo_parts as pp
 from ppo_parts._errors import UserError
 from ppo_parts._hyperparameters import number
+from ppo_parts.testing import example_batch, example_context
 from tests.common import evaluate, make_params, rollout
 
 SPOILT = {
@@ -73,11 +75,11 @@ def test_a_threshold_out_of_range_is_named_in_the_report():
 @pytest.mark.parametrize(
     ("schedule", "says"),
     [
-        (lambda step: jnp.nan, r"clip_eps must lie in \(0, inf\], and its schedule is nan at step 0"),
+        (lambda step: jnp.nan, r"clip_eps must lie in \(0, inf\], but its schedule is nan at step 0"),
         (lambda step: -0.2 + step, r"its schedule is -0\.2 at step 0"),
         (lambda step: 0.0 * step, r"its schedule is 0 at step 0"),
         (pp.linear_schedule(0.2, -0.1, 100), r"its schedule is -0\.1 in the end"),
-        (lambda step: jnp.ones(3), r"one number at every step, and its schedule returns shape \(3,\)"),
+        (lambda step: jnp.ones(3), r"one number at every step, but its schedule returns shape \(3,\)"),
     ],
 )
 def test_a_schedule_is_checked_at_its_ends_when_the_part_is_built(schedule, says):
@@ -122,6 +124,19 @@ def test_a_value_in_range_is_what_it_was():
 def test_a_negative_learning_rate_is_refused():
     with pytest.raises(ValueError, match=r"scale_by_update_schedule: learning_rate must lie in \[0, inf\], got -0\.1"):
         pp.scale_by_update_schedule(-0.1)
+
+
+def test_the_end_of_a_schedule_is_accepted_without_jit():
+    """As with jit: a value may be annealed to an open end, and may be above 1 by a rounding error."""
+    batch, context = example_batch(after_sampler=True), example_context()
+    context = context.replace(step=jnp.asarray(100))
+    annealed = pp.clipped_surrogate(clip_eps=pp.linear_schedule(0.2, 0.0, 100))
+    above = pp.gae(gamma=lambda step: jnp.float32(1.0000001), gae_lambda=1.0)
+    for made, given in ((annealed, batch), (above, example_batch())):
+        eager, jitted = (f(given, made.init({}), context)[0] for f in (made.update, jax.jit(made.update)))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), eager.losses, jitted.losses)
+    with pytest.raises(ValueError, match=r"gamma must lie in \[0, 1\]"):
+        pp.functional.gae(*[jnp.zeros(2)] * 4, gamma=jnp.float32(1.01), gae_lambda=1.0)
 
 
 def test_a_schedule_may_anneal_an_open_range_to_its_end():

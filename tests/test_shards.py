@@ -487,7 +487,7 @@ def check_recurrent():
     assert counted(collectives(several)).keys() == {"all-reduce"}
 
     message = (
-        "for a recurrent policy and several shards: the distribution must be a pytree of arrays, and Opaque is not"
+        "for a recurrent policy and several shards: the distribution must be a pytree of arrays, but Opaque is not"
     )
     with pytest.raises(TypeError, match=message):
         updated(opaque, make_params(), recurrent_batch(), GAE, pp.full_batch(), *LOSSES[1:3])

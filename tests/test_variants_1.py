@@ -28,10 +28,10 @@ def double_precision():
         yield
 
 
-def page(name):
-    """What the code of a page defines."""
+def page(name, number=None):
+    """What the code of a page defines, or the first blocks of it."""
     module = types.ModuleType(name)
-    for source, _, _ in blocks(ROOT / "docs" / "variants" / f"{name}.md"):
+    for source, _, _ in blocks(ROOT / "docs" / "variants" / f"{name}.md")[:number]:
         exec(source, vars(module))
     return module
 

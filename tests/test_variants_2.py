@@ -142,6 +142,37 @@ def test_decoupled_lambdas_equal_a_loop_by_hand():
 # --- further observations --------------------------------------------------------------------------------------------
 
 
+def test_lagrangian_equals_a_loop_by_hand():
+    module, rng, limit = page("lagrangian", 1), np.random.default_rng(2), 0.45
+    shapes = {"policy": (OBS, ACTIONS), "value": (OBS,), "value_cost": (OBS,)}
+    params = {name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes.items()}
+    batches = []
+    for seed in range(2):
+        batch = double(seed)
+        extras = {name: jnp.asarray(rng.normal(size=batch.reward.shape)) for name in ("value_cost", "next_value_cost")}
+        cost = jnp.asarray(rng.uniform(seed, 1, size=batch.reward.shape))  # above the limit at last
+        batches.append(batch.replace(extras={"cost": cost, **extras}))
+
+    def loss(params, d):
+        critic = 0.25 * (d["obs"] @ params["value_cost"] - d["target_cost"]) ** 2
+        return mean(ppo(*linear(params, d["obs"]), d, entropy=0.0) + critic, d["mask"])
+
+    expected, multiplier, multipliers = params, 0.0, []
+    for batch in batches:
+        advantage, target = gae_of(batch)
+        values = {name: batch.extras[f"{name}_cost"] for name in ("value", "next_value")}
+        advantage_cost, target_cost = gae_of(batch, reward=batch.extras["cost"], **values)
+        mask = jnp.ones(batch.reward.shape) if batch.mask is None else batch.mask
+        multiplier = max(0.0, multiplier + 0.1 * (float(mean(batch.extras["cost"], mask)) - limit))
+        mixed = (advantage - multiplier * advantage_cost) / (1 + multiplier)
+        expected = descend(loss, expected, cut(data_of(batch, advantage=mixed, target=target, target_cost=target_cost)))
+        multipliers.append(multiplier)
+    assert multipliers[1] > multipliers[0]
+    state, metrics = train(given(module.constrained(limit)), params, batches, module.evaluate)
+    assert_equal(state.params, expected)
+    np.testing.assert_allclose([m["multiplier"] for m in metrics], multipliers, rtol=1e-12)
+
+
 @pytest.mark.lenient_ranks
 def test_caps_equals_a_loop_by_hand():
     module, rng, size = page("caps"), np.random.default_rng(6), 2

@@ -74,6 +74,16 @@ def test_zero_sum_reduces_to_its_estimator(after):
             np.testing.assert_array_equal(out.current.value, batch.current.value)
 
 
+def test_zero_sum_of_a_chain_is_not_its_plain_parts():
+    """`chain` flattens chains, and must not take the parts out of what wraps them."""
+    batch = signed(0)
+    part = pp.zero_sum(pp.chain(GAE))
+    same = run(pp.chain(part), batch), run(pp.zero_sum(GAE), batch)
+    np.testing.assert_array_equal(*(out.advantage for out in same))
+    assert part.needs_time
+    assert "zero_sum" in str(pp.chain(part))
+
+
 def test_zero_sum_is_a_game_with_no_advantage_where_the_values_are_exact():
     """Each move earns 1 for the player who makes it, at the expense of the other; V(s) is exact."""
     seat = jnp.array([1.0, -1.0, -1.0, 1.0, -1.0])[:, None]
@@ -96,7 +106,8 @@ def test_zero_sum_is_a_game_with_no_advantage_where_the_values_are_exact():
     [
         (lambda: pp.zero_sum(pp.shuffled_minibatches(2)), TypeError, "expected a part that writes the advantage"),
         (lambda: pp.zero_sum(0.9), TypeError, "such as gae, got 0.9"),
-        (lambda: pp.zero_sum(pp.value_loss()), ValueError, "must write the advantage, and value_loss writes losses"),
+        (lambda: pp.zero_sum(pp.chain(GAE, pp.full_batch())), TypeError, "got the sampler full_batch"),
+        (lambda: pp.zero_sum(pp.value_loss()), ValueError, "must write the advantage, but value_loss writes losses"),
         (lambda: run(pp.chain(pp.zero_sum(GAE)), example_batch()), ValueError, "extras.seat"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The recipes' rivals, each one hand-written function: what `python -m benchmarks train` measures them against.
+"""The recipes' rivals, each one hand-written function, with which `python -m benchmarks train` compares them.
 
 Everything stands inline, in the style of PureJaxRL and JaxMARL: environments are stepped and the policy sampled with
 fresh keys in every step, the critic is asked in every step, each epoch draws a permutation and copies the rollout in

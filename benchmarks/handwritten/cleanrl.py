@@ -1,4 +1,4 @@
-"""CleanRL's PPO as one function; `recipes.cleanrl_ppo` is the same of parts."""
+"""CleanRL's PPO as one function; `recipes.cleanrl_ppo` composes the same from parts."""
 
 from __future__ import annotations
 

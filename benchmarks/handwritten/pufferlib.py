@@ -1,4 +1,4 @@
-"""PufferLib's PPO as one function: before each minibatch V-trace and priorities again, from what the latest ones saw.
+"""PufferLib's PPO as one function: V-trace and priorities are recomputed before each minibatch, from the latest values.
 
 `recipes.pufferlib_ppo` is the same of parts.
 """

@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from .. import functional
+from .._errors import UserValueError
 from .._extras import require_package
+from .._losses import works_along_time
 from .._types import Array, Batch, Part, stateless
 from ..functional import masked_mean
 
@@ -39,10 +41,10 @@ ADVANTAGES: dict[str, dict[str, Any]] = {
 
 
 def register(prefix: str = "ppo_parts/") -> tuple[str, ...]:
-    """Put every loss of `LOSSES`, every advantage of `ADVANTAGES` and GAE into Tunix's registry.
+    """Register every loss of `LOSSES`, every advantage of `ADVANTAGES`, and GAE with Tunix.
 
     Args:
-        prefix: how the names begin, so that they do not replace Tunix's own.
+        prefix: prefix of the names, so that they do not replace Tunix's own.
 
     Returns:
         The names, for `policy_loss_fn=` and `advantage_estimator=` of Tunix's configurations.
@@ -61,49 +63,101 @@ def register(prefix: str = "ppo_parts/") -> tuple[str, ...]:
 def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any) -> None:
     """Register `loss(log_ratio, advantage, *, mask, **hyperparameters)`, one number per token, as a policy loss.
 
-    As in Tunix's own losses, `loss_agg_mode` of its configuration determines how the tokens are aggregated, `beta` and
-    `kl_loss_mode` add the divergence from the reference, and weights of the sampler multiply the loss. Tunix logs
-    `pg_clipfrac`, which these losses do not define, so it is NaN.
+    Tunix's configuration determines the rest, as for Tunix's own losses: `loss_agg_mode` aggregates the tokens, `beta`
+    and `kl_loss_mode` of `GRPOConfig` (or `kl_coef` of `PPOConfig`, whose `beta` is part of the reward) add the
+    divergence from the reference, `entropy_coef` subtracts an entropy bonus, and weights of the sampler multiply the
+    loss. Hyperparameters of the loss, such as `epsilon`, are those given here. Tunix's learners log metrics of the
+    clipped surrogate, which not all losses define: `pg_clipfrac`, `pg_clipfrac_lower` and `pg_loss/clipped_mean` are
+    NaN.
 
     Args:
         name: for `policy_loss_fn=`.
         loss: a function of arrays `[T, B]`, such as those of `ppo_parts.functional`.
         **hyperparameters: of that function.
+
+    The registered loss raises a ValueError if Tunix packs several sequences into a row and the loss is one of whole
+    sequences, such as `gspo`.
     """
     common, nnx = require_package("tunix.rl.common", "tunix"), require_package("flax.nnx", "tunix")
 
     def policy_loss(
         model: Any, train_example: Any, algo_config: Any, pad_id: int, eos_id: int, **_: Any
     ) -> tuple[Array, dict[str, Any]]:
-        x = train_example
+        x, mask = train_example, train_example.completion_mask
+        if works_along_time(loss) and getattr(x, "segment_ids", None) is not None:
+            raise UserValueError(
+                f"{name}: the loss averages over each sequence, and Tunix has packed several sequences into a row: "
+                "switch sequence packing off"
+            )
 
         def setting(name: str, default: Any) -> Any:
-            return getattr(algo_config, name, default)
+            value = getattr(algo_config, name, None)
+            return default if value is None else value
 
-        log_prob = _log_prob(common, nnx, model, x, pad_id, eos_id, setting("temperature", 1.0))
+        log_prob, logits = _evaluate(common, nnx, model, x, pad_id, eos_id, setting("temperature", 1.0))
         acted = jax.lax.stop_gradient(log_prob) if x.old_per_token_logps is None else x.old_per_token_logps
         whole = x.advantages if jnp.ndim(x.advantages) == 2 else x.advantages[:, None]
-        advantage, mask = jnp.broadcast_to(whole, log_prob.shape).astype(log_prob.dtype), x.completion_mask
+        advantage = jnp.broadcast_to(whole, log_prob.shape).astype(log_prob.dtype)
         tokens = loss((log_prob - acted).T, advantage.T, mask=mask.T, **hyperparameters).T
-        if getattr(x, "sampler_is_weights", None) is not None:
-            tokens = tokens * x.sampler_is_weights
+        weights = getattr(x, "sampler_is_weights", None)
+        weights = jnp.ones_like(log_prob) if weights is None else weights
         mode = setting("loss_agg_mode", "token-mean")
-        total = common.aggregate_loss(tokens, mask, mode)
+
+        def aggregated(x: Array) -> Array:
+            return common.aggregate_loss(x, mask, mode)
+
         kl = jnp.zeros_like(log_prob)
         if x.ref_per_token_logps is not None:
             arguments = (log_prob, x.ref_per_token_logps, setting("kl_loss_mode", "kl"))
             kl = common.compute_kl_divergence(*arguments, clamp_value=setting("kl_clamp_value", None))
-            total = total + (setting("beta", 0.0) or 0.0) * common.aggregate_loss(kl, mask, mode)
-        return total, {"kl": masked_mean(kl, mask), "pg_clipfrac": jnp.nan, "pg_clipfrac_lower": jnp.nan}
+        kl_coef = setting("beta" if hasattr(algo_config, "loss_agg_mode") else "kl_coef", 0.0)
+        log_p = jax.nn.log_softmax(logits, axis=-1)
+        entropy = aggregated(-jnp.sum(jnp.exp(log_p) * log_p, axis=-1))
+        policy, kl_loss = aggregated(tokens * weights), aggregated(kl)
+        metrics = _measured(log_prob - acted, advantage, weights, mask)
+        metrics |= {"kl": masked_mean(kl, mask), "kl_loss": kl_loss, "pg_loss": policy}
+        metrics |= {"entropy": entropy, "loss/entropy": entropy}
+        return policy + kl_coef * kl_loss - setting("entropy_coef", 0.0) * entropy, metrics
 
     _registry().register("policy_loss_fn", name)(policy_loss)
+
+
+def _measured(log_ratio: Array, advantage: Array, weights: Array, mask: Array) -> dict[str, Any]:
+    """Return the metrics that Tunix's learners log, under their names."""
+    log_ratio, counts = jax.lax.stop_gradient(log_ratio), mask.astype(bool)
+    ratio = jnp.exp(log_ratio)
+
+    def extremes(x: Array) -> tuple[Array, Array]:
+        return jnp.max(x, where=counts, initial=-jnp.inf), jnp.min(x, where=counts, initial=jnp.inf)
+
+    ratio_max, ratio_min = extremes(ratio)
+    advantage_max, advantage_min = extremes(advantage)
+    means = {
+        "ppo_kl": -log_ratio,
+        "log_ratio/abs_mean": jnp.abs(log_ratio),
+        "is_ratio/mean": ratio,
+        "pg_loss/unclipped_mean": -advantage * ratio,
+        "advantage/abs_mean": jnp.abs(advantage),
+        "advantage/nonzero_frac": (jnp.abs(advantage) > 1e-8).astype(log_ratio.dtype),
+        "sampler_is/weight_mean": weights.astype(log_ratio.dtype),
+    }
+    return {
+        **{name: masked_mean(x, mask) for name, x in means.items()},
+        "is_ratio/max": ratio_max,
+        "is_ratio/min": ratio_min,
+        "advantage/max": advantage_max,
+        "advantage/min": advantage_min,
+        "sampler_is/weight_min": extremes(weights)[1],
+        **dict.fromkeys(("pg_clipfrac", "pg_clipfrac_lower", "pg_loss/clipped_mean"), jnp.nan),
+    }
 
 
 def register_advantage(name: str, **settings: Any) -> None:
     """Register `functional.group_advantage` with these settings as an advantage estimator.
 
     Args:
-        name: for `advantage_estimator=`.
+        name: for `advantage_estimator=`. Tunix's agentic learner calls it once per group, where `scale="batch"` (of
+            "lite_ppo") divides by the standard deviation of that group alone, as "grpo" does.
         **settings: of `functional.group_advantage`, for example `scale=None`.
     """
 
@@ -125,7 +179,7 @@ def gae(rewards: Array, values: Array, completion_mask: Array, gamma: float, gae
 
 
 def advantage(name: str, *, group: int, score: str = "score") -> Part:
-    """Make a part of an advantage estimator of Tunix's registry: `estimator(rewards, num_generations)`.
+    """Make a part from an advantage estimator in Tunix's registry, `estimator(rewards, num_generations)`.
 
     Args:
         name: its name in the registry, for example "grpo".
@@ -151,9 +205,12 @@ def _registry() -> Any:
     return require_package("tunix.rl.function_registry", "tunix").default_registry
 
 
-def _log_prob(common: Any, nnx: Any, model: Any, x: Any, pad_id: int, eos_id: int, temperature: float) -> Array:
+def _evaluate(
+    common: Any, nnx: Any, model: Any, x: Any, pad_id: int, eos_id: int, temperature: float
+) -> tuple[Array, Array]:
+    """Return the log-probabilities of the tokens, and the logits."""
     graphdef, state = nnx.split(model)
-    return common.compute_per_token_logps(
+    log_prob, logits = common.compute_per_token_logps(
         graphdef,
         state,
         prompt_tokens=x.prompt_ids,
@@ -161,7 +218,9 @@ def _log_prob(common: Any, nnx: Any, model: Any, x: Any, pad_id: int, eos_id: in
         pad_id=pad_id,
         eos_id=eos_id,
         stop_gradient=False,
+        return_logits=True,
         segment_ids=getattr(x, "segment_ids", None),
         segment_positions=getattr(x, "segment_positions", None),
         temperature=temperature,
-    ).astype(jnp.float32)
+    )
+    return log_prob.astype(jnp.float32), logits.astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Environments as pure functions: by name from many packages, wrappers, and what an environment of your own needs."""
+"""Environments as pure functions: by name from many packages, wrappers, and tools for your own environments."""
 
 from ._brax import from_brax as from_brax
 from ._check import check as check

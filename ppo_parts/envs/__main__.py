@@ -10,6 +10,7 @@ import os
 import sys
 from typing import Any
 
+from .._commands import seed
 from .._errors import UserError, UserTypeError, UserValueError
 from ..functional import ShapeError
 from ._env import Env
@@ -39,8 +40,8 @@ def load(name: str) -> Env:
     found: Any = getattr(module, attribute)
     if isinstance(found, type):
         raise UserTypeError(
-            f"must be an envs.Env or a function that returns one, got the class {attribute}: register a class of "
-            f"Gymnasium and check gym:{prefix}:<its id>, or return envs.from_gymnasium(...) from a function"
+            f"must be an envs.Env or a function that returns one, got the class {attribute}: register a "
+            f"Gymnasium class and check gym:{prefix}:<its id>, or return envs.from_gymnasium(...) from a function"
         )
     if callable(found):
         parameters = inspect.signature(found).parameters.values()
@@ -69,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
     check.add_argument("env", help='an id, "brax:ant", or "module:attribute", an Env or a function that returns one')
     check.add_argument("--num-envs", type=int, default=4, help="environments to play (default: 4)")
     check.add_argument("--num-steps", type=int, default=1000, help="steps of each environment (default: 1000)")
-    check.add_argument("--seed", type=int, default=0, help="seed of the random actions (default: 0)")
+    check.add_argument("--seed", type=seed, default=0, help="seed of the random actions (default: 0)")
     given = parser.parse_args(arguments)
     try:
         with host_errors():

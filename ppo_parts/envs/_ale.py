@@ -32,7 +32,7 @@ def make(
         game: its name in `ale_py`, in snake case.
         episodic_life: whether a lost life terminates an episode. The returns of episodes remain those of whole games.
         stack_num: number of frames in an observation. An episode begins with copies of its first frame.
-        use_fire_reset: whether FIRE is pressed at the start; without, the policy has to learn it.
+        use_fire_reset: whether FIRE is pressed at the start; otherwise the policy has to learn to press it.
         timeout: see `from_gymnasium`.
         **kwargs: for `ale_py.vector_env.AtariVectorEnv`, such as `repeat_action_probability` (sticky actions).
 
@@ -60,8 +60,8 @@ def make(
 class _Games:
     """Atari games as one vector environment, in which a lost life may terminate an episode while the game continues.
 
-    Each game is an `AtariVectorEnv` of its own, which steps in a C++ thread of its own: when a life begins in one
-    game, a few frames are played in it while the others wait.
+    Each game is a separate `AtariVectorEnv`, which steps in its own C++ thread: when a life begins in one game, a few
+    frames are played in it while the others wait.
     """
 
     def __init__(self, games: list[Any], stack_num: int, episodic_life: bool, use_fire_reset: bool) -> None:
@@ -91,7 +91,7 @@ class _Games:
         lives = self.lives.copy()
         reward, terminated, truncated = map(np.array, zip(*map(self._receive, range(self.num_envs)), strict=True))
         ended = terminated | truncated
-        if self.episodic_life:  # some games go on for a while without a life
+        if self.episodic_life:  # some games continue for a while without a life
             terminated |= (self.lives > 0) & (self.lives < lives)
         final_obs = self.obs.copy()
         for index in map(int, np.flatnonzero(terminated | truncated)):
@@ -134,14 +134,14 @@ class _Games:
 
 
 class _Atari(GymnasiumVector):
-    """Atari games, whose episodes of the learner may be shorter than games."""
+    """Atari games, in which the learner's episodes may be shorter than games."""
 
     def render(self) -> np.ndarray:
-        """Draw what the policy sees last, because the games are not drawn otherwise."""
+        """Draw the latest frame that the policy sees, because the games render nothing else."""
         gray = np.repeat(np.repeat(self.env.obs[0, -1], 4, 0), 4, 1)
         return np.stack([gray] * 3, axis=-1)
 
     def game_over(self, over: np.ndarray, info: Any) -> np.ndarray:
-        """Where a game ended, and not only a life."""
+        """Return where a game ended, and not only a life."""
         del over
         return info["ended"]

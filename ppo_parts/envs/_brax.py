@@ -18,7 +18,7 @@ from ._rendering import mujoco_renderer
 def make(name: str, *, time_limit: int = 1000, reset_ratio: int = 1, **settings: Any) -> Env:
     """Make an environment of `brax.envs`; `settings` go to its constructor, such as `backend="spring"`.
 
-    Its `done` is a termination; after `time_limit` steps an episode is truncated.
+    The environment's `done` is a termination; after `time_limit` steps an episode is truncated.
     """
     from brax import envs
 
@@ -41,8 +41,8 @@ def from_brax(
     Args:
         env: a `brax.envs.Env`, or one of MuJoCo Playground, without wrappers.
         time_limit, reset_ratio: as in `auto_reset`.
-        obs_key: which entry the policy sees, where observations are a dict.
-        critic_obs_key: which entry the critic sees, such as "privileged_state"; None: that of the policy.
+        obs_key: the entry that the policy sees, if observations are a dict.
+        critic_obs_key: the entry that the critic sees, such as "privileged_state"; None: that of the policy.
         action_repeat: how many steps of `env` each action lasts; their rewards are summed, up to the end of the
             episode. `time_limit` counts actions.
     """
@@ -94,7 +94,7 @@ def from_brax(
 
 
 def positions(state: Any) -> dict[str, Array]:
-    """Return what MuJoCo draws of a state of Playground or of Brax, under its names in `mujoco.MjData`."""
+    """Return the arrays that MuJoCo draws from a state of Playground or Brax, by their names in `mujoco.MjData`."""
     if hasattr(state, "pipeline_state"):  # Brax's
         return {"qpos": state.pipeline_state.q, "qvel": state.pipeline_state.qd}
     return {name: getattr(state.data, name) for name in ("qpos", "qvel", "mocap_pos", "mocap_quat")}

@@ -1,4 +1,4 @@
-"""Calls of functions on NumPy arrays from compiled programs, faster than `jax.pure_callback` on a CPU."""
+"""Callbacks on NumPy arrays from compiled programs, faster than `jax.pure_callback` on a CPU."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
 
 def numpy_callback(function: Callable[..., Any], shapes: Any, *args: Array) -> Any:
-    """Call `function` on NumPy arrays; under `vmap`, once with the arrays of all, each with the new axis in front.
+    """Call `function` on NumPy arrays; under `vmap`, once for the whole batch, with a leading axis on each array.
 
-    The result is that of `jax.pure_callback(function, shapes, *args, vmap_method="broadcast_all")`. That function makes
-    JAX arrays of its arguments on the host first, which takes longer than the rest of a call: with three arguments and
-    six results, a call took 94 us on one core, and 13 us without. On devices other than CPUs, and in programs over
-    several devices, `jax.pure_callback` is used nevertheless.
+    The result is that of `jax.pure_callback(function, shapes, *args, vmap_method="broadcast_all")`. That function first
+    converts its arguments to JAX arrays on the host, which takes longer than the rest of a call: with three arguments
+    and six results, a call took 94 us on one core, and 13 us without. On devices other than CPUs, and in programs for
+    several devices, this calls `jax.pure_callback`.
 
     Args:
         function: takes NumPy arrays, which it must not keep or write to. Returns arrays in the structure of `shapes`.

@@ -13,7 +13,7 @@ from ._env import SEATS, Array, Env, Observation, Transition, action_struct, cou
 
 
 def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
-    """Raise if an environment of your own does not follow the protocol; the error names the field and the remedy.
+    """Raise unless an environment follows the protocol; the error names the field and the remedy.
 
     The environment is traced but not run: this checks every shape and dtype of `reset`, `step` and `evaluation`.
 
@@ -47,7 +47,7 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
     out.check(obs, each)
     if env.zero_sum and (lacking := [name for name in SEATS if name not in out.info]):
         raise UserValueError(
-            f"check: the policy plays both sides of this game (zero_sum), and info has no {lacking[0]!r}: return 1 for "
+            f"check: the policy plays both sides of this game (zero_sum), but info has no {lacking[0]!r}: return 1 for "
             "the first player, and -1 for the second"
         )
     if describe(after) != describe(state):
@@ -83,19 +83,19 @@ def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
         expected, given = getattr(env.privileged_space, "shape", None), getattr(privileged, "shape", None)
         if (None if given is None else given[len(each) :]) != (None if expected is None else tuple(expected)):
             raise ShapeError(
-                f"check: privileged_space has shape {expected}, and obs.privileged {given} for {each} environments: "
+                f"check: privileged_space has shape {expected}, but obs.privileged {given} for {each} environments: "
                 "give both, or neither"
             )
     leaves = jax.tree.leaves(obs)
     if shape is not None and len(leaves) == 1 and leaves[0].shape[len(each) :] != tuple(shape):
         raise ShapeError(
-            f"check: observation_space has shape {tuple(shape)}, and observations have {leaves[0].shape[len(each) :]}"
+            f"check: observation_space has shape {tuple(shape)}, but observations have {leaves[0].shape[len(each) :]}"
         )
     if available is None:
         return
     if not is_discrete(env.action_space):
         raise UserTypeError(
-            "check: obs.available masks discrete actions, and action_space is not discrete: leave it None"
+            "check: obs.available masks discrete actions, but action_space is not discrete: leave it None"
         )
     expected = (*each, sum(count_options(env.action_space)))
     if available.shape != expected or available.dtype != bool:

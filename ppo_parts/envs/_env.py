@@ -31,15 +31,15 @@ class Transition(NamedTuple):
         reward: reward of this step.
         terminated: True where the step ended the episode.
         truncated: True where a time limit cut the episode.
-        final_obs: the observation that actually followed; equals `obs` unless the step ended the episode, or, as a lost
-            life in Atari may do, ended it for the learner only.
+        final_obs: the observation that actually followed; equals `obs` unless the step ended the episode, even if only
+            for the learner, as a lost life in Atari may do.
         episode_return: sum of the unscaled rewards of the episode so far, including this step.
         episode_length: number of steps of the episode so far, including this step.
         mask: `[N, A]`, True where the agent took part in this step; None: everywhere.
         ended: `[N]`, True where the episode ended for all its agents; None: `terminated | truncated`.
         info: numbers `[N]`, by name ("won", for example). Those of the step that ended an episode become metrics;
             `rollout(keep_info=)` keeps those of every step. "return", "length", "episode_return", "episode_length",
-            "terminated" and "truncated" are taken.
+            "terminated" and "truncated" are reserved.
     """
 
     obs: Any
@@ -104,7 +104,7 @@ class Transition(NamedTuple):
 
 
 TAKEN = ("return", "length", "episode_return", "episode_length", "terminated", "truncated")
-"""Names that entries of `info` may not have, because rollouts and evaluations report numbers of these names."""
+"""Names that entries of `info` may not have, because rollouts and evaluations report numbers under these names."""
 
 SEATS = ("seat", "next_seat")
 """Who moved, and who is to move in the observation that followed: 1 is the first player, and -1 the second."""
@@ -129,10 +129,10 @@ class Observation(NamedTuple):
 
     `available` is True where an action may be taken, and None if all of them always may; for a `MultiDiscrete`, it has
     the options of the first choice, then those of the second, and so on. The policies of `ppo_parts.networks` apply it;
-    a policy of your own does so with `ppo_parts.distributions.mask_logits`.
+    your own policy can do so with `ppo_parts.distributions.mask_logits`.
 
-    `privileged` is what the critic sees instead of `obs` in an asymmetric actor-critic, such as the simulator's state;
-    None: the critic sees `obs`.
+    In an asymmetric actor-critic, the critic sees `privileged`, such as the simulator's state, instead of `obs`; None:
+    the critic sees `obs`.
     """
 
     obs: Array
@@ -187,12 +187,12 @@ class Env(NamedTuple):
         num_agents: A, if observations, rewards and ends have an axis of agents; None: one agent, without that axis.
         restart: `restart(key, state) -> (state, obs)` begins new episodes and keeps running statistics, where a state
             from a checkpoint cannot be continued, as on the host; None: every state can be.
-        observe: `observe(state, obs) -> obs`, what wrappers make of an observation `[N, ...]` of the innermost
+        observe: `observe(state, obs) -> obs` applies the wrappers to an observation `[N, ...]` of the innermost
             environment, with the running statistics in `state`; None: they do not change it.
-        act: `act(action) -> action`, what wrappers make of an action `[N, ...]` of the policy before the innermost
+        act: `act(action) -> action` applies the wrappers to an action `[N, ...]` of the policy, before the innermost
             environment receives it; None: they do not change it.
-        render: `render(state) -> [H, W, 3]`, a picture (uint8) of the first of the N environments, made on the host;
-            None: there are no pictures.
+        render: `render(state) -> [H, W, 3]`, an image (uint8) of the first of the N environments, made on the host;
+            None: the environment cannot be rendered.
         privileged_space: space of `Observation.privileged`; None: the critic sees what the policy sees.
         zero_sum: whether the policy plays both sides of a game. Rewards and returns are those of the first player, and
             `info` has the `SEATS`, with which `ppo_parts.zero_sum` tells the sides apart.
@@ -213,12 +213,14 @@ class Env(NamedTuple):
 
 
 def unknown_env(env_id: Any, library: str, known: Iterable[str]) -> UserValueError:
-    """Make the error for an unknown environment; it names similar ones, and whether Gymnasium has the environment."""
+    """Make the error for an unknown environment; it lists similar ones, and mentions Gymnasium if it has this one."""
     text = f"{library} has no environment {env_id!r}"
     lowered = {name.lower(): name for name in known}
     near = [lowered[name] for name in difflib.get_close_matches(str(env_id).lower(), lowered, 3, 0.6)]
     if _in_gymnasium(env_id):
-        text += f", but Gymnasium has: its name here is 'gym:{env_id}'"
+        text += ", but Gymnasium has"
+        text += ", with one agent" * (library == "JaxMARL") + f": its name here is 'gym:{env_id}'"
+        text += ", in the recipes for one agent" * (library == "JaxMARL")
         return UserValueError(text + f"; {library} has {', '.join(near)}" * bool(near))
     return UserValueError(text + (f"; did you mean {' or '.join(near)}?" if near else f"; it has {', '.join(known)}"))
 
@@ -250,7 +252,7 @@ def size(space: Any) -> int:
     """
     if getattr(space, "shape", None) is None:
         raise UserValueError(
-            f"{space!r} is not a space of arrays, and this network needs one: flatten it in a wrapper around the "
+            f"{space!r} is not a space of arrays, but this network needs one: flatten it in a wrapper around the "
             "environment, or write a network that takes its parts"
         )
     return math.prod(space.shape)

@@ -53,7 +53,7 @@ class _EnvPool:
             self.obs, info = self.envs.reset()
             return self.obs, info
         where = np.flatnonzero(options["reset_mask"])
-        obs, info = self.envs.reset(where)  # in the order of info["env_id"], without it its next step would reset
+        obs, info = self.envs.reset(where)  # ordered by info["env_id"]; without this call, the next step would reset
         self.obs = self.obs.copy()
         self.obs[info["env_id"]] = obs
         return self.obs, info

@@ -1,4 +1,4 @@
-"""What all adapters share: counting episodes, and resetting environments where an episode ended."""
+"""Shared by all adapters: counting episodes, and resetting environments where an episode ended."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EpisodeState(NamedTuple):
         return self._replace(episode_return=self.episode_return + reward, episode_length=self.episode_length + 1)
 
     def proceed(self, inner: Any, ended: Array) -> EpisodeState:
-        """Return the state to step from: what is counted starts from 0 where an episode ended."""
+        """Return the state to step from: the counts start again from 0 where an episode ended."""
         counted = choose(ended, jax.tree.map(jnp.zeros_like, self[1:]), self[1:])
         return EpisodeState(without_weak_types(inner), *counted)
 
@@ -56,7 +56,7 @@ def _check_step(out: Step, each: tuple[int, ...]) -> None:
 
 
 def _check_like_reset(first: Any, stepped: Any) -> None:
-    """Raise if a step returned another kind of state or observation than the reset, `(state, obs)` each."""
+    """Raise if a step returned a different kind of state or observation from the reset, `(state, obs)` each."""
     for name, x, y in zip(("a state", "an observation"), first, stepped, strict=True):
         if describe(x) != describe(y):
             raise UserTypeError(
@@ -98,7 +98,7 @@ def auto_reset(
 ) -> Env:
     """Make an `Env` of N environments from the functions of one, with automatic resets and counted episodes.
 
-    New episodes are only computed in steps in which some episode ended (also under `vmap`).
+    New episodes are only computed in steps in which some episode ended (even under `vmap`).
 
     Args:
         reset: `reset(key) -> (state, obs)`.
@@ -107,9 +107,9 @@ def auto_reset(
         time_limit: number of steps after which an episode is truncated; None: `step` alone decides.
         reset_ratio: r: in each step, only `ceil(N / r)` new episodes are computed for all environments to start from
             ("optimistic resets"). If more episodes end in the same step, some new ones begin with the same state. With
-            r = 1 all are different. A larger r is faster where a reset costs more than a step.
-        render: `render(state) -> [H, W, 3]`, a picture (uint8) of one environment, made on the host from its state;
-            None: there are no pictures.
+            r = 1 all are different. A larger r is faster if a reset costs more than a step.
+        render: `render(state) -> [H, W, 3]`, an image (uint8) of one environment, made on the host from its state;
+            None: the environment cannot be rendered.
         privileged_space: space of `Observation.privileged`, if observations have it.
         zero_sum: whether the policy plays both sides of a game; see `Env`.
 
@@ -144,7 +144,7 @@ def auto_reset(
     def begin(key: Array, ended: Array, old: Any) -> Any:
         number = -(-ended.shape[0] // reset_ratio)
         fresh = jax.vmap(reset)(jax.random.split(key, number))
-        if reset_ratio > 1:  # the first episode that ended gets the first new one, and so on, round and round
+        if reset_ratio > 1:  # episodes that ended take the new ones in turn, starting over if there are too few
             rows = (jnp.cumsum(ended) - 1) % number
             fresh = jax.tree.map(lambda x: x[rows], fresh)
         return choose(ended, without_weak_types(fresh), old)

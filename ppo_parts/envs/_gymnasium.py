@@ -18,7 +18,7 @@ from ._rendering import render_settings
 
 Vectorization = Literal["sync", "async"]
 START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else None
-"""How processes are started: JAX has threads, and a process that is forked from one with threads may deadlock."""
+"""How processes are started: JAX has threads, and a process forked from one with threads may deadlock."""
 
 
 def make(
@@ -39,15 +39,15 @@ def make(
     Args:
         env_id: a registered name, or "module:name" for one that a module registers.
         vectorization: "sync" steps one environment after another; "async" in processes, which pays off where a step
-            takes longer than about a millisecond. A script that makes them runs its own code under
+            takes longer than about a millisecond. A script that makes them must run its own code under
             `if __name__ == "__main__":`, because a new process imports the script.
         wrappers: applied to each environment, such as Gymnasium's own.
         info, action_mask, timeout: see `from_gymnasium`.
         **kwargs: for `gymnasium.make`.
 
     Raises:
-        UserValueError: unknown name (similar names are listed). MissingPackage: Gymnasium, or what the environment is
-            simulated with, is not installed.
+        UserValueError: unknown name (similar names are listed). MissingPackage: Gymnasium, or the environment's
+            simulator, is not installed.
     """
     gymnasium = require_package("gymnasium", "gymnasium")
     if vectorization not in ("sync", "async"):
@@ -84,8 +84,8 @@ def make(
 class _Environments:
     """Environments that step one after another, as a vector environment that resets the environments of a mask.
 
-    Gymnasium's `SyncVectorEnv` also merges all that they return as `info`, which takes an eighth of a step of
-    HalfCheetah-v5; here a number is merged when it is asked for.
+    Gymnasium's `SyncVectorEnv` also merges everything that they return as `info`, which takes an eighth of a step of
+    HalfCheetah-v5; here a number is merged only when it is requested.
     """
 
     def __init__(self, make: Callable[[], Any], num_envs: int) -> None:
@@ -119,7 +119,7 @@ class _Environments:
 
 
 class _Infos(Mapping[str, Any]):
-    """The `info` of several environments: of each name a list, with NaN where an environment does not report it."""
+    """The `info` of several environments: a list for each name, with NaN where an environment does not report it."""
 
     def __init__(self, infos: Sequence[dict[str, Any]]) -> None:
         self.infos = infos

@@ -17,7 +17,7 @@ from ._rendering import gymnax_renderer
 
 
 def make(name: str, **params: Any) -> Env:
-    """Make one of `gymnax.registered_envs`; `params` are fields of its `EnvParams`: `max_steps_in_episode=200`, say."""
+    """Make one of `gymnax.registered_envs`; `params` are fields of its `EnvParams`, e.g. `max_steps_in_episode=200`."""
     gymnax = require_package("gymnax", "envs")
     if name not in gymnax.registered_envs:
         raise unknown_env(name, "gymnax", gymnax.registered_envs)
@@ -34,6 +34,8 @@ def changed(name: str, env_params: Any, params: dict[str, Any]) -> Any:
         default = getattr(env_params, param)
         if isinstance(default, (int, float)) and not isinstance(value, (Number, np.ndarray, jax.Array)):
             raise UserTypeError(f"{name}: {param} must be a number, such as {default}, got {value!r}")
+        if param == "max_steps_in_episode" and isinstance(value, (int, float)) and value < 1:
+            raise UserValueError(f"{name}: {param} must be at least 1, got {value!r}")
     return env_params.replace(**params)
 
 
@@ -63,7 +65,7 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
         if len(stepped) != 6 or "final_observation" not in stepped[-1]:
             raise UserTypeError(
                 "from_gymnax: step must return what gymnax 1.0 does, (obs, state, reward, terminated, truncated, info) "
-                f'with info["final_observation"], and it returned {len(stepped)} items: update the environment'
+                f'with info["final_observation"], but it returned {len(stepped)} items: update the environment'
             )
         obs, inner, reward, terminated, truncated, info = stepped
         counted = state.add(reward.astype(jnp.float32))

@@ -1,10 +1,10 @@
-"""Environments that step on the host, in Python or C++, with the interface of those that are written in JAX.
+"""Environments that step on the host, in Python or C++, with the interface of those written in JAX.
 
 A step is a `jax.pure_callback`, so that rollouts, wrappers, recurrent policies, evaluation and `vmap` over seeds work
 as they do for any other environment. A callback must not depend on anything but its arguments, and an environment on
-the host has a hidden state. Therefore the JAX state holds the number of a vector environment and a count of its steps,
-and the vector environment checks the count: a state may be stepped once. Repeating a step with the same action returns
-the same result, which is what JAX needs in order to repeat or to batch a callback.
+the host has a hidden state. Therefore the JAX state contains the number of a vector environment and a count of its
+steps, and the vector environment checks the count: a state may be stepped only once. Repeating a step with the same
+action returns the same result, so that JAX may repeat or batch a callback.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def from_gymnasium(
 ) -> Env:
     """Make an `Env` of Gymnasium vector environments, which step on the host.
 
-    Everything that takes an `Env` takes it. Two things differ. A checkpoint cannot hold the state of such an
-    environment, so a run that is resumed begins new episodes. And a state may be stepped only once, so only the latest
-    state of a rollout can be continued.
+    It works wherever an `Env` does, with two differences. A checkpoint cannot contain the state of such an environment,
+    so a resumed run begins new episodes. And a state may be stepped only once, so only the latest state of a rollout
+    can be continued.
 
     Each `reset` makes new vector environments, which live as long as the `Env`: reset once, and begin again with
     `restart` only.
@@ -60,8 +60,8 @@ def from_gymnasium(
         make: `make(num_envs)` returns a new vector environment with that many environments. Its `reset` takes a seed.
         info: names of numbers that the environment reports in `info`, such as "is_success". They become
             `Transition.info`: those of the step that ended an episode are metrics, and `rollout(keep_info=)` keeps all.
-            NaN where a step reports none; a step that ends an episode must report it.
-        action_mask: name of the entry of `info`, such as "action_mask", that holds the mask of the available actions in
+            They are NaN in a step that does not report them; a step that ends an episode must report them.
+        action_mask: name of the entry of `info`, such as "action_mask", with the mask of the available actions after
             every reset and step: 0 or 1 for each option of each choice. Observations are then `Observation`, and the
             policies of `ppo_parts.networks` take only available actions.
         timeout: seconds that a reset or a step may take; None: no limit. With a timeout, the environment is called from
@@ -121,7 +121,7 @@ def from_host(make: Callable[[int], GymnasiumVector]) -> Env:
             del key
             num_envs = state.episode_length.shape[-1]
             obs, mask = observed(num_envs)
-            # A call costs more with every argument and result, so small ones travel together.
+            # Every argument and result makes a call slower, so small ones are packed into one array.
             which = jnp.stack([state.inner.instance, state.inner.steps])
             shapes = obs, obs, mask, _shape((4 + len(names), num_envs), np.float32)
             obs, final_obs, available, numbers = _callback(instances.step, shapes, which, action)
@@ -164,7 +164,7 @@ class Instances:
 
     Args:
         make: makes a vector environment of a given size.
-        reuse: whether a reset may end the episodes of earlier ones, as in evaluations, of which there is one at a time.
+        reuse: whether a reset may reuse earlier ones and end their episodes, as for evaluations, which run one by one.
     """
 
     def __init__(self, make: Callable[[int], GymnasiumVector], reuse: bool) -> None:
@@ -172,7 +172,7 @@ class Instances:
         self.envs: list[GymnasiumVector] = []
         self.counts: list[int] = []
         self.latest: list[tuple[np.ndarray, HostStep] | None] = []  # the action and the result of the last step
-        self.failed: set[int] = set()  # instances of which a step failed, so that their state is unknown
+        self.failed: set[int] = set()  # instances whose state is unknown because a step failed
 
     def open(self, num_envs: int, seed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Reset a vector environment for each seed; return their numbers, observations and action masks."""
@@ -200,7 +200,7 @@ class Instances:
             action: `[..., N, ...]`.
 
         Returns:
-            The next observations, the final observations, the masks of the next actions (None without), and
+            The next observations, the final observations, the masks of the next actions (or None), and
             `[..., 4 + K, N]`: reward, terminated, truncated, ended and K numbers of `info`.
         """
         if which.ndim == 1:
@@ -221,8 +221,8 @@ class Instances:
             return latest[1]
         if count != self.counts[index]:
             raise UserValueError(
-                f"this state of an environment on the host is from step {count} and the environment has done "
-                f"{self.counts[index]}: it cannot go back; step the latest state, or env.restart(key, state)"
+                f"this state of an environment on the host is from step {count}, but the environment is at step "
+                f"{self.counts[index]} and cannot go back: step the latest state, or env.restart(key, state)"
             )
         if index in self.failed:
             raise UserValueError(
@@ -252,7 +252,7 @@ _raised: list[BaseException] = []  # the latest error of an environment, which X
 
 @contextlib.contextmanager
 def host_errors() -> Iterator[None]:
-    """Raise the error of an environment on the host itself, rather than XLA's report of it."""
+    """Raise the original error of an environment on the host, instead of XLA's report of it."""
     _raised.clear()
     try:
         yield

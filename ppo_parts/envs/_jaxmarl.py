@@ -27,8 +27,8 @@ def make_agents(env_id: str, **settings: Any) -> Env:
     "SMAX/<map>" plays against the built-in opponent, with the settings of JaxMARL's baselines.
 
     Args:
-        env_id: a name that `jaxmarl.make` knows, or "SMAX/" with the name of a map; the prefix "jaxmarl:" may precede,
-            and settings may follow, as in `make`.
+        env_id: a name that `jaxmarl.make` knows, or "SMAX/" and the name of a map; it may begin with the prefix
+            "jaxmarl:", and end with settings, as in `make`.
         **settings: passed to `jaxmarl.make`, e.g. `num_agents=3`.
 
     Raises:
@@ -47,7 +47,7 @@ def make_agents(env_id: str, **settings: Any) -> Env:
     except Exception as error:  # an environment with another interface may raise anything
         raise UserValueError(
             f"{env_id} cannot be stepped like JaxMARL's other environments ({type(error).__name__}: {error}). "
-            "Wrap it so that reset and step_env give dicts by the agent's name, and hand that to envs.from_jaxmarl"
+            "Wrap it so that reset and step_env return dicts keyed by agent, and pass it to envs.from_jaxmarl"
         ) from error
     return env
 
@@ -102,7 +102,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
     """
     if getattr(env, "auto_reset", False):
         raise UserValueError(
-            f"{env.name}: it resets by itself, so that the final observations of episodes are lost: make it with "
+            f"{env.name}: it resets itself, so the final observations of episodes are lost: make it with "
             "auto_reset=False"
         )
     agents = tuple(env.agents)
@@ -216,8 +216,8 @@ def _spaces(env: Any) -> tuple[list[Any], int]:
         return spaces, max(size(env.observation_space(agent)) for agent in env.agents)
     except Exception as error:  # JaxMARL's spaces may raise anything if they need other arguments
         raise UserValueError(
-            f"{env.name}: actions have to be discrete or arrays, and observations arrays, asked for by the agent's "
-            f"name, and they are not ({type(error).__name__}: {error}). Wrap it so that they are, and hand that to "
+            f"{env.name}: action_space(agent) and observation_space(agent) must return spaces of arrays (or discrete "
+            f"actions), but they do not ({type(error).__name__}: {error}). Wrap it so that they do, and pass it to "
             "envs.from_jaxmarl"
         ) from error
 
@@ -264,7 +264,7 @@ def _available_in_the_room(env: Any, inner: Any) -> list[Array]:
 
 
 class _Family(NamedTuple):
-    """Properties of one kind of JaxMARL environments that the environments do not expose themselves.
+    """Properties of one kind of JaxMARL environment that the environments do not expose themselves.
 
     Attributes:
         kinds: names of their base classes.

@@ -16,8 +16,8 @@ from ._episodes import Step, auto_reset
 def make(name: str, *, reset_ratio: int = 1, **settings: Any) -> Env:
     """Make one of `jumanji.registered_environments()`; `settings` go to its constructor, such as `time_limit=500`.
 
-    The entries of an observation, except the action mask, become one vector of float32. Several choices at once become
-    one action per combination if the mask is one of combinations. An episode that ends with a discount of 0 is
+    The entries of an observation, except the action mask, become one vector of float32. Several simultaneous choices
+    become one action per combination; a mask must have an entry for each. An episode that ends with a discount of 0 is
     terminated, and otherwise truncated.
 
     Raises:
@@ -40,7 +40,7 @@ def make(name: str, *, reset_ratio: int = 1, **settings: Any) -> Env:
         if mask is None:
             return Observation(obs)
         available = jnp.ravel(observation.action_mask)
-        return Observation(obs, available | ~jnp.any(available))  # a trapped snake has to do something, and dies
+        return Observation(obs, available | ~jnp.any(available))  # a trapped snake must act, and dies
 
     def reset(key: Array) -> tuple[Any, Any]:
         state, timestep = env.reset(key)

@@ -1,4 +1,4 @@
-"""The laws that every environment follows: functions of recorded steps, which return what is wrong."""
+"""The laws that every environment must follow: functions of recorded steps that return what is wrong."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Played(NamedTuple):
 
 
 Law = Callable[[Played], str | None]
-"""Returns what is wrong and how to mend it; None where the law holds."""
+"""Returns what is wrong and how to fix it; None if the law holds."""
 
 
 def reproducible(played: Played) -> str | None:
@@ -43,8 +43,9 @@ def reproducible(played: Played) -> str | None:
         return None
     where = "reset" if not equal(played.first, played.again[0]) else "step"
     return (
-        f"{where} gives other results when it is called again with the same key: draw all random numbers from the key "
-        "(jax.random; in Gymnasium self.np_random, after super().reset(seed=seed)), and keep what changes in the state"
+        f"{where} returns different results when it is called again with the same key: draw all random numbers from "
+        "the key (jax.random; in Gymnasium self.np_random, after super().reset(seed=seed)), and keep everything that "
+        "changes in the state"
     )
 
 
@@ -55,8 +56,8 @@ def separate(played: Played) -> str | None:
     first, other = array_of(played.first), array_of(played.other)
     if alike(other) and (first[0] != other[0]).any():
         return (
-            "reset gives all N environments the same first observation, and another one with another key: give each "
-            "its own key, jax.random.split(key, num_envs)"
+            "reset gives all N environments the same first observation, although it depends on the key: give each "
+            "environment its own key, jax.random.split(key, num_envs)"
         )
     return None
 
@@ -66,7 +67,7 @@ def finite(played: Played) -> str | None:
     named = {"obs": (played.first, played.out.obs), "final_obs": played.out.final_obs, "reward": played.out.reward}
     for name, tree in named.items():
         if not all(np.isfinite(x).all() for x in jax.tree.leaves(tree) if np.issubdtype(x.dtype, np.inexact)):
-            return f"{name} contains NaN or an infinity: end the episode before that, or clip what it is computed from"
+            return f"{name} contains NaN or an infinity: end the episode before that, or clip the inputs"
     return None
 
 
@@ -92,13 +93,13 @@ def flags(played: Played) -> str | None:
     over = (played.out.terminated | played.out.truncated).reshape(*played.ended.shape, -1).all(axis=-1)
     found = _first(played.ended & ~over)
     return found and (
-        f"ended is True {found}, and neither terminated nor truncated for some agent: set terminated, or, if a time "
+        f"ended is True {found}, but some agent is neither terminated nor truncated: set terminated, or, if a time "
         "limit cut the episode, truncated"
     )
 
 
 def final_observation(played: Played) -> str | None:
-    """`final_obs` is the observation that followed the step: `obs` where the episode goes on, never of the next one."""
+    """`final_obs` is the observation that followed the step: `obs` if the episode goes on, never one of the next."""
     obs, final = played.out.obs, played.out.final_obs
     same = np.ones(played.ended.shape, bool)
     for x, y in zip(jax.tree.leaves(obs), jax.tree.leaves(final), strict=True):
@@ -136,7 +137,7 @@ def episode_length(played: Played) -> str | None:
         return None
     t, n = np.argwhere(wrong)[0]
     return (
-        f"episode_length is {played.out.episode_length[t, n]} {found}, and the episode has {length[t, n]} steps, "
+        f"episode_length is {played.out.episode_length[t, n]} {found}, but the episode has {length[t, n]} steps, "
         "including this one: count in the state, and start from 0 where an episode ended (envs.auto_reset does)"
     )
 
@@ -150,7 +151,7 @@ def episode_return(played: Played) -> str | None:
         if wrong.any():
             place = tuple(np.argwhere(wrong)[0])
             return (
-                f"episode_return is {out.episode_return[t][place]:g} in step {t} of environment {place[0]}, and the "
+                f"episode_return is {out.episode_return[t][place]:g} in step {t} of environment {place[0]}, but the "
                 f"rewards of the episode add up to {total[place]:g}: add the reward of this step, and start from 0 "
                 "where an episode ended (envs.auto_reset does); env.evaluation(state) must not scale rewards"
             )
@@ -159,7 +160,7 @@ def episode_return(played: Played) -> str | None:
 
 
 def seats(played: Played) -> str | None:
-    """In a game of which the policy plays both sides, `info` tells who moved, and who moves next."""
+    """In a game in which the policy plays both sides, `info` tells who moved, and who moves next."""
     if not played.env.zero_sum:
         return None
     moved, following = (np.asarray(played.out.info[name]) for name in SEATS)
@@ -202,7 +203,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def _first(wrong: np.ndarray) -> str | None:
-    """Say where the first True of `[T, N, ...]` is."""
+    """Describe where the first True of `[T, N, ...]` is."""
     if not wrong.any():
         return None
     t, n, *_ = np.argwhere(wrong)[0]

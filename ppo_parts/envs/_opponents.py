@@ -25,7 +25,7 @@ def until_turn(move: Callable[[Array, Any], Any], key: Array, state: Any) -> tup
         state: the state of a game of Pgx after a move of player 0, or at the beginning.
 
     Returns:
-        The state, and what player 0 has received since its move, including the reward of `state`.
+        The state, and the reward of player 0 since its move, including that of `state`.
     """
 
     def waits(carry: Any) -> Array:
@@ -47,7 +47,7 @@ def random_opponent(key: Array, obs: Observation) -> Array:
 
 
 def frozen_opponent(policy: Any, params: Any) -> Opponent:
-    """Make an opponent for `envs.make("pgx:...", opponent=...)` that plays a policy whose parameters stay as they are.
+    """Make an opponent for `envs.make("pgx:...", opponent=...)` that plays a policy with fixed parameters.
 
     Args:
         policy: `ppo_parts.Policy` without memory, or `evaluate`.

@@ -20,7 +20,7 @@ def make(
     time_limit: int | None = None,
     reset_ratio: int = 1,
 ) -> Env:
-    """Make one of `pgx.available_envs()` with one player, or with two players, of which the policy is one or both.
+    """Make one of `pgx.available_envs()` with one player, or with two, one or both of whom the policy plays.
 
     The player who begins is drawn at random in each episode. `won` is whether the policy won, or, with "self", whether
     the first of the two players did.
@@ -32,7 +32,7 @@ def make(
         time_limit, reset_ratio: as in `auto_reset`.
 
     Raises:
-        UserValueError: unknown game, more than two players, or an opponent where the game has one player.
+        UserValueError: unknown game, more than two players, or an opponent for a game with one player.
     """
     import pgx
 
@@ -40,7 +40,7 @@ def make(
         raise unknown_env(name, "Pgx", pgx.available_envs())
     env = pgx.make(name)
     if env.num_players > 2:
-        raise UserValueError(f"{name} has {env.num_players} players, and this adapter is for one or two")
+        raise UserValueError(f"{name} has {env.num_players} players, but this adapter is for one or two")
     if opponent is not None and env.num_players == 1:
         raise UserValueError(f"{name} has one player, so there is no opponent: leave out opponent={opponent!r}")
     both = opponent == "self"

@@ -1,4 +1,4 @@
-"""A check that plays an environment with random actions, and holds what it returns to the laws."""
+"""A check that plays an environment with random actions, and compares the results with the laws."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Report:
 def check_laws(
     env: Env, *, num_envs: int = 4, num_steps: int = 1000, seed: int = 0, act: Callable[[Array, Any], Any] | None = None
 ) -> Report:
-    """Run an environment with random actions, and raise if it does not follow a law; the error names the field.
+    """Run an environment with random actions, and raise if it breaks a law; the error names the field.
 
     Args:
         env: the environment; `check` runs first.
@@ -52,6 +52,7 @@ def check_laws(
         ()
     """
     count("check_laws", "num_steps", num_steps)
+    count("check_laws", "num_envs", num_envs)
     act = act or random_action(env)
     check(env, num_envs, jax.eval_shape(lambda key: act(key, env.reset(key, num_envs)[1]), jax.random.key(0)))
     played = play(env, act, num_envs, num_steps, seed)
@@ -90,8 +91,8 @@ def play(env: Env, act: Callable[[Array, Any], Any], num_envs: int, num_steps: i
     one, two = (jax.jit(played(lambda key: env)).lower(key) for _ in range(2))
     compiled = one.compile()
     first, out = numpy(compiled(key))
-    # Programs with one text are one program, and compiling takes most of the time. The text has every constant, so that
-    # a random number of NumPy, for example, makes a difference. (That of a jaxpr lacks those of functions it calls.)
+    # Programs with the same text are equal, so only one is compiled, which takes most of the time. The text contains
+    # every constant, such as a random number from NumPy. (The text of a jaxpr lacks those of functions that it calls.)
     again = numpy((compiled if one.as_text() == two.as_text() else two.compile())(key))
     reset_many = jax.jit(lambda key: env.reset(key, 8 * num_envs)[1])  # compiled only where a law needs it
     other = numpy(reset_many(jax.random.key(seed + 1))) if alike(array_of(first)) else None
@@ -129,7 +130,7 @@ def report(played: Played) -> Report:
     notes = []
     if episodes == 0:
         notes.append(
-            f"no episode ended in {len(played.ended)} steps, so the ends of episodes have not been checked: give more "
+            f"no episode ended in {len(played.ended)} steps, so the ends of episodes have not been checked: use more "
             "steps, or a shorter time limit"
         )
     if episodes > 3 and not cut.any() and len(set(lengths.tolist())) == 1 and lengths[0] > 1:

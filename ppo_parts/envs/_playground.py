@@ -25,7 +25,7 @@ def make(
         time_limit: number of actions after which an episode is truncated; None: the configuration's `episode_length`,
             divided by its `action_repeat`.
         reset_ratio: as in `auto_reset`.
-        obs_key, critic_obs_key: which entry the policy sees, and which the critic, where observations are a dict; see
+        obs_key, critic_obs_key: the entries that the policy and the critic see, if observations are a dict; see
             `from_brax`.
         impl: "jax" runs on every device; "warp", on NVIDIA GPUs only, is faster.
         **overrides: fields of the configuration, such as `ctrl_dt=0.02`.

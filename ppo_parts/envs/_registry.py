@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
+import keyword
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ class Source(NamedTuple):
 
     Attributes:
         adapter: the module of this package with the function that wraps them.
-        package: the module that must be there to import.
+        package: the module that must be installed.
         extra: the extra of `ppo_parts` that installs it.
         make: the name of the function, which is called as `make(name, **settings)`.
     """
@@ -74,7 +75,7 @@ def make(env_id: str, **settings: Any) -> Env:
     prefix, name = split_id(env_id)
     if prefix not in prefixes():
         near = difflib.get_close_matches(prefix, prefixes(), 1)
-        there = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(prefixes())}"
+        there = f"did you mean {near[0]!r}?" if near else f"the prefixes are {', '.join(prefixes())}"
         raise UserValueError(
             f"{env_id!r}: {prefix!r} is not a prefix of environments; {there} (envs.register adds prefixes)"
         )
@@ -98,7 +99,7 @@ def _adapter(source: Source) -> Callable[..., Env]:
 
 
 def register(prefix: str, make: Callable[..., Env]) -> None:
-    """Let `envs.make("prefix:name", **settings)` call `make(name, **settings)`.
+    """Make `envs.make("prefix:name", **settings)` call `make(name, **settings)`.
 
     Args:
         prefix: letters, digits, "_" and "-". A prefix that was registered before is replaced.
@@ -135,8 +136,12 @@ def split_id(env_id: str) -> tuple[str, str]:
 
 
 def without_settings(env_id: str) -> str:
-    """Return what precedes the settings of "name,a=1,b=word"."""
+    """Return the name without the settings of "name,a=1,b=word"."""
     return env_id.partition(",")[0] if isinstance(env_id, str) else env_id
+
+
+KEYWORDS = re.compile(rf"=\s*({'|'.join(sorted(set(keyword.kwlist) - {'True', 'False', 'None'}))})\s*(?=,|$)")
+"""Bare words that Python would not parse as values, such as that of `vectorization=async`."""
 
 
 def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -149,8 +154,9 @@ def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str
     if name == env_id:
         return env_id, settings
     text = env_id[len(name) + 1 :]
+    quoted = KEYWORDS.sub(r'="\1"', text)
     try:
-        call = ast.parse(f"dict({text})", mode="eval").body
+        call = ast.parse(f"dict({quoted})", mode="eval").body
         if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
             raise ValueError
         named = {setting.arg: _value(setting.value) for setting in call.keywords if setting.arg}
@@ -165,7 +171,7 @@ def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str
             f"got {text!r}"
         ) from None
     if twice := sorted(named.keys() & settings.keys()):
-        raise UserValueError(f"{env_id!r}: {', '.join(twice)} is given as an argument, too: give it once")
+        raise UserValueError(f"{env_id!r}: {', '.join(twice)} is also given as an argument: give it once")
     return name, settings | named
 
 
@@ -173,7 +179,7 @@ def _value(node: ast.expr) -> Any:
     """Return the value of a literal; a bare word is a string, so that shells need no quotes.
 
     Raises:
-        ValueError: it is neither; or it is a word of JSON, which is not what the writer meant as a string.
+        ValueError: it is neither; or it is a keyword of JSON, which was hardly meant as a string.
     """
     if isinstance(node, (ast.Tuple, ast.List)):
         return tuple(map(_value, node.elts))

@@ -1,4 +1,4 @@
-"""Pictures of environments: whether environments on the host are made to draw, and how those of gymnax are drawn."""
+"""Rendering: whether environments on the host are made to render, and how those of gymnax are drawn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _mode: contextvars.ContextVar[str | None] = contextvars.ContextVar("render_mode"
 
 @contextlib.contextmanager
 def rendering() -> Iterator[None]:
-    """Make environments of Gymnasium that can draw themselves, which they must know when they are made."""
+    """In this context, make Gymnasium environments that can render, which they must know when they are made."""
     token = _mode.set("rgb_array")
     try:
         yield
@@ -36,7 +36,7 @@ def render_settings() -> dict[str, str]:
 
 @contextlib.contextmanager
 def opengl_errors() -> Iterator[None]:
-    """Say how to draw without a display, where MuJoCo only says that OpenGL is missing."""
+    """Explain how to draw without a display, where MuJoCo only reports that OpenGL is missing."""
     try:
         yield
     except Exception as error:
@@ -51,8 +51,8 @@ def mujoco_renderer(model: Any, positions: Callable[[Any], dict[str, Any]]) -> C
     """Return `draw(state)` for a `mujoco.MjModel`; `positions(state)` has arrays by name, such as qpos and qvel.
 
     The model's first camera is used, which follows the body in most models, and a free one if it has none. The
-    renderers of Brax and of Playground make a new `mujoco.Renderer` for each call, which takes ten times as long as a
-    picture.
+    renderers of Brax and of Playground make a new `mujoco.Renderer` for each call, which takes ten times as long as
+    rendering.
     """
 
     @functools.cache
@@ -79,10 +79,10 @@ CELL = 32
 
 
 def gymnax_renderer(env: Any, env_params: Any) -> Callable[[Any], np.ndarray] | None:
-    """Return `render(state)` for states `[N, ...]` of a gymnax environment, or None if there are no pictures of it.
+    """Return `render(state)` for states `[N, ...]` of a gymnax environment, or None if it cannot be drawn.
 
-    Gymnasium draws the classic control tasks. Observations that are a grid of channels (as MinAtar's) are drawn with
-    one color for each channel.
+    Gymnasium draws the classic control tasks. Observations that are a grid of channels (such as MinAtar's) are drawn
+    with one color for each channel.
     """
     name = getattr(env, "name", "")
     if name in CONTROL:

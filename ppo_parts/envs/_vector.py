@@ -50,13 +50,13 @@ class GymnasiumVector:
         self.mode = getattr((env.metadata or {}).get("autoreset_mode"), "name", None)
         if self.mode not in ("SAME_STEP", "DISABLED"):
             raise UserValueError(
-                f"from_gymnasium: the environment's autoreset mode is {self.mode}, it must be SAME_STEP or DISABLED: "
+                f"from_gymnasium: the environment's autoreset mode is {self.mode}, but must be SAME_STEP or DISABLED: "
                 "make it with gymnasium.make_vec(..., vector_kwargs={'autoreset_mode': AutoresetMode.SAME_STEP})"
             )
         self.env, self.num_envs = env, env.num_envs
         self.observation_space, self.action_space = env.single_observation_space, policy_space(env.single_action_space)
         size(self.observation_space)  # raises if observations are not arrays
-        # Its integers need not start at 0, and its dtype need not be that of the policy's actions.
+        # The integers of the space need not start at 0, and its dtype need not be that of the policy's actions.
         self.starts = np.asarray(getattr(env.single_action_space, "start", 0))
         self.counts_from_0 = not self.starts.any()
         self.action_dtype = np.dtype(env.single_action_space.dtype)
@@ -66,7 +66,7 @@ class GymnasiumVector:
         self.options = count_options(self.action_space)
         if action_mask is not None and not self.options:
             raise UserValueError(
-                f"from_gymnasium: action_mask={action_mask!r} masks discrete actions, and this environment takes "
+                f"from_gymnasium: action_mask={action_mask!r} masks discrete actions, but this environment takes "
                 f"{env.single_action_space}: leave it out"
             )
 
@@ -81,7 +81,7 @@ class GymnasiumVector:
         """Step all environments once."""
         if not np.can_cast(action.dtype, self.action_dtype, "same_kind"):
             raise UserTypeError(
-                f"from_gymnasium: the environment takes {self.action_dtype} ({self.env.single_action_space}), and the "
+                f"from_gymnasium: the environment takes {self.action_dtype} ({self.env.single_action_space}), but the "
                 f"policy's actions are {action.dtype}"
             )
         action = action.astype(self.action_dtype)
@@ -153,7 +153,7 @@ class GymnasiumVector:
             row = np.concatenate([np.ravel(x) for x in given]) if isinstance(given, (tuple, list)) else given
             if row.shape != available.shape[1:] or not np.isin(row, (0, 1)).all():
                 raise UserValueError(
-                    f"from_gymnasium: {where} must have 0 or 1 for each of the options {self.options}, and that of "
+                    f"from_gymnasium: {where} must have 0 or 1 for each of the options {self.options}, but that of "
                     f"environment {i} is {given!r}"
                 )
             available[i] = row
@@ -183,7 +183,7 @@ class GymnasiumVector:
             others = sorted(key for key in {**info, **final} if not key.startswith("_") and key not in hidden)
             raise UserValueError(
                 f"from_gymnasium: environment {missing[0]} ended an episode without a number info[{name!r}], which "
-                f"info= asks for; there are {', '.join(others) or 'none'}"
+                f"info= asks for; it reports {', '.join(others) or 'nothing else'}"
             )
         return numbers
 
@@ -202,7 +202,7 @@ class GymnasiumVector:
         return final
 
     def _validate(self, obs: Any, *fields: Any) -> tuple[np.ndarray, ...]:
-        # Copies, because an environment may write its next step into the same arrays.
+        # Copy, because an environment may write its next step into the same arrays.
         reward, terminated, truncated = (np.array(x) for x in fields)
         named = {"reward": reward, "terminated": terminated, "truncated": truncated}
         for name, x in named.items():
@@ -253,7 +253,7 @@ class Deadline:
         if not done:
             raise UserTimeoutError(
                 f"the environment has not returned from {what} within timeout={self.timeout:g} seconds: it hangs, or "
-                "needs a longer one"
+                "needs a longer timeout"
             )
         returned, error = done[0]
         if error is not None:

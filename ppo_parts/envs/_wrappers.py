@@ -1,4 +1,4 @@
-"""Wrappers of environments, and what they share."""
+"""Wrappers of environments, and their shared helpers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def clip_action(env: Env) -> Env:
 def rescale_action(env: Env) -> Env:
     r"""Map actions of [-1, 1] linearly onto the environment's box: :math:`a \mapsto (l + h) / 2 + a\,(h - l) / 2`.
 
-    :math:`l` and :math:`h` are the bounds of the box, to which the result is clipped. The batch keeps the action before
-    all of this. A policy's initial noise then has the same size in every environment, relative to the box; in
+    :math:`l` and :math:`h` are the bounds of the box, to which the result is clipped. The batch keeps the original
+    action. A policy's initial noise then has the same size in every environment, relative to the box; in
     Gymnasium's Humanoid, whose bounds are -0.4 and 0.4, a standard deviation of 1 would otherwise often end at a bound.
 
     Raises:
@@ -37,7 +37,7 @@ def rescale_action(env: Env) -> Env:
     space = env.action_space
     low, high = _bounds(env, "rescale")
     if np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer):
-        raise UserValueError(f"rescale_action: the actions are integers ({space}), and those of a policy are not")
+        raise UserValueError(f"rescale_action: the actions are integers ({space}), but those of a policy are not")
     with np.errstate(over="ignore", invalid="ignore"):
         center, half = (low + high) / 2, (high - low) / 2
     if not np.all(np.isfinite(center) & np.isfinite(half) & (half >= 0)):
@@ -49,10 +49,10 @@ def rescale_action(env: Env) -> Env:
 
 
 def _bounds(env: Env, verb: str) -> tuple[np.ndarray, np.ndarray]:
-    """The bounds of the actions, `[1, ...]`; `verb` says what they are for."""
+    """Return the bounds of the actions, `[1, ...]`; `verb` states their use in error messages."""
     space = env.action_space
     if is_discrete(space):
-        raise UserValueError(f"{verb}_action: this environment's actions are discrete, there is nothing to {verb}")
+        raise UserValueError(f"{verb}_action: this environment's actions are discrete: there is nothing to {verb}")
     size(space)  # raises if actions are not arrays
     low, high = (np.broadcast_to(np.asarray(bound, np.float32), space.shape)[None] for bound in (space.low, space.high))
     return low, high
@@ -73,12 +73,14 @@ def _with_actions(env: Env, change: Callable[[Array], Array], wrap: Callable[[En
 def clip_reward(env: Env) -> Env:
     """Replace rewards by their sign, as most Atari agents do; episode returns and `evaluation` keep the rewards.
 
+    A reward that is not finite is passed on unchanged, so that the learner counts it.
+
     Reference: Mnih et al. 2015, doi:10.1038/nature14236, Methods.
     """
 
     def step(key: Array, state: Any, action: Any) -> tuple[Any, Transition]:
         state, out = env.step(key, state, action)
-        return state, out._replace(reward=jnp.sign(out.reward))
+        return state, out._replace(reward=jnp.where(jnp.isfinite(out.reward), jnp.sign(out.reward), out.reward))
 
     return env._replace(step=step)
 
@@ -103,7 +105,7 @@ def prepare(
         env = rescale_action(env) if rescale else clip_action(env)
     if not normalize:
         if per_agent:
-            raise UserValueError("prepare: per_agent=True needs normalize=True, whose statistics are meant")
+            raise UserValueError("prepare: per_agent=True applies to statistics, so it needs normalize=True")
         return env
     if gamma is None:
         raise UserValueError("prepare: normalize=True needs gamma, the discount of the learner, got None")
@@ -129,8 +131,8 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
         env: environment with array observations.
         clip: bound after standardization, in standard deviations, > 0.
         eps: added to the variance, >= 0.
-        per_agent: each agent has its own statistics, for agents whose observations differ in meaning or size. An
-            agent's number that the environment puts into the observations then becomes 0.
+        per_agent: each agent has its own statistics, for agents whose observations differ in meaning or size. If the
+            environment puts an agent's number into its observations, this number then becomes 0.
 
     Raises:
         ValueError: `clip` or `eps` is out of range; `per_agent` without an axis of agents; several agents with a
@@ -145,7 +147,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
     if env.num_agents is not None and env.privileged_space is not None:
         raise UserValueError(
             f"normalize_observation: observations of {env.num_agents} agents have a privileged part "
-            f"({env.privileged_space}), which no statistics are kept of: set privileged and privileged_space to None, "
+            f"({env.privileged_space}), which has no statistics: set privileged and privileged_space to None, "
             "and let a central critic see all agents' observations"
         )
 
@@ -231,7 +233,7 @@ def normalize_reward(
 
     rows = _rows("normalize_reward", env, per_agent)
     if callable(gamma):
-        raise UserTypeError("normalize_reward: gamma must be a number: an environment has no updates to schedule it by")
+        raise UserTypeError("normalize_reward: gamma must be a number: an environment does not count learner updates")
     gamma = number("normalize_reward", "gamma", gamma, 0, 1, schedule=False)
     clip, eps = _constants("normalize_reward", clip, eps)
 
@@ -267,7 +269,7 @@ def normalize_reward(
 
 
 def _of_inner(function: Callable[..., Any] | None) -> Any:
-    """Make a function of a wrapper's state from one of the state inside it; None of None."""
+    """Make a function of a wrapper's state from a function of the inner state; None stays None."""
     return None if function is None else lambda state, *arguments: function(state.inner, *arguments)
 
 
@@ -286,11 +288,17 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         agent_id: append the agent's number to its observation, as a one-hot encoding.
 
     Raises:
-        ValueError: the environment has no axis of agents; at `reset`, A does not divide the number of environments.
+        ValueError: the environment has no axis of agents; `agent_id` for observations that are not vectors; at
+            `reset`, A does not divide the number of environments.
     """
     if env.num_agents is None:
         raise UserValueError("fold_agents: this environment has one agent already")
-    agents = env.num_agents
+    agents, shape = env.num_agents, getattr(env.observation_space, "shape", None)
+    if agent_id and (shape is None or len(shape) != 1):
+        raise UserValueError(
+            f"fold_agents: agent_id=True appends to observations that are vectors, but those of an agent have shape "
+            f"{shape}: flatten them first"
+        )
 
     def folded(x: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
@@ -325,6 +333,13 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         state, obs = _restarted(env, key, state)
         return state, each_agent(obs)
 
+    def observe(state: Any, obs: Any) -> Any:
+        return each_agent(obs if env.observe is None else env.observe(state, obs))
+
+    def act(action: Any) -> Any:
+        action = jax.tree.map(lambda a: a.reshape(-1, agents, *a.shape[1:]), action)
+        return action if env.act is None else env.act(action)
+
     space = env.observation_space
     if agent_id:
         space = Box((space.shape[0] + agents,))
@@ -335,6 +350,8 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         observation_space=space,
         evaluation=lambda state: fold_agents(env.evaluation(state), agent_id=agent_id),
         num_agents=None,
+        observe=observe,
+        act=act,
     )
 
 
@@ -361,7 +378,7 @@ def seen(obs: Any) -> Array:
 
 
 def with_seen(obs: Any, x: Array) -> Any:
-    """Return the observation with other numbers in the place of `seen(obs)`."""
+    """Return the observation with other numbers in place of `seen(obs)`."""
     if not isinstance(obs, Observation):
         return x
     if obs.privileged is None:
@@ -374,7 +391,7 @@ def _rows(where: str, env: Env, per_agent: bool) -> Callable[[Array], Array]:
     """Make the function that merges the axes of environments and agents, `[N, A, ...]`, where they share statistics."""
     if per_agent and env.num_agents is None:
         raise UserValueError(
-            f"{where}: per_agent={per_agent!r} needs an axis of agents, and this environment has none: leave it out"
+            f"{where}: per_agent={per_agent!r} needs an axis of agents, but this environment has none: leave it out"
         )
     if env.num_agents is None or per_agent:
         return lambda x: x

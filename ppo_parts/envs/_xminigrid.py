@@ -24,7 +24,7 @@ def make(name: str, *, reset_ratio: int = 1, **params: Any) -> Env:
     env_params = changed(name, env_params, params)
     shape = env.observation_shape(env_params)
     if not isinstance(shape, tuple):
-        raise UserValueError(f"{name} has observations {shape}, and this adapter is for arrays: write one for it")
+        raise UserValueError(f"{name} has observations {shape}, but this adapter is for arrays: write one for it")
 
     def reset(key: Array) -> tuple[Any, Array]:
         timestep = env.reset(env_params, key)

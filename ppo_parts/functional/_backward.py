@@ -27,7 +27,7 @@ def estimate(
     *,
     mask_mode: str = "cut",
 ) -> tuple[Array, ...]:
-    """Check the inputs and solve the recursion whose terms these are.
+    """Check the inputs and solve the recursion with these terms.
 
     The functions `terms` and `policy_advantage` are elementwise: they compute a single step or all steps at once.
 
@@ -37,7 +37,7 @@ def estimate(
         terms: `steps -> (delta, trace)`.
         stop_gradient: whether the result is constant under differentiation.
         implementation: as in `gae`.
-        policy_advantage: `(steps, next target) -> policy advantage`; None: there is none. Not with "skip".
+        policy_advantage: `(steps, next target) -> policy advantage`; None: there is none. "skip" excludes it.
         mask_mode: as in `gae`.
 
     Returns:
@@ -151,7 +151,7 @@ def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementa
 
     Args:
         delta: `[T, ...]`, floating; its dtype is that of the result. Narrow dtypes are accumulated in float32.
-        trace: `[T, ...]`, :math:`c_t`; the last row has no effect.
+        trace: `[T, ...]`, :math:`c_t`; the last row has no effect, but must be finite.
         implementation: as in `gae`.
 
     Returns:
@@ -169,7 +169,7 @@ def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementa
     check_same_shape("reverse_recurrence", delta=delta, trace=trace)
     delta, trace, dtype = jnp.asarray(delta), jnp.asarray(trace), accumulator_dtype(delta)
     if not delta.ndim:
-        raise ShapeError("reverse_recurrence works along axis 0, time, and the delta given is a single number")
+        raise ShapeError("reverse_recurrence works along axis 0, time, but delta is a single number")
 
     def widened(inputs: tuple[Array, Array]) -> tuple[Array, Array]:
         return inputs[0].astype(dtype), inputs[1].astype(dtype)

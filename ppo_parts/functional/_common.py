@@ -92,14 +92,14 @@ def check_floating(where: str, **arrays: Any) -> None:
 
 
 def known_values(x: Any) -> np.ndarray | None:
-    """Return the values of `x`, or None while JAX traces or where this process does not hold all of them."""
+    """Return the values of `x`, or None if it is traced, or not all of it is in this process."""
     if isinstance(x, jax.core.Tracer) or not getattr(x, "is_fully_addressable", True):
         return None
     return np.asarray(x)
 
 
 def is_real(x: np.ndarray) -> bool:
-    """Return whether an array holds real numbers, which booleans, text and complex numbers are not."""
+    """Return whether an array contains real numbers, not booleans, text or complex numbers."""
     return any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer))
 
 
@@ -118,10 +118,7 @@ def bounds(low: float, high: float = np.inf, open_low: bool = False) -> str:
 def range_error(
     value: Any, low: float, high: float = np.inf, *, open_low: bool = False, what: str = "a number or an array"
 ) -> TypeError | ValueError | None:
-    """Return what is wrong with numbers that must lie in [low, high]; None if nothing is known to be.
-
-    The values of traced arrays are not known.
-    """
+    """Return what is wrong with numbers that must lie in [low, high]; None if they are valid or traced."""
     refused = TypeError(f"must be {what}, got {value!r}")
     try:
         known = known_values(value)
@@ -138,9 +135,19 @@ def range_error(
 
 
 def check_range(where: str, name: str, value: Any, low: float, high: float = np.inf, *, open_low: bool = False) -> None:
-    """Raise unless `value` holds numbers in [low, high]; see `range_error`."""
-    if (error := range_error(value, low, high, open_low=open_low)) is not None:
-        raise type(error)(f"{where}: {name} {error}")
+    """Raise unless `value` contains numbers in [low, high]; see `range_error`.
+
+    A JAX array may be the value of a schedule, which is rounded, and which may be annealed to an excluded bound.
+    """
+    error = range_error(value, low, high, open_low=open_low)
+    if error is None or (isinstance(value, jax.Array) and range_error(value, *rounded(low, high)) is None):
+        return
+    raise type(error)(f"{where}: {name} {error}")
+
+
+def rounded(low: float, high: float) -> tuple[float, float]:
+    """Widen a range by the rounding error of float32: a schedule from 1 may begin at 1.0000001."""
+    return low - 1e-6 * abs(low), high + 1e-6 * abs(high)
 
 
 def checked_scalar(
@@ -177,18 +184,28 @@ def checked_hyperparameter(
     return jnp.broadcast_to(x, shape)
 
 
-def check_flags(where: str, **arrays: Any) -> None:
-    """Raise `ValueError` if a flag array is known to hold anything but 0 and 1; None is skipped."""
-    for name, x in arrays.items():
-        if x is None or (numbers := known_values(x)) is None:
-            continue
-        odd = (numbers != 0) & (numbers != 1)
-        if odd.any():
-            raise ValueError(f"{where}: {name} must hold 0 and 1, got {numbers[odd].flat[0]}")
+def check_flags(where: str, *, mask: Any = None, **arrays: Any) -> None:
+    """Raise `ValueError` if the mask, or an unmasked element of a flag array, is known to be neither 0 nor 1.
+
+    None is skipped.
+    """
+    _check_flag(where, "mask", mask, np.True_)
+    counts = known_values(True if mask is None else mask)
+    for name, x in arrays.items() if counts is not None else ():
+        _check_flag(where, name, x, counts)
+
+
+def _check_flag(where: str, name: str, x: Any, counts: Any) -> None:
+    numbers = None if x is None else known_values(x)
+    if numbers is None:
+        return
+    odd = (numbers != 0) & (numbers != 1) & counts.astype(bool)
+    if odd.any():
+        raise ValueError(f"{where}: {name} must hold 0 and 1, got {numbers[odd].flat[0]}")
 
 
 def zero_masked(where: str, mask: Any, *arrays: Any) -> tuple[Array, ...]:
-    """Return the arrays in the dtype to compute in, with masked elements replaced by 0.
+    """Return the arrays in the accumulator dtype, with masked elements replaced by 0.
 
     Masking the inputs makes the gradient of a masked element exactly 0. Masking the results instead would leave 0 * NaN
     in the gradient where an input is not finite.
@@ -215,8 +232,8 @@ def unsqueezed(x: Array, rank: int) -> Array:
 def stacked(scalars: Sequence[Array], dtype: Any) -> Array:
     """Stack small arrays along a new last axis, like `jnp.stack`, in a form that XLA on a CPU compiles to one kernel.
 
-    For a concatenation XLA compiles an additional kernel for each operand, which takes some 10 ms each. Selections are
-    fused with the computation of what they select.
+    For a concatenation, XLA compiles an additional kernel for each operand, which takes about 10 ms each. Selections
+    are fused with the computation of their operands.
     """
     position = np.arange(len(scalars))  # a constant, because XLA would move a computed array out of loops
     whole = jnp.zeros((*jnp.shape(scalars[0]), len(scalars)), dtype)
@@ -246,7 +263,7 @@ def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None, keepdims
         `jnp.mean`, if there is no mask and `x` is empty.
 
     Raises:
-        ShapeError: `mask` has another shape. ValueError: a known mask holds anything but 0 and 1.
+        ShapeError: `mask` has another shape. ValueError: a known mask contains anything other than 0 and 1.
 
     Example:
         >>> import jax.numpy as jnp

@@ -28,10 +28,10 @@ def importance_sampling_weight(
 
     Multiply losses or advantages by it where the policy that sampled the actions is not the one to which the ratio of
     the loss refers, for example because an inference engine rounds differently from the trainer. "truncate" bounds the
-    variance, "mask" drops the elements that do not fit.
+    variance; "mask" drops the elements outside the bounds.
 
     Args:
-        log_ratio: log pi(a) - log pi_sampler(a), any shape, in nats.
+        log_ratio: l = log pi(a) - log pi_sampler(a), any shape, in nats.
         high: largest weight, > 0.
         low: smallest weight, >= 0.
         mode: "truncate" or "mask".
@@ -61,7 +61,7 @@ def importance_sampling_weight(
     known = known_values(low), known_values(high)
     if known[0] is not None and known[1] is not None and np.any(known[0] > known[1]):
         raise ValueError(f"{where}: low must not exceed high, got low={low!r} and high={high!r}")
-    ratio = jnp.exp(logs)
+    ratio = jnp.minimum(jnp.exp(logs), jnp.finfo(logs.dtype).max)
     if mode == "truncate":
         weight = jnp.clip(ratio, least, most)
     elif mode == "mask":

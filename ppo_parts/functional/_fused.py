@@ -21,7 +21,7 @@ from ._common import (
 from ._fused_terms import FLOATS, NUMBERS, OPTIONAL, Inputs, combined, terms
 
 LossImplementation = Literal["auto", "xla", "pallas"]
-MOST_ACTIONS = 4096  # the limit of what one program of the kernel can hold in its registers
+MOST_ACTIONS = 4096  # as many as one program of the kernel can keep in its registers
 
 
 class PPOLoss(NamedTuple):
@@ -59,9 +59,10 @@ def categorical_ppo_loss(
         L &= \frac{1}{M} \sum_i L^{policy}_i + c_v L^{value}_i - c_e H(\pi_i), \qquad
         \ell_i = \log\pi_i(a_i) - \text{log\_prob}_i, \qquad \pi_i = \mathrm{softmax}(z_i)
 
-    The means are those of `clipped_surrogate`, `value_loss` (or `clipped_value_loss`), `approx_kl` (k3) and
-    `clip_fraction`, which the rest of this module computes separately. Unlike them, this function reduces, so that the
-    kernel writes nothing per element except the gradient. Everything is computed in float32 or wider.
+    The means over the M unmasked elements are those of `clipped_surrogate`, `value_loss` (or `clipped_value_loss`),
+    `approx_kl` (k3) and `clip_fraction`, which the rest of this module computes separately. Unlike them, this function
+    reduces, so that the kernel writes nothing per element except the gradient. Everything is computed in float32 or
+    wider.
 
     Args:
         logits: `[..., n]`, z; they need not be normalized, and -inf is allowed.
@@ -72,8 +73,8 @@ def categorical_ppo_loss(
         mask: None, or 0/1 `[...]`: masked elements have no effect and a gradient of 0, whatever they contain.
         clip_eps, clip_eps_high, dual_clip: as in `clipped_surrogate`; single numbers (so are the others).
         value_clip_eps: the clip range of `clipped_value_loss`, > 0, in reward units; None: `value_loss`.
-        value_coef: weight of the value loss (which has a factor 1/2), >= 0.
-        entropy_coef: weight of the entropy, >= 0.
+        value_coef: weight c_v of the value loss (which has a factor 1/2), >= 0.
+        entropy_coef: weight c_e of the entropy, >= 0.
         implementation: "xla": the functions named above. "pallas": one kernel on NVIDIA GPUs, for floats of 32 or 16
             bits and at most 4096 actions; in `jax.grad` the forward pass computes the gradient, too. "auto": the kernel
             if the program is compiled for a GPU that can run it, else XLA.
@@ -137,7 +138,7 @@ def _choose(where: str, implementation: LossImplementation, x: Inputs) -> Any:
     reasons = (_recurrence.unsupported(array) for name in FLOATS if (array := getattr(x, name)) is not None)
     reason = next(filter(None, reasons), None)
     if reason is None and x.logits.shape[-1] > MOST_ACTIONS:
-        reason = f"it holds at most {MOST_ACTIONS} logits of an element and there are {x.logits.shape[-1]}"
+        reason = f"it takes at most {MOST_ACTIONS} logits per element, got {x.logits.shape[-1]}"
     if implementation == "pallas":
         if reason := reason or (None if _recurrence.has("cuda") else "no NVIDIA GPU is among JAX's devices"):
             raise _recurrence.cannot_run(where, reason)

@@ -1,4 +1,4 @@
-"""`categorical_ppo_loss` as one Triton kernel, which computes the gradient as well while it has the inputs at hand.
+"""`categorical_ppo_loss` as one Triton kernel, which also computes the gradient while the inputs are in registers.
 
 The module is imported only where the kernel may run, because Pallas takes a while to import.
 """
@@ -29,7 +29,7 @@ def loss_and_means(x: Inputs, *, interpret: bool = False) -> tuple[Array, ...]:
     differentiated, the kernel computes no gradient. Derivatives of higher order are those of `terms`.
 
     Args:
-        x: the inputs, of which there is at least one element.
+        x: the inputs, with at least one element.
         interpret: emulate the kernel with XLA operations, for tests on machines without a GPU.
     """
 
@@ -125,7 +125,7 @@ def _call(x: Inputs, differentiate: bool, interpret: bool) -> tuple[Array, ...]:
         sums = jnp.broadcast_to(jnp.sum(table.reshape(-1, COLUMNS), axis=0), (programs, COLUMNS))
         return sums, by_logits.reshape(shapes["logits"]), by_value.reshape(shapes["value"])
 
-    # The types are those of the computation, because `shard_map` extends them.
+    # The output types are those of the computation, because inside `shard_map` they also record varying axes.
     outs = jax.eval_shape(results)[: 3 if differentiate else 1]
     table, *gradient = pl.pallas_call(
         kernel,

@@ -14,7 +14,7 @@ from ._statistics import approx_kl, clip_fraction
 
 
 class Inputs(NamedTuple):
-    """What the loss is computed from: `logits` of all elements `[..., n]`, the other arrays `[...]`, then numbers."""
+    """The inputs of the loss: `logits` of all elements `[..., n]`, the other arrays `[...]`, then numbers."""
 
     logits: Array
     action: Array
@@ -33,7 +33,7 @@ class Inputs(NamedTuple):
 
 
 FLOATS = ("logits", "log_prob", "advantage", "value", "target", "old_value")
-NUMBERS = {  # the least value of each, and whether that is excluded
+NUMBERS = {  # the lower bound of each, and whether it is excluded
     "clip_eps": (0, True),
     "clip_eps_high": (0, True),
     "dual_clip": (1, True),
@@ -57,7 +57,8 @@ def terms(x: Inputs) -> tuple[Array, ...]:
     log_probs = jax.nn.log_softmax(logits)
     probs = jnp.exp(log_probs)
     entropy = -jnp.sum(probs * jnp.where(probs > 0, log_probs, 0), axis=-1)
-    action, option = x.action.astype(jnp.int32), jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    integer = jnp.promote_types(x.action.dtype, jnp.int32)
+    action, option = x.action.astype(integer), jax.lax.broadcasted_iota(integer, logits.shape, logits.ndim - 1)
     chosen = jnp.sum(jnp.where(action[..., None] == option, log_probs, 0), axis=-1)
     log_ratio = jnp.where((action >= 0) & (action < actions), chosen, jnp.nan) - x.log_prob.astype(dtype)
     clip: dict[str, Any] = {"clip_eps": x.clip_eps, "clip_eps_high": x.clip_eps_high, "mask": keep}

@@ -47,7 +47,7 @@ def gae(
     r"""Compute generalized advantage estimates, correct at terminations *and* truncations. Gradients are stopped.
 
     The result is constant when the loss is differentiated, so it may be computed inside the loss. With
-    `stop_gradient=False`, gradients flow to all floating inputs.
+    `stop_gradient=False`, gradients flow to all floating inputs (to `terminated`, only where it is less than 1).
 
     .. math::
         \delta_t &= r_t + \gamma (1 - \text{terminated}_t)\, v'_t - v_t \\
@@ -73,12 +73,12 @@ def gae(
             whatever the inputs contain.
         mask_mode: what a masked step does to the steps before it. "cut": a step before a masked one is treated as
             truncated, so that no trace passes; its `next_value` counts unless it is marked as terminated, so mark the
-            last step before padding, whose value means nothing. "skip": the result is as if masked steps were not
-            there, neither their rewards nor their flags, and the trace passes through them without a discount: for
-            tokens that a tool wrote. Give next values that skip, too: `next_values(value, last_value, mask=mask)`. The
+            last step before padding, whose value is meaningless. "skip": the result is as if masked steps, with their
+            rewards and flags, were not there, and the trace passes through them without a discount, for example past
+            tokens that a tool wrote. Next values must skip them, too: `next_values(value, last_value, mask=mask)`. The
             last unmasked step before padding (masked steps until the end) must be marked as terminated or truncated,
-            because padding has no value to bootstrap from; where it is known not to be, an error is raised, and
-            elsewhere the result is NaN.
+            because padding has no value to bootstrap from. Otherwise known inputs raise an error, and traced inputs
+            give NaN.
         stop_gradient: whether the result is constant under differentiation.
         implementation: how the recursion runs; all choices compute the same numbers. "scan": one step after another,
             the best choice on CPUs. "associative": `lax.associative_scan`. "pallas": one fused kernel on NVIDIA GPUs,
@@ -92,7 +92,7 @@ def gae(
     Raises:
         ShapeError: inputs of different shapes. TypeError: `value` or `next_value` is not floating. ValueError: a known
             number is out of its range; `mask_mode` or `implementation` is unknown, or "pallas" where the kernel cannot
-            run; a known sequence of "skip" has padding after a step that is neither terminated nor truncated.
+            run; with "skip", padding is known to follow a step that is neither terminated nor truncated.
 
     Note:
         Narrow floats (bfloat16, float16) are accumulated in float32 and cast back.
@@ -152,8 +152,8 @@ def reward_to_go(
         `[T, ...]`, in the dtype of `reward`.
 
     Raises:
-        ShapeError: shapes differ. TypeError: `reward` is not floating. ValueError: `gamma` is out of range, or a flag
-            is known to be.
+        ShapeError: shapes differ. TypeError: `reward` is not floating. ValueError: `gamma`, or a known flag, is out of
+            range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -166,10 +166,10 @@ def reward_to_go(
     where = "reward_to_go"
     check_floating(where, reward=reward)
     if not jnp.ndim(reward):
-        raise ShapeError(f"{where} works along axis 0, time, and the reward given is a single number")
+        raise ShapeError(f"{where} works along axis 0, time, but reward is a single number")
     check_same_shape(where, reward=reward, terminated=terminated, truncated=truncated, mask=mask)
     check_terminated(where, 0 if terminated is None else terminated, mask)
-    check_flags(where, truncated=truncated)
+    check_flags(where, mask=mask, truncated=truncated)
     (own,) = zero_masked(where, mask, jax.lax.stop_gradient(reward))  # in float32: bfloat16 would round .999 to 1
     trace = checked_hyperparameter(where, "gamma", gamma, own.shape, 0, 1, dtype=own.dtype)
     trace = jax.lax.stop_gradient(jnp.broadcast_to(trace, own.shape))

@@ -55,7 +55,7 @@ def group_advantage(
     | Lite PPO | "mean" | "batch": the standard deviation of all rewards |
     | REINFORCE++ baseline | "mean" | None, and then `advantage_normalize` over all tokens |
 
-    A group of equal rewards, or of one element, has an advantage of 0 (except with "none" and a baseline of your own).
+    A group of equal rewards, or of one element, has an advantage of 0 (except with "none" or your own baseline).
     With `scale`, the advantage is NaN if the variance overflows, in float32 from rewards of about 1e19.
 
     Args:
@@ -63,7 +63,7 @@ def group_advantage(
         group: `[N]`, whole numbers in [0, num_groups): elements with the same number form a group. They need not be
             neighbors, and groups may differ in size.
         num_groups: number of groups, which fixes the shapes; None: N, which is always enough.
-        baseline: a word of the table, "none" (0), or an array `[N]`.
+        baseline: a name in the table, "none" (0), or an array `[N]`.
         scale: "group", "batch" or None.
         ddof: number subtracted from the count in the variance: 1 (verl, TRL, Tunix) or 0.
         eps: added to the standard deviation, in reward units (verl, Tunix: 1e-6; TRL: 1e-4).
@@ -75,8 +75,8 @@ def group_advantage(
         range where that is not known before the computation runs.
 
     Raises:
-        ShapeError: an input is not `[N]`. TypeError: `reward` is not floating, or `group` does not hold whole numbers.
-        ValueError: an unknown word, a known group out of range, or "length_weighted" without `length`.
+        ShapeError: an input is not `[N]`. TypeError: `reward` is not floating, or `group` not integers. ValueError: an
+            unknown name, a known group out of range, or "length_weighted" without `length`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -114,6 +114,7 @@ def group_advantage(
         lengths = zero_masked(where, mask, jnp.asarray(length, rewards.dtype))[0]
         weight = total(lengths)
         advantage = shifted - total(lengths * shifted) / jnp.where(weight == 0, 1, weight)
+        advantage = jnp.where(weight == 0, 0, advantage)  # there are no tokens
     else:
         advantage = (shifted - mean) * keep
         if baseline == "leave_one_out":
@@ -141,23 +142,29 @@ def _checked_group(
     check_arrays(where, group=group)
     if jnp.ndim(reward) == 1 and jnp.ndim(group) == 0:
         raise ShapeError(
-            f"{where}: group must hold the number of each sequence's group, shape {jnp.shape(reward)}, got {group!r}; "
-            f"for groups of neighbors pass jnp.arange({len(reward)}) // {group}"
+            f"{where}: group must contain the number of each sequence's group, shape {jnp.shape(reward)}, got "
+            f"{group!r}; for groups of neighbors pass jnp.arange({len(reward)}) // {group}"
         )
     check_same_shape(where, reward=reward, group=group, length=length, mask=mask, **arrays)
     if jnp.ndim(reward) != 1:
         raise ShapeError(f"{where}: reward must be [N], one number per sequence, got shape {jnp.shape(reward)}")
     if not jnp.issubdtype(jnp.result_type(group), jnp.integer):
-        raise TypeError(f"{where}: group must hold whole numbers, got {jnp.result_type(group)}")
+        raise TypeError(f"{where}: group must contain whole numbers, got {jnp.result_type(group)}")
     number = jnp.shape(reward)[0] if num_groups is None else num_groups
     whole = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
     if not whole or (num_groups is not None and number < 1):
         raise ValueError(f"{where}: num_groups must be a whole number of at least 1, got {num_groups!r}")
-    if (known := known_values(group)) is not None and ((known < 0) | (known >= number)).any():
-        raise ValueError(
-            f"{where}: group must lie in [0, {number}), got {known[(known < 0) | (known >= number)][0]}: number the "
-            "groups by np.unique(group, return_inverse=True)[1]"
-        )
+    known, counts = known_values(group), known_values(True if mask is None else mask)
+    lengths = None if length is None else known_values(length)
+    if lengths is not None and counts is not None and ((lengths < 0) & counts.astype(bool)).any():
+        raise ValueError(f"{where}: length must not be negative, got {lengths[lengths < 0][0]}")
+    if known is not None and counts is not None:
+        outside = ((known < 0) | (known >= number)) & counts.astype(bool)
+        if outside.any():
+            raise ValueError(
+                f"{where}: group must lie in [0, {number}), got {known[outside][0]}: number the groups by "
+                "np.unique(group, return_inverse=True)[1]"
+            )
     if isinstance(baseline, str) and baseline not in get_args(Baseline):
         listed = ", ".join(map(repr, get_args(Baseline)))
         raise ValueError(f"{where}: baseline must be one of {listed} or an array [N], got {baseline!r}")
@@ -222,7 +229,8 @@ def outcome_reward(
     if reference_log_prob is None:
         if (known := known_values(coef)) is None or known:
             raise ValueError(f"{where}: kl_coef={kl_coef!r} needs reference_log_prob")
-        reference_log_prob = log_prob
+        reference_log_prob = jnp.zeros_like(log_prob)
+        log_prob = jnp.zeros_like(log_prob)  # there is no penalty, and the log-probability may be infinite
     check_floating(where, reference_log_prob=reference_log_prob)
     acted, reference = zero_masked(where, mask, *jax.lax.stop_gradient((log_prob, reference_log_prob)))
     keep = jnp.ones_like(acted, bool) if mask is None else jnp.asarray(mask).astype(bool)
@@ -274,16 +282,17 @@ def aggregate(
         _check_aggregate("aggregate", loss, by, length, mask)
         return masked_mean(loss, mask)
     sequences = per_sequence("aggregate", loss, by, length, mask)
-    return masked_mean(sequences, None if mask is None else jnp.any(jnp.asarray(mask).astype(bool), axis=0))
+    average = masked_mean(sequences, None if mask is None else jnp.any(jnp.asarray(mask).astype(bool), axis=0))
+    return average.astype(jnp.result_type(loss))
 
 
 def per_sequence(where: str, loss: Array, by: str, length: Any, mask: Array | None) -> Array:
-    """Return one loss per sequence, which is to be averaged over the sequences."""
+    """Return one loss per sequence, which is to be averaged over the sequences, in the accumulator dtype."""
     _check_aggregate(where, loss, by, length, mask)
-    if by == "sequence_mean":
-        return masked_mean(loss, mask, axis=0)
     wide = jnp.asarray(loss).astype(accumulator_dtype(loss))
-    return (masked_sum(wide, mask, axis=0) / (1 if length is None else length)).astype(jnp.result_type(loss))
+    if by == "sequence_mean":
+        return masked_mean(wide, mask, axis=0)
+    return masked_sum(wide, mask, axis=0) / (1 if length is None else jnp.asarray(length, wide.dtype))
 
 
 def _check_aggregate(where: str, loss: Any, by: str, length: Any, mask: Any) -> None:

@@ -58,7 +58,7 @@ def _call(step: Callable[..., Any], last: Any, inputs: Any, interpret: bool) -> 
     def flattened() -> Any:
         return jax.tree.map(lambda x: x.reshape(steps, columns), scan(step, last, inputs))
 
-    # The types are those of the scan, because `shard_map` extends them.
+    # The output types are those of the scan, because inside `shard_map` they also record varying axes.
     outs, results = jax.tree.flatten(jax.eval_shape(flattened))
 
     def kernel(*refs: Any) -> None:

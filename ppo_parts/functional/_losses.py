@@ -30,8 +30,8 @@ def clipped_surrogate(
     losses and gradients.
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        advantage: same shape.
+        log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats.
+        advantage: A, same shape.
         clip_eps: clip range below 1 (and above, unless `clip_eps_high` is given), > 0.
         clip_eps_high: clip range above 1 (DAPO's clip-higher); None: the same as `clip_eps`.
         dual_clip: None, or c > 1.
@@ -178,7 +178,7 @@ def _(primals: Any, tangents: Any) -> Any:
 def policy_inputs(
     where: str, logs: Array, advantage: Array, mask: Array | None, name: str = "log_ratio"
 ) -> tuple[Array, Array]:
-    """Check the inputs of a policy loss and return them in the dtype to compute in; the advantage is a constant."""
+    """Check the inputs of a policy loss and return them in the accumulator dtype; the advantage is a constant."""
     check_floating(where, **{name: logs}, advantage=advantage)
     check_same_shape(where, **{name: logs}, advantage=advantage, mask=mask)
     logs, gains = zero_masked(where, mask, logs, jax.lax.stop_gradient(advantage))

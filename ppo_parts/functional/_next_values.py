@@ -58,13 +58,13 @@ def next_values(
     check_flags("next_values", truncated=truncated, mask=mask)
     value = jnp.asarray(value)
     if not value.ndim:
-        raise ShapeError("next_values works along axis 0, time, and the value given is a single number")
+        raise ShapeError("next_values works along axis 0, time, but value is a single number")
     if jnp.shape(last_value) != value.shape[1:]:
         raise ShapeError(
             f"next_values: last_value must have shape {value.shape[1:]}, value's without its time axis, "
             f"got {jnp.shape(last_value)}"
         )
-    shifted = jnp.concatenate([value[1:], jnp.asarray(last_value, value.dtype)[None]])
+    shifted = jnp.concatenate([value, jnp.asarray(last_value, value.dtype)[None]])[1:]
     if mask is not None:
         shifted = _skip(shifted, jnp.asarray(mask).astype(bool))
     if truncated is None or final_value is None:
@@ -81,4 +81,5 @@ def _skip(shifted: Array, keep: Array) -> Array:
         later = jnp.where(counts, value, later)
         return later, later
 
-    return jax.lax.scan(step, shifted[-1], (shifted, following), reverse=True)[1]
+    last = jnp.where(following[-1], shifted[-1], 0)  # varies like the mask inside `shard_map`
+    return jax.lax.scan(step, last, (shifted, following), reverse=True)[1]

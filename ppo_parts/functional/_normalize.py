@@ -20,7 +20,7 @@ def advantage_normalize(
     .. math:: \hat A = \frac{A - \mu}{\sigma + \epsilon}, \qquad
               \sigma^2 = \frac{1}{\max(1,\, n - \text{ddof})} \sum_i m_i (A_i - \mu)^2, \quad n = \sum_i m_i
 
-    Implementations differ here. Those in PyTorch (CleanRL, PufferLib, Stable-Baselines3) use `ddof=1`, those in JAX 0.
+    Implementations differ here. Those in PyTorch (CleanRL, PufferLib, Stable-Baselines3) use `ddof=1`; those in JAX, 0.
     jaxagents standardizes over the trajectories of the minibatch (axis 1 in the layout `[T, M, ...]` used here),
     separately for each time step and agent.
 

@@ -1,4 +1,4 @@
-"""Policy losses per element, functions of log-ratio and advantage: what stands in place of the clipped surrogate.
+"""Policy losses per element, functions of log-ratio and advantage: alternatives to the clipped surrogate.
 
 A ratio may overflow, and then an advantage of 0, a bound or a difference would turn infinity into NaN. So each function
 computes every branch only where it is taken: elsewhere the log-ratio is replaced by 0 first.
@@ -24,8 +24,8 @@ def importance_weighted_surrogate(log_ratio: Array, advantage: Array, *, mask: A
     :math:`e^{\ell}` overflows (in float32 from a log-ratio of 88), loss and gradient are infinite unless A is 0.
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        advantage: same shape.
+        log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats.
+        advantage: A, same shape.
         mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
 
     Returns:
@@ -58,8 +58,8 @@ def simple_policy_optimization(
     infinite from a log-ratio of about 44. Otherwise finite inputs give finite losses and gradients.
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        advantage: same shape.
+        log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats.
+        advantage: A, same shape.
         clip_eps: distance of the minimum from a ratio of 1, > 0.
         mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
 
@@ -107,10 +107,10 @@ def discovered_policy_optimization(
     log-ratio of 88). Otherwise finite inputs give finite losses and gradients.
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        advantage: same shape; its scale matters, so normalize it.
-        alpha: scale of the drift for A >= 0, > 0: the drift is felt where (r - 1) A is about as large.
-        beta: scale of the drift for A < 0, > 0: the drift is felt where l A is about as large.
+        log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats.
+        advantage: A, same shape; its scale matters, so normalize it.
+        alpha: scale of the drift for A >= 0, > 0: the drift matters where (r - 1) A is about as large.
+        beta: scale of the drift for A < 0, > 0: the drift matters where l A is about as large.
         mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
 
     Returns:
@@ -151,7 +151,7 @@ def rollback_surrogate(
     clip_eps_high: float | Array | None = None,
     mask: Array | None = None,
 ) -> Array:
-    r"""Compute PPO-RB's loss, whose slope turns around at the clip. Gradients flow to `log_ratio`, not to `advantage`.
+    r"""Compute PPO-RB's loss, whose slope changes sign at the clip. Gradients flow to `log_ratio`, not to `advantage`.
 
     .. math:: L_i = -\min(r_i A_i, F(r_i) A_i), \qquad r_i = e^{\ell_i}
 
@@ -165,10 +165,10 @@ def rollback_surrogate(
     :math:`e^{\ell}` overflows (in float32 from a log-ratio of 88), loss and gradient are infinite unless A is 0.
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        advantage: same shape.
+        log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats.
+        advantage: A, same shape.
         clip_eps: clip range below 1 (and above, unless `clip_eps_high` is given), > 0.
-        slope: the force that pulls back, alpha, > 0.
+        slope: strength alpha of the pull back, > 0.
         clip_eps_high: clip range above 1; None: the same as `clip_eps`.
         mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
 
@@ -199,7 +199,7 @@ def rollback_surrogate(
 def smooth_clipped_surrogate(
     log_ratio: Array, advantage: Array, *, clip_eps: float | Array, mask: Array | None = None
 ) -> Array:
-    r"""Compute PPO's objective with a sigmoid for a clip. Gradients flow to `log_ratio`; `advantage` is a constant.
+    r"""Compute PPO's objective with a sigmoid as its clip. Gradients flow to `log_ratio`; `advantage` is a constant.
 
     .. math:: L_i = -\min(r_i A_i, s(r_i) A_i), \qquad
               s(r) = 1 - \epsilon + 2 \epsilon\, \sigma\left(\frac{2 (r - 1)}{\epsilon}\right),
@@ -210,8 +210,8 @@ def smooth_clipped_surrogate(
     Otherwise finite inputs give finite losses and gradients.
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        advantage: same shape.
+        log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats.
+        advantage: A, same shape.
         clip_eps: clip range, > 0.
         mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
 
@@ -248,12 +248,12 @@ def mirror_descent_surrogate(
     The second term is an unbiased estimate, never negative, of KL(current ‖ behavior) from actions of the behavior
     policy. This is the direction opposite to that of PPO's penalty. The slope is :math:`-r_i (A_i - \beta \ell_i)`, so
     an element moves until its log-ratio is :math:`A_i / \beta`. Where :math:`r_i \ell_i` overflows (in float32 from a
-    log-ratio of about 84), loss and gradient are infinite.
+    log-ratio of about 84), the loss is infinite, and the gradient infinite or NaN.
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        advantage: same shape.
-        coef: weight beta of the divergence, one over the step size, > 0.
+        log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats.
+        advantage: A, same shape.
+        coef: weight beta of the divergence, the inverse of the step size, > 0.
         mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
 
     Returns:
@@ -282,8 +282,9 @@ def self_imitation_loss(log_prob: Array, advantage: Array, *, mask: Array | None
 
     .. math:: L_i = -\log\pi(a_i | s_i)\, (A_i)_+, \qquad A_i = R_i - V(s_i)
 
-    Only actions that were better than expected are imitated. A log-ratio in place of the log-probability changes the
-    loss by a constant, and not its gradient, so that `policy_loss(self_imitation_loss)` works as well.
+    Only actions that were better than expected are imitated: :math:`(A)_+ = \max(A, 0)`. A log-ratio in place of the
+    log-probability changes the loss by a constant, and not its gradient, so that `policy_loss(self_imitation_loss)`
+    works as well.
 
     Args:
         log_prob: log pi_current(a), any shape, in nats.
@@ -308,11 +309,11 @@ def self_imitation_loss(log_prob: Array, advantage: Array, *, mask: Array | None
 
 
 def _ratio(logs: Array, needed: Array) -> Array:
-    """Return the ratio where it is needed, and 1 elsewhere, where an infinite one would make NaN of a factor 0."""
+    """Return the ratio where it is needed, and 1 elsewhere, where 0 times an infinite one would be NaN."""
     return jnp.exp(jnp.where(needed, logs, 0))
 
 
 def _bounded_ratio(logs: Array, needed: Array) -> Array:
-    """Return the ratio like `_ratio`, but never infinite, for functions that have reached their limit long before."""
+    """Return the ratio like `_ratio`, but never infinite, for functions that reach their limit long before."""
     largest = math.log(jnp.finfo(logs.dtype).max) - 1  # the exponential of the logarithm itself may round to infinity
     return jnp.exp(jnp.where(needed, jnp.minimum(logs, largest), 0))

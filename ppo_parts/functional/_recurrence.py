@@ -93,10 +93,10 @@ def has(platform: str) -> bool:
 def unsupported(value: Array) -> str | None:
     """Return why the kernel cannot compute arrays like `value` on any machine, or None if it can."""
     if value.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
-        return f"the kernel computes in float32 and the values are {value.dtype}"
+        return f"the kernel computes in float32, but the values are {value.dtype}"
     kind = jax.typeof(value) if hasattr(jax, "typeof") else None  # JAX before 0.6 has no explicit shardings
     if any(axis is not None for axis in getattr(getattr(kind, "sharding", None), "spec", ())):
-        return f"the values are sharded over an explicit mesh, {kind}, and only jax.shard_map splits a kernel"
+        return f"the values are sharded over an explicit mesh, {kind}, but only jax.shard_map splits a kernel"
     if not value.size:
         return f"there is nothing to compute in an array of shape {value.shape}"
     try:

@@ -124,8 +124,8 @@ def self_imitation_value_loss(value: Array, target: Array, *, mask: Array | None
 
     .. math:: L_i = \frac{1}{2} (\text{target}_i - v_i)_+^2
 
-    This is the critic's half of self-imitation; `self_imitation_loss` is the policy's. Returns of good episodes are a
-    lower bound of the value of the best policy, so values above them are left alone.
+    Here :math:`(x)_+ = \max(x, 0)`. This is the critic's half of self-imitation; `self_imitation_loss` is the policy's.
+    Returns of good episodes are a lower bound of the value of the best policy, so values above them are left alone.
 
     Args:
         value: predicted value, any shape.

@@ -6,7 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._common import Array, ShapeError, check_floating, check_same_shape, checked_scalar, known_values, zero_masked
+from ._common import (
+    Array,
+    ShapeError,
+    accumulator_dtype,
+    check_floating,
+    check_same_shape,
+    checked_scalar,
+    known_values,
+    zero_masked,
+)
 
 
 def permutation(key: Array, size: int) -> Array:
@@ -40,7 +49,7 @@ def permutation(key: Array, size: int) -> Array:
         raise ValueError(f"permutation: size must be a whole number of at least 1, got {size!r}")
     bits = max(1, int(size - 1).bit_length())
     if bits > 24:  # a word has too few random bits left
-        return jax.random.permutation(key, size)
+        return jax.random.permutation(key, size).astype(jnp.int32)
     position, low = jnp.arange(size, dtype=jnp.uint32), jnp.uint32(2**bits - 1)
     rounds = -(-(bits + 10) // (32 - bits))
     order = position
@@ -90,7 +99,9 @@ def segment_priorities(
     alpha, eps = checked_scalar(where, "alpha", alpha, 0), checked_scalar(where, "eps", eps, 0)
     (kept_advantage,) = zero_masked(where, mask, jax.lax.stop_gradient(advantage))
     total = jnp.sum(jnp.abs(kept_advantage), axis=0)
-    priority = jnp.where(jnp.isfinite(total), total, 0) ** alpha + eps
+    total = jnp.where(jnp.isfinite(total), total, 0)
+    unit = jnp.maximum(jnp.max(total, initial=0), 1)  # so that no power overflows
+    priority = (total / unit) ** alpha + eps / unit**alpha
     priority = jnp.where(jnp.all(priority == 0), 1, priority)
     if mask is not None:
         priority = jnp.where(jnp.any(jnp.asarray(mask).astype(bool), axis=0), priority, 0)
@@ -115,7 +126,7 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: float | Ar
         `[M]` weights, in the dtype of `probabilities`.
 
     Raises:
-        ShapeError: `probabilities` or `indices` have another rank than 1. TypeError: `indices` are not integers, or
+        ShapeError: `probabilities` or `indices` do not have rank 1. TypeError: `indices` are not integers, or
             `probabilities` are not floating. ValueError: `beta` or a known index is out of its range (traced indices
             are not checked).
 
@@ -133,16 +144,17 @@ def importance_weights(probabilities: Array, indices: Array, *, beta: float | Ar
         if jnp.ndim(x) != 1:
             raise ShapeError(f"importance_weights: {name} must have one axis, got shape {jnp.shape(x)}")
     beta = checked_scalar("importance_weights", "beta", beta, 0, 1)
-    probabilities = jax.lax.stop_gradient(jnp.asarray(probabilities))
+    dtype = jnp.result_type(probabilities)
+    probabilities = jax.lax.stop_gradient(jnp.asarray(probabilities)).astype(accumulator_dtype(probabilities))
     if (drawn := known_values(indices)) is not None:  # JAX would clamp or wrap indices out of range
         number = probabilities.shape[0]
         outside = drawn[(drawn < 0) | (drawn >= number)]
         if outside.size:
-            raise ValueError(f"importance_weights: there are segments 0 to {number - 1}, and {outside[0]} was drawn")
+            raise ValueError(f"importance_weights: there are segments 0 to {number - 1}, but {outside[0]} was drawn")
     drawable = probabilities > 0
     scaled = jnp.sum(drawable) * probabilities
     weight = jnp.where(drawable, jnp.where(drawable, scaled, 1) ** -beta, 0)
     if normalize:
         largest = jnp.max(weight)
         weight = weight / jnp.where(largest > 0, largest, 1)
-    return weight[jnp.asarray(indices)].astype(probabilities.dtype)
+    return weight[jnp.asarray(indices)].astype(dtype)

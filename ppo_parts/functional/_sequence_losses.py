@@ -15,6 +15,7 @@ from ._common import (
     check_same_shape,
     checked_hyperparameter,
     checked_scalar,
+    known_values,
     masked_mean,
     zero_masked,
 )
@@ -69,7 +70,7 @@ def cispo(
     .. math:: L_i = -w_i A_i \left(1 + \ell_i - \mathrm{sg}(\ell_i)\right), \qquad
               w_i = \mathrm{sg}\left(\mathrm{clip}(e^{\ell_i}, 1-\epsilon, 1+\epsilon_{high})\right)
 
-    Unlike in PPO, elements outside of the clip range keep a gradient, :math:`-w_i A_i \nabla \log\pi(a_i)`. The value
+    Unlike in PPO, elements outside the clip range keep a gradient, :math:`-w_i A_i \nabla \log\pi(a_i)`. The value
     is :math:`-w_i A_i`; the paper's, :math:`-w_i A_i \log\pi(a_i)`, has the same gradient. MiniMax-M1 does not use the
     lower bound: give `clip_eps=1`. TRL's `epsilon_high` is :math:`1 + \epsilon_{high}`.
 
@@ -171,14 +172,14 @@ def sequence_log_ratio(
     reduction: Literal["mean", "sum"] = "mean",
     mask: Array | None = None,
 ) -> Array:
-    r"""Replace each token's log-ratio by that of its sequence. Gradients flow as `level` says.
+    r"""Replace each token's log-ratio by that of its sequence. `level` determines where gradients flow.
 
     .. math:: s = \frac{1}{\sum_t m_t} \sum_t m_t \ell_t \quad \text{or} \quad s = \sum_t m_t \ell_t
 
     With `level="sequence"`, gradients flow to all tokens of the sequence through s. With `level="token"` the value is
     :math:`\mathrm{sg}(s) + \ell_t - \mathrm{sg}(\ell_t)`: the number of the sequence, with the gradient of the token.
-    Any loss of a log-ratio becomes one at the level of sequences: `gspo` is `clipped_surrogate` of it, and a truncated
-    weight of a sequence is `importance_sampling_weight` of the sum.
+    It turns any loss of a log-ratio into a sequence loss: `gspo` is `clipped_surrogate` of it, and a truncated weight
+    of a sequence is `importance_sampling_weight` of the sum.
 
     Args:
         log_ratio: `[T, ...]`, log pi_current(a) - log pi_behavior(a), in nats; axis 0 runs over the tokens of a
@@ -365,7 +366,8 @@ def clip_cov(
         The loss per element (to be minimized), same shape, in the dtype of `log_ratio`.
 
     Raises:
-        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: a hyperparameter is out of range.
+        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: a hyperparameter is out of range, or
+            `cov_low` is not less than `cov_high`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -380,6 +382,9 @@ def clip_cov(
     cov, keep = _covariance(where, log_ratio, advantage, log_prob, mask)
     limits = {"cov_low": cov_low, "cov_high": cov_high}
     floor, ceiling = (checked_scalar(where, name, x, -jnp.inf) for name, x in limits.items())
+    known = known_values(floor), known_values(ceiling)
+    if known[0] is not None and known[1] is not None and not known[0] < known[1]:
+        raise ValueError(f"{where}: cov_low must be less than cov_high, got {cov_low!r} and {cov_high!r}")
     still = jax.lax.stop_gradient(log_ratio).astype(cov.dtype)
     below, above = outside_clip_range(still, *clip_range(where, clip_eps, clip_eps_high, cov))
     clipped = jnp.where(jnp.asarray(advantage) < 0, below, above)

@@ -21,7 +21,8 @@ def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | 
     k1 is unbiased and noisy (its mean can be negative), k2 is biased and never negative, k3 is unbiased and never
     negative. "k3+" has the value of k3 and the gradient of k2. CleanRL logs k3 as `approx_kl` and k1 as
     `old_approx_kl`, JaxDEM logs k2, and jaxagents sums k1. k3 and its gradient are infinite where :math:`e^{\ell}`
-    overflows, in float32 from a log-ratio of 88; otherwise finite inputs give finite results.
+    overflows, in float32 from a log-ratio of 88, and k2 where :math:`\ell^2` does, from 1.8e19. Otherwise finite inputs
+    give finite results.
 
     As a loss, k1 and k3 have unbiased gradients if the actions come from the behavior policy. For the other direction,
     negate the log-ratio: if the actions come from the current policy, this estimates KL(current ‖ behavior). Only k2

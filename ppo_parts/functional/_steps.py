@@ -112,10 +112,10 @@ def cut_at_masked(x: Steps, next_counts: Array | None = None) -> Steps:
 
 
 def end_before_padding(where: str, x: Steps) -> Steps:
-    """Check that padding follows the end of a sequence; make the reward NaN where it turns out not to.
+    """Check that padding follows the end of a sequence; make the reward NaN where it does not.
 
-    Padding is what is masked until the end of the array. Nothing follows the last unmasked step before it, so that step
-    must have a flag that says how it ends.
+    Padding is the masked steps until the end of the array. Nothing follows the last unmasked step before it, so that
+    step must have a flag that says how it ends.
     """
     keep = jnp.asarray(x.mask).astype(bool)
     padding = jnp.cumsum(keep[::-1], axis=0)[::-1] == 0
@@ -133,7 +133,7 @@ def end_before_padding(where: str, x: Steps) -> Steps:
 
 
 def effective(x: Steps) -> Steps:
-    """Return the steps as the equations read them: in the dtype to compute in, flags as such, masked contents as 0.
+    """Return the steps as the equations read them: in the accumulator dtype, flags as such, masked contents as 0.
 
     Replacing the contents of masked steps makes their gradients 0; masking the results would leave 0 * NaN.
     """

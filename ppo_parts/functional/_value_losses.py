@@ -11,6 +11,7 @@ import numpy as np
 from ._common import (
     Array,
     ShapeError,
+    accumulator_dtype,
     check_floating,
     check_range,
     check_same_shape,
@@ -260,7 +261,8 @@ def rescale_head(kernel: Array, bias: Array, old: tuple[Array, Array], new: tupl
         The new kernel and the new bias, in the shapes and dtypes of the old ones.
 
     Raises:
-        TypeError: `kernel` or `bias` is not floating. ValueError: a known scale is not greater than 0.
+        ShapeError: the means and scales do not fit `bias`, or the scales do not fit `kernel`. TypeError: `kernel` or
+            `bias` is not floating. ValueError: a known scale is not greater than 0.
 
     Example:
         >>> import jax.numpy as jnp
@@ -274,8 +276,17 @@ def rescale_head(kernel: Array, bias: Array, old: tuple[Array, Array], new: tupl
     (mean, scale), (new_mean, new_scale) = old, new
     check_range("rescale_head", "the old scale", scale, 0, open_low=True)
     check_range("rescale_head", "the new scale", new_scale, 0, open_low=True)
-    moved = (scale * bias + mean - new_mean) / new_scale
-    return (scale / new_scale * kernel).astype(kernel.dtype), jnp.asarray(moved, bias.dtype)
+    dtype = accumulator_dtype(kernel, bias)
+    mean, scale, new_mean, new_scale = (jnp.asarray(x, dtype) for x in (mean, scale, new_mean, new_scale))
+    moved = (scale * jnp.asarray(bias, dtype) + mean - new_mean) / new_scale
+    scaled = scale / new_scale * jnp.asarray(kernel, dtype)
+    for name, x, before in (("kernel", scaled, kernel), ("bias", moved, bias)):
+        if x.shape != jnp.shape(before):
+            raise ShapeError(
+                f"rescale_head: the means and scales do not fit the {name} of shape {jnp.shape(before)}: the result "
+                f"would have shape {x.shape}"
+            )
+    return scaled.astype(jnp.result_type(kernel)), moved.astype(jnp.result_type(bias))
 
 
 def _huber(error: Array, delta: Array) -> Array:

@@ -41,7 +41,7 @@ def vtrace(
     r"""Compute V-trace: GAE with TD errors and traces weighted by clipped importance ratios. Gradients are stopped.
 
     The result is constant when the loss is differentiated, so it may be computed inside the loss. With
-    `stop_gradient=False`, gradients flow to all floating inputs.
+    `stop_gradient=False`, gradients flow to all floating inputs (to `terminated`, only where it is less than 1).
 
     .. math::
         \rho_t &= \min(e^{\ell_t}, \bar\rho), \qquad c_t = \min(e^{\ell_t}, \bar c) \\
@@ -130,5 +130,6 @@ def _ratio(x: Steps) -> Array:
     bound = jnp.maximum(x.rho_clip, x.c_clip)
     if x.pg_rho_clip is not None:
         bound = jnp.maximum(bound, x.pg_rho_clip)
+    bound = jnp.minimum(bound, jnp.finfo(bound.dtype).max / 2)  # a clip may be infinite
     beyond = x.log_ratio > jnp.log(bound)
     return jnp.where(beyond, bound, jnp.exp(jnp.where(beyond, 0, x.log_ratio)))

@@ -1,6 +1,6 @@
 """Networks: initializers and layers that other libraries lack, heads for any library, and the recipes' flax networks.
 
-The flax networks are imported on first use. You can also use networks of your own, from any library.
+The flax networks are imported on first use. You can also use your own networks, from any library.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -100,10 +100,10 @@ def nature_cnn(env: Env, features: int = 512) -> Policy:
     if len(shape) != 3 or min(shape[1:]) < 36:
         raise UserValueError(
             f"nature_cnn: observations must be [C, H, W] frames of at least 36 x 36 pixels, got shape {shape}: use "
-            "actor_critic, or a network of your own"
+            "actor_critic, or your own network"
         )
     if not is_discrete(env.action_space):
-        raise UserValueError(f"nature_cnn: actions must be discrete, got {env.action_space}: use a network of your own")
+        raise UserValueError(f"nature_cnn: actions must be discrete, got {env.action_space}: use your own network")
     network = NatureCNN(env.action_space, features)
 
     def evaluate(params: Any, batch: Batch) -> Any:

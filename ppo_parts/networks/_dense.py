@@ -94,7 +94,8 @@ def dense_dot_general(
     on a CPU sum over the columns of the left operand, so this function first copies one operand into its transpose: g,
     which also makes few outputs cheap, or x if it has few columns. For 2048 rows on one core, the times in
     microseconds (and those of `lax.dot_general`) are: 64 inputs and outputs, 199 (351); 64 and 2, 39 (214); 4 and 64,
-    16 (20). Nothing changes with more than 128 inputs, or on other devices.
+    16 (20). Nothing changes with more than 128 inputs, or on other devices. Because it defines its own gradient, it
+    has no forward-mode derivative (`jax.jvp`, `jax.linearize`): use `jax.lax.dot_general` for networks that need one.
 
     Args:
         lhs: `[..., n]`, the layer's input.

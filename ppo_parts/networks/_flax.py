@@ -1,4 +1,4 @@
-"""Layers for flax modules of your own, and the policies of the recipes."""
+"""Layers for your own flax modules, and the policies of the recipes."""
 
 from __future__ import annotations
 
@@ -210,12 +210,12 @@ def actor_critic(
     if env.num_agents is not None:
         raise UserValueError(
             f"actor_critic: this environment has an axis of {env.num_agents} agents: use multi_agent_actor_critic, or "
-            "envs.fold_agents to make each agent an environment of its own"
+            "envs.fold_agents to make each agent a separate environment"
         )
     if env.privileged_space is not None and shared:
         raise UserValueError(
             "actor_critic: the critic of this environment sees more than the policy, so they cannot share layers: give "
-            "shared=False, or make the environment without what only the critic sees"
+            "shared=False, or make the environment without the critic's observations"
         )
     number("actor_critic", "log_std", log_std, -np.inf, schedule=False)
     check_continuous("actor_critic", env.action_space, squash=squash, gsde=gsde)

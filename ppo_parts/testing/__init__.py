@@ -1,6 +1,6 @@
-"""The laws that every part obeys, for parts of your own: `check_part` runs them. It needs JAX and NumPy only.
+"""The laws that every part obeys, for your own parts: `check_part` checks them. It needs JAX and NumPy only.
 
-The tests of this repository hold its own parts to the same laws.
+The tests of this repository check its own parts against the same laws.
 """
 
 from ._check import check_hyperparameters as check_hyperparameters

@@ -1,4 +1,4 @@
-"""Checks of parts of your own against the laws."""
+"""Checks of your own parts against the laws."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALUE_NEEDED = (
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
-"""What JAX raises if a function that is traced asks for the value of an array."""
+"""The errors that JAX raises if a traced function needs the value of an array."""
 
 
 def check_part(
@@ -35,8 +35,9 @@ def check_part(
 
     The laws (`LAWS`): the part needs what it requires, writes what it provides and reads what it declares; its state
     suits `jax.lax.scan`; it keeps dtypes, from bfloat16 to float64; it does not write into its inputs; a mask of ones
-    changes nothing; masked elements affect nothing and have no gradient; `jit` and `vmap` compute the same. A part that
-    may stand anywhere is checked on a rollout and on a minibatch. A check takes a few seconds, most of them to compile.
+    changes nothing; its results are finite; unless it declares `needs_time`, it computes the same without a time axis;
+    masked elements affect nothing and have no gradient; `jit` and `vmap` compute the same. A part that may be placed
+    anywhere is checked on a rollout and on a minibatch. A check takes a few seconds, mostly to compile.
 
     Args:
         part: the part.
@@ -56,8 +57,8 @@ def check_part(
         >>> check_part(pp.stateless(scale, name="scale"))
         Traceback (most recent call last):
         ...
-        ppo_parts.UserValueError: check_part: scale breaks writes_what_it_provides: it writes reward and does not say
-        so: add it to `provides`
+        ppo_parts.UserValueError: check_part: scale breaks writes_what_it_provides: it writes reward but does not
+        declare it: add it to `provides`
     """
     if not isinstance(part, Part):
         raise UserTypeError(f"check_part: {part!r} is not a part: make one with pp.Part(...) or pp.stateless(...)")
@@ -80,7 +81,7 @@ def _with_policy(make: Callable[..., Context], evaluate: Any, seed: int = 0, dty
 
 
 def _update_once(part: Part, batch: Batch, context: Context) -> None:
-    """Run the part in a chain, which raises for what it requires and does not get."""
+    """Run the part in a chain, which raises if a field that the part requires is missing."""
     try:
         chain(part).update(batch, (part.init(context.params, jax.random.key(0)),), context)
     except (UserError, ShapeError):
@@ -152,7 +153,7 @@ def _apply(make: Callable[..., Part], batch: Batch, state: Any, after: bool, num
 
 
 def sides(part: Part) -> tuple[bool, ...]:
-    """Return on which sides of the sampler a part may stand: True is after it."""
+    """Return on which sides of the sampler a part may be placed: True is after it."""
     if isinstance(part, Divider):
         return (False,)
     return {"before_sampler": (False,), "after_sampler": (True,)}.get(part.place, (False, True))

@@ -15,6 +15,7 @@ from ..distributions import Normal
 TIME, SEGMENTS, OBS, ACTIONS = 6, 4, 3, 2
 STEP = 3
 FLOATS = ("log_prob", "value", "reward", "next_value", "advantage", "target", "log_ratio")
+TREES = ("obs", "next_obs", "behavior", "losses", "extras")
 
 
 class Softmax(NamedTuple):
@@ -38,7 +39,8 @@ class Softmax(NamedTuple):
 
     def sample(self, *, seed: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw actions."""
-        return jax.random.categorical(seed, self.logits, shape=(*sample_shape, *self.logits.shape[:-1]))
+        wide = self.logits.astype(jnp.promote_types(self.logits.dtype, jnp.float32))
+        return jax.random.categorical(seed, wide, shape=(*sample_shape, *self.logits.shape[:-1]))
 
 
 def evaluate(params: Any, batch: Any) -> tuple[Softmax, Array]:
@@ -53,7 +55,7 @@ def evaluate_gaussian(params: Any, batch: Any) -> tuple[Normal, Array]:
 
 
 def policy(params: Any, batch: Any) -> Output:
-    """Return what the policy of the examples says; it is Gaussian if actions are continuous."""
+    """Evaluate the policy of the examples; it is Gaussian if actions are continuous."""
     continuous = jnp.issubdtype(batch.action.dtype, jnp.floating)
     return Output(*(evaluate_gaussian if continuous else evaluate)(params, batch))
 
@@ -74,13 +76,13 @@ def rollout(
     behavior: Any = None,
     dtype: Any = jnp.float32,
 ) -> Batch:
-    """Make a `[T, N]` rollout of a linear policy: values and log-probabilities are its own, next values follow them.
+    """Make a `[T, N]` rollout of a linear policy, with its values, log-probabilities and next values.
 
     Args:
         seed: seed of the numbers.
         shape: (T, N).
         masked: some steps do not count, among them the whole of the last segment.
-        ends: some steps terminate, some are truncated (bootstrapping from the value of an observation of their own).
+        ends: some steps terminate, some are truncated (bootstrapping from the value of a separate observation).
         behavior: parameters of the policy that acted; None: drawn.
         dtype: of all floating arrays.
     """
@@ -116,7 +118,7 @@ def example_batch(
     Args:
         seed: seed of the numbers.
         dtype: of all floating arrays.
-        after_sampler: also add what samplers and losses leave: a weight per segment, the loss and the metric "given",
+        after_sampler: also add what samplers and losses write: a weight per segment, the loss and the metric "given",
             and the policy being trained as `current`.
         continuous: actions are `[6, 4, 2]` and the policy is Gaussian, instead of one of two actions.
         **fields: other fields, or other values of these.
@@ -184,14 +186,17 @@ def poisoned(batch: Batch, kind: str) -> Batch:
     """Return `batch` with other numbers wherever the mask is 0: "noise" or "nan"."""
     keep, rng = np.asarray(batch.mask, bool), np.random.default_rng(5)
 
-    def other(x: Array) -> Array:
+    def other(x: Array, keep: Any = keep) -> Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
         noise = np.full(x.shape, np.nan) if kind == "nan" else rng.normal(size=x.shape)
         where = keep.reshape(keep.shape + (1,) * (x.ndim - keep.ndim))
         return jnp.where(where, x, jnp.asarray(noise, x.dtype))
 
-    floats = {field: other(getattr(batch, field)) for field in FLOATS if getattr(batch, field) is not None}
+    changed = {field: jax.tree.map(other, getattr(batch, field)) for field in (*FLOATS, *TREES)}
+    flags = {field: getattr(batch, field) for field in ("terminated", "truncated")}
+    changed |= {field: other(x) if kind == "nan" else jnp.where(keep, x, 1 - x) for field, x in flags.items()}
     where = keep.reshape(keep.shape + (1,) * (batch.action.ndim - keep.ndim))
     action = jnp.where(where, batch.action, 1 - batch.action)
-    losses = {name: other(loss) for name, loss in batch.losses.items()}
-    extras = jax.tree.map(lambda x: other(x) if jnp.issubdtype(x.dtype, jnp.floating) else x, batch.extras)
-    return batch.replace(**floats, obs=other(batch.obs), action=action, losses=losses, extras=extras)
+    per_segment = jax.tree.map(lambda x: other(x, keep.any(axis=0)), batch.per_segment)
+    return batch.replace(**changed, action=action, per_segment=per_segment)

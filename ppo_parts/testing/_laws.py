@@ -1,4 +1,4 @@
-"""The laws of parts: functions of a part and of what it is given, which return what is wrong and how to mend it."""
+"""The laws of parts: functions of a part and its inputs that return what is wrong and how to fix it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from jax import experimental
 
 from .. import functional
 from .._chain import chain, reads_field
+from .._samplers import given_indices
 from .._trees import without_weak_types
 from .._types import Array, Batch, Context, Current, Divider, Part, with_field_at
 from ._example import FLOATS, poisoned, with_current
 
 FIELDS = tuple(Batch.__dataclass_fields__)
+DICTIONARIES = ("extras", "per_segment")
 DTYPES = (jnp.float32, jnp.bfloat16)
 enable_x64: Any = getattr(jax if hasattr(jax, "enable_x64") else experimental, "enable_x64")  # noqa: B009 (typed in neither)
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A part under test, with what it is given.
+    """A part under test, with its inputs.
 
     Attributes:
         part: the part.
         batch: `batch(seed, dtype) -> Batch`, without `current`; `seen` adds it after the sampler.
         context: `context(seed, dtype) -> Context`.
-        after: whether the part stands after the sampler.
+        after: whether the part is after the sampler.
     """
 
     part: Part
@@ -65,7 +67,7 @@ class Subject:
 
 
 Law = Callable[[Subject], str | None]
-"""Returns what is wrong and how to mend it; None where the law holds, or does not apply."""
+"""Returns what is wrong and how to fix it; None if the law holds, or does not apply."""
 
 
 def needs_what_it_requires(subject: Subject) -> str | None:
@@ -85,7 +87,7 @@ def needs_what_it_requires(subject: Subject) -> str | None:
 
 
 def writes_what_it_provides(subject: Subject) -> str | None:
-    """The part changes the fields in `provides`, and besides them only metrics."""
+    """The part changes the fields in `provides`, and otherwise only metrics."""
     part, context = subject.part, subject.context()
     before = subject.seen(subject.batch(), context)
     after = part.update(before, part.init(context.params, jax.random.key(0)), context)[0]
@@ -95,7 +97,7 @@ def writes_what_it_provides(subject: Subject) -> str | None:
     changed = {field for field in FIELDS if getattr(after, field) is not getattr(before, field)}
     provided = {path.partition(".")[0] for path in part.provides}
     if silent := sorted(changed - provided - {"metrics", "reductions"}):
-        return f"it writes {', '.join(silent)} and does not say so: add it to `provides`"
+        return f"it writes {', '.join(silent)} but does not declare it: add it to `provides`"
     if idle := sorted(provided - changed):
         return f"it does not write {', '.join(idle)}: remove it from `provides`"
     return None
@@ -109,15 +111,21 @@ def reads_what_it_declares(subject: Subject) -> str | None:
     read: set[str] = set()
 
     class Spy(Batch):
-        """A batch that notes which of its fields are read."""
+        """A batch that notes which of its fields are read, except those that the part itself has written."""
+
+        _written: frozenset[str] = frozenset()
 
         def __getattribute__(self, name: str) -> Any:
-            if name in FIELDS:
-                read.add(name)
-            return object.__getattribute__(self, name)
+            value = object.__getattribute__(self, name)
+            if name not in FIELDS or name in object.__getattribute__(self, "_written"):
+                return value
+            read.add(name)
+            return _Entries(value, lambda key: read.add(f"{name}.{key}")) if name in DICTIONARIES else value
 
         def replace(self, **changes: Any) -> Batch:
-            return Spy(**{name: object.__getattribute__(self, name) for name in FIELDS} | changes)
+            changed = Spy(**{name: object.__getattribute__(self, name) for name in FIELDS} | changes)
+            object.__setattr__(changed, "_written", self._written.union(changes))
+            return changed
 
     class SpyCurrent(Current):
         """The policy being trained, which notes the same."""
@@ -127,23 +135,52 @@ def reads_what_it_declares(subject: Subject) -> str | None:
                 read.add(f"current.{name}")
             return object.__getattribute__(self, name)
 
-    batch = subject.seen(subject.batch(), context)
-    if batch.current is not None:
-        batch = batch.replace(current=SpyCurrent(*batch.current))
-    spy = Spy(**{name: getattr(batch, name) for name in FIELDS})
-    read.clear()
-    part.update(spy, part.init(context.params, jax.random.key(0)), context)
-    own = {
-        "losses",
-        "metrics",
-        "reductions",
-        "axes",
-        "shards",
-        "stop",
-        *(("log_prob",) if "losses" in part.provides else ()),
-    }
-    silent = sorted(path for path in read - own if not reads_field(part, path))
-    return f"it reads {', '.join(silent)} and does not say so: add it to `reads`" if silent else None
+    def spied(batch: Batch) -> Spy:
+        if batch.current is not None:
+            batch = batch.replace(current=SpyCurrent(*batch.current))
+        return Spy(**{name: getattr(batch, name) for name in FIELDS})
+
+    state = part.init(context.params, jax.random.key(0))
+    runs = [(part.update, spied(subject.seen(subject.batch(), context)))]
+    if part.finish is not None:
+        runs.append((part.finish, spied(with_current(subject.batch(), context.params, context.evaluate))))
+    for run, spy in runs:
+        read.clear()
+        run(spy, state, context)
+        silent = sorted(path for path in read - _own_fields(part) if not reads_field(part, path))
+        if silent:
+            return f"it reads {', '.join(silent)} but does not declare it: add it to `reads`"
+    return None
+
+
+def _own_fields(part: Part) -> set[str]:
+    """Return the fields that a part need not declare: those in which it adds something to what is there."""
+    own = {"losses", "metrics", "reductions", "axes", "shards", "stop"}
+    return own | {"log_prob"} if "losses" in part.provides else own
+
+
+@jax.tree_util.register_pytree_node_class
+class _Entries(dict[str, Any]):
+    """A dictionary that reports which of its entries are read; a copy of it is an ordinary one."""
+
+    def __init__(self, entries: Any, note: Callable[[str], Any]) -> None:
+        super().__init__(entries)
+        self._note = note
+
+    def __getitem__(self, key: str) -> Any:
+        self._note(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._note(key)
+        return super().get(key, default)
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        return tuple(self.values()), tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+        return dict(zip(names, values, strict=True))
 
 
 def jit_equals_eager(subject: Subject) -> str | None:
@@ -232,12 +269,17 @@ def masked_elements_are_neutral(subject: Subject) -> str | None:
     def results(batch: Batch) -> Any:
         if not subject.after:
             _, (out, after) = losses(None, batch)
-            return {"batch": outside(out), "state": after}, None
+            return {"batch": outside(out), "state": after, "finished": finished(batch, after)}, None
         current = subject.seen(batch, context).current
         (loss, (out, after)), gradient = jax.value_and_grad(losses, has_aux=True)(current, batch)
         keep = np.asarray(batch.mask, bool)
         kept = jax.tree.map(lambda x: np.asarray(x)[keep], gradient)
-        return {"batch": outside(out), "state": after, "loss": loss, "gradient": kept}, gradient
+        found = {"batch": outside(out), "state": after, "loss": loss, "gradient": kept}
+        return {**found, "finished": finished(batch, after)}, gradient
+
+    def finished(batch: Batch, after: Any) -> Any:
+        finish = subject.part.finish
+        return finish and finish(with_current(batch, context.params, context.evaluate), after, context)
 
     keep = np.asarray(given.mask, bool)
     expected, _ = results(given)
@@ -253,9 +295,8 @@ def masked_elements_are_neutral(subject: Subject) -> str | None:
 def inputs_are_not_mutated(subject: Subject) -> str | None:
     """The part does not write into the arrays that it is given."""
     context = subject.context()
-    batch, state = (
-        jax.tree.map(np.array, tree) for tree in (subject.batch(), subject.part.init(context.params, jax.random.key(0)))
-    )
+    given = subject.batch(), subject.part.init(context.params, jax.random.key(0))
+    batch, state = jax.tree.map(lambda x: x if _is_key(x) else np.array(x), given)
     before = copy.deepcopy((batch, state))
     subject.apply(batch, state, context)
     wrong = difference((batch, state), before, exact=True)
@@ -264,12 +305,55 @@ def inputs_are_not_mutated(subject: Subject) -> str | None:
 
 def no_mask_is_a_full_mask(subject: Subject) -> str | None:
     """Without a mask the part computes what it does with a mask of ones."""
+    if "mask" in subject.part.requires:
+        return None
     batch, context = subject.batch(), subject.context()
     state = subject.part.init(context.params, jax.random.key(0))
-    without, _ = subject.apply(batch.replace(mask=None), state, context)
-    full, _ = subject.apply(batch.replace(mask=jnp.ones_like(batch.mask)), state, context)
-    wrong = difference(full.replace(mask=None), without.replace(mask=None))  # a sampler may add a mask of its own
+    without, absent = subject.apply(batch.replace(mask=None), state, context)
+    full, ones = subject.apply(batch.replace(mask=jnp.ones_like(batch.mask)), state, context)
+    # a sampler may add a mask of its own
+    wrong = difference((full.replace(mask=None), ones), (without.replace(mask=None), absent))
     return f"a mask of ones changes the result: {wrong}" if wrong else None
+
+
+def finite_inputs_give_finite_numbers(subject: Subject) -> str | None:
+    """Metrics, and what the part writes outside the mask, are finite; also where a whole segment is masked."""
+    context = subject.context()
+    out, _ = subject.apply(subject.batch(), subject.part.init(context.params, jax.random.key(0)), context)
+    for path, x in jax.tree_util.tree_leaves_with_path(outside(out)):
+        if jnp.issubdtype(jnp.result_type(x), jnp.inexact) and not np.all(np.isfinite(np.asarray(x, np.float64))):
+            return f"{path_name(path)} is not finite: use masked_mean, which divides by at least 1"
+    return None
+
+
+def steps_equal_a_rollout(subject: Subject) -> str | None:
+    """A part that does not declare `needs_time` computes the same for a minibatch of steps, which has no time axis."""
+    part, context = subject.part, subject.context()
+    if part.needs_time or part.place == "before_sampler" or isinstance(part, Divider):
+        return None
+    whole = subject.batch()
+    state = part.init(context.params, jax.random.key(0))
+    steps = _in_steps(whole)
+    expected, actual = (subject.apply(batch, state, context)[0] for batch in (whole, steps))
+    for field in (*FLOATS, "losses", "extras"):
+        values, flat = getattr(expected, field), getattr(actual, field)
+        values = jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])) if x.ndim > 1 else x, values)
+        if wrong := difference({field: flat}, {field: values}):
+            return (
+                f"it computes another {field} for a minibatch of steps {steps.log_prob.shape} than for the same "
+                f"steps {whole.log_prob.shape}: {wrong}; declare needs_time=True if it works along time"
+            )
+    return None
+
+
+def _in_steps(batch: Batch) -> Batch:
+    """Return the batch as a minibatch of all of its steps, in their order."""
+    size = batch.log_prob.size
+    sampler: Any = given_indices(np.arange(size)[None], axis="step")
+    time = batch.log_prob.shape[0]
+    weight = None if batch.weight is None else jnp.tile(batch.weight, time)
+    losses = {name: loss.reshape(-1) for name, loss in batch.losses.items()}
+    return sampler.take(batch, jnp.arange(size), weight).replace(losses=losses, metrics=batch.metrics)
 
 
 LAWS: tuple[Law, ...] = (
@@ -280,6 +364,8 @@ LAWS: tuple[Law, ...] = (
     float_dtype_is_kept,
     inputs_are_not_mutated,
     no_mask_is_a_full_mask,
+    finite_inputs_give_finite_numbers,
+    steps_equal_a_rollout,
     masked_elements_are_neutral,
     jit_equals_eager,
     vmap_equals_a_loop,
@@ -301,7 +387,7 @@ def outside(batch: Batch) -> Any:
 
 
 def difference(actual: Any, expected: Any, *, exact: bool = False) -> str | None:
-    """Describe the first leaf at which two trees differ (but for rounding, unless `exact`); None if there is none."""
+    """Describe the first leaf at which two trees differ (beyond rounding, unless `exact`); None if there is none."""
     structures: list[Any] = [jax.tree.structure(actual), jax.tree.structure(expected)]
     if structures[0] != structures[1]:
         return f"the structures differ, {structures[0]} and {structures[1]}"
@@ -324,7 +410,7 @@ def describe(tree: Any) -> Any:
 
 
 def _with_dtype(number: bool | float) -> str:
-    """Write a number as an array with a dtype of its own; that of `jnp.array(1.0)` is weak."""
+    """Write a number as an array with an explicit dtype; that of `jnp.array(1.0)` is weak."""
     dtype = "bool_" if isinstance(number, bool) else "int32" if isinstance(number, int) else "float32"
     return f"jnp.{dtype}({number!r})"
 

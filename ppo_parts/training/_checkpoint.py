@@ -23,7 +23,7 @@ from ._files import sync
 
 
 class Checkpoints:
-    """Numbered checkpoints of one run in one folder. Each is complete or absent, whenever the process dies.
+    """Numbered checkpoints of one run in one folder. Each is complete or absent, even if the process dies.
 
     A checkpoint stores its number, the configuration of its run and a checksum, so that one that was damaged, renamed
     or copied from another run is detected. Reading does not change the folder.
@@ -49,7 +49,7 @@ class Checkpoints:
             return []
 
     def save(self, step: int, state: Any, *, best: int | None = None) -> None:
-        """Write `state` as checkpoint `step`; on return it is on the disk. The state may hold keys and empty arrays.
+        """Write `state` as checkpoint `step`; on return it is on the disk. The state may contain keys and empty arrays.
 
         Afterwards older checkpoints are removed, except for the latest `keep` and `best`. If the disk is full, they are
         removed first; the latest one always stays.
@@ -74,7 +74,9 @@ class Checkpoints:
             self._remove(self._surplus(self._keep, best))
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
-        """Restore the latest readable checkpoint (or `step`), with the structure of `like` (arrays or their shapes).
+        """Return the number and the state of the latest readable checkpoint (or of `step`); `like` has its structure.
+
+        `like` is a pytree of arrays or of their shapes and dtypes.
 
         A checkpoint that is damaged, or that does not match its name, is skipped with a warning. One that disappears
         during the call, because another process writes to the folder, is skipped without a warning.
@@ -82,7 +84,7 @@ class Checkpoints:
         Raises:
             RunNotFoundError: there is no checkpoint.
             RunFolderError: no checkpoint can be read.
-            ValueError: it was made by another configuration; the message names the differences.
+            ValueError: it was made with another configuration; the message names the differences.
         """
         steps = self.steps()
         if step is not None and step not in steps:
@@ -207,7 +209,7 @@ def _sync_all(folder: Path) -> None:
 
 
 def is_key(x: Any) -> bool:
-    """Return whether an array, or the shape of one, holds PRNG keys."""
+    """Return whether an array, or the shape of one, contains PRNG keys."""
     return isinstance(x, (jax.Array, jax.ShapeDtypeStruct)) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 

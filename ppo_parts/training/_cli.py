@@ -25,6 +25,7 @@ from ._devices import devices_of
 from ._messages import did_you_mean, logger, printed_messages
 from ._options import RunOptions, stored_options
 from ._processes import initialize
+from ._recipe import recipe_of
 from ._run import run as run_on_host
 from ._train import Train
 from ._writer import check_unused
@@ -42,7 +43,7 @@ def main(
 
     `--config FILE` reads options from a YAML or JSON file; those on the command line override them. With `--resume` or
     `--init-from`, options that are not given keep their values from that run. A user error ends the process with a
-    message of one sentence.
+    one-sentence message.
 
     Args:
         make_train: `make_train(config) -> Train`.
@@ -51,7 +52,7 @@ def main(
             actions. If no preset was chosen and another one fits, a note is printed.
         argv: arguments; None: those of the process.
         prog: name of the command, for its help.
-        run: what trains, such as `functools.partial(training.run, on_rows=...)`.
+        run: the function that trains, such as `functools.partial(training.run, on_rows=...)`.
 
     Returns:
         The result, which is also written to `result.json`.
@@ -90,7 +91,7 @@ def main(
         check_device()
         if known.resume is None:
             given = dataclasses.replace(given, settings=with_shards(given.settings, given.run))
-        train = make_train(given.settings)
+        train = make_train(given.settings).of_recipe(recipe_of(make_train))
         check_memory(train, given.run.num_seeds, devices_of(given.run))
         if known.preset is None and before is None:
             _note_preset(fitting_preset(presets, given.settings.env_id, train.env), default, given.settings.env_id)
@@ -168,7 +169,7 @@ def _check_preset(where: str, name: str, presets: Collection[str]) -> None:
 
 
 def with_config_file(argv: Sequence[str], presets: Mapping[str, Any], prog: str = "") -> list[str]:
-    """Replace `--config FILE` by the flags that the file stands for, in front, so that those given override them.
+    """Replace `--config FILE` by the flags in the file, placed first, so that other flags override them.
 
     Args:
         argv: arguments of the command line.
@@ -181,10 +182,13 @@ def with_config_file(argv: Sequence[str], presets: Mapping[str, Any], prog: str 
     """
     kind = type(next(iter(presets.values())))
     first = argparse.ArgumentParser(prog or None, add_help=False, allow_abbrev=False)
-    first.add_argument("--config", type=Path)
+    first.add_argument("--config", type=Path, action="append", default=[])
     known, others = first.parse_known_args(list(argv))
-    if known.config is None:
+    if not known.config:
         return others
+    if len(known.config) > 1:
+        raise UserValueError(f"--config is given {len(known.config)} times: join {known.config[0]} and the others")
+    (known.config,) = known.config
     hints = {"preset": str, **get_type_hints(RunOptions), **get_type_hints(kind)}
     declared = ranges(RunOptions) | ranges(kind)
     flags: list[str] = []

@@ -1,4 +1,4 @@
-"""`config.json`: the configuration of a run, and how it compares with the one that the run is continued with."""
+"""`config.json`: the configuration of a run, and its comparison with the one with which the run is continued."""
 
 from __future__ import annotations
 
@@ -56,22 +56,25 @@ def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
     return kind(**{name: tuple(x) if isinstance(x, list) else x for name, x in stored["config"].items()})
 
 
-def describe(config: Any, options: RunOptions, steps_per_update: int) -> dict[str, Any]:
+def describe(config: Any, options: RunOptions, steps_per_update: int, recipe: str | None) -> dict[str, Any]:
     """Describe a new run for `config.json`.
 
     Raises:
-        UserValueError: JSON cannot hold the configuration.
+        UserValueError: JSON cannot represent the configuration or the options.
     """
     own = {"config": plain(dataclasses.asdict(config)), "run": kept_options(options)}
-    whole = {**own, "steps_per_update": steps_per_update, "recipe": recipe_of(config)}
-    back = stored_config(type(config), json.loads(json.dumps(whole, default=str)))
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if getattr(back, field.name) != value:
-            raise UserValueError(
-                f"config.{field.name}={value!r} could not be read back from config.json: use numbers that are finite, "
-                "strings, None, and tuples of them"
-            )
+    whole = {**own, "steps_per_update": steps_per_update, "recipe": recipe or recipe_of(type(config))}
+    stored = json.loads(json.dumps(plain(whole), default=str))
+    for where, given, back in (
+        ("config", config, stored_config(type(config), stored)),
+        ("run", options, dataclasses.replace(options, **stored["run"])),
+    ):
+        for field in dataclasses.fields(given):
+            if getattr(back, field.name) != (value := getattr(given, field.name)):
+                raise UserValueError(
+                    f"{value!r} could not be read back from config.json: use numbers that are finite, strings, None, "
+                    "and tuples of them", where=where, argument=field.name,
+                )  # fmt: skip
     return {**whole, "versions": versions()}
 
 
@@ -86,8 +89,14 @@ def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict
     }
 
 
-def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions) -> None:
-    """Raise unless a run is resumed with its own configuration; warn about versions that have changed."""
+def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions, recipe: str | None) -> None:
+    """Raise unless a run is resumed with its own configuration and recipe; warn about versions that have changed."""
+    own = str(stored.get("recipe", recipe))
+    if recipe is not None and own.rpartition(".")[2] != recipe.rpartition(".")[2]:  # a package may have moved
+        raise UserValueError(
+            f"the run is of the recipe {own}, and a resumed run keeps its recipe, got {recipe}: resume it with "
+            f"python -m {own}, or correct the recipe in config.json if the module was renamed"
+        )
     differences = [f"{name} was {was!r}, is {now!r}" for name, (was, now) in changes(stored, config, options).items()]
     if differences:
         raise UserValueError(

@@ -1,4 +1,4 @@
-"""The device of a run: whether there is one, what it is called, and whether the run fits into its memory."""
+"""The device of a run: whether there is one, its name, and whether the run fits into its memory."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def check_memory(train: Any, num_seeds: int, num_devices: int = 1, limit: float 
     needed = num_seeds * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     if limit is not None and needed > limit:
         raise UserValueError(
-            f"this run needs at least {needed / 2**30:,.1f} GiB of memory for its states and rollouts, and there are "
-            f"{limit / 2**30:,.1f} GiB: give fewer seeds (now {num_seeds}), environments or steps, or a smaller network"
+            f"this run needs at least {needed / 2**30:,.1f} GiB of memory for its states and rollouts, but there are "
+            f"{limit / 2**30:,.1f} GiB: use fewer seeds (now {num_seeds}), environments or steps, or a smaller network"
         )
 
 

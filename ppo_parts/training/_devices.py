@@ -1,4 +1,4 @@
-"""Where the arrays of a run are: on one device, or divided over several."""
+"""Placement of the arrays of a run on one device, or on several."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ._train import Train
 
 AXIS = "devices"
 SEED_AXIS = {"state": 0, "keys": 0, "episodes": 0, "metrics": 1, "number": None}
-"""The axis of the seeds in what the programs of a run take and return, by kind."""
+"""The axis of the seeds in the arguments and results of a run's programs, by kind."""
 
 
 class Placement(NamedTuple):
     """How the arrays of a run are divided over the devices of a mesh.
 
     One seed: its environments are divided, and each device has the learner. XLA makes one program that runs on all
-    devices. Several seeds: each device has some of them, and runs a program of its own that needs no other device.
+    devices. Several seeds: each device has some of them, and runs its own program, which needs no other device.
 
     Attributes:
         mesh: the devices.

@@ -10,7 +10,7 @@ class RunFolderError(UserError, OSError):
 
 
 class RunExistsError(RunFolderError, FileExistsError):
-    """The folder already holds a run, or another process is writing to it."""
+    """The folder already contains a run, or another process is writing to it."""
 
 
 class RunNotFoundError(RunFolderError, FileNotFoundError):

@@ -21,7 +21,7 @@ EVALUATION = "evaluation/"
 class EpisodeResults(NamedTuple):
     """One entry per episode, `[episodes]`: return, length, and how it ended (neither flag: cut by `max_steps`).
 
-    With several agents the return has shape `[episodes, A]`. `info` holds the environment's own numbers about each
+    With several agents the return has shape `[episodes, A]`. `info` contains the environment's own numbers about each
     episode, by name.
     """
 

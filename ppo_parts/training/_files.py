@@ -1,7 +1,8 @@
-"""Files that are written atomically: whenever the process dies, the old file or the new one is there, whole."""
+"""Files that are written atomically: even if the process dies, either the old or the new file is there, complete."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -18,6 +19,8 @@ def write_json(path: Path, content: Any) -> None:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file atomically; on return it is on the disk."""
     partial = path.with_suffix(".tmp")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
     with partial.open("wb") as file:
         file.write(content)
         file.flush()

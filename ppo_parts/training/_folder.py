@@ -1,4 +1,4 @@
-"""The folder of a run, as it is read: `config.json`, `metrics.jsonl` and `checkpoints/`. `_writer` writes it."""
+"""Reading the folder of a run: `config.json`, `metrics.jsonl` and `checkpoints/`. `_writer` writes it."""
 
 from __future__ import annotations
 

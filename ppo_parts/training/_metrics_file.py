@@ -121,7 +121,7 @@ def column(rows: list[Row], name: str) -> np.ndarray:
 def best_update(
     rows: list[Row], updates: Iterable[int], metric: str, *, mode: str = "max", window: int = 1
 ) -> tuple[int, float] | None:
-    """Return after which of `updates` a metric was best, and its mean over the last `window` updates and the seeds.
+    """Return the one of `updates` after which a metric was best, and its mean over the last `window` updates and seeds.
 
     Among equal values the first update is returned; None if the metric was never measured.
     """

@@ -100,7 +100,7 @@ def kept_options(options: RunOptions) -> dict[str, Any]:
 
 
 def stored_options(stored: Mapping[str, Any]) -> RunOptions:
-    """Return the options that the `config.json` of a run holds."""
+    """Return the options in the `config.json` of a run."""
     return RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT})
 
 
@@ -108,7 +108,7 @@ def validate(options: RunOptions, train: Train) -> RunOptions:
     """Check the options, and fill in the default intervals.
 
     Raises:
-        ValueError, TypeError: the options cannot work; the message names what to change.
+        ValueError, TypeError: the options are invalid; the message says what to change.
     """
     tenth, two_hundredth = (max(1, train.num_updates // parts) for parts in (10, 200))
     options = dataclasses.replace(
@@ -149,6 +149,10 @@ def validate(options: RunOptions, train: Train) -> RunOptions:
         raise UserValueError(
             "needs eval_episodes, the number of episodes in an evaluation", where="run", argument="eval_every"
         )
+    if options.eval_mode and not options.eval_episodes:
+        raise UserValueError(
+            "needs eval_episodes, the number of episodes in an evaluation", where="run", argument="eval_mode"
+        )
     if options.eval_episodes:
         key, episodes = jax.random.key(0), options.eval_episodes
         play = functools.partial(train.evaluate_policy, episodes=episodes)
@@ -176,7 +180,7 @@ def _is_inside(path: Path) -> bool:
 
 
 def _check_tracking() -> None:
-    """Raise unless Weights & Biases is installed and, except where `WANDB_MODE` does without, has an account."""
+    """Raise unless Weights & Biases is installed and has an account, if `WANDB_MODE` needs one."""
     wandb = require_package("wandb", "track")
     if os.environ.get("WANDB_MODE", "online") != "online":
         return

@@ -1,7 +1,7 @@
-"""Several processes that train together: how they find each other, agree, and what is left if one is lost.
+"""Several processes that train together: how they connect, how they agree, and what happens if one is lost.
 
-All processes run the same programs in the same order. Whatever depends on one of them, such as a signal, a clock, or
-what a file holds, has to be agreed on before the next program is chosen.
+All processes run the same programs in the same order. They must agree on everything that depends on one of them, such
+as a signal, a clock or the contents of a file, before the next program is chosen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 """Variables that torchrun sets."""
 
 LOST = ("Gloo", "NCCL", "RCCL", "coordination service", "Connection reset", "heartbeat")
-"""Every error of a collective operation whose other end is gone contains one of these words."""
+"""If another process is gone, the error of a collective operation contains one of these words."""
 
 
 class ProcessLostError(UserError, ConnectionError):
@@ -67,7 +67,7 @@ def is_first() -> bool:
 
 
 def agree(*numbers: float) -> list[float]:
-    """Return the largest of each number over all processes; all of them have to call this."""
+    """Return the largest of each number over all processes; all of them must call this."""
     if jax.process_count() == 1:
         return list(numbers)
     return np.max(multihost_utils.process_allgather(np.asarray(numbers, np.float32)), axis=0).tolist()
@@ -82,7 +82,7 @@ def broadcast_first(tree: Any, like: Any) -> Any:
 
 
 def raw(tree: Any) -> Any:
-    """Replace keys by their data, which NumPy can hold; a tree of shapes becomes a tree of shapes."""
+    """Replace keys by their data, which NumPy can store; a tree of shapes becomes a tree of shapes."""
 
     def of_leaf(x: Any) -> Any:
         if not is_key(x):

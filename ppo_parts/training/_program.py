@@ -1,4 +1,4 @@
-"""What a run computes on its device: its first state, its updates and its evaluations."""
+"""The computations of a run on its device: its first state, its updates and its evaluations."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def compile_program(
     The program runs on the devices on which the state is `placed`.
 
     The number of updates is a run-time argument, so a single program serves calls of any length. Dividing a run into
-    other calls (because of a checkpoint, an interruption or a slower machine) does not change a single bit.
+    different calls (because of a checkpoint, an interruption or a slower machine) does not change a single bit.
     """
     size = min(num_updates, max(1, ROWS // num_seeds))
 
@@ -90,10 +90,10 @@ def compile_program(
 
 @dataclasses.dataclass
 class Program:
-    """What a run computes on its device, for all its seeds at once.
+    """The computations of a run on its device, for all its seeds at once.
 
-    The host loop computes nothing by itself: it calls `start`, `advance_from` and `evaluate`. Another class with these
-    methods can train in another way.
+    The host loop computes nothing itself: it calls `start`, `advance_from` and `evaluate`. Another class with these
+    methods can train in a different way.
 
     Attributes:
         train, seed, options: the run, its first seed, and its options.
@@ -106,7 +106,7 @@ class Program:
     compile: Callable[..., Advance] = compile_program
 
     def __post_init__(self) -> None:
-        _ = self.placed  # a run that cannot be divided fails before it has a folder
+        _ = self.placed, self._keys  # a run that cannot be divided, or has no such seeds, fails before it has a folder
 
     @functools.cached_property
     def placed(self) -> Placement | None:
@@ -133,7 +133,7 @@ class Program:
         return self.compile(step, state, self.train.num_updates, num_seeds, Pace(), donate, self.placed)
 
     def whole(self, state: Any) -> Any:
-        """Return the state as this process can read it; all processes of the run have to call this."""
+        """Return the state as this process can read it; all processes of the run must call this."""
         return _whole(self.placed, state)
 
     def evaluate(self, state: Any, update: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What watches a run: the progress bar, TensorBoard's events, Weights & Biases. Each is called with new rows."""
+"""Listeners of a run: the progress bar, TensorBoard's events, Weights & Biases. Each is called with new rows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Destination(Protocol):
         """Write numbers by tag, after `step` environment steps."""
 
     def flush(self) -> None:
-        """Return when they are safe."""
+        """Return when all records are safely written."""
 
     def close(self) -> None:
         """Release files and connections."""
@@ -141,20 +141,22 @@ class TensorBoard:
 
     Args:
         folder: folder for the events.
-        continued_at: environment steps of a resumed run; later events of a killed process are discarded.
+        continued_at: environment steps of a resumed run; later events of a killed process are discarded. None: a new
+            run.
     """
 
-    def __init__(self, folder: Path, continued_at: int = 0) -> None:
+    def __init__(self, folder: Path, continued_at: int | None = None) -> None:
         require_package("tensorboardX", "train")
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.summary import scalar
 
         self._event, self._scalar = Event, scalar
-        purge = continued_at + 1
-        suffix = f".{purge}" if continued_at else ""  # names resolve seconds, and two processes may start in one
+        purge = (continued_at or 0) + 1
+        # Names resolve seconds, and two processes may start in one.
+        suffix = "" if continued_at is None else f".{purge}"
         self._writer = EventsWriter(str(folder / "events"), suffix)
-        if continued_at:
+        if continued_at is not None:
             self._writer.write_event(Event(step=purge, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, record: dict[str, float], step: int) -> None:
@@ -176,7 +178,7 @@ class WeightsAndBiases:
     """A run of Weights & Biases, with the name and the configuration of the run on the disk.
 
     A resumed run continues the same one, whose identifier is in `wandb_id.txt`. Records that a killed process had
-    written already are not written again, because their steps are not later than its last one.
+    already written are not written again, because their steps are not later than its last one.
 
     Args:
         folder: folder of the run, which also gets the files of `wandb`.
@@ -199,7 +201,7 @@ class WeightsAndBiases:
         self._run.log(record, step=step)
 
     def flush(self) -> None:
-        """Do nothing: `wandb` has a process of its own."""
+        """Do nothing: `wandb` has its own process."""
 
     def close(self) -> None:
         """Finish the run, which uploads what is left."""

@@ -12,9 +12,9 @@ from typing import Any
 from .._errors import UserValueError
 
 
-def recipe_of(config: Any) -> str:
-    """Return the name of the module that defines the class of a configuration, as it can be imported later."""
-    name = type(config).__module__
+def recipe_of(defined: Any) -> str:
+    """Return the name of the module that defines a function or a class, as it can be imported later."""
+    name = defined.__module__
     if name != "__main__":
         return name
     main = sys.modules["__main__"]
@@ -43,7 +43,7 @@ def import_recipe(name: Any, folder: Path) -> Callable[[Any], Any]:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the recipe is there, and something that it imports is not
+            raise  # the recipe exists, but something that it imports does not
         raise UserValueError(
             f"the recipe of {folder}, {name}, cannot be imported from here: change to its folder, or {remedy}"
         ) from None

@@ -47,7 +47,7 @@ def timing_of(env_steps: int, seconds: float) -> dict[str, Any]:
 
 
 def skipped(rows: list[Row]) -> dict[str, Any]:
-    """Count the minibatches without effect, whose update had non-finite numbers, and their share of all."""
+    """Count the minibatches without effect, because their update had non-finite numbers, and compute their share."""
     names = sorted(set().union(*rows))
     bad = sum(np.nan_to_num(column(rows, name)) for name in names if NONFINITE in name)
     minibatches = sum(np.nan_to_num(column(rows, name)) for name in names if name.split("/")[-1] == "minibatches")

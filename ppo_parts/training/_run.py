@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,8 @@ def run(
 ) -> dict[str, Any]:
     """Train on this host, and keep all files in `<directory>/<name>/`.
 
-    The folder holds `config.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/` and, at the end, `curve.png` and
-    `result.json`. A run that was interrupted at any moment continues from its last checkpoint with `resume`; on a CPU
+    The folder contains `config.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/` and, at the end, `curve.png`
+    and `result.json`. A run that was interrupted continues from its last checkpoint with `resume`; on a CPU
     its result is bit-identical to that of an uninterrupted run. Ctrl-C, SIGTERM and SIGHUP save the run and end it; a
     second one ends it at once. SIGUSR1 saves and continues.
 
@@ -56,7 +56,7 @@ def run(
             has `update` and `env_steps`; with several seeds, each metric is an array with one number per seed. The
             function may raise `StopRun` to save the run and end it. Updates after the last checkpoint are repeated, and
             reported again, if the process is killed.
-        make_program: makes what computes updates and evaluations; see `Program`.
+        make_program: makes the object that computes updates and evaluations; see `Program`.
 
     Returns:
         The result: returns of the last 100 episodes per seed, evaluation, versions, timing, paths. If the run was
@@ -79,12 +79,13 @@ def run(
             begun, state = folder.begin(train)
         logger.info(introduction(train, options, folder.path, begun))
         if state is not None and train.rollout.restart is not None:
-            logger.info("the environments are on the host, where no checkpoint can hold them: new episodes begin")
+            logger.info("the environments are on the host, where no checkpoint can store them: new episodes begin")
         begun, state = begun_by_first(train, options, begun, state)
         with Interrupt() as interrupt:
             loop = Loop(train, options, folder, program, interrupt, on_rows)
             done, state = loop(begun, program.start(state))
-        result = beginning_of_result(train, config, options.num_seeds, done)
+        earlier = folder.earlier_result() if begun == train.num_updates else {}  # such as the timing
+        result = earlier | beginning_of_result(train, config, options.num_seeds, done)
         if done < train.num_updates:  # the sender of the signal is waiting for this process to end
             logger.info(f"interrupted after update {done} of {train.num_updates}; continue with --resume {folder.path}")
             return result | interrupt.reason
@@ -164,17 +165,19 @@ class Loop:
             interrupt.working, saved, began = True, done, time.monotonic()
             last_save = began
             while done < train.num_updates and not interrupt.agree():
-                with self._saving_before_errors(done, state, saved):
+                with self._saving_before_errors(done, state, saved, if_=train.rollout.restart is not None):
                     state, metrics = advance(state, self._next_goal(done) - done)
                 rows = rows_of(metrics, done, train.steps_per_update)
                 self._check_finite(metrics, rows, listeners)
                 done += len(rows)
                 evaluated = self._due(done, options.eval_every)
                 if evaluated:
-                    rows[-1] |= self.evaluate(state, done)
+                    with self._saving_before_errors(done, state, saved, rows):
+                        rows[-1] |= self.evaluate(state, done)
                 with self._rescuing(done, state, rows):
                     folder.append(rows)
-                    self._tell(listeners, rows)
+                    with self._saving_before_errors(done, state, saved):
+                        self._tell(listeners, rows)
                     late = time.monotonic() - last_save > 60 * options.checkpoint_minutes
                     due = self._due(done, options.checkpoint_every) or late or interrupt.save
                     if any(agree(due or (evaluated and folder.is_best(done)))):
@@ -187,14 +190,26 @@ class Loop:
         return done, state
 
     @contextlib.contextmanager
-    def _saving_before_errors(self, done: int, state: Any, saved: int) -> Iterator[None]:
-        """Save the state from before a call in which an environment on the host raised an error."""
+    def _saving_before_errors(
+        self, done: int, state: Any, saved: int, rows: Sequence[Row] = (), *, if_: bool = True
+    ) -> Iterator[None]:
+        """Save the state from before a call that raised an error, such as one of an environment or of a listener.
+
+        Args:
+            done, state: the updates so far, and the state after them.
+            saved: the update of the latest checkpoint.
+            rows: rows that are not written yet.
+            if_: whether the state is still valid after the call; a call on a device overwrites it.
+        """
         try:
             yield
         except Exception:
-            if self.train.rollout.restart is not None and saved < done:
-                self.folder.save(done, state)  # these environments belong to a single process
-                logger.info(f"saved after update {done}; continue with --resume {self.folder.path}")
+            if if_ and jax.process_count() == 1:  # one of several processes has only a part of the state
+                if rows:
+                    self.folder.append(list(rows))
+                if saved < done:
+                    self.folder.save(done, state)
+                    logger.info(f"saved after update {done}; continue with --resume {self.folder.path}")
             raise
 
     def _rescuing(self, done: int, state: Any, rows: list[Row]) -> contextlib.AbstractContextManager[None]:
@@ -205,7 +220,7 @@ class Loop:
 
     @contextlib.contextmanager
     def _listeners(self, done: int) -> Iterator[list[OnRows]]:
-        """Yield what is called with new rows."""
+        """Yield the listeners that are called with new rows."""
         with contextlib.ExitStack() as stack:
             listeners: list[OnRows] = [stack.enter_context(closing(ProgressBar(self.train, self.options, done)))]
             if isinstance(self.folder, Follower):  # the first process reports
@@ -213,7 +228,8 @@ class Loop:
                 return
             destinations: list[Destination] = []
             if self.options.tensorboard:
-                destinations.append(TensorBoard(self.folder.path, done * self.train.steps_per_update))
+                begun = done * self.train.steps_per_update if done or self.options.resume is not None else None
+                destinations.append(TensorBoard(self.folder.path, begun))
             if self.options.track:
                 config = self.folder.stored["config"]
                 destinations.append(WeightsAndBiases(self.folder.path, config, self.options.track_project))
@@ -257,7 +273,7 @@ class Loop:
 
 
 def introduction(train: Train, options: RunOptions, path: Path, done: int) -> str:
-    """Say what the run is, before it starts."""
+    """Log the size of the run, before it starts."""
     return (
         f"{path}: {train.num_updates} updates of {train.steps_per_update} steps = "
         f"{train.num_updates * train.steps_per_update:,} environment steps"

@@ -30,8 +30,8 @@ class Interrupt:
     through a socket.
 
     Attributes:
-        asked: the name of what asked to stop first, such as "SIGTERM", or None.
-        reason: what asked to stop, and why, for the result of the run.
+        asked: the name of the first request to stop, such as "SIGTERM", or None.
+        reason: who asked to stop, and why, for the result of the run.
         save: whether a checkpoint was requested. The run resets it.
         working: whether there is anything to save. Until then, SIGTERM and SIGHUP end the process at once.
     """

@@ -14,7 +14,7 @@ def iqm(x: np.ndarray) -> float:
 
 
 def iqm_over_seeds(x: np.ndarray) -> np.ndarray:
-    """Compute the interquartile mean over the last axis: without a quarter at each end, cutting a number if need be."""
+    """Compute the interquartile mean over the last axis: without a quarter (or a fraction of a number) at each end."""
     n = x.shape[-1]
     weight = np.clip(np.minimum(np.arange(1, n + 1), 0.75 * n) - np.maximum(np.arange(n), 0.25 * n), 0, None)
     return np.sort(x, axis=-1) @ (weight / np.sum(weight))

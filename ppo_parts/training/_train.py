@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
@@ -56,7 +57,10 @@ class Train:
         steps_per_update: environment steps per update.
         schedules: hyperparameters to record as metrics, by name: numbers, or schedules of the number of updates so far.
             They do not affect training; give the optimizer and the parts the same ones. A learning rate in the state of
-            the optimizer, as that of `scale_by_kl_adaptive_rate`, is recorded anyway.
+            the optimizer, such as that of `scale_by_kl_adaptive_rate`, is recorded anyway.
+        recipe: name of the module whose `make_train` makes the run, which `training.main` sets. It is recorded, for
+            `load` and the commands that read runs, and a run cannot be resumed with another one. None: the module that
+            defines the class of the configuration is recorded.
     """
 
     env: Any
@@ -66,11 +70,18 @@ class Train:
     num_updates: int
     steps_per_update: int
     schedules: Mapping[str, Numeric] = dataclasses.field(default_factory=dict)
+    recipe: str | None = None
 
     def __post_init__(self) -> None:
         count("train", "num_updates", self.num_updates)
         count("train", "steps_per_update", self.steps_per_update)
         _ = self.shapes  # traces a step, so that a run that cannot work fails before it is started
+
+    def of_recipe(self, name: str) -> Train:
+        """Return the same run with another `recipe`, without tracing it again."""
+        run = copy.copy(self)
+        object.__setattr__(run, "recipe", name)
+        return run
 
     @functools.cached_property
     def shapes(self) -> tuple[TrainState, dict[str, Any]]:
@@ -125,7 +136,7 @@ class Train:
         zero_sum = getattr(env, "zero_sum", False)
         if zero_sum and not any(f"extras.{name}" in needed for name in SEATS):
             raise UserValueError(
-                "Train: the policy plays both sides of this game, and what is good for one is bad for the other: wrap "
+                "Train: the policy plays both sides of this game, but what is good for one is bad for the other: wrap "
                 "the estimator of the advantage, as in pp.zero_sum(pp.gae(...))"
             )
         return cls(
@@ -211,7 +222,7 @@ NONFINITE = "nonfinite/"
 
 
 def _adapted_rates(opt_state: Any, names: Collection[str]) -> Metrics:
-    """Return the learning rate that the state of an optimizer holds as a metric, or that of each phase's."""
+    """Return the learning rate in the state of an optimizer as a metric, or that of each phase's optimizer."""
     rates = {}
     for phase, state in opt_state.items() if isinstance(opt_state, dict) else {"": opt_state}.items():
         name = f"{phase}/learning_rate" if phase else "learning_rate"
@@ -276,7 +287,7 @@ def last_episodes_return(episode_return: Any, episodes: Any, last: int = 100) ->
     Args:
         episode_return: `[..., updates]`, mean over the episodes that ended in an update, NaN where none ended.
         episodes: `[..., updates]`, number of episodes that ended.
-        last: updates are taken from the end until they hold this many episodes.
+        last: updates are taken from the end until they contain this many episodes.
 
     Returns:
         `[...]`, NaN where no episode ended.

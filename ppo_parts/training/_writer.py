@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -27,17 +28,17 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[RunWrit
     """Open the folder of a new run, or of the run to resume, and lock it against other writers.
 
     Raises:
-        RunExistsError: the folder already holds a run, or another process is writing to it.
+        RunExistsError: the folder already contains a run, or another process is writing to it.
         RunNotFoundError: there is no run to resume, or to start from.
         RunFolderError: the folder cannot be created, or not be written.
-        UserValueError: it has another configuration, or its state does not fit. No folder was created.
+        UserValueError: it has another configuration or recipe, or its state does not fit. No folder was created.
     """
     if options.resume is not None:
         path, stored = options.resume, stored_run(options.resume)
-        check_unchanged(stored, config, options)
+        check_unchanged(stored, config, options, train.recipe)
     else:
         source = {} if options.init_from is None else {"continued_from": _continued_from(train, config, options)}
-        stored = {**describe(config, options, train.steps_per_update), **source}
+        stored = {**describe(config, options, train.steps_per_update, train.recipe), **source}
         try:
             path = _new_folder(config, options)
         except OSError as error:
@@ -53,7 +54,7 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[RunWrit
 
 
 def check_unused(path: Path) -> None:
-    """Raise if a folder holds a run.
+    """Raise if a folder contains a run.
 
     Raises:
         RunExistsError: it does.
@@ -65,7 +66,7 @@ def check_unused(path: Path) -> None:
 class RunWriter(RunFolder):
     """The folder of a run for the single process that writes to it; `open_run` creates it.
 
-    Whenever the process dies, the folder holds a run that can be resumed. No results are deleted: files that the run
+    Whenever the process dies, the folder contains a run that can be resumed. No results are deleted: files that the run
     cannot continue from are moved to `aside/`.
     """
 
@@ -190,9 +191,18 @@ class RunWriter(RunFolder):
         """Write `result.json`, which marks the run as complete."""
         write_json(self.path / "result.json", result)
 
+    def earlier_result(self) -> dict[str, Any]:
+        """Return the content of `result.json`; nothing if the run was not complete."""
+        try:
+            found = json.loads((self.path / "result.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
     def remove_result(self) -> None:
-        """Remove `result.json`, because the run is not complete."""
-        (self.path / "result.json").unlink(missing_ok=True)
+        """Move `result.json` aside, because the run is not complete."""
+        if (self.path / "result.json").exists():
+            os.rename(self.path / "result.json", self._aside("result.json"))
 
     def close(self) -> None:
         """Release the files."""
@@ -205,7 +215,9 @@ class RunWriter(RunFolder):
 
     def _accepted(self, done: int) -> Log:
         """Return the rows up to an accepted checkpoint; a log that lacks some of them is moved aside unchanged."""
-        log = read_log(self.log_path, before=done)
+        log, whole = read_log(self.log_path, before=done), read_log(self.log_path)
+        if done and len(whole.rows) > len(log.rows):
+            write_rows(self._aside("metrics.jsonl"), whole.rows[len(log.rows) :])
         if len(log.rows) < done:
             self.rows(done)  # warns
             self._set_aside_log()
@@ -235,7 +247,7 @@ class Follower:
         self._saved: int | None = None
 
     def begin(self, train: Train) -> tuple[int, Any]:
-        """Return the beginning of a new run; the first process knows better."""
+        """Return the beginning of a new run; the first process knows the actual state."""
         del train
         return 0, None
 
@@ -291,7 +303,7 @@ def _new_folder(config: Any, options: RunOptions) -> Path:
         folder = options.directory / options.name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
-    env_id = without_settings(str(getattr(config, "env_id", "run")))  # settings may hold a path
+    env_id = without_settings(str(getattr(config, "env_id", "run")))  # settings may contain a path
     name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     for folder in _numbered(options.directory / name):  # several runs may begin within a second
         try:

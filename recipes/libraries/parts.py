@@ -1,4 +1,4 @@
-"""Parts of other libraries' PPO that `ppo_parts` lacks; each makes one of the differences.
+"""Parts of other libraries' PPO that `ppo_parts` lacks; each implements one difference.
 
 `recipes.libraries` chains them, and docs/libraries.md says which library uses which.
 """
@@ -15,7 +15,7 @@ import ppo_parts as pp
 
 
 def squared_error(coef: float, clip_eps: float | None = None) -> pp.Part:
-    """The value loss without the factor 1/2, clipped or not."""
+    """Add the value loss without the factor 1/2, clipped or not."""
     if clip_eps is None:
         return pp.value_loss(coef=2 * coef)
     return pp.clipped_value_loss(clip_eps=clip_eps, coef=2 * coef)
@@ -34,7 +34,7 @@ def truncate_at_current_value() -> pp.Part:
 
 
 def ignore_truncations() -> pp.Part:
-    """Let episodes go on where they were truncated, as if the first state of the next had followed."""
+    """Continue episodes where they were truncated, as if the first state of the next one had followed."""
 
     def update(batch: pp.Batch) -> pp.Batch:
         truncated = _truncated(batch)
@@ -48,18 +48,18 @@ def ignore_truncations() -> pp.Part:
 
 
 def _truncated(batch: pp.Batch) -> jax.Array:
-    """Whether a time limit cut each step, as booleans; False everywhere if the batch does not say."""
+    """Return whether a time limit cut each step, as booleans; False everywhere if the batch has no such flags."""
     return jnp.zeros_like(batch.value, bool) if batch.truncated is None else batch.truncated.astype(bool)
 
 
 def _next_counts(batch: pp.Batch) -> jax.Array:
-    """Whether the step after each step is in the batch, and not masked, as booleans `[T, N]`."""
+    """Return whether the step after each step is in the batch and not masked, as booleans `[T, N]`."""
     counts = jnp.ones_like(batch.reward, bool) if batch.mask is None else batch.mask.astype(bool)
     return jnp.concatenate([counts[1:], jnp.zeros_like(counts[:1])])
 
 
 def _following(x: jax.Array, otherwise: jax.Array, where: jax.Array) -> jax.Array:
-    """The next step's entry of `x` where there is one, and `otherwise` elsewhere."""
+    """Return the next step's entry of `x` where there is one, and `otherwise` elsewhere."""
     return jnp.where(where, jnp.roll(x, -1, axis=0), otherwise)
 
 
@@ -187,18 +187,19 @@ def divergence_since_last_epoch(shape: tuple[int, ...]) -> pp.Part:
     return pp.Part(
         init, update, "divergence_since_last_epoch", requires=("behavior",), provides=("metrics.kl",),
         reads=("current.distribution", "log_prob", "mask"), place="after_sampler",
+        needs_time=True,  # the policy that last saw a minibatch is kept in the shape of the minibatch
     )  # fmt: skip
 
 
 def adaptive(learning_rate: float, target_kl: float | None, **options: Any) -> optax.GradientTransformation:
-    """The rate that follows the divergence, or without a target the constant rate."""
+    """Scale by a rate that follows the divergence, or, without a target, by a constant rate."""
     if target_kl is None:
         return pp.scale_by_update_schedule(learning_rate)
     return pp.scale_by_kl_adaptive_rate(learning_rate, target_kl, **options)
 
 
 def clip(max_grad_norm: float | None) -> optax.GradientTransformation:
-    """Clip the gradient by its norm, or without a norm not at all."""
+    """Clip the gradient by its norm; without a norm, do nothing."""
     return optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
 
 
@@ -233,7 +234,7 @@ def evaluate_next_obs() -> pp.Part:
     def update(batch: pp.Batch, context: pp.Context) -> pp.Batch:
         if batch.carry is not None:
             raise pp.UserValueError(
-                "evaluate_next_obs: the policy has a memory, and its state after the next observation is not known: "
+                "evaluate_next_obs: the policy has a memory, but its state after the next observation is not known: "
                 "leave this part out, or use a policy without memory"
             )
         following = context.evaluate(context.params, batch.replace(obs=batch.next_obs)).value

@@ -50,14 +50,14 @@ def test_on_rows_may_stop_the_run_which_is_saved_first(train, whole, tmp_path, c
     assert_same_run(folder, whole[0])
 
 
-def test_on_rows_that_fails_ends_the_run_like_a_crash(train, whole, tmp_path):
+def test_a_run_is_saved_where_on_rows_fails(train, whole, tmp_path):
     def fail(new):
         if new[-1]["update"] == 5:
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
         go(train, tmp_path, "run", on_rows=fail)
-    assert steps(tmp_path / "run") == [4]
+    assert steps(tmp_path / "run") == [4, 6]
     folder, _ = go(train, None, "", resume=tmp_path / "run")
     assert_same_run(folder, whole[0])
 

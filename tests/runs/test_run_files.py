@@ -161,9 +161,33 @@ def test_run_without_a_name_gets_a_new_folder(monkeypatch, train, tmp_path):
 
 @pytest.mark.parametrize("changes", [{"target_kl": float("inf")}, {"env_id": Path("x")}, {"hidden": ((8,),)}])
 def test_run_config_that_json_cannot_hold_is_refused_at_once(train, tmp_path, changes):
-    with pytest.raises(ValueError, match=rf"config\.{next(iter(changes))}=.* could not be read back"):
+    with pytest.raises(ValueError, match=f"config: {next(iter(changes))} .* could not be read back"):
         go(train, tmp_path, "run", tiny(UPDATES, **changes))
+    with pytest.raises(ValueError, match="run: checkpoint_minutes inf could not be read back"):
+        go(train, tmp_path, "run", checkpoint_minutes=float("inf"))
     assert not list(tmp_path.iterdir())
+
+
+def test_run_seeds_that_do_not_exist_are_refused_before_a_folder_is_made(train, tmp_path):
+    with pytest.raises(ValueError, match=r"all seeds lie in \[0, 2\*\*32\)"):
+        go(train, tmp_path, "run", tiny(seed=2**32 - 1), num_seeds=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
+    for name, recipe in (("named", "here.mine"), ("unnamed", None)):
+        named = train if recipe is None else train.of_recipe(recipe)
+        with open_run(named, tiny(), RunOptions(name=name, directory=tmp_path)) as folder:
+            assert folder.stored["recipe"] == (recipe or "recipes.cleanrl_ppo")
+    assert train.recipe is None
+    resumed = RunOptions(resume=tmp_path / "named")
+    with open_run(train.of_recipe("there.mine"), tiny(), resumed):  # the package was moved
+        pass
+    with (
+        pytest.raises(ValueError, match=r"of the recipe here\.mine, .* got here\.other: .* python -m here\.mine"),
+        open_run(train.of_recipe("here.other"), tiny(), resumed),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -182,6 +206,7 @@ def test_run_options_are_checked_before_a_folder_is_made(train, tmp_path, option
         ({"eval_every": 0, "eval_episodes": 1}, "run: eval_every must be at least 1, got 0"),
         ({"keep_checkpoints": 0}, "run: keep_checkpoints must be at least 1, got 0"),
         ({"eval_every": 2}, "run: eval_every needs eval_episodes"),
+        ({"eval_mode": True}, "run: eval_mode needs eval_episodes"),
         (
             {"best_metric": "episode_retrun"},
             "best_metric must be measured in this run, got 'episode_retrun'; did you mean 'episode_return'? there are",

@@ -24,6 +24,8 @@ from benchmarks._runs import (
 from ppo_parts import training
 from ppo_parts.training import _metrics_file
 from ppo_parts.training._checkpoint import Checkpoints
+from ppo_parts.training._program import Program
+from ppo_parts.training._progress import TensorBoard
 from recipes import cleanrl_ppo
 
 
@@ -135,10 +137,50 @@ def test_resume_deletes_nothing_before_it_is_accepted(train, evaluated, tmp_path
     damage.write_bytes(content)
     with pytest.raises(Crash):
         go(train, None, "", resume=folder, checkpoint=5, compile=acting(2, crash), **EVALUATED)
-    aside = sorted(re.match(r"checkpoint-\d+", path.name)[0] for path in (folder / "aside").iterdir())
-    assert aside == sorted(f"checkpoint-{step}" for step in before if step > 5)
+    aside = sorted(re.match(r"(checkpoint-\d+|\D+)-", path.name)[1] for path in (folder / "aside").iterdir())
+    assert aside == [*sorted(f"checkpoint-{step}" for step in before if step > 5), "metrics.jsonl", "result.json"]
+    (cut,) = (folder / "aside").glob("metrics.jsonl-*")
+    assert [row["update"] for row in training.read_metrics(cut)] == list(range(5, UPDATES))
     go(train, None, "", resume=folder, **EVALUATED)
     assert_same_run(folder, evaluated[0])
+
+
+def test_resume_of_a_finished_run_loses_nothing(train, whole, tmp_path):
+    folder = Path(shutil.copytree(whole[0], tmp_path / "run"))
+    before = json.loads((folder / "result.json").read_text())
+    go(train, None, "", resume=folder)
+    assert json.loads((folder / "result.json").read_text()) == before | {"curve": str(folder / "curve.png")}
+    (folder / "metrics.jsonl").unlink()
+    with pytest.warns(RuntimeWarning, match="is missing"):
+        go(train, None, "", resume=folder)
+    after = json.loads((folder / "result.json").read_text())
+    assert after["last_100_episodes_return"] == before["last_100_episodes_return"]
+
+
+def test_resume_continues_where_an_evaluation_failed(train, evaluated, tmp_path, monkeypatch):
+    evaluate = Program.evaluate
+
+    def fail(self, state, done):
+        raise OverflowError("mine")
+
+    monkeypatch.setattr(Program, "evaluate", fail)
+    with pytest.raises(OverflowError, match="mine"):
+        go(train, tmp_path, "run", **EVALUATED)
+    assert steps(tmp_path / "run") == [4, 5]
+    assert len(rows(tmp_path / "run")) == 5
+    monkeypatch.setattr(Program, "evaluate", evaluate)
+    folder, _ = go(train, None, "", resume=tmp_path / "run", **EVALUATED)
+    assert steps(folder)[-1] == UPDATES
+    assert len(rows(folder)) == UPDATES
+
+
+def test_resume_of_a_run_without_a_checkpoint_discards_its_events(tmp_path):
+    """TensorBoard then hides those of the process that was killed."""
+    for begun in (None, 0):
+        TensorBoard(tmp_path, begun).close()
+    first, second = sorted(tmp_path.glob("events.out.tfevents.*"), key=lambda path: path.name.endswith(".1"))
+    assert second.name.endswith(".1")
+    assert first.stat().st_size < second.stat().st_size  # the mark at which the session begins
 
 
 @pytest.mark.parametrize("which", [3, "best"])

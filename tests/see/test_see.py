@@ -43,7 +43,7 @@ def test_a_run_says_which_recipe_it_is_of(folder):
 
 
 def test_a_recipe_that_was_run_as_a_command_has_the_name_to_import_it_by(monkeypatch):
-    config = type("Config", (), {"__module__": "__main__"})()
+    config = type("Config", (), {"__module__": "__main__"})
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert recipe_of(config) == "__main__"  # a console
@@ -100,6 +100,8 @@ def test_evaluate_prints_the_returns_of_each_seed(folder, tmp_path, capsys):
     assert (result["episode_length"], result["terminated"], result["truncated"]) == (3.0, 6, 0)
     assert result["info"] == {"won": 1.0}
     assert json.loads((tmp_path / "result.json").read_text()) == result
+    with pytest.raises(SystemExit, match=r"^error: .*nowhere: there is no such folder"):
+        evaluate.main([str(folder), "--episodes", "1", "--json", str(tmp_path / "nowhere" / "result.json")])
     printed = capsys.readouterr().out
     assert f"{folder} after update 2 of 2: walk" in printed
     assert "mean return 6.00 (standard deviation 0.00), IQM 6.00 [95 %: 6.00, 6.00] over seeds" in printed
@@ -210,10 +212,13 @@ def test_compare_refuses_what_cannot_be_compared(tmp_path):
         compare.read_curve("a", [a], "won")
     with pytest.raises(UserValueError, match=r"no update has evaluation/won; .*; evaluations .* need --eval-every"):
         compare.read_curve("a", [a], "evaluation/won")
-    with pytest.raises(SystemExit, match=r"^error: x\.foo must end with the name of a picture's format: .*\.png"):
+    with pytest.raises(SystemExit, match=r"^error: x\.foo must end with the extension of an image format: .*\.png"):
         compare.main([str(a), "--output", "x.foo"])
+    write_rows(a / "metrics.jsonl", [])
+    with pytest.raises(UserValueError, match="there are no metrics yet"):
+        compare.read_curve("a", [a])
     write_rows(a / "metrics.jsonl", [{"update": 0, "env_steps": 10, "episode_return": [1.0, np.nan]}])
-    with pytest.raises(UserValueError, match="was not measured yet in every seed"):
+    with pytest.raises(UserValueError, match="has not been measured in every seed"):
         compare.read_curve("a", [a])
 
 
@@ -242,11 +247,11 @@ def test_watch_stops_after_max_steps_and_carries_a_memory():
 def test_watch_says_what_it_cannot_draw_or_write(folder, tmp_path, monkeypatch):
     state = jax.tree.map(lambda x: x[0], training.load(folder).state)
     train = recipe.make_train(recipe.Config(drawn=False))
-    with pytest.raises(UserValueError, match=r"there are no pictures of this environment: give its Env a render"):
+    with pytest.raises(UserValueError, match=r"this environment cannot be rendered: give its Env a render"):
         next(watch.frames_of(train, state))
     with pytest.raises(UserValueError, match=r"a\.png must end with \.gif or \.mp4"):
         watch.write_animation(Path("a.png"), [])
-    with pytest.raises(UserValueError, match="there are no pictures to write"):
+    with pytest.raises(UserValueError, match="there are no frames to write"):
         watch.write_animation(tmp_path / "a.gif", [])
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(MissingPackage, match=r'pip install "ppo_parts\[watch\]"'):
