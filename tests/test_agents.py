@@ -412,7 +412,7 @@ def test_statistics_that_cannot_be_kept_are_refused():
     folded = envs.fold_agents(probe())
     with pytest.raises(ValueError, match="normalize_observation: per_agent=True needs an axis of agents"):
         envs.normalize_observation(folded, per_agent=True)
-    with pytest.raises(ValueError, match="prepare: per_agent=True needs normalize=True"):
+    with pytest.raises(ValueError, match="prepare: per_agent=True applies to statistics, so it needs normalize=True"):
         envs.prepare(probe(), per_agent=True)
     with pytest.raises(ValueError, match="normalize_reward: per_agent=True needs an axis of agents"):
         envs.normalize_reward(folded, gamma=0.9, per_agent=True)

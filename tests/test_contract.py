@@ -937,7 +937,7 @@ def test_print_shows_stages_and_fields():
     actor = pp.chain(pp.full_batch(), SURROGATE)
     text = str(pp.chain(pp.stateless(lambda b: b, name="mine"), GAE, pp.phases(actor=actor)))
     lines = text.splitlines()
-    assert lines[0].split() == ["rollout", "mine", "reads", "what", "its", "update", "reads"]
+    assert lines[0].split() == ["rollout", "mine", "reads", "undeclared", "fields"]
     assert "writes advantage, target" in lines[1]
     assert any(line.strip().startswith("minibatch") and "clipped_surrogate" in line for line in lines)
 

@@ -124,7 +124,7 @@ def test_numbers_of_info_are_metrics_of_the_episodes_that_ended(make, reporting)
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("success", r"environment 0 ended an episode without a number info\['success'\].* there are pair, time, won"),
+        ("success", r"environment 0 ended an episode without a number info\['success'\].* it reports pair, time, won"),
         ("pair", r"info\['pair'\] of environment 0 must be a number, got \(1, 2\): leave it out of info="),
     ],
 )
@@ -283,7 +283,10 @@ def test_a_state_on_the_host_is_stepped_once():
     again = env.step(key, state, jnp.zeros(1, int))  # JAX may repeat a callback
     jax.tree.map(np.testing.assert_array_equal, first, again)
     env.step(key, first[0], jnp.zeros(1, int))
-    with pytest.raises(pp.UserValueError, match=r"from step 0 and .* done 2: it cannot go back"), envs.host_errors():
+    with (
+        pytest.raises(pp.UserValueError, match=r"from step 0, but .* is at step 2 and cannot go back"),
+        envs.host_errors(),
+    ):
         env.step(key, state, jnp.zeros(1, int))
     with pytest.raises(pp.UserValueError, match=r"another process: .* env\.restart"), envs.host_errors():
         env.step(key, state._replace(inner=state.inner._replace(instance=jnp.int32(9))), jnp.zeros(1, int))

@@ -1,4 +1,4 @@
-"""Runs in environments on the host, whose state no checkpoint can hold."""
+"""Runs in environments on the host, whose state no checkpoint can store."""
 
 import json
 
@@ -57,7 +57,7 @@ def test_a_run_on_the_host_resumes_with_new_episodes_and_old_statistics(host_tra
     assert 4 <= done < host_train.num_updates
     stopped = RunFolder(folder).restore(host_train)[1]
     folder, result = go(host_train, None, "", resume=folder, eval_episodes=2)
-    assert "no checkpoint can hold them: new episodes begin" in capsys.readouterr().out
+    assert "no checkpoint can store them: new episodes begin" in capsys.readouterr().out
     assert [row["update"] for row in rows(folder)] == list(range(host_train.num_updates))
     assert result["evaluation"]["episode_return"]["mean"] == 7
     final = RunFolder(folder).restore(host_train)[1]
