@@ -2,9 +2,9 @@
 
 `python -m benchmarks report`
 
-The same files give the same page. What has not been recorded yet is left out. Tables of learning results in other
-pages (`PAGES`) stand between `<!-- learning task ... -->` and `<!-- end -->` and are written again, too, so that they
-cannot differ from the records.
+The same files give the same page. What has not been recorded yet is left out. Tables of results in other pages
+(`PAGES`), between `<!-- learning task ... -->` or `<!-- mujoco -->` and `<!-- end -->`, are written again, too, so that
+they cannot differ from the records.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from . import results_page
+from . import _pages, mujoco_page, results_page
 from ._pages import canvas, save, table
 from .learning import TASKS, success
 from .train import ONE_SEED, RECIPES
@@ -42,7 +42,7 @@ PUBLISHED = [
     "Acrobot is better than ours.",
 ]
 """Published results, which the page sets beside ours."""
-PAGES = ("README.md", "docs/pufferlib.md", "docs/agents.md", "docs/exploration.md")  # with tables of learning results
+PAGES = ("README.md", "docs/pufferlib.md", "docs/agents.md", "docs/exploration.md")  # with tables of results
 
 
 def provenance(record: Record) -> list[str]:
@@ -395,7 +395,7 @@ def learning(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
 
 
 def filled(page: str, results: pathlib.Path, link: str) -> str:
-    """`page` with its tables of learning results as the records have them; `link` leads from the page to `results`."""
+    """`page` with its tables of results as the records have them; `link` leads from the page to `results`."""
 
     def block(found: re.Match[str]) -> str:
         lines = []
@@ -410,7 +410,10 @@ def filled(page: str, results: pathlib.Path, link: str) -> str:
         head = ["task", "steps", "seeds", "return of the last 100 training episodes", "return of 100 new episodes"]
         return "\n".join([f"<!-- learning {found[1]} -->", *table(head, lines)[:-1], "<!-- end -->"])
 
-    return re.sub(r"<!-- learning (.*?) -->.*?<!-- end -->", block, page, flags=re.DOTALL)
+    page = re.sub(r"<!-- learning (.*?) -->.*?<!-- end -->", block, page, flags=re.DOTALL)
+    if "<!-- mujoco -->" not in page:
+        return page
+    return _pages.filled(page, "mujoco", mujoco_page.headline(mujoco_page.runs(results / "mujoco"))[:-1])
 
 
 SECTIONS: dict[str, tuple[str, Callable[[dict[str, Record], pathlib.Path], list[str]]]] = {
