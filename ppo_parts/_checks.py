@@ -13,7 +13,14 @@ from ._errors import UserTypeError, UserValueError
 from ._metrics import Metrics
 from ._shards import check_shards
 from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Params, require
-from .functional._common import ShapeError, check_floating, check_same_shape, masked_sum, unsqueezed
+from .functional._common import (
+    ShapeError,
+    accumulator_dtype,
+    check_floating,
+    check_same_shape,
+    masked_sum,
+    unsqueezed,
+)
 
 TREES = ("obs", "action", "next_obs", "behavior", "extras")  # fields with leaves [T, N, ...]; the others are [T, N]
 RECORDED = tuple(field for field in PER_STEP if field not in (*TREES, "log_prob"))
@@ -114,7 +121,8 @@ def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
         if not jnp.issubdtype(x.dtype, jnp.floating) or x.shape[: keep.ndim] != keep.shape:
             return x
         kept = unsqueezed(keep, x.ndim)
-        harmless = jnp.square(x) <= jnp.finfo(x.dtype).max  # False for NaN
+        wide = x.astype(accumulator_dtype(x))
+        harmless = jnp.square(wide) <= jnp.finfo(wide.dtype).max  # False for NaN
         return jnp.where(kept if alone else harmless | kept, x, 0)
 
     return batch.replace(**{name: jax.tree.map(finite, getattr(batch, name)) for name in TREES})

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._errors import UserTypeError, UserValueError
-from .functional._common import bounds, is_real, range_error, rounded
+from .functional._common import bounds, is_real, range_error
 
 Array = jax.Array
 Numeric = float | Array | Callable[[Any], Any]
@@ -61,7 +61,12 @@ def _inside(x: Any, low: float, high: float, open_low: bool) -> Any:
 
 
 def _nan_outside(x: Any, low: float, high: float, open_low: bool) -> Array:
-    return jnp.where(_inside(x, *rounded(low, high), open_low), x, jnp.nan)
+    return jnp.where(_inside(x, *_rounded(low, high), open_low), x, jnp.nan)
+
+
+def _rounded(low: float, high: float) -> tuple[float, float]:
+    """Widen a range by the rounding error of float32: a schedule from 1 may begin at 1.0000001."""
+    return low - 1e-6 * abs(low), high + 1e-6 * abs(high)
 
 
 LATE = (np.int32(2**29), np.int32(2**30))
@@ -94,14 +99,25 @@ def _schedule(
                 argument=name,
             )
         opened = open_low and when == "at step 0"  # a value that must not be 0 may still be annealed to 0
-        if not isinstance(end, jax.core.Tracer) and not _inside(np.float64(end), *rounded(low, high), opened):
+        if not isinstance(end, jax.core.Tracer) and not _inside(np.float64(end), *_rounded(low, high), opened):
             raise UserValueError(
                 f"must lie in {bounds(low, high, open_low)}, but its schedule is {float(end):g} {when}",
                 where=where,
                 argument=name,
             )
-    # A value may be annealed to an excluded bound, as above; outside the range it is NaN.
-    return lambda step: _nan_outside(jnp.asarray(value(step)), low, high, False)
+
+    def checked(step: Any) -> Array:
+        """Return the value, which may be annealed to an excluded bound, as above; outside the range it is NaN."""
+        x = _nan_outside(jnp.asarray(value(step)), low, high, False)
+        # Inside the range in spite of rounding, because the functions in `functional` reject what is outside.
+        return jnp.clip(x, _next_above(low, x.dtype) if open_low else low, high)
+
+    return checked
+
+
+def _next_above(low: float, dtype: Any) -> Any:
+    """Return the smallest normal number above an excluded bound."""
+    return jnp.finfo(dtype).tiny if low == 0 else jnp.nextafter(jnp.asarray(low, dtype), jnp.asarray(jnp.inf, dtype))
 
 
 def spread_nan(x: Array, *hyperparameters: Any) -> Array:

@@ -45,14 +45,13 @@ def apply_policy(policy: Evaluate, params: Params, obs: Any, carry: Any = None, 
             "evaluate(params, batch) of a recurrent policy must return its state after the batch's last step, as "
             "(distribution, value, carry) or Output(..., carry=...); got none"
         )
-    each = reset.shape
 
     def first(x: Array) -> Array:
         return x[0]
 
     def first_of_leaf(x: Array) -> Array:
         """Drop the time axis; an array without it, such as a standard deviation `[D]`, is shared by all elements."""
-        return x[0] if jnp.shape(x)[: 1 + len(each)] == (1, *each) else x
+        return x[0] if jnp.shape(x)[:1] == (1,) else x
 
     value, aux = jax.tree.map(first, (output.value, output.aux))
     return Output(jax.tree.map(first_of_leaf, output.distribution), value, output.carry, aux)

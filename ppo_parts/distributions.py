@@ -635,8 +635,10 @@ class MultiCategorical(_Distribution):
                 "options, or a list of arrays"
             )
         if nvec is not None:
-            if not all(isinstance(n, (int, np.integer)) and n > 0 for n in nvec):
+            sizes = np.asarray(nvec)
+            if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or (sizes < 1).any():
                 raise UserValueError(f"MultiCategorical: nvec must contain whole numbers of at least 1, got {nvec!r}")
+            nvec = sizes.tolist()
             if jnp.shape(logits)[-1:] != (sum(nvec),):
                 raise ShapeError(
                     f"MultiCategorical: the last axis of logits must have sum(nvec) = {sum(nvec)} entries for "

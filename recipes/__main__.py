@@ -24,8 +24,9 @@ def listed() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        remedy = f"to train, write python -m recipes.{sys.argv[1]}"
+    if sys.argv[1:] and sys.argv[1:] not in (["--help"], ["-h"]):
+        name = "NAME" if sys.argv[1].startswith("-") else sys.argv[1]
+        remedy = f"to train, write python -m recipes.{name}"
         raise SystemExit(f"error: python -m recipes lists the recipes, and takes no arguments: {remedy}")
     print("\n".join(listed()))
     print("Each has its own --help. --env-id and the other options modify a preset; the first preset is the default.")

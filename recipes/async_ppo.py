@@ -10,6 +10,7 @@ in progress: its first rollout uses the latest policy, so it is not bit-identica
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import time
@@ -24,8 +25,14 @@ from ppo_parts import envs, training
 from recipes import mujoco_ppo
 
 LOGGER = logging.getLogger("ppo_parts.training")
-Config = mujoco_ppo.Config
-PRESETS = mujoco_ppo.PRESETS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(mujoco_ppo.Config):
+    """Hyperparameters: those of `recipes.mujoco_ppo`."""
+
+
+PRESETS = {name: Config(**vars(preset)) for name, preset in mujoco_ppo.PRESETS.items()}
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
@@ -44,14 +51,15 @@ class OneAhead(training.Program):
     def advance_from(self, state: training.TrainState) -> Any:
         """Make `advance(state, most) -> (state, metrics)`; it runs one update, so metrics have a first axis of 1."""
         seeds, actor = self.options.num_seeds, ThreadPoolExecutor(1, "actor")
-        LOGGER.info("compiling")
-        began = time.perf_counter()
-        collect = jax.jit(training.vmap_over_seeds(self.train.collect, seeds))
-        learn = jax.jit(training.vmap_over_seeds(self.train.learn, seeds))
-        next_key = jax.jit(training.vmap_over_seeds(lambda state: jax.random.split(state.key, 3)[0], seeds))
-        learn = learn.lower(state, jax.eval_shape(collect, state)).compile()
-        collect, next_key = collect.lower(state).compile(), next_key.lower(state).compile()
-        LOGGER.info(f"compiled in {time.perf_counter() - began:.1f} s")
+        collect: Any = jax.jit(training.vmap_over_seeds(self.train.collect, seeds))
+        learn: Any = jax.jit(training.vmap_over_seeds(self.train.learn, seeds))
+        next_key: Any = jax.jit(training.vmap_over_seeds(lambda state: jax.random.split(state.key, 3)[0], seeds))
+        if self.placed is None:  # on several devices, the first update compiles, when placements are known
+            LOGGER.info("compiling")
+            began = time.perf_counter()
+            learn = learn.lower(state, jax.eval_shape(collect, state)).compile()
+            collect, next_key = collect.lower(state).compile(), next_key.lower(state).compile()
+            LOGGER.info(f"compiled in {time.perf_counter() - began:.1f} s")
         ahead: list[Future[Any]] = []  # the rollout that is being collected
 
         def collected_by(state: training.TrainState) -> Any:

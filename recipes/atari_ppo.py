@@ -8,14 +8,26 @@ games. Install it with `pip install ".[train,atari]"`.
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Annotated
+
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
+from ppo_parts.training import more_than
 from recipes import cleanrl_ppo
 
-Config = cleanrl_ppo.Config
-PRESETS = {
-    "atari": Config(env_id="ale:breakout", total_timesteps=10_000_000, num_envs=8, clip_coef=0.1),
-}
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(cleanrl_ppo.Config):
+    """Hyperparameters, with the names and defaults of CleanRL's `ppo_atari.py`."""
+
+    env_id: str = "ale:breakout"
+    total_timesteps: int = 10_000_000
+    num_envs: int = 8
+    clip_coef: Annotated[float, more_than(0), "how far the ratio (and the value, if clipped) may move"] = 0.1
+
+
+PRESETS = {"atari": Config()}
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:

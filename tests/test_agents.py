@@ -243,9 +243,8 @@ def test_folded_agents_are_environments_of_their_own():
         state, out = env.step(jax.random.key(1), state, jnp.zeros(6, int))
     assert out.reward.shape == out.episode_return.shape == out.ended.shape == (6,)
     assert out.mask.tolist() == [True, False] * 3
-    inner = jnp.ones((3, 2, 1))  # an observation of the inner environments, and actions for all of them
+    inner = jnp.ones((3, 2, 1))  # an observation of the inner environments
     np.testing.assert_array_equal(env.observe(state, envs.Observation(inner))[:, 1:], obs[:, 1:])
-    assert env.act(jnp.zeros(6, int)).shape == (3, 2)
     with pytest.raises(ValueError, match="multiple of the 2 agents, got 5"):
         env.reset(jax.random.key(0), 5)
     with pytest.raises(ValueError, match="one agent already"):

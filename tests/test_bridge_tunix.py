@@ -139,6 +139,32 @@ def test_a_configuration_of_ppo(registry):
         np.testing.assert_allclose(aux["loss/entropy"], np.log(3), rtol=1e-6)
 
 
+def test_options_that_cannot_be_drawn_leave_the_loss_finite(registry, monkeypatch):
+    """The logit of a padded vocabulary is -inf; the entropy is a part of the loss only with a coefficient."""
+    common = sys.modules["tunix.rl.common"]
+    monkeypatch.setattr(
+        common,
+        "compute_per_token_logps",
+        lambda graphdef, state, **_: (state[..., 0], jnp.log(state).at[..., 2].set(-jnp.inf)),
+    )
+    bridge.register()
+    policy_loss = registry.get("policy_loss_fn", "ppo_parts/clip_higher")
+    new = (
+        jnp.broadcast_to(jnp.asarray(given("log_prob"))[..., None], (*given("log_prob").shape, 3))
+        + 9.0
+        + jnp.arange(3.0)[None, None]
+    )
+
+    def loss(x, **settings):
+        return policy_loss(x, example(), types.SimpleNamespace(**settings), pad_id=0, eos_id=1)
+
+    for settings in ({}, {"entropy_coef": 0.1}):
+        gradient, aux = jax.grad(lambda x, s=settings: loss(x, **s), has_aux=True)(new)
+        assert 0.69 < float(aux["entropy"]) < np.log(2)  # of two options that are almost equal
+        assert np.isfinite(gradient).all()
+        assert bool(jnp.any(gradient[..., 1])) == bool(settings)  # one of the options that were not taken
+
+
 def test_losses_of_sequences_refuse_packed_ones(registry):
     bridge.register()
     config, packed = types.SimpleNamespace(), example(segment_ids=jnp.ones(given("tool_mask").shape))

@@ -404,10 +404,17 @@ def test_config_files_are_one_at_a_time(tmp_path):
         main(cleanrl_ppo, "--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml"))
 
 
-def test_the_list_of_recipes_takes_no_arguments(monkeypatch):
+def test_the_list_of_recipes_takes_no_arguments(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["recipes", "cleanrl_ppo", "--gamma", "0.5"])
+    path = importlib.import_module("recipes.__main__").__file__
     with pytest.raises(SystemExit, match=r"to train, write python -m recipes\.cleanrl_ppo"):
-        runpy.run_path(importlib.import_module("recipes.__main__").__file__, run_name="__main__")
+        runpy.run_path(path, run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["recipes", "--gamma"])
+    with pytest.raises(SystemExit, match=r"to train, write python -m recipes\.NAME"):
+        runpy.run_path(path, run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["recipes", "--help"])
+    runpy.run_path(path, run_name="__main__")
+    assert "Each has its own --help" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["-1", "4294967296", "99999999999999999999999"])

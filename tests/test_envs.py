@@ -42,8 +42,9 @@ def test_an_unknown_environment_or_parameter_names_what_there_is():
 def test_settings_may_follow_the_name():
     given = []
     envs.register("given", lambda name, **settings: given.append((name, settings)) or envs.make(name))
-    env_id = "given:CartPole-v1,flag=False,word=async,pair=(-inf, 2.5),text='a, b',times=3"
-    expected = {"flag": False, "word": "async", "pair": (-np.inf, 2.5), "text": "a, b", "times": 3, "more": 4}
+    env_id = "given:CartPole-v1,flag=False,word=async,pair=(-inf, 2.5),words=(async, a),text='a=in, b',times=3"
+    expected = {"flag": False, "word": "async", "pair": (-np.inf, 2.5), "words": ("async", "a"), "text": "a=in, b"}
+    expected |= {"times": 3, "more": 4}
     envs.make(env_id, more=4)
     assert given == [("CartPole-v1", expected)]
 

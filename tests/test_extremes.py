@@ -10,6 +10,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import distributions, envs
 from ppo_parts import functional as F
+from ppo_parts._checks import finite_where_masked
 from ppo_parts._moments import Moments
 from ppo_parts.testing import example_batch, example_context
 
@@ -67,8 +68,8 @@ def test_what_masked_flags_and_groups_hold_does_not_matter():
         F.reward_to_go(x, truncated=jnp.array([0, 0.5, 0]), **discount)
     with pytest.raises(ValueError, match="group must lie in"):
         F.group_advantage(x, groups)
-    with pytest.raises(ValueError, match="length must not be negative, got -7"):
-        F.group_advantage(x, 0 * groups, baseline="length_weighted", length=lengths)
+    with pytest.raises(ValueError, match="length must not be negative, got -2"):
+        F.group_advantage(x, 0 * groups, baseline="length_weighted", length=jnp.array([-7, -2, 1]), mask=keep[::-1])
 
 
 def test_groups_without_tokens_have_no_advantage():
@@ -80,6 +81,10 @@ def test_priorities_do_not_overflow():
     np.testing.assert_allclose(F.segment_priorities(jnp.array([[1e5, 1.0]]), alpha=8.0), [1, 0])
     np.testing.assert_allclose(F.segment_priorities(jnp.array([[2e38, 2e38]]), alpha=1.0), [0.5, 0.5])
     np.testing.assert_allclose(F.segment_priorities(jnp.array([[6.0, 2.0]]), alpha=2.0, eps=4.0), [5 / 6, 1 / 6], 1e-6)
+    large = jnp.array([[1.0, 2.0, 3e-3, 5.0]])
+    np.testing.assert_allclose(
+        F.segment_priorities(2e37 * large, alpha=0.8, eps=0), F.segment_priorities(large, alpha=0.8, eps=0), 1e-5
+    )
     many = jnp.full(70000, 1 / 70000, jnp.float16)
     np.testing.assert_allclose(F.importance_weights(many, jnp.arange(2), beta=1.0), 1, rtol=0.1)
 
@@ -128,6 +133,8 @@ def test_a_large_masked_observation_has_no_gradient():
     batch = example_batch()
     assert not batch.mask[0, 0] or not batch.mask.all()
     where = tuple(int(i) for i in np.argwhere(np.asarray(batch.mask) == 0)[0])
+    narrow = batch.replace(obs=batch.obs.at[where].set(300).astype(jnp.float16))
+    assert finite_where_masked(narrow, keeps_time=True).obs[where][0] == 300  # later steps may depend on it
     batch = batch.replace(obs=batch.obs.at[where].set(1e38))
     size = batch.obs.shape[-1]
 
@@ -156,6 +163,32 @@ def test_narrow_logits_draw_rare_actions(dtype):
 def test_narrow_actions_are_one_option():
     log_prob = distributions.Categorical(jnp.zeros(300)).log_prob(jnp.array([256.0, 3.0], jnp.bfloat16))
     np.testing.assert_allclose(log_prob, -np.log(300), rtol=1e-6)
+
+
+def test_the_numbers_of_options_may_be_an_array():
+    policy = distributions.MultiCategorical(jnp.zeros(5), jnp.array([2, 3]))
+    assert [part.logits.shape for part in policy.parts] == [(2,), (3,)]
+
+
+def test_excluded_bounds_are_excluded_for_arrays_too():
+    zero, x = jnp.float32(0), jnp.ones(1)
+    for call in (
+        lambda: F.rescale_head(x, x, (0.0, 1.0), (0.0, zero)),
+        lambda: F.simple_policy_optimization(x, x, clip_eps=zero),
+        lambda: F.aggregate(x[:, None], by="sequence_sum", length=zero),
+    ):
+        with pytest.raises(ValueError, match=r"\(0, inf\]"):
+            call()
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_a_schedule_may_end_at_an_excluded_bound(eager):
+    batch = example_batch(after_sampler=True)
+    annealed = pp.linear_schedule(0.2, 0.0, 10)
+    part = pp.clipped_surrogate(clip_eps=annealed, dual_clip=pp.linear_schedule(3.0, 1.0, 10))
+    update = part.update if eager else jax.jit(part.update)
+    out, _ = update(batch, part.init({}), CONTEXT.replace(step=jnp.int32(10)))
+    assert jnp.isfinite(out.losses["policy"]).all()
 
 
 @pytest.mark.parametrize(
@@ -195,6 +228,24 @@ def test_agents_whose_observations_are_pictures_have_no_number_appended():
         envs.fold_agents(env, agent_id=True)
 
 
+def test_agents_can_be_folded_without_a_change_of_observations():
+    """Then a policy can be exported: there is nothing to apply to an observation."""
+
+    def reset(key, num_envs):
+        return (), envs.Observation(jnp.zeros((num_envs, 1, 3)))
+
+    env = envs.Env(reset, None, envs.Box((3,)), envs.Discrete(2), lambda state: env, num_agents=1)
+    assert envs.fold_agents(env).observe is None
+    assert envs.fold_agents(env).act is None
+    named = envs.fold_agents(env, agent_id=True)
+    assert named.observe((), envs.Observation(jnp.zeros((5, 1, 3)))).shape == (5, 4)
+    for obs in (jnp.zeros((5, 4)), envs.Observation(jnp.zeros((5, 4)), jnp.ones((5, 2), bool))):
+        with pytest.raises(ValueError, match="a policy of folded agents cannot be exported if observations change"):
+            named.observe((), obs)
+    doubled = envs.fold_agents(env._replace(act=lambda action: 2 * action))
+    assert doubled.act(jnp.ones(5, int)).tolist() == [[2]] * 5
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Shared:
@@ -204,17 +255,18 @@ class Shared:
     scale: jax.Array
 
     def log_prob(self, value):
-        return distributions.Normal(self.loc, self.scale).log_prob(value)
+        return jax.scipy.stats.norm.logpdf(value, self.loc, self.scale).sum(-1)
 
     def sample(self, *, seed):
         return self.loc + self.scale * jax.random.normal(seed, self.loc.shape)
 
 
 @pytest.mark.lenient_ranks
-def test_recurrent_policies_may_share_a_leaf_of_their_distribution():
+@pytest.mark.parametrize("scale", [[0.1, 2.0], [[[0.1, 2.0]]]], ids=["[D]", "[1, 1, D]"])
+def test_recurrent_policies_may_share_a_leaf_of_their_distribution(scale):
     def evaluate(params, batch):
         mean = jnp.zeros((*batch.obs.shape[:-1], 2))
-        return Shared(mean, jnp.array([0.1, 2.0])), mean[..., 0], batch.carry
+        return Shared(mean, jnp.array(scale)), mean[..., 0], batch.carry
 
     def step(key, state, action):
         return envs.Step(state, jnp.ones(1), reward=0.0, terminated=False)

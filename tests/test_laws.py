@@ -85,6 +85,25 @@ def loss(value, **declared):
     )
 
 
+def test_check_part_accepts_buffers_and_maps_over_dictionaries():
+    """The last rollout with its masked steps, and `jax.tree.map` over `extras` and another dictionary."""
+    context, batch = testing.example_context(), testing.example_batch()
+
+    def update(batch, state, context):
+        ones = {name: jnp.ones_like(x) for name, x in batch.extras.items()}
+        return batch.replace(extras=jax.tree.map(jnp.add, batch.extras, ones)), state
+
+    buffer = part(
+        update, lambda params, key: jnp.zeros((1, *batch.reward.shape)),
+        provides=("extras",), reads=("extras", "reward"),
+        finish=lambda batch, state, context: batch.reward[None].astype(jnp.float32),
+    )  # fmt: skip
+    testing.check_part(buffer, batch=lambda seed=0, dtype=jnp.float32: testing.example_batch(
+        seed, dtype, extras={"own": testing.example_batch(seed, dtype).reward}
+    ))  # fmt: skip
+    assert buffer.finish(batch, None, context).shape == (1, *batch.reward.shape)
+
+
 def counting(number):
     """A part whose state is `number(batch)`."""
     return part(lambda b, s, c: (b, jnp.float32(number(b))), lambda params, key: jnp.zeros(()))

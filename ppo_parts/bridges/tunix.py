@@ -111,15 +111,25 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
             arguments = (log_prob, x.ref_per_token_logps, setting("kl_loss_mode", "kl"))
             kl = common.compute_kl_divergence(*arguments, clamp_value=setting("kl_clamp_value", None))
         kl_coef = setting("beta" if hasattr(algo_config, "loss_agg_mode") else "kl_coef", 0.0)
-        log_p = jax.nn.log_softmax(logits, axis=-1)
-        entropy = aggregated(-jnp.sum(jnp.exp(log_p) * log_p, axis=-1))
+        entropy_coef = setting("entropy_coef", 0.0)
+        entropy = aggregated(_entropy(logits if entropy_coef else jax.lax.stop_gradient(logits)))
         policy, kl_loss = aggregated(tokens * weights), aggregated(kl)
+        total = policy + kl_coef * kl_loss
+        if entropy_coef:  # as a metric alone it needs no gradient, which would take as much memory as the logits
+            total = total - entropy_coef * entropy
         metrics = _measured(log_prob - acted, advantage, weights, mask)
         metrics |= {"kl": masked_mean(kl, mask), "kl_loss": kl_loss, "pg_loss": policy}
         metrics |= {"entropy": entropy, "loss/entropy": entropy}
-        return policy + kl_coef * kl_loss - setting("entropy_coef", 0.0) * entropy, metrics
+        return total, metrics
 
     _registry().register("policy_loss_fn", name)(policy_loss)
+
+
+def _entropy(logits: Array) -> Array:
+    """Return the entropy per token, in nats; logits of -inf contribute 0."""
+    log_probs = jax.nn.log_softmax(logits, axis=-1)
+    probs = jnp.exp(log_probs)
+    return -jnp.sum(probs * jnp.where(probs > 0, log_probs, 0), axis=-1)
 
 
 def _measured(log_ratio: Array, advantage: Array, weights: Array, mask: Array) -> dict[str, Any]:

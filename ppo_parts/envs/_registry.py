@@ -140,8 +140,10 @@ def without_settings(env_id: str) -> str:
     return env_id.partition(",")[0] if isinstance(env_id, str) else env_id
 
 
-KEYWORDS = re.compile(rf"=\s*({'|'.join(sorted(set(keyword.kwlist) - {'True', 'False', 'None'}))})\s*(?=,|$)")
-"""Bare words that Python would not parse as values, such as that of `vectorization=async`."""
+KEYWORDS = re.compile(
+    r"""'[^']*'|"[^"]*"|\b""" + rf"({'|'.join(sorted(set(keyword.kwlist) - {'True', 'False', 'None'}))})\b(?!\s*=)"
+)
+"""Quoted strings, and bare words that Python would not parse as values, such as that of `vectorization=async`."""
 
 
 def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -154,7 +156,7 @@ def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str
     if name == env_id:
         return env_id, settings
     text = env_id[len(name) + 1 :]
-    quoted = KEYWORDS.sub(r'="\1"', text)
+    quoted = KEYWORDS.sub(lambda found: f'"{found[1]}"' if found[1] else found[0], text)
     try:
         call = ast.parse(f"dict({quoted})", mode="eval").body
         if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):

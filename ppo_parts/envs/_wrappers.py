@@ -334,11 +334,17 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         return state, each_agent(obs)
 
     def observe(state: Any, obs: Any) -> Any:
+        if not isinstance(obs, Observation) or (shape is not None and obs.obs.ndim != 2 + len(shape)):
+            raise UserValueError(
+                "fold_agents: observe takes the observations of all agents, envs.Observation with axes [N, A, ...], so "
+                "a policy of folded agents cannot be exported if observations change inside fold_agents: put "
+                "normalize_observation around it, and leave agent_id out"
+            )
         return each_agent(obs if env.observe is None else env.observe(state, obs))
 
     def act(action: Any) -> Any:
-        action = jax.tree.map(lambda a: a.reshape(-1, agents, *a.shape[1:]), action)
-        return action if env.act is None else env.act(action)
+        assert env.act is not None
+        return env.act(jax.tree.map(lambda a: a.reshape(-1, agents, *a.shape[1:]), action))
 
     space = env.observation_space
     if agent_id:
@@ -350,8 +356,8 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         observation_space=space,
         evaluation=lambda state: fold_agents(env.evaluation(state), agent_id=agent_id),
         num_agents=None,
-        observe=observe,
-        act=act,
+        observe=None if env.observe is None and not agent_id else observe,
+        act=None if env.act is None else act,
     )
 
 

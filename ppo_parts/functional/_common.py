@@ -135,19 +135,9 @@ def range_error(
 
 
 def check_range(where: str, name: str, value: Any, low: float, high: float = np.inf, *, open_low: bool = False) -> None:
-    """Raise unless `value` contains numbers in [low, high]; see `range_error`.
-
-    A JAX array may be the value of a schedule, which is rounded, and which may be annealed to an excluded bound.
-    """
-    error = range_error(value, low, high, open_low=open_low)
-    if error is None or (isinstance(value, jax.Array) and range_error(value, *rounded(low, high)) is None):
-        return
-    raise type(error)(f"{where}: {name} {error}")
-
-
-def rounded(low: float, high: float) -> tuple[float, float]:
-    """Widen a range by the rounding error of float32: a schedule from 1 may begin at 1.0000001."""
-    return low - 1e-6 * abs(low), high + 1e-6 * abs(high)
+    """Raise unless `value` contains numbers in [low, high]; see `range_error`."""
+    if (error := range_error(value, low, high, open_low=open_low)) is not None:
+        raise type(error)(f"{where}: {name} {error}")
 
 
 def checked_scalar(

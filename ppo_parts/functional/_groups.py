@@ -156,8 +156,10 @@ def _checked_group(
         raise ValueError(f"{where}: num_groups must be a whole number of at least 1, got {num_groups!r}")
     known, counts = known_values(group), known_values(True if mask is None else mask)
     lengths = None if length is None else known_values(length)
-    if lengths is not None and counts is not None and ((lengths < 0) & counts.astype(bool)).any():
-        raise ValueError(f"{where}: length must not be negative, got {lengths[lengths < 0][0]}")
+    if lengths is not None and counts is not None:
+        negative = (lengths < 0) & counts.astype(bool)
+        if negative.any():
+            raise ValueError(f"{where}: length must not be negative, got {lengths[negative][0]}")
     if known is not None and counts is not None:
         outside = ((known < 0) | (known >= number)) & counts.astype(bool)
         if outside.any():

@@ -100,8 +100,9 @@ def segment_priorities(
     (kept_advantage,) = zero_masked(where, mask, jax.lax.stop_gradient(advantage))
     total = jnp.sum(jnp.abs(kept_advantage), axis=0)
     total = jnp.where(jnp.isfinite(total), total, 0)
-    unit = jnp.maximum(jnp.max(total, initial=0), 1)  # so that no power overflows
-    priority = (total / unit) ** alpha + eps / unit**alpha
+    # Divide by the largest total, so that no power overflows: by its root twice, because XLA may multiply by inverses.
+    root = jnp.sqrt(jnp.maximum(jnp.max(total, initial=0), 1))
+    priority = (total / root / root) ** alpha + eps / root**alpha / root**alpha
     priority = jnp.where(jnp.all(priority == 0), 1, priority)
     if mask is not None:
         priority = jnp.where(jnp.any(jnp.asarray(mask).astype(bool), axis=0), priority, 0)

@@ -109,6 +109,7 @@ def reads_what_it_declares(subject: Subject) -> str | None:
     if part.reads is None or isinstance(part, Divider):
         return None
     read: set[str] = set()
+    entries = True  # whether the entries of a dictionary are noted, and not only the dictionary
 
     class Spy(Batch):
         """A batch that notes which of its fields are read, except those that the part itself has written."""
@@ -120,7 +121,8 @@ def reads_what_it_declares(subject: Subject) -> str | None:
             if name not in FIELDS or name in object.__getattribute__(self, "_written"):
                 return value
             read.add(name)
-            return _Entries(value, lambda key: read.add(f"{name}.{key}")) if name in DICTIONARIES else value
+            noted = entries and name in DICTIONARIES
+            return _Entries(value, lambda key: read.add(f"{name}.{key}")) if noted else value
 
         def replace(self, **changes: Any) -> Batch:
             changed = Spy(**{name: object.__getattribute__(self, name) for name in FIELDS} | changes)
@@ -145,8 +147,14 @@ def reads_what_it_declares(subject: Subject) -> str | None:
     if part.finish is not None:
         runs.append((part.finish, spied(with_current(subject.batch(), context.params, context.evaluate))))
     for run, spy in runs:
-        read.clear()
-        run(spy, state, context)
+        for entries in (True, False):  # `jax.tree.map` over an ordinary dictionary and this one raises ValueError
+            read.clear()
+            try:
+                run(spy, state, context)
+                break
+            except ValueError:
+                if not entries:
+                    raise
         silent = sorted(path for path in read - _own_fields(part) if not reads_field(part, path))
         if silent:
             return f"it reads {', '.join(silent)} but does not declare it: add it to `reads`"
@@ -278,8 +286,10 @@ def masked_elements_are_neutral(subject: Subject) -> str | None:
         return {**found, "finished": finished(batch, after)}, gradient
 
     def finished(batch: Batch, after: Any) -> Any:
-        finish = subject.part.finish
-        return finish and finish(with_current(batch, context.params, context.evaluate), after, context)
+        if (finish := subject.part.finish) is None:
+            return None
+        stored = finish(with_current(batch, context.params, context.evaluate), after, context)
+        return jax.tree.map(functools.partial(_kept, keep), stored)  # a buffer of rollouts has masked steps, too
 
     keep = np.asarray(given.mask, bool)
     expected, _ = results(given)
@@ -375,15 +385,18 @@ LAWS: tuple[Law, ...] = (
 
 def outside(batch: Batch) -> Any:
     """Return what may not depend on masked elements: steps and segments that count, and everything reduced."""
-    keep = np.asarray(batch.mask, bool)
-
-    def kept(x: Any) -> Any:
-        if np.shape(x)[: keep.ndim] == keep.shape:
-            return np.asarray(x)[keep]
-        return np.asarray(x)[keep.any(axis=0)] if np.shape(x) == keep.shape[1:] else x
-
+    kept = functools.partial(_kept, np.asarray(batch.mask, bool))
     steps = {field: getattr(batch, field) for field in (*FLOATS, "mask", "losses", "extras")}
     return {**jax.tree.map(kept, steps), "metrics": batch.metrics, "weight": batch.weight, "stop": batch.stop}
+
+
+def _kept(keep: np.ndarray, x: Any) -> Any:
+    """Return the unmasked elements of an array of steps, of several rollouts of steps, or of segments; others whole."""
+    if np.shape(x)[: keep.ndim] == keep.shape:
+        return np.asarray(x)[keep]
+    if np.shape(x)[1 : 1 + keep.ndim] == keep.shape:
+        return np.asarray(x)[:, keep]
+    return np.asarray(x)[keep.any(axis=0)] if np.shape(x) == keep.shape[1:] else x
 
 
 def difference(actual: Any, expected: Any, *, exact: bool = False) -> str | None:

@@ -94,8 +94,9 @@ def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions,
     own = str(stored.get("recipe", recipe))
     if recipe is not None and own.rpartition(".")[2] != recipe.rpartition(".")[2]:  # a package may have moved
         raise UserValueError(
-            f"the run is of the recipe {own}, and a resumed run keeps its recipe, got {recipe}: resume it with "
-            f"python -m {own}, or correct the recipe in config.json if the module was renamed"
+            f"the run records the recipe {own}, and a resumed run keeps its recipe, got {recipe}: resume it with "
+            f"python -m {own}; but if {recipe} made it (older versions recorded the module of its Config), or the "
+            f'module was renamed, set "recipe" to "{recipe}" in config.json'
         )
     differences = [f"{name} was {was!r}, is {now!r}" for name, (was, now) in changes(stored, config, options).items()]
     if differences:

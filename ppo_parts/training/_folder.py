@@ -140,7 +140,7 @@ def load(
     Args:
         folder: folder of the run.
         make_train: the recipe's function; the annotation of its argument names the class of the configuration. None:
-            the `make_train` of the module that `config.json` names, which is the one that defines this class.
+            the `make_train` of the module that `config.json` names.
         checkpoint: the latest, the best (of a run with a `best_metric`), or the number of an update.
 
     Returns:

@@ -1,7 +1,8 @@
-"""The recipe of a run: the module that defines its configuration and `make_train`."""
+"""The recipe of a run: the module whose `make_train` makes it."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -14,6 +15,8 @@ from .._errors import UserValueError
 
 def recipe_of(defined: Any) -> str:
     """Return the name of the module that defines a function or a class, as it can be imported later."""
+    while isinstance(defined, functools.partial):
+        defined = defined.func
     name = defined.__module__
     if name != "__main__":
         return name

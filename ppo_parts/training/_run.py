@@ -273,7 +273,7 @@ class Loop:
 
 
 def introduction(train: Train, options: RunOptions, path: Path, done: int) -> str:
-    """Log the size of the run, before it starts."""
+    """Describe the size of the run, for the log before it starts."""
     return (
         f"{path}: {train.num_updates} updates of {train.steps_per_update} steps = "
         f"{train.num_updates * train.steps_per_update:,} environment steps"

@@ -13,8 +13,8 @@ import pytest
 
 from benchmarks._collectives import collectives
 from benchmarks._runs import checkpoint, go, rows, tiny
-from ppo_parts import training
-from recipes import cleanrl_ppo
+from ppo_parts import envs, training
+from recipes import async_ppo, cleanrl_ppo
 
 from ..test_sharding import alone
 
@@ -129,8 +129,19 @@ def check_refusals():
         assert reached.value.args == (shards,)
 
 
+def check_one_ahead(place):
+    """An actor that collects one rollout ahead, whose program has arrays on two devices."""
+    sizes = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden": (8,), "shards": 2}
+    config = async_ppo.Config(env_id="CartPole-v1", total_timesteps=96, **sizes)
+    train = async_ppo.make_train(config, envs.make("CartPole-v1"))
+    options = training.RunOptions(directory=place, name="run", num_devices=2, tensorboard=False, progress=False)
+    training.run(train, config, options, make_program=async_ppo.OneAhead)
+    assert [row["update"] for row in rows(place / "run")] == [0, 1, 2]
+
+
 def check_runs(place):
     check_refusals()
+    check_one_ahead(Path(place) / "ahead")
     check_environments(Path(place) / "environments")
     check_seeds(Path(place) / "seeds")
 

@@ -1,5 +1,6 @@
 """What a run leaves behind, and what it refuses before it leaves anything."""
 
+import functools
 import json
 import re
 import shutil
@@ -26,8 +27,10 @@ from benchmarks._runs import (
 )
 from ppo_parts.training import RunFolderError, RunOptions
 from ppo_parts.training._program import Pace, compile_program
+from ppo_parts.training._recipe import recipe_of
 from ppo_parts.training._run import introduction
 from ppo_parts.training._writer import open_run
+from recipes import async_ppo, atari_ppo
 
 
 def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
@@ -184,10 +187,20 @@ def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
     with open_run(train.of_recipe("there.mine"), tiny(), resumed):  # the package was moved
         pass
     with (
-        pytest.raises(ValueError, match=r"of the recipe here\.mine, .* got here\.other: .* python -m here\.mine"),
+        pytest.raises(
+            ValueError,
+            match=r"records the recipe here\.mine, .* got here\.other: .* -m here\.mine; .* set .* \"here\.other\"",
+        ),
         open_run(train.of_recipe("here.other"), tiny(), resumed),
     ):
         pass
+
+
+def test_a_recipe_that_borrows_a_configuration_has_a_class_of_its_own():
+    """So that a run of `training.run`, which knows only the configuration, records the right module."""
+    for recipe in (async_ppo, atari_ppo):
+        for preset in recipe.PRESETS.values():
+            assert recipe_of(type(preset)) == recipe_of(functools.partial(recipe.make_train)) == recipe.__name__
 
 
 @pytest.mark.parametrize(
