@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ._errors import UserTypeError, UserValueError
 from ._types import Array, Batch, Context, Divider, Params, Part, field_at, kind
@@ -162,10 +163,26 @@ def amend(parts: Sequence[Part], params: Params, old: tuple[Any, ...], new: tupl
 
 def finish(parts: Sequence[Part], batch: Batch, states: tuple[Any, ...], context: Context) -> tuple[Any, ...]:
     """Return the states after each part has finished the update, each with its own key."""
-    return tuple(
+    after = tuple(
         state if part.finish is None else part.finish(batch, state, context.replace(key=part_key(context.key, index)))
         for index, (part, state) in enumerate(zip(parts, states, strict=True))
     )
+    check_states("finish", parts, states, after)
+    return after
+
+
+def check_states(where: str, parts: Sequence[Part], before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
+    """Raise if a part changed the structure of its state, or a shape or dtype in it, so that no loop could carry it."""
+
+    def described(x: Any) -> str:
+        return f"{x.dtype if hasattr(x, 'dtype') else jnp.result_type(x)}{list(jnp.shape(x))}"
+
+    for part, old, new in zip(parts, before, after, strict=True):
+        was, now = (jax.tree.map(described, state) for state in (old, new))
+        if was != now:
+            raise UserTypeError(
+                f"{part.name}: {where} changed its state from {was} to {now}: keep its structure, shapes and dtypes"
+            )
 
 
 def check_batch(part: Part, batch: Batch) -> None:

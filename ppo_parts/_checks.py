@@ -12,7 +12,7 @@ import numpy as np
 from ._errors import UserTypeError, UserValueError
 from ._metrics import Metrics
 from ._shards import check_shards
-from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Params, require
+from ._types import PER_SEGMENT, PER_STEP, Array, Batch, Params, kind, require
 from .functional._common import (
     ShapeError,
     accumulator_dtype,
@@ -52,12 +52,22 @@ def check_trainable(params: Params) -> None:
             )
 
 
+def check_env(where: str, env: Any) -> None:
+    """Raise unless `env` has the functions of an environment."""
+    if not all(hasattr(env, name) for name in ("reset", "step", "evaluation")):
+        raise UserTypeError(
+            f"{where}: env must be an envs.Env, got {env!r}: make one with envs.make(...), envs.from_gymnax(...) or "
+            "envs.from_gymnasium(...)"
+        )
+
+
 def check_key(where: str, key: Any) -> None:
     """Raise unless `key` is a single JAX key, typed or raw."""
     dtype, shape = getattr(key, "dtype", None), jnp.shape(key) if hasattr(key, "shape") else None
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if (typed and shape != ()) or not (typed or dtype == jnp.uint32):
-        got = f"keys of shape {shape}" if typed else repr(key)
+        shown = repr(key) if isinstance(key, (int, float, str)) else kind(key)
+        got = f"keys of shape {shape}" if typed else shown
         raise UserTypeError(f"{where}: key must be one key, such as jax.random.key(0), got {got}")
 
 

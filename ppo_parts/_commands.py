@@ -11,6 +11,7 @@ from typing import Any, Literal
 import jax
 
 from ._errors import UserError, UserValueError
+from .envs._registry import UnknownPrefixError
 from .training import LoadedRun, load
 from .training._recipe import import_recipe
 
@@ -39,7 +40,10 @@ def add_seed_index(parser: argparse.ArgumentParser) -> None:
 def load_run(given: argparse.Namespace) -> LoadedRun:
     """Load the run that the arguments name."""
     make_train = None if given.recipe is None else import_recipe(given.recipe, given.run)
-    return load(given.run, make_train, checkpoint=given.checkpoint)
+    try:
+        return load(given.run, make_train, checkpoint=given.checkpoint)
+    except UnknownPrefixError as error:
+        raise UserValueError(f"{error}: give the module that calls it as --recipe my_module") from error
 
 
 def state_of_seed(run: LoadedRun, index: int) -> Any:

@@ -40,7 +40,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ._chain import amend, check_batch, fold
+from ._chain import amend, check_batch, check_states, fold
 from ._errors import UserValueError
 from ._metrics import Metrics, join_metrics
 from ._optim import may_skip, skipped
@@ -193,6 +193,7 @@ class PhaseLoop:
         current = evaluate_current(self.context.evaluate, params, minibatch)
         batch = minibatch.replace(current=current)
         batch, after = fold(self.spec.after, batch, states, context.replace(params=params))
+        check_states("update", self.spec.after, states, after)
         if not batch.losses:
             raise UserValueError(
                 "learner: no part added a loss: put one, such as clipped_surrogate(), after the sampler"

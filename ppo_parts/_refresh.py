@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._chain import amend, fold
+from ._chain import amend, check_states, fold
 from ._checks import check_axes
 from ._errors import UserTypeError, UserValueError
 from ._policy import evaluate_current, follow
@@ -94,6 +94,7 @@ class Upstream:
         self, parts: tuple[Part, ...], batch: Batch, params: Params, states: tuple[Any, ...], context: Context
     ) -> tuple[Batch, tuple[Any, ...], Params]:
         batch, after = fold(parts, batch, states, context.replace(params=params))
+        check_states("update", parts, states, after)
         check_upstream(parts, batch)
         if self.keep_finite:
             after = tuple(finite_or_old(new, old) for new, old in zip(after, states, strict=True))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ._branches import cond_any
-from ._checks import check_key
+from ._checks import check_env, check_key
 from ._errors import UserTypeError, UserValueError
 from ._hyperparameters import count
 from ._metrics import Metrics
@@ -142,11 +142,7 @@ def rollout(
                 "another name"
             )
         taken |= dict.fromkeys(names, f"an entry that {argument} keeps")
-    if not all(hasattr(env, name) for name in ("reset", "step", "evaluation")):
-        raise UserTypeError(
-            f"rollout: env must be an envs.Env, got {env!r}: make one with envs.make(...), envs.from_gymnax(...) or "
-            "envs.from_gymnasium(...)"
-        )
+    check_env("rollout", env)
     if not callable(policy):
         raise UserTypeError(f"rollout: policy must be a Policy or a function (params, batch) -> Output, got {policy!r}")
     agents = getattr(env, "num_agents", None)

@@ -251,6 +251,12 @@ class Batch:
 
     def add_stop(self, *, discard: Array | bool = False, after: Array | bool = False) -> Batch:
         """Return a copy with a request to stop this phase, combined with earlier requests; see `Stop`."""
+        for name, value in {"discard": discard, "after": after}.items():
+            if jnp.shape(value) != ():
+                raise ShapeError(
+                    f"add_stop: {name} must be one boolean, got shape {jnp.shape(value)}: reduce it first, for "
+                    "example with jnp.any over the unmasked elements"
+                )
         return self.replace(stop=Stop(jnp.asarray(discard, bool), jnp.asarray(after, bool)).merge(self.stop))
 
     def current_log_ratio(self) -> Array:

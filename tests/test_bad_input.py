@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import envs
+from ppo_parts import envs, networks
 from ppo_parts import functional as f
 
 from .common import SEGMENTS, TIME, Softmax, evaluate, make_params, rollout
@@ -710,6 +710,31 @@ bad(
     TypeError,
     "learner.update: key must be one key, such as jax.random.key(0), got 0",
 )
+bad(
+    "a state as key",
+    lambda: update(GAE, FULL, SURROGATE, key=BATCH),
+    TypeError,
+    "learner.update: key must be one key ... got Batch",
+)
+bad(
+    "a part whose state changes its dtype",
+    lambda: update(
+        GAE,
+        FULL,
+        SURROGATE,
+        pp.Part(lambda params, key: jnp.int32(0), lambda b, s, c: (b, s + 0.5), "drifting", place="after_sampler"),
+    ),
+    TypeError,
+    "drifting: update changed its state from int32[] to float32[]: keep its structure",
+)
+bad(
+    "a stop with a shape",
+    lambda: BATCH.add_stop(discard=BATCH.reward > 0),
+    pp.ShapeError,
+    "add_stop: discard must be one boolean, got shape ... jnp.any",
+)
+bad("a box in another order", lambda: envs.Box(-1, 1, (1,)), TypeError, "Box ... got -1; the order is Box(shape, low")
+bad("a name in place of an environment", lambda: networks.actor_critic("CartPole-v1"), TypeError, "must be an envs.Env")
 bad(
     "several keys",
     lambda: update(GAE, FULL, SURROGATE, key=jax.random.split(jax.random.key(0))),

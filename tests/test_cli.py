@@ -249,6 +249,8 @@ def test_config_file_may_name_a_preset(tmp_path):
         ("env_id: no", "mine.yaml: env_id must be a string, got False"),
         ("best_mode: highest", "mine.yaml: best_mode must be"),
         ("name: [a, b]", "mine.yaml: name must be one value, got ['a', 'b']"),
+        ("target_kl: None", "mine.yaml: target_kl is the text 'None': write null for None"),
+        ("hidden: 64 64", "mine.yaml: hidden must be a list, such as [64, 64], got '64 64'"),
     ],
 )
 def test_config_file_that_cannot_be_used_is_refused(tmp_path, content, says):

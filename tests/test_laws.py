@@ -85,6 +85,39 @@ def loss(value, **declared):
     )
 
 
+@pytest.mark.parametrize(
+    "chain", [pp.identity(), pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.advantage_normalize())]
+)
+def test_check_part_takes_chains(chain):
+    testing.check_part(chain, laws=[_laws.writes_what_it_provides, _laws.reads_what_it_declares])
+
+
+def test_check_hyperparameters_takes_a_context_and_names_an_error():
+    def of_head(coef, read=lambda coef, context: coef(context.step) if callable(coef) else coef):
+        def update(batch, state, context):
+            loss = read(coef, context) * batch.current.aux["cost"]
+            return batch.add_loss("cost", loss), state
+
+        return part(update, place="after_sampler", provides=("losses",))
+
+    def context(seed=0, dtype=jnp.float32):
+        made = testing.example_context(seed, dtype)
+
+        def evaluate(params, batch):
+            output = made.evaluate(params, batch)
+            return output._replace(aux={"cost": output.value})
+
+        return made.replace(evaluate=evaluate)
+
+    testing.check_hyperparameters(of_head, context=context, coef=0.5)
+    for read, raised in (
+        (lambda coef, context: coef, "TypeError for a schedule"),
+        (lambda coef, context: float(coef), "Err"),
+    ):
+        with pytest.raises(pp.UserValueError, match=f"raises .*{raised}.* evaluate a schedule with context.step"):
+            testing.check_hyperparameters(functools.partial(of_head, read=read), context=context, coef=0.5)
+
+
 def test_check_part_accepts_buffers_and_maps_over_dictionaries():
     """The last rollout with its masked steps, and `jax.tree.map` over `extras` and another dictionary."""
     context, batch = testing.example_context(), testing.example_batch()

@@ -169,6 +169,10 @@ class Box:
     high: Any = math.inf
 
     def __post_init__(self) -> None:
+        if not isinstance(self.shape, (tuple, list)):
+            raise UserTypeError(
+                f"Box: shape must be a tuple of whole numbers, got {self.shape!r}; the order is Box(shape, low, high)"
+            )
         low, high = known_values(self.low), known_values(self.high)
         if low is not None and high is not None and not np.all(low <= high):
             raise UserValueError(f"Box: low must not be above high, got low={self.low!r} and high={self.high!r}")

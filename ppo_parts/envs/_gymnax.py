@@ -34,8 +34,8 @@ def changed(name: str, env_params: Any, params: dict[str, Any]) -> Any:
         default = getattr(env_params, param)
         if isinstance(default, (int, float)) and not isinstance(value, (Number, np.ndarray, jax.Array)):
             raise UserTypeError(f"{name}: {param} must be a number, such as {default}, got {value!r}")
-        if param == "max_steps_in_episode" and isinstance(value, (int, float)) and value < 1:
-            raise UserValueError(f"{name}: {param} must be at least 1, got {value!r}")
+        if param == "max_steps_in_episode" and isinstance(value, (int, float)) and (value < 1 or value != int(value)):
+            raise UserValueError(f"{name}: {param} must be a whole number of at least 1, got {value!r}")
     return env_params.replace(**params)
 
 

@@ -72,7 +72,7 @@ def finite(played: Played) -> str | None:
 
 
 def masks(played: Played) -> str | None:
-    """At least one action is available in each observation from which the policy acts."""
+    """If observations have masks of actions, at least one action is available wherever the policy acts."""
     if not isinstance(played.first, Observation) or played.first.available is None:
         return None
     if not played.first.available.any(axis=-1).all():

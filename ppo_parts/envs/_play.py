@@ -133,12 +133,12 @@ def report(played: Played) -> Report:
             f"no episode ended in {len(played.ended)} steps, so the ends of episodes have not been checked: use more "
             "steps, or a shorter time limit"
         )
-    if episodes > 3 and not cut.any() and len(set(lengths.tolist())) == 1 and lengths[0] > 1:
-        notes.append(
-            f"all {episodes} episodes were terminated after {lengths[0]} steps: if that is a time limit, report it as "
-            "truncated, so that the value of the final observation counts"
-        )
     longest = played.ended & (played.out.episode_length == lengths.max(initial=0))
+    if episodes > 3 and not cut.any() and 2 * longest.sum() > episodes and lengths.max() > 1:
+        notes.append(
+            f"{longest.sum()} of {episodes} episodes were terminated after {lengths.max()} steps, and none lasted "
+            "longer: if that is a time limit, report it as truncated, so that the value of the final observation counts"
+        )
     if cut.any() and longest.sum() > 3 and not (cut & longest).any():
         notes.append(
             f"all {longest.sum()} episodes of {lengths.max()} steps, the longest, were terminated, and only shorter "

@@ -15,6 +15,10 @@ from .._extras import require_package
 from ._env import Env
 
 
+class UnknownPrefixError(UserValueError):
+    """The name of an environment has a prefix that is not registered."""
+
+
 class Source(NamedTuple):
     """Where the environments of a prefix come from.
 
@@ -76,7 +80,7 @@ def make(env_id: str, **settings: Any) -> Env:
     if prefix not in prefixes():
         near = difflib.get_close_matches(prefix, prefixes(), 1)
         there = f"did you mean {near[0]!r}?" if near else f"the prefixes are {', '.join(prefixes())}"
-        raise UserValueError(
+        raise UnknownPrefixError(
             f"{env_id!r}: {prefix!r} is not a prefix of environments; {there} (envs.register adds prefixes)"
         )
     make_env = _registered[prefix] if prefix in _registered else _adapter(SOURCES[prefix])

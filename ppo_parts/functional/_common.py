@@ -169,7 +169,7 @@ def checked_hyperparameter(
     if x.ndim > len(shape) or any(a not in (1, b) for a, b in zip(x.shape[::-1], shape[::-1], strict=False)):
         raise ShapeError(
             f"{where}: {name} of shape {x.shape} does not fit arrays of shape {shape}: give a number, one per element, "
-            f"or one for each of the trailing axes {shape[1:]}"
+            f"one for each of the trailing axes {shape[1:]}, or one per step, [T{', 1' * len(shape[1:])}]"
         )
     return jnp.broadcast_to(x, shape)
 

@@ -67,7 +67,8 @@ def gae(
             between 0 and 1 are read as probabilities. Other numbers raise an error where they are known; under tracing
             they are not checked, and NaN gives NaN.
         truncated: `[T, ...]`, 1 (or True) where a time limit cut the episode at step t, else 0; None: nowhere.
-        gamma: discount per step, in [0, 1]: a number, or an array of the shape of the inputs or of their axes after T.
+        gamma: discount per step, in [0, 1]: a number, or an array of the shape of the inputs or of their axes after T;
+            axes of size 1 are broadcast, so `[T, 1]` is one discount per step.
         gae_lambda: trace decay, in [0, 1], likewise.
         mask: `[T, ...]`, 1 where the step counts; None: everywhere. Masked elements return 0 and have a gradient of 0,
             whatever the inputs contain.

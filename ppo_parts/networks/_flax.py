@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._checks import check_env
 from .._errors import UserTypeError, UserValueError
 from .._hyperparameters import choice, count, number
 from .._types import Batch, Output, Policy
@@ -207,6 +208,7 @@ def actor_critic(
         raise UserValueError(
             f"actor_critic: memory={memory!r} needs hidden layers that actor and critic share: give shared=True"
         )
+    check_env("actor_critic", env)
     if env.num_agents is not None:
         raise UserValueError(
             f"actor_critic: this environment has an axis of {env.num_agents} agents: use multi_agent_actor_critic, or "

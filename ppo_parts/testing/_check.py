@@ -82,8 +82,9 @@ def _with_policy(make: Callable[..., Context], evaluate: Any, seed: int = 0, dty
 
 def _update_once(part: Part, batch: Batch, context: Context) -> None:
     """Run the part in a chain, which raises if a field that the part requires is missing."""
+    whole = chain(part)
     try:
-        chain(part).update(batch, (part.init(context.params, jax.random.key(0)),), context)
+        whole.update(batch, whole.init(context.params, jax.random.key(0)), context)
     except (UserError, ShapeError):
         raise
     except Exception as error:
@@ -116,17 +117,21 @@ def _not_repeatable(subject: Subject) -> str | None:
 
 
 def check_hyperparameters(
-    make: Callable[..., Part], *, batch: Callable[..., Batch] | None = None, **numeric: float
+    make: Callable[..., Part],
+    *,
+    batch: Callable[..., Batch] | None = None,
+    context: Callable[..., Any] = example_context,
+    **numeric: float,
 ) -> None:
     """Raise unless a number, an array and a schedule are the same to a part that takes numeric hyperparameters.
 
     Args:
         make: the factory, called as `make(**numeric)`.
-        batch: as in `check_part`.
+        batch, context: as in `check_part`.
         **numeric: hyperparameters, for example `clip_eps=0.2`.
 
     Raises:
-        UserValueError: names the leaf of the batch or of the state that differs.
+        UserValueError: names the leaf of the batch or of the state that differs, or the error of the part.
 
     Example:
         >>> import ppo_parts as pp
@@ -134,20 +139,35 @@ def check_hyperparameters(
     """
     arrays = {name: jnp.float32(x) for name, x in numeric.items()}
     schedules = {name: lambda step, x=x: jnp.where(step == STEP, x, 0.99 * x) for name, x in numeric.items()}
-    part, context = make(**numeric), example_context()
-    state = part.init(context.params, jax.random.key(0))
+    part = make(**numeric)
+    state = part.init(context().params, jax.random.key(0))
     for after in sides(part):
         given = batch(0, jnp.float32) if batch else _without_current(0, jnp.float32, after)
-        apply = functools.partial(_apply, make, given, state, after)
+        apply = functools.partial(_apply, make, given, state, context, after)
         expected = apply(numeric)
-        for way, actual in {"an array": jax.jit(apply)(arrays), "a schedule": apply(schedules)}.items():
-            if wrong := difference(actual, expected):
+        for way, run, given_as in (("an array", jax.jit(apply), arrays), ("a schedule", apply, schedules)):
+            try:
+                wrong = difference(run(given_as), expected)
+            except (TypeError, *VALUE_NEEDED) as error:
+                summary = str(error).partition("\n")[0]
+                raise UserValueError(
+                    f"check_hyperparameters: {part.name} raises {type(error).__name__} for {way}: {summary}; evaluate "
+                    "a schedule with context.step, and convert no hyperparameter with float()"
+                ) from error
+            if wrong:
                 raise UserValueError(f"check_hyperparameters: {part.name} differs for {way}: {wrong}")
 
 
-def _apply(make: Callable[..., Part], batch: Batch, state: Any, after: bool, numeric: Mapping[str, Any]) -> Any:
-    subject = Subject(make(**numeric), example_batch, example_context, after)
-    out, state = subject.apply(batch, state, example_context())
+def _apply(
+    make: Callable[..., Part],
+    batch: Batch,
+    state: Any,
+    context: Callable[..., Any],
+    after: bool,
+    numeric: Mapping[str, Any],
+) -> Any:
+    subject = Subject(make(**numeric), example_batch, context, after)
+    out, state = subject.apply(subject.seen(batch, context()), state, context())
     kept = {name: x for name, x in out.metrics.items() if "nonfinite/" not in name}  # only where a range is unknown
     return out.replace(metrics=kept, reductions=()), state
 

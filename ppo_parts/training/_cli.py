@@ -19,7 +19,7 @@ from ..envs import is_discrete
 from ..envs._registry import without_settings
 from ..functional import ShapeError
 from ._config import Range, check_config, check_field, help_texts, kinds_of, ranges
-from ._config_file import stored_config, stored_run
+from ._config_file import check_recipe, stored_config, stored_run
 from ._device import check_device, check_memory
 from ._devices import devices_of
 from ._messages import did_you_mean, logger, printed_messages
@@ -80,6 +80,8 @@ def main(
                 )
             stored = stored_run(before)
             _check_resumed_in_place(known)
+            if known.resume is not None:
+                check_recipe(stored, recipe_of(make_train))
             config, options = stored_config(type(config), stored), stored_options(stored)
         given = _parsed(config, options, default, presets, argv, prog, sys.modules[make_train.__module__].__doc__)
         check_config(given.settings)
@@ -215,6 +217,10 @@ def _check_value(path: Path, key: str, value: Any, hint: Any, declared: Range | 
     if isinstance(value, dict) or (isinstance(value, list) and not several):
         raise UserValueError(f"{path}: {key} must be one value, got {value!r}")
     kinds = kinds_of(get_args(hint)[0] if several else hint)
+    if isinstance(value, str) and value.lower() == "none" and type(None) in kinds:
+        raise UserValueError(f"{path}: {key} is the text {value!r}: write null for None")
+    if several and isinstance(value, str):
+        raise UserValueError(f"{path}: {key} must be a list, such as [64, 64], got {value!r}")
     parsers: dict[type, Callable[[str], Any]] = {int: whole_number, float: float, Path: Path}
     parse = next((parsers[kind] for kind in parsers if kind in kinds), None)
 

@@ -52,7 +52,10 @@ def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
     if set(stored["config"]) != fields:
         differing = sorted(set(stored["config"]) ^ fields)
         named = ", ".join(differing[:3]) + f" and {len(differing) - 3} more" * (len(differing) > 3)
-        raise UserValueError(f"the run is of another recipe, or of another version of it: fields differ ({named})")
+        raise UserValueError(
+            f"the run is of another recipe, or of another version of it: it records {stored.get('recipe')}, and fields "
+            f"differ ({named})"
+        )
     return kind(**{name: tuple(x) if isinstance(x, list) else x for name, x in stored["config"].items()})
 
 
@@ -89,8 +92,8 @@ def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict
     }
 
 
-def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions, recipe: str | None) -> None:
-    """Raise unless a run is resumed with its own configuration and recipe; warn about versions that have changed."""
+def check_recipe(stored: Mapping[str, Any], recipe: str | None) -> None:
+    """Raise unless a run is resumed with its own recipe; None passes."""
     own = str(stored.get("recipe", recipe))
     if recipe is not None and own.rpartition(".")[2] != recipe.rpartition(".")[2]:  # a package may have moved
         raise UserValueError(
@@ -98,11 +101,17 @@ def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions,
             f"python -m {own}; but if {recipe} made it (older versions recorded the module of its Config), or the "
             f'module was renamed, set "recipe" to "{recipe}" in config.json'
         )
+
+
+def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions, recipe: str | None) -> None:
+    """Raise unless a run is resumed with its own configuration and recipe; warn about versions that have changed."""
+    check_recipe(stored, recipe)
     differences = [f"{name} was {was!r}, is {now!r}" for name, (was, now) in changes(stored, config, options).items()]
     if differences:
         raise UserValueError(
             f"a resumed run keeps its configuration; {'; '.join(differences)}. A new run with --init-from starts from "
-            "its state and may have other settings, except for seed, num_seeds and those that shape the network"
+            "its state and may have other settings, except for env_id, seed, num_seeds, num_envs, num_steps and those "
+            "that shape the network"
         )
     before = stored["versions"]
     updated = [f"{name} {before.get(name)} (now {x})" for name, x in versions().items() if before.get(name) != x]

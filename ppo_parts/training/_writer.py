@@ -283,7 +283,15 @@ def _continued_from(train: Train, config: Any, options: RunOptions) -> dict[str,
             f"a run that begins with the state of {run.path} continues its keys; {'; '.join(fixed)}: keep these, or "
             "begin a run without --init-from"
         )
-    update, _ = run.restore(train, options.checkpoint)
+    try:
+        update, _ = run.restore(train, options.checkpoint)
+    except UserValueError as error:
+        if not changed:
+            raise
+        listed = "; ".join(f"{name} was {was!r}, is {now!r}" for name, (was, now) in changed.items())
+        raise UserValueError(
+            f"{error}. Keep the settings that shape the network and the environments; {listed}"
+        ) from error
     steps = update * run.stored["steps_per_update"]
     if run.stored["steps_per_update"] != train.steps_per_update:
         raise UserValueError(

@@ -50,7 +50,10 @@ def test_init_from_with_another_configuration(monkeypatch, further, whole, tmp_p
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden": (9,)}, r"of another configuration: .*kernel has float32\[.*\], expected float32\["),
+        (
+            {"hidden": (9,)},
+            r"kernel has float32\[.*\], expected float32\[.*\. Keep the settings that shape .*; hidden was .8., is",
+        ),
         (
             {"num_steps": 16},
             r"12 updates of .* were 192 environment steps, but an update is now 32: keep num_envs",

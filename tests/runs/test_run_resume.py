@@ -26,7 +26,7 @@ from ppo_parts.training import _metrics_file
 from ppo_parts.training._checkpoint import Checkpoints
 from ppo_parts.training._program import Program
 from ppo_parts.training._progress import TensorBoard
-from recipes import cleanrl_ppo
+from recipes import cleanrl_ppo, pufferlib_ppo
 
 
 @pytest.mark.parametrize("after", [2, 4, 10])
@@ -82,8 +82,16 @@ def test_resume_with_another_configuration_is_refused_and_the_field_named(train,
     stored = json.loads(path.read_text())
     del stored["config"]["gamma"]
     path.write_text(json.dumps(stored))
-    with pytest.raises(SystemExit, match=r"of another recipe, or of another version of it: fields differ \(gamma\)"):
+    with pytest.raises(
+        SystemExit, match=r"another version of it: it records recipes\.cleanrl_ppo, and fields differ \(gamma\)"
+    ):
         training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, argv=["--resume", str(broken)])
+
+
+def test_resume_names_the_recipe_of_the_run(whole):
+    """Also where the other recipe has other fields, which would be an error later."""
+    with pytest.raises(SystemExit, match=r"records the recipe recipes\.cleanrl_ppo, .* got recipes\.pufferlib_ppo"):
+        training.main(pufferlib_ppo.make_train, pufferlib_ppo.PRESETS, argv=["--resume", str(whole[0])])
 
 
 def test_resume_of_a_finished_run_trains_nothing(train, whole, tmp_path):

@@ -1,5 +1,6 @@
 """What is done with a trained run: load it by its path, evaluate it, compare it, watch it, log it elsewhere."""
 
+import dataclasses
 import json
 import sys
 import time
@@ -15,6 +16,7 @@ from ppo_parts import MissingPackage, UserValueError, compare, envs, evaluate, t
 from ppo_parts.envs._rendering import draw_grid, rendering
 from ppo_parts.training._metrics_file import write_rows
 from ppo_parts.training._recipe import recipe_of
+from recipes import cleanrl_ppo
 from tests.see import recipe
 
 QUIET = {"tensorboard": False, "progress": False}
@@ -51,6 +53,13 @@ def test_a_recipe_that_was_run_as_a_command_has_the_name_to_import_it_by(monkeyp
     assert recipe_of(config) == "mine"
     main.__spec__ = types.SimpleNamespace(name="recipes.cleanrl_ppo")
     assert recipe_of(config) == "recipes.cleanrl_ppo"
+
+
+def test_an_environment_that_only_its_module_registers_is_explained(bare):
+    config = dataclasses.asdict(cleanrl_ppo.Config(env_id="mine:walk"))
+    changed = bare(recipe="recipes.cleanrl_ppo", config=config)
+    with pytest.raises(SystemExit, match=r"envs\.register adds prefixes\): give the module .* --recipe my_module"):
+        evaluate.main([str(changed)])
 
 
 def test_a_recipe_in_the_current_folder_is_found(bare, monkeypatch):
