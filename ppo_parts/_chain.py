@@ -179,7 +179,7 @@ def check_states(where: str, parts: Sequence[Part], before: tuple[Any, ...], aft
 
     for part, old, new in zip(parts, before, after, strict=True):
         was, now = (jax.tree.map(described, state) for state in (old, new))
-        if was != now:
+        if jax.tree.flatten(was) != jax.tree.flatten(now):
             raise UserTypeError(
                 f"{part.name}: {where} changed its state from {was} to {now}: keep its structure, shapes and dtypes"
             )

@@ -167,7 +167,7 @@ def _apply(
     numeric: Mapping[str, Any],
 ) -> Any:
     subject = Subject(make(**numeric), example_batch, context, after)
-    out, state = subject.apply(subject.seen(batch, context()), state, context())
+    out, state = subject.apply(batch, state, context())
     kept = {name: x for name, x in out.metrics.items() if "nonfinite/" not in name}  # only where a range is unknown
     return out.replace(metrics=kept, reductions=()), state
 
