@@ -61,7 +61,7 @@ def test_settings_may_follow_the_name():
         ("max_steps=3", "CartPole-v1 has no parameter 'max_steps'"),
         ("max_steps_in_episode=abc", "max_steps_in_episode must be a number, such as 500, got 'abc'"),
         ("length=None", "length must be a number"),
-        ("max_steps_in_episode=0", "max_steps_in_episode must be at least 1, got 0"),
+        ("max_steps_in_episode=0", "max_steps_in_episode must be a whole number of at least 1, got 0"),
     ],
 )
 def test_wrong_settings_after_the_name_are_named(settings, says):
