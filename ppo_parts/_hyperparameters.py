@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -153,6 +154,18 @@ def choice(where: str, name: str, value: Any, allowed: tuple[str | None, ...]) -
         there = ", ".join(map(repr, allowed))
         raise UserValueError(f"must be one of {there}, got {value!r}", where=where, argument=name)
     return value
+
+
+def check_takes(where: str, name: str, function: Callable[..., Any], arguments: tuple[str, ...]) -> None:
+    """Raise unless a function can be called with these arguments."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a callable without a signature
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        raise UserTypeError(f"{where}: {name} must take ({', '.join(arguments)}); this one takes {signature}") from None
 
 
 def at(value: Numeric, step: Any) -> Any:

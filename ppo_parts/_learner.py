@@ -121,6 +121,11 @@ def learner(
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, algorithm 1.
     """
+    if isinstance(evaluate, Part):
+        raise UserTypeError(
+            f"learner: evaluate must be a Policy or a function (params, batch) -> Output, got the part "
+            f"{evaluate.name!r}: the order is learner(evaluate, pipeline, optimizer)"
+        )
     if not callable(evaluate):
         raise UserTypeError(
             f"learner: evaluate must be a Policy or a function (params, batch) -> Output, got {evaluate!r}"

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ._errors import UserTypeError, UserValueError
-from ._hyperparameters import choice
+from ._hyperparameters import check_takes, choice
 from ._trees import axis_sharding
 from .functional._common import ShapeError, check_arrays, check_floating
 
@@ -359,12 +359,12 @@ class Part:
     finish: Callable[[Batch, PartState, Context], PartState] | None = None
 
     def __post_init__(self) -> None:
-        _check_takes(self.name, "init", self.init, ("params", "key"))
-        _check_takes(self.name, "update", self.update, ("batch", "state", "context"))
+        check_takes(self.name, "init", self.init, ("params", "key"))
+        check_takes(self.name, "update", self.update, ("batch", "state", "context"))
         if self.amend is not None:
-            _check_takes(self.name, "amend", self.amend, ("params", "old_state", "new_state"))
+            check_takes(self.name, "amend", self.amend, ("params", "old_state", "new_state"))
         if self.finish is not None:
-            _check_takes(self.name, "finish", self.finish, ("batch", "state", "context"))
+            check_takes(self.name, "finish", self.finish, ("batch", "state", "context"))
         choice(self.name, "place", self.place, get_args(Place))
         known = {field.name for field in dataclasses.fields(Batch)}
         for argument in ("requires", "provides", "reads"):
@@ -440,18 +440,6 @@ def stateless(
         return result, state
 
     return Part(no_state, update, called, requires, provides, reads, place, needs_time)
-
-
-def _check_takes(where: str, name: str, function: Callable[..., Any], arguments: tuple[str, ...]) -> None:
-    """Raise unless a function of a part can be called with these arguments."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a callable without a signature
-        return
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        raise UserTypeError(f"{where}: {name} must take ({', '.join(arguments)}); this one takes {signature}") from None
 
 
 def _takes_context(f: Callable[..., Any]) -> bool:

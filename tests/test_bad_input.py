@@ -429,6 +429,12 @@ bad(
     "replay: the rollout has float32 where like has uint8",
 )
 bad("no evaluate", lambda: pp.learner(None, pp.chain(FULL, VALUE), SGD), TypeError, "evaluate ... None")
+bad(
+    "a pipeline before evaluate",
+    lambda: pp.learner(pp.chain(FULL, VALUE), evaluate, SGD),
+    TypeError,
+    "got the part 'chain': the order is learner(evaluate, pipeline, optimizer)",
+)
 bad("a list for a pipeline", lambda: pp.learner(evaluate, [FULL, VALUE], SGD), TypeError, "expected parts")
 bad("no optimizer", lambda: pp.learner(evaluate, pp.chain(FULL, VALUE), 1e-3), TypeError, "optax ... 0.001")
 bad(

@@ -399,6 +399,12 @@ def test_recipe_of_a_run_is_the_module_of_its_make_train():
         training.main(make_train, cleanrl_ppo.PRESETS, [], run=begin)
 
 
+@pytest.mark.parametrize("arguments", [["--anneal-lr", "false"], ["--anneal_lr=False"], ["--no-anneal-lr", "true"]])
+def test_flag_of_a_boolean_takes_no_value(arguments):
+    with pytest.raises(SystemExit, match=r"takes no value, got '\w+': write --anneal-lr, or --no-anneal-lr for False$"):
+        main(cleanrl_ppo, *arguments)
+
+
 def test_config_files_are_one_at_a_time(tmp_path):
     for name in ("a.yaml", "b.yaml"):
         (tmp_path / name).write_text("gamma: 0.5")

@@ -18,7 +18,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import envs
 from ppo_parts.envs import __main__ as command
-from ppo_parts.envs._play import report
+from ppo_parts.envs._play import notes_on
 from tests import env_fakes
 from tests.env_fakes import LIMIT
 
@@ -246,7 +246,7 @@ def test_flags_that_may_be_swapped_are_noted(swapped):
     cut = ended & ((length == 4) != swapped)
     ones = np.ones((24, 1), np.float32)
     out = SimpleNamespace(truncated=cut, episode_length=length, obs=ones, reward=ones)
-    notes = report(SimpleNamespace(ended=ended, out=out, first=ones[0])).notes
+    notes = notes_on(SimpleNamespace(ended=ended, out=out, first=ones[0]))
     assert [("swapped" in note, "all 4 episodes of 4 steps" in note) for note in notes] == [(True, True)] * swapped
 
 
@@ -259,7 +259,7 @@ def test_a_time_limit_that_is_reported_as_a_failure_is_noted(share):
     length[early], ended[early] = 1, True
     ones = np.ones((32, 1), np.float32)
     out = SimpleNamespace(truncated=ended & False, episode_length=length, obs=ones, reward=ones)
-    notes = report(SimpleNamespace(ended=ended, out=out, first=ones[0])).notes
+    notes = notes_on(SimpleNamespace(ended=ended, out=out, first=ones[0]))
     assert [note.partition(" were")[0] for note in notes] == {2: ["8 of 10 episodes"], 9: []}[share]
 
 
@@ -325,6 +325,18 @@ def test_new_episodes_are_computed_only_where_one_ended_also_under_vmap():
 def test_limits_and_ratios_are_checked(settings, says):
     with pytest.raises(ValueError, match=says):
         envs.auto_reset(None, None, None, None, **settings)
+
+
+@pytest.mark.parametrize(
+    ("reset", "step", "says"),
+    [
+        (lambda: 0, lambda key, state, action: 0, r"reset must take \(key\); this one takes \(\)"),
+        (lambda key: 0, lambda state, action: 0, r"step must take \(key, state, action\); .* \(state, action\)"),
+    ],
+)
+def test_functions_of_one_environment_take_keys(reset, step, says):
+    with pytest.raises(pp.UserTypeError, match=f"^auto_reset: {says}"):
+        envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2))
 
 
 def test_a_termination_at_the_time_limit_is_a_termination():
@@ -513,7 +525,8 @@ def test_the_command_line_checks_a_module_of_yours(tmp_path, monkeypatch, capsys
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
     command.main(["check", "walks:good", "--num-steps", "24"])
     printed = capsys.readouterr().out
-    assert printed.count("ok  ") == 9
+    assert printed.count("ok  ") == 6
+    assert "available" not in printed  # observations without masks: the law does not apply
     assert "24 episodes ended: 0 terminated, 24 truncated" in printed
     for name, says in (
         ("walks:bad", r"^error: walks:bad: check_laws: final_obs equals obs wherever"),

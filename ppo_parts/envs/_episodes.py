@@ -11,7 +11,7 @@ import numpy as np
 
 from .._branches import cond_any
 from .._errors import UserTypeError
-from .._hyperparameters import count
+from .._hyperparameters import check_takes, count
 from .._trees import without_weak_types
 from ..functional._common import ShapeError, unsqueezed
 from ._env import Array, Env, Transition, describe
@@ -117,8 +117,9 @@ def auto_reset(
         The environment.
 
     Raises:
-        ValueError: `time_limit` or `reset_ratio` is less than 1. TypeError: (when traced) `step` does not return a
-            `Step`, or its state or observation is not like that of `reset`.
+        ValueError: `time_limit` or `reset_ratio` is less than 1. TypeError: `reset` or `step` does not take these
+            arguments; (when traced) `step` does not return a `Step`, or its state or observation is not like that of
+            `reset`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -133,6 +134,8 @@ def auto_reset(
 
     Reference for `reset_ratio`: Matthews et al. 2024, Craftax, arXiv:2402.16801, section 3.
     """
+    check_takes("auto_reset", "reset", reset, ("key",))
+    check_takes("auto_reset", "step", step, ("key", "state", "action"))
     count("auto_reset", "reset_ratio", reset_ratio)
     if time_limit is not None:
         count("auto_reset", "time_limit", time_limit)

@@ -72,9 +72,7 @@ def finite(played: Played) -> str | None:
 
 
 def masks(played: Played) -> str | None:
-    """If observations have masks of actions, at least one action is available wherever the policy acts."""
-    if not isinstance(played.first, Observation) or played.first.available is None:
-        return None
+    """At least one action is available wherever the policy acts."""
     if not played.first.available.any(axis=-1).all():
         return "obs.available leaves no action after reset: at least one must be available wherever the policy acts"
     found = _first(~played.out.obs.available.any(axis=-1))
@@ -88,8 +86,6 @@ def masks(played: Played) -> str | None:
 
 def flags(played: Played) -> str | None:
     """Where an episode ended, every agent's part of it was terminated or truncated."""
-    if played.out.ended is None:
-        return None
     over = (played.out.terminated | played.out.truncated).reshape(*played.ended.shape, -1).all(axis=-1)
     found = _first(played.ended & ~over)
     return found and (
@@ -161,8 +157,6 @@ def episode_return(played: Played) -> str | None:
 
 def seats(played: Played) -> str | None:
     """In a game in which the policy plays both sides, `info` tells who moved, and who moves next."""
-    if not played.env.zero_sum:
-        return None
     moved, following = (np.asarray(played.out.info[name]) for name in SEATS)
     goes_on = ~played.ended[:-1]
     for name, seat, known in ((SEATS[0], moved, True), (SEATS[1], following, ~played.ended)):
@@ -179,6 +173,16 @@ LAWS: tuple[Law, ...] = (
     reproducible, separate, finite, masks, flags, final_observation, episode_length, episode_return, seats,
 )  # fmt: skip
 """What `check_laws` checks, in this order."""
+
+
+def applies(law: Law, played: Played) -> bool:
+    """Return whether a law says anything about this environment."""
+    has: dict[Law, bool] = {
+        masks: isinstance(played.first, Observation) and played.first.available is not None,
+        flags: played.out.ended is not None,
+        seats: played.env.zero_sum,
+    }
+    return has.get(law, True)
 
 
 def ended_in(out: Transition) -> np.ndarray:

@@ -15,17 +15,18 @@ from .._hyperparameters import count
 from ..distributions import Categorical, MultiCategorical
 from ._check import check, evaluation_of
 from ._env import Array, Env, Observation, Transition, count_options
-from ._laws import LAWS, Played, alike, array_of, ended_in
+from ._laws import LAWS, Played, alike, applies, array_of, ended_in
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `check_laws` saw: how many episodes ended and how, and notes on what looks unusual."""
+    """What `check_laws` saw: how many episodes ended and how, notes on what looks unusual, and the laws that apply."""
 
     episodes: int
     terminated: int
     truncated: int
     notes: tuple[str, ...]
+    laws: tuple[str, ...]
 
 
 def check_laws(
@@ -56,11 +57,18 @@ def check_laws(
     act = act or random_action(env)
     check(env, num_envs, jax.eval_shape(lambda key: act(key, env.reset(key, num_envs)[1]), jax.random.key(0)))
     played = play(env, act, num_envs, num_steps, seed)
-    for law in LAWS:
-        wrong = law(played)
-        if wrong is not None:
+    laws = [law for law in LAWS if applies(law, played)]
+    for law in laws:
+        if (wrong := law(played)) is not None:
             raise UserValueError(f"check_laws: {wrong}")
-    return report(played)
+    cut = truncated_in(played)
+    return Report(
+        episodes=int(played.ended.sum()),
+        terminated=int((played.ended & ~cut).sum()),
+        truncated=int(cut.sum()),
+        notes=notes_on(played),
+        laws=tuple((law.__doc__ or "").strip() for law in laws),
+    )
 
 
 def play(env: Env, act: Callable[[Array, Any], Any], num_envs: int, num_steps: int, seed: int) -> Played:
@@ -122,10 +130,15 @@ def random_action(env: Env) -> Callable[[Array, Any], Array]:
     return act
 
 
-def report(played: Played) -> Report:
-    """Count the episodes, and note what is allowed but often a mistake."""
+def truncated_in(played: Played) -> np.ndarray:
+    """Return where an episode ended because it was cut, `[T, N]`."""
+    return np.asarray(played.out.truncated).reshape(*played.ended.shape, -1).any(axis=-1) & played.ended
+
+
+def notes_on(played: Played) -> tuple[str, ...]:
+    """Note what is allowed but often a mistake."""
     episodes = int(played.ended.sum())
-    cut = played.out.truncated.reshape(*played.ended.shape, -1).any(axis=-1) & played.ended
+    cut = truncated_in(played)
     lengths = played.out.episode_length[played.ended]
     notes = []
     if episodes == 0:
@@ -148,4 +161,4 @@ def report(played: Played) -> Report:
         notes.append("all observations are 0")
     if not played.out.reward.any():
         notes.append("all rewards of random actions are 0")
-    return Report(episodes, int((played.ended & ~cut).sum()), int(cut.sum()), tuple(notes))
+    return tuple(notes)

@@ -61,6 +61,7 @@ def main(
     names = [field.name for fields_of in (kind, RunOptions) for field in dataclasses.fields(fields_of)]
     with exit_on_user_error(names), printed_messages():
         argv = with_config_file(sys.argv[1:] if argv is None else argv, presets, prog)
+        _check_switches(argv, {**get_type_hints(RunOptions), **get_type_hints(kind)})
         first = argparse.ArgumentParser(prog or None, add_help=False, allow_abbrev=False)
         first.add_argument("--preset")
         first.add_argument("--resume", type=Path)
@@ -162,6 +163,17 @@ def _check_resumed_in_place(known: argparse.Namespace) -> None:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+def _check_switches(argv: Sequence[str], hints: Mapping[str, Any]) -> None:
+    """Raise if a value follows a flag that takes none; the message names the flags for True and for False."""
+    for given, following in zip(argv, [*argv[1:], ""], strict=True):
+        flag, _, value = given.partition("=")
+        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        value = value or following
+        if flag.startswith("--") and hints.get(name) is bool and value.lower() in ("true", "false"):
+            yes = _flag(name)
+            raise UserValueError(f"{flag} takes no value, got {value!r}: write {yes}, or --no-{yes[2:]} for False")
 
 
 def _check_preset(where: str, name: str, presets: Collection[str]) -> None:

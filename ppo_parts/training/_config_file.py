@@ -92,6 +92,11 @@ def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict
     }
 
 
+def listed(changed: Mapping[Any, tuple[Any, Any]]) -> str:
+    """List changed fields for a message."""
+    return "; ".join(f"{name} was {was!r}, is {now!r}" for name, (was, now) in changed.items())
+
+
 def check_recipe(stored: Mapping[str, Any], recipe: str | None) -> None:
     """Raise unless a run is resumed with its own recipe; None passes."""
     own = str(stored.get("recipe", recipe))
@@ -106,10 +111,9 @@ def check_recipe(stored: Mapping[str, Any], recipe: str | None) -> None:
 def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions, recipe: str | None) -> None:
     """Raise unless a run is resumed with its own configuration and recipe; warn about versions that have changed."""
     check_recipe(stored, recipe)
-    differences = [f"{name} was {was!r}, is {now!r}" for name, (was, now) in changes(stored, config, options).items()]
-    if differences:
+    if changed := changes(stored, config, options):
         raise UserValueError(
-            f"a resumed run keeps its configuration; {'; '.join(differences)}. A new run with --init-from starts from "
+            f"a resumed run keeps its configuration; {listed(changed)}. A new run with --init-from starts from "
             "its state and may have other settings, except for env_id, seed, num_seeds, num_envs, num_steps and those "
             "that shape the network"
         )

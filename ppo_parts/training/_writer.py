@@ -13,7 +13,7 @@ from typing import Any
 
 from .._errors import UserValueError
 from ..envs._registry import without_settings
-from ._config_file import changes, check_unchanged, describe, stored_run
+from ._config_file import changes, check_unchanged, describe, listed, stored_run
 from ._errors import RunExistsError, RunFolderError, RunNotFoundError
 from ._files import write_json
 from ._folder import RunFolder
@@ -277,10 +277,9 @@ def _continued_from(train: Train, config: Any, options: RunOptions) -> dict[str,
     assert options.init_from is not None
     run = RunFolder(options.init_from.resolve())
     changed = changes(run.stored, config, options)
-    fixed = [f"{name} was {was!r}, is {now!r}" for name, (was, now) in changed.items() if name in ("seed", "num_seeds")]
-    if fixed:
+    if fixed := {name: changed[name] for name in ("seed", "num_seeds") if name in changed}:
         raise UserValueError(
-            f"a run that begins with the state of {run.path} continues its keys; {'; '.join(fixed)}: keep these, or "
+            f"a run that begins with the state of {run.path} continues its keys; {listed(fixed)}: keep these, or "
             "begin a run without --init-from"
         )
     try:
@@ -288,9 +287,8 @@ def _continued_from(train: Train, config: Any, options: RunOptions) -> dict[str,
     except UserValueError as error:
         if not changed:
             raise
-        listed = "; ".join(f"{name} was {was!r}, is {now!r}" for name, (was, now) in changed.items())
         raise UserValueError(
-            f"{error}. Keep the settings that shape the network and the environments; {listed}"
+            f"{error}. Keep the settings that shape the network and the environments; {listed(changed)}"
         ) from error
     steps = update * run.stored["steps_per_update"]
     if run.stored["steps_per_update"] != train.steps_per_update:
