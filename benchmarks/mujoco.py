@@ -62,6 +62,7 @@ def without_contact_forces(config: Config) -> Config:
 
 SETTINGS: dict[str, Callable[[Config], Config]] = {  # variants that change settings
     "no_contact_forces": without_contact_forces,
+    "obs_clip_1": lambda c: dataclasses.replace(c, obs_clip=1.0),
     "tianshou": lambda c: dataclasses.replace(c, gae_lambda=0.95, log_std=-0.5),
     "lambda_0.95": lambda c: dataclasses.replace(c, gae_lambda=0.95),
     "log_std_-0.5": lambda c: dataclasses.replace(c, log_std=-0.5),

@@ -43,6 +43,7 @@ class Config(training.Config):
     vf_coef: Annotated[float, at_least(0), "weight of the value loss, which has a factor 1/2"] = 0.5
     max_grad_norm: Annotated[float, more_than(0), "a gradient with a larger norm is scaled down to this one"] = 0.5
     hidden: Annotated[tuple[int, ...], at_least(1), "units of each hidden layer"] = (64, 64)
+    obs_clip: Annotated[float, more_than(0), "bound of normalized observations, in standard deviations"] = 10.0
     log_std: Annotated[float, "initial logarithm of the standard deviation of actions"] = -1.0
 
 
@@ -78,7 +79,8 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     """
     training.check_config(config)
     if env is None:
-        env = envs.prepare(envs.make(config.env_id), normalize=True, gamma=config.gamma, rescale=True)
+        env = envs.make(config.env_id)
+        env = envs.prepare(env, normalize=True, gamma=config.gamma, rescale=True, obs_clip=config.obs_clip)
     policy = networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std)
     rate = pp.linear_schedule(config.learning_rate, 0.0, config.num_updates)
     optimizer, schedules = pp.clipped_adam(rate, config.max_grad_norm), {"learning_rate": rate}

@@ -86,7 +86,13 @@ def clip_reward(env: Env) -> Env:
 
 
 def prepare(
-    env: Env, *, normalize: bool = False, gamma: Any = None, rescale: bool = False, per_agent: bool = False
+    env: Env,
+    *,
+    normalize: bool = False,
+    gamma: Any = None,
+    rescale: bool = False,
+    per_agent: bool = False,
+    obs_clip: float | None = None,
 ) -> Env:
     """Apply PPO's usual wrappers: clip actions to their box and, with `normalize`, normalize observations and rewards.
 
@@ -96,6 +102,7 @@ def prepare(
         gamma: the learner's discount, for `normalize_reward`.
         rescale: apply `rescale_action` instead of `clip_action`.
         per_agent: each agent has its own statistics; see `normalize_observation`.
+        obs_clip: bound of normalized observations, in standard deviations; None: that of `normalize_observation`.
 
     Example:
         >>> from ppo_parts import envs
@@ -106,10 +113,13 @@ def prepare(
     if not normalize:
         if per_agent:
             raise UserValueError("prepare: per_agent=True applies to statistics, so it needs normalize=True")
+        if obs_clip is not None:
+            raise UserValueError(f"prepare: obs_clip={obs_clip!r} bounds normalized observations: set normalize=True")
         return env
     if gamma is None:
         raise UserValueError("prepare: normalize=True needs gamma, the discount of the learner, got None")
-    return normalize_reward(normalize_observation(env, per_agent=per_agent), gamma=gamma, per_agent=per_agent)
+    clip = {} if obs_clip is None else {"clip": obs_clip}
+    return normalize_reward(normalize_observation(env, per_agent=per_agent, **clip), gamma=gamma, per_agent=per_agent)
 
 
 def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, per_agent: bool = False) -> Env:

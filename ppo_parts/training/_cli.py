@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import decimal
+import itertools
 import json
 import signal
 import sys
@@ -167,7 +168,7 @@ def _flag(name: str) -> str:
 
 def _check_switches(argv: Sequence[str], hints: Mapping[str, Any]) -> None:
     """Raise if a value follows a flag that takes none; the message names the flags for True and for False."""
-    for given, following in zip(argv, [*argv[1:], ""], strict=True):
+    for given, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
         flag, _, value = given.partition("=")
         name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
         value = value or following
