@@ -80,9 +80,9 @@ def parts(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     page = [
         "Sizes have time first: 128x4 is 128 steps of 4 environments. *Inside* is the cost of a function within one",
         "compiled program; *alone* is the time until one compiled call has returned its result. The *floor* is a",
-        "program that reads and writes as many arrays of the same sizes, and computes almost nothing. A ? marks a",
-        "timing that other work on the machine disturbed: its quartiles are more than a factor of 1.5 apart, or it is",
-        "longer inside a program than alone by a quarter or more.",
+        "program that reads and writes the same number of arrays, of the same sizes, and computes almost nothing. A ?",
+        "marks a timing that other work on the machine disturbed: its quartiles are more than a factor of 1.5 apart,",
+        "or it is longer inside a program than alone by a quarter or more.",
         "",
     ]
     for name, record in records.items():
@@ -185,10 +185,10 @@ def update(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
 def growth(records: dict[str, Record], pictures: pathlib.Path) -> list[str]:
     """Describe the cost of an update as a function of one quantity at a time."""
     page = [
-        "The update above, while one quantity grows at a time. *Power* is the exponent from the previous value to this",
-        "one; 1 means proportional. *Memory*, as the compiler reports it, is temporaries + inputs and outputs. *Beyond",
-        "a minibatch* is the memory that the update needs in addition to that of one gradient step on one minibatch,",
-        "in multiples of the size of the rollout.",
+        "This section times the update above while one quantity grows at a time. *Power* is the exponent from the",
+        "previous value to this one; 1 means proportional. *Memory*, as the compiler reports it, is temporaries +",
+        "inputs and outputs. *Beyond a minibatch* is the memory that the update needs in addition to that of one",
+        "gradient step on one minibatch, in multiples of the size of the rollout.",
         "",
     ]
     for name, record in records.items():
@@ -299,8 +299,8 @@ def overview(results: pathlib.Path) -> list[str]:
         return []
     head = [f"`{recipe}` against the same written by hand" for recipe in RECIPES.values()]
     page = [
-        "This table shows how many times faster the recipes are ([why](training.md#speed)): `cleanrl`, where no other",
-        "recipe is named. Cells are medians and quartiles; where the quartiles include 1, there is no clear",
+        "This table shows how many times faster the recipes are ([why](training.md#speed)); the recipe is `cleanrl`",
+        "unless another is named. Cells are medians and quartiles; where the quartiles include 1, there is no clear",
         "difference. Compile time is excluded. `ippo` has one agent here.",
         "",
         *table(["environments", *head, "rejax", "sbx", "stable-baselines3"], faster),

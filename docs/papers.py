@@ -221,13 +221,14 @@ def page() -> str:
 
 INTRODUCTION = """# Papers
 
-{count} papers about PPO and its components, each as a modification of one chain. The chains are the functions of
-[benchmarks/paper_index.py](../benchmarks/paper_index.py), from which `python -m docs.papers` writes this page. Each has
-at most twelve lines, and the tests trace an update of each ([tests/test_papers.py](../tests/test_papers.py)).
-Hyperparameters are those of the papers where these name one, and otherwise plain choices; none is tuned. If a chain
-implements only part of a paper's algorithm, its description says so.
+This page shows {count} papers about PPO and its components, each as a modification of one chain. The chains are the
+functions of [benchmarks/paper_index.py](../benchmarks/paper_index.py), from which `python -m docs.papers` writes this
+page. Each has at most twelve lines, and the tests trace an update of each
+([tests/test_papers.py](../tests/test_papers.py)). Hyperparameters are those of the papers where these state them, and
+otherwise ordinary values; none is tuned. If a chain implements only part of a paper's algorithm, its description says
+so.
 
-The column "laws" shows with how many settings a part is tested against the laws that every part obeys
+The column "laws" shows how many configurations of a part (such as ×2) are tested against the laws that every part obeys
 ([tests/registry.py](../tests/registry.py): jit equals eager, vmap equals a loop, masked steps have no effect, ...), and
 where a function is compared with a reference in NumPy. Code that exists only on this page is traced, but not tested in
 these ways.
@@ -242,15 +243,15 @@ matrix; MCTS and search; environments that choose their levels; networks, such a
 
 COMPARISON = """## Does it help?
 
-These tables compare chains that need only the plain policy with the plain chain: CleanRL's network, rollouts, learning
-rate and optimizer (unless the paper changes it), and ten seeds each. "Return over training" is the mean return of all
-episodes of the training, and "after training" that of 100 new episodes per seed, with separate keys. Both are means
-over seeds, with the standard deviation between seeds in parentheses. A difference has a 95 % bootstrap interval. Of 50
-such intervals, two or three exclude 0 by chance alone, so a single "better" or "worse" at the edge means little. If
-both differences are exactly 0, the change never acted. The tasks are easy and the budgets small: the tables show what
-a change does here, untuned, and not its value on the tasks for which it was designed.
+These tables compare the plain chain with chains that work with the same policy. All use CleanRL's network, rollouts,
+learning rate and optimizer (unless the paper changes it), and ten seeds each. "Return over training" is the mean return
+of all episodes during training, and "after training" that of 100 new episodes per seed, with separate keys. Both are
+means over seeds, with the standard deviation between seeds in parentheses. Differences have 95 % bootstrap intervals.
+Of 50 such intervals, two or three exclude 0 by chance alone, so a single "better" or "worse" at the edge means little.
+If both differences are exactly 0, the change never had an effect. The tasks are easy and the budgets small: the tables
+show what a change does here, untuned, and not its value on the tasks for which it was designed.
 
-The plain chain clips the change of a value at 0.2 in units of reward, as CleanRL does, which is little where returns
+The plain chain limits the change of a value to 0.2, in units of reward, as CleanRL does; this is little where returns
 are near -100. On Acrobot, four chains whose value loss has no such clip reach much higher returns: `engstrom_2020`,
 which changes nothing else, `andrychowicz_2021`, `huber_1964` and `flet_berliac_2021`.
 

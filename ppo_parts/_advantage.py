@@ -41,7 +41,7 @@ def gae(
             not there; `batch.next_value` must skip them, too. See `functional.gae`.
         implementation: "auto", "scan", "associative" or "pallas"; see `functional.gae`.
 
-    Place: before the sampler, or after one that keeps time (`segment_minibatches`, `full_batch`).
+    Place: before the sampler, or after one that keeps time, such as `segment_minibatches` or `full_batch`.
 
     Example:
         >>> import ppo_parts as pp
@@ -105,7 +105,7 @@ def vtrace(
         pg_lambda: with `policy_gradient`, weight of the next target against the next value, in [0, 1]; None: 1.
         implementation: "auto", "scan", "associative" or "pallas"; see `functional.gae`.
 
-    Place: before the sampler, or after one that keeps time (`segment_minibatches`, `prioritized_sampler`).
+    Place: before the sampler, or after one that keeps time, such as `segment_minibatches` or `prioritized_sampler`.
 
     Example:
         >>> import ppo_parts as pp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from ._chain import chain, check_every_write_has_an_effect, finish, part_key
 from ._checks import check_key, check_params, check_rollout, check_trainable, count_nonfinite, finite_where_masked
 from ._errors import UserTypeError, UserValueError
-from ._loop import GradientMetrics, PhaseLoop, PhaseState, run_every
+from ._loop import GradientMetrics, PhaseLoop, PhaseState, if_due, run_every
 from ._metrics import Metrics, join_metrics
 from ._optim import may_skip
 from ._pieces import evaluate_shards
@@ -272,7 +273,10 @@ class _Update:
         for spec, before_context, after_context in zip(self.phases, contexts[::2], contexts[1::2], strict=True):
             before, after = so_far.states[spec.name]
             before = finish_update(spec.before, before, stored, before_context)
-            states[spec.name] = before, finish_update(spec.after, after, rollouts[spec.name], after_context)
+            finish_phase = functools.partial(
+                finish_update, spec.after, rollout=rollouts[spec.name], context=after_context
+            )
+            states[spec.name] = before, if_due(spec.every, context.step, finish_phase, after)
         return finish_update(self.shared, so_far.shared, prepared, shared_context), states
 
 

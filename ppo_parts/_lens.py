@@ -120,6 +120,7 @@ class _Lens(NamedTuple):
         return self.part.init(params, inner_key(self.part, key))
 
     def update(self, batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
+        self._check_critic(batch)
         inner = self._inner(batch)
         check_batch(self.part, inner)
         result, state = self.part.update(inner, state, context.replace(key=inner_key(self.part, context.key)))
@@ -128,6 +129,17 @@ class _Lens(NamedTuple):
     def finish(self, batch: Batch, state: Any, context: Context) -> Any:
         assert self.part.finish is not None
         return self.part.finish(self._inner(batch), state, context.replace(key=inner_key(self.part, context.key)))
+
+    def _check_critic(self, batch: Batch) -> None:
+        """Raise if the part, after a sampler, would take the critic of the batch where `read` names another."""
+        own = {_inner_path(field, path) for field, path in self.read.items()}
+        takes_current = any("current.value" in (part.reads or ()) for part in parts_of(self.part))
+        if batch.current is not None and takes_current and "value" in own and "current.value" not in own:
+            raise UserValueError(
+                f"within {self.name!r}: after the sampler, {self.part.name} also reads current.value, the critic of "
+                f"the batch, but value is {self.read['value']!r}: give the path of that critic under current, too, "
+                'e.g. read={"current.value": "current.aux.cost", "value": "extras.cost"}'
+            )
 
     def _inner(self, batch: Batch) -> Batch:
         """Return the batch that the part receives.
@@ -146,7 +158,13 @@ class _Lens(NamedTuple):
                 raise UserValueError(
                     f"within {self.name!r}: {self.part.name} reads {path}, which the batch does not have{remedy}"
                 )
-            inner = with_field_at(inner, _inner_path(field, path), found)
+            inner_path = _inner_path(field, path)
+            if batch.current is None and inner_path.startswith("current."):
+                raise UserValueError(
+                    f"within {self.name!r}: {self.part.name} reads {inner_path}, which exists only after the sampler: "
+                    f"name a field of the rollout instead of {field!r}, or put the part after the sampler"
+                )
+            inner = with_field_at(inner, inner_path, found)
         return inner
 
     def _outer(self, batch: Batch, inner: Batch, result: Batch) -> Batch:

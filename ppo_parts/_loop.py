@@ -238,8 +238,20 @@ def run_every(phase: PhaseLoop, every: int, state: PhaseState) -> tuple[PhaseSta
         absent = jnp.array([0.0 if way == "sum" else jnp.nan for way in metrics.reductions], metrics.array.dtype)
         return state, Metrics(absent, metrics.names, metrics.reductions)
 
-    state, metrics = jax.lax.cond((phase.context.step + 1) % every == 0, run, skip, state)
+    state, metrics = jax.lax.cond(is_due(every, phase.context.step), run, skip, state)
     return state, metrics, phase.upstream.prepared
+
+
+def is_due(every: int, step: Any) -> Any:
+    """Return whether a phase that runs once in `every` updates runs in this one."""
+    return (step + 1) % every == 0
+
+
+def if_due(every: int, step: Any, finish: Callable[[Any], Any], states: Any) -> Any:
+    """Return `finish(states)` in the updates in which the phase runs, and the same states in others."""
+    if every == 1:
+        return finish(states)
+    return jax.lax.cond(is_due(every, step), finish, lambda states: states, states)
 
 
 def reduce_loss(loss: Array, batch: Batch) -> Array:

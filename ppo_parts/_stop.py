@@ -16,9 +16,19 @@ from .functional._common import masked_sum
 
 
 class KLEarlyStopState(NamedTuple):
-    """State of `kl_early_stop(over="mean")`: the sum of the divergence over this epoch's minibatches so far."""
+    """State of `kl_early_stop(over="mean")`.
+
+    Attributes:
+        total: the sum of the divergence over the minibatches of an epoch so far.
+        minibatches: how many they are.
+        step, epoch: the update and the epoch in which they are. If the optimizer skips the first minibatch of an epoch,
+            the state remains that of an earlier epoch, and the next minibatch begins anew.
+    """
 
     total: Array
+    minibatches: Array
+    step: Array
+    epoch: Array
 
 
 def kl_early_stop(
@@ -74,7 +84,8 @@ def kl_early_stop(
 
     def init(params: Params, key: Array | None = None) -> EmptyState | KLEarlyStopState:
         del params, key
-        return KLEarlyStopState(jnp.zeros((), jnp.float32)) if averaged else EmptyState()
+        zero = jnp.zeros((), jnp.int32)
+        return KLEarlyStopState(jnp.zeros((), jnp.float32), zero, zero, zero) if averaged else EmptyState()
 
     def update(batch: Batch, state: KLEarlyStopState, context: Context) -> tuple[Batch, KLEarlyStopState]:
         divergence = functional.approx_kl(batch.current_log_ratio(), estimator=estimator, mask=batch.mask)
@@ -82,9 +93,11 @@ def kl_early_stop(
         judged = reduce(divergence, batch.mask)
         batch = batch.add_metrics(**{name: judged})
         if averaged:
-            total = jnp.where(jnp.equal(context.minibatch, 0), 0, state.total) + judged.astype(jnp.float32)
-            state = KLEarlyStopState(total)
-            judged = total / context.num_minibatches
+            step, epoch = (jnp.asarray(x, jnp.int32) for x in (context.step, context.epoch))
+            goes_on = (state.step == step) & (state.epoch == epoch) & jnp.not_equal(context.minibatch, 0)
+            total = jnp.where(goes_on, state.total, 0) + judged.astype(jnp.float32)
+            state = KLEarlyStopState(total, jnp.where(goes_on, state.minibatches, 0) + 1, step, epoch)
+            judged = state.total / state.minibatches
         threshold = at(target_kl, context.step)
         if isinstance(threshold, jax.Array):
             # A threshold outside its range is NaN, and stops every update. It is counted here, because it does not

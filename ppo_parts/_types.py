@@ -344,7 +344,8 @@ class Part:
         finish: `finish(batch, state, context) -> state`, called once per update, on the rollout with `batch.current`
             under the updated policy: for the true divergence, or a buffer of rollouts. A part before the sampler gets
             the rollout that all phases share. A part after it gets the rollout that its minibatches were drawn from,
-            or, with a refresh other than "rollout" or in a phase with `every` > 1, the rollout before the phase.
+            or, with a refresh other than "rollout" or in a phase with `every` > 1, the rollout before the phase; it is
+            called only in the updates in which its phase runs.
     """
 
     init: Callable[..., PartState]

@@ -407,12 +407,25 @@ def test_a_step_without_the_agent_leaves_its_statistics_as_they_are():
     assert_close(merged_moments(NormalizedState(None, shards)).moments, after)
 
 
+def test_several_agents_say_where_the_episode_of_all_ended():
+    env = probe()
+
+    def step(key, state, action):
+        state, out = env.step(key, state, action)
+        return state, out._replace(ended=None)
+
+    with pytest.raises(pp.UserTypeError, match="with several agents, ended must say where the episode of all ended"):
+        envs.check(env._replace(step=step))
+
+
 def test_statistics_that_cannot_be_kept_are_refused():
     folded = envs.fold_agents(probe())
     with pytest.raises(ValueError, match="normalize_observation: per_agent=True needs an axis of agents"):
         envs.normalize_observation(folded, per_agent=True)
     with pytest.raises(ValueError, match="prepare: per_agent=True applies to statistics, so it needs normalize=True"):
         envs.prepare(probe(), per_agent=True)
+    with pytest.raises(ValueError, match=r"prepare: obs_clip=1\.0 bounds normalized observations: set normalize=True"):
+        envs.prepare(probe(), obs_clip=1.0)
     with pytest.raises(ValueError, match="normalize_reward: per_agent=True needs an axis of agents"):
         envs.normalize_reward(folded, gamma=0.9, per_agent=True)
     with pytest.raises(ValueError, match=r"2 agents have a privileged part \(Box.*set privileged .* to None"):

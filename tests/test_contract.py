@@ -988,6 +988,47 @@ def test_a_lens_does_not_mix_two_critics(wrap):
         pp.within(clipped, name="cost", read={"value": "current.aux.cost"})
 
 
+def test_a_lens_after_the_sampler_takes_both_values_of_a_critic():
+    """After a sampler a part reads current.value, too, which a lens on "value" alone would leave as it is."""
+    read = {"value": "extras.v", "next_value": "extras.next_v"}
+    batch = rollout(masked=False)
+    batch = batch.replace(extras={"v": batch.value + 100, "next_v": batch.next_value + 100, "t": batch.value})
+    for part, names in (
+        (pp.within(GAE, name="cost", read=read, write={"advantage": "advantage"}), "gae"),
+        (
+            pp.within(
+                pp.clipped_value_loss(clip_eps=0.2), name="cost", read={"value": "extras.v", "target": "extras.t"}
+            ),
+            "clipped_value_loss",
+        ),
+    ):
+        learner = pp.learner(evaluate, pp.chain(GAE, pp.full_batch(), part, SURROGATE, VALUE), optax.sgd(1.0))
+        with pytest.raises(pp.UserValueError, match=f"within 'cost': after the sampler, {names} also reads current"):
+            jax.eval_shape(learner.update, KEY, jax.eval_shape(learner.init, make_params()), batch)
+
+
+def test_a_lens_names_a_field_that_exists_only_after_the_sampler():
+    lens = pp.within(GAE, name="cost", read={"current.value": "extras.v"}, write={"advantage": "extras.a"})
+    batch = rollout(masked=False)
+    batch = batch.replace(extras={"v": batch.value})
+    with pytest.raises(pp.UserValueError, match=r"reads current\.value, which exists only after the sampler"):
+        lens.update(batch, lens.init(make_params()), pp.Context(key=KEY))
+
+
+def test_a_phase_that_does_not_run_keeps_its_states():
+    penalty = pp.kl_penalty(coef=1.0, target_kl=0.01)
+    policy = pp.chain(pp.full_batch(), SURROGATE, penalty)
+    pipeline = pp.chain(GAE, pp.phases(policy=pp.phase(policy, trains=None, every=3)))
+    learner = pp.learner(evaluate, pipeline, {"policy": optax.sgd(0.0)})
+    state, update, coefs = learner.init(make_params()), jax.jit(learner.update), []
+    batch = rollout(masked=False)
+    batch = batch.replace(log_prob=evaluate(make_params(), batch)[0].log_prob(batch.action))
+    for _ in range(7):
+        state, _ = update(KEY, state, batch)
+        coefs.append(float(pp.part_state(state, pipeline, "policy/kl_penalty").coef))
+    assert coefs == [1, 1, 0.5, 0.5, 0.5, 0.25, 0.25]  # the policy does not move, so each of its phases halves it
+
+
 def test_a_chain_in_a_lens_declares_what_its_parts_do():
     own = pp.stateless(lambda b: b, name="own", reads=(), provides=("next_value",), place="before_sampler")
     lens = pp.within(pp.chain(own, GAE), name="cost", read={"value": "extras.v"}, write={"advantage": "extras.a"})

@@ -240,12 +240,17 @@ def test_a_mask_has_one_flag_for_each_action():
         envs.check(masked(lambda x: x > 0)._replace(action_space=envs.Box(())))
 
 
+def test_an_end_with_both_flags_counts_as_a_termination():
+    seen = envs.check_laws(walk(terminated=lambda out: out.truncated), num_envs=3, num_steps=9)
+    assert (seen.episodes, seen.terminated, seen.truncated) == (6, 6, 0)
+
+
 @pytest.mark.parametrize("swapped", [False, True])
 def test_flags_that_may_be_swapped_are_noted(swapped):
     length, ended = np.array([1, 2, 1, 2, 3, 4] * 4)[:, None], np.array([0, 1, 0, 0, 0, 1] * 4, bool)[:, None]
     cut = ended & ((length == 4) != swapped)
     ones = np.ones((24, 1), np.float32)
-    out = SimpleNamespace(truncated=cut, episode_length=length, obs=ones, reward=ones)
+    out = SimpleNamespace(ended=ended, truncated=cut, episode_length=length, obs=ones, reward=ones)
     notes = notes_on(SimpleNamespace(ended=ended, out=out, first=ones[0]))
     assert [("swapped" in note, "all 4 episodes of 4 steps" in note) for note in notes] == [(True, True)] * swapped
 
@@ -258,7 +263,7 @@ def test_a_time_limit_that_is_reported_as_a_failure_is_noted(share):
     early = np.flatnonzero(~ended[:, 0])[:share]
     length[early], ended[early] = 1, True
     ones = np.ones((32, 1), np.float32)
-    out = SimpleNamespace(truncated=ended & False, episode_length=length, obs=ones, reward=ones)
+    out = SimpleNamespace(ended=ended, truncated=ended & False, episode_length=length, obs=ones, reward=ones)
     notes = notes_on(SimpleNamespace(ended=ended, out=out, first=ones[0]))
     assert [note.partition(" were")[0] for note in notes] == {2: ["8 of 10 episodes"], 9: []}[share]
 

@@ -107,6 +107,9 @@ def test_infinite_bounds_give_finite_weights():
     ratio = jnp.array([100.0, 0.0])
     for mode in ("truncate", "mask"):
         assert jnp.isfinite(F.importance_sampling_weight(ratio, mode=mode, high=jnp.inf)).all()
+        for dtype in (jnp.bfloat16, jnp.float16):
+            weight = F.importance_sampling_weight(ratio.astype(dtype), mode=mode, high=jnp.inf)
+            assert weight.tolist() == [float(jnp.finfo(dtype).max), 1]
     zeros = jnp.zeros((2, 1))
     clips = {"gamma": 0.9, "rho_clip": jnp.inf, "c_clip": jnp.inf}
     assert F.vtrace(ratio[:, None], *[zeros] * 4, **clips).error.tolist() == [[0], [0]]

@@ -287,6 +287,33 @@ def test_learner_state_is_stable(refresh):
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
 
 
+def test_mean_divergence_of_an_epoch_begins_anew_after_a_skipped_minibatch():
+    """The optimizer skips the first minibatch of epoch 1, so the state of the part remains that of epoch 0."""
+    batch = rollout(masked=False)
+
+    def bad(batch, context):
+        where = (context.epoch == 1) & (context.minibatch == 0)
+        return batch.add_loss("bad", jnp.where(where, jnp.nan, 0.0) * batch.current.log_prob)
+
+    def run(limit):
+        pipeline = pp.chain(
+            GAE,
+            pp.given_indices([[[0, 1, 2, 3]] * 2] * 3),
+            pp.kl_early_stop(limit, check="epoch", over="mean"),
+            pp.stateless(bad, provides=("losses",), place="after_sampler", reads=()),
+            pp.value_loss(),
+        )
+        learner = pp.learner(evaluate, pipeline, optax.apply_if_finite(optax.sgd(0.0), 9))
+        state, metrics = learner.update(KEY, learner.init(make_params()), batch)
+        return pp.part_state(state, pipeline, "kl_early_stop"), metrics
+
+    state, _ = run(1e9)
+    assert (int(state.minibatches), int(state.epoch)) == (2, 2)
+    mean = float(state.total) / 2  # that of every minibatch, because they are the same and the policy does not move
+    assert float(run(1.3 * mean)[1]["early_stopped"]) == 0
+    assert float(run(0.9 * mean)[1]["early_stopped"]) == 1
+
+
 def test_masked_places_are_neutral():
     pipeline = pp.chain(
         GAE,

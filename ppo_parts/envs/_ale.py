@@ -124,6 +124,8 @@ class _Games:
             if terminated or truncated:
                 over = True
                 self._new_game(index)
+                if life:
+                    self._begin(index)
                 break
         self.obs[index] = self.obs[index, -1]
         return total, over

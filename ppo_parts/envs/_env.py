@@ -36,7 +36,8 @@ class Transition(NamedTuple):
         episode_return: sum of the unscaled rewards of the episode so far, including this step.
         episode_length: number of steps of the episode so far, including this step.
         mask: `[N, A]`, True where the agent took part in this step; None: everywhere.
-        ended: `[N]`, True where the episode ended for all its agents; None: `terminated | truncated`.
+        ended: `[N]`, True where the episode ended for all its agents; required with several agents. None: `terminated |
+            truncated`.
         info: numbers `[N]`, by name ("won", for example). Those of the step that ended an episode become metrics;
             `rollout(keep_info=)` keeps those of every step. "return", "length", "episode_return", "episode_length",
             "terminated" and "truncated" are reserved.
@@ -84,6 +85,11 @@ class Transition(NamedTuple):
         fields |= {"truncated": each, "mask": each, "ended": whole}
         for name, shape in fields.items():
             x = getattr(self, name)
+            if x is None and name == "ended" and len(each) > 1:
+                raise UserTypeError(
+                    f"{where}: with several agents, ended must say where the episode of all ended, a boolean array of "
+                    f"shape {shape}, such as jnp.all(terminated | truncated, axis=1)"
+                )
             if x is None and name in ("mask", "ended"):
                 continue
             if not hasattr(x, "dtype"):

@@ -61,7 +61,8 @@ def importance_sampling_weight(
     known = known_values(low), known_values(high)
     if known[0] is not None and known[1] is not None and np.any(known[0] > known[1]):
         raise ValueError(f"{where}: low must not exceed high, got low={low!r} and high={high!r}")
-    ratio = jnp.minimum(jnp.exp(logs), jnp.finfo(logs.dtype).max)
+    dtype = jnp.result_type(log_ratio)  # `logs` may be wider
+    ratio = jnp.minimum(jnp.exp(logs), jnp.asarray(jnp.finfo(dtype).max, logs.dtype))
     if mode == "truncate":
         weight = jnp.clip(ratio, least, most)
     elif mode == "mask":
@@ -70,4 +71,4 @@ def importance_sampling_weight(
         raise ValueError(f'{where}: mode must be "truncate" or "mask", got {mode!r}')
     if mask is not None:
         weight = jnp.where(jnp.asarray(mask).astype(bool), weight, 0)
-    return weight.astype(jnp.result_type(log_ratio))
+    return weight.astype(dtype)

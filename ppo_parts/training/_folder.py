@@ -17,7 +17,7 @@ from ._config_file import digest, stored_config, stored_run
 from ._errors import RunFolderError, RunNotFoundError
 from ._evaluate import EVALUATION
 from ._metrics_file import Row, best_update, column, read_log
-from ._options import stored_options
+from ._options import checkpoint_interval, stored_options
 from ._recipe import import_recipe
 from ._train import Train, TrainState
 
@@ -90,7 +90,7 @@ class RunFolder:
             return None
         if options.best_metric.startswith(EVALUATION):
             return best_update(rows, steps, options.best_metric, mode=options.best_mode)
-        every = options.checkpoint_every or 1
+        every = checkpoint_interval(options, num_updates)
         regular = [step for step in steps if step % every == 0 or step == num_updates]
         return best_update(rows, regular, options.best_metric, mode=options.best_mode, window=every)
 

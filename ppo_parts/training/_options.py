@@ -104,18 +104,22 @@ def stored_options(stored: Mapping[str, Any]) -> RunOptions:
     return RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT})
 
 
+def checkpoint_interval(options: RunOptions, num_updates: int) -> int:
+    """Return after how many updates a checkpoint is saved; `config.json` stores None, for a run of another length."""
+    return max(1, num_updates // 10) if options.checkpoint_every is None else options.checkpoint_every
+
+
+def log_interval(options: RunOptions, num_updates: int) -> int:
+    """Return how many updates a record summarizes."""
+    return max(1, num_updates // 200) if options.log_every is None else options.log_every
+
+
 def validate(options: RunOptions, train: Train) -> RunOptions:
-    """Check the options, and fill in the default intervals.
+    """Check the options, and return them.
 
     Raises:
         ValueError, TypeError: the options are invalid; the message says what to change.
     """
-    tenth, two_hundredth = (max(1, train.num_updates // parts) for parts in (10, 200))
-    options = dataclasses.replace(
-        options,
-        checkpoint_every=tenth if options.checkpoint_every is None else options.checkpoint_every,
-        log_every=two_hundredth if options.log_every is None else options.log_every,
-    )
     check_config(options, where="run")
     if options.name is not None and not _is_inside(Path(options.name)):
         raise UserValueError(

@@ -13,7 +13,7 @@ import numpy as np
 from .._extras import require_package
 from ._evaluate import EVALUATION
 from ._metrics_file import Row, column
-from ._options import RunOptions
+from ._options import RunOptions, log_interval
 from ._train import NONFINITE, Train
 
 OnRows = Callable[[list[Row]], object]
@@ -88,7 +88,7 @@ class Records:
     """
 
     def __init__(self, train: Train, options: RunOptions, rows: list[Row], done: int, destination: Destination) -> None:
-        self._log_every, self._num_updates = options.log_every or 1, train.num_updates
+        self._log_every, self._num_updates = log_interval(options, train.num_updates), train.num_updates
         self._steps = train.steps_per_update * options.num_seeds
         self._destination = destination
         self._began = time.perf_counter()

@@ -18,7 +18,7 @@ from ._devices import devices_of
 from ._errors import NonFiniteError
 from ._messages import logger
 from ._metrics_file import Row
-from ._options import RunOptions, validate
+from ._options import RunOptions, checkpoint_interval, validate
 from ._processes import agree, broadcast_first, is_first, noticing_losses, together
 from ._program import Program
 from ._progress import Destination, OnRows, ProgressBar, Records, StopRun, TensorBoard, WeightsAndBiases
@@ -135,7 +135,7 @@ class Loop:
 
     Attributes:
         train, options, folder, program, interrupt, on_rows: see `run`.
-        seconds: how long the updates took, without the time to compile them.
+        seconds: how long the updates took, without the time to compile them and without evaluations.
         played: the last evaluation, and the update before it.
     """
 
@@ -172,21 +172,23 @@ class Loop:
                 done += len(rows)
                 evaluated = self._due(done, options.eval_every)
                 if evaluated:
+                    paused = time.monotonic()
                     with self._saving_before_errors(done, state, saved, rows):
                         rows[-1] |= self.evaluate(state, done)
+                    self.seconds -= time.monotonic() - paused
                 with self._rescuing(done, state, rows):
                     folder.append(rows)
                     with self._saving_before_errors(done, state, saved):
                         self._tell(listeners, rows)
                     late = time.monotonic() - last_save > 60 * options.checkpoint_minutes
-                    due = self._due(done, options.checkpoint_every) or late or interrupt.save
+                    due = self._due(done, self._checkpoint_every) or late or interrupt.save
                     if any(agree(due or (evaluated and folder.is_best(done)))):
                         folder.save(done, self.program.whole(state))
                         interrupt.save, last_save, saved = False, time.monotonic(), done
             if saved < done:  # the run was asked to stop
                 with self._rescuing(done, state, []):
                     folder.save(done, self.program.whole(state))
-            self.seconds = time.monotonic() - began
+            self.seconds += time.monotonic() - began
         return done, state
 
     @contextlib.contextmanager
@@ -245,11 +247,13 @@ class Loop:
             except StopRun as stop:
                 self.interrupt.ask("StopRun", str(stop))
 
+    @property
+    def _checkpoint_every(self) -> int:
+        return checkpoint_interval(self.options, self.train.num_updates)
+
     def _next_goal(self, done: int) -> int:
         """Return the next update after which the host has something to do."""
-        goals = [
-            (done // every + 1) * every for every in (self.options.checkpoint_every, self.options.eval_every) if every
-        ]
+        goals = [(done // every + 1) * every for every in (self._checkpoint_every, self.options.eval_every) if every]
         return min(self.train.num_updates, *goals)
 
     def _due(self, done: int, every: int | None) -> bool:

@@ -8,6 +8,13 @@ import pytest
 from benchmarks._runs import UPDATES, Crash, assert_same_run, checkpoint, crash, go, rows, steps, tiny
 from ppo_parts import training
 from ppo_parts.training._checkpoint import Checkpoints
+from ppo_parts.training._options import (
+    checkpoint_interval,
+    kept_options,
+    log_interval,
+    stored_options,
+    validate,
+)
 from recipes import cleanrl_ppo
 
 
@@ -77,3 +84,10 @@ def test_init_from_takes_over_what_is_not_given(train, make_train, whole, tmp_pa
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["config"] == json.loads((whole[0] / "config.json").read_text())["config"]
     assert stored["run"]["eval_episodes"] == 3
+
+
+def test_intervals_that_are_not_given_are_fractions_of_each_run(train):
+    kept = stored_options({"run": kept_options(validate(training.RunOptions(), train))})
+    assert (checkpoint_interval(kept, 1_000), log_interval(kept, 1_000)) == (100, 5)
+    assert (checkpoint_interval(kept, 100_000), log_interval(kept, 100_000)) == (10_000, 500)
+    assert (checkpoint_interval(kept, 3), log_interval(kept, 3)) == (1, 1)
