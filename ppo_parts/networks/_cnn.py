@@ -68,7 +68,8 @@ class NatureCNN(nn.Module):
     @nn.compact
     def __call__(self, frames: Array) -> Output:
         """Evaluate frames `[..., C, H, W]`."""
-        x = jnp.moveaxis(frames.reshape(-1, *frames.shape[-3:]), 1, -1).astype(jnp.float32) / 255
+        dtype = jnp.promote_types(frames.dtype, jnp.float32)
+        x = jnp.moveaxis(frames.reshape(-1, *frames.shape[-3:]), 1, -1).astype(dtype) / 255
         for features, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             x = nn.relu(Conv(features, kernel, stride)(x))
         x = nn.relu(dense(self.features)(x.reshape(*frames.shape[:-3], -1)))
