@@ -26,7 +26,7 @@ class Report:
     terminated: int
     truncated: int
     notes: tuple[str, ...]
-    laws: tuple[str, ...]
+    laws: tuple[str, ...] = dataclasses.field(repr=False)
 
 
 def check_laws(
