@@ -8,7 +8,8 @@ Tianshou's benchmark has the highest published results of PPO on Gymnasium's MuJ
 advantages are recomputed before each epoch and not standardized, values are not clipped, and actions of [-1, 1] are
 mapped onto the bounds of the environment. (Tianshou also re-evaluates the observations after the last step and at time
 limits; here their values stay as recorded.) `--preset tianshou` also has its trace and its initial noise. Ant
-learns faster without the contact forces that version 5 adds to the observations. docs/results.md has the results.
+learns faster without the contact forces that version 5 adds to the observations, or with `--obs-clip 1`.
+docs/results.md has the results.
 Install it with `pip install ".[train,gymnasium]"`.
 """
 

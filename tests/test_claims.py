@@ -51,8 +51,11 @@ def test_claims_mujoco_returns_are_those_of_the_records():
     """Of the text below the table of the README, which is written from the records."""
     sentences = README[README.index("Our results are means over ten seeds") :].split("\n\n")[0].replace("\n", " ")
     runs = {(x["task"], x["variant"], x["env_steps"] > 2_000_000): x for x in mujoco_page.runs(RESULTS / "mujoco")}
-    ant = runs["Ant-v5", "recipe", False]["best_evaluation"]["mean"]
-    assert f"the default of version 5, Ant reaches {ant:,.0f} after 1M steps." in sentences
+    ten, one = (runs["Ant-v5", name, False]["best_evaluation"]["mean"] for name in ("recipe", "obs_clip_1"))
+    assert (
+        f"the default of version 5, Ant reaches {one:,.0f} after 1M steps if observations are clipped at" in sentences
+    )
+    assert f"and {ten:,.0f} with the recipe's ten." in sentences
     one, three = (runs["Humanoid-v5", "no_contact_forces", long]["best_evaluation"] for long in (False, True))
     *others, third, _, _, best = sorted(one["per_seed"])
     assert (max(others) < 900, f"({third:,.0f} to {best:,.0f})" in sentences) == (True, True)
