@@ -54,7 +54,7 @@ def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
         named = ", ".join(differing[:3]) + f" and {len(differing) - 3} more" * (len(differing) > 3)
         raise UserValueError(
             f"the run is of another recipe, or of another version of it: it records {stored.get('recipe')}, and fields "
-            f"differ ({named})"
+            f"differ ({named}): use the version that made it, or edit these fields in config.json"
         )
     return kind(**{name: tuple(x) if isinstance(x, list) else x for name, x in stored["config"].items()})
 
