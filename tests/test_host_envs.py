@@ -497,6 +497,8 @@ class Game:
             ["reset", 1, 2, 3, 3, 0, 1, 2, 3, 3, "reset", 1, 2],
             [(2, 3, 2, 3, 3, 0, 0), (7, 7, 3, 4, 4 + 5 + 6 + 7, 1, 0), (7, 8, 7, 8, 8, 0, 0), (2, 2, 8, 9, 9, 1, 1)],
         ),
+        ((4, 5), {"episodic_life": True, "use_fire_reset": True}, ["reset", 1, 2, 3, 3, 0, "reset", 1, 2],
+         [(2, 3, 2, 3, 3, 0, 0), (2, 2, 3, 4, 4 + 5, 1, 1)]),
         ((4, 5), {"episodic_life": True, "use_fire_reset": False}, ["reset", 3, 3, 3, 3, 0, "reset"],
          [(0, 1, 0, 1, 1, 0, 0), (1, 2, 1, 2, 2, 0, 0), (2, 3, 2, 3, 3, 0, 0), (0, 0, 3, 4, 4 + 5, 1, 1)]),
         ((2, 3), {"episodic_life": False, "use_fire_reset": False}, ["reset", 3, 3, 3, "reset", 3],
@@ -504,7 +506,7 @@ class Game:
     ],
 )  # fmt: skip
 def test_atari_lives_begin_with_fire_and_end_no_game(deaths, settings, log, rows):
-    """The second game is never interrupted; the second case is a game that ends in the frames that begin a life."""
+    """The second game is never interrupted; cases two and three are games that end in the frames that begin a life."""
     one, other = Game(*deaths), Game(100)
     games = _Atari(_Games([one, other], stack_num=2, **settings))
     start = 2 * settings["use_fire_reset"]

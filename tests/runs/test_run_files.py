@@ -1,11 +1,13 @@
 """What a run leaves behind, and what it refuses before it leaves anything."""
 
 import functools
+import itertools
 import json
 import re
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -25,7 +27,7 @@ from benchmarks._runs import (
     steps,
     tiny,
 )
-from ppo_parts.training import RunFolderError, RunOptions
+from ppo_parts.training import RunFolderError, RunOptions, _run
 from ppo_parts.training._program import Pace, compile_program
 from ppo_parts.training._recipe import recipe_of
 from ppo_parts.training._run import introduction
@@ -305,3 +307,17 @@ def test_run_folder_that_is_removed_meanwhile_is_made_again_with_the_state(train
         go(train, tmp_path, "run", compile=acting(6, remove))
     go(train, None, "", resume=folder)
     assert_same_run(folder, whole[0])
+
+
+def test_timing_is_that_of_updates(train, tmp_path, monkeypatch):
+    clock, played = itertools.count(), _run.Program.evaluate
+
+    def evaluate(self, state, update):
+        for _ in range(1000):
+            next(clock)
+        return played(self, state, update)
+
+    monkeypatch.setattr(_run, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(_run.Program, "evaluate", evaluate)
+    _, result = go(train, tmp_path, "timed", eval_episodes=1, eval_every=4)
+    assert 0 < result["timing"]["seconds"] < 1000
