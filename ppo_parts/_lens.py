@@ -69,7 +69,7 @@ def within(
     for inner in parts_of(part):
         _check_one_critic(name, inner, read, own)
         own.update(inner.provides)
-    lens = _Lens(part, name, read, write)
+    lens = _Lens(part, name, read, write, replaced)
     outer = dict.fromkeys(read.get(field, field) for field in part.requires)
     reads = None if part.reads is None else (*(field for field in part.reads if field not in replaced), *read.values())
     return Part(
@@ -115,6 +115,7 @@ class _Lens(NamedTuple):
     name: str
     read: dict[str, str]
     write: dict[str, str]
+    replaced: set[str]  # the fields of the part's batch that `read` replaces
 
     def init(self, params: Params, key: Array | None = None) -> Any:
         return self.part.init(params, inner_key(self.part, key))
@@ -132,9 +133,13 @@ class _Lens(NamedTuple):
 
     def _check_critic(self, batch: Batch) -> None:
         """Raise if the part, after a sampler, would take the critic of the batch where `read` names another."""
-        own = {_inner_path(field, path) for field, path in self.read.items()}
         takes_current = any("current.value" in (part.reads or ()) for part in parts_of(self.part))
-        if batch.current is not None and takes_current and "value" in own and "current.value" not in own:
+        if (
+            batch.current is not None
+            and takes_current
+            and "value" in self.replaced
+            and "current.value" not in self.replaced
+        ):
             raise UserValueError(
                 f"within {self.name!r}: after the sampler, {self.part.name} also reads current.value, the critic of "
                 f"the batch, but value is {self.read['value']!r}: give the path of that critic under current, too, "

@@ -94,9 +94,9 @@ def kl_early_stop(
         batch = batch.add_metrics(**{name: judged})
         if averaged:
             step, epoch = (jnp.asarray(x, jnp.int32) for x in (context.step, context.epoch))
-            goes_on = (state.step == step) & (state.epoch == epoch) & jnp.not_equal(context.minibatch, 0)
-            total = jnp.where(goes_on, state.total, 0) + judged.astype(jnp.float32)
-            state = KLEarlyStopState(total, jnp.where(goes_on, state.minibatches, 0) + 1, step, epoch)
+            continues = (state.step == step) & (state.epoch == epoch) & jnp.not_equal(context.minibatch, 0)
+            total = jnp.where(continues, state.total, 0) + judged.astype(jnp.float32)
+            state = KLEarlyStopState(total, jnp.where(continues, state.minibatches, 0) + 1, step, epoch)
             judged = state.total / state.minibatches
         threshold = at(target_kl, context.step)
         if isinstance(threshold, jax.Array):

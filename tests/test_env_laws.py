@@ -250,7 +250,7 @@ def test_flags_that_may_be_swapped_are_noted(swapped):
     length, ended = np.array([1, 2, 1, 2, 3, 4] * 4)[:, None], np.array([0, 1, 0, 0, 0, 1] * 4, bool)[:, None]
     cut = ended & ((length == 4) != swapped)
     ones = np.ones((24, 1), np.float32)
-    out = SimpleNamespace(ended=ended, truncated=cut, episode_length=length, obs=ones, reward=ones)
+    out = envs.Transition(ones, ones, ended & ~cut, cut, ones, ones, length, ended=ended)
     notes = notes_on(SimpleNamespace(ended=ended, out=out, first=ones[0]))
     assert [("swapped" in note, "all 4 episodes of 4 steps" in note) for note in notes] == [(True, True)] * swapped
 
@@ -263,7 +263,7 @@ def test_a_time_limit_that_is_reported_as_a_failure_is_noted(share):
     early = np.flatnonzero(~ended[:, 0])[:share]
     length[early], ended[early] = 1, True
     ones = np.ones((32, 1), np.float32)
-    out = SimpleNamespace(ended=ended, truncated=ended & False, episode_length=length, obs=ones, reward=ones)
+    out = envs.Transition(ones, ones, ended, ended & False, ones, ones, length, ended=ended)
     notes = notes_on(SimpleNamespace(ended=ended, out=out, first=ones[0]))
     assert [note.partition(" were")[0] for note in notes] == {2: ["8 of 10 episodes"], 9: []}[share]
 

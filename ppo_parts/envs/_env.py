@@ -55,10 +55,10 @@ class Transition(NamedTuple):
     info: Any = {}  # noqa: RUF012 - never written to
 
     def episode_ends(self) -> tuple[Array, Array]:
-        """Return where an episode ended, and where a time limit was the reason, both `[N]`."""
+        """Return where an episode ended, and where a time limit was the reason, both `[N]` (or `[T, N]`)."""
         if self.ended is None:
             return self.terminated | self.truncated, self.truncated & ~self.terminated
-        return self.ended, self.ended & jnp.any(self.truncated.reshape(self.ended.shape[0], -1), axis=1)
+        return self.ended, self.ended & jnp.any(self.truncated.reshape(*self.ended.shape, -1), axis=-1)
 
     def check(self, obs: Any, each: tuple[int, ...]) -> None:
         """Raise unless every field is valid; this costs nothing at run time, because it checks only shapes and dtypes.

@@ -187,7 +187,7 @@ def applies(law: Law, played: Played) -> bool:
 
 def ended_in(out: Transition) -> np.ndarray:
     """Return where an episode ended, `[T, N]`."""
-    return np.asarray(out.terminated | out.truncated if out.ended is None else out.ended)
+    return np.asarray(out.episode_ends()[0])
 
 
 def array_of(obs: Any) -> np.ndarray:

@@ -131,10 +131,8 @@ def random_action(env: Env) -> Callable[[Array, Any], Array]:
 
 
 def truncated_in(played: Played) -> np.ndarray:
-    """Return where an episode ended because it was cut, `[T, N]`; see `Transition.episode_ends`."""
-    if played.out.ended is None:
-        return np.asarray(played.out.truncated & ~played.out.terminated)
-    return np.asarray(played.out.truncated).reshape(*played.ended.shape, -1).any(axis=-1) & played.ended
+    """Return where an episode ended because it was cut, `[T, N]`."""
+    return np.asarray(played.out.episode_ends()[1])
 
 
 def notes_on(played: Played) -> tuple[str, ...]:
