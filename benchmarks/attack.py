@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppo_parts import envs, training
-from ppo_parts._errors import UserError
+from ppo_parts._base.errors import UserError
 from recipes import cleanrl_ppo
 
 from ._runs import (

@@ -98,7 +98,7 @@ def make_train(
     env = env or envs.prepare(envs.make(config.env_id), normalize=True, gamma=config.gamma, rescale=not squash)
     network = networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std, squash=squash)
     policy = parts.in_two_entries(network)
-    annealed = pp.scale_by_update_schedule(pp.linear_schedule(config.learning_rate, 0.0, config.num_updates))
+    annealed = pp.optim.scale_by_update_schedule(pp.linear_schedule(config.learning_rate, 0.0, config.num_updates))
     clip = clip or optax.clip_by_global_norm(config.max_grad_norm)
     optimizer = optax.chain(clip, optax.scale_by_adam(eps=eps), rate or annealed)
     return training.Train.of(config, env, policy, chain(config, **choices), optimizer)
@@ -149,15 +149,15 @@ DIFFERENCES = {
     "adaptive_rate": difference(
         "learning rate adapted to the KL divergence",
         "rsl_rl, with k3",
-        rate=pp.scale_by_kl_adaptive_rate(3e-4, target_kl=0.01),
+        rate=pp.optim.scale_by_kl_adaptive_rate(3e-4, target_kl=0.01),
     ),
     "constant_rate": difference(
-        "learning rate constant", "Stable-Baselines3, Tianshou, skrl", rate=pp.scale_by_update_schedule(3e-4)
+        "learning rate constant", "Stable-Baselines3, Tianshou, skrl", rate=pp.optim.scale_by_update_schedule(3e-4)
     ),
     "adaptive_rate_epoch": difference(
         "learning rate adapted after each epoch",
         "skrl's option",
-        rate=pp.scale_by_kl_adaptive_rate(3e-4, target_kl=0.008, average_over=32, low=1e-6),
+        rate=pp.optim.scale_by_kl_adaptive_rate(3e-4, target_kl=0.008, average_over=32, low=1e-6),
     ),
     "early_stop": difference(
         "update ends where the KL divergence exceeds 0.015", "Stable-Baselines3's option", last=pp.kl_early_stop(0.015)
@@ -168,7 +168,9 @@ DIFFERENCES = {
         value=(pp.clipped_value_loss(clip_eps=0.2, coef=5.0),),
     ),
     "entropy_0.01": difference("entropy bonus of 0.01", "Tianshou, rsl_rl", last=pp.entropy_bonus(coef=0.01)),
-    "bounds_loss": difference("loss for means out of bounds", "rl_games' option", last=pp.bounds_loss(coef=1e-4)),
+    "bounds_loss": difference(
+        "loss for means out of bounds", "rl_games' option", last=pp.regularizers.bounds_loss(coef=1e-4)
+    ),
     "segments": difference("minibatches of consecutive steps", "as in brax", sampler=segments),
     "segments_in_order": difference(
         "minibatches of consecutive steps, in order", "as in rl_games", sampler=segments_in_order

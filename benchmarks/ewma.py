@@ -113,7 +113,7 @@ def make_train(config: Config, average: bool, adjusted: Numbers) -> training.Tra
         pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
         standardize_over_rollouts(adjusted.moments),
         pp.shuffled_minibatches(config.num_minibatches, config.update_epochs),
-        pp.proximal_average(decay=adjusted.decay) if average else pp.identity(),
+        pp.regularizers.proximal_average(decay=adjusted.decay) if average else pp.identity(),
         pp.clipped_surrogate(clip_eps=config.clip_coef),
         pp.value_loss(coef=config.vf_coef),
     )

@@ -107,7 +107,7 @@ def chain(config: Config) -> pp.Part:
     else:
         surrogate = pp.clipped_surrogate(clip_eps=config.clip_coef)
     return pp.chain(
-        pp.zero_sum(pp.gae(gamma=1.0, gae_lambda=1.0)),
+        pp.agents.zero_sum(pp.gae(gamma=1.0, gae_lambda=1.0)),
         pp.full_batch(config.update_epochs),
         surrogate,
         pp.policy_diagnostics(),

@@ -28,8 +28,10 @@ CRITIC = pp.clipped_value_loss(clip_eps=0.2, coef=0.5)
 ENTROPY = pp.entropy_bonus(coef=0.01)
 UNCLIPPED = pp.policy_loss(F.importance_weighted_surrogate)
 REINFORCE = pp.policy_loss(F.policy_gradient_loss)
-GROUPS = pp.group_advantage(group=8, score="score")  # GRPO's advantage, for groups of eight neighboring sequences
-CENTERED = pp.group_advantage(group=8, score="score", scale=None)  # without the division
+GROUPS = pp.tokens.group_advantage(
+    group=8, score="score"
+)  # GRPO's advantage, for groups of eight neighboring sequences
+CENTERED = pp.tokens.group_advantage(group=8, score="score", scale=None)  # without the division
 
 
 class Setup(NamedTuple):
@@ -49,7 +51,7 @@ def ppo(
 
 def tokens(*losses, estimate, by="token_mean", length=None):
     """A chain for language models, without a critic: sequences are segments, and tokens are steps."""
-    return pp.chain(*estimate, pp.segment_minibatches(4), *losses, pp.aggregate("policy", by=by, length=length))
+    return pp.chain(*estimate, pp.segment_minibatches(4), *losses, pp.tokens.aggregate("policy", by=by, length=length))
 
 
 def actor(params, batch):
@@ -81,7 +83,7 @@ def adam(**options):
 
 def clipped(*links, rate):
     """An optimizer that clips the gradient first, and scales by the learning rate last."""
-    return optax.chain(optax.clip_by_global_norm(0.5), *links, pp.scale_by_update_schedule(rate))
+    return optax.chain(optax.clip_by_global_norm(0.5), *links, pp.optim.scale_by_update_schedule(rate))
 
 
 def distillation():
@@ -193,7 +195,7 @@ def hilton_2021():
 
     Clips around an average of the parameters over past gradient steps instead of the behavior policy (PPO-EWMA).
     """
-    return ppo(surrogate=pp.chain(pp.proximal_average(decay=0.889), CLIPPED))
+    return ppo(surrogate=pp.chain(pp.regularizers.proximal_average(decay=0.889), CLIPPED))
 
 
 def fu_2025():
@@ -208,7 +210,7 @@ def fu_2025():
 
     written = ("log_prob", "extras.sampler_log_prob")
     latest = pp.stateless(recompute, name="latest", provides=written, place="before_sampler")
-    return ppo(estimate=(latest, GAE), surrogate=pp.chain(pp.importance_correction(high=5.0), CLIPPED))
+    return ppo(estimate=(latest, GAE), surrogate=pp.chain(pp.tokens.importance_correction(high=5.0), CLIPPED))
 
 
 def sun_2022():
@@ -288,7 +290,7 @@ def rahman_2022():
 
     Perturbs the mean of the Gaussian in the loss, so that the policy keeps exploring.
     """
-    return ppo(surrogate=pp.chain(pp.perturbed_mean(scale=0.5), CLIPPED), entropy=NONE)
+    return ppo(surrogate=pp.chain(pp.regularizers.perturbed_mean(scale=0.5), CLIPPED), entropy=NONE)
 
 
 def williams_1992():
@@ -296,7 +298,7 @@ def williams_1992():
 
     The gradient of the log-probability times the return, in one step, without a critic.
     """
-    estimate = (pp.reward_to_go(gamma=0.99),)
+    estimate = (pp.tokens.reward_to_go(gamma=0.99),)
     without = {"normalize": NONE, "critic": NONE, "entropy": NONE}
     return ppo(estimate=estimate, sampler=pp.full_batch(), surrogate=REINFORCE, **without)
 
@@ -306,7 +308,7 @@ def williams_1991():
 
     Adds a bonus for the entropy of the policy to REINFORCE.
     """
-    estimate = (pp.reward_to_go(gamma=0.99),)
+    estimate = (pp.tokens.reward_to_go(gamma=0.99),)
     return ppo(estimate=estimate, sampler=pp.full_batch(), normalize=NONE, surrogate=REINFORCE, critic=NONE)
 
 
@@ -333,7 +335,7 @@ def haarnoja_2018():
 
     Adapts the coefficient of the entropy, so that the entropy stays near a target.
     """
-    return ppo(entropy=pp.adaptive_entropy_bonus(target_entropy=0.5, learning_rate=3e-4, coef=0.01))
+    return ppo(entropy=pp.regularizers.adaptive_entropy_bonus(target_entropy=0.5, learning_rate=3e-4, coef=0.01))
 
 
 # --- advantages, data and refresh -------------------------------------------------------------------------------------
@@ -470,7 +472,7 @@ def huber_1964():
 
     The loss of the critic grows linearly for large errors, so that outliers do not dominate.
     """
-    return ppo(critic=pp.critic_loss(F.huber_value_loss, delta=1.0, coef=0.5))
+    return ppo(critic=pp.critics.critic_loss(F.huber_value_loss, delta=1.0, coef=0.5))
 
 
 def flet_berliac_2021():
@@ -483,7 +485,7 @@ def flet_berliac_2021():
         error = value - jax.lax.stop_gradient(target)
         return jnp.square(error - F.masked_mean(error, mask))
 
-    return ppo(critic=pp.critic_loss(residual_variance, coef=0.5))
+    return ppo(critic=pp.critics.critic_loss(residual_variance, coef=0.5))
 
 
 def van_hasselt_2016():
@@ -503,7 +505,7 @@ def van_hasselt_2016():
 
     read = {"value": "current.aux.normal", "target": "extras.target_normalized"}
     critic = pp.within(pp.value_loss(coef=0.5), read=read, name="normal")
-    return Setup(ppo(estimate=(GAE, pp.normalize_target(write, rate=3e-4)), critic=critic), evaluate)
+    return Setup(ppo(estimate=(GAE, pp.critics.normalize_target(write, rate=3e-4)), critic=critic), evaluate)
 
 
 def schrittwieser_2020():
@@ -518,7 +520,7 @@ def schrittwieser_2020():
         logits = batch.obs @ params["logits"]
         return pp.Output(actor(params, batch), F.categorical_value(logits, atoms), aux={"logits": logits})
 
-    loss = pp.critic_loss(F.categorical_value_loss, prediction="aux.logits", support=atoms, coef=0.5)
+    loss = pp.critics.critic_loss(F.categorical_value_loss, prediction="aux.logits", support=atoms, coef=0.5)
     return Setup(ppo(critic=loss), evaluate)
 
 
@@ -534,7 +536,7 @@ def farebrother_2024():
         return pp.Output(actor(params, batch), F.categorical_value(logits, bins), aux={"logits": logits})
 
     how = {"support": bins, "sigma": 0.75 * 0.5}
-    return Setup(ppo(critic=pp.critic_loss(F.categorical_value_loss, prediction="aux.logits", **how)), evaluate)
+    return Setup(ppo(critic=pp.critics.critic_loss(F.categorical_value_loss, prediction="aux.logits", **how)), evaluate)
 
 
 def dabney_2018():
@@ -547,7 +549,9 @@ def dabney_2018():
         quantiles = batch.obs @ params["quantiles"]
         return pp.Output(actor(params, batch), jnp.mean(quantiles, axis=-1), aux={"quantiles": quantiles})
 
-    return Setup(ppo(critic=pp.critic_loss(F.quantile_value_loss, prediction="aux.quantiles", kappa=1.0)), evaluate)
+    return Setup(
+        ppo(critic=pp.critics.critic_loss(F.quantile_value_loss, prediction="aux.quantiles", kappa=1.0)), evaluate
+    )
 
 
 def hafner_2023():
@@ -670,7 +674,7 @@ def oh_2018(like, num_rollouts=8):
     """
     returns = pp.within(pp.gae(gamma=0.99, gae_lambda=1.0), write={"target": "extras.returns"}, name="monte_carlo")
     now = pp.chain(SHUFFLED, NORMALIZED, CLIPPED, CRITIC, ENTROPY)
-    imitate = pp.within(pp.self_imitation(), read={"target": "extras.returns"}, name="imitation")
+    imitate = pp.within(pp.exploration.self_imitation(), read={"target": "extras.returns"}, name="imitation")
     before = pp.chain(pp.replay(num_rollouts, like), SHUFFLED, imitate)
     return phased(GAE, returns, now=pp.phase(now, trains=None), before=pp.phase(before, trains=None))
 
@@ -721,7 +725,7 @@ def mysore_2021():
 
     Penalizes actions that change from step to step, or when the observation changes a little.
     """
-    return ppo(pp.smoothness_loss(temporal=1.0, spatial=5.0, noise_scale=0.05))
+    return ppo(pp.regularizers.smoothness_loss(temporal=1.0, spatial=5.0, noise_scale=0.05))
 
 
 def yu_2018():
@@ -802,9 +806,9 @@ def yu_2022():
     def write(params, old, new):
         return params | {"head": params["head"] | new._asdict()}
 
-    normalize = pp.normalize_target(write, rate=lambda step: 1 / (step + 1))
+    normalize = pp.critics.normalize_target(write, rate=lambda step: 1 / (step + 1))
     read = {"value": "current.aux.normal", "target": "extras.target_normalized"}
-    critic = pp.within(pp.critic_loss(F.huber_value_loss, delta=10.0), name="normal", read=read)
+    critic = pp.within(pp.critics.critic_loss(F.huber_value_loss, delta=10.0), name="normal", read=read)
     return Setup(ppo(estimate=(GAE, normalize), sampler=pp.full_batch(num_epochs=10), critic=critic), evaluate)
 
 
@@ -816,7 +820,7 @@ def ziegler_2019():
 
     The score is the reward of the last token, minus a penalty for leaving a reference; here with a fixed coefficient.
     """
-    return ppo(estimate=(pp.outcome_reward(kl_coef=0.1), pp.gae(gamma=1.0, gae_lambda=0.95)), entropy=NONE)
+    return ppo(estimate=(pp.tokens.outcome_reward(kl_coef=0.1), pp.gae(gamma=1.0, gae_lambda=0.95)), entropy=NONE)
 
 
 def ouyang_2022():
@@ -831,7 +835,7 @@ def ouyang_2022():
         return batch.add_loss("pretraining", -27.8 * jnp.mean(distribution.log_prob(action)), per="batch")
 
     declared = {"requires": ("shared.demonstrations",), "provides": ("losses",), "place": "after_sampler"}
-    estimate = (pp.outcome_reward(kl_coef=0.02), pp.gae(gamma=1.0, gae_lambda=0.95))
+    estimate = (pp.tokens.outcome_reward(kl_coef=0.02), pp.gae(gamma=1.0, gae_lambda=0.95))
     return ppo(pp.stateless(pretrain, name="pretrain", **declared), estimate=estimate, entropy=NONE)
 
 
@@ -842,7 +846,7 @@ def shao_2024():
     """
     reference = {"direction": "current_to_reference", "reference": "reference_log_prob"}
     penalty = pp.kl_penalty(coef=0.04, estimator="k3", **reference)
-    per_sequence = pp.aggregate("kl_penalty", by="sequence_mean")
+    per_sequence = pp.tokens.aggregate("kl_penalty", by="sequence_mean")
     return tokens(CLIPPED, penalty, per_sequence, estimate=(GROUPS,), by="sequence_mean")
 
 
@@ -859,7 +863,7 @@ def ahmadian_2024():
 
     REINFORCE, with the mean score of the other answers to the same prompt as the baseline.
     """
-    advantage = pp.group_advantage(group=8, score="score", baseline="leave_one_out", scale=None)
+    advantage = pp.tokens.group_advantage(group=8, score="score", baseline="leave_one_out", scale=None)
     return tokens(REINFORCE, estimate=(advantage,), by="sequence_sum")
 
 
@@ -868,7 +872,9 @@ def hu_2025():
 
     Whole returns with a penalty for each token, normalized over the batch instead of over groups.
     """
-    return tokens(CLIPPED, estimate=(pp.outcome_reward(kl_coef=0.01), pp.reward_to_go(), pp.advantage_normalize()))
+    return tokens(
+        CLIPPED, estimate=(pp.tokens.outcome_reward(kl_coef=0.01), pp.tokens.reward_to_go(), pp.advantage_normalize())
+    )
 
 
 def hao_2025():
@@ -876,7 +882,7 @@ def hao_2025():
 
     One exact step per rollout, with the mean score weighted by length as the baseline.
     """
-    advantage = pp.group_advantage(group=8, score="score", baseline="length_weighted", scale=None)
+    advantage = pp.tokens.group_advantage(group=8, score="score", baseline="length_weighted", scale=None)
     return pp.chain(advantage, pp.full_batch(), REINFORCE)
 
 
@@ -885,7 +891,7 @@ def li_2024():
 
     REINFORCE, with the score of the greedy answer as the baseline.
     """
-    advantage = pp.group_advantage(group=8, score="score", baseline="given", scale=None)
+    advantage = pp.tokens.group_advantage(group=8, score="score", baseline="given", scale=None)
     return tokens(REINFORCE, estimate=(advantage,), by="sequence_sum")
 
 
@@ -902,7 +908,7 @@ def liu_2025_lite_ppo():
 
     Keeps only the mean of the group, the standard deviation of the batch, and a mean over tokens.
     """
-    return tokens(CLIPPED, estimate=(pp.group_advantage(group=8, score="score", scale="batch"),))
+    return tokens(CLIPPED, estimate=(pp.tokens.group_advantage(group=8, score="score", scale="batch"),))
 
 
 def minimax_2025():
@@ -951,7 +957,7 @@ def cui_2025_clip_cov():
 
     Removes a few tokens whose probability and advantage vary together from the loss, because they reduce the entropy.
     """
-    return tokens(pp.clip_cov(clip_eps=0.2, fraction=2e-4), estimate=(GROUPS,))
+    return tokens(pp.tokens.clip_cov(clip_eps=0.2, fraction=2e-4), estimate=(GROUPS,))
 
 
 def yue_2025(alpha=0.05):
@@ -970,7 +976,7 @@ def yue_2025(alpha=0.05):
         return batch.replace(advantage=policy.advantage, target=critic.target)
 
     declared = {"requires": ("mask",), "provides": ("advantage", "target"), "place": "before_sampler"}
-    estimate = (pp.outcome_reward(), pp.stateless(adapt, name="adapt", needs_time=True, **declared))
+    estimate = (pp.tokens.outcome_reward(), pp.stateless(adapt, name="adapt", needs_time=True, **declared))
     imitate = pp.within(pp.policy_loss(imitated), read={"advantage": "extras.right"}, name="imitate")
     return ppo(imitate, estimate=estimate, surrogate=pp.clipped_surrogate(clip_eps=0.2, clip_eps_high=0.28))
 
@@ -986,7 +992,7 @@ def le_roux_2025():
         weight = jnp.where(advantage >= 0, 1.0, jnp.exp(jnp.minimum(whole, 0.0)))
         return F.policy_gradient_loss(log_ratio, weight * advantage, mask=mask)
 
-    advantage = pp.group_advantage(group=8, score="score", baseline="none", scale=None)
+    advantage = pp.tokens.group_advantage(group=8, score="score", baseline="none", scale=None)
     return tokens(pp.policy_loss(tapered), estimate=(advantage,), by="sequence_sum")
 
 
@@ -1000,7 +1006,7 @@ def zhu_2025():
         return batch.replace(advantage=jnp.where(batch.advantage > 0, 0.1, 1.0) * batch.advantage)
 
     declared = {"requires": ("advantage",), "provides": ("advantage",), "place": "before_sampler"}
-    advantage = pp.group_advantage(group=8, score="score", baseline="none", scale=None)
+    advantage = pp.tokens.group_advantage(group=8, score="score", baseline="none", scale=None)
     return tokens(REINFORCE, estimate=(advantage, pp.stateless(weigh, name="weigh", **declared)))
 
 
@@ -1044,7 +1050,7 @@ def xiong_2025():
         return batch.replace(advantage=jnp.where(batch.advantage > 0, 1.0, 0.0))
 
     declared = {"requires": ("advantage",), "provides": ("advantage",), "place": "before_sampler"}
-    advantage = pp.group_advantage(group=8, score="score", baseline="none", scale=None)
+    advantage = pp.tokens.group_advantage(group=8, score="score", baseline="none", scale=None)
     return tokens(CLIPPED, estimate=(advantage, pp.stateless(select, name="select", **declared)))
 
 
@@ -1053,7 +1059,7 @@ def yao_2025():
 
     Multiplies by the ratio of the trainer's to the inference engine's probability, truncated (TIS).
     """
-    return tokens(pp.importance_correction(high=2.0), CLIPPED, estimate=(GROUPS,))
+    return tokens(pp.tokens.importance_correction(high=2.0), CLIPPED, estimate=(GROUPS,))
 
 
 def ling_2025():
@@ -1061,7 +1067,7 @@ def ling_2025():
 
     Masks tokens for which trainer and inference engine disagree too much.
     """
-    return tokens(pp.importance_correction(low=0.5, high=5.0, mode="mask"), CLIPPED, estimate=(GROUPS,))
+    return tokens(pp.tokens.importance_correction(low=0.5, high=5.0, mode="mask"), CLIPPED, estimate=(GROUPS,))
 
 
 # --- optimizers and parameters ----------------------------------------------------------------------------------------
@@ -1078,7 +1084,7 @@ def pascanu_2013(rate=2.5e-4):
 
     clips = {"policy": optax.clip_by_global_norm(0.1), "value": optax.clip_by_global_norm(1.0)}
     clip = optax.partition(clips, lambda params: jax.tree_util.tree_map_with_path(name, params))
-    return Setup(ppo(), optimizer=optax.chain(clip, adam(), pp.scale_by_update_schedule(rate)))
+    return Setup(ppo(), optimizer=optax.chain(clip, adam(), pp.optim.scale_by_update_schedule(rate)))
 
 
 def rudin_2022(target=0.01):

@@ -106,12 +106,12 @@ def chain(config: Config, observed: tuple[int, ...]) -> pp.Part:
     before, after = [], []
     if config.rnd:
         example, standardized = jnp.zeros(observed), {"next_obs": "extras.novel_obs"}
-        reward = pp.rnd_reward(
+        reward = pp.exploration.rnd_reward(
             lambda key: Embedding().init(key, example), Embedding().apply, num_envs=config.num_envs,
             gamma=config.gamma_intrinsic,
         )  # fmt: skip
         novelty = pp.within(reward, read=standardized, write={x: x for x in reward.provides}, name="novelty")
-        predictor = pp.within(pp.rnd_loss(Embedding().apply), read=standardized, name="novelty")
+        predictor = pp.within(pp.exploration.rnd_loss(Embedding().apply), read=standardized, name="novelty")
         before = [standardized_next_obs(observed), novelty, intrinsic, pp.combine_advantages(both)]
         after = [critic, predictor]
     return pp.chain(

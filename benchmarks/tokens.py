@@ -96,22 +96,22 @@ def rollout(params: dict[str, Any], key: jax.Array, sequences: int = SEQUENCES) 
 def chains() -> dict[str, pp.Part]:
     """The algorithms, which differ in a line or two."""
     functional, sampler = pp.functional, pp.segment_minibatches(2, num_epochs=2)
-    grpo = pp.group_advantage(group=GROUP, score="score")
-    plain = pp.group_advantage(group=GROUP, score="score", scale=None)
-    others = pp.group_advantage(group=GROUP, score="score", scale=None, baseline="leave_one_out")
-    means = pp.aggregate("policy", by="sequence_mean")
+    grpo = pp.tokens.group_advantage(group=GROUP, score="score")
+    plain = pp.tokens.group_advantage(group=GROUP, score="score", scale=None)
+    others = pp.tokens.group_advantage(group=GROUP, score="score", scale=None, baseline="leave_one_out")
+    means = pp.tokens.aggregate("policy", by="sequence_mean")
     clipped = pp.clipped_surrogate(clip_eps=0.2)
     return {
         "GRPO": pp.chain(grpo, sampler, clipped, means),
         "DAPO": pp.chain(grpo, sampler, pp.clipped_surrogate(clip_eps=0.2, clip_eps_high=0.28)),
-        "Dr.GRPO": pp.chain(plain, sampler, clipped, pp.aggregate("policy", by="sequence_sum", length=ANSWER)),
-        "RLOO": pp.chain(others, sampler, clipped, pp.aggregate("policy", by="sequence_sum")),
+        "Dr.GRPO": pp.chain(plain, sampler, clipped, pp.tokens.aggregate("policy", by="sequence_sum", length=ANSWER)),
+        "RLOO": pp.chain(others, sampler, clipped, pp.tokens.aggregate("policy", by="sequence_sum")),
         "GSPO": pp.chain(grpo, sampler, pp.policy_loss(functional.gspo, clip_eps=0.1), means),
         "CISPO": pp.chain(grpo, sampler, pp.policy_loss(functional.cispo, clip_eps=1.0, clip_eps_high=1.0)),
         "SAPO": pp.chain(grpo, sampler, pp.policy_loss(functional.sapo), means),
         "GMPO": pp.chain(grpo, sampler, pp.policy_loss(functional.gmpo, clip_eps=0.4), means),
         "REINFORCE++": pp.chain(
-            pp.outcome_reward(), pp.reward_to_go(), pp.advantage_normalize(ddof=1), sampler, clipped
+            pp.tokens.outcome_reward(), pp.tokens.reward_to_go(), pp.advantage_normalize(ddof=1), sampler, clipped
         ),
     }
 

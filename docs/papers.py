@@ -72,9 +72,9 @@ def names(function: Callable[..., Any]) -> tuple[list[str], list[str]]:
 CONSTANTS = {
     "UNCLIPPED": "pp.policy_loss(F.importance_weighted_surrogate)",
     "REINFORCE": "pp.policy_loss(F.policy_gradient_loss)",
-    "GROUPS": "pp.group_advantage()",
-    "CENTERED": "pp.group_advantage()",
-    "tokens": "pp.segment_minibatches() pp.aggregate()",
+    "GROUPS": "pp.tokens.group_advantage()",
+    "CENTERED": "pp.tokens.group_advantage()",
+    "tokens": "pp.segment_minibatches() pp.tokens.aggregate()",
     "phased": "pp.phases()",
     "distillation": "pp.Part()",
 }

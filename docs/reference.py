@@ -21,6 +21,7 @@ from ppo_parts import distributions, envs, functional, networks, testing, traini
 
 DOCS = Path(__file__).parent
 PARTS = DOCS / "parts.md"
+FAMILIES = tuple(getattr(pp, name) for name in sorted(vars(pp)) if isinstance(getattr(pp, name), types.ModuleType))
 MODULES = (functional, distributions, networks, envs, training, testing)
 BLOCK = re.compile(r"(<!-- docstring: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NAMED = re.compile(r"`(\w+)\.(\w+)`")
@@ -39,11 +40,11 @@ def parts() -> dict[str, pp.Part]:
         "clipped_value_loss": pp.clipped_value_loss(clip_eps=0.2),
         "value_loss": pp.value_loss(),
         "entropy_bonus": pp.entropy_bonus(coef=0.01),
-        "adaptive_entropy_bonus": pp.adaptive_entropy_bonus(target_entropy=0.5, learning_rate=0.1),
-        "bounds_loss": pp.bounds_loss(coef=1e-4),
-        "self_imitation": pp.self_imitation(),
-        "proximal_average": pp.proximal_average(decay=0.9),
-        "perturbed_mean": pp.perturbed_mean(),
+        "adaptive_entropy_bonus": pp.regularizers.adaptive_entropy_bonus(target_entropy=0.5, learning_rate=0.1),
+        "bounds_loss": pp.regularizers.bounds_loss(coef=1e-4),
+        "self_imitation": pp.exploration.self_imitation(),
+        "proximal_average": pp.regularizers.proximal_average(decay=0.9),
+        "perturbed_mean": pp.regularizers.perturbed_mean(),
         "loss_weight": pp.loss_weight("value"),
         "policy_diagnostics": pp.policy_diagnostics(),
         "kl_early_stop": pp.kl_early_stop(0.02),
@@ -82,7 +83,7 @@ def linked(page: str, folder: str) -> str:
 
 def block(name: str, made: dict[str, pp.Part]) -> str:
     """The signature and the docstring of one public name of the package, in Markdown."""
-    value = getattr(pp, name)
+    value = next(getattr(place, name) for place in (pp, *FAMILIES) if hasattr(place, name))
     lines = ["```text", *signature(value).splitlines(), "```", ""]
     docstring = inspect.getdoc(value) or ""
     summary, blank, *rest = markdown(docstring, left_out=("Example",))  # the page has examples of its own

@@ -70,7 +70,7 @@ def make_train(
     policy = policy or networks.actor_critic(env, config.hidden, "tanh")
     estimator = pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda)
     cleanrl = pp.chain(
-        pp.zero_sum(estimator) if env.zero_sum else estimator,
+        pp.agents.zero_sum(estimator) if env.zero_sum else estimator,
         pp.shuffled_minibatches(config.num_minibatches, config.update_epochs),
         pp.advantage_normalize(ddof=1) if config.norm_adv else pp.identity(),
         pp.clipped_surrogate(clip_eps=config.clip_coef),

@@ -106,7 +106,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         rates = {name: pp.linear_schedule(rate, 0.0, config.num_updates) for name, rate in rates.items()}
     optimizers = {name: pp.clipped_adam(rate, config.max_grad_norm) for name, rate in rates.items()}
     if independent:
-        optimizers = {name: pp.per_agent(adam) for name, adam in optimizers.items()}
+        optimizers = {name: pp.agents.per_agent(adam) for name, adam in optimizers.items()}
     schedules = {f"{name}/learning_rate": rate for name, rate in rates.items()}
     return training.Train.of(config, env, policy, pipeline or ippo, optimizers, schedules=schedules)
 

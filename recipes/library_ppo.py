@@ -109,7 +109,7 @@ def check_library(config: Config) -> None:
         return
     for name, other in PRESETS.items():
         if here != own and here == tuple(getattr(other, field) for field in ARGUMENTS) and other.library == name:
-            raise pp.UserValueError(
+            raise pp.errors.UserValueError(
                 f"must be {name}, whose hyperparameters these are, got {config.library!r}: --preset {config.library} "
                 "has its own", where="Config", argument="library",
             )  # fmt: skip
@@ -120,19 +120,19 @@ def update_of(config: Config, env: envs.Env) -> tuple[pp.Part, optax.GradientTra
     taken = parameters_of(config.library)
     for field, unused in NOT_TAKEN.items():
         if ARGUMENTS[field] not in taken and getattr(config, field) != unused:
-            raise pp.UserValueError(
+            raise pp.errors.UserValueError(
                 f"must be {unused}, because {config.library} has no such option, got {getattr(config, field)!r}",
                 where="Config", argument=field,
             )  # fmt: skip
     given = {name: getattr(config, field) for field, name in ARGUMENTS.items() if name in taken}
     if config.segment_length is not None and config.num_steps % config.segment_length:
-        raise pp.UserValueError(
+        raise pp.errors.UserValueError(
             f"must divide the {config.num_steps} steps of a rollout, got {config.segment_length}",
             where="Config", argument="segment_length",
         )  # fmt: skip
     if config.library == "rl_games":
         if envs.is_discrete(env.action_space):
-            raise pp.UserValueError(
+            raise pp.errors.UserValueError(
                 f"library_ppo: rl_games measures the divergence of Gaussians, but the actions of {config.env_id} are "
                 "discrete: use another preset"
             )
@@ -154,7 +154,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         env = envs.normalize_reward(env, gamma=config.gamma) if config.normalize_rewards else env
     gsde = config.noise_steps is not None
     if gsde and envs.is_discrete(env.action_space):
-        raise pp.UserValueError(
+        raise pp.errors.UserValueError(
             f"must be None, because gSDE is for continuous actions, got {config.noise_steps}",
             where="Config", argument="noise_steps",
         )  # fmt: skip

@@ -58,7 +58,7 @@ def chain(
     config: Config,
     *,
     advantages: pp.Part | None = None,
-    refresh: pp.Refresh | str = "epoch",
+    refresh: pp.refresh.Refresh | str = "epoch",
     surrogate: pp.Part | None = None,
     value_loss: pp.Part | None = None,
 ) -> pp.Part:

@@ -97,11 +97,11 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         pp.entropy_bonus(coef=ent_coef),
     )
     steps = config.update_epochs * config.num_minibatches  # gradient steps in an update
-    annealed = pp.cosine_decay_schedule(config.learning_rate, config.num_updates * steps)
+    annealed = optax.cosine_decay_schedule(config.learning_rate, config.num_updates * steps)
     rate = annealed if config.anneal_lr else config.learning_rate
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     if config.optimizer == "muon" and config.adam_eps != Config.adam_eps:
-        raise pp.UserValueError("has no effect with the optimizer muon: leave it out", argument="adam_eps")
+        raise pp.errors.UserValueError("has no effect with the optimizer muon: leave it out", argument="adam_eps")
     if config.optimizer == "muon":
         optimizer = optax.chain(clip, optax.contrib.muon(rate))
     else:  # one vector of all parameters is faster; Muon needs the weight matrices

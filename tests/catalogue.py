@@ -102,10 +102,10 @@ def check_contract(entry: Entry) -> None:
     with pytest.raises(TypeError, match=f"{first} must be floating"):
         call(**{**given, first: given[first].astype(int)})
     for name in given if len(given) > 1 else ():
-        with pytest.raises(pp.ShapeError, match=name):
+        with pytest.raises(pp.errors.ShapeError, match=name):
             call(**{**given, name: given[name][..., None]})
     if entry.mask:
-        with pytest.raises(pp.ShapeError, match="mask"):
+        with pytest.raises(pp.errors.ShapeError, match="mask"):
             call(**given, mask=jnp.ones((*output.shape, 1)))
         with pytest.raises(ValueError, match="mask must hold 0 and 1"):
             call(**given, mask=jnp.full(output.shape, 2))

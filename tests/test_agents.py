@@ -13,7 +13,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs, training
-from ppo_parts._moments import NormalizedState, ShardMoments, merged_moments
+from ppo_parts._core.moments import NormalizedState, ShardMoments, merged_moments
 from recipes import ippo
 
 from .common import assert_close, assert_same
@@ -220,14 +220,14 @@ def test_with_one_agent_it_is_the_pipeline_without_an_axis_of_agents():
 
 def test_clipping_per_agent_is_each_agents_own():
     clip, updates = optax.clip_by_global_norm(1.0), {"w": jnp.array([[30.0, 40.0], [0.3, 0.4]])}
-    optimizer = pp.per_agent(clip)
+    optimizer = pp.agents.per_agent(clip)
     clipped, _ = optimizer.update(updates, optimizer.init(updates))
     np.testing.assert_allclose(clipped["w"], [[0.6, 0.8], [0.3, 0.4]], rtol=1e-6)
     with pytest.raises(ValueError, match="agents share"):
         optimizer.init({"w": jnp.ones((2, 3)), "b": jnp.ones(3)})
     with pytest.raises(TypeError, match="optax transformation"):
-        pp.per_agent(optax.adam)
-    step = pp.per_agent(pp.scale_by_update_schedule(lambda step: 0.1 * step))
+        pp.agents.per_agent(optax.adam)
+    step = pp.agents.per_agent(pp.optim.scale_by_update_schedule(lambda step: 0.1 * step))
     scaled, _ = step.update(updates, step.init(updates), step=jnp.array(2))
     np.testing.assert_allclose(scaled["w"], -0.2 * updates["w"], rtol=1e-6)
 
@@ -414,7 +414,9 @@ def test_several_agents_say_where_the_episode_of_all_ended():
         state, out = env.step(key, state, action)
         return state, out._replace(ended=None)
 
-    with pytest.raises(pp.UserTypeError, match="with several agents, ended must say where the episode of all ended"):
+    with pytest.raises(
+        pp.errors.UserTypeError, match="with several agents, ended must say where the episode of all ended"
+    ):
         envs.check(env._replace(step=step))
 
 

@@ -90,8 +90,13 @@ bad(
     ValueError,
     "vtrace ... shuffled_minibatches ... segment_minibatches",
 )
-bad("gae, implementation", lambda: pp.gae(gamma=0.9, gae_lambda=0.9, implementation="x"), pp.UserValueError, "'scan'")
-bad("vtrace, implementation", lambda: pp.vtrace(gamma=0.9, implementation="x"), pp.UserValueError, "'scan'")
+bad(
+    "gae, implementation",
+    lambda: pp.gae(gamma=0.9, gae_lambda=0.9, implementation="x"),
+    pp.errors.UserValueError,
+    "'scan'",
+)
+bad("vtrace, implementation", lambda: pp.vtrace(gamma=0.9, implementation="x"), pp.errors.UserValueError, "'scan'")
 bad(
     "a clip that follows a schedule",
     lambda: pp.clipped_adam(1e-3, max_grad_norm=lambda step: 0.5),
@@ -297,25 +302,25 @@ bad(
 bad(
     "parameters that are counts",
     lambda: update(GAE, FULL, VALUE, params=make_params() | {"steps": jnp.int32(3)}),
-    pp.UserTypeError,
+    pp.errors.UserTypeError,
     "int32 at ['steps'] ... phase(..., trains=...)",
 )
 bad(
     "parameters for a state",
     lambda: pp.learner(evaluate, pp.chain(FULL, VALUE), SGD).update(jax.random.key(0), make_params(), BATCH),
-    pp.UserTypeError,
+    pp.errors.UserTypeError,
     "state must be a LearnerState, as learner.init(params) returns it, got dict",
 )
 bad(
     "gradient metrics that are a number",
     lambda: pp.learner(evaluate, pp.chain(FULL, VALUE), SGD, gradient_metrics=3),
-    pp.UserTypeError,
+    pp.errors.UserTypeError,
     "gradient_metrics must be a function of the gradient, got 3",
 )
 bad(
     "the name of an environment",
     lambda: pp.rollout("CartPole-v1", evaluate, num_envs=1, num_steps=1),
-    pp.UserTypeError,
+    pp.errors.UserTypeError,
     "rollout: env must be an envs.Env, got 'CartPole-v1': make one",
 )
 
@@ -331,37 +336,37 @@ def collect(space, distribution):
 bad(
     "an environment of gymnax that is not wrapped",
     lambda: pp.rollout(gymnax.make("CartPole-v1")[0], evaluate, num_envs=1, num_steps=1),
-    pp.UserTypeError,
+    pp.errors.UserTypeError,
     "rollout: env must be an envs.Env, got ... envs.from_gymnax(...)",
 )
 bad(
     "numbers for one of two actions",
     lambda: collect(envs.Discrete(2), pp.distributions.Normal(jnp.zeros((2, 1)), jnp.ones(1))),
-    pp.UserTypeError,
+    pp.errors.UserTypeError,
     "actions are float32[2, 1], but each of [2] environments takes one of 2 actions: return distributions.Categorical",
 )
 bad(
     "one of two actions for a number",
     lambda: collect(envs.Box((1,)), pp.distributions.Categorical(jnp.zeros((2, 2)))),
-    pp.UserTypeError,
+    pp.errors.UserTypeError,
     "actions are int32[2], but each of [2] environments takes numbers of shape (1,): ... with a mean [..., 1]",
 )
 bad(
     "two numbers for one",
     lambda: collect(envs.Box((1,)), pp.distributions.Normal(jnp.zeros((2, 2)), jnp.ones(2))),
-    pp.UserTypeError,
+    pp.errors.UserTypeError,
     "actions are float32[2, 2], but each",
 )
 bad(
     "three actions where there are two",
     lambda: collect(envs.Discrete(2), pp.distributions.Categorical(jnp.zeros((2, 3)))),
-    pp.UserValueError,
+    pp.errors.UserValueError,
     "rollout: the policy has logits for 3 actions, but the environment has 2",
 )
 bad(
     "logits for a distribution",
     lambda: collect(envs.Discrete(2), jnp.zeros((2, 2))),
-    pp.UserTypeError,
+    pp.errors.UserTypeError,
     "its distribution, an array of shape (2, 2), has no sample: use ppo_parts.distributions, such as Categorical",
 )
 bad(
@@ -410,7 +415,7 @@ bad(
     "noise in observations that are integers",
     lambda: update(
         FULL,
-        pp.smoothness_loss(temporal=None),
+        pp.regularizers.smoothness_loss(temporal=None),
         batch=BATCH.replace(obs=BATCH.obs.astype(int)),
     ),
     TypeError,
@@ -451,7 +456,7 @@ bad(
 )
 bad(
     "the optimizer's step missing",
-    lambda: pp.scale_by_update_schedule(0.1).update({}, optax.EmptyState()),
+    lambda: pp.optim.scale_by_update_schedule(0.1).update({}, optax.EmptyState()),
     ValueError,
     "step= ... learner()",
 )
@@ -677,18 +682,18 @@ for wrong in (None, "0.9"):
     bad(
         f"a schedule that returns {wrong!r}",
         lambda wrong=wrong: pp.gae(gamma=lambda step: wrong, gae_lambda=0.9),
-        pp.UserTypeError,
+        pp.errors.UserTypeError,
         f"gae: gamma must be a number, but its schedule is {wrong!r} at step 0",
     )
 bad(
     "a schedule without a step",
     lambda: pp.gae(gamma=lambda: 0.9, gae_lambda=0.9),
-    pp.UserTypeError,
+    pp.errors.UserTypeError,
     "gae: gamma must be a number or a schedule step -> value ... takes 0 positional arguments",
 )
 bad(
     "a rate out of its bounds",
-    lambda: pp.scale_by_kl_adaptive_rate(1.0, 0.01),
+    lambda: pp.optim.scale_by_kl_adaptive_rate(1.0, 0.01),
     ValueError,
     "learning_rate must lie in [1e-05, 0.01], got 1.0",
 )
@@ -736,7 +741,7 @@ bad(
 bad(
     "a stop with a shape",
     lambda: BATCH.add_stop(discard=BATCH.reward > 0),
-    pp.ShapeError,
+    pp.errors.ShapeError,
     "add_stop: discard must be one boolean, got shape ... jnp.any",
 )
 bad("a box in another order", lambda: envs.Box(-1, 1, (1,)), TypeError, "Box ... got -1; the order is Box(shape, low")
@@ -1039,11 +1044,16 @@ bad(
 )
 bad(
     "no smoothness",
-    lambda: pp.smoothness_loss(temporal=None, spatial=None),
+    lambda: pp.regularizers.smoothness_loss(temporal=None, spatial=None),
     ValueError,
     "give temporal, spatial or both",
 )
-bad("average of the future", lambda: pp.proximal_average(decay=1.5), ValueError, "decay must lie in [0, 1], got 1.5")
+bad(
+    "average of the future",
+    lambda: pp.regularizers.proximal_average(decay=1.5),
+    ValueError,
+    "decay must lie in [0, 1], got 1.5",
+)
 bad("slope of a loss", lambda: pp.policy_loss(f.rollback_surrogate, clip_eps=0.2), TypeError, "policy_loss ... 'slope'")
 bad(
     "range of a loss",
@@ -1051,11 +1061,16 @@ bad(
     ValueError,
     "policy_loss: simple_policy_optimization: clip_eps must lie in (0, inf], got -0.2",
 )
-bad("type of a critic's loss", lambda: pp.critic_loss(f.huber_value_loss, delta="x"), pp.UserTypeError, "delta ... 'x'")
+bad(
+    "type of a critic's loss",
+    lambda: pp.critics.critic_loss(f.huber_value_loss, delta="x"),
+    pp.errors.UserTypeError,
+    "delta ... 'x'",
+)
 bad(
     "a critic's loss that is reduced",
-    lambda: pp.critic_loss(lambda prediction, target, mask=None: jnp.mean(prediction)),
-    pp.UserValueError,
+    lambda: pp.critics.critic_loss(lambda prediction, target, mask=None: jnp.mean(prediction)),
+    pp.errors.UserValueError,
     "critic_loss: the loss must have the shape of prediction, got ()",
 )
 bad("functional estimator", lambda: f.approx_kl(FIVE, estimator="k4"), ValueError, "\"k3\" ... 'k4'")
@@ -1096,8 +1111,8 @@ def test_bad_input(call, error, pattern):
 
 
 def test_a_shape_error_is_a_value_error():
-    assert issubclass(pp.ShapeError, ValueError)
-    assert pp.ShapeError is f.ShapeError
+    assert issubclass(pp.errors.ShapeError, ValueError)
+    assert pp.errors.ShapeError is f.ShapeError
 
 
 def test_logits_without_an_axis_of_actions_do_not_count_actions():

@@ -380,7 +380,7 @@ def test_the_coefficient_of_the_penalty_follows_the_divergence(times, factor):
 def test_adaptive_entropy_bonus_steps_toward_its_target_and_without_a_rate_is_entropy_bonus():
     batch = minibatch()
     fixed, _ = applied(pp.entropy_bonus(coef=0.2), batch)
-    part = pp.adaptive_entropy_bonus(target_entropy=0.3, learning_rate=0.1, coef=0.2)
+    part = pp.regularizers.adaptive_entropy_bonus(target_entropy=0.3, learning_rate=0.1, coef=0.2)
     out, state = applied(part, batch)
     np.testing.assert_allclose(out.losses["entropy"], fixed.losses["entropy"], rtol=1e-6)
     expected = np.log(0.2) - 0.1 * (float(fixed.metrics["entropy"]) - 0.3)
@@ -393,23 +393,23 @@ def test_adaptive_entropy_bonus_steps_toward_its_target_and_without_a_rate_is_en
 
 def test_bounds_loss_of_the_mean():
     batch, params = continuous(), make_params()
-    out, _ = applied(pp.bounds_loss(coef=0.5, bound=0.3), batch, evaluate_gaussian)
+    out, _ = applied(pp.regularizers.bounds_loss(coef=0.5, bound=0.3), batch, evaluate_gaussian)
     expected = np.sum(np.maximum(np.abs(batch.obs @ params["policy"]) - 0.3, 0) ** 2, axis=-1)
     np.testing.assert_allclose(out.losses["bounds"], 0.5 * expected, rtol=1e-5)
     np.testing.assert_allclose(out.metrics["bounds_loss"], np.mean(expected), rtol=1e-5)
     with pytest.raises(TypeError, match="must be a Gaussian"):
-        applied(pp.bounds_loss(coef=0.5), minibatch())
+        applied(pp.regularizers.bounds_loss(coef=0.5), minibatch())
 
 
 def test_mirror_loss_is_the_distance_from_a_symmetric_policy():
     batch, weight = continuous(), make_params()["policy"]
     signs = jnp.broadcast_to(jnp.array([1.0, -1.0, -1.0]), batch.obs.shape)
-    part = pp.mirror_loss(observation=lambda obs: signs * obs, action=lambda action: -action, coef=2.0)
+    part = pp.symmetry.mirror_loss(observation=lambda obs: signs * obs, action=lambda action: -action, coef=2.0)
     out, _ = applied(part, batch, evaluate_gaussian)
     expected = np.mean(np.square((signs * batch.obs) @ weight + batch.obs @ weight), axis=-1)
     np.testing.assert_allclose(out.losses["mirror"], 2 * expected, rtol=1e-4)
     np.testing.assert_allclose(out.metrics["mirror_loss"], np.mean(expected), rtol=1e-4)
-    odd = pp.mirror_loss(observation=lambda obs: -obs, action=lambda action: -action)
+    odd = pp.symmetry.mirror_loss(observation=lambda obs: -obs, action=lambda action: -action)
     assert jnp.all(applied(odd, batch, evaluate_gaussian)[0].losses["mirror"] == 0)  # the policy is linear
 
     def slope(params):
@@ -422,14 +422,14 @@ def test_mirror_loss_is_the_distance_from_a_symmetric_policy():
     slopes = jax.grad(slope)(make_params())["policy"], jax.grad(by_hand)(weight)
     np.testing.assert_allclose(*slopes, rtol=1e-4, atol=1e-5)
     with pytest.raises(TypeError, match="mirror_loss: action must be a function that mirrors an action, got None"):
-        pp.mirror_loss(observation=lambda obs: obs, action=None)
+        pp.symmetry.mirror_loss(observation=lambda obs: obs, action=None)
     with pytest.raises(ValueError, match="memory"):
         applied(odd, continuous(carry=jnp.zeros((4, 1))), evaluate_gaussian)
 
 
 def test_mirrored_segments_follow_those_of_their_shard():
     batch = continuous(shards=2, per_segment={"group": jnp.arange(4)}).replace(behavior=None)
-    part = pp.mirror_segments(observation=lambda obs: -obs, action=lambda action: 2 * action)
+    part = pp.symmetry.mirror_segments(observation=lambda obs: -obs, action=lambda action: 2 * action)
     out, _ = applied(part, batch, evaluate_gaussian)
     order = [0, 1, 0, 1, 2, 3, 2, 3]
     factor = jnp.array([1.0, 1, -1, -1, 1, 1, -1, -1]).reshape(1, 8, 1)
@@ -450,7 +450,7 @@ def test_mirrored_segments_change_nothing_for_a_symmetric_policy():
     def symmetric(params, batch):
         return pp.distributions.Normal(batch.obs @ params["policy"], 1.0), None
 
-    odd = pp.mirror_segments(observation=lambda obs: -obs, action=lambda action: -action)
+    odd = pp.symmetry.mirror_segments(observation=lambda obs: -obs, action=lambda action: -action)
     after = (pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2))
     batch = continuous(advantage=rollout(masked=False).reward, shards=2).replace(behavior=None)
     params = []
@@ -465,23 +465,25 @@ def test_mirrored_segments_change_nothing_for_a_symmetric_policy():
 def test_smoothness_loss_is_the_distance_of_two_actions():
     batch, weight = continuous(), make_params()["policy"]
     temporal = np.linalg.norm((batch.obs - batch.next_obs) @ weight, axis=-1)
-    out, _ = applied(pp.smoothness_loss(temporal=2.0, spatial=None), batch, evaluate_gaussian)
+    out, _ = applied(pp.regularizers.smoothness_loss(temporal=2.0, spatial=None), batch, evaluate_gaussian)
     np.testing.assert_allclose(out.losses["smoothness"], 2 * temporal, rtol=1e-5)
     assert "smoothness_spatial" not in out.metrics
     measured = []
     for scale in (0.0, 0.1, 0.2):
-        out, _ = applied(pp.smoothness_loss(temporal=None, spatial=2.0, noise_scale=scale), batch, evaluate_gaussian)
+        out, _ = applied(
+            pp.regularizers.smoothness_loss(temporal=None, spatial=2.0, noise_scale=scale), batch, evaluate_gaussian
+        )
         measured.append(float(out.metrics["smoothness_spatial"]))
     assert measured[0] < 1.1e-6 < measured[1]
     np.testing.assert_allclose(measured[2], 2 * measured[1], rtol=1e-4)  # the policy is linear
     with pytest.raises(TypeError, match="continuous actions"):
-        applied(pp.smoothness_loss(temporal=None), minibatch())
+        applied(pp.regularizers.smoothness_loss(temporal=None), minibatch())
     with pytest.raises(ValueError, match="memory"):
-        applied(pp.smoothness_loss(temporal=None), continuous(carry=jnp.zeros((4, 1))), evaluate_gaussian)
+        applied(pp.regularizers.smoothness_loss(temporal=None), continuous(carry=jnp.zeros((4, 1))), evaluate_gaussian)
 
 
 def test_proximal_average_weighs_parameters_by_age():
-    batch, part, state = minibatch(advantage=jnp.ones((6, 4))), pp.proximal_average(decay=0.5), None
+    batch, part, state = minibatch(advantage=jnp.ones((6, 4))), pp.regularizers.proximal_average(decay=0.5), None
     visited = [make_params(seed) for seed in range(3)]
     for params in visited:
         out, state = applied(part, batch, params=params, state=state)
@@ -495,7 +497,7 @@ def test_proximal_average_weighs_parameters_by_age():
 def test_proximal_average_without_memory_is_the_unclipped_surrogate():
     """The proximal policy is the current one then, so that the surrogate has the ratio 1 and never clips."""
     batch = minibatch(advantage=rollout(masked=False).reward)
-    proximal = pp.chain(pp.proximal_average(decay=0.0), pp.clipped_surrogate(clip_eps=0.2))
+    proximal = pp.chain(pp.regularizers.proximal_average(decay=0.0), pp.clipped_surrogate(clip_eps=0.2))
     plain = pp.chain(pp.policy_loss(f.importance_weighted_surrogate))
     slopes = [
         jax.grad(lambda params, part=part: jnp.sum(applied(part, batch, params=params)[0].losses["policy"]))(
@@ -511,7 +513,7 @@ def test_perturbed_mean_shifts_each_element_by_at_most_the_scale():
     policy = evaluate_gaussian(params, batch)[0]
 
     def log_prob(action, scale):
-        out, _ = applied(pp.perturbed_mean(scale=scale), batch.replace(action=action), evaluate_gaussian)
+        out, _ = applied(pp.regularizers.perturbed_mean(scale=scale), batch.replace(action=action), evaluate_gaussian)
         np.testing.assert_array_equal(out.current.distribution.loc, policy.loc)  # entropies and penalties see no noise
         return jnp.sum(out.current.log_prob), out.current.log_prob
 
@@ -525,7 +527,7 @@ def test_perturbed_mean_shifts_each_element_by_at_most_the_scale():
     np.testing.assert_allclose(perturbed, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(log_prob(batch.action, 0.0)[1], policy.log_prob(batch.action), rtol=1e-6)
     with pytest.raises(TypeError, match=r"must be a distributions\.Normal"):
-        applied(pp.perturbed_mean(), minibatch())
+        applied(pp.regularizers.perturbed_mean(), minibatch())
 
 
 def test_importance_correction_weighs_advantages():
@@ -533,30 +535,32 @@ def test_importance_correction_weighs_advantages():
     batch = minibatch(advantage=jnp.full((6, 4), 2.0))
     batch = batch.replace(extras={"sampler_log_prob": batch.log_prob - log_ratio})
     for mode, within in (("truncate", np.clip(ratio(log_ratio), 0.8, 1.5)), ("mask", None)):
-        out, _ = applied(pp.importance_correction(low=0.8, high=1.5, mode=mode), batch)
+        out, _ = applied(pp.tokens.importance_correction(low=0.8, high=1.5, mode=mode), batch)
         inside = (ratio(log_ratio) >= 0.8) & (ratio(log_ratio) <= 1.5)
         weight = np.where(inside, ratio(log_ratio), 0) if within is None else within
         np.testing.assert_allclose(out.advantage, 2 * weight, rtol=1e-4)
         np.testing.assert_allclose(out.metrics["correction_weight"], weight.mean(), rtol=1e-4)
         np.testing.assert_allclose(out.metrics["correction_fraction"], 1 - inside.mean(), rtol=1e-4)
-    for refuse in (pp.importance_correction, functools.partial(f.importance_sampling_weight, log_ratio)):
+    for refuse in (pp.tokens.importance_correction, functools.partial(f.importance_sampling_weight, log_ratio)):
         with pytest.raises(ValueError, match="low must not exceed high"):
             refuse(low=2.0, high=1.0)
         with pytest.raises(ValueError, match=r"mode must be .*'clip'"):
             refuse(high=1.0, mode="clip")
     short = jnp.ones((6, 4)).at[2:, 0].set(0)  # a sequence of two tokens, among sequences of six
-    out, _ = applied(pp.importance_correction(high=1.5, level="sequence"), batch.replace(mask=short))
+    out, _ = applied(pp.tokens.importance_correction(high=1.5, level="sequence"), batch.replace(mask=short))
     weight = np.minimum(ratio(np.sum(np.where(short > 0, log_ratio, 0), axis=0, keepdims=True)), 1.5) * short
     np.testing.assert_allclose(out.advantage * short, 2 * weight, rtol=1e-4)
     with pytest.raises(ValueError, match="cuts the time axis"):
-        pp.chain(pp.shuffled_minibatches(2), pp.importance_correction(high=1.5, level="sequence"))
+        pp.chain(pp.shuffled_minibatches(2), pp.tokens.importance_correction(high=1.5, level="sequence"))
     same = batch.replace(extras={"sampler_log_prob": batch.log_prob})
-    np.testing.assert_array_equal(applied(pp.importance_correction(high=2.0), same)[0].advantage, batch.advantage)
+    np.testing.assert_array_equal(
+        applied(pp.tokens.importance_correction(high=2.0), same)[0].advantage, batch.advantage
+    )
 
 
 def test_self_imitation_by_hand():
     batch = minibatch(target=rollout(masked=False).reward)
-    out, _ = applied(pp.self_imitation(coef=0.5, value_coef=0.1), batch)
+    out, _ = applied(pp.exploration.self_imitation(coef=0.5, value_coef=0.1), batch)
     log_prob, value = evaluate(make_params(), batch)[0].log_prob(batch.action), evaluate(make_params(), batch)[1]
     better = np.maximum(batch.target - value, 0)
     np.testing.assert_allclose(out.losses["self_imitation"], 0.5 * (-log_prob * better + 0.05 * better**2), rtol=1e-4)
@@ -566,21 +570,21 @@ def test_self_imitation_by_hand():
 def test_chains_of_all_learn():
     batch = minibatch(extras={"sampler_log_prob": rollout().log_prob - 0.1})
     parts = (
-        pp.importance_correction(high=2.0),
+        pp.tokens.importance_correction(high=2.0),
         pp.kl_penalty(coef=0.1, estimator="analytic", target_kl=0.01),
-        pp.adaptive_entropy_bonus(target_entropy=0.5, learning_rate=0.1),
-        pp.self_imitation(),
-        pp.proximal_average(decay=0.9),
+        pp.regularizers.adaptive_entropy_bonus(target_entropy=0.5, learning_rate=0.1),
+        pp.exploration.self_imitation(),
+        pp.regularizers.proximal_average(decay=0.9),
     )
     metrics = check_all_learn(ENTRIES, parts, behavior=batch.behavior, extras=batch.extras)
     assert metrics["kl_penalty_coef"] == 0.1
     batch = continuous()
     parts = (
-        pp.perturbed_mean(scale=0.1),
+        pp.regularizers.perturbed_mean(scale=0.1),
         pp.clipped_surrogate(clip_eps=0.2),
-        pp.bounds_loss(coef=0.1),
-        pp.mirror_loss(observation=lambda obs: -obs, action=lambda action: action[..., ::-1]),
-        pp.smoothness_loss(),
+        pp.regularizers.bounds_loss(coef=0.1),
+        pp.symmetry.mirror_loss(observation=lambda obs: -obs, action=lambda action: action[..., ::-1]),
+        pp.regularizers.smoothness_loss(),
         pp.kl_penalty(coef=0.1, estimator="analytic"),  # where the mask is 0, the learner erases even the scale
     )
     behavior, _ = evaluate_gaussian(make_params(100), batch)

@@ -440,11 +440,16 @@ def test_chains_learn():
     )
     losses = {"cispo": {"clip_eps": 0.2}, "sapo": {}, "gspo": {"clip_eps": 0.2}, "gmpo": {}, "policy_gradient_loss": {}}
     policies = [pp.policy_loss(getattr(f, name), name=name, **settings) for name, settings in losses.items()]
-    policies += [pp.clip_cov(clip_eps=0.2, cov_low=0.0, name="clip_cov"), pp.kl_cov(name="kl_cov")]
+    policies += [pp.tokens.clip_cov(clip_eps=0.2, cov_low=0.0, name="clip_cov"), pp.tokens.kl_cov(name="kl_cov")]
     sums = {"cispo": ("sequence_sum", 8.0), "gspo": ("sequence_mean", None), "gmpo": ("sequence_mean", None)}
-    ways = [pp.aggregate(name, by=by, length=length) for name, (by, length) in sums.items()]
-    grpo = [pp.group_advantage(score="score"), pp.segment_minibatches(2), *policies, *ways]
-    reinforce = [pp.outcome_reward(kl_coef=0.1), pp.reward_to_go(), pp.advantage_normalize(ddof=1), pp.full_batch()]
+    ways = [pp.tokens.aggregate(name, by=by, length=length) for name, (by, length) in sums.items()]
+    grpo = [pp.tokens.group_advantage(score="score"), pp.segment_minibatches(2), *policies, *ways]
+    reinforce = [
+        pp.tokens.outcome_reward(kl_coef=0.1),
+        pp.tokens.reward_to_go(),
+        pp.advantage_normalize(ddof=1),
+        pp.full_batch(),
+    ]
     for parts in (grpo, [*reinforce, pp.policy_loss(f.policy_gradient_loss)]):
         learner = pp.learner(policy, pp.chain(*parts), optax.sgd(0.1))
         params = {"policy": make_params()["policy"]}
@@ -482,7 +487,7 @@ def test_aggregate_weighs_sequences_as_it_says():
     batch = rollout()
     losses = {"given": jnp.asarray(rng.normal(size=(TIME, SEGMENTS)), jnp.float32)}
     for by, length in (("sequence_mean", None), ("sequence_sum", None), ("sequence_sum", 3.0)):
-        part = pp.aggregate("given", by=by, length=length)
+        part = pp.tokens.aggregate("given", by=by, length=length)
         out, _ = part.update(batch.replace(losses=losses), part.init({}, None), pp.Context(key=jax.random.key(0)))
         assert out.losses["given"].shape == (SEGMENTS,)
         ours = f.masked_mean(out.losses["given"], jnp.any(batch.mask.astype(bool), axis=0))
@@ -503,9 +508,9 @@ def test_aggregate_weighs_sequences_as_it_says():
         (lambda x: f.group_advantage(x[0], jnp.arange(N), baseline="length_weighted"), "needs length"),
         (lambda x: f.outcome_reward(x[0], log_prob=x, kl_coef=0.1), "needs reference_log_prob"),
         (lambda x: f.kl_cov(x, x, x, fraction=1.5), "fraction must lie in"),
-        (lambda x: pp.group_advantage(group=0), "group must be at least 1"),
-        (lambda x: pp.aggregate(by="sequence_mean", length=3), "leave it out"),
-        (lambda x: pp.clip_cov(clip_eps=0.2, cov_low=2.0, cov_high=1.0), "cov_low must be less than cov_high"),
+        (lambda x: pp.tokens.group_advantage(group=0), "group must be at least 1"),
+        (lambda x: pp.tokens.aggregate(by="sequence_mean", length=3), "leave it out"),
+        (lambda x: pp.tokens.clip_cov(clip_eps=0.2, cov_low=2.0, cov_high=1.0), "cov_low must be less than cov_high"),
     ],
 )
 def test_refuses(call, message):

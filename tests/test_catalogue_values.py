@@ -172,9 +172,9 @@ def test_bad_supports_are_refused():
     for support in ([1.0], [0.0, 0.0], [[0.0, 1.0]], 3.0):
         with pytest.raises(ValueError, match="at least two increasing, finite numbers"):
             f.two_hot(target, support)
-    with pytest.raises(pp.ShapeError, match=r"logits \(3, 5\) and support \(4,\)"):
+    with pytest.raises(pp.errors.ShapeError, match=r"logits \(3, 5\) and support \(4,\)"):
         f.categorical_value_loss(logits, target, support=SUPPORT[:4])
-    with pytest.raises(pp.ShapeError, match="Nothing is broadcast"):
+    with pytest.raises(pp.errors.ShapeError, match="Nothing is broadcast"):
         f.quantile_value_loss(logits, logits)
     with pytest.raises(ValueError, match=r"sigma must lie in \(0, inf\]"):
         f.hl_gauss(target, SUPPORT, sigma=0.0)
@@ -200,12 +200,14 @@ def test_a_chain_learns_with_every_critic():
     params |= {"statistics": {"mean": jnp.zeros(()), "scale": jnp.ones(())}}
     pipeline = pp.chain(
         pp.gae(gamma=0.9, gae_lambda=0.8),
-        pp.normalize_target(write, rate=lambda step: 1 / (step + 1)),
+        pp.critics.normalize_target(write, rate=lambda step: 1 / (step + 1)),
         pp.shuffled_minibatches(2),
         pp.clipped_surrogate(clip_eps=0.2),
-        pp.critic_loss(f.huber_value_loss, delta=lambda step: 1.0 + step, coef=0.5),
-        pp.critic_loss(f.quantile_value_loss, prediction="aux.quantiles", name="quantiles"),
-        pp.critic_loss(f.categorical_value_loss, prediction="aux.logits", name="logits", support=SUPPORT, sigma=0.75),
+        pp.critics.critic_loss(f.huber_value_loss, delta=lambda step: 1.0 + step, coef=0.5),
+        pp.critics.critic_loss(f.quantile_value_loss, prediction="aux.quantiles", name="quantiles"),
+        pp.critics.critic_loss(
+            f.categorical_value_loss, prediction="aux.logits", name="logits", support=SUPPORT, sigma=0.75
+        ),
         pp.within(
             pp.value_loss(),
             name="normalized",
@@ -228,7 +230,7 @@ def test_normalize_target_averages_over_rollouts():
     mask = np.ones((6, 3), np.float32)
     mask[0] = 0
     for rate, weights in {"mean": np.full(4, 0.25), 0.5: np.array([0.0625, 0.125, 0.25, 0.5])}.items():
-        part = pp.normalize_target(write, rate=(lambda step: 1 / (step + 1)) if rate == "mean" else rate)
+        part = pp.critics.normalize_target(write, rate=(lambda step: 1 / (step + 1)) if rate == "mean" else rate)
         state = part.init(None)
         for step, target in enumerate(targets):
             poisoned = jnp.where(mask > 0, target, jnp.nan)
@@ -246,12 +248,12 @@ def test_normalize_target_averages_over_rollouts():
 
 def test_critic_loss_refuses_what_it_cannot_compute():
     with pytest.raises(TypeError, match="unexpected keyword argument 'clip_eps'"):
-        pp.critic_loss(f.huber_value_loss, clip_eps=0.2)
+        pp.critics.critic_loss(f.huber_value_loss, clip_eps=0.2)
     with pytest.raises(TypeError, match="missing a required argument: 'clip_eps'"):
-        pp.critic_loss(lambda value, target, *, clip_eps, mask: value)
+        pp.critics.critic_loss(lambda value, target, *, clip_eps, mask: value)
     with pytest.raises(ValueError, match='prediction must be "value" or "aux'):
-        pp.critic_loss(f.huber_value_loss, prediction="logits")
-    part = pp.critic_loss(f.huber_value_loss, prediction="aux.logits")
+        pp.critics.critic_loss(f.huber_value_loss, prediction="logits")
+    part = pp.critics.critic_loss(f.huber_value_loss, prediction="aux.logits")
     learner = pp.learner(evaluate, pp.chain(pp.gae(gamma=0.9, gae_lambda=0.8), pp.full_batch(), part), optax.sgd(0.1))
     with pytest.raises(ValueError, match="the policy returns no aux"):
         jax.eval_shape(learner.update, jax.random.key(0), learner.init(make_params()), rollout())
@@ -442,7 +444,7 @@ def test_options_of_continuous_actions_are_refused_for_discrete_ones(option):
 
 @pytest.mark.parametrize("shapes", [((5, 2), (5, 3), (3, 1)), ((5, 2), (4, 3), (3, 2)), ((5, 2), (3,), (3, 2))])
 def test_gsde_broadcasts_nothing(shapes):
-    with pytest.raises(pp.ShapeError, match=r"StateDependentNormal: loc must be \[..., D\], features"):
+    with pytest.raises(pp.errors.ShapeError, match=r"StateDependentNormal: loc must be \[..., D\], features"):
         pp.distributions.StateDependentNormal(*map(jnp.zeros, shapes))
 
 
@@ -455,7 +457,7 @@ def draw(key):
 
 
 def test_rnd_leaves_masked_steps_out():
-    part, batch = pp.rnd_reward(draw, embed, num_envs=4, gamma=0.5), example_batch()
+    part, batch = pp.exploration.rnd_reward(draw, embed, num_envs=4, gamma=0.5), example_batch()
     keep = np.asarray(batch.mask, bool)
     batch = batch.replace(next_obs=jnp.where(keep[..., None], batch.next_obs, jnp.nan))
     params = {"predictor": draw(jax.random.key(0))}
@@ -474,12 +476,14 @@ def test_rnd_leaves_masked_steps_out():
 
 def test_two_rewards_of_rnd_have_names_of_their_own():
     params = {name: draw(jax.random.key(seed)) for seed, name in enumerate(("near", "far"))}
-    rewards = pp.chain(*(pp.rnd_reward(draw, embed, num_envs=4, predictor=name, name=name) for name in params))
+    rewards = pp.chain(
+        *(pp.exploration.rnd_reward(draw, embed, num_envs=4, predictor=name, name=name) for name in params)
+    )
     context = pp.Context(key=jax.random.key(2), params=params)
     batch, _ = rewards.update(example_batch(), rewards.init(params, jax.random.key(1)), context)
     assert not np.array_equal(batch.extras["near_target"], batch.extras["far_target"])
     for name, predictor in params.items():
-        loss = pp.rnd_loss(embed, predictor=name, name=name)
+        loss = pp.exploration.rnd_loss(embed, predictor=name, name=name)
         after, _ = loss.update(batch, loss.init(params), context)
         error = embed(predictor, batch.next_obs) - batch.extras[f"{name}_target"]
         np.testing.assert_allclose(after.losses[name], jnp.mean(jnp.square(error), axis=-1), rtol=1e-6)
@@ -491,19 +495,23 @@ def test_the_loss_of_rnd_obeys_the_laws_and_what_cannot_work_is_refused():
         given = example_batch(seed, dtype, after_sampler=True).replace(current=None)
         return given.replace(extras={**given.extras, "rnd_target": embed(jnp.ones((OBS, 2), dtype), given.obs)})
 
-    check_part(pp.rnd_loss(embed, predictor="policy"), batch=batch)
-    reward, params = pp.rnd_reward(draw, embed, num_envs=3), {"predictor": jnp.ones((OBS, 2))}
-    with pytest.raises(pp.UserTypeError, match="rnd_reward: embed must be a function, got None"):
-        pp.rnd_reward(draw, None, num_envs=3)
-    with pytest.raises(pp.UserValueError, match=r"an entry 'predictor' for the predictor, got \['policy', 'value'\]"):
+    check_part(pp.exploration.rnd_loss(embed, predictor="policy"), batch=batch)
+    reward, params = pp.exploration.rnd_reward(draw, embed, num_envs=3), {"predictor": jnp.ones((OBS, 2))}
+    with pytest.raises(pp.errors.UserTypeError, match="rnd_reward: embed must be a function, got None"):
+        pp.exploration.rnd_reward(draw, None, num_envs=3)
+    with pytest.raises(
+        pp.errors.UserValueError, match=r"an entry 'predictor' for the predictor, got \['policy', 'value'\]"
+    ):
         reward.init(make_params(), jax.random.key(0))
-    with pytest.raises(pp.UserValueError, match=r"drawn with a key: call learner\.init\(params, key\)"):
+    with pytest.raises(pp.errors.UserValueError, match=r"drawn with a key: call learner\.init\(params, key\)"):
         reward.init(params)
     state = reward.init(params, jax.random.key(0))
-    flat = pp.rnd_reward(draw, lambda network, obs: jnp.sum(embed(network, obs), axis=-1), num_envs=4)
-    with pytest.raises(pp.UserValueError, match=r"embed must return an array \[6, 4, K\] here, got shape \(6, 4\)"):
+    flat = pp.exploration.rnd_reward(draw, lambda network, obs: jnp.sum(embed(network, obs), axis=-1), num_envs=4)
+    with pytest.raises(
+        pp.errors.UserValueError, match=r"embed must return an array \[6, 4, K\] here, got shape \(6, 4\)"
+    ):
         flat.update(batch(), state, pp.Context(key=jax.random.key(0), params=params))
-    with pytest.raises(pp.UserValueError, match=r"num_envs=3, but the rollout has the axes \(6, 4\)"):
+    with pytest.raises(pp.errors.UserValueError, match=r"num_envs=3, but the rollout has the axes \(6, 4\)"):
         reward.update(batch(), state, pp.Context(key=jax.random.key(0), params=params))
 
 
@@ -514,7 +522,7 @@ def test_rnd_rewards_what_it_has_not_seen():
     part = pp.chain(
         rnd.standardized_next_obs((4, 4)),
         pp.within(
-            pp.rnd_reward(lambda key: network.init(key, cells[0]), network.apply, num_envs=2),
+            pp.exploration.rnd_reward(lambda key: network.init(key, cells[0]), network.apply, num_envs=2),
             read={"next_obs": "extras.novel_obs"}, write={"extras.rnd_reward": "extras.intrinsic"}, name="novelty",
         ),
     )  # fmt: skip

@@ -21,7 +21,8 @@ import yaml
 
 import ppo_parts as pp
 from benchmarks._runs import tiny
-from ppo_parts import envs, evaluate, training
+from ppo_parts import envs, training
+from ppo_parts.commands import evaluate
 from ppo_parts.training._cli import fitting_preset, whole_number, with_flag
 from ppo_parts.training._config import ranges
 from ppo_parts.training._device import check_memory
@@ -68,7 +69,7 @@ def test_config_numbers_of_a_recipe_declare_their_range(recipe):
         wrong = (outside,) if isinstance(default, tuple) else outside
         if not isinstance(outside, int):
             wrong = float(outside)
-        with pytest.raises(pp.UserValueError, match=f"^Config: {name} must "):
+        with pytest.raises(pp.errors.UserValueError, match=f"^Config: {name} must "):
             recipe.make_train(recipe.Config(**{name: wrong}))
         flag = f"--{name.replace('_', '-')}"
         with pytest.raises(SystemExit, match=f"^error: {flag} must .*, got "):
@@ -125,7 +126,7 @@ class Config:
     ],
 )
 def test_config_field_that_cannot_be_used_is_named(changes, says):
-    with pytest.raises((pp.UserTypeError, pp.UserValueError), match=re.escape(f"Config: {says}")):
+    with pytest.raises((pp.errors.UserTypeError, pp.errors.UserValueError), match=re.escape(f"Config: {says}")):
         training.check_config(Config(**changes))
 
 
@@ -136,13 +137,15 @@ def test_config_in_range_or_traced_passes():
 
 def test_seeds_outside_32_bits_are_refused():
     for seed, number in ((-1, 1), (2**32, 1), (2**32 - 1, 2)):
-        with pytest.raises(pp.UserValueError, match=r"seed must be such that all seeds lie in \[0, 2\*\*32\)"):
+        with pytest.raises(pp.errors.UserValueError, match=r"seed must be such that all seeds lie in \[0, 2\*\*32\)"):
             seed_keys(seed, number)
     assert seed_keys(2**32 - 2, 2).shape == (2,)
 
 
 def test_updates_beyond_the_counter_are_refused():
-    with pytest.raises(pp.UserValueError, match=r"less than 2.*31 updates, got .*, which is 1953125000000000 updates"):
+    with pytest.raises(
+        pp.errors.UserValueError, match=r"less than 2.*31 updates, got .*, which is 1953125000000000 updates"
+    ):
         training.updates_in(10**18, num_envs=4, num_steps=128)
 
 
@@ -150,7 +153,7 @@ def test_memory_that_does_not_suffice_is_refused_at_once():
     train = cleanrl_ppo.make_train(tiny(2))
     check_memory(train, 100)
     with pytest.raises(
-        pp.UserValueError, match=r"at least .* GiB of memory .* there are 1\.0 GiB: .*fewer seeds .now 1000000"
+        pp.errors.UserValueError, match=r"at least .* GiB of memory .* there are 1\.0 GiB: .*fewer seeds .now 1000000"
     ):
         check_memory(train, 1_000_000, limit=2**30)
 
@@ -262,13 +265,13 @@ def test_config_file_that_cannot_be_used_is_refused(tmp_path, content, says):
 
 
 def test_error_names_the_flag_of_its_argument():
-    error = pp.UserValueError("must lie in [0, 1], got 2.0", where="Config", argument="gamma")
+    error = pp.errors.UserValueError("must lie in [0, 1], got 2.0", where="Config", argument="gamma")
     assert str(error) == "Config: gamma must lie in [0, 1], got 2.0"
     assert with_flag(error, ["gamma", "name"]) == "--gamma must lie in [0, 1], got 2.0"
     assert with_flag(error, []) == str(error)
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.argument) == (str(error), "gamma")
-    assert with_flag(pp.UserValueError("give another name"), ["name"]) == "give another name"
+    assert with_flag(pp.errors.UserValueError("give another name"), ["name"]) == "give another name"
     assert with_flag(OSError("gamma"), ["gamma"]) == "gamma"
 
 
@@ -360,7 +363,13 @@ def test_preset_fits_its_own_environment(recipe):
 
 @pytest.mark.parametrize(
     "error",
-    [pp.UserValueError("a"), pp.UserTypeError("a"), pp.UserTimeoutError("a"), pp.ShapeError("a"), OSError("a")],
+    [
+        pp.errors.UserValueError("a"),
+        pp.errors.UserTypeError("a"),
+        pp.errors.UserTimeoutError("a"),
+        pp.errors.ShapeError("a"),
+        OSError("a"),
+    ],
 )
 def test_error_of_the_user_ends_with_a_sentence(error):
     with pytest.raises(SystemExit, match=r"^error: a$"), training.exit_on_user_error():

@@ -810,21 +810,21 @@ def _changed(field):
     return pp.stateless(lambda batch: batch, name=f"change_{field}", requires=(field,), provides=(field,), reads=())
 
 
-PERTURBED, PENALTY = pp.perturbed_mean(), pp.kl_penalty(coef=1.0)
+PERTURBED, PENALTY = pp.regularizers.perturbed_mean(), pp.kl_penalty(coef=1.0)
 VALUE, ENTROPY = pp.value_loss(), pp.entropy_bonus(coef=0.1)
-CAPS = pp.smoothness_loss(temporal=None)
+CAPS = pp.regularizers.smoothness_loss(temporal=None)
 TOO_LATE = [  # a part after the loss that should have used what it changes, the parts after it, and the field
     (PERTURBED, (VALUE, ENTROPY), "current.log_prob"),
     (PERTURBED, (pp.policy_diagnostics(), pp.kl_early_stop(0.1)), "current.log_prob"),  # they add no loss
     (PERTURBED, (PENALTY,), "current.log_prob"),  # which is no substitute for a policy loss
     (pp.advantage_normalize(), (), "advantage"),
     (pp.advantage_normalize(), (VALUE, CAPS), "advantage"),
-    (pp.advantage_normalize(), (pp.proximal_average(decay=0.9), VALUE), "advantage"),
+    (pp.advantage_normalize(), (pp.regularizers.proximal_average(decay=0.9), VALUE), "advantage"),
     (pp.combine_advantages({"advantage": 2.0}), (VALUE,), "advantage"),
-    (pp.importance_correction(high=2.0), (VALUE,), "advantage"),
+    (pp.tokens.importance_correction(high=2.0), (VALUE,), "advantage"),
     (pp.advantage_weight(), (VALUE,), "advantage"),
-    (pp.proximal_average(decay=0.9), (PENALTY, VALUE), "advantage"),
-    (_changed("mask"), (pp.clip_cov(clip_eps=0.1, name="second"),), "mask"),
+    (pp.regularizers.proximal_average(decay=0.9), (PENALTY, VALUE), "advantage"),
+    (_changed("mask"), (pp.tokens.clip_cov(clip_eps=0.1, name="second"),), "mask"),
 ]
 
 
@@ -839,12 +839,17 @@ def test_a_change_after_the_loss_that_should_use_it_is_refused(part, after, fiel
     "parts",
     [
         (ENTROPY, PENALTY, VALUE, PERTURBED, SURROGATE),
-        (PENALTY, pp.proximal_average(decay=0.9), SURROGATE),
+        (PENALTY, pp.regularizers.proximal_average(decay=0.9), SURROGATE),
         (SURROGATE, pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=0.1, name="second")),
         (SURROGATE, pp.advantage_normalize(), pp.stateless(lambda b: b, name="unknown"), VALUE),
         (SURROGATE, pp.gae(gamma=0.9, gae_lambda=1.0), VALUE),  # a new target, not another advantage
         (SURROGATE, _changed("current"), VALUE),  # perhaps only the value
-        (SURROGATE, PERTURBED, pp.vtrace(gamma=0.9, policy_gradient=True), pp.clip_cov(clip_eps=0.1, name="second")),
+        (
+            SURROGATE,
+            PERTURBED,
+            pp.vtrace(gamma=0.9, policy_gradient=True),
+            pp.tokens.clip_cov(clip_eps=0.1, name="second"),
+        ),
     ],
 )
 def test_a_change_for_the_losses_after_it_is_accepted(parts):
@@ -1003,7 +1008,9 @@ def test_a_lens_after_the_sampler_takes_both_values_of_a_critic():
         ),
     ):
         learner = pp.learner(evaluate, pp.chain(GAE, pp.full_batch(), part, SURROGATE, VALUE), optax.sgd(1.0))
-        with pytest.raises(pp.UserValueError, match=f"within 'cost': after the sampler, {names} also reads current"):
+        with pytest.raises(
+            pp.errors.UserValueError, match=f"within 'cost': after the sampler, {names} also reads current"
+        ):
             jax.eval_shape(learner.update, KEY, jax.eval_shape(learner.init, make_params()), batch)
 
 
@@ -1011,7 +1018,7 @@ def test_a_lens_names_a_field_that_exists_only_after_the_sampler():
     lens = pp.within(GAE, name="cost", read={"current.value": "extras.v"}, write={"advantage": "extras.a"})
     batch = rollout(masked=False)
     batch = batch.replace(extras={"v": batch.value})
-    with pytest.raises(pp.UserValueError, match=r"reads current\.value, which exists only after the sampler"):
+    with pytest.raises(pp.errors.UserValueError, match=r"reads current\.value, which exists only after the sampler"):
         lens.update(batch, lens.init(make_params()), pp.Context(key=KEY))
 
 
@@ -1045,7 +1052,7 @@ def test_losses_of_segments_are_weighted(masked):
     """With and without a mask, like those of elements, which have the axis of time in front."""
     batch, context = example_batch(after_sampler=True), example_context()
     batch = batch if masked else batch.replace(mask=None)
-    chain = pp.chain(SURROGATE, pp.aggregate("policy", by="sequence_mean"))
+    chain = pp.chain(SURROGATE, pp.tokens.aggregate("policy", by="sequence_mean"))
     plain, weighted = (
         each.update(batch, each.init({}), context)[0].losses["policy"]
         for each in (chain, pp.chain(chain, pp.loss_weight("policy")))

@@ -135,7 +135,7 @@ def test_kl_divergence_wants_two_of_a_kind(kind):
     other = next(x for x in ("Normal", "Categorical") if x != kind)
     with pytest.raises(TypeError, match=rf"{kind}.kl_divergence: the other distribution must be a {kind}, .* {other}"):
         made(kind).kl_divergence(made(other))
-    with pytest.raises(pp.ShapeError, match="nothing is broadcast"):
+    with pytest.raises(pp.errors.ShapeError, match="nothing is broadcast"):
         made(kind).kl_divergence(jax.tree.map(lambda x: x[:1], made(kind)))
 
 
@@ -143,9 +143,9 @@ def test_kl_divergence_wants_two_of_a_kind(kind):
 def test_distributions_broadcast_no_actions(kind):
     policy = made(kind)
     good = policy.mode()
-    with pytest.raises(pp.ShapeError, match=f"{kind}: .*nothing is broadcast"):
+    with pytest.raises(pp.errors.ShapeError, match=f"{kind}: .*nothing is broadcast"):
         policy.log_prob(good[:1])
-    with pytest.raises(pp.ShapeError, match=f"{kind}: .*nothing is broadcast"):
+    with pytest.raises(pp.errors.ShapeError, match=f"{kind}: .*nothing is broadcast"):
         policy.log_prob(good[..., None] if good.ndim == 1 else good[..., :1])
 
 
@@ -512,12 +512,14 @@ def test_beta_says_what_is_wrong():
     one = jnp.ones(1)
     with pytest.raises(TypeError, match="Beta: alpha must be floating"):
         distributions.Beta(jnp.ones(3, int), 1.0)
-    with pytest.raises(pp.ShapeError, match="Beta: alpha is a single number"):
+    with pytest.raises(pp.errors.ShapeError, match="Beta: alpha is a single number"):
         distributions.Beta(jnp.ones(()), 1.0)
     for beta in (jnp.ones(4), jnp.ones((4, 1)), jnp.ones((1, 3))):
-        with pytest.raises(pp.ShapeError, match=r"alpha has .* beta must have the shape of alpha, \(3,\) or \(\)"):
+        with pytest.raises(
+            pp.errors.ShapeError, match=r"alpha has .* beta must have the shape of alpha, \(3,\) or \(\)"
+        ):
             distributions.Beta(jnp.ones((4, 3)), beta)
-    with pytest.raises(pp.ShapeError, match="low must have the shape of alpha"):
+    with pytest.raises(pp.errors.ShapeError, match="low must have the shape of alpha"):
         distributions.Beta(one, one, jnp.zeros(2))
     with pytest.raises(ValueError, match="Beta: the box must be finite, with low < high"):
         distributions.Beta(one, one, 1.0, 1.0)
@@ -597,19 +599,19 @@ def test_actions_have_the_shape_of_their_logits():
 def test_normal_says_what_is_wrong():
     with pytest.raises(TypeError, match="loc must be floating"):
         distributions.Normal(jnp.zeros(3, int), 1.0)
-    with pytest.raises(pp.ShapeError, match="single number"):
+    with pytest.raises(pp.errors.ShapeError, match="single number"):
         distributions.Normal(jnp.zeros(()), 1.0)
     for scale in (jnp.ones(4), jnp.ones((4, 1)), jnp.ones((1, 3))):
-        with pytest.raises(pp.ShapeError, match=r"scale must have the shape of loc, \(3,\) or \(\)"):
+        with pytest.raises(pp.errors.ShapeError, match=r"scale must have the shape of loc, \(3,\) or \(\)"):
             distributions.Normal(jnp.zeros((4, 3)), scale)
 
 
 def test_multi_categorical_says_what_is_wrong():
-    with pytest.raises(pp.ShapeError, match="no arrays"):
+    with pytest.raises(pp.errors.ShapeError, match="no arrays"):
         distributions.MultiCategorical([])
-    with pytest.raises(pp.ShapeError, match=r"all axes but the last, got \(4, 2\), \(5, 2\)"):
+    with pytest.raises(pp.errors.ShapeError, match=r"all axes but the last, got \(4, 2\), \(5, 2\)"):
         distributions.MultiCategorical([jnp.zeros((4, 2)), jnp.zeros((5, 2))])
-    with pytest.raises(pp.ShapeError, match="nothing is broadcast"):  # the third choice was dropped
+    with pytest.raises(pp.errors.ShapeError, match="nothing is broadcast"):  # the third choice was dropped
         distributions.MultiCategorical([jnp.zeros(2), jnp.zeros(2)]).log_prob(jnp.zeros(3, int))
 
 

@@ -81,7 +81,7 @@ def test_the_real_packages_follow_the_laws(env_id):
     settings, steps = REAL[env_id]
     try:
         env = envs.make(env_id, **settings)
-    except pp.MissingPackage as error:
+    except pp.errors.MissingPackage as error:
         pytest.skip(str(error))
     assert envs.check_laws(env, num_steps=steps).episodes > 0
 
@@ -171,7 +171,9 @@ def game(seat=lambda seat: seat, next_seat=lambda seat: seat):
 
 def test_a_game_tells_whose_turn_it_is():
     assert envs.check_laws(game(), num_steps=24).episodes == 24
-    with pytest.raises(pp.UserValueError, match=r"plays both sides of this game .* info has no 'seat': return 1"):
+    with pytest.raises(
+        pp.errors.UserValueError, match=r"plays both sides of this game .* info has no 'seat': return 1"
+    ):
         envs.check(walk()._replace(zero_sum=True))
 
 
@@ -208,7 +210,7 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_breaks_a_law_is_named_with_the_remedy(name):
     make, says = BROKEN[name]
-    with pytest.raises(pp.UserValueError, match=says):
+    with pytest.raises(pp.errors.UserValueError, match=says):
         envs.check_laws(make(), num_steps=24)
 
 
@@ -229,14 +231,14 @@ def test_a_step_returns_what_reset_does_and_reports_no_other_return(changed, say
         return out._replace(**{name: change(x) for name, change in changed.items()})
 
     env = envs.auto_reset(lambda key: (jnp.zeros(()), jnp.zeros(1)), step, envs.Box((1,)), envs.Discrete(2))
-    with pytest.raises((pp.UserError, pp.ShapeError), match=says):
+    with pytest.raises((pp.errors.UserError, pp.errors.ShapeError), match=says):
         envs.check(env)
 
 
 def test_a_mask_has_one_flag_for_each_action():
-    with pytest.raises(pp.ShapeError, match=r"obs\.available must be boolean of shape \(4, 2\).* int32"):
+    with pytest.raises(pp.errors.ShapeError, match=r"obs\.available must be boolean of shape \(4, 2\).* int32"):
         envs.check_laws(masked(lambda x: x.astype(int)))
-    with pytest.raises(pp.UserTypeError, match=r"action_space is not discrete"):
+    with pytest.raises(pp.errors.UserTypeError, match=r"action_space is not discrete"):
         envs.check(masked(lambda x: x > 0)._replace(action_space=envs.Box(())))
 
 
@@ -340,7 +342,7 @@ def test_limits_and_ratios_are_checked(settings, says):
     ],
 )
 def test_functions_of_one_environment_take_keys(reset, step, says):
-    with pytest.raises(pp.UserTypeError, match=f"^auto_reset: {says}"):
+    with pytest.raises(pp.errors.UserTypeError, match=f"^auto_reset: {says}"):
         envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2))
 
 
@@ -366,7 +368,7 @@ def test_the_policy_sees_one_entry_of_a_dict():
     state, obs = env.reset(jax.random.key(0), 2)
     np.testing.assert_array_equal(obs, -state.inner.obs["state"])
     with pytest.raises(
-        pp.UserValueError, match="obs_key='pixels': the observations have the entries state, privileged_state"
+        pp.errors.UserValueError, match="obs_key='pixels': the observations have the entries state, privileged_state"
     ):
         envs.make("playground:Walk", obs_key="pixels")
 
@@ -419,7 +421,7 @@ def test_a_policy_that_is_frozen_plays_the_opponent():
     env = envs.make("pgx:nim", opponent=envs.frozen_opponent(always_two, params))
     _, obs = env.reset(jax.random.key(0), 16)
     assert set(obs.obs[:, 0].tolist()) == {3.0, 5.0}
-    with pytest.raises(pp.UserValueError, match="a policy with memory"):
+    with pytest.raises(pp.errors.UserValueError, match="a policy with memory"):
         envs.frozen_opponent(pp.Policy(None, None, lambda n: None), params)
 
 
@@ -440,7 +442,9 @@ def test_standard_policies_play_with_masks_and_flattened_observations():
 
 def test_a_policy_for_one_agent_refuses_many():
     networks = importlib.import_module("ppo_parts.networks")
-    with pytest.raises(pp.UserValueError, match=r"an axis of 2 agents: use multi_agent_actor_critic, or envs\.fold"):
+    with pytest.raises(
+        pp.errors.UserValueError, match=r"an axis of 2 agents: use multi_agent_actor_critic, or envs\.fold"
+    ):
         networks.actor_critic(walk()._replace(num_agents=2))
 
 
@@ -457,20 +461,20 @@ def test_a_policy_for_one_agent_refuses_many():
     ],
 )
 def test_an_unknown_name_is_said_with_those_there_are(env_id, says):
-    with pytest.raises(pp.UserValueError, match=says):
+    with pytest.raises(pp.errors.UserValueError, match=says):
         envs.make(env_id)
 
 
 @pytest.mark.usefixtures("fakes")
 def test_what_an_adapter_cannot_take_is_refused(monkeypatch):
     monkeypatch.setattr(env_fakes.Jumanji, "action_spec", SimpleNamespace(num_values=jnp.array([4])))
-    with pytest.raises(pp.UserValueError, match="Walk-v0 has several agents, or actions"):
+    with pytest.raises(pp.errors.UserValueError, match="Walk-v0 has several agents, or actions"):
         envs.make("jumanji:Walk-v0")
     monkeypatch.setattr(env_fakes.Nim, "num_players", 4)
-    with pytest.raises(pp.UserValueError, match="nim has 4 players"):
+    with pytest.raises(pp.errors.UserValueError, match="nim has 4 players"):
         envs.make("pgx:nim")
     monkeypatch.setattr(env_fakes.XMiniGrid, "observation_shape", lambda self, params: {"img": (2,)})
-    with pytest.raises(pp.UserValueError, match=r"has observations \{'img'"):
+    with pytest.raises(pp.errors.UserValueError, match=r"has observations \{'img'"):
         envs.make("xminigrid:Walk-v0")
 
 
@@ -484,7 +488,7 @@ def test_what_an_adapter_cannot_take_is_refused(monkeypatch):
 def test_a_missing_package_is_named_with_its_extra(prefix, package, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, package.partition(".")[0], None)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(pp.MissingPackage, match=rf'pip install "ppo_parts\[{extra}\]"'):
+    with pytest.raises(pp.errors.MissingPackage, match=rf'pip install "ppo_parts\[{extra}\]"'):
         envs.make(f"{prefix}:anything")
 
 
@@ -497,21 +501,21 @@ def test_every_extra_of_a_prefix_exists():
 
 def test_a_prefix_of_your_own(monkeypatch):
     monkeypatch.setattr(envs._registry, "_registered", {})
-    with pytest.raises(pp.UserValueError, match=r"'mine' is not a prefix of environments; .*envs\.register"):
+    with pytest.raises(pp.errors.UserValueError, match=r"'mine' is not a prefix of environments; .*envs\.register"):
         envs.make("mine:walk")
     envs.register("mine", lambda name, **settings: walk() if name == "walk" else settings)
     assert envs.make("mine:walk").observation_space.shape == (2,)
     assert "mine" in envs.prefixes()
-    with pytest.raises(pp.UserTypeError, match=r"the prefix 'mine' must return an envs\.Env, got {'size': 3}"):
+    with pytest.raises(pp.errors.UserTypeError, match=r"the prefix 'mine' must return an envs\.Env, got {'size': 3}"):
         envs.make("mine:other", size=3)
-    with pytest.raises(pp.UserValueError, match="did you mean 'brax'"):
+    with pytest.raises(pp.errors.UserValueError, match="did you mean 'brax'"):
         envs.make("braks:ant")
     for prefix, make, says in (
         ("brax", walk, "comes with ppo_parts"),
         ("a:b", walk, "consists of letters"),
         ("b", 3, r"make must be a function"),
     ):
-        with pytest.raises((pp.UserValueError, pp.UserTypeError), match=says):
+        with pytest.raises((pp.errors.UserValueError, pp.errors.UserTypeError), match=says):
             envs.register(prefix, make)
 
 
@@ -568,7 +572,7 @@ def test_the_critic_may_see_another_entry_of_the_observations(fakes):
     assert state.moments.mean.shape == (4,)
     with pytest.raises(ValueError, match=r"critic_obs_key='secret': the observations have the entries state, pri"):
         envs.make("playground:Walk", critic_obs_key="secret")
-    with pytest.raises(pp.ShapeError, match=r"privileged_space has shape None, but obs.privileged \(2, 2\)"):
+    with pytest.raises(pp.errors.ShapeError, match=r"privileged_space has shape None, but obs.privileged \(2, 2\)"):
         envs.check(env._replace(privileged_space=None))
 
 
@@ -594,7 +598,7 @@ def test_mujoco_draws_the_first_environment(name, monkeypatch):
     state, _ = jax.jit(env.reset, static_argnums=1)(jax.random.key(0), 2)
     try:
         first = env.evaluation(state).render(state)
-    except pp.UserValueError as error:
+    except pp.errors.UserValueError as error:
         pytest.skip(str(error))
     state, _ = jax.jit(env.step)(jax.random.key(1), state, jnp.ones((2, 1)))
     assert first.shape == (240, 320, 3)

@@ -33,7 +33,9 @@ def test_every_gymnax_environment_steps(env_id):
 def test_an_unknown_environment_or_parameter_names_what_there_is():
     with pytest.raises(ValueError, match=r"gymnax has no environment 'Cartpole'; did you mean CartPole-v1"):
         envs.make("Cartpole")
-    with pytest.raises(pp.UserValueError, match=r"tests\.env_fakes:Nothing-v1: Environment `Nothing` doesn't exist"):
+    with pytest.raises(
+        pp.errors.UserValueError, match=r"tests\.env_fakes:Nothing-v1: Environment `Nothing` doesn't exist"
+    ):
         envs.make("gym:tests.env_fakes:Nothing-v1")
     with pytest.raises(ValueError, match=r"CartPole-v1 has no parameter 'max_steps'; it has .*max_steps_in_episode"):
         envs.make("CartPole-v1", max_steps=3)
@@ -65,7 +67,7 @@ def test_settings_may_follow_the_name():
     ],
 )
 def test_wrong_settings_after_the_name_are_named(settings, says):
-    with pytest.raises((pp.UserValueError, pp.UserTypeError), match=says):
+    with pytest.raises((pp.errors.UserValueError, pp.errors.UserTypeError), match=says):
         envs.make(f"CartPole-v1,{settings}", gravity=9.8)
 
 
@@ -79,12 +81,12 @@ def test_wrong_settings_after_the_name_are_named(settings, says):
     ],
 )
 def test_what_is_said_of_an_unknown_environment_is_true(env_id, says):
-    with pytest.raises(pp.UserValueError, match=says):
+    with pytest.raises(pp.errors.UserValueError, match=says):
         envs.make(env_id)
 
 
 def test_what_is_not_a_gymnax_environment_is_named():
-    with pytest.raises(pp.UserTypeError, match=r"from_gymnax: 'CartPole-v1' has no default_params"):
+    with pytest.raises(pp.errors.UserTypeError, match=r"from_gymnax: 'CartPole-v1' has no default_params"):
         envs.from_gymnax("CartPole-v1")
 
     class Old(type(gymnax.make("CartPole-v1")[0])):
@@ -94,7 +96,7 @@ def test_what_is_not_a_gymnax_environment_is_named():
 
     env = envs.from_gymnax(Old())
     state, _ = env.reset(jax.random.key(0), 1)
-    with pytest.raises(pp.UserTypeError, match=r"from_gymnax: step must return .* it returned 5 items"):
+    with pytest.raises(pp.errors.UserTypeError, match=r"from_gymnax: step must return .* it returned 5 items"):
         env.step(jax.random.key(0), state, jnp.zeros(1, int))
 
 
@@ -279,7 +281,7 @@ def test_wrappers_show_what_is_not_finite_so_that_the_learner_counts_it():
     ],
 )
 def test_numbers_of_wrappers_are_checked(wrap, says):
-    with pytest.raises((pp.UserTypeError, pp.UserValueError), match=says):
+    with pytest.raises((pp.errors.UserTypeError, pp.errors.UserValueError), match=says):
         wrap(envs.make("CartPole-v1"))
 
 
@@ -321,12 +323,12 @@ WRONG = {
 def test_a_wrong_field_of_a_transition_is_named_by_the_check_and_by_the_rollout(field):
     value, says = WRONG[field]
     env = own(**{field: value})
-    with pytest.raises((pp.UserTypeError, pp.ShapeError), match=says):
+    with pytest.raises((pp.errors.UserTypeError, pp.errors.ShapeError), match=says):
         envs.check(env)
     collector = pp.rollout(
         env, lambda params, batch: (Softmax(batch.obs[..., :2]), batch.obs[..., 0]), num_envs=2, num_steps=2
     )
-    with pytest.raises((pp.UserTypeError, pp.ShapeError), match=says):
+    with pytest.raises((pp.errors.UserTypeError, pp.errors.ShapeError), match=says):
         jax.eval_shape(lambda key: collector.collect(key, None, collector.init(key)), jax.random.key(0))
 
 
@@ -355,7 +357,7 @@ def test_a_wrong_field_of_a_transition_is_named_by_the_check_and_by_the_rollout(
     ],
 )
 def test_the_check_of_an_environment_says_what_is_wrong(env, says):
-    with pytest.raises((pp.UserTypeError, pp.ShapeError), match=says):
+    with pytest.raises((pp.errors.UserTypeError, pp.errors.ShapeError), match=says):
         envs.check(env)
 
 

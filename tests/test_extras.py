@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import envs, export, training
-from ppo_parts._errors import MissingPackage
-from ppo_parts._extras import require_package
+from ppo_parts import envs, training
+from ppo_parts._base.errors import MissingPackage
+from ppo_parts._base.extras import require_package
 from ppo_parts.bridges import tunix
+from ppo_parts.commands import export
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(pp.__file__).parent

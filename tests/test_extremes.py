@@ -10,15 +10,15 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import distributions, envs
 from ppo_parts import functional as F
-from ppo_parts._checks import finite_where_masked
-from ppo_parts._moments import Moments
+from ppo_parts._core.checks import finite_where_masked
+from ppo_parts._core.moments import Moments
 from ppo_parts.testing import example_batch, example_context
 
 CONTEXT = example_context()
 
 
 def test_reward_to_go_keeps_a_discount_that_bfloat16_cannot_hold():
-    part, batch = pp.reward_to_go(gamma=0.999), pp.Batch(reward=jnp.ones((200, 1), jnp.bfloat16))
+    part, batch = pp.tokens.reward_to_go(gamma=0.999), pp.Batch(reward=jnp.ones((200, 1), jnp.bfloat16))
     advantage = part.update(batch, part.init(None), CONTEXT)[0].advantage
     np.testing.assert_allclose(float(advantage[0, 0]), (1 - 0.999**200) / 0.001, rtol=0.01)
 
@@ -48,8 +48,8 @@ def test_the_coefficient_of_an_adaptive_penalty_finds_back():
 
 
 def test_normalize_target_learns_nothing_from_a_rollout_without_a_step_that_counts():
-    part = pp.normalize_target(lambda params, old, new: params, rate=0.5)
-    batch, before = example_batch(), pp.ValueStatistics(jnp.float32(5), jnp.float32(2))
+    part = pp.critics.normalize_target(lambda params, old, new: params, rate=0.5)
+    batch, before = example_batch(), pp.critics.ValueStatistics(jnp.float32(5), jnp.float32(2))
     _, after = part.update(batch.replace(mask=jnp.zeros_like(batch.mask)), before, CONTEXT)
     assert after == before
 
@@ -120,7 +120,7 @@ def test_a_score_without_a_penalty_does_not_depend_on_log_probabilities():
 
 
 def test_bounds_of_covariances_may_be_traced_and_must_not_be_reversed():
-    made = jax.vmap(lambda low: pp.clip_cov(clip_eps=0.2, cov_low=low).init({}) == ())(jnp.array([1.0, 2.0]))
+    made = jax.vmap(lambda low: pp.tokens.clip_cov(clip_eps=0.2, cov_low=low).init({}) == ())(jnp.array([1.0, 2.0]))
     assert made.all()
     args = {"key": jax.random.key(0), "clip_eps": 0.2, "cov_low": 5.0, "cov_high": 1.0}
     with pytest.raises(ValueError, match=r"cov_low must be less than cov_high, got 5\.0 and 1\.0"):

@@ -179,13 +179,13 @@ def test_a_central_critic_sees_what_all_agents_see():
 def test_networks_that_cannot_be_made_are_refused():
     with pytest.raises(ValueError, match="not a space of arrays"):  # when it is made, not when it is initialized
         networks.actor_critic(env(DISCRETE, shape=None))
-    with pytest.raises(pp.UserValueError, match="give shared=True"):
+    with pytest.raises(pp.errors.UserValueError, match="give shared=True"):
         networks.actor_critic(env(DISCRETE), memory="lstm")
-    with pytest.raises(pp.UserValueError, match="no axis of agents"):
+    with pytest.raises(pp.errors.UserValueError, match="no axis of agents"):
         networks.multi_agent_actor_critic(env(DISCRETE))
-    with pytest.raises(pp.UserValueError, match="needs hidden layers"):
+    with pytest.raises(pp.errors.UserValueError, match="needs hidden layers"):
         networks.multi_agent_actor_critic(env(DISCRETE, num_agents=2), hidden=(), memory="gru")
-    with pytest.raises(pp.UserTypeError, match="need log_std"):
+    with pytest.raises(pp.errors.UserTypeError, match="need log_std"):
         networks.action_distribution(BOX, jnp.zeros((3, 2)))
     with pytest.raises(ValueError, match="activation must be one of 'tanh', 'relu', 'gelu', 'elu', 'silu', got 'mish'"):
         jax.eval_shape(networks.actor_critic(env(DISCRETE), activation="mish").init, jax.random.key(0))
@@ -222,9 +222,9 @@ def test_a_convolution_by_products_is_that_of_xla(shape, size, stride):
 def test_actor_critic_refuses_noise_and_bounds_that_cannot_be():
     box = env(envs.Box((2,), -1.0, 1.0))
     for log_std, says in (("a", "log_std must be a number"), ([0.0, 1.0], "log_std must be a number|one number")):
-        with pytest.raises(pp.UserError, match=says):
+        with pytest.raises(pp.errors.UserError, match=says):
             networks.actor_critic(box, log_std=log_std)
-    with pytest.raises(pp.UserValueError, match="squash=True needs actions with bounds, got Box"):
+    with pytest.raises(pp.errors.UserValueError, match="squash=True needs actions with bounds, got Box"):
         networks.actor_critic(env(envs.Box((2,))), squash=True)
 
 
@@ -241,8 +241,8 @@ def test_nature_cnn_evaluates_frames_with_any_leading_axes():
     turned = policy(params, pp.Batch(obs=frames.swapaxes(-1, -2)))
     assert not np.allclose(turned.value, whole.value, atol=1e-4)
     with pytest.raises(
-        pp.UserValueError, match=r"\[C, H, W\] frames of at least 36 x 36 pixels, got shape \(10, 10, 4\)"
+        pp.errors.UserValueError, match=r"\[C, H, W\] frames of at least 36 x 36 pixels, got shape \(10, 10, 4\)"
     ):
         networks.nature_cnn(env(DISCRETE, (10, 10, 4)))
-    with pytest.raises(pp.UserValueError, match="nature_cnn: actions must be discrete"):
+    with pytest.raises(pp.errors.UserValueError, match="nature_cnn: actions must be discrete"):
         networks.nature_cnn(env(envs.Box((2,)), (2, 36, 36)))

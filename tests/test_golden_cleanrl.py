@@ -114,7 +114,7 @@ def play(z: Arrays, args: dict[str, Any], schedule: Any) -> list[Iteration]:
         record_gradients(args["update_epochs"] * args["num_minibatches"]),
         optax.clip_by_global_norm(args["max_grad_norm"]),
         optax.scale_by_adam(eps=1e-5),
-        pp.scale_by_update_schedule(schedule),
+        pp.optim.scale_by_update_schedule(schedule),
     )
 
     def named(rows: np.ndarray) -> Arrays:

@@ -19,7 +19,7 @@ import pytest
 import ppo_parts as pp
 from benchmarks import differences
 from ppo_parts import envs
-from ppo_parts._sampler import Sampler
+from ppo_parts._core.sampling import Sampler
 from recipes import libraries
 from recipes.libraries.parts import Moments, clip_each_network
 

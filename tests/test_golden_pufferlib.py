@@ -128,7 +128,7 @@ def play(z: Arrays, meta: dict[str, Any]) -> tuple[Arrays, Arrays, Arrays, Array
         record_gradients(len(indices)),
         optax.clip_by_global_norm(config["max_grad_norm"]),
         optax.scale_by_adam(config["adam_beta1"], config["adam_beta2"], config["adam_eps"]),
-        pp.scale_by_update_schedule(learning_rate(meta)),
+        pp.optim.scale_by_update_schedule(learning_rate(meta)),
     )
     pipeline = puffer_chain(config, indices, weights, z["values"].T.shape)
     learner = pp.learner(lambda flat, batch: evaluate(unravel(flat), batch), pipeline, optimizer)
@@ -146,7 +146,7 @@ def play(z: Arrays, meta: dict[str, Any]) -> tuple[Arrays, Arrays, Arrays, Array
 
 
 def learning_rate(meta: dict[str, Any]) -> Any:
-    return pp.cosine_decay_schedule(meta["config"]["learning_rate"], meta["total_epochs"])
+    return optax.cosine_decay_schedule(meta["config"]["learning_rate"], meta["total_epochs"])
 
 
 @pytest.mark.parametrize("case", ["adam_epoch0", "adam_epoch6", "adam_tinyadv_h16"])

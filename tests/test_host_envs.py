@@ -136,21 +136,27 @@ def test_numbers_of_info_that_are_missing_are_named(name, says, reporting):
         for _ in range(2):
             state, _ = env.step(jax.random.key(0), state, jnp.zeros(1, int))
 
-    with pytest.raises(pp.UserError, match=says), envs.host_errors():
+    with pytest.raises(pp.errors.UserError, match=says), envs.host_errors():
         play_an_episode()
 
 
 @pytest.mark.parametrize("info", [3, None, ("return",), (1,)])
 def test_info_must_name_numbers(info):
-    with pytest.raises(pp.UserValueError, match=r"from_gymnasium: info must be names of numbers, other than return"):
+    with pytest.raises(
+        pp.errors.UserValueError, match=r"from_gymnasium: info must be names of numbers, other than return"
+    ):
         envs.make("gym:CartPole-v1", info=info)
 
 
 def test_a_setting_that_an_environment_does_not_have_is_named():
-    with pytest.raises(pp.UserValueError, match=r"gym:CartPole-v1 does not have all of the settings .*'gravity'"):
+    with pytest.raises(
+        pp.errors.UserValueError, match=r"gym:CartPole-v1 does not have all of the settings .*'gravity'"
+    ):
         envs.make("gym:CartPole-v1,gravity=1")
     for limit in ("1e2", "0", "word"):
-        with pytest.raises(pp.UserValueError, match=r"max_episode_steps must be a positive integer, or -1 .*, got"):
+        with pytest.raises(
+            pp.errors.UserValueError, match=r"max_episode_steps must be a positive integer, or -1 .*, got"
+        ):
             envs.make(f"gym:CartPole-v1,max_episode_steps={limit}")
 
 
@@ -233,7 +239,7 @@ def test_a_simulator_that_is_missing_is_named(monkeypatch):
         raise gymnasium.error.DependencyNotInstalled('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`')
 
     monkeypatch.setattr(gymnasium, "make", make)
-    with pytest.raises(pp.MissingPackage, match=r"^CartPole-v1: MuJoCo is not installed, run `pip install"):
+    with pytest.raises(pp.errors.MissingPackage, match=r"^CartPole-v1: MuJoCo is not installed, run `pip install"):
         envs.make("gym:CartPole-v1")
 
 
@@ -284,11 +290,11 @@ def test_a_state_on_the_host_is_stepped_once():
     jax.tree.map(np.testing.assert_array_equal, first, again)
     env.step(key, first[0], jnp.zeros(1, int))
     with (
-        pytest.raises(pp.UserValueError, match=r"from step 0, but .* is at step 2 and cannot go back"),
+        pytest.raises(pp.errors.UserValueError, match=r"from step 0, but .* is at step 2 and cannot go back"),
         envs.host_errors(),
     ):
         env.step(key, state, jnp.zeros(1, int))
-    with pytest.raises(pp.UserValueError, match=r"another process: .* env\.restart"), envs.host_errors():
+    with pytest.raises(pp.errors.UserValueError, match=r"another process: .* env\.restart"), envs.host_errors():
         env.step(key, state._replace(inner=state.inner._replace(instance=jnp.int32(9))), jnp.zeros(1, int))
 
 
@@ -336,9 +342,9 @@ def test_actions_arrive_on_the_host_clipped_and_shifted():
 
 
 def test_environments_that_would_be_played_wrongly_are_refused():
-    with pytest.raises(pp.UserTypeError, match=r"not a vector environment.*make_vec"):
+    with pytest.raises(pp.errors.UserTypeError, match=r"not a vector environment.*make_vec"):
         envs.from_gymnasium(lambda n: Scripted(3))
-    with pytest.raises(pp.UserValueError, match=r"autoreset mode is NEXT_STEP.*SAME_STEP"):
+    with pytest.raises(pp.errors.UserValueError, match=r"autoreset mode is NEXT_STEP.*SAME_STEP"):
         scripted(mode=AutoresetMode.NEXT_STEP)
 
     class Parts(Scripted):
@@ -350,9 +356,9 @@ def test_environments_that_would_be_played_wrongly_are_refused():
     class Table(Scripted):
         action_space = gymnasium.spaces.MultiDiscrete([[2, 3], [2, 2]])
 
-    with pytest.raises(pp.UserValueError, match=r"(?s)MultiDiscrete.* not supported: .*with one axis"):
+    with pytest.raises(pp.errors.UserValueError, match=r"(?s)MultiDiscrete.* not supported: .*with one axis"):
         host(lambda: Table(3))
-    with pytest.raises(pp.UserValueError, match=r"timeout must lie in \(0, inf\]"):
+    with pytest.raises(pp.errors.UserValueError, match=r"timeout must lie in \(0, inf\]"):
         scripted(timeout=0)
 
 
@@ -380,7 +386,10 @@ def test_after_an_error_new_episodes_begin():
     state, _ = env.step(key, state, action)
     with pytest.raises(RuntimeError, match="the simulator crashed"), envs.host_errors():
         env.step(key, state, action)
-    with pytest.raises(pp.UserValueError, match="an earlier step of this environment failed"), envs.host_errors():
+    with (
+        pytest.raises(pp.errors.UserValueError, match="an earlier step of this environment failed"),
+        envs.host_errors(),
+    ):
         env.step(key, state, action)
     state, obs = env.restart(key, state)
     assert obs.shape == (2, 2)
@@ -401,7 +410,7 @@ def test_an_environment_that_hangs_is_left_after_the_timeout():
     state, _ = env.step(key, state, action)
     began = monotonic()
     says = r"not returned from step within timeout=0\.3 seconds: it hangs"
-    with pytest.raises(pp.UserTimeoutError, match=says), envs.host_errors():
+    with pytest.raises(pp.errors.UserTimeoutError, match=says), envs.host_errors():
         env.step(key, state, action)
     assert monotonic() - began < 10
     released.set()
@@ -454,7 +463,7 @@ def test_a_wrong_field_of_a_host_environment_is_named(changes, says):
         state, _ = env.reset(jax.random.key(0), 2)
         env.step(jax.random.key(0), state, jnp.zeros(2, int))
 
-    with pytest.raises((pp.UserTypeError, pp.ShapeError), match=says), envs.host_errors():
+    with pytest.raises((pp.errors.UserTypeError, pp.errors.ShapeError), match=says), envs.host_errors():
         play()
 
 
@@ -583,7 +592,7 @@ def test_reals_do_not_become_integers_silently():
 
     env = host(lambda: Whole(3))
     state, _ = env.reset(jax.random.key(0), 1)
-    with pytest.raises(pp.UserTypeError, match=r"takes int64 .* actions are float32"), envs.host_errors():
+    with pytest.raises(pp.errors.UserTypeError, match=r"takes int64 .* actions are float32"), envs.host_errors():
         jax.block_until_ready(env.step(jax.random.key(0), state, jnp.zeros((1, 2))))
     state, _ = env.reset(jax.random.key(0), 1)
     env.step(jax.random.key(0), state, jnp.zeros((1, 2), jnp.int32))
@@ -648,7 +657,7 @@ def test_action_masks_that_would_be_misread_are_refused(report, message):
         lambda n: SyncVectorEnv([lambda: Masked([], report)] * n, autoreset_mode=AutoresetMode.SAME_STEP),
         action_mask="action_mask",
     )
-    with pytest.raises(pp.UserValueError, match=message), envs.host_errors():
+    with pytest.raises(pp.errors.UserValueError, match=message), envs.host_errors():
         jax.block_until_ready(env.reset(jax.random.key(0), 1))
 
 
@@ -656,7 +665,7 @@ def test_masks_need_discrete_actions():
     class Real(Scripted):
         action_space = gymnasium.spaces.Box(-1, 1, (2,))
 
-    with pytest.raises(pp.UserValueError, match="masks discrete actions"):
+    with pytest.raises(pp.errors.UserValueError, match="masks discrete actions"):
         envs.from_gymnasium(
             lambda n: SyncVectorEnv([lambda: Real(3)] * n, autoreset_mode=AutoresetMode.SAME_STEP),
             action_mask="action_mask",

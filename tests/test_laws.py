@@ -114,7 +114,9 @@ def test_check_hyperparameters_takes_a_context_and_names_an_error():
         (lambda coef, context: coef, "TypeError for a schedule"),
         (lambda coef, context: float(coef), "Err"),
     ):
-        with pytest.raises(pp.UserValueError, match=f"raises .*{raised}.* evaluate a schedule with context.step"):
+        with pytest.raises(
+            pp.errors.UserValueError, match=f"raises .*{raised}.* evaluate a schedule with context.step"
+        ):
             testing.check_hyperparameters(functools.partial(of_head, read=read), context=context, coef=0.5)
 
 
@@ -304,12 +306,12 @@ def _(axis_size, in_batched, x):
 )
 def test_each_law_is_broken_by_some_part(law, faulty, says):
     [checked] = [given for given in LAWS if given.__name__ == law]
-    with pytest.raises(pp.UserValueError, match=rf"check_part: faulty breaks {law}: .*{re.escape(says)}"):
+    with pytest.raises(pp.errors.UserValueError, match=rf"check_part: faulty breaks {law}: .*{re.escape(says)}"):
         testing.check_part(faulty, laws=[checked])
 
 
 def test_check_part_refuses_what_is_not_a_part():
-    with pytest.raises(pp.UserTypeError, match="is not a part"):
+    with pytest.raises(pp.errors.UserTypeError, match="is not a part"):
         testing.check_part(lambda batch: batch)
 
 
@@ -317,7 +319,7 @@ def test_check_hyperparameters_names_a_schedule_that_is_ignored():
     def make(scale):
         return pp.stateless(lambda batch: batch.replace(reward=batch.reward * (scale(0) if callable(scale) else scale)))
 
-    with pytest.raises(pp.UserValueError, match=r"differs for a schedule: .*reward"):
+    with pytest.raises(pp.errors.UserValueError, match=r"differs for a schedule: .*reward"):
         testing.check_hyperparameters(make, scale=0.5)
 
 
@@ -353,7 +355,7 @@ def test_check_part_takes_batches_of_the_users():
         seed, dtype, extras={"novelty": jnp.ones((6, 4), dtype)}
     )
     testing.check_part(own, batch=given, laws=LAWS[:3])
-    with pytest.raises(pp.UserValueError, match="novelty"):
+    with pytest.raises(pp.errors.UserValueError, match="novelty"):
         testing.check_part(own, laws=LAWS[:3])
     assert jax.tree.leaves(given())
 
@@ -368,26 +370,30 @@ def test_check_part_evaluates_the_policy_of_the_context():
 
     own = loss(lambda batch: jnp.square(batch.current.aux["cost"]))
     testing.check_part(own, context=context, laws=[*LAWS[:4], _laws.jit_equals_eager])
-    with pytest.raises(pp.UserValueError, match=r"raised TypeError: .*not subscriptable.* pass batch= or context="):
+    with pytest.raises(
+        pp.errors.UserValueError, match=r"raised TypeError: .*not subscriptable.* pass batch= or context="
+    ):
         testing.check_part(own, laws=LAWS[:4])
 
 
 def test_a_part_that_reads_the_current_policy_before_the_sampler_is_told_where_to_stand():
     measure = pp.stateless(lambda batch: batch.add_metrics(mean=jnp.mean(batch.current_log_ratio())), name="measure")
     with pytest.raises(
-        pp.UserValueError, match="exists only after the sampler: put the part there, and declare place="
+        pp.errors.UserValueError, match="exists only after the sampler: put the part there, and declare place="
     ):
         testing.check_part(measure)
 
 
 def test_check_part_names_the_part_that_raises():
     forgot = part(lambda b, s, c: b)
-    with pytest.raises(pp.UserTypeError, match=r"faulty: update must return \(batch, state\), got Batch"):
+    with pytest.raises(pp.errors.UserTypeError, match=r"faulty: update must return \(batch, state\), got Batch"):
         testing.check_part(forgot)
     branching = part(
         lambda b, s, c: (b.add_metrics(x=1.0 * b.reward[0, 0] if b.reward[0, 0] > 0 else b.reward[0, 0]), s)
     )
     numpy = part(lambda b, s, c: (b.add_metrics(x=jnp.asarray(np.asarray(b.reward).mean())), s))
     for faulty in (branching, numpy):
-        with pytest.raises(pp.UserValueError, match=r"faulty breaks \w+: it needs the value of an array .*NumPy"):
+        with pytest.raises(
+            pp.errors.UserValueError, match=r"faulty breaks \w+: it needs the value of an array .*NumPy"
+        ):
             testing.check_part(faulty)

@@ -12,7 +12,8 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import _microbatch, distributions
+from ppo_parts import distributions
+from ppo_parts._core import microbatch as _microbatch
 
 from . import reference
 from .common import (
@@ -636,7 +637,7 @@ def test_vmapped_updates_equal_a_loop_over_seeds():
 
 def test_schedules_count_updates():
     count = lambda step: 0.25 * step  # noqa: E731
-    optimizer = optax.chain(optax.scale(1.0), pp.scale_by_update_schedule(count))
+    optimizer = optax.chain(optax.scale(1.0), pp.optim.scale_by_update_schedule(count))
     look = probe("step", lambda batch, context: context.step), probe("step_after", lambda batch, context: context.step)
     pipeline = pp.chain(look[0], GAE, pp.given_indices(ROWS), look[1], pp.value_loss(coef=count))
     learner = pp.learner(evaluate, pipeline, optax.apply_if_finite(optimizer, 1))
@@ -654,7 +655,7 @@ def test_schedules_count_updates():
 def test_the_learning_rate_is_constant_within_an_update():
     rates, batch = (0.1, 0.05), rollout()
     pipeline = pp.chain(GAE, pp.given_indices(ROWS), *LOSSES)
-    ours = pp.learner(evaluate, pipeline, pp.scale_by_update_schedule(lambda step: jnp.array(rates)[step]))
+    ours = pp.learner(evaluate, pipeline, pp.optim.scale_by_update_schedule(lambda step: jnp.array(rates)[step]))
 
     @jax.jit
     def theirs(rate, params):

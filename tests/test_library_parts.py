@@ -67,5 +67,5 @@ def test_a_batch_without_truncations_has_none(name):
 
 def test_next_observations_of_a_policy_with_memory_are_refused():
     part, batch = parts.evaluate_next_obs(), example_batch()
-    with pytest.raises(pp.UserValueError, match="evaluate_next_obs: the policy has a memory"):
+    with pytest.raises(pp.errors.UserValueError, match="evaluate_next_obs: the policy has a memory"):
         part.update(batch.replace(carry=jnp.zeros((1, 2))), part.init(None, None), pp.Context(key=jax.random.key(0)))

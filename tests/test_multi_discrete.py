@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import distributions, envs, export, networks
+from ppo_parts import distributions, envs, networks
+from ppo_parts.commands import export
 from recipes import cleanrl_ppo
 
 NVEC = (2, 3)
@@ -45,7 +46,7 @@ def test_a_head_is_divided_among_the_choices():
     np.testing.assert_allclose(policy.log_prob(action), expected.log_prob(action), rtol=1e-6)
     np.testing.assert_array_equal(policy.mode()[:, 0], 0)
     np.testing.assert_allclose(policy.logits[:, 2:], expected.parts[1].logits, rtol=1e-6)
-    with pytest.raises(pp.ShapeError, match=r"sum\(nvec\) = 6 entries for nvec=\(2, 4\), got shape \(4, 5\)"):
+    with pytest.raises(pp.errors.ShapeError, match=r"sum\(nvec\) = 6 entries for nvec=\(2, 4\), got shape \(4, 5\)"):
         distributions.MultiCategorical(head, nvec=(2, 4))
 
 
@@ -58,7 +59,9 @@ def test_an_environment_with_several_choices_follows_the_laws(masked):
 
 def test_masks_fit_the_number_of_options():
     env = matching(masked=True)
-    with pytest.raises(pp.ShapeError, match=r"obs.available must be boolean of shape \(2, 7\), one for each option"):
+    with pytest.raises(
+        pp.errors.ShapeError, match=r"obs.available must be boolean of shape \(2, 7\), one for each option"
+    ):
         envs.check(env._replace(action_space=envs.MultiDiscrete((3, 4))))
 
 

@@ -66,7 +66,7 @@ def test_what_it_cannot_do_is_refused():
 )
 def test_layers_that_do_not_exist_are_refused_before_any_parameter_is_made(settings, says):
     env = envs.Env(None, None, envs.Box((3,)), envs.Discrete(2), None)
-    with pytest.raises(pp.UserError, match=f"actor_critic: {says}"):
+    with pytest.raises(pp.errors.UserError, match=f"actor_critic: {says}"):
         networks.actor_critic(env, **settings)
 
 

@@ -68,7 +68,7 @@ def test_gsde_is_an_option_of_every_preset():
 
 
 def test_each_phase_has_its_own_adapted_rate():
-    adaptive = pp.scale_by_kl_adaptive_rate(1e-3, 0.01)
+    adaptive = pp.optim.scale_by_kl_adaptive_rate(1e-3, 0.01)
     states = {"actor": adaptive.init({}), "critic": optax.adam(1e-3).init({})}
     rates = _train._adapted_rates(states, names=())
     assert rates.names == ("actor/learning_rate",)
@@ -99,27 +99,29 @@ def test_segments_of_brax_that_are_shorter_than_the_rollout():
 
 def test_options_that_a_library_does_not_have_are_refused():
     with pytest.raises(
-        pp.UserValueError, match=r"target_kl must be None, because tianshou has no such option, got 0\.1"
+        pp.errors.UserValueError, match=r"target_kl must be None, because tianshou has no such option, got 0\.1"
     ):
         library_ppo.make_train(tiny("tianshou", target_kl=0.1))
     with pytest.raises(
-        pp.UserValueError, match=r"reward_scale must be 1\.0, because skrl has no such option, got 2\.0"
+        pp.errors.UserValueError, match=r"reward_scale must be 1\.0, because skrl has no such option, got 2\.0"
     ):
         library_ppo.make_train(tiny("skrl", reward_scale=2.0))
-    with pytest.raises(pp.UserValueError, match="the actions of CartPole-v1 are discrete"):
+    with pytest.raises(pp.errors.UserValueError, match="the actions of CartPole-v1 are discrete"):
         library_ppo.make_train(tiny("rl_games", env_id="CartPole-v1"))
-    with pytest.raises(pp.UserValueError, match="segment_length must divide the 8 steps of a rollout, got 5"):
+    with pytest.raises(pp.errors.UserValueError, match="segment_length must divide the 8 steps of a rollout, got 5"):
         library_ppo.make_train(tiny("brax", segment_length=5))
-    with pytest.raises(pp.UserValueError, match="num_minibatches must divide the 4 environments, got 3"):
+    with pytest.raises(pp.errors.UserValueError, match="num_minibatches must divide the 4 environments, got 3"):
         library_ppo.make_train(tiny("rl_games", num_minibatches=3))
     swapped = dataclasses.replace(library_ppo.PRESETS["rsl_rl"], library="skrl")
-    with pytest.raises(pp.UserValueError, match="library must be rsl_rl, whose hyperparameters these are, got 'skrl'"):
+    with pytest.raises(
+        pp.errors.UserValueError, match="library must be rsl_rl, whose hyperparameters these are, got 'skrl'"
+    ):
         library_ppo.make_train(swapped)
     with pytest.raises(
-        pp.UserValueError, match="noise_steps must be None, because gSDE is for continuous actions, got 4"
+        pp.errors.UserValueError, match="noise_steps must be None, because gSDE is for continuous actions, got 4"
     ):
         library_ppo.make_train(tiny("skrl", env_id="CartPole-v1", noise_steps=4))
-    with pytest.raises(pp.UserTypeError, match="expected parts, got a tuple of them"):
+    with pytest.raises(pp.errors.UserTypeError, match="expected parts, got a tuple of them"):
         library_ppo.make_train(tiny("rsl_rl"), None, libraries.rsl_rl())
 
 
@@ -151,7 +153,7 @@ def test_a_run_keeps_what_the_chain_requires():
     """The fields that a rollout writes on demand are kept if a part of the chain requires them, and only then."""
     config = mujoco_ppo.Config(total_timesteps=64, **{**TINY, "env_id": "Pendulum-v1"})
     env = envs.prepare(envs.make("Pendulum-v1"))
-    fields = {"next_obs": pp.smoothness_loss(), "behavior": pp.kl_penalty(coef=1.0, estimator="analytic")}
+    fields = {"next_obs": pp.regularizers.smoothness_loss(), "behavior": pp.kl_penalty(coef=1.0, estimator="analytic")}
     for field, part in fields.items():
         train = mujoco_ppo.make_train(config, env, pp.chain(mujoco_ppo.chain(config), part))
         _, batch, _ = jax.eval_shape(train.collect, train.shapes[0])

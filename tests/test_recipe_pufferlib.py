@@ -98,7 +98,7 @@ def test_recipes_fit_on_two_screens(recipe):
 
 
 def test_an_option_of_another_optimizer_is_refused():
-    with pytest.raises(pp.UserValueError, match="adam_eps has no effect with the optimizer muon"):
+    with pytest.raises(pp.errors.UserValueError, match="adam_eps has no effect with the optimizer muon"):
         make_train(Config(adam_eps=0.5))
 
 

@@ -356,12 +356,12 @@ def test_the_first_ratio_of_an_update_is_one(env_id, normalized):
 def test_a_value_or_log_prob_of_another_shape_is_refused():
     key = jax.random.key(0)
     column = pp.rollout(clock(4), lambda p, b: (uniform(p, b)[0], b.obs[..., :1]), num_envs=2, num_steps=3)
-    with pytest.raises(pp.ShapeError, match=r"value\[\.\.\., 0\]"):
+    with pytest.raises(pp.errors.ShapeError, match=r"value\[\.\.\., 0\]"):
         column.collect(key, 1.0, column.init(key))
     per_dim = pp.rollout(
         echo(-1, 1), lambda p, b: (distrax.Normal(b.obs, jnp.ones_like(b.obs)), b.obs[..., 0]), num_envs=2, num_steps=3
     )
-    with pytest.raises(pp.ShapeError, match="sum over the action's dimensions"):
+    with pytest.raises(pp.errors.ShapeError, match="sum over the action's dimensions"):
         per_dim.collect(key, 1.0, per_dim.init(key))
 
 

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from ppo_parts._errors import UserError
-from ppo_parts._hyperparameters import number
+from ppo_parts._base.errors import UserError
+from ppo_parts._base.hyperparameters import check_number
 from ppo_parts.testing import example_batch, example_context
 from tests.common import evaluate, make_params, rollout
 
@@ -96,15 +96,15 @@ def test_a_schedule_is_not_refused_for_steps_it_may_never_reach():
         lambda step: jnp.array([0.2, 0.1])[step],
         0.2,
     ):
-        number("here", "clip_eps", schedule, 0, open_low=True)
-    number("here", "gamma", lambda step: 1.0 + 1e-7 * step, 0, 1)
-    number("here", "gamma", pp.linear_schedule(0.9, jnp.float32(1) + 1e-7, 10), 0, 1)  # rounding
-    number("here", "beta", jax.jit(lambda step: jnp.minimum(1.0, 0.2 + step / 10)), 0, 1)
+        check_number("here", "clip_eps", schedule, 0, open_low=True)
+    check_number("here", "gamma", lambda step: 1.0 + 1e-7 * step, 0, 1)
+    check_number("here", "gamma", pp.linear_schedule(0.9, jnp.float32(1) + 1e-7, 10), 0, 1)  # rounding
+    check_number("here", "beta", jax.jit(lambda step: jnp.minimum(1.0, 0.2 + step / 10)), 0, 1)
 
 
 def test_a_schedule_of_a_traced_number_is_left_to_run_time():
     def end(rate):
-        beta = number("here", "beta", pp.linear_schedule(0.2, rate, 10), 0, 1)
+        beta = check_number("here", "beta", pp.linear_schedule(0.2, rate, 10), 0, 1)
         return beta(jnp.int32(0)), beta(jnp.int32(10))
 
     first, last = jax.jit(jax.vmap(end))(jnp.array([0.5, 1.5]))
@@ -115,15 +115,15 @@ def test_a_schedule_of_a_traced_number_is_left_to_run_time():
 
 def test_a_value_in_range_is_what_it_was():
     value = jnp.float32(0.3)
-    kept = number("here", "gamma", lambda step: value, 0, 1)(0)
+    kept = check_number("here", "gamma", lambda step: value, 0, 1)(0)
     assert (kept, kept.dtype) == (value, value.dtype)
-    assert jax.jit(lambda x: number("here", "gamma", x, 0, 1))(jnp.float16(0.3)).dtype == jnp.float16
-    assert number("here", "gamma", 0.3, 0, 1) == 0.3
+    assert jax.jit(lambda x: check_number("here", "gamma", x, 0, 1))(jnp.float16(0.3)).dtype == jnp.float16
+    assert check_number("here", "gamma", 0.3, 0, 1) == 0.3
 
 
 def test_a_negative_learning_rate_is_refused():
     with pytest.raises(ValueError, match=r"scale_by_update_schedule: learning_rate must lie in \[0, inf\], got -0\.1"):
-        pp.scale_by_update_schedule(-0.1)
+        pp.optim.scale_by_update_schedule(-0.1)
 
 
 def test_the_end_of_a_schedule_is_accepted_without_jit():
@@ -140,5 +140,5 @@ def test_the_end_of_a_schedule_is_accepted_without_jit():
 
 
 def test_a_schedule_may_anneal_an_open_range_to_its_end():
-    schedule = number("clipped_surrogate", "clip_eps", pp.linear_schedule(0.2, 0.0, 2), 0, open_low=True)
+    schedule = check_number("clipped_surrogate", "clip_eps", pp.linear_schedule(0.2, 0.0, 2), 0, open_low=True)
     assert [round(float(schedule(step)), 6) for step in range(4)] == [0.2, 0.1, 0, 0]

@@ -12,8 +12,8 @@ import pytest
 import ppo_parts as pp
 from benchmarks._collectives import collectives, counted
 from ppo_parts import envs
-from ppo_parts._moments import NormalizedState, ShardMoments, merged_moments
-from ppo_parts._pieces import evaluate_shards
+from ppo_parts._core.moments import NormalizedState, ShardMoments, merged_moments
+from ppo_parts._core.pieces import evaluate_shards
 
 from .common import OBS, Softmax, assert_close, evaluate, make_params, rollout
 from .test_sharding import DEVICES, P, alone

@@ -284,30 +284,30 @@ def test_kl_adaptive_rate_equals_a_loop_by_hand():
     [(1.2e-5, 1, 1e-5), (9e-3, 0.001, 1e-2), (1e-3, 0, 1e-3), (1e-3, 0.01, 1e-3), (1e-3, 0.021, 1e-3 / 1.5)],
 )
 def test_kl_adaptive_rate_keeps_its_bounds(rate, kl, expected):
-    link = pp.scale_by_kl_adaptive_rate(rate, target_kl=0.01)
+    link = pp.optim.scale_by_kl_adaptive_rate(rate, target_kl=0.01)
     params = jnp.ones(())
     updates, _ = link.update(params, link.init(params), metrics={"approx_kl": jnp.asarray(kl, float)})
     np.testing.assert_allclose(updates, -expected)
 
 
 def test_kl_adaptive_rate_names_the_missing_metric():
-    link, params = pp.scale_by_kl_adaptive_rate(1e-3, target_kl=0.01), jnp.ones(())
+    link, params = pp.optim.scale_by_kl_adaptive_rate(1e-3, target_kl=0.01), jnp.ones(())
     for extra in ({}, {"metrics": {"loss": params}}):
         with pytest.raises(ValueError, match=r"the metric 'approx_kl' does not exist.*policy_diagnostics"):
             link.update(params, link.init(params), **extra)
     with pytest.raises(ValueError, match="target_kl must lie in"):
-        pp.scale_by_kl_adaptive_rate(1e-3, target_kl=0.0)
+        pp.optim.scale_by_kl_adaptive_rate(1e-3, target_kl=0.0)
 
 
 def test_kl_adaptive_rate_takes_traced_hyperparameters():
-    link = optax.inject_hyperparams(pp.scale_by_kl_adaptive_rate)(learning_rate=1e-3, target_kl=0.01)
+    link = optax.inject_hyperparams(pp.optim.scale_by_kl_adaptive_rate)(learning_rate=1e-3, target_kl=0.01)
     params = jnp.ones(())
     jax.eval_shape(lambda state: link.update(params, state, metrics={"approx_kl": params}), link.init(params))
 
 
 def test_kl_adaptive_rate_is_nan_if_a_traced_hyperparameter_is_out_of_range():
     def first_rate(learning_rate, target_kl, low):
-        return pp.scale_by_kl_adaptive_rate(learning_rate, target_kl=target_kl, low=low).init(None).learning_rate
+        return pp.optim.scale_by_kl_adaptive_rate(learning_rate, target_kl=target_kl, low=low).init(None).learning_rate
 
     traced = jax.jit(first_rate)
     assert np.isnan([traced(-1.0, 0.01, 1e-5), traced(1e-3, -0.01, 1e-5), traced(1e-3, 0.01, -1e-5)]).all()

@@ -41,7 +41,7 @@ def signed(seed, **fields):
 
 def test_zero_sum_follows_its_equation():
     batch = signed(0, mask=None)
-    out = run(pp.zero_sum(GAE), batch)
+    out = run(pp.agents.zero_sum(GAE), batch)
     reward, value, next_value, terminated, truncated = (
         np.asarray(getattr(batch, name), float) for name in ("reward", "value", "next_value", "terminated", "truncated")
     )
@@ -66,7 +66,7 @@ def test_zero_sum_reduces_to_its_estimator(after):
     ones = jnp.ones_like(batch.reward)
     for sign in (1, -1):
         seats = batch.replace(reward=sign * batch.reward, extras=dict.fromkeys(envs.SEATS, sign * ones))
-        out, plain = run(pp.zero_sum(GAE), seats), run(GAE, batch)
+        out, plain = run(pp.agents.zero_sum(GAE), seats), run(GAE, batch)
         for name in ("advantage", "target"):
             np.testing.assert_array_equal(getattr(out, name), getattr(plain, name))
         np.testing.assert_array_equal(out.value, batch.value)
@@ -77,8 +77,8 @@ def test_zero_sum_reduces_to_its_estimator(after):
 def test_zero_sum_of_a_chain_is_not_its_plain_parts():
     """`chain` flattens chains, and must not take the parts out of what wraps them."""
     batch = signed(0)
-    part = pp.zero_sum(pp.chain(GAE))
-    same = run(pp.chain(part), batch), run(pp.zero_sum(GAE), batch)
+    part = pp.agents.zero_sum(pp.chain(GAE))
+    same = run(pp.chain(part), batch), run(pp.agents.zero_sum(GAE), batch)
     np.testing.assert_array_equal(*(out.advantage for out in same))
     assert part.needs_time
     assert "zero_sum" in str(pp.chain(part))
@@ -96,7 +96,7 @@ def test_zero_sum_is_a_game_with_no_advantage_where_the_values_are_exact():
         obs=seat, action=seat, log_prob=0 * seat, reward=reward, value=value, next_value=next_value,
         terminated=end, truncated=0 * end, extras={"seat": seat, "next_seat": next_seat},
     )  # fmt: skip
-    out = run(pp.zero_sum(pp.gae(gamma=1.0, gae_lambda=0.7)), batch)
+    out = run(pp.agents.zero_sum(pp.gae(gamma=1.0, gae_lambda=0.7)), batch)
     np.testing.assert_allclose(out.advantage, 0, atol=1e-6)
     np.testing.assert_allclose(out.target, value, atol=1e-6)
 
@@ -104,11 +104,19 @@ def test_zero_sum_is_a_game_with_no_advantage_where_the_values_are_exact():
 @pytest.mark.parametrize(
     ("make", "error", "says"),
     [
-        (lambda: pp.zero_sum(pp.shuffled_minibatches(2)), TypeError, "expected a part that writes the advantage"),
-        (lambda: pp.zero_sum(0.9), TypeError, "such as gae, got 0.9"),
-        (lambda: pp.zero_sum(pp.chain(GAE, pp.full_batch())), TypeError, "got the sampler full_batch"),
-        (lambda: pp.zero_sum(pp.value_loss()), ValueError, "must write the advantage, but value_loss writes losses"),
-        (lambda: run(pp.chain(pp.zero_sum(GAE)), example_batch()), ValueError, "extras.seat"),
+        (
+            lambda: pp.agents.zero_sum(pp.shuffled_minibatches(2)),
+            TypeError,
+            "expected a part that writes the advantage",
+        ),
+        (lambda: pp.agents.zero_sum(0.9), TypeError, "such as gae, got 0.9"),
+        (lambda: pp.agents.zero_sum(pp.chain(GAE, pp.full_batch())), TypeError, "got the sampler full_batch"),
+        (
+            lambda: pp.agents.zero_sum(pp.value_loss()),
+            ValueError,
+            "must write the advantage, but value_loss writes losses",
+        ),
+        (lambda: run(pp.chain(pp.agents.zero_sum(GAE)), example_batch()), ValueError, "extras.seat"),
     ],
 )
 def test_zero_sum_refuses(make, error, says):
@@ -154,15 +162,17 @@ def test_self_play_learns_to_win(nim):
 
 
 def test_a_chain_that_does_not_tell_the_sides_apart_is_refused(nim):
-    with pytest.raises(pp.UserValueError, match=r"the policy plays both sides .* pp\.zero_sum\(pp\.gae"):
+    with pytest.raises(pp.errors.UserValueError, match=r"the policy plays both sides .* pp\.zero_sum\(pp\.gae"):
         cleanrl_ppo.make_train(SELF_PLAY, nim, pipeline=pp.chain(GAE, pp.full_batch(), pp.value_loss()))
 
 
 def test_opponents_that_do_not_fit_are_refused(nim, monkeypatch):
-    with pytest.raises(pp.UserValueError, match=r"opponent must be \"self\", None or a function .* got 'random'"):
+    with pytest.raises(
+        pp.errors.UserValueError, match=r"opponent must be \"self\", None or a function .* got 'random'"
+    ):
         envs.make("pgx:nim,opponent=random")
     monkeypatch.setattr(env_fakes.Nim, "num_players", 1)
-    with pytest.raises(pp.UserValueError, match="nim has one player, so there is no opponent"):
+    with pytest.raises(pp.errors.UserValueError, match="nim has one player, so there is no opponent"):
         envs.make("pgx:nim", opponent="self")
 
 

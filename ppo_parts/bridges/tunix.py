@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from .. import functional
-from .._errors import UserValueError
-from .._extras import require_package
-from .._losses import works_along_time
-from .._types import Array, Batch, Part, stateless
+from .._base.errors import UserValueError
+from .._base.extras import require_package
+from .._core.types import Array, Batch, Part, stateless
+from .._parts.losses import works_along_time
 from ..functional import masked_mean
 
 LOSSES: dict[str, tuple[Callable[..., Array], dict[str, Any]]] = {

@@ -10,8 +10,8 @@ import os
 import sys
 from typing import Any
 
-from .._commands import seed
-from .._errors import UserError, UserTypeError, UserValueError
+from .._base.arguments import seed
+from .._base.errors import UserError, UserTypeError, UserValueError
 from ..functional import ShapeError
 from ._env import Env
 from ._host import host_errors

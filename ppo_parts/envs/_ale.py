@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._extras import require_package
+from .._base.extras import require_package
 from ._env import Env, unknown_env
 from ._host import from_host
 from ._vector import GymnasiumVector

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._errors import UserValueError
-from .._hyperparameters import count
+from .._base.errors import UserValueError
+from .._base.hyperparameters import check_count
 from ._env import Array, Box, Env, Observation, unknown_env
 from ._episodes import Step, auto_reset
 from ._rendering import mujoco_renderer
@@ -46,7 +46,7 @@ def from_brax(
         action_repeat: how many steps of `env` each action lasts; their rewards are summed, up to the end of the
             episode. `time_limit` counts actions.
     """
-    count("from_brax", "action_repeat", action_repeat)
+    check_count("from_brax", "action_repeat", action_repeat)
 
     def entry(obs: Any, argument: str, key: str) -> Array:
         if not isinstance(obs, Mapping) or key not in obs:

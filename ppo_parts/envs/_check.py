@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from .._errors import UserTypeError, UserValueError
-from .._hyperparameters import count
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import check_count
 from ..functional import ShapeError
 from ._env import SEATS, Array, Env, Observation, Transition, action_struct, count_options, describe, is_discrete
 
@@ -31,12 +31,12 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
         >>> envs.check("CartPole-v1")
         Traceback (most recent call last):
         ...
-        ppo_parts.UserTypeError: check: 'CartPole-v1' is not an environment: make one with envs.make(...) or
+        ppo_parts.errors.UserTypeError: check: 'CartPole-v1' is not an environment: make one with envs.make(...) or
         envs.Env(...)
     """
     if not isinstance(env, Env):
         raise UserTypeError(f"check: {env!r} is not an environment: make one with envs.make(...) or envs.Env(...)")
-    each = (count("check", "num_envs", num_envs),) + (() if env.num_agents is None else (env.num_agents,))
+    each = (check_count("check", "num_envs", num_envs),) + (() if env.num_agents is None else (env.num_agents,))
     key = jax.random.key(0)
     state, obs = _pair("reset", jax.eval_shape(lambda key: env.reset(key, num_envs), key))
     if action is None:

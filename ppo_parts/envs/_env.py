@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import UserTypeError, UserValueError
-from .._spaces import count_options as count_options
+from .._base.errors import UserTypeError, UserValueError
+from .._base.spaces import count_options as count_options
 from ..functional import ShapeError
 from ..functional._common import known_values
 
@@ -205,7 +205,7 @@ class Env(NamedTuple):
             None: the environment cannot be rendered.
         privileged_space: space of `Observation.privileged`; None: the critic sees what the policy sees.
         zero_sum: whether the policy plays both sides of a game. Rewards and returns are those of the first player, and
-            `info` has the `SEATS`, with which `ppo_parts.zero_sum` tells the sides apart.
+            `info` has the `SEATS`, with which `ppo_parts.agents.zero_sum` tells the sides apart.
     """
 
     reset: Callable[[Array, int], tuple[Any, Any]]

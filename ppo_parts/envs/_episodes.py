@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._branches import cond_any
-from .._errors import UserTypeError
-from .._hyperparameters import check_takes, count
-from .._trees import without_weak_types
+from .._base.branches import cond_any
+from .._base.errors import UserTypeError
+from .._base.hyperparameters import check_count, check_takes
+from .._base.trees import without_weak_types
 from ..functional._common import ShapeError, unsqueezed
 from ._env import Array, Env, Transition, describe
 
@@ -136,9 +136,9 @@ def auto_reset(
     """
     check_takes("auto_reset", "reset", reset, ("key",))
     check_takes("auto_reset", "step", step, ("key", "state", "action"))
-    count("auto_reset", "reset_ratio", reset_ratio)
+    check_count("auto_reset", "reset_ratio", reset_ratio)
     if time_limit is not None:
-        count("auto_reset", "time_limit", time_limit)
+        check_count("auto_reset", "time_limit", time_limit)
 
     def reset_all(key: Array, num_envs: int) -> tuple[EpisodeState, Any]:
         inner, obs = jax.vmap(reset)(jax.random.split(key, num_envs))

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .._errors import MissingPackage, UserValueError
-from .._extras import require_package
+from .._base.errors import MissingPackage, UserValueError
+from .._base.extras import require_package
 from ._env import Env, unknown_env
 from ._host import from_gymnasium
 from ._rendering import render_settings

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import UserTypeError, UserValueError
-from .._extras import require_package
+from .._base.errors import UserTypeError, UserValueError
+from .._base.extras import require_package
 from ._env import Array, Env, Transition, unknown_env
 from ._episodes import EpisodeState
 from ._rendering import gymnax_renderer

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import UserValueError
-from .._hyperparameters import number
+from .._base.errors import UserValueError
+from .._base.hyperparameters import check_number
 from ._callback import numpy_callback
 from ._env import TAKEN, Array, Env, Observation, Transition
 from ._episodes import EpisodeState
@@ -85,7 +85,7 @@ def from_gymnasium(
         (2, 4)
     """
     if timeout is not None:
-        number("from_gymnasium", "timeout", timeout, 0, open_low=True, schedule=False)
+        check_number("from_gymnasium", "timeout", timeout, 0, open_low=True, schedule=False)
     names = (info,) if isinstance(info, str) else info
     if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) and name not in TAKEN for name in names):
         raise UserValueError(

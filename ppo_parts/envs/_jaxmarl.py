@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._errors import UserValueError
-from .._extras import require_package
-from .._trees import without_weak_types
+from .._base.errors import UserValueError
+from .._base.extras import require_package
+from .._base.trees import without_weak_types
 from ._env import Array, Box, Discrete, Env, Observation, Transition, action_struct, is_discrete, size, unknown_env
 from ._episodes import EpisodeState, choose
 from ._registry import split_settings

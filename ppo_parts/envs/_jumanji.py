@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._errors import UserValueError
+from .._base.errors import UserValueError
 from ._env import Array, Box, Discrete, Env, Observation, unknown_env
 from ._episodes import Step, auto_reset
 

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._errors import UserValueError
-from .._policy import apply_policy, initial_carry_of
+from .._base.errors import UserValueError
+from .._core.policy import apply_policy, initial_carry_of
 from ._env import Array, Observation
 
 Opponent = Callable[[Array, Observation], Array]

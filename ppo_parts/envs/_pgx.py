@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from .._errors import UserValueError
+from .._base.errors import UserValueError
 from ._env import Array, Box, Discrete, Env, Observation, unknown_env
 from ._episodes import Step, auto_reset
 from ._opponents import Opponent, random_opponent, until_turn

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import UserValueError
-from .._hyperparameters import count
+from .._base.errors import UserValueError
+from .._base.hyperparameters import check_count
 from ..distributions import Categorical, MultiCategorical
 from ._check import check, evaluation_of
 from ._env import Array, Env, Observation, Transition, count_options
@@ -52,8 +52,8 @@ def check_laws(
         >>> envs.check_laws(envs.make("CartPole-v1", max_steps_in_episode=15), num_steps=30).notes
         ()
     """
-    count("check_laws", "num_steps", num_steps)
-    count("check_laws", "num_envs", num_envs)
+    check_count("check_laws", "num_steps", num_steps)
+    check_count("check_laws", "num_envs", num_envs)
     act = act or random_action(env)
     check(env, num_envs, jax.eval_shape(lambda key: act(key, env.reset(key, num_envs)[1]), jax.random.key(0)))
     played = play(env, act, num_envs, num_steps, seed)

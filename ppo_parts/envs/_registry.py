@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .._errors import UserTypeError, UserValueError
-from .._extras import require_package
+from .._base.errors import UserTypeError, UserValueError
+from .._base.extras import require_package
 from ._env import Env
 
 

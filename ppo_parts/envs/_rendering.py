@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._errors import UserValueError
-from .._extras import require_package
+from .._base.errors import UserValueError
+from .._base.extras import require_package
 
 _mode: contextvars.ContextVar[str | None] = contextvars.ContextVar("render_mode", default=None)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._errors import UserTimeoutError, UserTypeError, UserValueError
+from .._base.errors import UserTimeoutError, UserTypeError, UserValueError
 from ..functional import ShapeError
 from ._env import Discrete, MultiDiscrete, count_options, size
 from ._rendering import opengl_errors

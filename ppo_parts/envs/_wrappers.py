@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import UserTypeError, UserValueError
-from .._hyperparameters import number
-from .._moments import Moments as Moments
-from .._moments import NormalizedState
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import check_number
+from .._core.moments import Moments as Moments
+from .._core.moments import NormalizedState
 from ..functional._common import unsqueezed
 from ._env import Array, Box, Env, Observation, Transition, is_discrete, size
 
@@ -244,7 +244,7 @@ def normalize_reward(
     rows = _rows("normalize_reward", env, per_agent)
     if callable(gamma):
         raise UserTypeError("normalize_reward: gamma must be a number: an environment does not count learner updates")
-    gamma = number("normalize_reward", "gamma", gamma, 0, 1, schedule=False)
+    gamma = check_number("normalize_reward", "gamma", gamma, 0, 1, schedule=False)
     clip, eps = _constants("normalize_reward", clip, eps)
 
     def reset(key: Array, num_envs: int) -> tuple[NormalizedState, Any]:
@@ -423,5 +423,5 @@ def _present_next(out: Transition) -> Array | None:
 
 
 def _constants(where: str, clip: Any, eps: Any) -> tuple[Any, Any]:
-    clip = number(where, "clip", clip, 0, open_low=True, schedule=False)
-    return clip, number(where, "eps", eps, 0, schedule=False)
+    clip = check_number(where, "clip", clip, 0, open_low=True, schedule=False)
+    return clip, check_number(where, "eps", eps, 0, schedule=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._errors import UserValueError
+from .._base.errors import UserValueError
 from ._env import Array, Box, Discrete, Env, unknown_env
 from ._episodes import Step, auto_reset
 from ._gymnax import changed

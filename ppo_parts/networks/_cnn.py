@@ -8,8 +8,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from .._errors import UserValueError
-from .._types import Batch, Output, Policy
+from .._base.errors import UserValueError
+from .._core.types import Batch, Output, Policy
 from ..envs import Env, is_discrete
 from ._dense import orthogonal
 from ._flax import dense

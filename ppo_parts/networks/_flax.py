@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._checks import check_env
-from .._errors import UserTypeError, UserValueError
-from .._hyperparameters import choice, count, number
-from .._types import Batch, Output, Policy
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import check_choice, check_count, check_number
+from .._core.checks import check_env
+from .._core.types import Batch, Output, Policy
 from ..envs import Env, Observation, is_discrete, size
 from . import _dense
 from ._heads import Array, action_distribution, action_size, check_continuous
@@ -55,7 +55,7 @@ def mlp(x: Array, hidden: tuple[int, ...], activation: str = "tanh") -> Array:
         ...     def __call__(self, obs):
         ...         return networks.dense(1, gain=1.0)(networks.mlp(obs, (64, 64)))[..., 0]
     """
-    choice("mlp", "activation", activation, tuple(ACTIVATIONS))
+    check_choice("mlp", "activation", activation, tuple(ACTIVATIONS))
     for features in hidden:
         x = ACTIVATIONS[activation](dense(features)(x))
     return x
@@ -76,7 +76,7 @@ def recurrent(x: Array, carry: Any, reset: Array, cell: str = "lstm") -> tuple[A
 
     Reference: for "mingru", Feng et al. 2024, Were RNNs All We Needed?, arXiv:2410.01201, section 3.1 and appendix B.
     """
-    choice("recurrent", "cell", cell, get_args(Cell))
+    check_choice("recurrent", "cell", cell, get_args(Cell))
     if cell == "mingru":
         return MinGRU()(x, carry, reset)
     module = CELLS[cell](x.shape[-1], recurrent_kernel_init=_dense.orthogonal())
@@ -219,7 +219,7 @@ def actor_critic(
             "actor_critic: the critic of this environment sees more than the policy, so they cannot share layers: give "
             "shared=False, or make the environment without the critic's observations"
         )
-    number("actor_critic", "log_std", log_std, -np.inf, schedule=False)
+    check_number("actor_critic", "log_std", log_std, -np.inf, schedule=False)
     check_continuous("actor_critic", env.action_space, squash=squash, gsde=gsde)
     if squash and not (np.isfinite(env.action_space.low).all() and np.isfinite(env.action_space.high).all()):
         raise UserValueError(
@@ -350,9 +350,9 @@ def _check_layers(where: str, hidden: Any, activation: str, memory: str | None) 
     if not isinstance(hidden, (tuple, list)):
         raise UserTypeError(f"{where}: hidden must be a tuple with the units of each layer, got {hidden!r}")
     for units in hidden:
-        count(where, "hidden", units)
-    choice(where, "activation", activation, tuple(ACTIVATIONS))
-    choice(where, "memory", memory, (*get_args(Cell), None))
+        check_count(where, "hidden", units)
+    check_choice(where, "activation", activation, tuple(ACTIVATIONS))
+    check_choice(where, "memory", memory, (*get_args(Cell), None))
 
 
 def _log_std(module: nn.Module, space: Any, initial: float = 0.0, features: Array | None = None) -> Any:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import distributions
-from .._errors import UserTypeError, UserValueError
+from .._base.errors import UserTypeError, UserValueError
 from ..envs import count_options, is_discrete, size
 
 Array = jax.Array

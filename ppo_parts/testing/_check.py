@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._chain import chain
-from .._errors import UserError, UserTypeError, UserValueError
-from .._types import Batch, Context, Divider, Part
+from .._base.errors import UserError, UserTypeError, UserValueError
+from .._core.chain import chain
+from .._core.types import Batch, Context, Divider, Part
 from ..functional import ShapeError
 from ._example import STEP, example_batch, example_context
 from ._laws import LAWS, Law, Subject, difference
@@ -57,7 +57,7 @@ def check_part(
         >>> check_part(pp.stateless(scale, name="scale"))
         Traceback (most recent call last):
         ...
-        ppo_parts.UserValueError: check_part: scale breaks writes_what_it_provides: it writes reward but does not
+        ppo_parts.errors.UserValueError: check_part: scale breaks writes_what_it_provides: it writes reward but does not
         declare it: add it to `provides`
     """
     if not isinstance(part, Part):
@@ -176,7 +176,7 @@ def sides(part: Part) -> tuple[bool, ...]:
     """Return on which sides of the sampler a part may be placed: True is after it."""
     if isinstance(part, Divider):
         return (False,)
-    return {"before_sampler": (False,), "after_sampler": (True,)}.get(part.place, (False, True))
+    return {"first": (False,), "before_sampler": (False,), "after_sampler": (True,)}.get(part.place, (False, True))
 
 
 def _without_current(seed: int, dtype: Any, after: bool) -> Batch:

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._policy import evaluate_policy
-from .._types import ABSENT, Array, Batch, Context, Current, Output
+from .._core.policy import evaluate_policy
+from .._core.types import ABSENT, Array, Batch, Context, Current, Output
 from ..distributions import Normal
 
 TIME, SEGMENTS, OBS, ACTIONS = 6, 4, 3, 2

@@ -14,10 +14,10 @@ import numpy as np
 from jax import experimental
 
 from .. import functional
-from .._chain import chain, reads_field
-from .._samplers import given_indices
-from .._trees import without_weak_types
-from .._types import Array, Batch, Context, Current, Divider, Part, with_field_at
+from .._base.trees import without_weak_types
+from .._core.chain import chain, reads_field
+from .._core.types import Array, Batch, Context, Current, Divider, Part, with_field_at
+from .._parts.samplers import given_indices
 from ._example import FLOATS, poisoned, with_current
 
 FIELDS = tuple(Batch.__dataclass_fields__)
@@ -339,7 +339,7 @@ def finite_inputs_give_finite_numbers(subject: Subject) -> str | None:
 def steps_equal_a_rollout(subject: Subject) -> str | None:
     """A part that does not declare `needs_time` computes the same for a minibatch of steps, which has no time axis."""
     part, context = subject.part, subject.context()
-    if part.needs_time or part.place == "before_sampler" or isinstance(part, Divider):
+    if part.needs_time or part.place in ("first", "before_sampler") or isinstance(part, Divider):
         return None
     whole = subject.batch()
     state = part.init(context.params, jax.random.key(0))

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import UserValueError
-from .._extras import require_package
+from .._base.errors import UserValueError
+from .._base.extras import require_package
 from ._errors import RunFolderError, RunNotFoundError
 from ._files import sync
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from .._errors import UserError, UserValueError
-from .._extras import require_package
+from .._base.errors import UserError, UserValueError
+from .._base.extras import require_package
 from ..envs import is_discrete
 from ..envs._registry import without_settings
 from ..functional import ShapeError
@@ -141,7 +141,7 @@ def with_flag(error: Exception, fields: Collection[str]) -> str:
     """Return the text of an error; if the error is about a field that is a flag, the text names the flag.
 
     Example:
-        >>> from ppo_parts import UserValueError
+        >>> from ppo_parts.errors import UserValueError
         >>> with_flag(UserValueError("must be at least 1, got 0", where="Config", argument="num_envs"), ["num_envs"])
         '--num-envs must be at least 1, got 0'
     """

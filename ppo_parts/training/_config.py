@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 import numpy as np
 
-from .._errors import UserTypeError, UserValueError
-from .._hyperparameters import choice, count, number
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import check_choice, check_count, check_number
 from ..functional._common import bounds
 from ._train import updates_in
 
@@ -137,7 +137,7 @@ def check_config(config: Any, where: str = "") -> None:
         >>> training.check_config(Config(max_grad_norm=-0.5))
         Traceback (most recent call last):
         ...
-        ppo_parts.UserValueError: Config: max_grad_norm must lie in (0, inf], got -0.5
+        ppo_parts.errors.UserValueError: Config: max_grad_norm must lie in (0, inf], got -0.5
     """
     where, declared = where or type(config).__name__, ranges(type(config))
     for name, hint in get_type_hints(type(config)).items():
@@ -152,7 +152,7 @@ def check_field(where: str, name: str, value: Any, hint: Any, declared: Range | 
         return
     numeric = [kind for kind in kinds if kind in (int, float)]
     if words and (isinstance(value, str) or not numeric):
-        choice(where, name, value, words)
+        check_choice(where, name, value, words)
     elif numeric:
         _check_number(where, name, value, numeric[0], declared)
     elif get_origin(hint) is tuple:
@@ -174,9 +174,9 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
 def _check_number(where: str, name: str, value: Any, kind: type, declared: Range | None) -> None:
     if kind is float:
         limits = Range(-np.inf) if declared is None else declared
-        number(where, name, value, limits.low, limits.high, open_low=limits.open_low, schedule=False)
+        check_number(where, name, value, limits.low, limits.high, open_low=limits.open_low, schedule=False)
         return
     low = None if declared is None else int(declared.low)
-    whole = count(where, name, value, low)
+    whole = check_count(where, name, value, low)
     if declared is not None and whole > declared.high:
         raise UserValueError(f"must lie in [{low}, {int(declared.high)}], got {value!r}", where=where, argument=name)

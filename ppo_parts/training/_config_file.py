@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from .._errors import UserValueError
+from .._base.errors import UserValueError
 from ._errors import RunNotFoundError
 from ._files import plain
 from ._messages import logger

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from .._errors import UserValueError
+from .._base.errors import UserValueError
 
 
 def check_device() -> None:

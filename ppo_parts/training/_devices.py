@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .._errors import UserValueError
+from .._base.errors import UserValueError
 from ._options import RunOptions
 from ._train import Train
 

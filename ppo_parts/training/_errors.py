@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._errors import UserError
+from .._base.errors import UserError
 
 
 class RunFolderError(UserError, OSError):

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._hyperparameters import count
-from .._policy import apply_policy, initial_carry_of
-from .._types import Array, Evaluate, Params
+from .._base.hyperparameters import check_count
+from .._core.policy import apply_policy, initial_carry_of
+from .._core.types import Array, Evaluate, Params
 from ..functional._common import unsqueezed
 
 EVALUATION = "evaluation/"
@@ -59,8 +59,8 @@ def evaluate_episodes(
     Returns:
         `EpisodeResults`.
     """
-    count("evaluate_episodes", "episodes", episodes)
-    count("evaluate_episodes", "max_steps", max_steps)
+    check_count("evaluate_episodes", "episodes", episodes)
+    check_count("evaluate_episodes", "max_steps", max_steps)
     key, reset_key = jax.random.split(key)
     env_state, obs = env.reset(reset_key, episodes)
     agents = getattr(env, "num_agents", None)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from .._errors import UserTypeError, UserValueError
+from .._base.errors import UserTypeError, UserValueError
 from ._checkpoint import Checkpoints
 from ._config_file import digest, stored_config, stored_run
 from ._errors import RunFolderError, RunNotFoundError

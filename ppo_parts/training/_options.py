@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 import jax
 
-from .._errors import UserValueError
-from .._extras import require_package
+from .._base.errors import UserValueError
+from .._base.extras import require_package
 from ._config import at_least, check_config, more_than
 from ._evaluate import EVALUATION, metric_names
 from ._messages import did_you_mean

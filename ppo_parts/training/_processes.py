@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from .._errors import UserError, UserValueError
+from .._base.errors import UserError, UserValueError
 from ._checkpoint import as_key, is_key
 
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._metrics import Metrics
+from .._core.metrics import Metrics
 from ..envs import host_errors
 from ._devices import Placement, placement
 from ._evaluate import metrics_of

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .._extras import require_package
+from .._base.extras import require_package
 from ._evaluate import EVALUATION
 from ._metrics_file import Row, column
 from ._options import RunOptions, log_interval

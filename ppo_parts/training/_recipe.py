@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .._errors import UserValueError
+from .._base.errors import UserValueError
 
 
 def recipe_of(defined: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .._extras import require_package
+from .._base.extras import require_package
 from ._config_file import versions
 from ._device import device_name
 from ._evaluate import EVALUATION

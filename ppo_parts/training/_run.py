@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._checks import nonfinite_report
+from .._core.checks import nonfinite_report
 from ._devices import devices_of
 from ._errors import NonFiniteError
 from ._messages import logger

@@ -12,17 +12,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._chain import chain
-from .._cpu import sequential_vmap_on_cpu
-from .._errors import UserValueError
-from .._hyperparameters import Numeric, at, count
-from .._learner import Learner, LearnerState, learner
-from .._metrics import Metrics, join_metrics
-from .._microbatch import microbatched
-from .._rollout import Rollout, RolloutState, rollout
-from .._trees import without_weak_types
-from .._types import Array, Batch, Part, Policy
+from .._base.cpu import sequential_vmap_on_cpu
+from .._base.errors import UserValueError
+from .._base.hyperparameters import Numeric, at, check_count
+from .._base.trees import without_weak_types
+from .._core.chain import chain
+from .._core.learner import Learner, LearnerState, learner
+from .._core.metrics import Metrics, join_metrics
+from .._core.microbatch import microbatched
+from .._core.types import Array, Batch, Part, Policy
 from ..envs._env import SEATS
+from ..envs._rollout import Rollout, RolloutState, rollout
 from ._evaluate import EpisodeResults, evaluate_episodes
 
 
@@ -73,8 +73,8 @@ class Train:
     recipe: str | None = None
 
     def __post_init__(self) -> None:
-        count("train", "num_updates", self.num_updates)
-        count("train", "steps_per_update", self.steps_per_update)
+        check_count("train", "num_updates", self.num_updates)
+        check_count("train", "steps_per_update", self.steps_per_update)
         _ = self.shapes  # traces a step, so that a run that cannot work fails before it is started
 
     def of_recipe(self, name: str) -> Train:
@@ -137,7 +137,7 @@ class Train:
         if zero_sum and not any(f"extras.{name}" in needed for name in SEATS):
             raise UserValueError(
                 "Train: the policy plays both sides of this game, but what is good for one is bad for the other: wrap "
-                "the estimator of the advantage, as in pp.zero_sum(pp.gae(...))"
+                "the estimator of the advantage, as in pp.agents.zero_sum(pp.gae(...))"
             )
         return cls(
             env=env,
@@ -263,8 +263,8 @@ def updates_in(total_timesteps: int, *, num_envs: int, num_steps: int) -> int:
         >>> updates_in(500_000, num_envs=4, num_steps=128)
         976
     """
-    each = count("updates_in", "num_envs", num_envs) * count("updates_in", "num_steps", num_steps)
-    if count("updates_in", "total_timesteps", total_timesteps) < each:
+    each = check_count("updates_in", "num_envs", num_envs) * check_count("updates_in", "num_steps", num_steps)
+    if check_count("updates_in", "total_timesteps", total_timesteps) < each:
         raise UserValueError(
             f"must be at least one update, num_envs * num_steps = {num_envs} * {num_steps} = {each} steps, got "
             f"{total_timesteps}: raise it, or make the rollouts shorter",

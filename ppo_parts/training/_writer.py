@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .._errors import UserValueError
+from .._base.errors import UserValueError
 from ..envs._registry import without_settings
 from ._config_file import changes, check_unchanged, describe, listed, stored_run
 from ._errors import RunExistsError, RunFolderError, RunNotFoundError

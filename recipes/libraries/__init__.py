@@ -150,7 +150,7 @@ def rl_games(
     rl_games has no defaults for most of these arguments; they are those of its `configs/mujoco/ant_envpool.yaml`.
     """
     if num_envs % num_minibatches:
-        raise pp.UserValueError(
+        raise pp.errors.UserValueError(
             f"must divide the {num_envs} environments, got {num_minibatches}",
             where="rl_games",
             argument="num_minibatches",
@@ -165,7 +165,7 @@ def rl_games(
         pp.policy_diagnostics(),
         pp.clipped_value_loss(clip_eps=clip_eps, coef=value_coef) if clip_value else pp.value_loss(coef=value_coef),
         pp.entropy_bonus(coef=entropy_coef),
-        pp.bounds_loss(coef=bounds_coef),
+        pp.regularizers.bounds_loss(coef=bounds_coef),
         parts.divergence_since_last_epoch((num_minibatches, num_steps, num_envs // num_minibatches, num_actions)),
     )
     average = num_minibatches if adapt_each_epoch else 1

@@ -194,8 +194,8 @@ def divergence_since_last_epoch(shape: tuple[int, ...]) -> pp.Part:
 def adaptive(learning_rate: float, target_kl: float | None, **options: Any) -> optax.GradientTransformation:
     """Scale by a rate that follows the divergence, or, without a target, by a constant rate."""
     if target_kl is None:
-        return pp.scale_by_update_schedule(learning_rate)
-    return pp.scale_by_kl_adaptive_rate(learning_rate, target_kl, **options)
+        return pp.optim.scale_by_update_schedule(learning_rate)
+    return pp.optim.scale_by_kl_adaptive_rate(learning_rate, target_kl, **options)
 
 
 def clip(max_grad_norm: float | None) -> optax.GradientTransformation:
@@ -210,7 +210,7 @@ def clip_each_network(max_grad_norm: float | None) -> optax.GradientTransformati
     def update(updates: Any, params: Any = None) -> Any:
         del params
         if not isinstance(updates, dict) or len(updates) < 2:
-            raise pp.UserValueError(
+            raise pp.errors.UserValueError(
                 "clip_each_network: the parameters must be a dict with an entry for each network, such as "
                 f'{{"policy": ..., "value": ...}}, got {list(updates) if isinstance(updates, dict) else type(updates)}'
             )
@@ -233,7 +233,7 @@ def evaluate_next_obs() -> pp.Part:
 
     def update(batch: pp.Batch, context: pp.Context) -> pp.Batch:
         if batch.carry is not None:
-            raise pp.UserValueError(
+            raise pp.errors.UserValueError(
                 "evaluate_next_obs: the policy has a memory, but its state after the next observation is not known: "
                 "leave this part out, or use a policy without memory"
             )

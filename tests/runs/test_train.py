@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks._runs import UPDATES, rows, tiny
 from ppo_parts import training
-from ppo_parts._cpu import sequential_vmap_on_cpu
+from ppo_parts._base.cpu import sequential_vmap_on_cpu
 from recipes import cleanrl_ppo
 
 

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ppo_parts import MissingPackage, UserValueError, compare, envs, evaluate, training, watch
+from ppo_parts import envs, training
+from ppo_parts.commands import compare, evaluate, watch
 from ppo_parts.envs._rendering import draw_grid, rendering
+from ppo_parts.errors import MissingPackage, UserValueError
 from ppo_parts.training._metrics_file import write_rows
 from ppo_parts.training._recipe import recipe_of
 from recipes import cleanrl_ppo

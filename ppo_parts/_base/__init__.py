@@ -1,0 +1,1 @@
+"""Errors, hyperparameters, trees and branches: what knows nothing of PPO."""

@@ -1,0 +1,36 @@
+"""Optional packages: the core works without them, and each is imported when it is first used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .errors import MissingPackage
+
+
+def require_package(name: str, extra: str) -> Any:
+    """Import a module of an optional package.
+
+    Args:
+        name: the module, for example "orbax.checkpoint".
+        extra: the extra of `ppo_parts` that installs its package.
+
+    Returns:
+        The module.
+
+    Raises:
+        MissingPackage: it is not installed, or something that it imports is not.
+
+    Example:
+        >>> require_package("absent", "envs")
+        Traceback (most recent call last):
+        ...
+        ppo_parts.errors.MissingPackage: absent is not installed: install it with pip install "ppo_parts[envs]"
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        package, missing = name.partition(".")[0], error.name or name
+        absent = missing.partition(".")[0] == package
+        what = f"{package} is not installed" if absent else f"{package} needs {missing}, which is not installed"
+        raise MissingPackage(f'{what}: install it with pip install "ppo_parts[{extra}]"') from error

@@ -1,0 +1,173 @@
+"""Numeric hyperparameters: a float, a traced array or a schedule `step -> value`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..functional._common import bounds, is_real, range_error
+from .errors import UserTypeError, UserValueError
+
+Array = jax.Array
+Numeric = float | Array | Callable[[Any], Any]
+"""A float, an array (a traced one too, so that sweeps vmap) or a schedule of the learner's update count."""
+
+
+def check_number(
+    where: str,
+    name: str,
+    value: Any,
+    low: float,
+    high: float = np.inf,
+    *,
+    open_low: bool = False,
+    schedule: bool = True,
+) -> Any:
+    """Return `value` after checking that it is, or can become, a number in [low, high].
+
+    A concrete number is checked at once. A schedule is checked at step 0, and at its final value if it becomes
+    constant. A value that is known only at run time (a traced number, or a later value of a schedule) is wrapped, so
+    that it is NaN wherever it is outside the range. A part ensures that such a NaN reaches its loss, where the learner
+    counts it: see `spread_nan`. With `schedule=False` a schedule is an error.
+    """
+    if callable(value) and schedule:
+        return _schedule(where, name, value, low, high, open_low)
+    if callable(value):
+        raise UserTypeError(
+            f"must be a number or an array, and cannot follow a schedule; got {value!r}", where=where, argument=name
+        )
+    what = "a number, an array or a schedule step -> value" if schedule else "a number or an array"
+    if (error := range_error(value, low, high, open_low=open_low, what=what)) is not None:
+        kind = UserTypeError if isinstance(error, TypeError) else UserValueError
+        raise kind(str(error), where=where, argument=name)
+    if np.shape(value) != ():
+        raise UserValueError(
+            f"must be one number, got an array of shape {np.shape(value)}; to sweep it, build the chain inside a "
+            "function and vmap that; if it varies over the rollout, call functional in your own part",
+            where=where,
+            argument=name,
+        )
+    if isinstance(value, jax.core.Tracer):
+        return _nan_outside(value, low, high, open_low)
+    return value
+
+
+def _inside(x: Any, low: float, high: float, open_low: bool) -> Any:
+    return (x > low if open_low else x >= low) & (x <= high)
+
+
+def _nan_outside(x: Any, low: float, high: float, open_low: bool) -> Array:
+    return jnp.where(_inside(x, *_rounded(low, high), open_low), x, jnp.nan)
+
+
+def _rounded(low: float, high: float) -> tuple[float, float]:
+    """Widen a range by the rounding error of float32: a schedule from 1 may begin at 1.0000001."""
+    return low - 1e-6 * abs(low), high + 1e-6 * abs(high)
+
+
+LATE = (np.int32(2**29), np.int32(2**30))
+"""Steps that no run reaches: a schedule that has the same value at both is taken to have become constant."""
+
+
+def _schedule(
+    where: str, name: str, value: Callable[[Any], Any], low: float, high: float, open_low: bool
+) -> Callable[[Any], Array]:
+    # If a schedule closes over a traced number (in a sweep), its values are not known yet.
+    with jax.ensure_compile_time_eval(), np.errstate(all="ignore"):
+        try:
+            first, *late = (value(step) for step in (np.int32(0), *LATE))
+        except TypeError as error:
+            raise UserTypeError(
+                f"must be a number or a schedule step -> value, and calling {value!r} with a step failed: {error}",
+                where=where,
+                argument=name,
+            ) from error
+    ends = {"at step 0": first}
+    if not any(isinstance(x, jax.core.Tracer) for x in late) and np.array_equal(*late):
+        ends["in the end"] = late[0]
+    for when, end in ends.items():
+        if not isinstance(end, jax.core.Tracer) and not is_real(np.asarray(end)):
+            raise UserTypeError(f"must be a number, but its schedule is {end!r} {when}", where=where, argument=name)
+        if jnp.shape(end) != ():
+            raise UserValueError(
+                f"must be one number at every step, but its schedule returns shape {jnp.shape(end)}",
+                where=where,
+                argument=name,
+            )
+        opened = open_low and when == "at step 0"  # a value that must not be 0 may still be annealed to 0
+        if not isinstance(end, jax.core.Tracer) and not _inside(np.float64(end), *_rounded(low, high), opened):
+            raise UserValueError(
+                f"must lie in {bounds(low, high, open_low)}, but its schedule is {float(end):g} {when}",
+                where=where,
+                argument=name,
+            )
+
+    def checked(step: Any) -> Array:
+        """Return the value, which may be annealed to an excluded bound, as above; outside the range it is NaN."""
+        x = _nan_outside(jnp.asarray(value(step)), low, high, False)
+        # Inside the range in spite of rounding, because the functions in `functional` reject what is outside.
+        return jnp.clip(x, _next_above(low, x.dtype) if open_low else low, high)
+
+    return checked
+
+
+def _next_above(low: float, dtype: Any) -> Any:
+    """Return the smallest normal number above an excluded bound."""
+    return jnp.finfo(dtype).tiny if low == 0 else jnp.nextafter(jnp.asarray(low, dtype), jnp.asarray(jnp.inf, dtype))
+
+
+def spread_nan(x: Array, *hyperparameters: Any) -> Array:
+    """Return `x`, or NaN everywhere if one of the hyperparameters is NaN because it is out of range.
+
+    Comparisons and minima may discard a NaN. A loss must not, because the learner counts the NaNs of losses.
+    """
+    for value in hyperparameters:
+        if isinstance(value, jax.Array) and not value.ndim:  # others were checked when the part was built
+            x = jnp.where(jnp.isnan(value), jnp.asarray(jnp.nan, x.dtype), x)
+    return x
+
+
+def check_ddof(where: str, ddof: Any) -> None:
+    """Raise unless `ddof`, which a variance subtracts from the count, is 0 or 1."""
+    if ddof not in (0, 1) or isinstance(ddof, bool):
+        raise UserValueError(f"must be 0 or 1, got {ddof!r}", where=where, argument="ddof")
+
+
+def check_count(where: str, name: str, value: Any, low: int | None = 1) -> int:
+    """Return `value` after checking that it is a whole number of at least `low` (None: any)."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        remedy = f": write {int(value)}" if isinstance(value, float) and value.is_integer() else ""
+        raise UserTypeError(f"must be a whole number, got {value!r}{remedy}", where=where, argument=name)
+    if low is not None and value < low:
+        raise UserValueError(f"must be at least {low}, got {value!r}", where=where, argument=name)
+    return int(value)
+
+
+def check_choice(where: str, name: str, value: Any, allowed: tuple[str | None, ...]) -> Any:
+    """Return `value` after checking that it is one of the allowed words."""
+    if value not in allowed:
+        there = ", ".join(map(repr, allowed))
+        raise UserValueError(f"must be one of {there}, got {value!r}", where=where, argument=name)
+    return value
+
+
+def check_takes(where: str, name: str, function: Callable[..., Any], arguments: tuple[str, ...]) -> None:
+    """Raise unless a function can be called with these arguments."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a callable without a signature
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        raise UserTypeError(f"{where}: {name} must take ({', '.join(arguments)}); this one takes {signature}") from None
+
+
+def at(value: Numeric, step: Any) -> Any:
+    """Return the value of a hyperparameter at learner update `step`."""
+    return jnp.asarray(value(step)) if callable(value) else value

@@ -1,0 +1,83 @@
+"""Operations on pytrees that JAX lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .errors import UserValueError
+
+
+def without_weak_types(tree: Any) -> Any:
+    """Remove weak types, such as that of a Python number in a state, from the tree; they would change between calls."""
+
+    def strengthened(x: Any) -> Any:
+        dtype = jnp.result_type(x)
+        return x if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jax.lax.convert_element_type(x, dtype)
+
+    return jax.tree.map(strengthened, tree)
+
+
+def copies(tree: Any) -> Any:
+    """Copy the arrays of the tree, so that donating a state that contains the parameters twice does not fail."""
+    return jax.tree.map(lambda x: jnp.array(x, copy=True) if isinstance(x, jax.Array) else x, tree)
+
+
+def varying_like(tree: Any, like: Any) -> Any:
+    """Mark the arrays of the tree as varying over the same devices as `like`, inside `jax.shard_map`.
+
+    Inside `shard_map`, a loop must not turn a carry that all devices share into one that differs between them.
+    Elsewhere, nothing changes.
+    """
+    if not hasattr(jax, "typeof"):  # before JAX 0.6, types do not record this
+        return tree
+    zero = jnp.sum(jnp.zeros_like(like, jnp.int32))
+    if jax.typeof(zero) == jax.typeof(jnp.zeros((), jnp.int32)):
+        return tree
+
+    def varying(x: Any) -> Any:
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(varying(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+        return x | zero.astype(bool) if x.dtype == bool else x + zero.astype(x.dtype)
+
+    return jax.tree.map(lambda x: varying(jnp.asarray(x)), tree)
+
+
+def on_automatic_mesh(f: Callable[..., Any], like: Any) -> Callable[..., Any]:
+    """Let XLA choose the shardings inside `f` if the array `like` is sharded over a mesh with explicit axes.
+
+    On such a mesh, JAX does not infer the sharding of rows that are gathered from an array. The results of `f` are
+    then replicated on each device.
+    """
+    sharding = getattr(jax.typeof(like), "sharding", None) if hasattr(jax, "typeof") else None
+    if sharding is None or not hasattr(jax.sharding, "auto_axes") or all(axis is None for axis in sharding.spec):
+        return f
+    whole = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+    return jax.sharding.auto_axes(f, out_sharding=whole)
+
+
+def axis_sharding(where: str, mesh: jax.sharding.Mesh, shards: int) -> Callable[[int | None], Any]:
+    """Return `sharding(axis)`, which divides one axis of an array over all devices of a mesh; None: replicated.
+
+    The axes of the mesh become automatic, so that no function needs to state the shardings of its results.
+
+    Raises:
+        ValueError: devices that do not divide the shards.
+    """
+    if shards % mesh.size:
+        raise UserValueError(
+            f"{where}: shards={shards} cannot be divided over a mesh of {mesh.size} devices: samplers mix the segments "
+            f"of a shard, so a device must hold whole shards; make shards {mesh.size} or a multiple of it"
+        )
+    kinds = getattr(jax.sharding, "AxisType", None)
+    automatic = {} if kinds is None else {"axis_types": (kinds.Auto,) * len(mesh.axis_names)}
+    mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names, **automatic)
+
+    def sharding(axis: int | None) -> Any:
+        spec = () if axis is None else (*(None,) * axis, mesh.axis_names)
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+
+    return sharding

@@ -1,0 +1,1 @@
+"""The contract: batches, parts, chains, and the learner that runs them."""

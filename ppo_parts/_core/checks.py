@@ -1,0 +1,185 @@
+"""The checks of a learner's parameters and rollout, and its report of non-finite numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._base.errors import UserTypeError, UserValueError
+from ..functional._common import (
+    ShapeError,
+    accumulator_dtype,
+    check_floating,
+    check_same_shape,
+    masked_sum,
+    unsqueezed,
+)
+from .metrics import Metrics
+from .shards import check_shards
+from .types import PER_SEGMENT, PER_STEP, Array, Batch, Params, kind, require
+
+TREES = ("obs", "action", "next_obs", "behavior", "extras")  # fields with leaves [T, N, ...]; the others are [T, N]
+RECORDED = tuple(field for field in PER_STEP if field not in (*TREES, "log_prob"))
+COUNTED_BY_ELEMENT = ("reward", "log_prob", "value", "next_value", "advantage", "parameters")
+"""The `nonfinite/...` metrics that count elements; all others, such as those of parts, count minibatches."""
+
+
+def check_params(params: Params) -> None:
+    """Raise unless every leaf of the parameters is an array."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not isinstance(leaf, (jax.Array, np.ndarray, float, int, np.generic)):
+            raise UserTypeError(
+                f"learner.init: the parameters contain {leaf!r} at {jax.tree_util.keystr(path)}, which is not an "
+                "array: partition a network module first, for example with equinox.partition(model, equinox.is_array) "
+                "or flax.nnx.split, and recombine it in evaluate"
+            )
+    if not jax.tree.leaves(params):
+        raise UserValueError("learner.init: the parameter tree is empty, so there is nothing to train")
+
+
+def check_trainable(params: Params) -> None:
+    """Raise unless every leaf of the parameters that a phase trains has a gradient."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            raise UserTypeError(
+                f"learner.init: the parameters to train contain {jnp.result_type(leaf)} at "
+                f"{jax.tree_util.keystr(path) or 'the top'}, which has no gradient: remove it from the parameters, or "
+                "name those to train with phase(..., trains=...)"
+            )
+
+
+def check_env(where: str, env: Any) -> None:
+    """Raise unless `env` has the functions of an environment."""
+    if not all(hasattr(env, name) for name in ("reset", "step", "evaluation")):
+        raise UserTypeError(
+            f"{where}: env must be an envs.Env, got {env!r}: make one with envs.make(...), envs.from_gymnax(...) or "
+            "envs.from_gymnasium(...)"
+        )
+
+
+def check_key(where: str, key: Any) -> None:
+    """Raise unless `key` is a single JAX key, typed or raw."""
+    dtype, shape = getattr(key, "dtype", None), jnp.shape(key) if hasattr(key, "shape") else None
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if (typed and shape != ()) or not (typed or dtype == jnp.uint32):
+        shown = repr(key) if isinstance(key, (int, float, str)) else kind(key)
+        got = f"keys of shape {shape}" if typed else shown
+        raise UserTypeError(f"{where}: key must be one key, such as jax.random.key(0), got {got}")
+
+
+def check_rollout(batch: Batch) -> None:
+    """Raise unless a learner can work on `batch`: fields are present, shapes are equal, and `[T, N]` comes first."""
+    where = "learner.update"
+    if not isinstance(batch, Batch):
+        raise UserTypeError(f"{where}: expected a ppo_parts.Batch, got {type(batch).__name__}")
+    require(
+        batch,
+        where,
+        obs="give the observation at each step, [T, N, ...]",
+        action="give the action taken there, [T, N, ...]",
+        log_prob="give its log-probability under the policy that acted, [T, N]; pp.rollout records all three",
+    )
+    if jnp.ndim(batch.log_prob) < 2:
+        raise ShapeError(
+            f"{where}: log_prob must have the axes [T, N] (time, segment), got shape {jnp.shape(batch.log_prob)}; for "
+            "a single environment add an axis of size 1"
+        )
+    check_axes(where, batch)
+
+
+def check_axes(where: str, batch: Batch) -> None:
+    """Raise unless all fields of a rollout have the axes `[T, N]` of its log_prob, or `[N]` if they are per segment."""
+    check_same_shape(where, log_prob=batch.log_prob, **{name: getattr(batch, name) for name in RECORDED})
+    check_floating(where, log_prob=batch.log_prob)
+    leading = batch.log_prob.shape[:2]
+    check_shards(where, batch.shards, "the number of segments", leading[1])
+    for name in TREES:
+        remedy = "; what belongs to segments goes into per_segment, anything else into shared" * (name == "extras")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(batch, name)):
+            if jnp.shape(leaf)[:2] != leading:
+                raise ShapeError(
+                    f"{where}: {name}{jax.tree_util.keystr(path)} must begin with the axes [T, N] = {leading} of "
+                    f"log_prob, got shape {jnp.shape(leaf)}{remedy}"
+                )
+    for name in PER_SEGMENT:
+        meaning = " (it is the state before step 0 of each segment)" * (name == "carry")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(batch, name)):
+            if jnp.shape(leaf)[:1] != leading[1:]:
+                raise ShapeError(
+                    f"{where}: {name}{jax.tree_util.keystr(path)} must begin with the axis [N] = {leading[1:]} of "
+                    f"log_prob{meaning}, got shape {jnp.shape(leaf)}"
+                )
+
+
+def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
+    """Return the batch with 0 in place of masked numbers that would make a network's gradient NaN, as 0 * inf does.
+
+    All masked numbers are replaced if networks evaluate each step by itself. Where minibatches keep time or a policy
+    has several agents, the results of other steps may depend on them, so only numbers that are not finite, or so large
+    that their squares overflow, are replaced.
+    """
+    if batch.mask is None:
+        return batch
+    keep = batch.mask.astype(bool)
+    alone = not keeps_time and batch.carry is None and keep.ndim == 2
+
+    def finite(x: Array) -> Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating) or x.shape[: keep.ndim] != keep.shape:
+            return x
+        kept = unsqueezed(keep, x.ndim)
+        wide = x.astype(accumulator_dtype(x))
+        harmless = jnp.square(wide) <= jnp.finfo(wide.dtype).max  # False for NaN
+        return jnp.where(kept if alone else harmless | kept, x, 0)
+
+    return batch.replace(**{name: jax.tree.map(finite, getattr(batch, name)) for name in TREES})
+
+
+def count_nonfinite(batch: Batch) -> Metrics:
+    """Count the non-finite unmasked elements of the rollout, by field."""
+    bad = {}
+    for name in ("reward", "log_prob", "value", "next_value"):
+        x = getattr(batch, name)
+        if x is None or not jnp.issubdtype(x.dtype, jnp.floating):
+            continue
+        bad[f"nonfinite/{name}"] = ~jnp.isfinite(x)
+        if name == "next_value" and batch.terminated is not None:
+            # After a termination next_value is not used, and may be any number.
+            bad[f"nonfinite/{name}"] &= ~(batch.terminated == 1)
+    # Sum one array, because each sum compiles to three kernels.
+    whole = jnp.stack(list(bad.values())).astype(jnp.float32)
+    counts = masked_sum(whole, batch.mask, axis=tuple(range(1, whole.ndim)))
+    return Metrics(counts, tuple(bad), tuple("sum" for _ in bad))
+
+
+def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:
+    """Describe in one sentence where non-finite numbers arose in an update; None if all are finite.
+
+    Args:
+        metrics: the metrics of one `Learner.update`, or of several, whose arrays are summed.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> pp.nonfinite_report({"nonfinite/reward": 2, "nonfinite/gradient": 1, "loss": 0.})
+        'non-finite numbers arose first in reward (2 elements), then in gradient (1 minibatch)'
+        >>> pp.nonfinite_report({"nonfinite/reward": 0}) is None
+        True
+    """
+    order = (*COUNTED_BY_ELEMENT, "loss/", "gradient")
+    found: dict[str, tuple[int, str]] = {}
+    for name, value in metrics.items():
+        phase, marker, what = name.partition("nonfinite/")
+        total = int(np.sum(value)) if marker else 0
+        if total:
+            one, several = ("element", "elements") if what in COUNTED_BY_ELEMENT else ("minibatch", "minibatches")
+            rank = next((i for i, start in enumerate(order) if what.startswith(start)), len(order))
+            owner, _, item = what.rpartition("/")
+            called = f"{item} of {owner}" if owner and owner != "loss" else what.replace("/", " ")
+            found[phase + what] = (rank, f"{phase}{called} ({total} {one if total == 1 else several})")
+    if not found:
+        return None
+    listed = [text for _, text in sorted(found.values())]
+    return "non-finite numbers arose first in " + ", then in ".join(listed)

@@ -1,0 +1,337 @@
+"""The learner: one PPO update as a pure function, made from a chain and an optax optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._base.errors import UserTypeError, UserValueError
+from .._base.trees import copies, on_automatic_mesh, varying_like
+from .chain import chain, check_every_write_has_an_effect, finish, part_key
+from .checks import check_key, check_params, check_rollout, check_trainable, count_nonfinite, finite_where_masked
+from .loop import GradientMetrics, PhaseLoop, PhaseState, if_due, run_every
+from .metrics import Metrics, join_metrics
+from .optim import may_skip
+from .pieces import evaluate_shards
+from .policy import evaluate_current
+from .refresh import PartStates, Upstream, UpstreamState
+from .spec import PhaseSpec, by_phase, divide, with_optimizers, without_names
+from .types import Array, Batch, Context, Evaluate, Output, Params, Part
+
+
+class LearnerState(NamedTuple):
+    """Everything that one update passes to the next.
+
+    Attributes:
+        params: the user's parameter tree.
+        opt_state: the optimizer's state (a dict of them with `phases`).
+        pipeline: the states of the parts.
+        step: int32, updates so far.
+    """
+
+    params: Params
+    opt_state: Any
+    pipeline: Any
+    step: Array
+
+
+class Learner(NamedTuple):
+    """The result of `learner`: two pure functions.
+
+    Attributes:
+        init: `init(params, key=None) -> LearnerState`; the key is for parts that draw their first state.
+        update: `update(key, state, batch) -> (LearnerState, Metrics)`; metrics are scalars. With `return_batch` there
+            is a third item, the rollout; see `learner`.
+    """
+
+    init: Callable[..., LearnerState]
+    update: Callable[[Array, LearnerState, Batch], Any]
+
+
+def learner(
+    evaluate: Evaluate,
+    pipeline: Part,
+    optimizer: Any,
+    *,
+    gradient_metrics: GradientMetrics | None = None,
+    return_batch: bool = False,
+) -> Learner:
+    r"""Turn a pipeline into an update: rollout in, new parameters and metrics out.
+
+    The parts before the sampler run on the rollout. Then, for each minibatch of each epoch, the policy is evaluated on
+    it, the parts after the sampler run, and the optimizer steps along the gradient of
+
+    .. math:: L = \sum_{\text{names}} \frac{\sum_i m_i L^{\text{name}}_i}{\max(1, \sum_i m_i)}
+
+    Metrics are reduced over the minibatches that ran, as specified by the part that adds them (`Batch.add_metrics`; by
+    default the mean). The learner adds `loss`, `grad_norm` (before the optimizer), `minibatches` (gradient steps
+    applied: neither discarded by a part nor skipped by the optimizer), `epochs` (begun) and `early_stopped` (0 or 1, if
+    the chain can stop). The metrics `nonfinite/...` count non-finite numbers by where they arose: unmasked elements of
+    the rollout's `reward`, `log_prob`, `value` and `next_value`, elements of the minibatches' `advantage`, and
+    minibatches whose loss or `gradient` is not finite; see `nonfinite_report`.
+
+    To skip non-finite gradients, wrap the optimizer in `optax.apply_if_finite`: a skipped step leaves the
+    states of the parts after the sampler unchanged, and parts before it keep their last finite state.
+
+    Args:
+        evaluate: a `Policy`, or `evaluate(params, batch) -> Output` (or `(distribution, value[, carry])`), from any
+            network library. `batch.obs` has the leading axes of the rollout or of the minibatch; the value has exactly
+            these. The distribution is any object with `log_prob` (and `entropy` or `sample` where a part needs it).
+            See `microbatched` for networks that need too much memory.
+        pipeline: a part with one sampler (or `phases`) in it, usually a `chain`.
+        optimizer: an optax transformation; with `phases` a dict with the names of the phases. Its `update` receives the
+            extra arguments `step` (updates so far, see `scale_by_update_schedule`), `value` (the loss) and `metrics`
+            (those of the minibatch, by name), so that a learning rate can adapt to a divergence or a loss.
+        gradient_metrics: `gradient -> {name: scalar}`: further metrics of each gradient, such as separate norms for
+            actor and critic.
+        return_batch: whether `update` also returns the rollout as the parts before the sampler left it; with `phases`,
+            those of the first phase (if its `every` is above 1, only those that all phases share). Parts that run again
+            (see `refresh`) leave several rollouts; then the rollout is returned as `update` received it, with finite
+            numbers in masked elements.
+
+    Returns:
+        `Learner(init, update)`. Both are pure: jit, vmap and scan them.
+
+    Raises:
+        ValueError: no sampler; optimizers that do not match the phases; at the first trace, fields that are missing.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax, ppo_parts as pp
+        >>> def evaluate(params, batch):
+        ...     return pp.distributions.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
+        >>> pipeline = pp.chain(
+        ...     pp.gae(gamma=.99, gae_lambda=.95), pp.shuffled_minibatches(2, num_epochs=2),
+        ...     pp.clipped_surrogate(clip_eps=.2), pp.value_loss(coef=.5),
+        ... )
+        >>> learner = pp.learner(evaluate, pipeline, optax.adam(1e-3))
+        >>> state = learner.init({"policy": jnp.zeros((3, 2)), "value": jnp.zeros(3)})
+        >>> flat = jnp.zeros((4, 2))
+        >>> batch = pp.Batch(
+        ...     obs=jnp.ones((4, 2, 3)), action=flat.astype(int), log_prob=flat + jnp.log(.5), value=flat,
+        ...     reward=flat + 1, terminated=flat, next_value=flat,
+        ... )
+        >>> state, metrics = jax.jit(learner.update)(jax.random.key(0), state, batch)
+        >>> int(metrics["minibatches"]), int(state.step)
+        (4, 1)
+
+    Reference: Schulman et al. 2017, arXiv:1707.06347, algorithm 1.
+    """
+    if isinstance(evaluate, Part):
+        raise UserTypeError(
+            f"learner: evaluate must be a Policy or a function (params, batch) -> Output, got the part "
+            f"{evaluate.name!r}: the order is learner(evaluate, pipeline, optimizer)"
+        )
+    if not callable(evaluate):
+        raise UserTypeError(
+            f"learner: evaluate must be a Policy or a function (params, batch) -> Output, got {evaluate!r}"
+        )
+    if not (gradient_metrics is None or callable(gradient_metrics)):
+        raise UserTypeError(f"learner: gradient_metrics must be a function of the gradient, got {gradient_metrics!r}")
+    shared, specs = divide(chain(pipeline))
+    phases = with_optimizers(specs, optimizer)
+    for spec in phases:
+        check_first(spec.before)
+    check_every_write_has_an_effect(shared, [(*spec.before, spec.sampler, *spec.after) for spec in phases])
+    made = _Update(shared, phases, evaluate, gradient_metrics or (lambda gradient: {}), return_batch)
+    return Learner(made.init, made.update)
+
+
+class _SoFar(NamedTuple):
+    """The intermediate results of an update; the states of phases by name."""
+
+    params: Params
+    opt_states: dict[str, Any]
+    shared: tuple[Any, ...]
+    states: dict[str, tuple[Any, Any]]
+    metrics: tuple[Metrics, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Update:
+    """The two functions of a learner; see `learner` for the fields."""
+
+    shared: tuple[Part, ...]
+    phases: tuple[PhaseSpec, ...]
+    policy: Evaluate
+    gradient_metrics: GradientMetrics
+    return_batch: bool
+
+    def evaluate(self, params: Params, batch: Batch) -> Output:
+        return evaluate_shards(self.policy, params, batch)
+
+    def init(self, params: Params, key: Array | None = None) -> LearnerState:
+        check_params(params)
+        for spec in self.phases:
+            check_trainable(spec.trained(params))
+        states = {}
+        for number, spec in enumerate(self.phases):
+            phase_key = part_key(key, number + 1)
+            before = chain(*spec.before).init(params, part_key(phase_key, 1))
+            states[spec.name] = before, chain(*spec.after).init(params, part_key(phase_key, 2))
+        opt_states = {spec.name: spec.optimizer.init(spec.trained(params)) for spec in self.phases}
+        pipeline = (chain(*self.shared).init(params, key), without_names(states, self.phases))
+        opt_state = without_names(opt_states, self.phases)
+        return LearnerState(params, opt_state, copies(pipeline), jnp.zeros((), jnp.int32))
+
+    def update(self, key: Array, state: LearnerState, batch: Batch) -> Any:
+        check_key("learner.update", key)
+        if not isinstance(state, LearnerState):
+            raise UserTypeError(
+                "learner.update(key, state, batch): state must be a LearnerState, as learner.init(params) returns it, "
+                f"got {type(state).__name__}"
+            )
+        check_rollout(batch)
+        return on_automatic_mesh(self._update, batch.log_prob)(key, state, batch)
+
+    def _update(self, key: Array, state: LearnerState, batch: Batch) -> Any:
+        """Run the shared parts, each phase, and the `finish` of each part."""
+        # Inside `shard_map` the rollout may differ between devices, and so do parameters trained on it. The carries of
+        # the loops below must then be marked as varying from the beginning.
+        key, state = varying_like((key, state), batch.log_prob)
+        recorded = batch.replace(metrics={}, reductions=(), losses={}, current=None, stop=None)
+        keeps_time = not all(spec.sampler.cuts_time for spec in self.phases)
+        recorded = finite_where_masked(recorded, keeps_time=keeps_time)
+        context = Context(key=key, step=state.step, params=state.params, evaluate=self.evaluate)
+        shared, states = state.pipeline
+        opt_states, states = by_phase(state.opt_state, self.phases), by_phase(states, self.phases)
+        so_far = _SoFar(state.params, opt_states, shared, states, (count_nonfinite(recorded),))
+        prepared = stored = recorded
+        if any(spec.sampler.refresh.shares_upstream for spec in self.phases):
+            prepared, so_far = self._run_shared(recorded, so_far, context)
+            stored = prepared
+        elif any(part.finish is not None for spec in self.phases for part in spec.before):
+            stored, _ = self._run_shared(recorded, so_far, context)  # for `finish`, such as that of `replay`
+        rollouts = {}
+        for number, spec in enumerate(self.phases):
+            upstream = Upstream(
+                shared=self.shared,
+                own=spec.before,
+                evaluate=self.evaluate,
+                recorded=recorded,
+                prepared=prepared,
+                moved=number > 0,
+                keep_finite=_keeps_finite(so_far),
+            )
+            phase_context = context.replace(key=jax.random.fold_in(key, number + 1))
+            rollouts[spec.name], so_far = self._run_phase(spec, upstream, so_far, phase_context)
+        finish_context = context.replace(key=jax.random.fold_in(key, len(self.phases) + 1), params=so_far.params)
+        shared, states = self._finished(so_far, prepared, stored, rollouts, finish_context)
+        pipeline = (shared, without_names(states, self.phases))
+        opt_state = without_names(so_far.opt_states, self.phases)
+        result = LearnerState(so_far.params, opt_state, pipeline, state.step + 1)
+        metrics = join_metrics(*so_far.metrics)
+        return (result, metrics, rollouts[self.phases[0].name]) if self.return_batch else (result, metrics)
+
+    def _run_shared(self, recorded: Batch, so_far: _SoFar, context: Context) -> tuple[Batch, _SoFar]:
+        """Run the parts that all phases share, once, for the phases that do not run them again."""
+        upstream = Upstream(
+            shared=(),
+            own=self.shared,  # run like the own parts of a phase
+            evaluate=self.evaluate,
+            recorded=recorded,
+            prepared=recorded,
+            moved=False,
+            keep_finite=_keeps_finite(so_far),
+        )
+        context = context.replace(key=jax.random.fold_in(context.key, 0))
+        prepared, state = upstream.run_own(UpstreamState(so_far.params, PartStates((), so_far.shared)), context)
+        metrics = (*so_far.metrics, Metrics.of(prepared.metrics, dict(prepared.reductions)))
+        return prepared, so_far._replace(params=state.params, shared=state.parts.own, metrics=metrics)
+
+    def _run_phase(self, spec: PhaseSpec, upstream: Upstream, so_far: _SoFar, context: Context) -> tuple[Batch, _SoFar]:
+        """Run one phase, in the updates in which it runs."""
+        context = context.replace(num_minibatches=spec.sampler.num_minibatches)
+        before, after = so_far.states[spec.name]
+        upstream_state = UpstreamState(so_far.params, PartStates(so_far.shared, before))
+        stopped = jnp.zeros_like(context.step, bool)
+        state = PhaseState(upstream_state, so_far.opt_states[spec.name], after, stopped)
+        loop = PhaseLoop(spec, upstream, context, self.gradient_metrics)
+        state, metrics, rollout = run_every(loop, spec.every, state)
+        metrics = metrics.prefixed(f"{spec.name}/") if spec.name else metrics
+        return rollout, _SoFar(
+            state.upstream.params,
+            {**so_far.opt_states, spec.name: state.opt_state},
+            state.upstream.parts.shared,
+            {**so_far.states, spec.name: (state.upstream.parts.own, state.after)},
+            (*so_far.metrics, metrics),
+        )
+
+    def _finished(
+        self, so_far: _SoFar, prepared: Batch, stored: Batch, rollouts: dict[str, Batch], context: Context
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the states of all parts, after calling `finish` on the rollout under the updated policy."""
+        shared_context, *contexts = (
+            context.replace(key=jax.random.fold_in(context.key, i)) for i in range(1 + 2 * len(self.phases))
+        )
+        states = {}
+        for spec, before_context, after_context in zip(self.phases, contexts[::2], contexts[1::2], strict=True):
+            before, after = so_far.states[spec.name]
+            before = finish_update(spec.before, before, stored, before_context)
+            finish_phase = functools.partial(
+                finish_update, spec.after, rollout=rollouts[spec.name], context=after_context
+            )
+            states[spec.name] = before, if_due(spec.every, context.step, finish_phase, after)
+        return finish_update(self.shared, so_far.shared, prepared, shared_context), states
+
+
+def check_first(parts: Sequence[Part]) -> None:
+    """Raise if a part that must be first, such as a replay, follows others, which would see only the latest rollout."""
+    for part in parts[1:]:
+        if part.place == "first":
+            raise UserValueError(
+                f"learner: {part.name} must be the first part of its chain, but {parts[0].name} is: put "
+                f"{parts[0].name} before pp.phases(...), with {part.name} first in a phase"
+            )
+
+
+def _keeps_finite(so_far: _SoFar) -> bool:
+    return any(may_skip(opt_state) for opt_state in so_far.opt_states.values())
+
+
+def finish_update(
+    parts: tuple[Part, ...], states: tuple[Any, ...], rollout: Batch, context: Context
+) -> tuple[Any, ...]:
+    """Return the states of the parts, after calling `finish` on the rollout under the updated policy."""
+    if all(part.finish is None for part in parts):
+        return states
+    batch = rollout.replace(current=evaluate_current(context.evaluate, context.params, rollout))
+    return finish(parts, batch, states, context)
+
+
+def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
+    """Return the state of the part with that name.
+
+    Args:
+        state: the state of a learner.
+        pipeline: the chain from which the learner was made.
+        name: the part's `name`; "phase/name" within `phases`.
+
+    Raises:
+        KeyError: no part has that name, or several parts do.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, ppo_parts as pp
+        >>> stop = pp.kl_early_stop(.1, check="epoch", over="mean")
+        >>> pipeline = pp.chain(pp.gae(gamma=.99, gae_lambda=.95), pp.full_batch(), pp.value_loss(), stop)
+        >>> learner = pp.learner(lambda params, batch: ..., pipeline, optax.sgd(1.))
+        >>> float(pp.part_state(learner.init({"w": jnp.zeros(2)}), pipeline, "kl_early_stop").total)
+        0.0
+    """
+    shared, specs = divide(chain(pipeline))
+    found = [(part.name, own) for part, own in zip(shared, state.pipeline[0], strict=True)]
+    by_name = by_phase(state.pipeline[1], specs)
+    for spec in specs:
+        prefix = f"{spec.name}/" if spec.name else ""
+        for parts, own in zip((spec.before, spec.after), by_name[spec.name], strict=True):
+            found += [(prefix + part.name, one) for part, one in zip(parts, own, strict=True)]
+    matches = [own for called, own in found if called == name]
+    if len(matches) != 1:
+        there = ", ".join(called for called, _ in found)
+        remedy = "; put one of them into within(part, name=...) to tell them apart" if matches else ""
+        raise KeyError(f"{len(matches)} parts are named {name!r}; the parts are {there}{remedy}")
+    return matches[0]

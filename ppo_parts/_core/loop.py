@@ -1,0 +1,312 @@
+"""One phase of an update: epochs of minibatches, which are drawn, evaluated, differentiated and applied."""
+
+# What `PhaseLoop.run` computes, without keys, states of parts, metrics, early stops and refreshes:
+#
+#     rollout = run the parts before the sampler on the recorded rollout        (refresh.init)
+#     for epoch in range(sampler.num_epochs):
+#         rollout = refresh.before_epoch(rollout)                               (usually unchanged)
+#         plan = sampler.plan(rollout)
+#         for item in plan:                                                     (PhaseLoop._minibatch)
+#             rollout = refresh.before_minibatch(rollout)                       (usually as it was)
+#             minibatch = sampler.take(rollout, sampler.draw(item))
+#             gradient = derivative of loss(params, minibatch)
+#             params = params + optimizer.update(gradient)                      (PhaseLoop._step)
+#             refresh.after_minibatch(minibatch)                                (usually nothing)
+#
+#     def loss(params, minibatch):                                              (PhaseLoop._loss)
+#         minibatch.current = evaluate(params, minibatch)
+#         return sum of the mean losses that the parts after the sampler add to the minibatch
+#
+# A refresh may run the parts before the sampler again, on outputs of the policy being trained: see `Refresh`.
+#
+# What the loops carry:
+#
+#     _SoFar (in _learner.py)   from phase to phase: parameters, and the states of all optimizers and parts
+#     PhaseState                from minibatch to minibatch: an `UpstreamState`, the states of the optimizer and of the
+#                               parts after the sampler, and whether a part has stopped the phase
+#     UpstreamState             inside `PhaseState`: the parameters, the states of the parts before the sampler, and
+#                               what a refresh remembers
+#
+# `Upstream` contains the recorded rollout, which does not change. `Stepped` contains what one gradient step changes; if
+# a part discards the step, the `Stepped` from before it is restored.
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._base.errors import UserValueError
+from .._base.trees import varying_like
+from ..functional import masked_mean
+from ..functional._common import ShapeError, masked_sum
+from .chain import amend, check_batch, check_states, fold
+from .metrics import Metrics, join_metrics
+from .optim import may_skip, skipped
+from .policy import evaluate_current
+from .refresh import Upstream, UpstreamState
+from .sampling import Sampler
+from .spec import PhaseSpec
+from .types import Array, Batch, Context, Params, Stop
+
+GradientMetrics = Callable[[Any], Mapping[str, Array]]
+
+
+class PhaseState(NamedTuple):
+    """The state that changes from minibatch to minibatch.
+
+    Attributes:
+        upstream: the latest parameters, and the states of the parts before the sampler.
+        opt_state: the state of the phase's optimizer.
+        after: the states of the parts after the sampler.
+        stopped: whether a part has stopped the phase.
+    """
+
+    upstream: UpstreamState
+    opt_state: Any
+    after: tuple[Any, ...]
+    stopped: Array
+
+
+class Stepped(NamedTuple):
+    """The values that a gradient step changes, unless its minibatch is discarded."""
+
+    params: Params
+    opt_state: Any
+    after: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseLoop:
+    """The loop of one phase over the minibatches of one rollout.
+
+    Attributes:
+        spec: the sampler, the parts and the optimizer of the phase.
+        upstream: the rollout, and the parts before the sampler.
+        context: the step of the update, the policy, and the key of this phase.
+        gradient_metrics: function that returns metrics of the gradient.
+    """
+
+    spec: PhaseSpec
+    upstream: Upstream
+    context: Context
+    gradient_metrics: GradientMetrics
+
+    def run(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
+        """Run all epochs; also return the rollout with which the refresh began."""
+        can_stop = self.spec.can_stop
+        sampler, refresh, key = self.spec.sampler, self.spec.sampler.refresh, self.context.key
+        context = self.context.replace(key=jax.random.fold_in(key, 0))
+        rollout, upstream = refresh.init(self.upstream, state.upstream, context)
+        first = _metrics_of(rollout)
+        rollout = _without_metrics(rollout)
+
+        def epoch(state: PhaseState, number: Array) -> tuple[PhaseState, tuple[Metrics, Metrics, Array]]:
+            keys = jax.random.split(jax.random.fold_in(key, number + 1), 3)
+            context = self.context.replace(key=keys[0], epoch=number)
+            drawn_from, upstream = refresh.before_epoch(self.upstream, rollout, state.upstream, context)
+            refreshed, drawn_from = _metrics_of(drawn_from), _without_metrics(drawn_from)
+            items = sampler.plan(keys[1], drawn_from, number)
+            check_plan(sampler, items)
+
+            def minibatch(state: PhaseState, numbered: Any) -> tuple[PhaseState, Metrics]:
+                index, item = numbered
+                here = context.replace(key=jax.random.fold_in(keys[2], index), minibatch=index)
+                return self._minibatch(state, drawn_from, item, here)
+
+            numbered = (jnp.arange(sampler.num_minibatches), items)
+            state, measured, ran = scan_until(minibatch, state._replace(upstream=upstream), numbered, can_stop)
+            return state, (refreshed, measured, ran)
+
+        state = state._replace(upstream=upstream)
+        epochs = jnp.arange(sampler.num_epochs)
+        state, (refreshed, measured, ran), begun = scan_until(epoch, state, epochs, can_stop)
+        own = {"epochs": jnp.sum(begun)} | ({"early_stopped": state.stopped} if can_stop else {})
+        metrics = join_metrics(first, refreshed.reduce(begun), measured.reduce(ran), Metrics.of(own))
+        return state._replace(upstream=state.upstream._replace(estimates=None)), metrics, rollout
+
+    def _minibatch(self, state: PhaseState, rollout: Batch, item: Any, context: Context) -> tuple[PhaseState, Metrics]:
+        """Draw a minibatch, differentiate, apply the gradient step unless a part discards it, and write back."""
+        spec, sampler, refresh = self.spec, self.spec.sampler, self.spec.sampler.refresh
+        # The parent of these keys is not used itself, because a part that splits it would get the same keys.
+        upstream_key, loss_key, draw_key = (jax.random.fold_in(context.key, i) for i in range(3))
+        rollout, upstream = refresh.before_minibatch(
+            self.upstream, rollout, state.upstream, context.replace(key=upstream_key)
+        )
+        params, refreshed = upstream.params, _metrics_of(rollout)
+        context = context.replace(params=params)
+        check_batch(sampler, rollout)
+        indices, weight = sampler.draw(item, rollout, context.replace(key=draw_key))
+        minibatch = sampler.take(rollout, indices, weight)
+
+        (loss, (batch, after, current)), gradient = jax.value_and_grad(self._loss, has_aux=True)(
+            spec.trained(params), params, minibatch, state.after, context.replace(key=loss_key)
+        )
+        gradient = spec.masked(gradient, params)
+        old = Stepped(params, state.opt_state, state.after)
+        new, applied = self._step(old, after, gradient, loss, batch.metrics)
+        new, kept, stopped = self._discard_if_asked(batch.stop, old, new, state.stopped)
+
+        upstream = upstream._replace(params=new.params)
+        upstream = refresh.after_minibatch(
+            self.upstream, upstream, sampler, minibatch.replace(current=current), indices
+        )
+        measured = self._measured(loss, gradient, applied & kept, minibatch)
+        metrics = join_metrics(refreshed, _metrics_of(batch), *measured)
+        return PhaseState(upstream, new.opt_state, new.after, stopped), metrics
+
+    def _step(
+        self, old: Stepped, after: tuple[Any, ...], gradient: Params, loss: Array, metrics: Mapping[str, Array]
+    ) -> tuple[Stepped, Array]:
+        """Apply the optimizer and the amendments of parts; also return whether the optimizer applied the gradient."""
+        spec = self.spec
+        updates, opt_state = spec.optimizer.update(
+            gradient, old.opt_state, spec.trained(old.params), step=self.context.step, value=loss, metrics=metrics
+        )
+        updates = spec.masked(updates, old.params)  # because weight decay also changes parameters without a gradient
+        params = spec.merged(old.params, optax.apply_updates(spec.trained(old.params), updates))
+        applied = jnp.ones((), bool)
+        if may_skip(opt_state):
+            applied = ~skipped(opt_state)
+            after = _where(applied, after, old.after)
+        return Stepped(amend(spec.after, params, old.after, after), opt_state, after), applied
+
+    def _discard_if_asked(
+        self, stop: Stop | None, old: Stepped, new: Stepped, stopped: Array
+    ) -> tuple[Stepped, Array, Array]:
+        """Undo the step if a part discards the minibatch; also return whether it was kept, and whether to stop."""
+        if stop is None:
+            return new, jnp.ones((), bool), stopped
+        self.spec.check_stop()
+        kept = ~stop.discard
+        return _where(kept, new, old), kept, stop.discard | stop.after
+
+    def _loss(
+        self, trained: Params, params: Params, minibatch: Batch, states: tuple[Any, ...], context: Context
+    ) -> tuple[Array, tuple[Batch, tuple[Any, ...], Any]]:
+        """Return the sum of the reduced losses that the parts after the sampler add."""
+        params = self.spec.merged(params, trained)
+        current = evaluate_current(self.context.evaluate, params, minibatch)
+        batch = minibatch.replace(current=current)
+        batch, after = fold(self.spec.after, batch, states, context.replace(params=params))
+        check_states("update", self.spec.after, states, after)
+        if not batch.losses:
+            raise UserValueError(
+                "learner: no part added a loss: put one, such as clipped_surrogate(), after the sampler"
+            )
+        means = {name: reduce_loss(loss, batch) for name, loss in batch.losses.items()}
+        batch = batch.add_metrics("sum", **{f"nonfinite/loss/{name}": ~jnp.isfinite(x) for name, x in means.items()})
+        current = current._replace(distribution=None, aux=None)
+        return sum(means.values(), jnp.zeros(())), (batch.replace(current=None, losses={}), after, current)
+
+    def _measured(self, loss: Array, gradient: Params, applied: Array, minibatch: Batch) -> tuple[Metrics, Metrics]:
+        """Return the metrics that the learner adds for a minibatch, and those of `gradient_metrics`."""
+        # The norm of the flattened gradient, as with optax.flatten, so that XLA computes it once, also for clipping.
+        norm = optax.tree.norm(jnp.concatenate([jnp.reshape(x, -1) for x in jax.tree.leaves(gradient)]))
+        counts = {"minibatches": applied, "nonfinite/gradient": ~jnp.isfinite(norm)}
+        if minibatch.advantage is not None:
+            bad = ~jnp.isfinite(minibatch.advantage)
+            # As floats, because devices then sum this count together with the other numbers.
+            counts["nonfinite/advantage"] = masked_sum(bad.astype(jnp.float32), minibatch.mask)
+        own = Metrics.of({"loss": loss, "grad_norm": norm, **counts}, dict.fromkeys(counts, "sum"))
+        measured = self.gradient_metrics(gradient)
+        for name, value in measured.items():
+            if jnp.shape(value) != ():
+                raise ShapeError(
+                    f"learner: gradient_metrics must return scalars, but {name!r} has shape {jnp.shape(value)}"
+                )
+        return own, Metrics.of(measured)
+
+
+def run_every(phase: PhaseLoop, every: int, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
+    """Run the phase once in `every` updates; in other updates the state is unchanged, and metrics are NaN (sums: 0).
+
+    The third result is the rollout that parts with `finish` receive.
+    """
+    if every == 1:
+        return phase.run(state)
+
+    def run(state: PhaseState) -> tuple[PhaseState, Metrics]:
+        return phase.run(state)[:2]
+
+    def skip(state: PhaseState) -> tuple[PhaseState, Metrics]:
+        metrics = jax.eval_shape(run, state)[1]
+        absent = jnp.array([0.0 if way == "sum" else jnp.nan for way in metrics.reductions], metrics.array.dtype)
+        return state, Metrics(absent, metrics.names, metrics.reductions)
+
+    state, metrics = jax.lax.cond(is_due(every, phase.context.step), run, skip, state)
+    return state, metrics, phase.upstream.prepared
+
+
+def is_due(every: int, step: Any) -> Any:
+    """Return whether a phase that runs once in `every` updates runs in this one."""
+    return (step + 1) % every == 0
+
+
+def if_due(every: int, step: Any, finish: Callable[[Any], Any], states: Any) -> Any:
+    """Return `finish(states)` in the updates in which the phase runs, and the same states in others."""
+    if every == 1:
+        return finish(states)
+    return jax.lax.cond(is_due(every, step), finish, lambda states: states, states)
+
+
+def reduce_loss(loss: Array, batch: Batch) -> Array:
+    """Return the mean of a loss over the unmasked elements or segments; a scalar is returned unchanged."""
+    if loss.ndim == 0:
+        return loss
+    if loss.shape == batch.log_prob.shape:
+        return masked_mean(loss, batch.mask)
+    if batch.mask is None:
+        return jnp.mean(loss)
+    counts = batch.mask.astype(bool).reshape(*batch.mask.shape[:2], -1)
+    return masked_mean(loss, jnp.any(counts, axis=(0, 2)))
+
+
+def check_plan(sampler: Sampler, items: Any) -> None:
+    """Raise unless the plan of an epoch has one row per minibatch."""
+    sizes = {jnp.shape(x)[:1] for x in jax.tree.leaves(items)}
+    if sizes != {(sampler.num_minibatches,)}:
+        raise UserValueError(
+            f"{sampler.name}: plan must return arrays with leading axis [num_minibatches] = "
+            f"[{sampler.num_minibatches}], but their leading axes are {sorted(sizes)}"
+        )
+
+
+def scan_until(
+    step: Callable[[PhaseState, Any], tuple[PhaseState, Any]], state: PhaseState, xs: Any, can_stop: bool
+) -> tuple[PhaseState, Any, Array]:
+    """Run `lax.scan`, skipping the steps after `state.stopped`; also return which steps ran."""
+    if not can_stop:
+        state, ys = jax.lax.scan(step, state, xs)
+        return state, ys, jnp.ones(jax.tree.leaves(xs)[0].shape[0], bool)
+    # The state is a closure, not an argument, so that it keeps the axes over which it varies inside `shard_map`.
+    shapes = jax.eval_shape(lambda: step(state, jax.tree.map(lambda x: x[0], xs)))[1]
+
+    def skip(state: PhaseState, x: Any) -> tuple[PhaseState, Any]:
+        del x
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        return state, varying_like(zeros, state.stopped)
+
+    def guarded(state: PhaseState, x: Any) -> tuple[PhaseState, Any]:
+        ran = ~state.stopped
+        state, ys = jax.lax.cond(ran, step, skip, state, x)
+        return state, (ys, ran)
+
+    state, (ys, ran) = jax.lax.scan(guarded, state, xs)
+    return state, ys, ran
+
+
+def _where(condition: Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
+
+
+def _metrics_of(batch: Batch) -> Metrics:
+    return Metrics.of(batch.metrics, dict(batch.reductions))
+
+
+def _without_metrics(batch: Batch) -> Batch:
+    return batch.replace(metrics={}, reductions=())

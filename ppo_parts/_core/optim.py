@@ -1,0 +1,263 @@
+"""Optax transformations for PPO: schedules that count learner updates, clipped Adam, separate steps per agent."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import Numeric, at, check_count, check_number, spread_nan
+from .types import Array
+
+
+def scale_by_update_schedule(learning_rate: Numeric) -> optax.GradientTransformationExtraArgs:
+    r"""Scale updates by :math:`-\alpha(k)`, where k counts *learner updates*; the rate is constant within an update.
+
+    optax's own schedules count gradient steps: num_minibatches * num_epochs in each update, or fewer if it stopped
+    early. A learning rate whose schedule counts the wrong unit decays too fast by this factor.
+
+    Args:
+        learning_rate: a number, >= 0, or a schedule of the number of updates so far (0 during the first).
+
+    Returns:
+        An optax transformation for the end of an `optax.chain`, in place of `optax.scale_by_learning_rate`. `learner`
+        passes it the extra argument `step`.
+
+    Example:
+        >>> import optax, ppo_parts as pp
+        >>> annealed = pp.linear_schedule(2.5e-4, 0., 976)  # over 976 updates
+        >>> optimizer = optax.chain(
+        ...     optax.clip_by_global_norm(.5), optax.scale_by_adam(eps=1e-5),
+        ...     pp.optim.scale_by_update_schedule(annealed),
+        ... )
+
+    Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 4.
+    """
+    return _scale_by_checked(check_number("scale_by_update_schedule", "learning_rate", learning_rate, 0))
+
+
+def _scale_by_checked(learning_rate: Numeric) -> optax.GradientTransformationExtraArgs:
+    def init(params: Any) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    def update(updates: Any, state: Any, params: Any = None, *, step: Any = None, **extra: Any) -> tuple[Any, Any]:
+        del params, extra
+        if step is None:
+            raise UserValueError(
+                "scale_by_update_schedule: update needs the argument step=..., which learner() passes, unless a "
+                "transformation around this one drops it"
+            )
+        return _scaled(updates, at(learning_rate, step)), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+class KLAdaptiveRateState(NamedTuple):
+    """State of `scale_by_kl_adaptive_rate`: the rate, and the sum of the divergence over `steps` steps so far."""
+
+    learning_rate: Array
+    total: Array
+    steps: Array
+
+
+def scale_by_kl_adaptive_rate(
+    learning_rate: float,
+    target_kl: float,
+    *,
+    metric: str = "approx_kl",
+    average_over: int | None = None,
+    low: float = 1e-5,
+    high: float = 1e-2,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Scale updates by :math:`-\alpha`, a learning rate that follows the divergence d of the policy.
+
+    .. math:: \alpha \leftarrow \max(\alpha / 1.5,\ \text{low}) \text{ if } d > 2 d_{targ}, \qquad
+              \alpha \leftarrow \min(1.5 \alpha,\ \text{high}) \text{ if } 0 < d < d_{targ} / 2
+
+    Args:
+        learning_rate: the rate to begin with, in [low, high].
+        target_kl: the divergence that the rate seeks, in nats, > 0.
+        metric: name of a metric that a part of the chain adds: the divergence of a minibatch before its step.
+            `policy_diagnostics` adds "approx_kl".
+        average_over: None: the rate changes before each step, by the divergence of this minibatch (rsl_rl, brax). A
+            number K: it changes after every K steps, by the mean of their divergences (skrl and rl_games, where K is
+            the number of minibatches in an epoch, or 1), and rises even if that is not greater than 0.
+        low: lower bound of the rate, > 0.
+        high: upper bound of the rate.
+
+    Returns:
+        An optax transformation for the end of an `optax.chain`. `learner` passes it the metrics. Its state has the
+        entry `learning_rate`.
+
+    Example:
+        >>> import optax, ppo_parts as pp
+        >>> optimizer = optax.chain(
+        ...     optax.clip_by_global_norm(1.), optax.scale_by_adam(),
+        ...     pp.optim.scale_by_kl_adaptive_rate(1e-3, target_kl=.01),
+        ... )
+
+    Reference: Rudin et al. 2022, Learning to Walk in Minutes, arXiv:2109.11978.
+    """
+    where = "scale_by_kl_adaptive_rate"
+    target_kl, low, high = (
+        check_number(where, name, value, 0, open_low=True, schedule=False)
+        for name, value in {"target_kl": target_kl, "low": low, "high": high}.items()
+    )
+    if any(isinstance(x, jax.core.Tracer) for x in (low, high)):
+        learning_rate = check_number(where, "learning_rate", learning_rate, 0, open_low=True, schedule=False)
+    elif low > high:
+        raise UserValueError(f"{where}: low must not be above high, got low={low!r} and high={high!r}")
+    else:
+        learning_rate = check_number(where, "learning_rate", learning_rate, low, high, schedule=False)
+    if average_over is not None:
+        check_count(where, "average_over", average_over)
+
+    def adapted(rate: Array, divergence: Array) -> Array:
+        faster = divergence < target_kl / 2
+        if average_over is None:
+            faster &= divergence > 0
+        rate = jnp.where(faster, jnp.minimum(rate * 1.5, high), rate)
+        return jnp.where(divergence > 2 * target_kl, jnp.maximum(rate / 1.5, low), rate)
+
+    def init(params: Any) -> KLAdaptiveRateState:
+        del params
+        rate = spread_nan(jnp.asarray(learning_rate, float), target_kl, low, high)  # the learner counts the NaN
+        return KLAdaptiveRateState(rate, jnp.zeros_like(rate), jnp.zeros((), jnp.int32))
+
+    def update(updates: Any, state: KLAdaptiveRateState, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        del params
+        if metric not in (metrics := extra.get("metrics") or {}):
+            part = "policy_diagnostics()" if metric == "approx_kl" else "kl_penalty(coef=0, name=...)"
+            raise UserValueError(
+                f"{where}: the metric {metric!r} does not exist; put a part that adds it into the chain, such as "
+                f"{part}, and call update with metrics=..., as learner() does; the metrics are {list(metrics)}"
+            )
+        divergence = jnp.asarray(metrics[metric], state.learning_rate.dtype)
+        if average_over is None:
+            rate = adapted(state.learning_rate, divergence)
+            return _scaled(updates, rate), state._replace(learning_rate=rate)
+        total, steps = state.total + divergence, state.steps + 1
+        full = steps == average_over
+        rate = jnp.where(full, adapted(state.learning_rate, total / average_over), state.learning_rate)
+        state_after = KLAdaptiveRateState(rate, jnp.where(full, 0, total), jnp.where(full, 0, steps))
+        return _scaled(updates, state.learning_rate), state_after
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _scaled(updates: Any, rate: Array | float) -> Any:
+    return jax.tree.map(lambda u: -jnp.asarray(rate, u.dtype) * u, updates)
+
+
+def clipped_adam(
+    learning_rate: Numeric, max_grad_norm: float, *, eps: float = 1e-5
+) -> optax.GradientTransformationExtraArgs:
+    """Adam on the gradient clipped by its global norm, with a learning rate that is constant within an update.
+
+    This is `optax.flatten(optax.chain(clip_by_global_norm(c), scale_by_adam(eps=e), scale_by_update_schedule(r)))`: all
+    parameters are concatenated into one vector, so that the same steps take fewer, larger operations.
+
+    Args:
+        learning_rate: a number, or a schedule of the number of updates so far.
+        max_grad_norm: largest global norm of the gradient, > 0.
+        eps: added to the root of the second moment, >= 0.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> optimizer = pp.clipped_adam(pp.linear_schedule(2.5e-4, 0., 976), max_grad_norm=.5)
+
+    Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 3, 4 and 11.
+    """
+    learning_rate = check_number("clipped_adam", "learning_rate", learning_rate, 0)
+    max_grad_norm = check_number("clipped_adam", "max_grad_norm", max_grad_norm, 0, open_low=True, schedule=False)
+    eps = check_number("clipped_adam", "eps", eps, 0, schedule=False)
+    clip = _in_dtype_of_updates(optax.clip_by_global_norm, max_grad_norm)
+    adam = _in_dtype_of_updates(lambda eps: optax.scale_by_adam(eps=eps), eps)
+    return optax.flatten(optax.chain(clip, adam, _scale_by_checked(learning_rate)))
+
+
+def _in_dtype_of_updates(make: Callable[[Any], optax.GradientTransformation], value: Any) -> Any:
+    """Return `make(value)`; an array whose dtype is not that of the updates, which optax rejects, is converted."""
+    if type(value) in (int, float):
+        return make(value)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        converted = jnp.asarray(value, jnp.result_type(*jax.tree.leaves(updates)))
+        return make(converted).update(updates, state, params)
+
+    return optax.GradientTransformation(make(value).init, update)
+
+
+def transformation(where: str, optimizer: Any) -> optax.GradientTransformationExtraArgs:
+    """Return the optimizer, extended to accept extra arguments; raise `TypeError` if it is not an optimizer."""
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        called = f": did you forget to call it, {optimizer.__name__}(...)?" if hasattr(optimizer, "__name__") else ""
+        raise UserTypeError(f"{where}: the optimizer must be an optax transformation, got {optimizer!r}{called}")
+    if _takes_any_argument(optimizer.update):  # optax.MultiSteps passes them on, but is not marked as doing so
+        return optax.GradientTransformationExtraArgs(optimizer.init, optimizer.update)
+    return optax.with_extra_args_support(optimizer)
+
+
+def _takes_any_argument(function: Any) -> bool:
+    """Return whether a function takes keyword arguments of any name."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a callable without a signature
+        return False
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Apply an optimizer to each agent's parameters separately; every leaf has a leading axis of agents.
+
+    Elementwise transformations (Adam) are the same with and without it. Global norms, as in
+    `optax.clip_by_global_norm`, are those of one agent, so that one agent's gradient does not shrink another's.
+
+    Args:
+        optimizer: any optax transformation.
+
+    Raises:
+        TypeError: not an optax transformation. ValueError: (from its `init`) parameters without an axis of agents.
+
+    Example:
+        >>> import optax, ppo_parts as pp
+        >>> optimizer = pp.agents.per_agent(optax.chain(optax.clip_by_global_norm(.5), optax.adam(3e-4)))
+    """
+    inner = transformation("per_agent", optimizer)
+
+    def init(params: Any) -> Any:
+        sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(params)}
+        if len(sizes) != 1 or () in sizes:
+            raise UserValueError(
+                "per_agent: the first axis of every parameter must be that of the agents, but the first axes have the "
+                f"sizes {sorted(sizes)}; parameters that agents share do not need per_agent"
+            )
+        return jax.vmap(inner.init)(params)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        return jax.vmap(lambda u, s, p: inner.update(u, s, p, **extra))(updates, state, params)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def may_skip(opt_state: Any) -> bool:
+    """Return whether the optimizer skips non-finite gradients, as `optax.apply_if_finite` does."""
+    return bool(_skippers(opt_state))
+
+
+def skipped(opt_state: Any) -> Any:
+    """Return whether the optimizer skipped the last gradient, as a boolean scalar."""
+    return ~jnp.all(jnp.stack([jnp.all(state.last_finite) for state in _skippers(opt_state)]))
+
+
+def _skippers(opt_state: Any) -> list[optax.ApplyIfFiniteState]:
+    def is_skipper(x: Any) -> bool:
+        return isinstance(x, optax.ApplyIfFiniteState)
+
+    return [x for x in jax.tree.leaves(opt_state, is_leaf=is_skipper) if is_skipper(x)]

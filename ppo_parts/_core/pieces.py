@@ -1,0 +1,138 @@
+"""Evaluation of networks on equal pieces of a batch, whose results are joined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._base.errors import UserTypeError
+from .policy import evaluate_policy
+from .shards import field_axes, split
+from .types import Array, Batch, Evaluate, Output, Params, kind
+
+Piece = Callable[[Params, dict[str, Any]], Output]
+Run = Callable[[Piece, Params, dict[str, Any], dict[str, int]], Output]
+"""`run(piece, params, fields, axes)` calls `piece(params, fields)` for each piece. The pieces lie along the axis
+`axes[name]` of each field; the leaves of the result begin with `[pieces]`."""
+
+
+def one_after_another(piece: Piece, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
+    """Evaluate the pieces in a loop, and each again in the backward pass, for less memory."""
+    first = {
+        name: jax.tree.map(lambda x, axis=axes[name]: jnp.moveaxis(x, axis, 0), tree) for name, tree in fields.items()
+    }
+    again = jax.checkpoint(piece)
+    return jax.lax.map(lambda fields: again(params, fields), first)
+
+
+def side_by_side(piece: Piece, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
+    """Evaluate all pieces at once, each with its own copy of the parameters.
+
+    A loop inside the network (over time, for example) accumulates a separate gradient for each copy. The sum over the
+    copies, which is all that requires communication between devices, is computed once, after the loop.
+    """
+    number = jax.tree.leaves(fields["log_prob"])[0].shape[axes["log_prob"]]
+    copies = jax.tree.map(lambda x: jnp.broadcast_to(x, (number, *jnp.shape(x))), params)
+    return jax.vmap(piece, in_axes=(0, axes))(copies, fields)
+
+
+def evaluate_shards(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
+    """Compute `evaluate(params, batch)`; for a recurrent policy and several shards, separately for each device."""
+    blocks = _blocks(batch.shards)
+    if blocks == 1 or batch.log_prob is None or not jax.tree.leaves(batch.carry):
+        return evaluate_policy(evaluate, params, batch)
+    where = "learner: for a recurrent policy and several shards"
+    output = evaluate_pieces(evaluate, params, batch, blocks, side_by_side, where)
+    assert output is not None
+    return output
+
+
+def _blocks(shards: int) -> int:
+    """Return how many blocks of neighboring shards to evaluate, the fewest that any mesh can divide.
+
+    The number of devices that hold the data is not known while a program is traced, but it divides the number of shards
+    and is at most `jax.device_count()`. Each block costs a separate gradient in every iteration of a network's loop.
+    """
+    return math.lcm(*(number for number in range(1, jax.device_count() + 1) if shards % number == 0))
+
+
+def evaluate_pieces(
+    evaluate: Evaluate, params: Params, batch: Batch, pieces: int, run: Run, where: str, optional: bool = False
+) -> Output | None:
+    """Compute `evaluate(params, batch)` on equal pieces of a rollout or a minibatch.
+
+    Args:
+        evaluate: the network.
+        params: its parameters.
+        batch: the batch, cut along the last of its leading axes.
+        pieces: how many.
+        run: evaluates the pieces, one after another or side by side.
+        where: the beginning of error messages.
+        optional: return None, instead of raising an error, for a distribution whose pieces cannot be joined.
+    """
+    axes = field_axes(batch)
+    axis = axes["log_prob"]
+    # `evaluate_leaves` appends to this list while it is traced: a tree structure cannot be an output of `eval_shape`.
+    structures: list[Any] = []
+
+    def evaluate_leaves(params: Params, batch: Batch) -> Output:
+        """Return the output with the distribution replaced by its leaves, which a loop can carry for any class."""
+        output = evaluate_policy(evaluate, params, batch)
+        leaves, structure = jax.tree.flatten(output.distribution)
+        for leaf in leaves:
+            if not isinstance(leaf, jax.Array):
+                raise UserTypeError(
+                    f"{where}: the distribution must be a pytree of arrays, but {kind(leaf)} is not: use one of "
+                    "ppo_parts.distributions, register it with jax.tree_util, or leave microbatches and shards out"
+                )
+        structures.append(structure)
+        return output._replace(distribution=leaves)
+
+    # Take the structure from the whole batch, because that of a piece may contain the shape of a piece.
+    whole = batch.replace(shards=1)
+    shapes = jax.eval_shape(evaluate_leaves, params, whole)
+    structure = structures[0]
+    stuck = _stuck_in_a_trace(structure, shapes.distribution, batch.action)
+    if stuck is not None:
+        if optional:
+            return None
+        raise UserTypeError(
+            f"{where}: {kind(stuck)} keeps arrays outside the leaves of its pytree (in bound methods, for example), so "
+            "its pieces cannot be joined: use one of ppo_parts.distributions, or leave microbatches and shards out"
+        )
+
+    def piece(params: Params, fields: dict[str, Any]) -> Output:
+        return evaluate_leaves(params, whole.replace(**fields, weight=None))
+
+    fields = {
+        name: jax.tree.map(lambda x, along=along: split(x, pieces, along), getattr(batch, name))
+        for name, along in axes.items()
+    }
+    results = run(piece, params, fields, axes)
+
+    def join(along: int) -> Callable[[Array, Any], Array]:
+        def joined(x: Array, whole: Any) -> Array:
+            # A leaf of a piece with the shape of the whole does not depend on the elements; all pieces have the same.
+            return x[0] if x.shape[1:] == whole.shape else jnp.moveaxis(x, 0, along).reshape(whole.shape)
+
+        return joined
+
+    output = jax.tree.map(join(axis), results._replace(carry=None), shapes._replace(carry=None))
+    carry = jax.tree.map(join(0), results.carry, shapes.carry)
+    return output._replace(distribution=jax.tree.unflatten(structure, output.distribution), carry=carry)
+
+
+def _stuck_in_a_trace(structure: Any, leaves: Any, action: Any) -> Any:
+    """Return the distribution if it uses traced arrays other than its leaves; else None."""
+    distribution = jax.tree.unflatten(structure, leaves)
+    if not hasattr(distribution, "log_prob"):
+        return None
+    try:
+        traced = jax.make_jaxpr(lambda x, a: jax.tree.unflatten(structure, x).log_prob(a))(leaves, action)
+    except jax.errors.UnexpectedTracerError:
+        return distribution
+    return distribution if any(isinstance(x, jax.core.Tracer) for x in traced.consts) else None

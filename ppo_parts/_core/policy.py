@@ -1,0 +1,118 @@
+"""Functions that call the user's network and check its output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._base.errors import UserTypeError
+from ..functional import next_values
+from ..functional._common import ShapeError
+from .types import ABSENT, Array, Batch, Current, Evaluate, Output, Params, Policy, kind
+
+POLICY_READS = ("obs", "action", "next_obs", "carry", "reset", "mask", "extras", "per_segment", "shared")
+"""Fields of a batch that a policy may read; it cannot read what parts compute from a rollout."""
+
+RETURNS = "evaluate(params, batch) must return Output(...), (distribution, value) or (distribution, value, carry)"
+
+
+def as_output(result: Any) -> Output:
+    """Convert the return value of a network to an `Output`."""
+    if isinstance(result, Output):
+        return result
+    if not isinstance(result, tuple) or len(result) not in (2, 3):
+        got = f"{len(result)} items" if isinstance(result, tuple) else kind(result)
+        raise UserTypeError(f"{RETURNS}; got {got}")
+    return Output(*result)
+
+
+def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
+    """Compute `evaluate(params, batch)` as an `Output`."""
+    # Copy the containers, so that a user's function that modifies them does not change the caller's batch.
+    return as_output(evaluate(params, jax.tree.map(lambda x: x, batch)))
+
+
+def apply_policy(policy: Evaluate, params: Params, obs: Any, carry: Any = None, reset: Any = None) -> Output:
+    """Evaluate one step of a policy for observations `[N, ...]`; a recurrent policy receives a time axis of size 1."""
+    if carry is None:
+        return evaluate_policy(policy, params, Batch(obs=obs, axes=("segment",)))
+    batch = Batch(obs=jax.tree.map(lambda x: x[None], obs), carry=carry, reset=reset[None])
+    output = evaluate_policy(policy, params, batch)
+    if output.carry is None:
+        raise UserTypeError(
+            "evaluate(params, batch) of a recurrent policy must return its state after the batch's last step, as "
+            "(distribution, value, carry) or Output(..., carry=...); got none"
+        )
+
+    def first(x: Array) -> Array:
+        return x[0]
+
+    def first_of_leaf(x: Array) -> Array:
+        """Drop the time axis; an array without it, such as a standard deviation `[D]`, is shared by all elements."""
+        return x[0] if jnp.shape(x)[:1] == (1,) else x
+
+    value, aux = jax.tree.map(first, (output.value, output.aux))
+    return Output(jax.tree.map(first_of_leaf, output.distribution), value, output.carry, aux)
+
+
+def initial_carry_of(policy: Any) -> Any:
+    """Return the `initial_carry` of a recurrent `Policy`; None for anything else."""
+    return policy.initial_carry if isinstance(policy, Policy) else None
+
+
+def check_value(output: Output, expected: tuple[int, ...]) -> None:
+    """Raise `ShapeError` unless the value, if there is one, has one number per element."""
+    if output.value is not None and jnp.shape(output.value) != expected:
+        raise ShapeError(
+            f"evaluate returned a value of shape {jnp.shape(output.value)}, expected {expected}: one number per "
+            "element is needed; drop the trailing axis of a Dense(1) with value[..., 0]"
+        )
+
+
+def check_distribution(distribution: Any, method: str) -> None:
+    """Raise unless the distribution has a method."""
+    if not hasattr(distribution, method):
+        raise UserTypeError(
+            f"{RETURNS}; its distribution, {kind(distribution)}, has no {method}: use ppo_parts.distributions, such as "
+            "Categorical(logits)"
+        )
+
+
+def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Current:
+    """Compute the distribution, the log-probability of the batch's actions, the value and aux under `params`."""
+    output, expected = evaluate_policy(evaluate, params, batch), jnp.shape(batch.log_prob)
+    check_distribution(output.distribution, "log_prob")
+    log_prob, value = output.distribution.log_prob(batch.action), output.value
+    if jnp.shape(log_prob) != expected:
+        raise ShapeError(
+            f"the distribution's log_prob has shape {jnp.shape(log_prob)}, batch.log_prob {expected}: one number per "
+            "element is needed; sum over the action's dimensions (distributions.Normal does)"
+        )
+    check_value(output, expected)
+    for leaf in jax.tree.leaves(output.aux):
+        if jnp.shape(leaf)[: len(expected)] != expected:
+            raise ShapeError(f"a leaf of aux has shape {jnp.shape(leaf)}: its leading axes must be {expected}")
+    if batch.mask is not None:  # masked elements keep the recorded numbers: their ratio is 1 and their gradient is 0
+        keep = batch.mask.astype(bool)
+        log_prob = jnp.where(keep, log_prob, batch.log_prob.astype(log_prob.dtype))
+        if value is not None and batch.value is not None:
+            value = jnp.where(keep, value, batch.value.astype(value.dtype))
+    return Current(output.distribution, log_prob, ABSENT if value is None else value, output.aux)
+
+
+def follow(batch: Batch, value: Array, *, skip: bool = False) -> Array:
+    """Compute `next_value` from new values, shifted by one step; with `skip`, from that of the next unmasked step.
+
+    At truncations, at the end of the rollout and (without `skip`) before masked steps, the observation that followed is
+    not in the batch, and the recorded `next_value` is kept.
+    """
+    recorded = batch.next_value
+    elsewhere = jnp.zeros_like(value, bool) if batch.truncated is None else batch.truncated.astype(bool)
+    if skip:
+        return next_values(value, recorded[-1], elsewhere, recorded, mask=batch.mask)
+    if batch.mask is not None:
+        keep = batch.mask.astype(bool)
+        elsewhere = elsewhere | jnp.concatenate([~keep[1:], jnp.zeros_like(keep[:1])])
+    return next_values(value, recorded[-1], elsewhere, recorded)

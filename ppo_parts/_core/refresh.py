@@ -1,0 +1,278 @@
+"""Refreshes: how often the parts before the sampler run again, and on whose estimates."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._base.errors import UserTypeError, UserValueError
+from .chain import amend, check_states, fold
+from .checks import check_axes
+from .policy import evaluate_current, follow
+from .types import Array, Batch, Context, Current, Evaluate, Params, Part
+
+RefreshName = Literal["rollout", "epoch", "minibatch"]
+
+
+class Estimates(NamedTuple):
+    """The estimates of a policy for the rollout, each `[T, N]`.
+
+    Attributes:
+        value: V of each observation; None without a critic.
+        next_value: V of the observation that followed; None without a critic.
+        log_ratio: log pi - log pi_behavior of the recorded actions.
+    """
+
+    value: Array | None
+    next_value: Array | None
+    log_ratio: Array
+
+
+class PartStates(NamedTuple):
+    """States of the parts before the sampler: of those that all phases share, and of the phase's own."""
+
+    shared: tuple[Any, ...]
+    own: tuple[Any, ...]
+
+
+class UpstreamState(NamedTuple):
+    """The state that a phase passes from minibatch to minibatch for the parts before its sampler.
+
+    Attributes:
+        params: the latest parameters.
+        parts: the states of these parts.
+        estimates: those of the latest evaluation of each step; None unless the refresh updates them.
+    """
+
+    params: Params
+    parts: PartStates
+    estimates: Estimates | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Upstream:
+    """The parts before a phase's sampler, and the rollout on which they run.
+
+    Attributes:
+        shared: the parts that all phases share.
+        own: the parts of this phase.
+        evaluate: the policy network.
+        recorded: the rollout before any part has run; numbers in masked elements are finite.
+        prepared: the rollout on which `run_own` runs: after the shared parts, if a phase has a refresh with
+            `shares_upstream`; otherwise `recorded`.
+        moved: whether an earlier phase has trained the policy since the rollout.
+        keep_finite: whether a part keeps its last finite state, because the optimizer skips gradients that are not
+            finite.
+    """
+
+    shared: tuple[Part, ...]
+    own: tuple[Part, ...]
+    evaluate: Evaluate
+    recorded: Batch
+    prepared: Batch
+    moved: bool
+    keep_finite: bool
+
+    def run_own(self, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
+        """Run the phase's own parts on the rollout that the shared parts have prepared."""
+        batch = self.prepared.replace(metrics={}, reductions=())
+        batch, states, params = self._run(self.own, batch, state.params, state.parts.own, context)
+        return batch, state._replace(params=params, parts=state.parts._replace(own=states))
+
+    def run(self, estimates: Estimates, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
+        """Run all parts again, on the rollout with new estimates."""
+        batch = self.recorded.replace(**estimates._asdict())
+        states = (*state.parts.shared, *state.parts.own)
+        batch, states, params = self._run((*self.shared, *self.own), batch, state.params, states, context)
+        parts = PartStates(states[: len(self.shared)], states[len(self.shared) :])
+        return batch, state._replace(params=params, parts=parts)
+
+    def _run(
+        self, parts: tuple[Part, ...], batch: Batch, params: Params, states: tuple[Any, ...], context: Context
+    ) -> tuple[Batch, tuple[Any, ...], Params]:
+        batch, after = fold(parts, batch, states, context.replace(params=params))
+        check_states("update", parts, states, after)
+        check_upstream(parts, batch)
+        if self.keep_finite:
+            after = tuple(finite_or_old(new, old) for new, old in zip(after, states, strict=True))
+        return batch, after, amend(parts, params, states, after)
+
+    def recorded_estimates(self) -> Estimates:
+        """Return the estimates of the behavior policy, as recorded in the rollout."""
+        batch = self.recorded
+        log_ratio = jnp.zeros_like(batch.log_prob) if batch.log_ratio is None else batch.log_ratio
+        return Estimates(batch.value, batch.next_value, log_ratio)
+
+    def evaluated(self, params: Params) -> Estimates:
+        """Return the estimates of the policy with these parameters."""
+        current = evaluate_current(self.evaluate, params, self.recorded)
+        return self.with_next_value(current.value, current.log_prob - self.recorded.log_prob)
+
+    def with_next_value(self, value: Array | None, log_ratio: Array) -> Estimates:
+        """Make estimates in the dtypes of the rollout, with `next_value` computed from `value`."""
+        batch, log_ratio = self.recorded, log_ratio.astype(self.recorded.log_prob.dtype)
+        if value is None or batch.value is None:
+            return Estimates(batch.value, batch.next_value, log_ratio)
+        value = value.astype(batch.value.dtype)
+        following = None if batch.next_value is None else follow(batch, value).astype(batch.next_value.dtype)
+        return Estimates(value, following, log_ratio)
+
+
+class Refresh:
+    """Determines how often the parts before the sampler run; this class runs them once.
+
+    Subclasses override its methods. `init` is called before the first epoch of a phase, the others at the times that
+    their names state. All except the last return the rollout from which minibatches are drawn. Each may evaluate the
+    policy, run the parts, and change the state.
+    """
+
+    name = "rollout"
+    shares_upstream = True
+    """Whether the parts that all phases share run only once, before the first phase."""
+
+    def init(self, upstream: Upstream, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
+        """Run the parts before the sampler, once for all epochs."""
+        return upstream.run_own(state, context)
+
+    def before_epoch(
+        self, upstream: Upstream, rollout: Batch, state: UpstreamState, context: Context
+    ) -> tuple[Batch, UpstreamState]:
+        """Return the rollout for epoch `context.epoch`."""
+        del upstream, context
+        return rollout, state
+
+    def before_minibatch(
+        self, upstream: Upstream, rollout: Batch, state: UpstreamState, context: Context
+    ) -> tuple[Batch, UpstreamState]:
+        """Return the rollout from which minibatch `context.minibatch` is drawn."""
+        del upstream, context
+        return rollout, state
+
+    def after_minibatch(
+        self, upstream: Upstream, state: UpstreamState, sampler: Any, minibatch: Batch, indices: Any
+    ) -> UpstreamState:
+        """Return the state after the gradient step; `minibatch.current` is the policy before this step."""
+        del upstream, sampler, minibatch, indices
+        return state
+
+
+class EachEpoch(Refresh):
+    """Evaluates the whole rollout with the current policy before each epoch, and runs the parts on the result.
+
+    This is `refresh="epoch"`.
+
+    Args:
+        on_policy: whether the policy before the first gradient step collected the rollout, so that the recorded
+            estimates serve the first epoch. False: an earlier policy did, so the rollout is evaluated for it, too.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> sampler = pp.shuffled_minibatches(4, num_epochs=10, refresh=pp.refresh.EachEpoch(on_policy=False))
+    """
+
+    name = "epoch"
+    shares_upstream = False
+
+    def __init__(self, on_policy: bool = True) -> None:
+        self.on_policy = on_policy
+
+    def init(self, upstream: Upstream, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
+        """Return the rollout unchanged: the parts run before each epoch, including the first."""
+        del context
+        return upstream.recorded, state
+
+    def before_epoch(
+        self, upstream: Upstream, rollout: Batch, state: UpstreamState, context: Context
+    ) -> tuple[Batch, UpstreamState]:
+        """Evaluate the rollout, unless the policy is still the behavior policy, and run the parts."""
+        del rollout
+        if upstream.moved or not self.on_policy:
+            estimates = upstream.evaluated(state.params)
+        else:
+            estimates = jax.lax.cond(
+                context.epoch > 0, upstream.evaluated, lambda params: upstream.recorded_estimates(), state.params
+            )
+        return upstream.run(estimates, state, context)
+
+
+class EachMinibatch(Refresh):
+    """Runs the parts before each minibatch, on the estimates from the latest evaluation of each step."""
+
+    name = "minibatch"
+    shares_upstream = False
+
+    def init(self, upstream: Upstream, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
+        """Start from the recorded estimates, or from those of the policy that an earlier phase has trained."""
+        del context
+        estimates = upstream.evaluated(state.params) if upstream.moved else upstream.recorded_estimates()
+        return upstream.recorded, state._replace(estimates=estimates)
+
+    def before_minibatch(
+        self, upstream: Upstream, rollout: Batch, state: UpstreamState, context: Context
+    ) -> tuple[Batch, UpstreamState]:
+        """Run the parts on the latest estimates."""
+        del rollout
+        assert state.estimates is not None
+        batch, state = upstream.run(state.estimates, state, context)
+        if batch.log_prob.shape != upstream.recorded.log_prob.shape:
+            raise UserValueError(
+                'refresh="minibatch" writes values back into the rollout of shape '
+                f"{upstream.recorded.log_prob.shape}, but a part before the sampler made it {batch.log_prob.shape}: "
+                'use refresh="rollout" or "epoch"'
+            )
+        return batch, state
+
+    def after_minibatch(
+        self, upstream: Upstream, state: UpstreamState, sampler: Any, minibatch: Batch, indices: Any
+    ) -> UpstreamState:
+        """Write the minibatch's values and log-ratios back."""
+        current: Current = minibatch.current
+        assert state.estimates is not None
+        value, _, log_ratio = state.estimates
+        log_ratio = sampler.put(log_ratio, indices, current.log_prob - minibatch.log_prob, minibatch.shards)
+        if value is not None and current.value is not None:
+            value = sampler.put(value, indices, current.value, minibatch.shards)
+        return state._replace(estimates=upstream.with_next_value(value, log_ratio))
+
+
+REFRESHES: dict[str, Refresh] = {kind.name: kind() for kind in (Refresh, EachEpoch, EachMinibatch)}
+
+
+def refresh_of(where: str, refresh: RefreshName | Refresh) -> Refresh:
+    """Return the refresh of that name, or the object itself."""
+    if isinstance(refresh, Refresh):
+        return refresh
+    if not isinstance(refresh, str):
+        raise UserTypeError(f"{where}: refresh must be a name or a Refresh, got {refresh!r}")
+    if refresh not in REFRESHES:
+        raise UserValueError(f"{where}: refresh must be one of {', '.join(map(repr, REFRESHES))}, got {refresh!r}")
+    return REFRESHES[refresh]
+
+
+def check_upstream(parts: tuple[Part, ...], batch: Batch) -> None:
+    """Raise if parts before the sampler added a loss, requested a stop, or left fields of different sizes."""
+    names = ", ".join(part.name for part in parts)
+    if batch.losses:
+        raise UserValueError(
+            f"learner: the loss {next(iter(batch.losses))!r} was added before the sampler (by one of {names}), where "
+            "nothing is differentiated: put that part after the sampler"
+        )
+    if batch.stop is not None:
+        raise UserValueError(
+            f"learner: a part before the sampler (one of {names}) requested a stop, which only parts after it may do: "
+            "put it after the sampler"
+        )
+    if parts:  # samplers would draw the wrong elements of a field whose size these parts changed
+        check_axes(f"learner, after {names}", batch)
+
+
+def finite_or_old(new: Any, old: Any) -> Any:
+    """Return the new state of a part, or the old one if a number in the new one is not finite."""
+    floats = [x for x in jax.tree.leaves(new) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
+    if not floats:
+        return new
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats]))
+    return jax.tree.map(lambda x, y: jnp.where(finite, x, y), new, old)

@@ -1,0 +1,336 @@
+"""The contract of samplers: which elements a minibatch has, and how they are taken and written back."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import check_choice, check_count
+from .._base.trees import on_automatic_mesh
+from ..functional._common import ShapeError, unsqueezed
+from .policy import evaluate_current
+from .refresh import Refresh, RefreshName, refresh_of
+from .shards import field_axes, joined, map_shards, split
+from .types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, EmptyState, Part, no_state
+
+Axis = Literal["step", "segment", "window"]
+Plan = Callable[[Array, Batch, Array | int], Any]
+Draw = Callable[[Any, Batch, Context], tuple[Any, Array | None]]
+
+
+class Windows(NamedTuple):
+    """The indices that `draw` returns with `axis="window"`: M pieces of L steps.
+
+    Attributes:
+        start, segment: `[M]` integers: window m has the steps start[m], ..., start[m] + L - 1 of a segment.
+        counts: `[L, M]` booleans: True for steps that are trained on. False masks a step, which then only warms up a
+            recurrent state.
+    """
+
+    start: Array
+    segment: Array
+    counts: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampler(Divider):
+    """A part that divides the chain: parts before it see the rollout, parts after it see minibatches.
+
+    Attributes:
+        num_epochs: passes over the rollout.
+        num_minibatches: minibatches per epoch.
+        axis: what an index means: "step", a row of the flattened time-major rollout (t*N + n); "segment", a column;
+            "window", see `Windows`.
+        refresh: how often the parts before the sampler run again.
+        plan: `plan(key, batch, epoch) -> tree` with leading axis `[num_minibatches]`, made at the start of an epoch
+            from the batch that the parts before the sampler left; with `refresh="minibatch"`, none of them has run yet.
+        draw: `draw(item, batch, context) -> (indices [M] | Windows | None, weight [M] | None)`, where `item` is one row
+            of the plan. Indices None: the whole batch, unchanged. If the batch has S > 1 shards, all leaves have a
+            leading axis `[S]`, and indices are positions within a shard.
+        in_range: whether all indices are known to be in range; otherwise `take` checks them.
+    """
+
+    num_epochs: int
+    num_minibatches: int
+    axis: Axis
+    refresh: Refresh
+    plan: Plan
+    draw: Draw
+    in_range: bool = False
+
+    @property
+    def cuts_time(self) -> bool:
+        return self.axis == "step"
+
+    def take(self, batch: Batch, indices: Any, weight: Array | None) -> Batch:
+        """Return the minibatch with these indices; metrics and losses start empty."""
+        self._check_drawn(indices, weight, batch.shards)
+        batch = batch.replace(metrics={}, reductions=(), losses={}, weight=weight)
+        if indices is None:
+            return batch.replace(weight=None if weight is None else weight.reshape(-1))
+        time, segments = batch.log_prob.shape[0], batch.log_prob.shape[1] // batch.shards
+        axes = ("step",) if self.axis == "step" else batch.axes
+        if batch.shards == 1:
+            minibatch = batch.replace(**self._take(batch, indices), axes=axes)
+        else:
+            taken, minibatch = map_shards(self._take, batch, indices), batch.replace(axes=axes)
+            for name, axis in field_axes(minibatch).items():
+                fields = jax.tree.map(functools.partial(_side_by_side, axis=axis), taken[name])
+                minibatch = minibatch.replace(**{name: fields})
+            indices = _in_one_row(indices)
+            weight = None if weight is None else weight.reshape(-1)
+        if not self.in_range:
+            minibatch = minibatch.replace(log_prob=self._nan_outside(minibatch.log_prob, indices, (time, segments)))
+        minibatch = minibatch.replace(weight=weight)
+        return _from_windows(minibatch, indices) if self.axis == "window" else minibatch
+
+    def _check_drawn(self, indices: Any, weight: Array | None, shards: int) -> None:
+        """Raise unless `draw` returned integers `[M]`, or `Windows`, and one weight for each; a shard is a row."""
+        windows = isinstance(indices, Windows)
+        if indices is None:
+            return
+        if windows != (self.axis == "window"):
+            expected = "Windows" if self.axis == "window" else "an array"
+            raise UserTypeError(
+                f"{self.name}: draw must return {expected} for axis={self.axis!r}, got {type(indices).__name__}"
+            )
+        rank, drawn = (1 if shards == 1 else 2), (*indices[:2],) if windows else (indices,)
+        for x in drawn:
+            if not jnp.issubdtype(jnp.result_type(x), jnp.integer):
+                raise UserTypeError(f"{self.name}: draw must return integers, got {jnp.result_type(x)}")
+            if jnp.ndim(x) != rank or jnp.shape(x) != jnp.shape(drawn[0]):
+                rows = "[M]" if shards == 1 else f"[{shards}, M], one row for each shard"
+                raise ShapeError(f"{self.name}: draw must return indices of shape {rows}, got {jnp.shape(x)}")
+        if windows and (*jnp.shape(indices.counts)[:-2], jnp.shape(indices.counts)[-1]) != jnp.shape(drawn[0]):
+            raise ShapeError(
+                f"{self.name}: draw must return counts [L, M] for M windows, got {jnp.shape(indices.counts)} for "
+                f"starts of shape {jnp.shape(drawn[0])}"
+            )
+        if weight is not None and jnp.shape(weight) != jnp.shape(drawn[0]):
+            raise ShapeError(
+                f"{self.name}: draw must return one weight for each index, {jnp.shape(drawn[0])}, got "
+                f"{jnp.shape(weight)}"
+            )
+
+    def _take(self, batch: Batch, indices: Any) -> dict[str, Any]:
+        """Return the fields of a batch with one shard at these indices."""
+        segments = batch.log_prob.shape[1]
+
+        def taken(x: Array, rows: Array, along: int) -> Array:
+            # Samplers draw indices in range; "clip" avoids the default's handling of negative and too large ones.
+            return jnp.take(x, rows, axis=along, mode="clip")
+
+        def per_step(x: Array) -> Array:
+            if self.axis == "segment":
+                return taken(x, indices, 1)
+            return taken(x.reshape((-1, *x.shape[2:])), self._rows(indices, segments), 0)
+
+        def per_segment(x: Array) -> Array:
+            if self.axis == "window":
+                return taken(x, indices.segment, 0)
+            return taken(x, indices if self.axis == "segment" else indices % segments, 0)
+
+        steps = {field: jax.tree.map(per_step, getattr(batch, field)) for field in PER_STEP}
+        return steps | {field: jax.tree.map(per_segment, getattr(batch, field)) for field in PER_SEGMENT}
+
+    def _nan_outside(self, log_prob: Array, indices: Any, shape: tuple[int, int]) -> Array:
+        """Return the log-probabilities, with NaN where an index is out of range."""
+        time, segments = shape
+        if self.axis == "window":
+            last = indices.start + indices.counts.shape[0] - 1
+            inside = (indices.start >= 0) & (last < time) & (indices.segment >= 0) & (indices.segment < segments)
+        else:
+            inside = (indices >= 0) & (indices < (time * segments if self.axis == "step" else segments))
+        leading = 1 if self.axis == "step" else 2
+        inside = inside.reshape((1,) * (leading - 1) + inside.shape + (1,) * (log_prob.ndim - leading))
+        return jnp.where(inside, log_prob, jnp.nan)
+
+    def put(self, buffer: Array, indices: Any, rows: Array, shards: int = 1) -> Array:
+        """Return `buffer` `[T, N]` with the rows of a minibatch written back."""
+        if indices is None:
+            return rows.astype(buffer.dtype)
+        if shards > 1:
+            along = 0 if self.axis == "step" else 1
+            put = jax.vmap(self.put, in_axes=(1, 0, along), out_axes=1)
+            return joined(put(split(buffer, shards, 1), indices, split(rows, shards, along)), 1)
+        if self.axis == "segment":
+            return buffer.at[:, indices].set(rows)
+        flat, places = buffer.reshape((-1, *buffer.shape[2:])), self._rows(indices, buffer.shape[1])
+        if self.axis == "window":  # do not write steps that only warm up: two windows may overlap in them
+            counts = unsqueezed(indices.counts, rows.ndim)
+            places, rows = jnp.where(indices.counts, places, len(flat)), jnp.where(counts, rows, 0)
+        return flat.at[places].set(rows, mode="drop").reshape(buffer.shape)
+
+    def _rows(self, indices: Any, segments: int) -> Array:
+        """Return the indices of rows of the flattened rollout, `[M]` or `[L, M]`."""
+        if self.axis == "step":
+            return indices
+        steps = indices.start[None] + jnp.arange(indices.counts.shape[0])[:, None]
+        return steps * segments + indices.segment[None]
+
+
+def sampler(
+    name: str,
+    plan: Plan,
+    draw: Draw,
+    *,
+    num_epochs: int = 1,
+    num_minibatches: int,
+    axis: Axis,
+    refresh: RefreshName | Refresh = "rollout",
+    weighs: bool = False,
+    requires: tuple[str, ...] = (),
+    in_range: bool = False,
+) -> Part:
+    """Make a sampler from your own functions, which choose the elements of the rollout for each minibatch.
+
+    These functions need no code for shards. If the rollout has several shards, `plan` and `draw` are called for every
+    shard (by `vmap`), each time with a different key and with the batch of one shard, `[T, N / S]` and `batch.shards`
+    1. A minibatch consists of the elements drawn from all shards.
+
+    Args:
+        name: its name in error messages.
+        plan: `plan(key, batch, epoch) -> tree`, every leaf with leading axis `[num_minibatches]`; called once per epoch
+            with the batch that the parts before the sampler left; with `refresh="minibatch"`, none of them has run yet.
+        draw: `draw(item, batch, context) -> (indices, weight)`: `item` is one row of the plan, the indices are integers
+            `[M]` (or `Windows`, or None for the whole batch), the weight is `[M]` or None.
+        num_epochs: passes over the rollout.
+        num_minibatches: minibatches per epoch.
+        axis: what an index means: "step": a row t*N + n of the flattened rollout; "segment": a column; "window": a
+            piece of a segment.
+        refresh: as in `shuffled_minibatches`.
+        weighs: whether `draw` returns a weight, which goes to `batch.weight`.
+        requires: fields of the batch that `plan` or `draw` read.
+        in_range: whether all indices are guaranteed to be in range. Otherwise, elements with an index out of range have
+            a log-probability of NaN, so that the loss is NaN and is counted.
+
+    Example:
+        The newest half of every rollout, in order:
+
+        >>> import jax.numpy as jnp, ppo_parts as pp
+        >>> def plan(key, batch, epoch):
+        ...     steps = batch.log_prob.size
+        ...     return jnp.arange(steps // 2, steps).reshape(2, -1)
+        >>> def draw(item, batch, context):
+        ...     return item, None
+        >>> newest = pp.sampler("newest", plan, draw, num_minibatches=2, axis="step")
+    """
+    return sampler_of_shards(
+        name,
+        _plan_shards(plan),
+        _draw_shards(draw),
+        num_epochs=num_epochs,
+        num_minibatches=num_minibatches,
+        axis=axis,
+        refresh=refresh,
+        weighs=weighs,
+        requires=requires,
+        in_range=in_range,
+    )
+
+
+def sampler_of_shards(
+    name: str,
+    plan: Plan,
+    draw: Draw,
+    *,
+    num_epochs: int,
+    num_minibatches: int,
+    axis: Axis,
+    refresh: RefreshName | Refresh,
+    weighs: bool = False,
+    requires: tuple[str, ...] = (),
+    in_range: bool,
+) -> Part:
+    """Make a sampler whose plan and draw receive the whole rollout, with all its shards; see `Sampler.draw`."""
+    check_count(name, "num_minibatches", num_minibatches)
+    check_count(name, "num_epochs", num_epochs)
+    check_choice(name, "axis", axis, ("step", "segment", "window"))
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        # A sampler that runs as a plain part draws the first minibatch of the first epoch.
+        return on_automatic_mesh(first, batch.log_prob)(batch, context), state
+
+    def first(batch: Batch, context: Context) -> Batch:
+        draw_key = jax.random.fold_in(context.key, 2**31)  # a large number, for the reason given in `part_key`
+        item = jax.tree.map(lambda x: x[0], plan(context.key, batch, 0))
+        indices, weight = draw(item, batch, context.replace(key=draw_key))
+        minibatch = made.take(batch, indices, weight)
+        return minibatch.replace(current=evaluate_current(context.evaluate, context.params, minibatch))
+
+    made = Sampler(
+        no_state,
+        update,
+        name,
+        requires=requires,
+        provides=("weight",) if weighs else (),
+        reads=(),
+        place="before_sampler",
+        num_epochs=num_epochs,
+        num_minibatches=num_minibatches,
+        axis=axis,
+        refresh=refresh_of(name, refresh),
+        plan=plan,
+        draw=draw,
+        in_range=in_range,
+    )
+    return made
+
+
+def _from_windows(minibatch: Batch, windows: Windows) -> Batch:
+    """Return the batch of windows: warm-up steps are masked, and the state is zeroed in windows that begin later."""
+    counts = jnp.broadcast_to(unsqueezed(windows.counts, minibatch.log_prob.ndim), minibatch.log_prob.shape)
+    mask = counts if minibatch.mask is None else jnp.where(counts, minibatch.mask, 0)
+    reset = minibatch.reset
+    if reset is not None:
+        begins_later = unsqueezed(windows.start > 0, reset.ndim - 1)
+        reset = reset.at[0].set(jnp.where(begins_later, 1, reset[0]).astype(reset.dtype))
+    return minibatch.replace(mask=mask, reset=reset)
+
+
+def _plan_shards(plan: Plan) -> Plan:
+    """Wrap `plan` so that it plans every shard, `[num_minibatches, shards, ...]`."""
+
+    def planned(key: Array, batch: Batch, epoch: Array | int) -> Any:
+        if batch.shards == 1:
+            return plan(key, batch, epoch)
+        keys = jax.random.split(key, batch.shards)
+        try:
+            items = map_shards(lambda shard, key: plan(key, shard, epoch), batch, keys)
+        except UserValueError as error:
+            message = f"{error.message} (a plan is made for each of {batch.shards} shards)"
+            raise UserValueError(message, where=error.where, argument=error.argument) from error
+        return jax.tree.map(lambda x: jnp.moveaxis(x, 0, min(1, x.ndim - 1)), items)
+
+    return planned
+
+
+def _draw_shards(draw: Draw) -> Draw:
+    """Wrap `draw` so that it draws the indices and weights of every shard, `[shards, ...]`."""
+
+    def drawn(item: Any, batch: Batch, context: Context) -> tuple[Any, Array | None]:
+        if batch.shards == 1:
+            return draw(item, batch, context)
+        keys = jax.random.split(context.key, batch.shards)
+        return map_shards(lambda shard, item, key: draw(item, shard, context.replace(key=key)), batch, item, keys)
+
+    return drawn
+
+
+def _side_by_side(x: Array, axis: int) -> Array:
+    """Join the elements taken from several shards, `[shards, ...]`, along `axis`."""
+    return joined(jnp.moveaxis(x, 0, axis), axis)
+
+
+def _in_one_row(indices: Any) -> Any:
+    """Reshape the indices of several shards from `[shards, M / shards]` to `[M]`."""
+    if not isinstance(indices, Windows):
+        return indices.reshape(-1)
+    counts = jnp.moveaxis(indices.counts, 0, 1)
+    return Windows(indices.start.reshape(-1), indices.segment.reshape(-1), joined(counts, 1))

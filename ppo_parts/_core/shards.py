@@ -1,0 +1,62 @@
+"""Shards: equal blocks of neighboring segments, which samplers do not mix, so that each can stay on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._base.errors import UserValueError
+from .types import PER_SEGMENT, PER_STEP, Array, Batch
+
+
+def split(x: Array, shards: int, axis: int) -> Array:
+    """Divide `axis` into two axes, shards and the positions within a shard."""
+    return x.reshape((*x.shape[:axis], shards, -1, *x.shape[axis + 1 :]))
+
+
+def joined(x: Array, axis: int) -> Array:
+    """Merge `axis` and the next axis, shards and the positions within a shard, into one axis."""
+    return x.reshape((*x.shape[:axis], -1, *x.shape[axis + 2 :]))
+
+
+def field_axes(batch: Batch) -> dict[str, int]:
+    """Return for each field the axis of segments, or of steps if there is no time axis."""
+    return dict.fromkeys(PER_STEP, len(batch.axes) - 1) | dict.fromkeys(PER_SEGMENT, 0)
+
+
+def check_shards(where: str, shards: int, what: str, size: int) -> None:
+    """Raise unless the shards are a positive number that divides the segments."""
+    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1 or size % shards:
+        raise UserValueError(
+            f"{where}: shards={shards!r} must be a whole number that divides {what} = {size}: shards are equal blocks "
+            "of neighboring segments"
+        )
+
+
+def known_to_all(x: Array) -> Array:
+    """Replicate `x` `[shards, ...]`, a few numbers for each shard, on every device.
+
+    This is a sum, to which every shard contributes its own row and zeros, because XLA combines sums into one operation.
+    """
+    own = jnp.eye(len(x), dtype=bool).reshape(len(x), len(x), *(1 for _ in x.shape[1:]))
+    return jnp.sum(jnp.where(own, x, 0), axis=1)
+
+
+def map_shards(f: Callable[..., Any], batch: Batch, *each: Any) -> Any:
+    """Compute `f(batch, *each)` for every shard, by `vmap`; leaves of `each` and of the result begin with `[shards]`.
+
+    Every call receives the segments of one shard as a batch with one shard.
+    """
+    axes = field_axes(batch)
+    fields = {
+        name: jax.tree.map(lambda x, axis=axis: split(x, batch.shards, axis), getattr(batch, name))
+        for name, axis in axes.items()
+    }
+
+    def one(fields: dict[str, Any], *each: Any) -> Any:
+        return f(batch.replace(**fields, shards=1), *each)
+
+    return jax.vmap(one, in_axes=(axes, *(0 for _ in each)))(fields, *each)

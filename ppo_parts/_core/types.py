@@ -1,0 +1,490 @@
+"""The basic types `Batch`, `Context` and `Part`, and `stateless`, which makes a part from a function."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import check_choice, check_takes
+from .._base.trees import axis_sharding
+from ..functional._common import ShapeError, check_arrays, check_floating
+
+Array = jax.Array
+Params = Any
+PartState = Any
+Evaluate = Callable[[Params, "Batch"], Any]
+"""`evaluate(params, batch) -> Output`, or `(distribution, value)`, or `(distribution, value, carry)`; see `Output`."""
+
+ABSENT: Any = None
+"""Default of the fields of a `Batch`. Its type is Any, so that parts need not repeat the checks of `requires`."""
+
+Reduction = Literal["mean", "sum", "max", "min"]
+"""How the values of a metric in the minibatches of an update become one number."""
+
+
+class Output(NamedTuple):
+    """The output of a policy network for a batch of observations.
+
+    A network may return the tuples `(distribution, value)` or, for recurrent policies, `(distribution, value, carry)`.
+
+    Attributes:
+        distribution: any object with `log_prob`, and with `sample` and `entropy` where they are needed.
+        value: one number per element, without a trailing axis of size 1; None: the policy has no critic.
+        carry: recurrent policies: their state after the batch's last step, leaves `[N, ...]`.
+        aux: any pytree of arrays whose leading axes are those of the batch: further heads, such as a second value or a
+            prediction. It is differentiable as `batch.current.aux`.
+    """
+
+    distribution: Any
+    value: Array | None = None
+    carry: Any = None
+    aux: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """A policy network as one value, which rollout, learner, training and evaluation share; call it like `evaluate`.
+
+    Attributes:
+        init: `init(key) -> params`.
+        evaluate: `evaluate(params, batch) -> Output`, or `(distribution, value[, carry])`.
+        initial_carry: recurrent policies: `initial_carry(num_envs) -> carry`, leaves `[N, ...]`, of which only
+            structure, shapes and dtypes matter, because every episode begins with `reset` = 1; None: no memory.
+    """
+
+    init: Callable[[Array], Params]
+    evaluate: Evaluate
+    initial_carry: Callable[[int], Any] | None = None
+
+    def __call__(self, params: Params, batch: Batch) -> Any:
+        """`evaluate(params, batch)`."""
+        return self.evaluate(params, batch)
+
+
+class Current(NamedTuple):
+    """The policy being trained, evaluated on the minibatch: written by the learner, after the sampler only."""
+
+    distribution: Any
+    log_prob: Array
+    value: Array = ABSENT
+    aux: Any = None
+
+
+class Stop(NamedTuple):
+    """A request from early-stop parts to the learner: two traced booleans; `Batch.add_stop` writes it.
+
+    discard: do not apply this minibatch, and skip the rest of this phase in this update.
+    after: apply this minibatch, and skip the rest of this phase in this update.
+    """
+
+    discard: Array
+    after: Array
+
+    def merge(self, other: Stop | None) -> Stop:
+        """Combine two requests."""
+        return self if other is None else Stop(self.discard | other.discard, self.after | other.after)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A rollout or a minibatch of it, which every part reads and returns. Absent fields are None.
+
+    The leading axes are `[T, N]` (time, segment) in a rollout, `[T, M]` after a segment sampler, and `[M]` after a step
+    sampler, which removes the time axis; `axes` names them. All fields may have the same further axes, such as agents.
+
+    Attributes:
+        obs: any pytree, leaves `[T, N, ...]`: the observation at step t.
+        action: any pytree, leaves `[T, N, ...]`: the action at step t, before any clipping for the environment.
+        log_prob: `[T, N]`, log-probability of the action under the behavior policy, in nats.
+        value: `[T, N]`, V(obs) at the time of the step (or as last written back by a `refresh`), in reward units.
+        reward: `[T, N]`, of the transition out of step t.
+        terminated: `[T, N]`, 1 where that transition ended the episode.
+        truncated: `[T, N]`, 1 where a time limit cut the episode there; None: nowhere.
+        next_value: `[T, N]`, V of the observation that followed: of the final one where the episode was truncated or
+            the rollout ended; arbitrary where it terminated.
+        mask: `[T, N]`, 1 where the step counts; None: everywhere.
+        advantage: `[T, N]`, written by an advantage part.
+        target: `[T, N]`, value target, written by an advantage part.
+        weight: `[M]`, importance weight of each sampled element, written by a sampler.
+        log_ratio: `[T, N]`, log pi_current - log pi_behavior as last evaluated before the sampler; None: 0.
+        carry: recurrent policies: state before step 0 of each segment, leaves `[N, ...]`.
+        reset: recurrent policies: `[T, N]`, 1 where the state is zeroed before step t.
+        next_obs: any pytree, leaves `[T, N, ...]`: the observation that followed step t, the final one where the
+            episode ended; `rollout(..., keep_next_obs=True)` writes it.
+        behavior: the distribution from which actions were sampled, leaves `[T, N, ...]`;
+            `rollout(..., keep_distribution=True)` writes it.
+        current: the policy being trained on this minibatch (`Current`); None before the sampler.
+        losses: named losses: with the shape of `log_prob`, one per segment, `[M]`, or a scalar; see `add_loss`.
+        metrics: named scalars.
+        extras: named data of each step, for your own parts: leaves `[T, N, ...]`, sampled like `obs`.
+        per_segment: named data of each segment, for your own parts: leaves `[N, ...]`; `[M, ...]` after a segment
+            sampler. A step sampler gives each step the entry of its segment.
+        shared: any other data for your own parts: any pytree, never sampled.
+        stop: the request of early-stop parts (`Stop`); None: no request.
+        axes: names of the leading axes, ("time", "segment") or ("step",).
+        shards: number of equal blocks of neighboring segments that samplers do not mix, so that each can stay on a
+            separate device; `rollout(..., shards=S)` writes it. The `[M]` elements of a minibatch are S blocks, too.
+        reductions: names and `Reduction`s of the metrics that are not averaged over minibatches; see `add_metrics`.
+    """
+
+    obs: Any = ABSENT
+    action: Any = ABSENT
+    log_prob: Array = ABSENT
+    value: Array = ABSENT
+    reward: Array = ABSENT
+    terminated: Array = ABSENT
+    truncated: Array = ABSENT
+    next_value: Array = ABSENT
+    mask: Array = ABSENT
+    advantage: Array = ABSENT
+    target: Array = ABSENT
+    weight: Array = ABSENT
+    log_ratio: Array = ABSENT
+    carry: Any = ABSENT
+    reset: Array = ABSENT
+    next_obs: Any = ABSENT
+    behavior: Any = ABSENT
+    current: Any = ABSENT
+    losses: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+    extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    per_segment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    shared: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    stop: Stop = ABSENT
+    axes: tuple[str, ...] = dataclasses.field(default=("time", "segment"), metadata={"static": True})
+    reductions: tuple[tuple[str, Reduction], ...] = dataclasses.field(default=(), metadata={"static": True})
+    shards: int = dataclasses.field(default=1, metadata={"static": True})
+
+    def replace(self, **changes: Any) -> Batch:
+        """Return a copy with some fields changed."""
+        if unknown := changes.keys() - {field.name for field in dataclasses.fields(self)}:
+            raise UserTypeError(
+                f"Batch.replace: a Batch has no field {min(unknown)!r}; its fields are "
+                f"{', '.join(field.name for field in dataclasses.fields(self))}"
+            )
+        return dataclasses.replace(self, **changes)
+
+    def sharding(self, mesh: jax.sharding.Mesh) -> Batch:
+        """Return a batch with the `NamedSharding` of each leaf, which divides a rollout over the devices of a mesh.
+
+        Segments are divided over all axes of the mesh; each device has all of `shared`. Use it with `jax.device_put` or
+        as `in_shardings` of `jax.jit`.
+
+        Args:
+            mesh: as many devices as there are shards, or a divisor of that.
+
+        Raises:
+            ValueError: devices that do not divide the shards.
+        """
+        sharding, axis = axis_sharding("Batch.sharding", mesh, self.shards), len(self.axes) - 1
+        along = dict.fromkeys(PER_STEP, axis) | dict.fromkeys(PER_SEGMENT, 0)
+        trees = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if not field.metadata}
+        return self.replace(
+            **{name: jax.tree.map(lambda _, name=name: sharding(along.get(name)), tree) for name, tree in trees.items()}
+        )
+
+    def add_loss(self, name: str, loss: Array, *, per: Literal["element", "segment", "batch"] = "element") -> Batch:
+        """Return a copy with one more named loss.
+
+        Args:
+            name: a name that no other loss has.
+            loss: an array of the shape that `per` specifies.
+            per: "element": one number per element, of the shape of `log_prob`; the learner takes the masked mean.
+                "segment": one number for each of the M sampled segments, `[M]`; the learner takes the mean over the
+                segments with an unmasked step. "batch": one number, which is not reduced.
+
+        Raises:
+            ValueError: the name is taken. ShapeError: another shape.
+        """
+        check_choice("add_loss", "per", per, ("element", "segment", "batch"))
+        if not isinstance(name, str):
+            raise UserTypeError(f"the name of a loss must be a string, got {name!r}")
+        check_floating("add_loss", **{name: loss})  # anything else would have no gradient
+        if name in self.losses:
+            raise UserValueError(
+                f"a loss named {name!r} is already in this chain ({', '.join(self.losses)}): give one of the two "
+                'another name with name="..."'
+            )
+        element = jnp.shape(self.log_prob) if self.log_prob is not None else jnp.shape(loss)
+        expected = {"element": element, "segment": element[1:2], "batch": ()}[per]
+        if per == "segment" and self.axes[0] != "time":
+            raise UserValueError(
+                f"loss {name!r} is one number per segment, but the sampler cuts the time axis: use a "
+                "sampler that keeps time, such as segment_minibatches()"
+            )
+        if jnp.shape(loss) != expected:
+            raise ShapeError(
+                f"loss {name!r} has shape {jnp.shape(loss)}, expected {expected} for per={per!r}: the learner "
+                "reduces losses and applies the mask"
+            )
+        return self.replace(losses={**self.losses, name: loss})
+
+    def add_metrics(self, reduce: Reduction = "mean", /, **metrics: Array) -> Batch:
+        """Return a copy with more named scalars.
+
+        Args:
+            reduce: how the learner reduces them over the minibatches of an update: "mean", "sum", "max" or "min".
+            **metrics: scalars by name.
+
+        Raises:
+            ValueError: a name is taken. ShapeError: not a scalar.
+        """
+        check_choice("add_metrics", "reduce", reduce, get_args(Reduction))
+        for name, value in metrics.items():
+            if name in self.metrics:
+                raise UserValueError(
+                    f"a metric named {name!r} is already in this chain: give one of the two parts another name, or "
+                    "put it into within(part, name=...)"
+                )
+            check_arrays("add_metrics", **{name: value})
+            if jnp.shape(value) != ():
+                raise ShapeError(f"metric {name!r} must be a scalar, got shape {jnp.shape(value)}: reduce it first")
+        kept = self.reductions if reduce == "mean" else (*self.reductions, *((name, reduce) for name in metrics))
+        return self.replace(metrics={**self.metrics, **metrics}, reductions=kept)
+
+    def add_stop(self, *, discard: Array | bool = False, after: Array | bool = False) -> Batch:
+        """Return a copy with a request to stop this phase, combined with earlier requests; see `Stop`."""
+        for name, value in {"discard": discard, "after": after}.items():
+            if jnp.shape(value) != ():
+                raise ShapeError(
+                    f"add_stop: {name} must be one boolean, got shape {jnp.shape(value)}: reduce it first, for "
+                    "example with jnp.any over the unmasked elements"
+                )
+        return self.replace(stop=Stop(jnp.asarray(discard, bool), jnp.asarray(after, bool)).merge(self.stop))
+
+    def current_log_ratio(self) -> Array:
+        """Return log pi_current - log pi_behavior of this minibatch's actions (differentiable), after the sampler."""
+        if self.current is None:
+            raise UserValueError(
+                "batch.current_log_ratio() needs the policy being trained, which exists only after the sampler: put "
+                'the part there, and declare place="after_sampler"'
+            )
+        return self.current.log_prob - self.log_prob
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Context:
+    """The inputs of a part besides its batch.
+
+    Attributes:
+        key: PRNG key, different for every part and every call.
+        step: int32 scalar, learner updates so far: 0 in the first. Schedules of parts count this.
+        params: the parameters: after the sampler those being trained, before it the latest ones of the update.
+        evaluate: the policy; in a learner it returns an `Output`, even if the policy returns a tuple.
+        epoch, minibatch: int32 scalars, position within the phase; before the sampler 0, or with a `refresh` that of
+            the epoch or minibatch before which the part runs.
+        num_minibatches: minibatches per epoch.
+    """
+
+    key: Array
+    step: Array | int = 0
+    params: Params = None
+    evaluate: Evaluate = dataclasses.field(default=ABSENT, metadata={"static": True})
+    epoch: Array | int = 0
+    minibatch: Array | int = 0
+    num_minibatches: int = dataclasses.field(default=1, metadata={"static": True})
+
+    def replace(self, **changes: Any) -> Context:
+        """Return a copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+PER_STEP = (  # fields of a batch with the axes `[T, N]`, from which samplers draw
+    "obs",
+    "action",
+    "log_prob",
+    "value",
+    "reward",
+    "terminated",
+    "truncated",
+    "next_value",
+    "mask",
+    "advantage",
+    "target",
+    "log_ratio",
+    "reset",
+    "next_obs",
+    "behavior",
+    "extras",
+)
+PER_SEGMENT = ("carry", "per_segment")  # fields of a batch without a time axis, `[N, ...]`
+
+
+class EmptyState(NamedTuple):
+    """State of a part that has none."""
+
+
+Place = Literal["anywhere", "first", "before_sampler", "after_sampler"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A pair of pure functions of a `Batch`, from which updates are composed.
+
+    Attributes:
+        init: `init(params, key) -> state`. The state keeps its tree structure, shapes and dtypes.
+        update: `update(batch, state, context) -> (batch, state)`.
+        name: name of the part in error messages.
+        requires: fields of `Batch` that it reads and that must be present; "extras.x" or "metrics.x" is one entry.
+        provides: fields of `Batch` that it writes.
+        reads: fields that it reads besides `requires`, if they are present; None: unspecified, so that checks assume
+            that it may read any field.
+        place: the side of the sampler on which it may be placed; "first": before the sampler, as the first part of its
+            own chain.
+        needs_time: True if it works along the time axis.
+        amend: `amend(params, old_state, new_state) -> params`, called outside the gradient after the part has run and
+            the optimizer has stepped: for exact PopArt, projections or resets.
+        finish: `finish(batch, state, context) -> state`, called once per update, on the rollout with `batch.current`
+            under the updated policy: for the true divergence, or a buffer of rollouts. A part before the sampler gets
+            the rollout that all phases share. A part after it gets the rollout that its minibatches were drawn from,
+            or, with a refresh other than "rollout" or in a phase with `every` > 1, the rollout before the phase; it is
+            called only in the updates in which its phase runs.
+    """
+
+    init: Callable[..., PartState]
+    update: Callable[[Batch, PartState, Context], tuple[Batch, PartState]]
+    name: str = "part"
+    requires: tuple[str, ...] = ()
+    provides: tuple[str, ...] = ()
+    reads: tuple[str, ...] | None = None
+    place: Place = "anywhere"
+    needs_time: bool = False
+    amend: Callable[[Params, PartState, PartState], Params] | None = None
+    finish: Callable[[Batch, PartState, Context], PartState] | None = None
+
+    def __post_init__(self) -> None:
+        check_takes(self.name, "init", self.init, ("params", "key"))
+        check_takes(self.name, "update", self.update, ("batch", "state", "context"))
+        if self.amend is not None:
+            check_takes(self.name, "amend", self.amend, ("params", "old_state", "new_state"))
+        if self.finish is not None:
+            check_takes(self.name, "finish", self.finish, ("batch", "state", "context"))
+        check_choice(self.name, "place", self.place, get_args(Place))
+        known = {field.name for field in dataclasses.fields(Batch)}
+        for argument in ("requires", "provides", "reads"):
+            if isinstance(fields := getattr(self, argument), str):
+                raise UserTypeError(
+                    f"{self.name}: {argument} must be a tuple of fields, got {fields!r}: write ({fields!r},)"
+                )
+        for field in (*self.requires, *self.provides, *(self.reads or ())):
+            if field.partition(".")[0] not in known:
+                raise UserValueError(
+                    f"{self.name}: a Batch has no field {field!r}; its fields are {', '.join(sorted(known))}"
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class Divider(Part):
+    """Base class of the parts that divide a chain: parts before it see the rollout, parts after it see minibatches."""
+
+    @property
+    def stage(self) -> str:
+        """Its label in a printed chain."""
+        return "sampler"
+
+    @property
+    def cuts_time(self) -> bool:
+        """Whether the minibatches have no time axis."""
+        return False
+
+    @property
+    def chains(self) -> Mapping[str, tuple[Part, ...]]:
+        """The parts of the chains inside it, by name."""
+        return {}
+
+
+def no_state(params: Params, key: Array | None = None) -> EmptyState:
+    """The `init` of a part without state."""
+    del params, key
+    return EmptyState()
+
+
+def stateless(
+    f: Callable[..., Batch],
+    *,
+    name: str | None = None,
+    requires: tuple[str, ...] = (),
+    provides: tuple[str, ...] = (),
+    reads: tuple[str, ...] | None = None,
+    place: Place = "anywhere",
+    needs_time: bool = False,
+) -> Part:
+    """Make a `Part` from a function `batch -> batch`, or `(batch, context) -> batch`.
+
+    Args:
+        f: pure function of a `Batch`, or of a `Batch` and the `Context` if it has two parameters without a default.
+        name: its name in error messages; by default the name of the function.
+        requires, provides, reads, place, needs_time: as in `Part`; with them, `chain` checks this part like any other.
+            For a loss, pass `provides=("losses",), place="after_sampler"`.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> halve = pp.stateless(lambda batch: batch.replace(reward=0.5 * batch.reward), name="halve_reward")
+        >>> pipeline = pp.chain(halve, pp.gae(gamma=.99, gae_lambda=.95))
+    """
+    if not callable(f):
+        raise UserTypeError(f"stateless: expected a function batch -> batch, got {f!r}")
+    called = name or str(getattr(f, "__name__", "stateless"))
+    takes_context = _takes_context(f)
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        result = f(batch, context) if takes_context else f(batch)
+        if not isinstance(result, Batch):
+            raise UserTypeError(f"{called}: the function must return the new batch, got {kind(result)}")
+        return result, state
+
+    return Part(no_state, update, called, requires, provides, reads, place, needs_time)
+
+
+def _takes_context(f: Callable[..., Any]) -> bool:
+    """Return whether a function has two positional parameters without a default."""
+    try:
+        parameters = inspect.signature(f).parameters
+    except (TypeError, ValueError):  # a callable without a signature
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in positional and p.default is p.empty for p in parameters.values()) == 2
+
+
+def kind(x: Any) -> str:
+    """Describe a value of an unexpected kind in an error message."""
+    return f"an array of shape {x.shape}" if isinstance(x, jax.Array) else type(x).__name__
+
+
+def field_at(batch: Batch, path: str) -> Any:
+    """Return a field of the batch, an entry ("extras.x") or a nested field ("current.aux.x"); None if absent."""
+    value: Any = batch
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+        if value is None:
+            return None
+    return value
+
+
+def with_field_at(batch: Batch, path: str, value: Any) -> Batch:
+    """Return the batch with a new value at a path: a field, an entry ("extras.x") or a nested field."""
+    field, _, rest = path.partition(".")
+    return batch.replace(**{field: _with_value_at(getattr(batch, field), rest, value) if rest else value})
+
+
+def _with_value_at(tree: Any, path: str, value: Any) -> Any:
+    name, _, rest = path.partition(".")
+    if isinstance(tree, Mapping) or tree is None:
+        tree = tree or {}
+        return {**tree, name: _with_value_at(tree.get(name), rest, value) if rest else value}
+    return tree._replace(**{name: _with_value_at(getattr(tree, name), rest, value) if rest else value})
+
+
+def require(batch: Batch, where: str, **remedies: str) -> None:
+    """Raise a `ValueError` with its remedy for the first of these fields that is None."""
+    for field, remedy in remedies.items():
+        if getattr(batch, field) is None:
+            raise UserValueError(f"{where}: batch.{field} is missing: {remedy}")

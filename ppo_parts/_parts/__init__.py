@@ -1,0 +1,1 @@
+"""The parts, one family a file; the modules beside this folder export them."""

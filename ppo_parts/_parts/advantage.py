@@ -1,0 +1,287 @@
+"""Parts that write or change `advantage` and `target`."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+
+from .. import functional
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import Numeric, at, check_choice, check_ddof, check_number
+from .._core.moments import Moments, merged
+from .._core.policy import follow
+from .._core.shards import known_to_all, map_shards
+from .._core.types import Array, Batch, Context, EmptyState, Part, no_state, require
+from ..functional._common import masked_mean, masked_sum, zero_masked
+from ..functional._statistics import one_of, share_explained
+
+ESTIMATOR_READS = ("reward", "value", "next_value", "terminated", "truncated", "mask", "current.value")
+
+
+def gae(
+    *,
+    gamma: Numeric,
+    gae_lambda: Numeric,
+    mask_mode: functional.MaskMode = "cut",
+    implementation: functional.Implementation = "auto",
+) -> Part:
+    """Write `advantage` and `target` by generalized advantage estimation; see `functional.gae` for the equations.
+
+    Before the sampler it reads the rollout's values. After a sampler that keeps time it reads the values of the policy
+    being trained (`current.value`), and takes `next_value` from them, except at truncations, before masked steps and at
+    the rollout's end. Gradients do not flow through it. Before the sampler it also writes the metric
+    `explained_variance`.
+
+    Args:
+        gamma: discount per step, in [0, 1]; a schedule counts learner updates.
+        gae_lambda: trace decay, in [0, 1]; a schedule counts learner updates.
+        mask_mode: "cut": no trace passes from or to a masked step. "skip": masked steps are skipped, as if they were
+            not there; `batch.next_value` must skip them, too. See `functional.gae`.
+        implementation: "auto", "scan", "associative" or "pallas"; see `functional.gae`.
+
+    Place: before the sampler, or after one that keeps time, such as `segment_minibatches` or `full_batch`.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> part = pp.gae(gamma=.99, gae_lambda=.95)
+        >>> pp.gae(gamma=1.5, gae_lambda=.95)
+        Traceback (most recent call last):
+        ...
+        ppo_parts.errors.UserValueError: gae: gamma must lie in [0, 1], got 1.5
+
+    Reference: Schulman et al. 2016, arXiv:1506.02438, eq. 16.
+    """
+    gamma = check_number("gae", "gamma", gamma, 0, 1)
+    gae_lambda = check_number("gae", "gae_lambda", gae_lambda, 0, 1)
+    check_choice("gae", "implementation", implementation, get_args(functional.Implementation))
+    check_choice("gae", "mask_mode", mask_mode, get_args(functional.MaskMode))
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        value, next_value = _latest_values("gae", batch, skip=mask_mode == "skip")
+        out = functional.gae(
+            batch.reward,
+            value,
+            next_value,
+            batch.terminated,
+            batch.truncated,
+            gamma=at(gamma, context.step),
+            gae_lambda=at(gae_lambda, context.step),
+            mask=batch.mask,
+            mask_mode=mask_mode,
+            implementation=implementation,
+        )
+        return _write(batch, out.advantage, out.target), state
+
+    return Part(no_state, update, "gae", provides=("advantage", "target"), reads=ESTIMATOR_READS, needs_time=True)
+
+
+def vtrace(
+    *,
+    gamma: Numeric,
+    gae_lambda: Numeric = 1.0,
+    rho_clip: Numeric = 1.0,
+    c_clip: Numeric = 1.0,
+    policy_gradient: bool = False,
+    pg_rho_clip: Numeric | None = None,
+    pg_lambda: Numeric | None = None,
+    implementation: functional.Implementation = "auto",
+) -> Part:
+    """Write `advantage` and `target` by V-trace, with the latest importance ratios.
+
+    Before the sampler the ratio is `exp(log_ratio)`, which is 1 until a `refresh` writes it. After a sampler that keeps
+    time, ratio and values are those of the policy being trained. See `functional.vtrace` for the equations. Gradients
+    do not flow through it. Before the sampler it also writes the metric `explained_variance`.
+
+    Args:
+        gamma: discount per step, in [0, 1]; a schedule counts learner updates (so do the others).
+        gae_lambda: trace decay, in [0, 1].
+        rho_clip: upper clip of the ratio on the TD error, > 0.
+        c_clip: upper clip of the ratio on the trace, > 0.
+        policy_gradient: False: the advantage is the recursion's `error` (PufferLib, JaxDEM). True: it is IMPALA's
+            `policy_advantage`.
+        pg_rho_clip: with `policy_gradient`, upper clip of the ratio on the advantage, > 0; None: `rho_clip`.
+        pg_lambda: with `policy_gradient`, weight of the next target against the next value, in [0, 1]; None: 1.
+        implementation: "auto", "scan", "associative" or "pallas"; see `functional.gae`.
+
+    Place: before the sampler, or after one that keeps time, such as `segment_minibatches` or `prioritized_sampler`.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> part = pp.vtrace(gamma=.99, gae_lambda=.95, rho_clip=1., c_clip=1.)
+
+    Reference: Espeholt et al. 2018, arXiv:1802.01561, eq. 1.
+    """
+    gamma = check_number("vtrace", "gamma", gamma, 0, 1)
+    gae_lambda = check_number("vtrace", "gae_lambda", gae_lambda, 0, 1)
+    rho_clip = check_number("vtrace", "rho_clip", rho_clip, 0, open_low=True)
+    c_clip = check_number("vtrace", "c_clip", c_clip, 0, open_low=True)
+    if not policy_gradient and not (pg_rho_clip is None and pg_lambda is None):
+        raise UserValueError("vtrace: pg_rho_clip and pg_lambda have an effect only with policy_gradient=True")
+    if pg_rho_clip is not None:
+        pg_rho_clip = check_number("vtrace", "pg_rho_clip", pg_rho_clip, 0, open_low=True)
+    if pg_lambda is not None:
+        pg_lambda = check_number("vtrace", "pg_lambda", pg_lambda, 0, 1)
+    check_choice("vtrace", "implementation", implementation, get_args(functional.Implementation))
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        value, next_value = _latest_values("vtrace", batch)
+        out = functional.vtrace(
+            _latest_log_ratio(batch),
+            batch.reward,
+            value,
+            next_value,
+            batch.terminated,
+            batch.truncated,
+            gamma=at(gamma, context.step),
+            gae_lambda=at(gae_lambda, context.step),
+            rho_clip=at(rho_clip, context.step),
+            c_clip=at(c_clip, context.step),
+            pg_rho_clip=None if pg_rho_clip is None else at(pg_rho_clip, context.step),
+            pg_lambda=None if pg_lambda is None else at(pg_lambda, context.step),
+            mask=batch.mask,
+            implementation=implementation,
+        )
+        return _write(batch, out.policy_advantage if policy_gradient else out.error, out.target), state
+
+    reads = (*ESTIMATOR_READS, "current.log_prob", "log_ratio", "log_prob")
+    return Part(no_state, update, "vtrace", provides=("advantage", "target"), reads=reads, needs_time=True)
+
+
+def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int = 0, eps: Numeric = 1e-8) -> Part:
+    """Standardize `advantage`; see `functional.advantage_normalize` for the equation and the `ddof` of each library.
+
+    Args:
+        axis: axes of the batch over which the statistics are taken; None: all. After `segment_minibatches`, axis 0 is
+            time and axis 1 the segments; after a step sampler there is only axis 0.
+        ddof: 0 (population) or 1 (sample).
+        eps: added to the standard deviation, >= 0; a schedule counts learner updates.
+
+    Place: after `gae` or `vtrace`. After the sampler the statistics are those of the minibatch, before it those of the
+    whole rollout.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> pipeline = pp.chain(
+        ...     pp.gae(gamma=.99, gae_lambda=.95), pp.shuffled_minibatches(4), pp.advantage_normalize(ddof=1)
+        ... )
+
+    Reference: Andrychowicz et al. 2021, arXiv:2006.05990, the section on normalization and clipping.
+    """
+    eps = check_number("advantage_normalize", "eps", eps, 0)
+    check_ddof("advantage_normalize", ddof)
+    axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    if not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
+        raise UserTypeError(f"advantage_normalize: axis must be None, a whole number or a tuple of them, got {axis!r}")
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        rank = jnp.ndim(batch.advantage)
+        if any(not -rank <= a < rank for a in axes):
+            raise UserValueError(
+                f"advantage_normalize: axis={axis} does not exist, the advantage has axes {batch.axes} and shape "
+                f"{jnp.shape(batch.advantage)}"
+            )
+        normalized = functional.advantage_normalize(
+            batch.advantage, axis=axis, ddof=ddof, eps=at(eps, context.step), mask=batch.mask
+        )
+        return batch.replace(advantage=normalized), state
+
+    return Part(
+        no_state, update, "advantage_normalize", requires=("advantage",), provides=("advantage",), reads=("mask",)
+    )
+
+
+def advantage_weight() -> Part:
+    """Multiply `advantage` by the sampler's importance weight: A_i <- w_i A_i.
+
+    Place: after a sampler that provides weights (`prioritized_sampler`, `given_indices(weights=...)`), and after
+    `advantage_normalize`, as in PufferLib; before it, the weights would change the statistics.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> sampler = pp.prioritized_sampler(8, alpha=.8, beta=.2)
+        >>> pipeline = pp.chain(pp.vtrace(gamma=.99), sampler, pp.advantage_normalize(), pp.advantage_weight())
+
+    Reference: PufferLib 3.0; Schaul et al. 2016, arXiv:1511.05952, section 3.4.
+    """
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        del context
+        return batch.replace(advantage=batch.advantage * align_weight(batch, batch.advantage)), state
+
+    return Part(
+        no_state,
+        update,
+        "advantage_weight",
+        requires=("advantage", "weight"),
+        provides=("advantage",),
+        reads=(),
+        place="after_sampler",
+    )
+
+
+def align_weight(batch: Batch, like: Array) -> Array:
+    """Return the weight `[M]` of each sampled element with the axes of `like`: time before it, agents after it."""
+    weight, sampled = batch.weight, len(batch.axes) - 1
+    return weight.reshape((1,) * sampled + weight.shape + (1,) * (like.ndim - sampled - 1)).astype(like.dtype)
+
+
+def _latest_values(where: str, batch: Batch, *, skip: bool = False) -> tuple[Array, Array]:
+    """Return the values and next values of the latest policy that was evaluated on the batch."""
+    require(
+        batch,
+        where,
+        reward="an advantage needs the reward of every step",
+        terminated="it is 1 where the transition out of step t ended the episode",
+        value="it is V(obs) when the step was taken: give the policy a critic, or use an advantage that needs none, "
+        "such as group_advantage()",
+        next_value="it is V of the observation that followed step t; functional.next_values(...) builds it",
+    )
+    if batch.current is None:
+        return batch.value, batch.next_value
+    if batch.current.value is None:
+        raise UserValueError(
+            f"{where}: the policy has no value, and an advantage along time needs one: give the policy "
+            "a critic, or write the advantage with your own part"
+        )
+    value = jax.lax.stop_gradient(batch.current.value)
+    return value, follow(batch, value, skip=skip)
+
+
+def _latest_log_ratio(batch: Batch) -> Array:
+    """Return the log-ratio of the latest policy that was evaluated on the batch."""
+    if batch.current is not None:
+        return jax.lax.stop_gradient(batch.current_log_ratio())
+    return jnp.zeros_like(batch.value) if batch.log_ratio is None else batch.log_ratio
+
+
+def _write(batch: Batch, advantage: Array, target: Array) -> Batch:
+    """Write the estimates and, before the sampler, the fraction of the target's variance that the value explains."""
+    if batch.current is None:
+        variance = _explained_variance(batch, target)
+        # Not by `add_metrics`: where a chain has two estimators, the last one's target is what the value learns.
+        batch = batch.replace(metrics={**batch.metrics, "explained_variance": variance})
+    return batch.replace(advantage=advantage, target=target)
+
+
+def _explained_variance(batch: Batch, target: Array) -> Array:
+    """Compute `functional.explained_variance`; several shards exchange their moments in one step."""
+    if batch.shards == 1:
+        return functional.explained_variance(batch.value, target, mask=batch.mask)
+
+    def of_shard(shard: Batch) -> tuple[Array, Moments]:
+        value, aim = zero_masked("explained_variance", shard.mask, *jax.lax.stop_gradient((shard.value, shard.target)))
+        seen = masked_sum(jnp.ones_like(aim), shard.mask)
+        some = jnp.where(seen > 0, one_of(aim, shard.mask), 0)
+        means, variances = [], []
+        for x in (aim - some, aim - value):
+            means.append(masked_mean(x, shard.mask))
+            variances.append(masked_mean(jnp.square(x - means[-1]), shard.mask))
+        return some, Moments(jnp.stack(means), jnp.stack(variances), seen)
+
+    some, each = jax.tree.map(known_to_all, map_shards(of_shard, batch.replace(target=target)))
+    first = one_of(some, each.seen > 0)
+    each = each._replace(mean=each.mean.at[:, 0].add(some - first))
+    total, error = merged(each).var
+    return share_explained(total, error, first).astype(batch.value.dtype)

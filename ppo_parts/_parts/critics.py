@@ -1,0 +1,159 @@
+"""Parts for critics that are not trained on the squared error of a value in reward units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import Numeric, at, check_number, spread_nan
+from .._core.types import Array, Batch, Context, Params, Part, field_at
+from ..functional import masked_mean
+from .losses import check_loss, measured_loss_part
+
+
+def critic_loss(
+    loss: Callable[..., Array],
+    *,
+    prediction: str = "value",
+    coef: Numeric = 1.0,
+    name: str = "value",
+    **hyperparameters: Any,
+) -> Part:
+    """Add `coef` times `loss(prediction, target, mask=mask, **hyperparameters)` as the loss `name`.
+
+    This turns any value loss into a part: one in `functional`, or your own function of the critic's prediction and the
+    value target that returns a loss per element. A critic that predicts more than a value, such as quantiles or the
+    logits of a classification, returns it in `Output.aux`. Metric: `<name>_loss`, the mean without the coefficient.
+
+    Args:
+        loss: the function.
+        prediction: the entry of the policy's output that is compared with the target: "value", or the path of an entry
+            of `aux`, such as "aux.value_logits".
+        coef: coefficient, >= 0; a schedule counts learner updates.
+        name: key in `losses`.
+        **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates, of which only the
+            first value is checked.
+
+    Place: after the sampler; needs the `target` of `gae` or `vtrace`.
+
+    Raises:
+        TypeError: `loss` is not a function, or does not take these arguments. ValueError: `prediction` is
+            neither "value" nor begins with "aux.", `loss` rejects a hyperparameter or returns another shape, or (when
+            traced) the policy returns no such entry.
+
+    Example:
+        >>> import jax.numpy as jnp, ppo_parts as pp
+        >>> huber = pp.critics.critic_loss(pp.functional.huber_value_loss, delta=1., coef=.5)
+        >>> hl_gauss = pp.critics.critic_loss(
+        ...     pp.functional.categorical_value_loss, prediction="aux.value_logits",
+        ...     support=jnp.linspace(-10., 10., 51), sigma=.3,
+        ... )
+        >>> pp.critics.critic_loss(pp.functional.huber_value_loss, clip_eps=.2)
+        Traceback (most recent call last):
+        ...
+        ppo_parts.errors.UserTypeError: critic_loss: huber_value_loss got an unexpected keyword argument 'clip_eps'
+    """
+    if not isinstance(prediction, str) or (prediction != "value" and not prediction.startswith("aux.")):
+        raise UserValueError(f'critic_loss: prediction must be "value" or "aux.<name>", got {prediction!r}')
+    # The shape of an entry of aux is not known yet.
+    check_loss("critic_loss", loss, ("prediction", "target"), hyperparameters, call=prediction == "value")
+    coef = check_number("critic_loss", "coef", coef, 0)
+
+    def per_element(batch: Batch, context: Context) -> Array:
+        predicted = field_at(batch, f"current.{prediction}")
+        if predicted is None:
+            raise UserValueError(
+                f"critic_loss: the policy returns no {prediction}: return it in Output(distribution, value, aux=...)"
+            )
+        now = {key: at(value, context.step) for key, value in hyperparameters.items()}
+        return spread_nan(loss(predicted, batch.target, mask=batch.mask, **now), *now.values())
+
+    reads = (f"current.{prediction}",)
+    return measured_loss_part("critic_loss", name, per_element, coef=coef, requires=("target",), reads=reads)
+
+
+class ValueStatistics(NamedTuple):
+    """Running mean and standard deviation of value targets, in reward units."""
+
+    mean: Array
+    scale: Array
+
+
+def normalize_target(
+    write: Callable[[Params, ValueStatistics, ValueStatistics], Params], *, rate: Numeric, min_scale: float = 1e-4
+) -> Part:
+    r"""Write the targets, normalized by running statistics, to `extras.target_normalized`.
+
+    .. math:: \mu \leftarrow \mu + \beta (\bar y - \mu), \qquad
+              \sigma^2 \leftarrow (1 - \beta) \sigma^2 + \beta\, \mathrm{Var}(y) + \beta (1 - \beta) (\bar y - \mu)^2,
+              \qquad \hat y = \frac{y - \mu}{\sigma}
+
+    with the mean and variance of the rollout's targets y, and :math:`\beta` = `rate`. These are the exponential
+    averages of the first two moments, computed without cancellation. :math:`\mu` and :math:`\sigma` begin at 0 and 1.
+    Metrics: `target_mean`, `target_scale`.
+
+    The network denormalizes its prediction n, :math:`V = \sigma n(s) + \mu`, so that values are in reward units
+    everywhere else. Therefore the statistics are parameters, without a gradient, and `write` sets them. If it does
+    nothing else, this is running value normalization. If it also rescales the last layer, by
+    `functional.rescale_head`, this is PopArt.
+
+    Args:
+        write: `write(params, old, new) -> params`, with the `ValueStatistics` before and after; called outside the
+            gradient each time the part runs: once per update, before the first minibatch, or, with `refresh`, before
+            each epoch or minibatch.
+        rate: the share of a new rollout in the statistics, in [0, 1]; a schedule counts learner updates. The schedule
+            `lambda step: 1 / (step + 1)` averages over all rollouts. With `refresh` it applies to each run of the part,
+            so choose a smaller one.
+        min_scale: smallest standard deviation, > 0.
+
+    Place: after `gae` or `vtrace`, before the sampler.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> def write(params, old, new):
+        ...     kernel, bias = pp.functional.rescale_head(params["kernel"], params["bias"], old, new)
+        ...     return params | {"kernel": kernel, "bias": bias, "mean": new.mean, "scale": new.scale}
+        >>> popart = pp.critics.normalize_target(write, rate=.01)
+        >>> loss = pp.within(
+        ...     pp.value_loss(coef=.5), name="normalized",
+        ...     read={"value": "current.aux.value_normalized", "target": "extras.target_normalized"},
+        ... )
+
+    Reference: van Hasselt et al. 2016, PopArt, arXiv:1602.07714, eq. 5 and proposition 1.
+    """
+    if not callable(write):
+        raise UserTypeError(f"normalize_target: give write(params, old, new) -> params, got {write!r}")
+    rate = check_number("normalize_target", "rate", rate, 0, 1)
+    min_scale = check_number("normalize_target", "min_scale", min_scale, 0, open_low=True, schedule=False)
+
+    def init(params: Params, key: Array | None = None) -> ValueStatistics:
+        del params, key
+        return ValueStatistics(jnp.zeros(()), jnp.ones(()))
+
+    def update(batch: Batch, state: ValueStatistics, context: Context) -> tuple[Batch, ValueStatistics]:
+        share = jnp.asarray(at(rate, context.step), state.mean.dtype)
+        if batch.mask is not None:  # without targets, their mean is undefined
+            share = jnp.where(jnp.any(batch.mask.astype(bool)), share, 0)
+        target = batch.target.astype(state.mean.dtype)
+        center = masked_mean(target, batch.mask)
+        spread, moved = masked_mean(jnp.square(target - center), batch.mask), center - state.mean
+        variance = (1 - share) * jnp.square(state.scale) + share * (spread + (1 - share) * jnp.square(moved))
+        state = ValueStatistics(state.mean + share * moved, jnp.maximum(jnp.sqrt(variance), min_scale))
+        normalized = ((target - state.mean) / state.scale).astype(batch.target.dtype)
+        batch = batch.replace(extras={**batch.extras, "target_normalized": normalized})
+        dtype = batch.target.dtype
+        return batch.add_metrics(target_mean=state.mean.astype(dtype), target_scale=state.scale.astype(dtype)), state
+
+    return Part(
+        init,
+        update,
+        "normalize_target",
+        requires=("target",),
+        provides=("extras.target_normalized",),
+        reads=("mask", "extras"),
+        place="before_sampler",
+        amend=write,
+    )

@@ -1,0 +1,231 @@
+"""Run existing parts on other fields: for a second critic, a cost critic, or two lambdas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import Numeric, at, check_number
+from .._core.chain import check_batch, check_wrapped, inner_key, parts_of, reads_field
+from .._core.types import Array, Batch, Context, EmptyState, Params, Part, field_at, no_state, with_field_at
+from ..functional._common import check_same_shape
+
+
+def within(
+    part: Part, *, name: str, read: Mapping[str, str] | None = None, write: Mapping[str, str] | None = None
+) -> Part:
+    """Run a part on other fields of the batch: `read` and `write` map the fields that it names to paths.
+
+    A path is a field ("reward"), an entry of one ("extras.intrinsic") or a field of the policy being trained
+    ("current.value", "current.aux.intrinsic"). Fields that the part writes but `write` does not name are discarded. Its
+    stop request is kept, and so are its losses, as `<name>/<loss>`, and its metrics, as `<name>/<metric>`.
+
+    Args:
+        part: any part except a sampler.
+        read: maps a field that the part reads to the path to read. A path under `current` replaces the field of the
+            policy being trained: `{"value": "current.aux.intrinsic"}` means
+            `{"current.value": "current.aux.intrinsic"}`.
+        write: maps a field that the part writes to the path to write.
+        name: prefix of its losses and metrics, and its name in error messages.
+
+    Raises:
+        ValueError: the part does not read a field that `read` names, or does not write one that `write` names; an entry
+            is absent.
+
+    Example:
+        The advantage of intrinsic rewards, with a separate critic, is added to the extrinsic advantage:
+
+        >>> import ppo_parts as pp
+        >>> intrinsic = pp.within(
+        ...     pp.gae(gamma=.99, gae_lambda=.95),
+        ...     read={"reward": "extras.intrinsic", "value": "extras.value_intrinsic",
+        ...           "next_value": "extras.next_value_intrinsic"},
+        ...     write={"advantage": "extras.advantage_intrinsic", "target": "extras.target_intrinsic"},
+        ...     name="intrinsic",
+        ... )
+        >>> pipeline = pp.chain(
+        ...     pp.gae(gamma=.99, gae_lambda=.95), intrinsic,
+        ...     pp.combine_advantages({"advantage": 1., "extras.advantage_intrinsic": .5}),
+        ... )
+
+    Reference: a lens, as in Foster et al. 2007, Combinators for Bidirectional Tree Transformations.
+    """
+    read, write = dict(read or {}), dict(write or {})
+    check_wrapped("within", part, "a part that is not a sampler")
+    for field in write:
+        if field not in part.provides:
+            raise UserValueError(
+                f"within: {part.name} does not write {field!r}; it writes {', '.join(part.provides) or 'nothing'}"
+            )
+    for field, path in read.items():
+        if part.reads is not None and not reads_field(part, _inner_path(field, path)):
+            there = ", ".join(dict.fromkeys((*part.requires, *part.reads)))
+            raise UserValueError(f"within: {part.name} does not read {field!r}; it reads {there or 'nothing'}")
+    replaced = {_inner_path(field, path) for field, path in read.items()}
+    own = set(replaced)  # fields that no longer belong to the critic of the batch
+    for inner in parts_of(part):
+        _check_one_critic(name, inner, read, own)
+        own.update(inner.provides)
+    lens = _Lens(part, name, read, write, replaced)
+    outer = dict.fromkeys(read.get(field, field) for field in part.requires)
+    reads = None if part.reads is None else (*(field for field in part.reads if field not in replaced), *read.values())
+    return Part(
+        lens.init,
+        lens.update,
+        name,
+        requires=tuple(path for path in outer if not path.startswith("current.")),
+        provides=(*write.values(), *(field for field in part.provides if field in ("losses", "stop"))),
+        reads=reads,
+        place=part.place,
+        needs_time=part.needs_time,
+        amend=part.amend,
+        finish=None if part.finish is None else lens.finish,
+    )
+
+
+def _check_one_critic(name: str, part: Part, read: dict[str, str], own: set[str]) -> None:
+    """Raise if the part would combine a value of the critic that `read` names with one of the batch's critic."""
+    reads = part.reads or ()
+    paired = "next_value" in own
+    if part.needs_time and "value" in read and "next_value" in reads and not paired:
+        raise UserValueError(
+            f"within {name!r}: {part.name} would combine the value of one critic with the next_value of another: give "
+            'the path of its next_value, e.g. read={"next_value": "extras.next_..."}'
+        )
+    clips = part.place == "after_sampler" and "value" in reads  # around the value of the rollout
+    if clips and "current.value" in own and "value" not in own:
+        raise UserValueError(
+            f"within {name!r}: {part.name} would compare the value of one critic with the earlier value of another: "
+            'give both paths, e.g. read={"current.value": "current.aux.cost", "value": "extras.cost"}'
+        )
+
+
+def _inner_path(field: str, path: str) -> str:
+    """Return the field of the part's batch that `path` replaces: a path under `current` replaces a field there."""
+    return f"current.{field}" if path.startswith("current.") and not field.startswith("current.") else field
+
+
+class _Lens(NamedTuple):
+    """The two directions of a lens: the batch that the part receives, and the outer batch with its results."""
+
+    part: Part
+    name: str
+    read: dict[str, str]
+    write: dict[str, str]
+    replaced: set[str]  # the fields of the part's batch that `read` replaces
+
+    def init(self, params: Params, key: Array | None = None) -> Any:
+        return self.part.init(params, inner_key(self.part, key))
+
+    def update(self, batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
+        self._check_critic(batch)
+        inner = self._inner(batch)
+        check_batch(self.part, inner)
+        result, state = self.part.update(inner, state, context.replace(key=inner_key(self.part, context.key)))
+        return self._outer(batch, inner, result), state
+
+    def finish(self, batch: Batch, state: Any, context: Context) -> Any:
+        assert self.part.finish is not None
+        return self.part.finish(self._inner(batch), state, context.replace(key=inner_key(self.part, context.key)))
+
+    def _check_critic(self, batch: Batch) -> None:
+        """Raise if the part, after a sampler, would take the critic of the batch where `read` names another."""
+        takes_current = any("current.value" in (part.reads or ()) for part in parts_of(self.part))
+        if (
+            batch.current is not None
+            and takes_current
+            and "value" in self.replaced
+            and "current.value" not in self.replaced
+        ):
+            raise UserValueError(
+                f"within {self.name!r}: after the sampler, {self.part.name} also reads current.value, the critic of "
+                f"the batch, but value is {self.read['value']!r}: give the path of that critic under current, too, "
+                'e.g. read={"current.value": "current.aux.cost", "value": "extras.cost"}'
+            )
+
+    def _inner(self, batch: Batch) -> Batch:
+        """Return the batch that the part receives.
+
+        It contains only the metrics and losses that the part requires, so that the part may use any other name.
+        """
+        metrics = {name: value for name, value in batch.metrics.items() if f"metrics.{name}" in self.part.requires}
+        losses = batch.losses if "losses" in self.part.requires else {}
+        inner = batch.replace(metrics=metrics, losses=losses, reductions=())
+        for field, path in self.read.items():
+            found = field_at(batch, path)
+            if found is None:
+                remedy = ""
+                if path.startswith("extras."):
+                    remedy = ": let the rollout record it, or put the part that writes it before this one"
+                raise UserValueError(
+                    f"within {self.name!r}: {self.part.name} reads {path}, which the batch does not have{remedy}"
+                )
+            inner_path = _inner_path(field, path)
+            if batch.current is None and inner_path.startswith("current."):
+                raise UserValueError(
+                    f"within {self.name!r}: {self.part.name} reads {inner_path}, which exists only after the sampler: "
+                    f"name a field of the rollout instead of {field!r}, or put the part after the sampler"
+                )
+            inner = with_field_at(inner, inner_path, found)
+        return inner
+
+    def _outer(self, batch: Batch, inner: Batch, result: Batch) -> Batch:
+        """Return the batch with the fields that the part has written, and its losses and metrics with the prefix."""
+        for field, path in self.write.items():
+            batch = with_field_at(batch, path, field_at(result, field))
+        changed = {name: loss for name, loss in result.losses.items() if name in inner.losses}
+        added = {f"{self.name}/{name}": loss for name, loss in result.losses.items() if name not in inner.losses}
+        if taken := [name for name in added if name in batch.losses]:
+            raise UserValueError(
+                f"within {self.name!r}: a loss named {taken[0]!r} is already in this chain: give the lens another "
+                'name with name="..."'
+            )
+        losses = {**batch.losses, **changed, **added} if changed or added else batch.losses
+        batch = batch.replace(losses=losses, stop=result.stop)
+        for name, value in result.metrics.items():
+            if name not in inner.metrics:
+                reduction = dict(result.reductions).get(name, "mean")
+                batch = batch.add_metrics(reduction, **{f"{self.name}/{name}": value})
+        return batch
+
+
+def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
+    r"""Write `advantage` as a weighted sum, :math:`A = \sum_k c_k A^{(k)}`.
+
+    Args:
+        coefficients: path ("advantage", "extras.advantage_intrinsic") -> coefficient; schedules count learner updates.
+
+    Place: after the parts that write these fields.
+
+    Raises:
+        TypeError: not a mapping. ValueError: no path, or one that a batch does not have. ShapeError: (when traced) the
+            fields differ in shape.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> part = pp.combine_advantages({"advantage": 2., "extras.advantage_intrinsic": 1.})
+
+    Reference: Burda et al. 2018, Exploration by Random Network Distillation, arXiv:1810.12894, the section on combining
+    intrinsic and extrinsic returns.
+    """
+    if not isinstance(coefficients, Mapping):
+        raise UserTypeError(
+            f'combine_advantages: give a coefficient for each path, such as {{"advantage": 1.0}}, got {coefficients!r}'
+        )
+    if not coefficients:
+        raise UserValueError("combine_advantages: name at least one advantage")
+    coefficients = {
+        path: check_number("combine_advantages", f"coefficient of {path}", coefficient, -jnp.inf)
+        for path, coefficient in coefficients.items()
+    }
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        fields = {path: field_at(batch, path) for path in coefficients}
+        check_same_shape("combine_advantages", **fields)
+        first, *rest = (at(c, context.step) * fields[path] for path, c in coefficients.items())
+        return batch.replace(advantage=sum(rest, first).astype(next(iter(fields.values())).dtype)), state
+
+    return Part(no_state, update, "combine_advantages", requires=tuple(coefficients), provides=("advantage",), reads=())

@@ -1,0 +1,242 @@
+"""Parts that change the policies to which the losses after them refer, and self-imitation."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .. import functional
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import Numeric, at, check_choice, check_number, spread_nan
+from .._core.policy import POLICY_READS, evaluate_policy
+from .._core.types import Array, Batch, Context, EmptyState, Params, Part, no_state
+from ..distributions import Normal
+from ..functional import masked_mean
+from ..functional._common import accumulator_dtype, known_values
+from ..functional._corrections import CorrectionMode
+from .losses import add_measured_loss, loss_part, require_critic
+
+
+class ProximalAverageState(NamedTuple):
+    """State of `proximal_average`: the average of the parameters, and the sum of the weights in it."""
+
+    params: Any
+    weight: Array
+
+
+def proximal_average(*, decay: Numeric) -> Part:
+    r"""Let the losses after this part refer to an average of the parameters instead of the behavior policy (PPO-EWMA).
+
+    .. math:: \theta_{prox} \leftarrow \frac{\sum_k \beta^k \theta_{-k}}{\sum_k \beta^k}, \qquad
+              A_i \leftarrow \frac{\pi_{prox}(a_i|s_i)}{\pi_{old}(a_i|s_i)} A_i, \qquad
+              \log\pi_{old} \leftarrow \log\pi_{prox}
+
+    :math:`\theta_{-k}` are the parameters k gradient steps ago. Their average is the proximal policy around which a
+    surrogate clips. The advantage is multiplied by an importance weight, which corrects for the behavior policy
+    (it is positive, and so can be moved into the minimum of the surrogate). This evaluates the policy once more.
+    Metric: `off_policy_weight`, the mean of the weight.
+
+    Args:
+        decay: factor beta by which older parameters count less, in [0, 1]; the average spans about 1 / (1 - beta)
+            gradient steps. A schedule counts learner updates.
+
+    Place: after the sampler and the parts that change the advantage; before the policy loss. Parts before it refer to
+    the behavior policy.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> ppo_ewma = pp.chain(
+        ...     pp.gae(gamma=.99, gae_lambda=.95), pp.shuffled_minibatches(4, num_epochs=4), pp.advantage_normalize(),
+        ...     pp.regularizers.proximal_average(decay=.889), pp.clipped_surrogate(clip_eps=.2), pp.value_loss(coef=.5),
+        ... )
+
+    Reference: Hilton et al. 2021, Batch size-invariance for policy optimization, arXiv:2110.00641.
+    """
+    decay = check_number("proximal_average", "decay", decay, 0, 1)
+
+    def init(params: Params, key: Array | None = None) -> ProximalAverageState:
+        del key
+        zeros = jax.tree.map(lambda x: jnp.zeros_like(x, dtype=accumulator_dtype(x)), params)
+        return ProximalAverageState(zeros, jnp.zeros(()))
+
+    def update(batch: Batch, state: ProximalAverageState, context: Context) -> tuple[Batch, ProximalAverageState]:
+        beta = at(decay, context.step)
+        weight = (beta * state.weight + 1).astype(state.weight.dtype)
+        latest = jax.lax.stop_gradient(context.params)
+        mean = jax.tree.map(lambda m, x: m + ((x - m) / weight).astype(m.dtype), state.params, latest)
+        params = jax.tree.map(lambda m, x: m.astype(x.dtype), mean, latest)
+        proximal = evaluate_policy(context.evaluate, params, batch).distribution
+        log_prob = proximal.log_prob(batch.action).astype(batch.log_prob.dtype)
+        if batch.mask is not None:
+            log_prob = jnp.where(batch.mask.astype(bool), log_prob, batch.log_prob)
+        correction = jnp.exp(log_prob - batch.log_prob)
+        batch = batch.add_metrics(off_policy_weight=masked_mean(correction, batch.mask))
+        advantage = spread_nan(correction * batch.advantage, beta).astype(batch.advantage.dtype)
+        return batch.replace(log_prob=log_prob, advantage=advantage), ProximalAverageState(mean, weight)
+
+    return Part(
+        init,
+        update,
+        "proximal_average",
+        requires=("advantage",),
+        provides=("advantage", "log_prob"),
+        reads=("log_prob", *POLICY_READS),
+        place="after_sampler",
+    )
+
+
+def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
+    r"""Let the policy loss after this part see a Gaussian policy whose mean is perturbed (robust policy optimization).
+
+    .. math:: \log\pi(a_i|s_i) \leftarrow \log\mathcal N(a_i; \mu(s_i) + z_i, \sigma(s_i)), \qquad
+              z_i \sim \mathcal U(-\alpha, \alpha)
+
+    The perturbation z is drawn for every dimension, and again for every minibatch, so that the policy keeps exploring.
+    Actions are sampled without it. The ratio of the first minibatch is therefore not 1. Only `current.log_prob`
+    changes: a part that reads the distribution, such as an entropy bonus or an analytic divergence, sees the policy
+    itself.
+
+    Args:
+        scale: the largest perturbation alpha, >= 0, in the units of the action; a schedule counts learner updates.
+
+    Place: after the sampler and before the policy loss (`learner` checks the order); the policy is a
+    `distributions.Normal`.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> rpo = pp.chain(pp.regularizers.perturbed_mean(scale=.5), pp.clipped_surrogate(clip_eps=.2))
+
+    Reference: Rahman and Xue 2022, Robust Policy Optimization in Deep Reinforcement Learning, arXiv:2212.07536.
+    """
+    scale = check_number("perturbed_mean", "scale", scale, 0)
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        policy, alpha = batch.current.distribution, at(scale, context.step)
+        if not isinstance(policy, Normal):
+            kind = type(policy).__name__
+            raise UserTypeError(f"perturbed_mean: the policy must be a distributions.Normal, got a {kind}")
+        shift = alpha * jax.random.uniform(context.key, policy.loc.shape, accumulator_dtype(policy.loc), -1, 1)
+        perturbed = Normal(spread_nan((policy.loc + shift).astype(policy.loc.dtype), alpha), policy.scale)
+        log_prob = perturbed.log_prob(batch.action)
+        if batch.mask is not None:  # masked elements keep a ratio of 1, as in the policy itself
+            log_prob = jnp.where(batch.mask.astype(bool), log_prob, batch.current.log_prob)
+        return batch.replace(current=batch.current._replace(log_prob=log_prob)), state
+
+    return Part(
+        no_state,
+        update,
+        "perturbed_mean",
+        provides=("current.log_prob",),
+        reads=("current.distribution", "current.log_prob", "action", "mask"),
+        place="after_sampler",
+    )
+
+
+def importance_correction(
+    *,
+    high: Numeric,
+    low: Numeric = 0.0,
+    mode: CorrectionMode = "truncate",
+    level: Literal["token", "sequence"] = "token",
+    reference: str = "sampler_log_prob",
+    name: str = "correction",
+) -> Part:
+    r"""Multiply the advantage by the weight :math:`\pi_{old} / \pi_{sampler}`, truncated or masked.
+
+    .. math:: w_t = \frac{\pi_{old}(a_t|s_t)}{\pi_{sampler}(a_t|s_t)} \quad\text{("token")}, \qquad
+              w_t = \prod_k \frac{\pi_{old}(a_k|s_k)}{\pi_{sampler}(a_k|s_k)} \quad\text{("sequence")}
+
+    Use it if `batch.log_prob`, to which the losses refer, is not that of the policy that sampled the actions: for
+    example if the trainer recomputed it because the inference engine rounds differently. See
+    `functional.importance_sampling_weight`. Metrics: `<name>_weight`, the mean weight, and `<name>_fraction`, the share
+    of elements whose ratio was outside [low, high].
+
+    Args:
+        high: largest weight, > 0; a schedule counts learner updates.
+        low: smallest weight, >= 0; a schedule counts learner updates.
+        mode: "truncate" or "mask".
+        level: "token", the ratio of each step; or "sequence", the product over the unmasked steps of its segment, which
+            is the weight of the whole sequence.
+        reference: key in `extras` of the log-probabilities at the time of sampling, `[T, N]`.
+        name: prefix of the metrics.
+
+    Place: after the advantage, before the policy loss; on either side of the sampler, which must keep the time axis for
+    "sequence".
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> truncated = pp.tokens.importance_correction(high=2.)
+        >>> masked = pp.tokens.importance_correction(low=.5, high=2., mode="mask", level="sequence")
+
+    Reference: Ionides 2008, Truncated Importance Sampling, Journal of Computational and Graphical Statistics 17(2).
+    """
+    where = "importance_correction"
+    high, low = check_number(where, "high", high, 0, open_low=True), check_number(where, "low", low, 0)
+    check_choice(where, "mode", mode, ("truncate", "mask"))
+    check_choice(where, "level", level, ("token", "sequence"))
+    bounds = [None if callable(x) else known_values(x) for x in (low, high)]
+    if bounds[0] is not None and bounds[1] is not None and bounds[0] > bounds[1]:
+        raise UserValueError(f"{where}: low must not exceed high, got low={low!r} and high={high!r}")
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        most, least = at(high, context.step), at(low, context.step)
+        log_ratio = jax.lax.stop_gradient(batch.log_prob - batch.extras[reference])
+        if level == "sequence":
+            log_ratio = functional.sequence_log_ratio(log_ratio, reduction="sum", mask=batch.mask)
+        weight = functional.importance_sampling_weight(log_ratio, high=most, low=least, mode=mode, mask=batch.mask)
+        outside = (jnp.exp(log_ratio) > most) | (jnp.exp(log_ratio) < least)
+        measured = {"weight": masked_mean(weight, batch.mask)}
+        measured["fraction"] = masked_mean(outside.astype(weight.dtype), batch.mask)
+        batch = batch.add_metrics(**{f"{name}_{key}": value for key, value in measured.items()})
+        advantage = batch.advantage if batch.mask is None else jnp.where(batch.mask.astype(bool), batch.advantage, 0)
+        return batch.replace(advantage=spread_nan((weight * advantage).astype(advantage.dtype), most, least)), state
+
+    return Part(
+        no_state,
+        update,
+        where,
+        requires=("advantage", f"extras.{reference}"),
+        provides=("advantage",),
+        reads=("log_prob", "mask"),
+        needs_time=level == "sequence",
+    )
+
+
+def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str = "self_imitation") -> Part:
+    r"""Add the self-imitation loss, which learns from steps whose return was higher than the value, as the loss `name`.
+
+    .. math:: L_i = c \left( -\log\pi(a_i|s_i) (R_i - V(s_i))_+ + \frac{\beta}{2} (R_i - V(s_i))_+^2 \right)
+
+    Here :math:`(x)_+ = \max(x, 0)`, and the first term has no gradient with respect to V. R is `batch.target`, so use
+    `gae` with `gae_lambda=1`, or read another field with `within`. Metrics: `<name>_loss`, without the coefficient c,
+    and `<name>_fraction`, the share of steps that were better.
+
+    Args:
+        coef: coefficient c, >= 0; a schedule counts learner updates.
+        value_coef: weight beta of the value's term, >= 0; a schedule counts learner updates.
+        name: key in `losses`.
+
+    Place: after the sampler, usually in a `phase` that replays rollouts; needs a critic.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> imitate = pp.within(pp.exploration.self_imitation(), read={"target": "extras.returns"}, name="monte_carlo")
+
+    Reference: Oh et al. 2018, Self-Imitation Learning, arXiv:1806.05635.
+    """
+    where = "self_imitation"
+    coef, value_coef = check_number(where, "coef", coef, 0), check_number(where, "value_coef", value_coef, 0)
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        require_critic(where, batch)
+        current, scale, beta = batch.current, at(coef, context.step), at(value_coef, context.step)
+        advantage = jax.lax.stop_gradient(batch.target - current.value)
+        policy = functional.self_imitation_loss(current.log_prob, advantage, mask=batch.mask)
+        value = functional.self_imitation_value_loss(current.value, batch.target, mask=batch.mask)
+        loss = spread_nan((policy + beta * value).astype(policy.dtype), beta)
+        better = masked_mean((advantage > 0).astype(policy.dtype), batch.mask)
+        return add_measured_loss(batch, name, loss, scale).add_metrics(**{f"{name}_fraction": better}), state
+
+    return loss_part(where, update, requires=("target",), reads=("current.log_prob", "current.value"))

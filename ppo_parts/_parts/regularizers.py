@@ -1,0 +1,359 @@
+"""Parts that add a regularizer of the policy as a loss, some with an adaptive coefficient."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import jax
+import jax.numpy as jnp
+
+from .. import functional
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import Numeric, at, check_choice, check_count, check_number, spread_nan
+from .._core.policy import POLICY_READS, evaluate_policy
+from .._core.types import Array, Batch, Context, EmptyState, Params, Part
+from ..functional import KLEstimator, masked_mean
+from ..functional._common import unsqueezed
+from .losses import entropy_of, loss_part, measured_loss_part
+
+KLDirection = Literal["reference_to_current", "current_to_reference"]
+
+
+class KLPenaltyState(NamedTuple):
+    """State of an adaptive `kl_penalty`: the coefficient, and the divergence after the previous update."""
+
+    coef: Array
+    kl: Array
+
+
+def kl_penalty(
+    *,
+    coef: Numeric,
+    estimator: KLEstimator | Literal["analytic"] = "k3",
+    direction: KLDirection = "reference_to_current",
+    reference: str = "behavior",
+    target_kl: Numeric | None = None,
+    name: str = "kl_penalty",
+) -> Part:
+    r"""Add `coef` times the divergence between the policy being trained and a reference policy as the loss `name`.
+
+    .. math:: L_i = \beta\, \mathrm{KL}(\pi_{ref} \,\|\, \pi) \quad\text{("reference_to_current")}, \qquad
+              L_i = \beta\, \mathrm{KL}(\pi \,\|\, \pi_{ref}) \quad\text{("current_to_reference")}
+
+    Given `target_kl`, the coefficient adapts: after each update, :math:`\beta` is halved if the mean divergence d of
+    the updated policy over the rollout is below :math:`d_{targ} / 1.5`, and doubled if d is above
+    :math:`1.5\, d_{targ}`.
+
+    The estimators k1, k2, k3 and "k3+" use the actions of the rollout and their log-probabilities (see
+    `functional.approx_kl`). They estimate KL(reference ‖ current) if the reference is the behavior policy, and
+    KL(current ‖ reference) as long as the current policy is close to the behavior policy. In the latter direction, only
+    k2 and "k3+" have the gradient of the divergence, so use one of these. "analytic" needs no actions: it calls
+    `kl_divergence` of the distributions.
+
+    Metrics: `<name>`, the mean divergence of the minibatch in nats; with `target_kl` also `<name>_coef`, and
+    `<name>_after`, the divergence after the previous update.
+
+    Args:
+        coef: coefficient beta, >= 0; with `target_kl` the initial one, > 0. A schedule counts learner updates (not
+            with `target_kl`).
+        estimator: "k1", "k2", "k3", "k3+" or "analytic".
+        direction: "reference_to_current", as in PPO, or "current_to_reference", as in MDPO and GRPO.
+        reference: "behavior", the policy that acted; or the key in `extras` of the log-probabilities of the actions
+            under another policy, `[T, N]` (with "analytic", of its distribution).
+        target_kl: None, or the divergence to keep, in nats, > 0; a schedule counts learner updates.
+        name: key in `losses`.
+
+    Place: after the sampler. "analytic" with the behavior policy needs `rollout(..., keep_distribution=True)`. After
+    `proximal_average`, the log-probabilities of the behavior policy are those of the proximal one; with `target_kl`,
+    put this part before it.
+
+    Raises:
+        ValueError: an unknown option, or k1 with "current_to_reference", whose gradient is 0 in expectation.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> ppo_penalty = pp.chain(
+        ...     pp.policy_loss(pp.functional.importance_weighted_surrogate),
+        ...     pp.kl_penalty(coef=1., estimator="analytic", target_kl=.01),
+        ... )
+        >>> to_a_frozen_model = pp.kl_penalty(
+        ...     coef=.04, estimator="k3+", direction="current_to_reference", reference="reference_log_prob"
+        ... )
+
+    Reference: Schulman et al. 2017, arXiv:1707.06347, section 4, eq. 8.
+    """
+    where = "kl_penalty"
+    check_choice(where, "estimator", estimator, (*get_args(KLEstimator), "analytic"))
+    check_choice(where, "direction", direction, get_args(KLDirection))
+    if not isinstance(reference, str):
+        raise UserTypeError(f'{where}: reference must be "behavior" or a key of extras, got {reference!r}')
+    if estimator == "k1" and direction == "current_to_reference":
+        raise UserValueError(f'{where}: in this direction the expected gradient of k1 is 0: use "k3+" or "k2"')
+    adaptive = target_kl is not None
+    coef = check_number(where, "coef", coef, 0, open_low=adaptive, schedule=not adaptive)
+    target_kl = check_number(where, "target_kl", target_kl, 0, open_low=True) if adaptive else None
+    analytic, forward = estimator == "analytic", direction == "reference_to_current"
+
+    def divergence(batch: Batch) -> Array:
+        if analytic:
+            return _analytic_kl(batch, reference, forward)
+        recorded = batch.log_prob if reference == "behavior" else batch.extras[reference]
+        log_ratio = batch.current.log_prob - recorded
+        signed = log_ratio if forward else -log_ratio
+        return functional.approx_kl(signed, estimator=cast(KLEstimator, estimator), mask=batch.mask)
+
+    def init(params: Params, key: Array | None = None) -> EmptyState | KLPenaltyState:
+        del params, key
+        return KLPenaltyState(jnp.asarray(coef, float), jnp.zeros((), float)) if adaptive else EmptyState()
+
+    def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
+        beta, kl = state.coef if adaptive else at(coef, context.step), divergence(batch)
+        goal = None if target_kl is None else at(target_kl, context.step)
+        loss = spread_nan((beta * kl).astype(kl.dtype), beta, goal)
+        measured = {name: masked_mean(jax.lax.stop_gradient(kl), batch.mask)}
+        if adaptive:
+            measured |= {f"{name}_coef": state.coef.astype(kl.dtype), f"{name}_after": state.kl.astype(kl.dtype)}
+        return batch.add_loss(name, loss).add_metrics(**measured), state
+
+    def finish(batch: Batch, state: KLPenaltyState, context: Context) -> KLPenaltyState:
+        assert target_kl is not None
+        goal, kl = at(target_kl, context.step), masked_mean(divergence(batch), batch.mask).astype(state.kl.dtype)
+        factor = jnp.where(kl < goal / 1.5, 0.5, jnp.where(kl > 1.5 * goal, 2.0, 1.0))
+        limits = jnp.finfo(state.coef.dtype)  # no factor changes 0 or infinity
+        return KLPenaltyState(jnp.clip(state.coef * factor, limits.tiny, limits.max).astype(state.coef.dtype), kl)
+
+    field = reference if reference == "behavior" else f"extras.{reference}"
+    return loss_part(
+        where,
+        update,
+        requires=() if field == "behavior" and not analytic else (field,),
+        reads=("current.distribution",) if analytic else ("current.log_prob", "log_prob"),
+        init=init,
+        finish=finish if adaptive else None,
+    )
+
+
+def _analytic_kl(batch: Batch, reference: str, forward: bool) -> Array:
+    """Return KL(reference ‖ current) per element, or KL(current ‖ reference) if not `forward`."""
+    other = batch.behavior if reference == "behavior" else batch.extras[reference]
+    first, second = batch.current.distribution, _current_where_masked(other, batch.current.distribution, batch.mask)
+    if forward:
+        first, second = second, first
+    if not hasattr(first, "kl_divergence"):
+        raise UserTypeError(
+            f'kl_penalty: {type(first).__name__} has no kl_divergence, which estimator="analytic" needs: use a '
+            "distribution that has one, such as those of ppo_parts.distributions, or another estimator"
+        )
+    return first.kl_divergence(second)
+
+
+def _current_where_masked(other: Any, current: Any, mask: Array | None) -> Any:
+    """Replace masked elements, in which the learner may have zeroed a standard deviation, by the current policy's.
+
+    The divergence is 0 there, and so is its gradient, which would otherwise be NaN.
+    """
+    structure: Any = jax.tree.structure(current)
+    if mask is None or structure != jax.tree.structure(other):
+        return other
+
+    def chosen(x: Array, y: Array) -> Array:
+        if jnp.shape(x) != jnp.shape(y) or jnp.shape(x)[: mask.ndim] != mask.shape:
+            return x
+        return jnp.where(unsqueezed(mask.astype(bool), jnp.ndim(x)), x, jax.lax.stop_gradient(y))
+
+    return jax.tree.map(chosen, other, current)
+
+
+class EntropyCoefState(NamedTuple):
+    """State of `adaptive_entropy_bonus`: the logarithm of the coefficient."""
+
+    log_coef: Array
+
+
+def adaptive_entropy_bonus(
+    *,
+    target_entropy: Numeric,
+    learning_rate: Numeric,
+    coef: float | Array = 0.01,
+    num_samples: int = 1,
+    name: str = "entropy",
+) -> Part:
+    r"""Add an entropy bonus whose coefficient :math:`\alpha` adapts, so that the entropy stays near a target.
+
+    .. math:: L_i = -\alpha H(\pi(\cdot|s_i)), \qquad
+              \log\alpha \leftarrow \log\alpha - \eta \left(\bar H - H_{targ}\right)
+
+    :math:`\bar H` is the mean over the minibatch. As in soft actor-critic, this is a gradient step on the dual of the
+    constraint :math:`\bar H \ge H_{targ}`. The coefficient grows for as long as the entropy is below the target, so
+    choose one that the policy can reach. Metrics: `<name>`, in nats, and `<name>_coef`.
+
+    Args:
+        target_entropy: entropy in nats; may be negative for continuous actions (soft actor-critic: minus the number of
+            their dimensions). A schedule counts learner updates.
+        learning_rate: step eta per minibatch, >= 0; a schedule counts learner updates. With 0 this is `entropy_bonus`.
+        coef: the initial coefficient, > 0.
+        num_samples: samples of the estimate; not used where the entropy has a closed form.
+        name: key in `losses`.
+
+    Place: after the sampler.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> part = pp.regularizers.adaptive_entropy_bonus(target_entropy=.5, learning_rate=.01, coef=.01)
+
+    Reference: Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv:1812.05905, section 5.
+    """
+    where = "adaptive_entropy_bonus"
+    target_entropy = check_number(where, "target_entropy", target_entropy, -jnp.inf)
+    learning_rate = check_number(where, "learning_rate", learning_rate, 0)
+    coef = check_number(where, "coef", coef, 0, open_low=True, schedule=False)
+    check_count(where, "num_samples", num_samples)
+
+    def init(params: Params, key: Array | None = None) -> EntropyCoefState:
+        del params, key
+        return EntropyCoefState(jnp.log(jnp.asarray(coef, jnp.float32)))
+
+    def update(batch: Batch, state: EntropyCoefState, context: Context) -> tuple[Batch, EntropyCoefState]:
+        entropy = entropy_of(batch.current.distribution, context.key, num_samples)
+        goal, rate = at(target_entropy, context.step), at(learning_rate, context.step)
+        alpha = jnp.exp(state.log_coef).astype(entropy.dtype)
+        batch = batch.add_loss(name, spread_nan(-alpha * entropy, goal, rate))
+        batch = batch.add_metrics(**{name: masked_mean(entropy, batch.mask), f"{name}_coef": alpha})
+        # Unlike the mean entropy minus the target, this is 0 for a minibatch without unmasked steps.
+        excess = masked_mean(jax.lax.stop_gradient(entropy).astype(jnp.float32) - goal, batch.mask)
+        return batch, EntropyCoefState((state.log_coef - rate * excess).astype(jnp.float32))
+
+    return loss_part(where, update, reads=("current.distribution",), init=init)
+
+
+def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") -> Part:
+    """Add `coef` times the squared excess of the action's mean over a soft bound; see `functional.bounds_loss`.
+
+    Metric: `<name>_loss`, without the coefficient.
+
+    Args:
+        coef: coefficient, >= 0; a schedule counts learner updates.
+        bound: the soft bound, >= 0, for actions with bounds -1 and 1; a schedule counts learner updates.
+        name: key in `losses`.
+
+    Place: after the sampler; the policy is a Gaussian, such as `distributions.Normal`, whose mean is `loc`.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> rl_games = pp.regularizers.bounds_loss(coef=1e-4)
+
+    Reference: rl_games (Makoviichuk and Makoviychuk), `bounds_loss_coef`.
+    """
+    coef = check_number("bounds_loss", "coef", coef, 0)
+    bound = check_number("bounds_loss", "bound", bound, 0)
+
+    def loss(batch: Batch, context: Context) -> Array:
+        mean, limit = mean_of("bounds_loss", batch.current.distribution), at(bound, context.step)
+        return spread_nan(functional.bounds_loss(mean, bound=limit, mask=batch.mask), limit)
+
+    return measured_loss_part("bounds_loss", name, loss, coef=coef, reads=("current.distribution",))
+
+
+def smoothness_loss(
+    *,
+    temporal: Numeric | None = 1.0,
+    spatial: Numeric | None = 1.0,
+    noise_scale: Numeric = 0.05,
+    name: str = "smoothness",
+) -> Part:
+    r"""Add the CAPS penalty for actions that change from step to step, or under noise in the observation.
+
+    .. math:: L_i = \lambda_T \| \mu(s_i) - \mu(s'_i) \|_2 + \lambda_S \| \mu(s_i) - \mu(\bar s_i) \|_2,
+              \qquad \bar s_i \sim \mathcal N(s_i, \sigma^2)
+
+    :math:`\mu` is the mode of the policy, and s' the observation that followed, which is the final one where an episode
+    ended. Each term evaluates the policy once more. Metrics: `<name>_temporal` and `<name>_spatial`, the mean
+    distances.
+
+    Args:
+        temporal: lambda_T, >= 0; None: omit this term. A schedule counts learner updates (so do the others).
+        spatial: lambda_S, >= 0; None: omit this term. Only floating leaves of the observations get noise.
+        noise_scale: standard deviation sigma of the noise, in the units of the observations, >= 0.
+        name: key in `losses`.
+
+    Place: after the sampler. The temporal term needs `rollout(..., keep_next_obs=True)`. Recurrent policies are
+    rejected, because their state after the next observation is not known.
+
+    Raises:
+        ValueError: both terms are None; (when traced) a policy with memory. TypeError: (when traced) actions that are
+            not continuous, or, with `spatial`, observations without a floating leaf.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> part = pp.regularizers.smoothness_loss(temporal=1., spatial=5.)
+
+    Reference: Mysore et al. 2021, Regularizing Action Policies for Smooth Control (CAPS), arXiv:2012.06644.
+    """
+    where = "smoothness_loss"
+    given = {"temporal": temporal, "spatial": spatial}
+    coefs = {term: check_number(where, term, value, 0) for term, value in given.items() if value is not None}
+    if not coefs:
+        raise UserValueError(f"{where}: give temporal, spatial or both")
+    noise_scale = check_number(where, "noise_scale", noise_scale, 0)
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        check_no_memory(where, batch)
+        sigma, loss = at(noise_scale, context.step), jnp.zeros_like(batch.log_prob)
+        for term, coef in coefs.items():
+            obs = batch.next_obs if term == "temporal" else _with_noise(where, batch.obs, sigma, context.key)
+            other = evaluate_policy(context.evaluate, context.params, batch.replace(obs=obs)).distribution
+            modes = mode_of(where, batch.current.distribution), mode_of(where, other)
+            distance = functional.smoothness_loss(*modes, mask=batch.mask)
+            weight = at(coef, context.step)
+            loss += spread_nan((weight * distance).astype(distance.dtype), weight, sigma)
+            measured = masked_mean(jax.lax.stop_gradient(distance), batch.mask)
+            batch = batch.add_metrics(**{f"{name}_{term}": measured})
+        return batch.add_loss(name, loss), state
+
+    requires = ("next_obs",) if "temporal" in coefs else ()
+    return loss_part(where, update, requires=requires, reads=("current.distribution", *POLICY_READS))
+
+
+def check_no_memory(where: str, batch: Batch) -> None:
+    """Raise if the policy is recurrent."""
+    if batch.carry is not None:
+        raise UserValueError(f"{where}: the policy has a memory, but this part evaluates single observations")
+
+
+def mean_of(where: str, distribution: Any) -> Array:
+    """Return the mean of a Gaussian."""
+    if not hasattr(distribution, "loc"):
+        raise UserTypeError(
+            f"{where}: the policy must be a Gaussian with a mean `loc`, such as distributions.Normal; got a "
+            f"{type(distribution).__name__}"
+        )
+    return distribution.loc
+
+
+def mode_of(where: str, distribution: Any) -> Array:
+    """Return the most probable action, as one vector per element."""
+    mode = distribution.mode() if hasattr(distribution, "mode") else None
+    if mode is None or not jnp.issubdtype(mode.dtype, jnp.floating):
+        raise UserTypeError(
+            f"{where}: the policy must have continuous actions and a mode(), as distributions.Normal has; got a "
+            f"{type(distribution).__name__}"
+        )
+    return mode
+
+
+def _with_noise(where: str, obs: Any, scale: Any, key: Array) -> Any:
+    """Add Gaussian noise to every floating leaf."""
+    leaves, tree = jax.tree.flatten(obs)
+    if not any(jnp.issubdtype(x.dtype, jnp.floating) for x in leaves):
+        raise UserTypeError(
+            f"{where}: the spatial term adds noise to observations, but these are not floating: convert them before "
+            "the rollout, or omit the term with spatial=None"
+        )
+    keys = jax.random.split(key, len(leaves))
+    noisy = [
+        (x + scale * jax.random.normal(k, x.shape, x.dtype)).astype(x.dtype)
+        if jnp.issubdtype(x.dtype, jnp.floating)
+        else x
+        for x, k in zip(leaves, keys, strict=True)
+    ]
+    return jax.tree.unflatten(tree, noisy)

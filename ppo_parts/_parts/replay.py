@@ -1,0 +1,121 @@
+"""Replay of earlier rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import check_count
+from .._core.shards import split
+from .._core.types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Params, Part
+from ..functional._common import unsqueezed
+
+
+class ReplayState(NamedTuple):
+    """The latest rollouts, as fields by name with leaves `[k, T, N, ...]`, and how many have been stored."""
+
+    fields: dict[str, Any]
+    stored: Array
+
+
+def replay(num_rollouts: int, like: Batch) -> Part:
+    """Replace the rollout with the latest k rollouts, including this one, side by side: `[T, k*N]`, within each shard.
+
+    Slots that are not filled yet are masked; `replay(1, like)` leaves the rollout unchanged. Each update stores its
+    rollout after the parts that all phases share have run, even if the phase with this part does not run.
+
+    Earlier rollouts keep the values and ratios that were stored with them, even with `refresh="epoch"`, which evaluates
+    only this rollout again. To correct for the current policy, put `vtrace` after the sampler instead of before it.
+
+    Args:
+        num_rollouts: k.
+        like: a batch with the shapes of the rollout, arrays or `jax.ShapeDtypeStruct`s; the fields that it has are
+            kept. `jax.eval_shape(rollout.collect, key, params, state)[1]` makes one.
+
+    Place: first in its own phase (`learner` checks that it is first); a sampler with `refresh="minibatch"` cannot
+    follow it.
+
+    Raises:
+        TypeError: `like` is not a batch; (when traced) it has a dtype that cannot hold that of the rollout. ValueError:
+            `like` has no log_prob; (when traced) a field of the rollout is absent, or has another shape.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, ppo_parts as pp
+        >>> flat = jax.ShapeDtypeStruct((8, 2), jnp.float32)
+        >>> like = pp.Batch(obs=jax.ShapeDtypeStruct((8, 2, 4), jnp.float32), action=flat, log_prob=flat, target=flat)
+        >>> auxiliary = pp.phase(
+        ...     pp.chain(pp.replay(16, like), pp.segment_minibatches(4, num_epochs=6), pp.value_loss()),
+        ...     trains=None, every=16,
+        ... )
+
+    Reference: Cobbe et al. 2021, Phasic Policy Gradient, arXiv:2009.04416, algorithm 1.
+    """
+    check_count("replay", "num_rollouts", num_rollouts)
+    if not isinstance(like, Batch):
+        raise UserTypeError(f"replay: like must be a Batch with the shapes of the rollout, got {type(like).__name__}")
+    kept = [name for name in (*PER_STEP, *PER_SEGMENT) if jax.tree.leaves(getattr(like, name))]
+    if "log_prob" not in kept:
+        raise UserValueError("replay: like has no log_prob, which determines the shape of a rollout")
+
+    def init(params: Params, key: Array | None = None) -> ReplayState:
+        del params, key
+        fields = {
+            name: jax.tree.map(lambda x: jnp.zeros((num_rollouts, *x.shape), x.dtype), getattr(like, name))
+            for name in kept
+        }
+        return ReplayState(fields, jnp.zeros((), jnp.int32))
+
+    def update(batch: Batch, state: ReplayState, context: Context) -> tuple[Batch, ReplayState]:
+        del context
+        latest = _stored_with(batch, state, kept)
+        fields = {
+            name: jax.tree.map(lambda x, axis=axis: _beside(x, batch.shards, axis), latest.fields[name])
+            for axis, names in ((1, PER_STEP), (0, PER_SEGMENT))
+            for name in names
+            if name in kept
+        }
+        filled = jnp.arange(num_rollouts) < latest.stored
+        filled = jnp.broadcast_to(filled[:, None], (num_rollouts, like.log_prob.shape[1]))
+        slots = _beside(filled, batch.shards, 0)
+        log_prob = fields["log_prob"]
+        counts = jnp.broadcast_to(unsqueezed(slots, log_prob.ndim - 1), log_prob.shape)
+        mask = fields["mask"] * counts if "mask" in fields else counts.astype(log_prob.dtype)
+        absent = dict.fromkeys((*PER_STEP, *PER_SEGMENT)) | {"extras": {}, "per_segment": {}}
+        return batch.replace(**(absent | fields | {"mask": mask})), state  # `finish` stores, whether this runs or not
+
+    def finish(batch: Batch, state: ReplayState, context: Context) -> ReplayState:
+        del context
+        return _stored_with(batch, state, kept)
+
+    return Part(init, update, "replay", provides=tuple(kept), place="first", finish=finish)
+
+
+def _stored_with(batch: Batch, state: ReplayState, kept: Sequence[str]) -> ReplayState:
+    """Return the state with the fields `kept` of the oldest rollout replaced by those of this one."""
+    if missing := [name for name in kept if not jax.tree.leaves(getattr(batch, name))]:
+        raise UserValueError(f"replay: like has {', '.join(missing)}, but the rollout does not")
+    if batch.mask is not None and "mask" not in kept:
+        raise UserValueError("replay: the rollout has a mask, but like has none: masked steps would be trained on")
+
+    def put(buffer: Array, x: Array) -> Array:
+        if x.shape != buffer.shape[1:]:
+            raise UserValueError(f"replay: a field of shape {x.shape} does not fit like, {buffer.shape[1:]}")
+        if jnp.promote_types(x.dtype, buffer.dtype) != buffer.dtype:
+            raise UserTypeError(
+                f"replay: the rollout has {x.dtype} where like has {buffer.dtype}, which cannot hold it: give like the "
+                "dtypes of the rollout"
+            )
+        return buffer.at[state.stored % len(buffer)].set(x.astype(buffer.dtype))
+
+    fields = {name: jax.tree.map(put, state.fields[name], getattr(batch, name)) for name in kept}
+    return ReplayState(fields, state.stored + 1)
+
+
+def _beside(x: Array, shards: int, axis: int) -> Array:
+    """Merge the axis k of `[k, ..., N, ...]` into the axis of segments, within each shard."""
+    x = jnp.moveaxis(split(x, shards, axis + 1), 0, axis + 1)
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 3 :])

@@ -1,0 +1,426 @@
+"""Samplers: the parts that divide a rollout into minibatches."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import functional
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import Numeric, at, check_choice, check_count, check_number, spread_nan
+from .._core.refresh import Refresh, RefreshName
+from .._core.sampling import Axis, Windows, sampler, sampler_of_shards
+from .._core.shards import map_shards
+from .._core.types import Array, Batch, Context, Part
+from ..functional._common import accumulator_dtype, range_error
+
+
+def shuffled_minibatches(
+    num_minibatches: int, num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout"
+) -> Part:
+    """Use every step exactly once per epoch, in a new random order: minibatches of T*N/num_minibatches steps, `[M]`.
+
+    This cuts the time axis, so parts that work along time and recurrent policies need `segment_minibatches`.
+
+    Args:
+        num_minibatches: minibatches per epoch; must divide T*N.
+        num_epochs: passes over the rollout.
+        refresh: how often the parts before the sampler run again, on values and ratios of the current policy.
+            "rollout": only once; "epoch": before each epoch (the whole rollout is evaluated again); "minibatch": before
+            each minibatch, after the value and log-ratio of the last minibatch have been written back.
+
+    Raises:
+        ValueError: `num_minibatches` does not divide T*N; the batch is recurrent.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> sampler = pp.shuffled_minibatches(num_minibatches=4, num_epochs=4)
+
+    Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 6. Refresh per epoch: Andrychowicz et al.
+    2021, arXiv:2006.05990, section 3.5; per minibatch: PufferLib 3.0.
+    """
+    return _shuffled("shuffled_minibatches", "step", num_minibatches, num_epochs, refresh)
+
+
+def segment_minibatches(
+    num_minibatches: int, num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout"
+) -> Part:
+    """Use every segment (environment, or environment and agent) once per epoch, in a new random order: `[T, M]`.
+
+    Use it for recurrent policies, and for parts that work along time (`vtrace`) under the policy being trained.
+
+    Args:
+        num_minibatches: minibatches per epoch; must divide the number of segments N.
+        num_epochs: passes over the rollout.
+        refresh: as in `shuffled_minibatches`.
+
+    Raises:
+        ValueError: `num_minibatches` does not divide N.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> sampler = pp.segment_minibatches(num_minibatches=2, num_epochs=4)
+
+    Reference: Huang et al. 2022, detail 35.
+    """
+    return _shuffled("segment_minibatches", "segment", num_minibatches, num_epochs, refresh)
+
+
+def full_batch(num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout") -> Part:
+    """Use the whole rollout as one minibatch `[T, N]`, `num_epochs` times, without copying or shuffling.
+
+    Args:
+        num_epochs: gradient steps.
+        refresh: as in `shuffled_minibatches`.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> sampler = pp.full_batch(num_epochs=10)
+
+    Reference: Schulman et al. 2017, arXiv:1707.06347, algorithm 1, with M = NT.
+    """
+
+    def plan(key: Array, batch: Batch, epoch: Array | int) -> Array:
+        del key, batch, epoch
+        return jnp.zeros((1,), jnp.int32)
+
+    def draw(item: Array, batch: Batch, context: Context) -> tuple[None, None]:
+        del item, batch, context
+        return None, None
+
+    return sampler(
+        "full_batch",
+        plan,
+        draw,
+        num_epochs=num_epochs,
+        num_minibatches=1,
+        axis="segment",
+        refresh=refresh,
+        in_range=True,
+    )
+
+
+def given_indices(
+    indices: Any,
+    axis: Literal["step", "segment"] = "step",
+    weights: Any = None,
+    *,
+    refresh: RefreshName | Refresh = "rollout",
+) -> Part:
+    """Use exactly these minibatches, in this order, for parity tests and debugging.
+
+    Args:
+        indices: integers `[K, M]`, K minibatches of one epoch, or `[E, K, M]`, E epochs (which matter to
+            `kl_early_stop(check="epoch")`). They are rows of the flattened time-major rollout, t*N + n. Traced
+            integers cannot be checked: those that are out of range make the loss NaN. If the rollout has S shards,
+            the M indices of a minibatch are S equal blocks, one for each shard in order.
+        axis: "segment": the integers are segment numbers instead.
+        weights: importance weights of the shape of `indices`, or None.
+        refresh: as in `shuffled_minibatches`.
+
+    Raises:
+        TypeError: not integers. ValueError: another rank, weights of another shape, an index out of range or in a block
+            of another shard.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> sampler = pp.given_indices([[0, 3], [1, 2]])  # two minibatches of two steps
+    """
+    check_choice("given_indices", "axis", axis, ("step", "segment"))
+    table = _checked_indices(indices, weights)
+    traced = isinstance(table, jax.core.Tracer)
+
+    def plan(key: Array, batch: Batch, epoch: Array | int) -> Any:
+        del key
+        _check_not_recurrent("given_indices", axis, batch)
+        size, rows = _number_of(axis, batch), table
+        if not traced and (table.min() < 0 or table.max() >= size):
+            raise UserValueError(
+                f"given_indices: indices must lie in [0, {size}) for {axis}s of this batch, got "
+                f"{table.min()} to {table.max()}"
+            )
+        if batch.shards > 1:
+            rows = _within_shards(table, batch, axis)
+            if not traced and rows.min() < 0:
+                raise UserValueError(
+                    f"given_indices: this batch has {batch.shards} shards, so each minibatch must be {batch.shards} "
+                    f"equal blocks of indices, block s with {axis}s of shard s; no other order is possible"
+                )
+        if weights is None:
+            return jnp.asarray(rows)[epoch], None
+        return jnp.asarray(rows)[epoch], jnp.asarray(weights, batch.log_prob.dtype).reshape(rows.shape)[epoch]
+
+    def draw(item: Any, batch: Batch, context: Context) -> tuple[Array, Array | None]:
+        del batch, context
+        return item
+
+    epochs, minibatches = table.shape[:2]
+    return sampler_of_shards(
+        "given_indices",
+        plan,
+        draw,
+        num_epochs=epochs,
+        num_minibatches=minibatches,
+        axis=axis,
+        refresh=refresh,
+        weighs=weights is not None,
+        in_range=not traced,
+    )
+
+
+def _checked_indices(indices: Any, weights: Any) -> Any:
+    """Return the indices as int32 `[E, K, M]`, after checking them and their weights."""
+    where, traced = "given_indices", isinstance(indices, jax.core.Tracer)
+    try:
+        table = indices if traced else np.asarray(indices)
+    except ValueError:
+        raise UserValueError(f"{where}: all minibatches must have one size, got {indices!r}") from None
+    if not jnp.issubdtype(table.dtype, np.integer):
+        raise UserTypeError(f"{where}: indices must be integers, got {table.dtype}")
+    if table.ndim not in (2, 3) or table.size == 0:
+        raise UserValueError(f"{where}: indices must be [K, M] or [E, K, M], got shape {table.shape}")
+    if weights is not None and np.shape(weights) != table.shape:
+        raise UserValueError(f"{where}: weights have shape {np.shape(weights)}, indices {table.shape}")
+    if weights is not None and (error := range_error(weights, 0)) is not None:
+        raise UserValueError(f"{where}: weights {error}")
+    limits = np.iinfo(np.int32)
+    if not traced and (table.max() > limits.max or table.min() < limits.min):  # it would wrap around to a valid one
+        raise UserValueError(f"{where}: indices must lie in [0, 2**31), got {table.min()} to {table.max()}")
+    return table.reshape((-1, *table.shape[-2:])).astype(np.int32)
+
+
+def _within_shards(table: Any, batch: Batch, axis: Axis) -> Any:
+    """Convert indices `[..., M]` to `[..., S, M / S]` within the shards; -1 if an index belongs to another shard."""
+    xp, size = jnp if isinstance(table, jax.Array) else np, table.shape[-1]
+    _divided("given_indices", batch.shards, size, "indices of a minibatch", "shards")
+    table, segments = table.reshape((*table.shape[:-1], batch.shards, -1)), batch.log_prob.shape[1]
+    own = segments // batch.shards
+    step, segment = (table // segments, table % segments) if axis == "step" else (0, table)
+    segment = segment - own * np.arange(batch.shards, dtype=np.int32).reshape((1,) * (table.ndim - 2) + (-1, 1))
+    return xp.where((segment >= 0) & (segment < own), step * own + segment, -1)
+
+
+def prioritized_sampler(
+    num_minibatches: int,
+    num_epochs: int = 1,
+    *,
+    alpha: Numeric,
+    beta: Numeric,
+    replacement: bool = False,
+    normalize_weights: bool = False,
+    segments_per_minibatch: int | None = None,
+    eps: Numeric = 1e-6,
+    refresh: RefreshName | Refresh = "rollout",
+) -> Part:
+    r"""Draw segments in proportion to a power of their summed absolute advantage; time is kept: `[T, M]`.
+
+    .. math:: P_n \propto \Big(\sum_t |A_{tn}|\Big)^{\alpha} + \epsilon, \qquad w = (N' P_n)^{-\beta}
+
+    where N' counts the segments with an unmasked step (with `eps` = 0, those with a positive priority). Each minibatch
+    is drawn independently, so a segment can be in several minibatches of an epoch, or in none. The weight is written to
+    `batch.weight`; `advantage_weight` or `loss_weight` applies it. Masked steps do not count, and fully masked segments
+    are never drawn (if there are enough others). If the rollout has S shards, M / S segments are drawn from each shard,
+    with probabilities and weights computed over its N / S segments.
+
+    Args:
+        num_minibatches: draws per epoch; divides the number of segments N unless `segments_per_minibatch` is given.
+        num_epochs: multiplies the number of draws.
+        alpha: exponent of the priority, >= 0 (0: uniform); a schedule counts learner updates.
+        beta: exponent of the weight, in [0, 1] (1: unbiased); a schedule counts learner updates.
+        replacement: whether a segment can be drawn twice for one minibatch.
+        normalize_weights: divide the weights by the largest weight that any segment could have.
+        segments_per_minibatch: M; None: N / num_minibatches.
+        eps: added to every priority, >= 0, so that none has probability 0; a schedule counts learner updates.
+        refresh: as in `shuffled_minibatches`; with "minibatch" each draw uses updated priorities, as in PufferLib.
+
+    Place: after `gae` or `vtrace`, whose advantage it reads.
+
+    Raises:
+        ValueError: the segments cannot be divided equally; more segments are requested than there are.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> sampler = pp.prioritized_sampler(8, alpha=.8, beta=pp.linear_schedule(.2, 1., 1000))
+
+    Reference: PufferLib 3.0; Schaul et al. 2016, arXiv:1511.05952, eq. 1 and section 3.4.
+    """
+    where = "prioritized_sampler"
+    alpha = check_number(where, "alpha", alpha, 0)
+    beta = check_number(where, "beta", beta, 0, 1)
+    eps = check_number(where, "eps", eps, 0)
+    if segments_per_minibatch is not None:
+        check_count(where, "segments_per_minibatch", segments_per_minibatch)
+
+    def plan(key: Array, batch: Batch, epoch: Array | int) -> Array:
+        del epoch, batch
+        return jax.random.split(key, num_minibatches)
+
+    def draw(item: Array, batch: Batch, context: Context) -> tuple[Array, Array]:
+        segments = _number_of("segment", batch)
+        size = segments_per_minibatch or _divided(where, num_minibatches, segments, "segments N")
+        size = _divided(where, batch.shards, size, "segments of a minibatch", "shards")
+        segments = segments // batch.shards
+        if size > segments and not replacement:
+            raise UserValueError(f"{where}: {size} of {segments} segments cannot be drawn without replacement")
+        powers = [at(x, context.step) for x in (alpha, beta, eps)]
+
+        def drawn(batch: Batch, key: Array) -> tuple[Array, Array]:
+            # At least float32, because bfloat16 has too few digits to draw one of many segments.
+            advantage = _steps_of_segments(batch.advantage.astype(accumulator_dtype(batch.advantage)))
+            mask = None if batch.mask is None else _steps_of_segments(batch.mask)
+            probabilities = functional.segment_priorities(advantage, alpha=powers[0], eps=powers[2], mask=mask)
+            indices = jax.random.choice(key, segments, (size,), replace=replacement, p=probabilities)
+            weight = functional.importance_weights(probabilities, indices, beta=powers[1], normalize=normalize_weights)
+            return indices, spread_nan(weight, *powers).astype(batch.advantage.dtype)
+
+        if batch.shards == 1:
+            return drawn(batch, item)
+        return map_shards(drawn, batch, jax.random.split(item, batch.shards))
+
+    return sampler_of_shards(
+        where,
+        plan,
+        draw,
+        num_epochs=num_epochs,
+        num_minibatches=num_minibatches,
+        axis="segment",
+        refresh=refresh,
+        weighs=not _is_zero(beta),
+        requires=("advantage",),
+        in_range=True,
+    )
+
+
+def _steps_of_segments(x: Array) -> Array:
+    """Reshape `[T, N, ...]` to `[..., N]`: the agents of a segment count as further steps of it."""
+    return x.reshape((*x.shape[:2], -1)).swapaxes(1, 2).reshape(-1, x.shape[1])
+
+
+def time_chunks(
+    num_minibatches: int,
+    num_epochs: int = 1,
+    *,
+    length: int,
+    burn_in: int = 0,
+    refresh: RefreshName | Refresh = "rollout",
+) -> Part:
+    """Use pieces of `length` steps, every step once per epoch; time is kept: minibatches `[burn_in + length, M]`.
+
+    A recurrent policy first processes up to `burn_in` steps before the piece. It starts from the recorded state at the
+    beginning of the rollout, and from zeros elsewhere. The steps of the burn-in are masked: they have no loss and do
+    not affect any statistic.
+
+    Args:
+        num_minibatches: minibatches per epoch; must divide the number of pieces, N * T / length.
+        num_epochs: passes over the rollout.
+        length: steps per piece; must divide T.
+        burn_in: number of steps that warm up the recurrent state; burn_in + length is at most T.
+        refresh: as in `shuffled_minibatches`.
+
+    Raises:
+        ValueError: `length` does not divide T, or `num_minibatches` the number of pieces; burn_in + length exceeds T.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> sampler = pp.time_chunks(num_minibatches=4, length=16, burn_in=8)
+
+    Reference: Kapturowski et al. 2019, Recurrent Experience Replay (R2D2), section 3.
+    """
+    where = "time_chunks"
+    check_count(where, "length", length)
+    check_count(where, "burn_in", burn_in, 0)
+
+    def plan(key: Array, batch: Batch, epoch: Array | int) -> Array:
+        del epoch
+        time, segments = batch.log_prob.shape[:2]
+        if batch.carry is not None and batch.reset is None:
+            raise UserValueError(
+                f"{where}: the batch has a recurrent carry but no reset, which is needed to start later windows from "
+                "zeros: give the batch reset, [T, N], 1 where the state is zeroed before step t"
+            )
+        if time % length or burn_in + length > time:
+            raise UserValueError(
+                f"{where}: length={length} must divide the {time} steps of this batch, and burn_in + length = "
+                f"{burn_in + length} must not exceed them"
+            )
+        pieces = segments * (time // length)
+        _divided(where, num_minibatches, pieces, "pieces, N * T / length,")
+        return functional.permutation(key, pieces).reshape(num_minibatches, -1)
+
+    def draw(item: Array, batch: Batch, context: Context) -> tuple[Windows, None]:
+        del context
+        segments = batch.log_prob.shape[1]
+        first, segment = item // segments * length, item % segments
+        start = jnp.maximum(first - burn_in, 0)
+        step = start[None] + jnp.arange(burn_in + length)[:, None]
+        return Windows(start, segment, (step >= first[None]) & (step < first[None] + length)), None
+
+    return sampler(
+        where,
+        plan,
+        draw,
+        num_epochs=num_epochs,
+        num_minibatches=num_minibatches,
+        axis="window",
+        refresh=refresh,
+        in_range=True,
+    )
+
+
+def _is_zero(value: Any) -> bool:
+    return not callable(value) and not isinstance(value, jax.core.Tracer) and not np.any(np.asarray(value))
+
+
+def _shuffled(where: str, axis: Axis, num_minibatches: int, num_epochs: int, refresh: RefreshName | Refresh) -> Part:
+    def plan(key: Array, batch: Batch, epoch: Array | int) -> Array:
+        del epoch
+        _check_not_recurrent(where, axis, batch)
+        size = _number_of(axis, batch)
+        _divided(where, num_minibatches, size, "steps T*N" if axis == "step" else "segments N")
+        return functional.permutation(key, size).reshape(num_minibatches, -1)
+
+    return sampler(
+        where,
+        plan,
+        _as_planned,
+        num_epochs=num_epochs,
+        num_minibatches=num_minibatches,
+        axis=axis,
+        refresh=refresh,
+        in_range=True,
+    )
+
+
+def _as_planned(item: Any, batch: Batch, context: Context) -> tuple[Any, None]:
+    del batch, context
+    return item, None
+
+
+def _number_of(axis: Axis, batch: Batch) -> int:
+    """Return how many steps or segments the rollout has."""
+    time, segments = batch.log_prob.shape[:2]
+    return time * segments if axis == "step" else segments
+
+
+def _check_not_recurrent(where: str, axis: Axis, batch: Batch) -> None:
+    """Raise if single steps of a recurrent policy would be drawn."""
+    if axis == "step" and batch.carry is not None:
+        raise UserValueError(
+            f"{where} takes single steps, but the batch has a recurrent carry: use segment_minibatches()"
+        )
+
+
+def _divided(where: str, number: int, size: int, what: str, name: str = "num_minibatches") -> int:
+    if size % number:
+        divisors = [d for d in range(1, size + 1) if size % d == 0]
+        near = sorted(divisors, key=lambda d: abs(d - number))[:3]
+        raise UserValueError(
+            f"must divide the {size} {what} of this batch, got {number}; nearest that do: "
+            f"{', '.join(map(str, sorted(near)))}",
+            where=where,
+            argument=name,
+        )
+    return size // number

@@ -1,0 +1,158 @@
+"""Early stop on the divergence of the policy, or on any metric."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+
+from .. import functional
+from .._base.errors import UserValueError
+from .._base.hyperparameters import Numeric, at, check_choice, check_number
+from .._core.types import Array, Batch, Context, EmptyState, Params, Part, no_state
+from ..functional import KLEstimator, masked_mean
+from ..functional._common import masked_sum
+
+
+class KLEarlyStopState(NamedTuple):
+    """State of `kl_early_stop(over="mean")`.
+
+    Attributes:
+        total: the sum of the divergence over the minibatches of an epoch so far.
+        minibatches: how many they are.
+        step, epoch: the update and the epoch in which they are. If the optimizer skips the first minibatch of an epoch,
+            the state remains that of an earlier epoch, and the next minibatch begins anew.
+    """
+
+    total: Array
+    minibatches: Array
+    step: Array
+    epoch: Array
+
+
+def kl_early_stop(
+    target_kl: Numeric,
+    *,
+    estimator: KLEstimator = "k3",
+    reduction: Literal["mean", "sum"] = "mean",
+    check: Literal["minibatch", "epoch"] = "minibatch",
+    over: Literal["last", "mean"] = "last",
+    name: str = "early_stop_kl",
+) -> Part:
+    """Stop this phase's gradient steps, for this update, when the policy has moved too far.
+
+    The divergence is that of the policy *before* the minibatch's step, estimated by `functional.approx_kl`. It exceeds
+    the threshold if it is greater than `target_kl`, or NaN.
+
+    * `check="minibatch"`: neither the minibatch that exceeds it nor any later one is applied (Stable-Baselines3, whose
+      threshold is 1.5 times its `target_kl`).
+    * `check="epoch"`: checked at the end of each epoch, all of whose steps are applied: `over="last"` checks its last
+      minibatch (CleanRL; jaxagents with `estimator="k1", reduction="sum"`), `over="mean"` the mean over all of them.
+
+    Without `vmap`, a stop skips the remaining computation. If a chain has several of these parts, the first of them
+    to exceed its threshold ends the phase. Metric: `<name>`, the divergence, averaged over the minibatches that ran.
+    The learner adds `minibatches`, `epochs` and `early_stopped`.
+
+    Args:
+        target_kl: threshold, in nats (with `reduction="sum"`, in nats times elements), >= 0; a schedule counts learner
+            updates.
+        estimator: "k1", "k2", "k3" or "k3+" (which equals k3 here).
+        reduction: over the elements of a minibatch: "mean", or "sum" (which grows with the minibatch).
+        check: "minibatch" or "epoch".
+        over: with `check="epoch"`: "last" or "mean".
+        name: key in `metrics`; several of these parts in a chain need different names.
+
+    Place: after the sampler.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> cleanrl = pp.kl_early_stop(.01, check="epoch")
+        >>> stable_baselines3 = pp.kl_early_stop(1.5 * .01)
+
+    Reference: Dossa et al. 2021, An Empirical Investigation of Early Stopping Optimizations in PPO, IEEE Access.
+    Estimators: Schulman 2020, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html.
+    """
+    target_kl = check_number("kl_early_stop", "target_kl", target_kl, 0)
+    check_choice("kl_early_stop", "estimator", estimator, get_args(KLEstimator))
+    check_choice("kl_early_stop", "reduction", reduction, ("mean", "sum"))
+    check_choice("kl_early_stop", "check", check, ("minibatch", "epoch"))
+    check_choice("kl_early_stop", "over", over, ("last", "mean"))
+    averaged = check == "epoch" and over == "mean"
+    if check == "minibatch" and over == "mean":
+        raise UserValueError('kl_early_stop: over="mean" is the mean over an epoch, so it needs check="epoch"')
+
+    def init(params: Params, key: Array | None = None) -> EmptyState | KLEarlyStopState:
+        del params, key
+        zero = jnp.zeros((), jnp.int32)
+        return KLEarlyStopState(jnp.zeros((), jnp.float32), zero, zero, zero) if averaged else EmptyState()
+
+    def update(batch: Batch, state: KLEarlyStopState, context: Context) -> tuple[Batch, KLEarlyStopState]:
+        divergence = functional.approx_kl(batch.current_log_ratio(), estimator=estimator, mask=batch.mask)
+        reduce = masked_mean if reduction == "mean" else masked_sum
+        judged = reduce(divergence, batch.mask)
+        batch = batch.add_metrics(**{name: judged})
+        if averaged:
+            step, epoch = (jnp.asarray(x, jnp.int32) for x in (context.step, context.epoch))
+            continues = (state.step == step) & (state.epoch == epoch) & jnp.not_equal(context.minibatch, 0)
+            total = jnp.where(continues, state.total, 0) + judged.astype(jnp.float32)
+            state = KLEarlyStopState(total, jnp.where(continues, state.minibatches, 0) + 1, step, epoch)
+            judged = state.total / state.minibatches
+        threshold = at(target_kl, context.step)
+        if isinstance(threshold, jax.Array):
+            # A threshold outside its range is NaN, and stops every update. It is counted here, because it does not
+            # reach a loss.
+            batch = batch.add_metrics("sum", **{f"nonfinite/{name}/target_kl": jnp.isnan(threshold)})
+        return _stop_if_above(threshold, judged, batch, context, check), state
+
+    return Part(
+        init,
+        update,
+        "kl_early_stop",
+        provides=("stop",),
+        reads=("current.log_prob", "log_prob", "mask"),
+        place="after_sampler",
+    )
+
+
+def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoch"] = "minibatch") -> Part:
+    """Stop this phase's gradient steps, for this update, when a metric of the minibatch exceeds a limit, or is NaN.
+
+    Args:
+        metric: name of a metric that a part before this one adds, such as "clip_fraction". The learner's own metrics,
+            such as "grad_norm", do not exist yet when parts run.
+        limit: any number; a schedule counts learner updates.
+        check: "minibatch": neither the minibatch that exceeds the limit nor any later one is applied. "epoch": the last
+            minibatch of each epoch is checked, and all steps of that epoch are applied.
+
+    Place: after the sampler and the part that adds the metric.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> pipeline = pp.chain(
+        ...     pp.full_batch(10), pp.clipped_surrogate(clip_eps=.2), pp.early_stop("clip_fraction", .3)
+        ... )
+    """
+    limit = check_number("early_stop", "limit", limit, -jnp.inf)
+    check_choice("early_stop", "check", check, ("minibatch", "epoch"))
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        return _stop_if_above(at(limit, context.step), batch.metrics[metric], batch, context, check), state
+
+    return Part(
+        no_state,
+        update,
+        "early_stop",
+        requires=(f"metrics.{metric}",),
+        provides=("stop",),
+        reads=(),
+        place="after_sampler",
+    )
+
+
+def _stop_if_above(limit: Array | float, value: Array, batch: Batch, context: Context, check: str) -> Batch:
+    """Request a stop if the value is greater than the limit, or NaN."""
+    exceeds = ~(value <= limit)
+    if check == "minibatch":
+        return batch.add_stop(discard=exceeds)
+    return batch.add_stop(after=exceeds & jnp.equal(context.minibatch, context.num_minibatches - 1))

@@ -1,0 +1,135 @@
+"""Parts for tasks with a symmetry: mirrored copies of the rollout, and a loss for policies that are not symmetric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .. import functional
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import Numeric, check_number
+from .._core.policy import POLICY_READS, evaluate_policy
+from .._core.shards import field_axes, joined, split
+from .._core.types import PER_SEGMENT, PER_STEP, Array, Batch, Context, EmptyState, Part, no_state
+from .losses import measured_loss_part
+from .regularizers import check_no_memory, mode_of
+
+
+def mirror_segments(*, observation: Callable[[Any], Any], action: Callable[[Any], Any]) -> Part:
+    r"""Append a mirrored copy of every segment to the rollout, `[T, 2 N]`, for tasks with a symmetry.
+
+    .. math:: (s, a) \mapsto (T_o(s),\, T_a(a))
+
+    All other fields are repeated: log-probabilities, values, advantages and targets are those of the recorded steps, so
+    that the ratio of a copy is :math:`\pi(T_a(a)|T_o(s)) / \pi_{old}(a|s)`, which is 1 for a symmetric policy. The
+    copies follow the segments of their shard.
+
+    Args:
+        observation: function T_o of observations, leaves `[T, N, ...]`; for example, it permutes the entries of the
+            last axis and changes their signs.
+        action: function T_a of actions `[T, N, ...]`.
+
+    Place: before the sampler, after `gae` or `vtrace`, which then run on N segments only. `refresh="minibatch"` cannot
+    follow it. Recurrent policies are rejected, because their state after mirrored observations is not known.
+
+    Raises:
+        TypeError: `observation` or `action` is not a function. ValueError: (when traced) a policy with memory, or a
+            rollout with `keep_distribution`, whose distributions cannot be mirrored.
+
+    Example:
+        >>> import jax.numpy as jnp, ppo_parts as pp
+        >>> signs = jnp.array([1., -1., -1.])  # a pole that falls to the other side
+        >>> symmetric = pp.chain(
+        ...     pp.gae(gamma=.99, gae_lambda=.95),
+        ...     pp.symmetry.mirror_segments(observation=lambda obs: signs * obs, action=lambda action: -action),
+        ...     pp.shuffled_minibatches(8, num_epochs=4), pp.clipped_surrogate(clip_eps=.2), pp.value_loss(coef=.5),
+        ... )
+
+    Reference: Mittal et al. 2024, Symmetry Considerations for Learning Task Symmetric Robot Policies, arXiv:2403.04359;
+    rsl_rl, `use_data_augmentation`.
+    """
+    where = "mirror_segments"
+    check_mirrors(where, observation, action)
+
+    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+        del context
+        if batch.carry is not None:
+            raise UserValueError(f"{where}: the policy has a memory, whose state after mirrored segments is not known")
+        if batch.behavior is not None:
+            raise UserValueError(
+                f"{where}: distributions cannot be mirrored: leave keep_distribution out of the rollout, and use an "
+                'estimator of the divergence other than "analytic"'
+            )
+        mirrored = batch.replace(obs=observation(batch.obs), action=action(batch.action))
+        if batch.next_obs is not None:
+            mirrored = mirrored.replace(next_obs=observation(batch.next_obs))
+
+        def both(own: Array, other: Array, axis: int) -> Array:
+            parts = [split(x, batch.shards, axis) for x in (own, other)]
+            return joined(jnp.concatenate(parts, axis=axis + 1), axis)
+
+        fields = {
+            name: jax.tree.map(lambda x, y, axis=axis: both(x, y, axis), getattr(batch, name), getattr(mirrored, name))
+            for name, axis in field_axes(batch).items()
+        }
+        return batch.replace(**fields), state
+
+    written = tuple(name for name in (*PER_STEP, *PER_SEGMENT) if name not in ("behavior", "carry", "reset"))
+    return Part(no_state, update, where, requires=("advantage",), provides=written, place="before_sampler")
+
+
+def mirror_loss(
+    *, observation: Callable[[Any], Any], action: Callable[[Array], Array], coef: Numeric = 1.0, name: str = "mirror"
+) -> Part:
+    r"""Add `coef` times the squared distance from a symmetric policy as the loss `name`; see `functional.mirror_loss`.
+
+    .. math:: L_i = \frac{1}{D} \left\| \mu(T_o(s_i)) - \mathrm{sg}\left[T_a(\mu(s_i))\right] \right\|^2
+
+    :math:`T_o` mirrors an observation and :math:`T_a` an action `[D]`, for example by swapping the left and right side
+    of a robot; :math:`\mu` is the mode of the policy, which is evaluated once more, and sg stops the gradient. With
+    several symmetries, add a part with a different name for each. Metric: `<name>_loss`, without the coefficient.
+
+    Args:
+        observation: function T_o of observations, leaves `[M, ...]` or `[T, M, ...]`; for example, it permutes the
+            entries of the last axis and changes their signs.
+        action: function T_a of actions `[..., D]`.
+        coef: coefficient, >= 0; a schedule counts learner updates.
+        name: key in `losses`.
+
+    Place: after the sampler. Recurrent policies are rejected, because their state after mirrored observations is not
+    known.
+
+    Raises:
+        TypeError: `observation` or `action` is not a function; (when traced) actions that are not continuous.
+        ValueError: (when traced) a policy with memory.
+
+    Example:
+        >>> import jax.numpy as jnp, ppo_parts as pp
+        >>> signs = jnp.array([1., -1., -1.])  # a pole that falls to the other side
+        >>> part = pp.symmetry.mirror_loss(observation=lambda obs: signs * obs, action=lambda action: -action, coef=.5)
+
+    Reference: Yu et al. 2018, arXiv:1801.08093; Mittal et al. 2024, arXiv:2403.04359; rsl_rl,
+    `use_mirror_loss`.
+    """
+    where = "mirror_loss"
+    check_mirrors(where, observation, action)
+    coef = check_number(where, "coef", coef, 0)
+
+    def loss(batch: Batch, context: Context) -> Array:
+        check_no_memory(where, batch)
+        seen = batch.replace(obs=observation(batch.obs))
+        other = evaluate_policy(context.evaluate, context.params, seen).distribution
+        mirrored = action(mode_of(where, batch.current.distribution))
+        return functional.mirror_loss(mode_of(where, other), mirrored, mask=batch.mask)
+
+    return measured_loss_part(where, name, loss, coef=coef, reads=("current.distribution", *POLICY_READS))
+
+
+def check_mirrors(where: str, observation: Any, action: Any) -> None:
+    """Raise unless both are functions."""
+    for argument, function in {"observation": observation, "action": action}.items():
+        if not callable(function):
+            raise UserTypeError(f"{where}: {argument} must be a function that mirrors an {argument}, got {function!r}")

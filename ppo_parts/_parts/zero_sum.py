@@ -1,0 +1,87 @@
+"""Advantages in games of two players, in which one policy plays both sides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._base.errors import UserValueError
+from .._core.chain import check_wrapped, inner_key
+from .._core.types import Array, Batch, Context, Params, Part, field_at
+
+
+def zero_sum(estimator: Part, *, seat: str = "extras.seat", next_seat: str = "extras.next_seat") -> Part:
+    r"""Run an estimator in a zero-sum game of two players, both of whom the policy plays (self-play).
+
+    In each step one player moves, and the network's value is that player's. Let :math:`\sigma_t` be 1 where the first
+    player moves and -1 where the second does. `estimator` sees the game of the first player: the reward, which is
+    already that player's, the value :math:`\sigma_t V(s_t)` and the next value :math:`\sigma_{t+1} V(s_{t+1})`. The
+    advantage and the target that it writes are multiplied by :math:`\sigma_t`, so that they are those of the player who
+    moved. With `gae`,
+
+    .. math::
+        A_t = \sigma_t r_t + \gamma \sigma_t \sigma_{t+1} \left(V(s_{t+1}) + \lambda A_{t+1}\right) - V(s_t).
+
+    In games with imperfect information, such as poker, use :math:`\lambda = 1`: the opponent's observation lacks what
+    the player knows, so an estimate that bootstraps from its value is biased.
+
+    Args:
+        estimator: the part that writes `advantage` and, possibly, `target`.
+        seat: path of :math:`\sigma_t`, `[T, N]`. `rollout(keep_info=("seat", "next_seat"))` keeps both signs where the
+            environment's `info` has them.
+        next_seat: path of :math:`\sigma_{t+1}`, which belongs to the observation that followed step t: the final one
+            where the episode was truncated; arbitrary where it terminated.
+
+    Place: that of `estimator`.
+
+    Raises:
+        TypeError: `estimator` is not a part, or is a sampler. ValueError: it does not write an advantage.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> part = pp.agents.zero_sum(pp.gae(gamma=1., gae_lambda=.95))
+
+    Reference: the negamax form of minimax, Knuth and Moore 1975, An Analysis of Alpha-Beta Pruning,
+    doi:10.1016/0004-3702(75)90019-3, section 2.
+    """
+    check_wrapped("zero_sum", estimator, "a part that writes the advantage, such as gae")
+    if "advantage" not in estimator.provides:
+        raise UserValueError(
+            f"zero_sum: the part must write the advantage, but {estimator.name} writes "
+            f"{', '.join(estimator.provides) or 'nothing'}"
+        )
+
+    def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
+        sign, next_sign = field_at(batch, seat), field_at(batch, next_seat)
+        seen = batch.replace(value=_times(sign, batch.value), next_value=_times(next_sign, batch.next_value))
+        if batch.current is not None:
+            seen = seen.replace(current=batch.current._replace(value=_times(sign, batch.current.value)))
+        out, state = estimator.update(seen, state, context.replace(key=inner_key(estimator, context.key)))
+        signed = {name: _times(sign, getattr(out, name)) for name in written}
+        return out.replace(value=batch.value, next_value=batch.next_value, current=batch.current, **signed), state
+
+    def init(params: Params, key: Array | None = None) -> Any:
+        return estimator.init(params, inner_key(estimator, key))
+
+    def finish(batch: Batch, state: Any, context: Context) -> Any:
+        assert estimator.finish is not None
+        return estimator.finish(batch, state, context.replace(key=inner_key(estimator, context.key)))
+
+    written = [name for name in ("advantage", "target") if name in estimator.provides]
+    signs = tuple(dict.fromkeys((seat, next_seat)))
+    return Part(
+        init,
+        update,
+        "zero_sum",
+        requires=(*estimator.requires, *signs),
+        provides=estimator.provides,
+        reads=estimator.reads,
+        place=estimator.place,
+        needs_time=estimator.needs_time,
+        amend=estimator.amend,
+        finish=None if estimator.finish is None else finish,
+    )
+
+
+def _times(sign: Array, x: Array | None) -> Array | None:
+    """Multiply by a sign without changing the dtype; None stays None."""
+    return None if x is None else sign.astype(x.dtype) * x

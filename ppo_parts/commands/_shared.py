@@ -1,0 +1,67 @@
+"""Arguments and loading shared by the commands that read a trained run."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from .._base.errors import UserError, UserValueError
+from ..envs._registry import UnknownPrefixError
+from ..training import LoadedRun, load
+from ..training._recipe import import_recipe
+
+
+def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """Make a parser with the arguments that select a run and one of its checkpoints."""
+    parser = argparse.ArgumentParser(prog=f"python -m ppo_parts.{prog}", description=description, allow_abbrev=False)
+    parser.add_argument("run", type=Path, help="folder of the run, such as runs/first")
+    parser.add_argument(
+        "--checkpoint",
+        type=_checkpoint,
+        default="latest",
+        help='"latest" (default), "best", or the number of an update',
+    )
+    parser.add_argument("--recipe", help="module with the make_train of the run, if config.json does not name it")
+    return parser
+
+
+def add_seed_index(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that selects one of a run's seeds."""
+    parser.add_argument(
+        "--seed-index", type=int, default=0, help="which seed of a run with several, counted from 0 (default: 0)"
+    )
+
+
+def load_run(given: argparse.Namespace) -> LoadedRun:
+    """Load the run that the arguments name."""
+    make_train = None if given.recipe is None else import_recipe(given.recipe, given.run)
+    try:
+        return load(given.run, make_train, checkpoint=given.checkpoint)
+    except UnknownPrefixError as error:
+        raise UserValueError(f"{error}: give the module that calls it as --recipe my_module") from error
+
+
+def state_of_seed(run: LoadedRun, index: int) -> Any:
+    """Return the state of one seed of a run."""
+    seeds = run.state.key.size
+    if not 0 <= index < seeds:
+        raise UserValueError(f"--seed-index {index}: the run has {seeds} seed{'s' * (seeds > 1)}, counted from 0")
+    return jax.tree.map(lambda x: x[index], run.state) if run.state.key.ndim else run.state
+
+
+@contextlib.contextmanager
+def one_environment(consequence: str) -> Iterator[None]:
+    """State the consequence if a single environment cannot be reset, as after `envs.fold_agents`."""
+    try:
+        yield
+    except UserError as error:
+        raise UserValueError(f"{consequence}: a single environment cannot be reset: {error}") from error
+
+
+def _checkpoint(text: str) -> Literal["latest", "best"] | int:
+    return int(text) if text.isdecimal() else text  # type: ignore[return-value] # `load` lists the valid ones

@@ -1,0 +1,223 @@
+"""Compare trained runs: a plot of their learning curves with intervals, and a table.
+
+    python -m ppo_parts.compare runs/a runs/b --output compare.png
+    python -m ppo_parts.compare "ours=runs/a1,runs/a2,runs/a3" "theirs=runs/b1,runs/b2,runs/b3"
+
+Only `metrics.jsonl` is read, so the recipe is not needed, and runs may still be training. The solid line is the
+interquartile mean over seeds, and the band its 95 % bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .._base.arguments import positive
+from .._base.errors import UserValueError
+from .._base.extras import require_package
+from ..training import column, exit_on_user_error, read_metrics, write_json
+from ..training._config_file import stored_run
+from ..training._evaluate import EVALUATION
+from ..training._result import smoothed
+from ..training._statistics import iqm_over_seeds
+
+POINTS = 200
+"""Number of points of a curve."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The learning curves of the seeds of one or several runs.
+
+    Attributes:
+        label: its name in the picture.
+        env_id: the environment.
+        env_steps: `[points]`.
+        values: `[points, seeds]`, the metric averaged over a window of updates; NaN before its first measurement.
+    """
+
+    label: str
+    env_id: str
+    env_steps: np.ndarray
+    values: np.ndarray
+
+
+def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode_return", window: int = 25) -> Curve:
+    """Read a metric of runs that differ only in their seeds.
+
+    Args:
+        label: name of the curve.
+        folders: folders of the runs.
+        metric: name of the metric.
+        window: number of updates to average over.
+
+    Raises:
+        UserValueError: the metric was not measured, or the runs use several environments or have a seed in common.
+    """
+    paths = [Path(folder) for folder in folders]
+    stored = [stored_run(path) for path in paths]
+    env_ids = {str(run["config"].get("env_id")) for run in stored}
+    if len(env_ids) > 1:
+        raise UserValueError(f"{label}: the runs use several environments, {', '.join(sorted(env_ids))}")
+    seeds = [run["config"].get("seed", 0) + i for run in stored for i in range(run["run"]["num_seeds"])]
+    if len(set(seeds)) < len(seeds):
+        raise UserValueError(f"{label}: two runs have the same seed, of {sorted(seeds)}, so they are not independent")
+    tables = [_measured(path, metric, window) for path in paths]
+    last = min(steps[-1] for steps, _ in tables)
+    grid = np.linspace(min(steps[0] for steps, _ in tables), last, POINTS)
+    values = [_at(grid, steps, x) for steps, table in tables for x in table.T]
+    return Curve(label, env_ids.pop(), grid, np.stack(values, axis=1))
+
+
+def iqm_interval(
+    values: np.ndarray, *, level: float = 0.95, samples: int = 2000
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    r"""Compute the interquartile mean over seeds, and its percentile bootstrap interval, at every point of a curve.
+
+    Each of the `samples` draws as many seeds as there are, with replacement, and takes their whole curves: this is the
+    stratified bootstrap of Agarwal et al. 2021, section 4, for one task.
+
+    Args:
+        values: `[points, seeds]`.
+        level: probability of the interval.
+        samples: number of bootstrap samples.
+
+    Returns:
+        The interquartile mean, and both ends of the interval, each `[points]`; the ends are NaN with one seed.
+    """
+    seeds = values.shape[1]
+    center = iqm_over_seeds(values)
+    if seeds == 1:
+        return center, np.full_like(center, np.nan), np.full_like(center, np.nan)
+    drawn = np.random.default_rng(0).integers(seeds, size=(samples, seeds))
+    ends = [(1 - level) / 2, (1 + level) / 2]
+    low, high = np.stack([np.quantile(iqm_over_seeds(row[drawn]), ends) for row in values], axis=1)
+    return center, low, high
+
+
+def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
+    r"""Estimate :math:`P(X > Y) + P(X = Y) / 2` from one number per seed, as in Agarwal et al. 2021, section 4.3."""
+    return float(np.mean((x[:, None] > y[None]) + 0.5 * (x[:, None] == y[None])))
+
+
+def table_of(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+    """Compute one row for each curve, from its last point."""
+    rows = []
+    for curve in curves:
+        last = curve.values[-1]
+        center, low, high = (float(x[0]) for x in iqm_interval(last[None], samples=20_000))
+        rows.append(
+            {
+                "run": curve.label,
+                "env_steps": int(curve.env_steps[-1]),
+                "seeds": len(last),
+                "iqm": center,
+                "iqm_95": None if len(last) == 1 else [low, high],
+                "mean": float(np.mean(last)),
+                "min": float(np.min(last)),
+                "max": float(np.max(last)),
+                "better_than_first": probability_of_improvement(last, curves[0].values[-1]),
+            }
+        )
+    return rows
+
+
+def describe(rows: Sequence[dict[str, Any]]) -> str:
+    """Format a table as text that is also valid Markdown."""
+    titles = ["run", "env steps", "seeds", "IQM [95 %]", "mean", "min", "max", "P(better than first)"]
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        between = "" if row["iqm_95"] is None else " [{:.1f}, {:.1f}]".format(*row["iqm_95"])
+        numbers = [f"{row[name]:.1f}" for name in ("mean", "min", "max")]
+        better = f"{row['better_than_first']:.2f}" if row is not rows[0] else ""
+        return [
+            row["run"], f"{row['env_steps']:,}", str(row["seeds"]), f"{row['iqm']:.1f}{between}", *numbers, better
+        ]  # fmt: skip
+
+    lines = [titles, *map(cells, rows)]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
+
+
+def plot_curves(path: Path, curves: Sequence[Curve], metric: str = "episode return") -> None:
+    """Draw curves: the interquartile mean over seeds with its 95 % interval, and thin lines of the seeds.
+
+    Raises:
+        UserValueError: the extension of `path` is not a format of matplotlib.
+    """
+    figure = require_package("matplotlib.figure", "train").Figure(figsize=(7, 4.2), layout="constrained")
+    require_package("matplotlib.backends.backend_agg", "train").FigureCanvasAgg(figure)
+    formats = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in formats:
+        raise UserValueError(f"{path} must end with the extension of an image format: .{', .'.join(sorted(formats))}")
+    axes = figure.subplots()
+    for i, curve in enumerate(curves):
+        center, low, high = iqm_interval(curve.values)
+        color, seeds = f"C{i % 10}", curve.values.shape[1]
+        axes.plot(curve.env_steps, curve.values, color=color, alpha=0.15, linewidth=0.6)
+        axes.fill_between(curve.env_steps, low, high, color=color, alpha=0.25, linewidth=0)
+        axes.plot(curve.env_steps, center, color=color, label=f"{curve.label} ({seeds} seed{'s' * (seeds > 1)})")
+    axes.set(xlabel="environment steps", ylabel=metric, title=curves[0].env_id)
+    axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
+    axes.legend(frameon=False, loc="best")
+    axes.grid(alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+
+
+def _measured(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the steps `[n]` and the smoothed values `[n, seeds]` of a metric; NaN before its first measurement."""
+    rows = read_metrics(folder / "metrics.jsonl")
+    if not rows:
+        raise UserValueError(f"{folder}: there are no metrics yet: wait for the first update")
+    try:
+        found = column(rows, metric)
+    except KeyError as error:
+        hint = "; evaluations during training need --eval-every" if metric.startswith(EVALUATION) else ""
+        raise UserValueError(f"{folder}: {error.args[0]}{hint}") from None
+    steps, values = column(rows, "env_steps"), smoothed(found.reshape(len(rows), -1), window)
+    if not np.isfinite(values).any(axis=0).all():
+        raise UserValueError(f"{folder}: {metric} has not been measured in every seed; perhaps no episode has ended")
+    return steps, values
+
+
+def _at(grid: np.ndarray, steps: np.ndarray, values: np.ndarray) -> np.ndarray:
+    known = np.isfinite(values)
+    return np.interp(grid, steps[known], values[known], left=np.nan)
+
+
+def _named_runs(text: str) -> tuple[str, list[str]]:
+    """Parse "runs/a", or "name=runs/a1,runs/a2"."""
+    label, equals, folders = text.partition("=")
+    return (label, folders.split(",")) if equals else (text, [text])
+
+
+def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Run the command line; return the rows of the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ppo_parts.compare", description="Plot the learning curves of several runs, with intervals."
+    )
+    parser.add_argument("runs", nargs="+", help="folder of a run, or name=FOLDER,FOLDER for runs with different seeds")
+    parser.add_argument("--output", type=Path, default=Path("compare.png"), help="picture (default: compare.png)")
+    parser.add_argument("--metric", default="episode_return", help="metric to compare (default: episode_return)")
+    parser.add_argument("--window", type=positive, default=25, help="updates to average over (default: 25)")
+    parser.add_argument("--json", type=Path, help="file to write the table to")
+    given = parser.parse_args(arguments)
+    with exit_on_user_error():
+        curves = [read_curve(*_named_runs(text), given.metric, given.window) for text in given.runs]
+        if len({curve.env_id for curve in curves}) > 1:
+            named = ", ".join(f"{curve.label}: {curve.env_id}" for curve in curves)
+            raise UserValueError(f"runs of different environments cannot be compared: {named}")
+        rows = table_of(curves)
+        plot_curves(given.output, curves, f"{given.metric.replace('_', ' ')} (mean over {given.window} updates)")
+        print(describe(rows))
+        print(given.output)
+        if given.json is not None:
+            write_json(given.json, rows)
+    return rows

@@ -1,0 +1,109 @@
+"""Evaluate a trained run: play whole episodes and print their returns.
+
+python -m ppo_parts.evaluate runs/first --episodes 100
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._base.arguments import positive, seed
+from ..envs import host_errors
+from ..training import EpisodeResults, LoadedRun, exit_on_user_error, summary, write_json
+from ..training._train import vmap_over_seeds
+from ._shared import load_run, run_parser
+
+
+def play_episodes(run: LoadedRun, episodes: int, *, seed: int = 0, mode: bool = False) -> EpisodeResults:
+    """Play whole episodes with the policies of all seeds of a run.
+
+    Args:
+        run: the run, as returned by `training.load`.
+        episodes: number of episodes of each seed.
+        seed: seed for environments and actions.
+        mode: play the distribution's mode instead of a sample.
+
+    Returns:
+        `EpisodeResults` of NumPy arrays with shape `[seeds, episodes]`; with several agents, returns have shape
+        `[seeds, episodes, A]`.
+    """
+    seeds = run.state.key.size
+    keys = jax.random.split(jax.random.key(seed), seeds)
+
+    def play(key: jax.Array, state: Any) -> EpisodeResults:
+        return run.train.evaluate_policy(key, state, episodes, mode=mode)
+
+    def play_all(keys: jax.Array, state: Any) -> EpisodeResults:
+        return vmap_over_seeds(lambda each: play(*each), seeds)((keys, state))
+
+    with host_errors():
+        played = jax.device_get(jax.jit(play_all)(keys if seeds > 1 else keys[0], run.state))
+    return played if seeds > 1 else jax.tree.map(lambda x: x[None], played)
+
+
+def summarize(played: EpisodeResults) -> dict[str, Any]:
+    """Summarize episodes `[seeds, episodes]`.
+
+    Returns:
+        `episode_return`: with several seeds, `training.summary` of the mean returns of the seeds; with one seed, of the
+        returns of its episodes, as `per_episode` instead of `per_seed`. Returns are averaged over agents. Also the
+        mean `episode_length`, the numbers of `terminated` and `truncated` episodes, and as `info` the means of the
+        environment's own numbers for an episode.
+    """
+    seeds, episodes = np.shape(played.episode_length)
+    returns = np.asarray(played.episode_return, float).reshape(seeds, episodes, -1).mean(-1)
+    of_returns = summary(returns.mean(1) if seeds > 1 else returns[0])
+    if seeds == 1:
+        of_returns["per_episode"] = of_returns.pop("per_seed")
+    return {
+        "seeds": seeds,
+        "episodes": episodes,
+        "episode_return": of_returns,
+        "episode_length": float(np.mean(played.episode_length)),
+        "terminated": int(np.sum(played.terminated)),
+        "truncated": int(np.sum(played.truncated)),
+        "info": {name: float(np.mean(x)) for name, x in played.info.items()},
+    }
+
+
+def describe(result: dict[str, Any]) -> str:
+    """Describe a summary in a few lines."""
+    returns, several = result["episode_return"], result["seeds"] > 1
+    text = f"mean return {returns['mean']:.2f}"
+    if returns["iqm_95"] is not None:
+        low, high = returns["iqm_95"]
+        text += (
+            f" (standard deviation {returns['std']:.2f}), IQM {returns['iqm']:.2f} [95 %: {low:.2f}, {high:.2f}] "
+            f"over {'seeds' if several else 'episodes'}"
+        )
+    if several:
+        text += "\nmean return of each seed: " + ", ".join(f"{x:.2f}" for x in returns["per_seed"])
+    text += (
+        f"\nmean length {result['episode_length']:.1f}; of {result['seeds'] * result['episodes']} episodes, "
+        f"{result['terminated']} terminated and {result['truncated']} were truncated"
+    )
+    return text + "".join(f"\nmean {name} {x:.4g}" for name, x in result["info"].items())
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Run the command line; return what it printed as a dictionary."""
+    parser = run_parser("evaluate", "Play whole episodes with the policy of a trained run, and print their returns.")
+    parser.add_argument("--episodes", type=positive, default=100, help="episodes of each seed (default: 100)")
+    parser.add_argument("--mode", action="store_true", help="play the mode of the policy's distribution, not samples")
+    parser.add_argument("--seed", type=seed, default=0, help="seed for environments and actions (default: 0)")
+    parser.add_argument("--json", type=Path, help="file to write the result to")
+    given = parser.parse_args(arguments)
+    with exit_on_user_error():
+        run = load_run(given)
+        result = summarize(play_episodes(run, given.episodes, seed=given.seed, mode=given.mode))
+        result = {"run": str(given.run), "update": run.update, "mode": given.mode, **result}
+        print(f"{given.run} after update {run.update} of {run.train.num_updates}: {getattr(run.config, 'env_id', '')}")
+        print(describe(result))
+        if given.json is not None:
+            write_json(given.json, result)
+    return result

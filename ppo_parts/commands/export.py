@@ -1,0 +1,171 @@
+"""Export the policy of a trained run to ONNX, with its normalizer and its recurrent state.
+
+    python -m ppo_parts.export runs/first --output policy.onnx
+
+The model has the inputs `obs` `[N, ...]` and, for a recurrent policy, `carry_0`, `carry_1`, ... `[N, H]`, zero at the
+beginning of an episode. Its outputs are `action`, the mode of the policy's distribution as the environment receives it;
+`logits`, `loc` and `scale`, or `alpha` and `beta`, from which an action may be sampled instead; and `next_carry_0`, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._base.errors import UserValueError
+from .._base.extras import require_package
+from .._core.policy import apply_policy, initial_carry_of
+from ..training import Train, TrainState, exit_on_user_error
+from ._shared import add_seed_index, load_run, one_environment, run_parser, state_of_seed
+
+TOLERANCE = 1e-5
+"""Largest difference from JAX, relative to numbers larger than 1, that the command line accepts."""
+
+
+def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict[str, Any]], dict[str, Any]]:
+    """Make the function that a model computes: a policy with fixed parameters, its normalizer, and its carry.
+
+    Args:
+        train: the run.
+        state: the state of one seed.
+
+    Returns:
+        A function `(obs, *carry) -> outputs by name`, and the shapes and dtypes of one row of its inputs, by name.
+
+    Raises:
+        UserValueError: the environment has several agents.
+    """
+    env, policy, params = train.env, train.policy, state.learner.params
+    if env.num_agents is not None:
+        raise UserValueError(
+            f"the policy cannot be exported: it plays {env.num_agents} agents at once, and only single-agent policies "
+            "can be"
+        )
+    with one_environment("the policy cannot be exported"):
+        _, obs = jax.eval_shape(lambda key: env.reset(key, 1), jax.random.key(0))
+    privileged = getattr(obs, "privileged", None)
+    if privileged is not None:  # only the critic sees it, which is not exported
+        obs = obs._replace(privileged=None)
+    initial_carry = initial_carry_of(policy)
+    carry = None if initial_carry is None else jax.eval_shape(lambda: initial_carry(1))
+    leaves, structure = jax.tree.flatten(carry)
+    seen, observed = jax.tree.flatten(obs)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(obs)]
+    names = ["obs"] if len(seen) == 1 else [f"obs{path}" for path in paths]
+    rows = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in zip(names, seen, strict=True)}
+    rows |= {f"carry_{i}": jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for i, x in enumerate(leaves)}
+
+    def act(*inputs: Any) -> dict[str, Any]:
+        obs = jax.tree.unflatten(observed, inputs[: len(seen)])
+        if privileged is not None:
+            zeros = jnp.zeros((inputs[0].shape[0], *privileged.shape[1:]), privileged.dtype)
+            obs = obs._replace(privileged=zeros)
+        if env.observe is not None:
+            obs = env.observe(state.rollout.env_state, obs)
+        carry = jax.tree.unflatten(structure, inputs[len(seen) :])
+        reset = jnp.zeros(inputs[0].shape[0], bool)  # instead, the caller passes a carry of zeros
+        output = apply_policy(policy, params, obs, carry, reset)
+        action, base = output.distribution.mode(), getattr(output.distribution, "base", output.distribution)
+        if env.act is not None:
+            action = env.act(action)
+        outputs = {"action": action} if not isinstance(action, (list, tuple)) else dict(_numbered("action", action))
+        parameters = ("logits", "loc", "scale", "alpha", "beta")
+        outputs |= {name: getattr(base, name) for name in parameters if hasattr(base, name)}
+        return outputs | dict(_numbered("next_carry", jax.tree.leaves(output.carry)))
+
+    return act, rows
+
+
+def to_onnx(train: Train, state: TrainState, about: dict[str, str] | None = None) -> Any:
+    """Translate the policy of a run to an ONNX model.
+
+    Args:
+        train: the run, such as `training.load(...).train`.
+        state: the state of one seed.
+        about: metadata to store in the model.
+
+    Returns:
+        `onnx.ModelProto`.
+
+    Raises:
+        UserValueError: the policy cannot be translated; the message gives the reason. MissingPackage: onnx is not
+            installed.
+    """
+    require_package("onnx", "export")
+    from ._onnx import to_model
+
+    act, rows = policy_function(train, state)
+    return to_model(act, rows, about or {})
+
+
+def largest_difference(model: Any, train: Train, state: TrainState, number: int = 1000, seed: int = 0) -> float:
+    """Compare a model with JAX on random inputs; return the largest difference.
+
+    Differences are relative to the larger of 1 and the number in JAX. Actions of discrete spaces are not compared,
+    because the order of two almost equal logits may differ; their logits are.
+
+    Args:
+        model: the result of `to_onnx`.
+        train, state: its arguments.
+        number: how many observations to compare.
+        seed: seed of the inputs.
+    """
+    runtime = require_package("onnxruntime", "export")
+    act, rows = policy_function(train, state)
+    inputs = random_inputs(rows, number, seed)
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    found = dict(zip(names, session.run(names, inputs), strict=True))
+    expected = jax.device_get(jax.jit(act)(*inputs.values()))
+    compared = {name: np.asarray(x) for name, x in expected.items() if np.issubdtype(np.asarray(x).dtype, np.floating)}
+    return max(float(np.max(np.abs(found[name] - x) / np.maximum(np.abs(x), 1))) for name, x in compared.items())
+
+
+def random_inputs(rows: dict[str, Any], number: int, seed: int) -> dict[str, np.ndarray]:
+    """Draw inputs `[number, ...]`: normal numbers of several magnitudes, random pixels, or masks without effect."""
+    random = np.random.default_rng(seed)
+
+    def draw(x: Any) -> np.ndarray:
+        shape, dtype = (number, *x.shape), np.dtype(x.dtype)
+        if np.issubdtype(dtype, np.floating):
+            return (random.normal(size=shape) * random.choice([0.1, 1, 3], size=shape)).astype(dtype)
+        return np.ones(shape, bool) if dtype.kind == "b" else random.integers(0, 256, shape).astype(dtype)
+
+    inputs = {name: draw(x) for name, x in rows.items()}
+    return {name: np.tanh(x) if name.startswith("carry") else x for name, x in inputs.items()}
+
+
+def _numbered(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
+    return [(f"{name}_{i}", x) for i, x in enumerate(values)]
+
+
+def main(arguments: Sequence[str] | None = None) -> Path:
+    """Run the command line; return the path of the model."""
+    parser = run_parser("export", "Export the policy of a trained run to ONNX.")
+    parser.add_argument("--output", type=Path, default=Path("policy.onnx"), help="file (default: policy.onnx)")
+    add_seed_index(parser)
+    given = parser.parse_args(arguments)
+    with exit_on_user_error():
+        run = load_run(given)
+        state = state_of_seed(run, given.seed_index)
+        about = {"env_id": str(getattr(run.config, "env_id", "")), "run": str(given.run), "update": str(run.update)}
+        model = to_onnx(run.train, state, about)
+        difference = largest_difference(model, run.train, state)
+        if not difference < TOLERANCE:
+            raise UserValueError(f"the model differs from JAX by {difference:.1e}; {given.output} is not written")
+        given.output.write_bytes(model.SerializeToString())
+        for kind, values in {"inputs": model.graph.input, "outputs": model.graph.output}.items():
+            print(f"{kind}:", ", ".join(_describe(value) for value in values))
+        print(f"largest difference from JAX on 1,000 random observations: {difference:.1e}")
+        print(given.output)
+    return given.output
+
+
+def _describe(value: Any) -> str:
+    sizes = [dim.dim_param or str(dim.dim_value) for dim in value.type.tensor_type.shape.dim]
+    return f"{value.name} [{', '.join(sizes)}]"

@@ -1,0 +1,149 @@
+"""Watch a trained agent: play episodes and write them to an animation.
+
+python -m ppo_parts.watch runs/first --output first.gif
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._base.arguments import positive, seed
+from .._base.errors import UserValueError
+from .._base.extras import require_package
+from .._core.policy import apply_policy, initial_carry_of
+from ..envs import host_errors
+from ..envs._rendering import rendering
+from ..training import Train, TrainState, exit_on_user_error
+from ._shared import add_seed_index, load_run, one_environment, run_parser, state_of_seed
+
+FORMATS = (".gif", ".mp4")
+
+
+def frames_of(
+    train: Train, state: TrainState, *, episodes: int = 1, seed: int = 0, mode: bool = False, max_steps: int = 1000
+) -> Iterator[np.ndarray]:
+    """Play episodes, and yield an image `[H, W, 3]` (uint8) before each step.
+
+    The return and the length of each episode are printed.
+
+    Args:
+        train: the run.
+        state: the state of one seed.
+        episodes: number of episodes.
+        seed: seed for the environment and the actions.
+        mode: play the distribution's mode instead of a sample.
+        max_steps: largest number of steps of an episode.
+
+    Raises:
+        UserValueError: the environment cannot be rendered.
+    """
+    env = train.env.evaluation(state.rollout.env_state)
+    if env.render is None:
+        raise UserValueError(
+            "this environment cannot be rendered: give its Env a render(state) that returns an array [H, W, 3]"
+        )
+    initial_carry = initial_carry_of(train.policy)
+    with one_environment("the agent cannot be watched"):
+        jax.eval_shape(lambda key: env.reset(key, 1), jax.random.key(0))
+
+    @jax.jit
+    def reset(key: jax.Array) -> Any:
+        return *env.reset(key, 1), None if initial_carry is None else initial_carry(1)
+
+    @jax.jit
+    def play(key: jax.Array, env_state: Any, obs: Any, memory: Any, begins: jax.Array) -> Any:
+        action_key, env_key = jax.random.split(key)
+        distribution, _, memory, _ = apply_policy(train.policy, state.learner.params, obs, memory, begins)
+        action = distribution.mode() if mode else distribution.sample(seed=action_key)
+        return *env.step(env_key, env_state, action), memory
+
+    agents = () if env.num_agents is None else (env.num_agents,)
+    for episode, key in enumerate(jax.random.split(jax.random.key(seed), episodes)):
+        env_state, obs, memory = reset(jax.random.fold_in(key, max_steps))
+        for steps in range(max_steps):
+            yield np.asarray(env.render(env_state))
+            begins = jnp.full((1, *agents), steps == 0)
+            env_state, out, memory = play(jax.random.fold_in(key, steps), env_state, obs, memory, begins)
+            obs = out.obs
+            if ended := bool(out.episode_ends()[0][0]):
+                break
+        gained = float(np.mean(out.episode_return))
+        cut = "" if ended else ", cut by --max-steps"
+        print(f"episode {episode + 1}: return {gained:.1f} in {int(out.episode_length[0])} steps{cut}")
+
+
+def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, width: int = 320) -> int:
+    """Write frames to a GIF (with pillow) or to an MP4 (with imageio and its ffmpeg); return how many there were.
+
+    Args:
+        path: the file; its extension determines the format.
+        frames: images `[H, W, 3]` of uint8, all of the same shape.
+        fps: frames per second; a GIF rounds the time between two frames to 0.01 s.
+        width: width of the animation in pixels; frames keep their proportions.
+
+    Raises:
+        UserValueError: another format, or no frames. MissingPackage: the package for the format is not installed.
+    """
+    if path.suffix not in FORMATS:
+        raise UserValueError(f"{path} must end with {' or '.join(FORMATS)}, which determines its format")
+    image = require_package("PIL.Image", "watch")
+    number = 0
+
+    def resized(frame: np.ndarray) -> Any:
+        height = max(2, 2 * round(frame.shape[0] * width / frame.shape[1] / 2))  # MP4 needs even sizes
+        picture = image.fromarray(np.ascontiguousarray(frame))
+        return picture.resize((width + width % 2, height), image.Resampling.LANCZOS)
+
+    def counted() -> Iterator[Any]:
+        nonlocal number
+        for frame in frames:
+            number += 1
+            yield resized(frame)
+
+    pictures = counted()
+    if path.suffix == ".mp4":
+        require_package("imageio_ffmpeg", "watch")
+        imageio = require_package("imageio", "watch")
+        with imageio.get_writer(path, fps=fps, macro_block_size=2) as writer:
+            for picture in pictures:
+                writer.append_data(np.asarray(picture))
+        return number
+    small = [picture.quantize(64, dither=image.Dither.NONE) for picture in pictures]
+    if not small:
+        raise UserValueError(f"{path}: there are no frames to write")
+    small[0].save(path, save_all=True, append_images=small[1:], duration=round(1000 / fps), loop=0)
+    return number
+
+
+def main(arguments: Sequence[str] | None = None) -> Path:
+    """Run the command line; return the path of the animation."""
+    parser = run_parser("watch", "Play episodes with the policy of a trained run, and write them to an animation.")
+    parser.add_argument("--output", type=Path, default=Path("watch.gif"), help="GIF or MP4 (default: watch.gif)")
+    parser.add_argument("--episodes", type=positive, default=1, help="number of episodes (default: 1)")
+    parser.add_argument(
+        "--max-steps", type=positive, default=1000, help="limit on the steps of an episode (default: 1000)"
+    )
+    parser.add_argument("--mode", action="store_true", help="play the mode of the policy's distribution, not samples")
+    parser.add_argument("--seed", type=seed, default=0, help="seed for the environment and actions (default: 0)")
+    parser.add_argument("--fps", type=positive, default=30, help="frames per second (default: 30)")
+    parser.add_argument("--width", type=positive, default=320, help="width in pixels (default: 320)")
+    add_seed_index(parser)
+    given = parser.parse_args(arguments)
+    for device in ("AUDIO", "VIDEO"):  # pygame only draws into arrays here, and must not look for devices
+        os.environ.setdefault(f"SDL_{device}DRIVER", "dummy")
+    with exit_on_user_error(), host_errors():
+        with rendering():
+            run = load_run(given)
+        state = state_of_seed(run, given.seed_index)
+        options = {"episodes": given.episodes, "seed": given.seed, "mode": given.mode, "max_steps": given.max_steps}
+        frames = frames_of(run.train, state, **options)
+        number = write_animation(given.output, frames, given.fps, given.width)
+        print(f"{given.output}: {number} frames")
+    return given.output

@@ -1,0 +1,5 @@
+"""Parts for critics: losses of your own, and targets in units of running moments."""
+
+from ._parts.critics import ValueStatistics as ValueStatistics
+from ._parts.critics import critic_loss as critic_loss
+from ._parts.critics import normalize_target as normalize_target

@@ -1,0 +1,431 @@
+"""Rollouts: the policy acts in environments, and the transitions are recorded in a `Batch`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._base.branches import cond_any
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import check_count
+from .._base.spaces import count_options
+from .._base.trees import axis_sharding, without_weak_types
+from .._core.checks import check_env, check_key
+from .._core.metrics import Metrics
+from .._core.moments import divided_moments, merged_moments
+from .._core.policy import apply_policy, check_distribution, check_value, evaluate_policy, initial_carry_of
+from .._core.shards import check_shards, joined, split
+from .._core.types import ABSENT, Array, Batch, Evaluate, Output, Params, kind
+from ..functional import next_values
+from ..functional._common import ShapeError, unsqueezed
+
+
+class RolloutState(NamedTuple):
+    """The state that a rollout passes to the next: the state of the environments, and the next observations.
+
+    Recurrent policies also have `carry`, their state `[N, ...]`, and `reset`, True where it is zeroed before the next
+    step.
+    """
+
+    env_state: Any
+    obs: Any
+    carry: Any = None
+    reset: Any = None
+
+
+class Rollout(NamedTuple):
+    """The result of `rollout`: pure functions.
+
+    Attributes:
+        init: `init(key) -> RolloutState`, with fresh environments.
+        collect: `collect(key, params, state) -> (RolloutState, Batch, metrics)`. Metrics: `episode_return` and
+            `episode_length` (means over the episodes that ended, NaN if none did) and `episodes` (their number);
+            with several agents the return is also averaged over them. Entries of the environment's `info` become
+            `episode_<name>`.
+        sharding: `sharding(mesh) -> RolloutState`, the `NamedSharding` of each leaf of the state, which divides the
+            environments over the devices of a mesh: as many devices as shards, or a divisor of that. Leaves whose shape
+            does not depend on the number of environments, such as running statistics, are replicated on each device.
+        restart: `restart(key, state) -> RolloutState`, new episodes that keep running statistics, for environments
+            whose state cannot be restored from a checkpoint (`Env.restart`); None: every state can be continued.
+    """
+
+    init: Callable[[Array], RolloutState]
+    collect: Callable[[Array, Params, RolloutState], tuple[RolloutState, Batch, Metrics]]
+    sharding: Callable[[jax.sharding.Mesh], RolloutState]
+    restart: Callable[[Array, RolloutState], RolloutState] | None = None
+
+
+def rollout(
+    env: Any,
+    policy: Evaluate,
+    *,
+    num_envs: int,
+    num_steps: int,
+    value_each_step: bool = False,
+    record: tuple[str, ...] = (),
+    keep_next_obs: bool = False,
+    keep_distribution: bool = False,
+    keep_info: tuple[str, ...] = (),
+    noise_steps: int = 1,
+    shards: int = 1,
+) -> Rollout:
+    """Step N environments T times with the current policy; with A agents in each, `[T, N]` below is `[T, N, A]`.
+
+    The value is computed for all steps at once, after the last step, or at each step (as for a recurrent policy). V of
+    the final observation, from which a truncated episode is bootstrapped, is computed only in steps in which some
+    environment was truncated (even under `vmap`).
+
+    Args:
+        env: `ppo_parts.envs.Env`.
+        policy: a `Policy`, or `evaluate` as in `learner`; here the observations have the leading axes `[N]` or
+            `[T, N]`. With an `initial_carry`, `evaluate(params, batch)` receives `batch.carry`, the state before step
+            0, and `batch.reset` `[T, N]`. It must zero the state before each step where `reset` is 1, and return
+            `(distribution, value, carry after the last step)`. If the policy has no value, the batch has none.
+        num_envs: N.
+        num_steps: T.
+        value_each_step: keep the value that is computed along with each step's action. The numbers are the same; this
+            is faster if policy and value share layers, and slower if they do not.
+        record: names of entries of the policy's `aux`, one number per element, to keep for each step: `extras[name]`,
+            and `extras["next_" + name]` for the observation that followed, as `next_value` is for `value`.
+        keep_next_obs: keep the observation that followed each step as `next_obs`, including final observations.
+        keep_distribution: keep the behavior distribution as `behavior`, for exact divergences.
+        keep_info: names of entries of the environment's `info`, such as a cost, to keep for each step: `extras[name]`.
+        noise_steps: number of steps for which actions are sampled with the same key, counted from the first step of the
+            rollout; from `distributions.StateDependentNormal`, they have the same noise matrix, and from other
+            distributions the same noise. More than `num_steps`: the same key for each whole rollout.
+        shards: S, `batch.shards`: equal blocks of environments that samplers do not mix, so that each can stay on a
+            separate device. This changes which minibatches are drawn. So that devices do not wait for each other at
+            every step, with S > 1 all final observations are kept and evaluated after the last step, and the shards
+            merge the running statistics of normalizing wrappers after it.
+
+    Returns:
+        `Rollout(init, collect, sharding, restart)`; the batch has the fields obs, action, log_prob, value, reward,
+        terminated, truncated and next_value, for a recurrent policy carry and reset, and the fields that `record` and
+        `keep_...` add.
+
+    Raises:
+        TypeError: `env` is not an environment; `policy` is not a function; (when traced) its actions do not fit
+            `env.action_space`. ValueError: a number is less than 1; `shards` does not divide `num_envs`; `record` or
+            `keep_info` names an entry whose name the batch already has, or (when traced) one that the policy's aux or
+            the environment's info does not have; (when traced) the policy has more actions than the environment.
+            ShapeError: (when traced) a log-probability, a value or an entry of aux is not one number per element.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, ppo_parts as pp
+        >>> from ppo_parts import envs
+        >>> def evaluate(params, batch):
+        ...     return pp.distributions.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
+        >>> rollout = pp.rollout(envs.make("CartPole-v1"), evaluate, num_envs=2, num_steps=8)
+        >>> params = {"policy": jnp.zeros((4, 2)), "value": jnp.zeros(4)}
+        >>> state, batch, metrics = rollout.collect(jax.random.key(1), params, rollout.init(jax.random.key(0)))
+        >>> batch.obs.shape, batch.next_value.shape
+        ((8, 2, 4), (8, 2))
+    """
+    check_count("rollout", "num_envs", num_envs)
+    check_count("rollout", "num_steps", num_steps)
+    check_count("rollout", "noise_steps", noise_steps)
+    check_shards("rollout", shards, "num_envs", num_envs)
+    taken = {"value": "batch.value"} | {f"next_{name}": f"the next value of {name!r}" for name in record}
+    for argument, names, owner in (("record", record, "aux"), ("keep_info", keep_info, "info")):
+        if isinstance(names, str):
+            raise UserTypeError(
+                f"rollout: {argument} must be a tuple of names, got {names!r}: write {argument}=({names!r},)"
+            )
+        if clash := [name for name in names if name in taken]:
+            raise UserValueError(
+                f"rollout: {argument}={clash[0]!r} has the name of {taken[clash[0]]}: give this entry of {owner} "
+                "another name"
+            )
+        taken |= dict.fromkeys(names, f"an entry that {argument} keeps")
+    check_env("rollout", env)
+    if not callable(policy):
+        raise UserTypeError(f"rollout: policy must be a Policy or a function (params, batch) -> Output, got {policy!r}")
+    agents = getattr(env, "num_agents", None)
+    each = (num_envs,) if agents is None else (num_envs, agents)
+    keeps = {"keep_next_obs": keep_next_obs, "keep_distribution": keep_distribution}
+    collector = _Collector(
+        env,
+        policy,
+        each,
+        num_steps,
+        value_each_step,
+        record,
+        keep_info,
+        noise_steps=noise_steps,
+        shards=shards,
+        **keeps,
+    )
+    restarts = getattr(env, "restart", None) is not None
+    return Rollout(collector.init, collector.collect, collector.sharding, collector.restart if restarts else None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Collector:
+    """The functions of a rollout; see `rollout` for the fields. `each`: `(N,)`, or `(N, A)` with agents."""
+
+    env: Any
+    policy: Evaluate
+    each: tuple[int, ...]
+    num_steps: int
+    value_each_step: bool
+    record: tuple[str, ...]
+    keep_info: tuple[str, ...]
+    keep_next_obs: bool
+    keep_distribution: bool
+    noise_steps: int
+    shards: int
+
+    def init(self, key: Array) -> RolloutState:
+        check_key("rollout.init", key)
+        return self._beginning(*self.env.reset(key, self.each[0]))
+
+    def restart(self, key: Array, state: RolloutState) -> RolloutState:
+        return self._beginning(*self.env.restart(key, state.env_state))
+
+    def _beginning(self, env_state: Any, obs: Any) -> RolloutState:
+        initial_carry = initial_carry_of(self.policy)
+        if initial_carry is None:
+            return without_weak_types(RolloutState(env_state, obs))
+        carry, reset = initial_carry(self.each[0]), jnp.ones(self.each, bool)
+        return without_weak_types(RolloutState(env_state, obs, carry, reset))
+
+    def sharding(self, mesh: jax.sharding.Mesh) -> RolloutState:
+        sharding = axis_sharding("Rollout.sharding", mesh, self.shards)
+        twice = dataclasses.replace(self, each=(2 * self.each[0], *self.each[1:]))
+        shapes = (jax.eval_shape(one.init, jax.random.key(0)) for one in (self, twice))
+
+        def of_leaf(once: Any, twice: Any) -> Any:
+            """Shard the axis that grows with the number of environments."""
+            grown = (axis for axis, (a, b) in enumerate(zip(once.shape, twice.shape, strict=True)) if a != b)
+            return sharding(next(grown, None))
+
+        return jax.tree.map(of_leaf, *shapes)
+
+    def estimates(self, output: Output) -> dict[str, Array]:
+        """Return the value and the recorded entries of aux, by name."""
+        check_recorded(output, self.record)
+        found = {} if output.value is None else {"value": output.value}
+        return found | {name: output.aux[name] for name in self.record}
+
+    @functools.cached_property
+    def estimates_after(self) -> Callable[[Params, tuple[Any, Any]], dict[str, Array]]:
+        """Compute the estimates of observations `(obs, carry)`: called in three places, traced once."""
+
+        def estimates(params: Params, seen: tuple[Any, Any]) -> dict[str, Array]:
+            return self.estimates(apply_policy(self.policy, params, *seen, jnp.zeros(self.each, bool)))
+
+        return jax.jit(estimates)
+
+    def step(self, params: Params, state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
+        """Step all environments; return the record, the estimates, those of final observations, and the episodes.
+
+        With several shards, return the final observations themselves, because testing whether there is one would
+        require communication between all devices.
+        """
+        output = apply_policy(self.policy, params, state.obs, state.carry, state.reset)
+        action, log_prob = sample_action(output.distribution, keys[0])
+        check_action(output.distribution, action, getattr(self.env, "action_space", None), self.each)
+        env_state, out = self.env.step(keys[1], state.env_state, action)
+        out.check(state.obs, self.each)
+        check_info(out.info, self.keep_info)
+        if self.keep_distribution:
+            check_is_tree(output.distribution)
+        final: Any = (out.final_obs, output.carry)
+        if self.shards == 1:
+            final = where_any(self.estimates_after, out.truncated, params, final)
+        recorded = Batch(
+            obs=state.obs,
+            action=action,
+            log_prob=log_prob,
+            reward=out.reward,
+            terminated=out.terminated,
+            truncated=out.truncated,
+            mask=out.mask,
+            reset=state.reset,
+            next_obs=out.final_obs if self.keep_next_obs else ABSENT,
+            behavior=output.distribution if self.keep_distribution else ABSENT,
+            extras={name: out.info[name] for name in self.keep_info},
+        )
+        recurrent, (ended, _) = state.carry is not None, out.episode_ends()
+        episodes = (ended, {"return": out.episode_return, "length": out.episode_length, **out.info})
+        begins = jnp.broadcast_to(unsqueezed(ended, len(self.each)), self.each) if recurrent else None
+        found = self.estimates(output) if recurrent or self.value_each_step or self.record else None
+        state = RolloutState(env_state, out.obs, output.carry, begins)
+        return without_weak_types(state), (recorded, found, final, episodes)
+
+    def collect(self, key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, Metrics]:
+        check_key("rollout.collect", key)
+        # Make all keys at once: one call of the generator instead of one per step.
+        keys, carry = jax.random.split(key, (self.num_steps, 2)), state.carry
+        if self.noise_steps > 1:
+            index = jnp.arange(self.num_steps)
+            keys = jnp.stack([keys[index - index % self.noise_steps, 0], keys[:, 1]], axis=1)
+        if self.shards > 1:
+            state = state._replace(env_state=divided_moments(state.env_state, self.shards))
+        steps = jax.lax.scan(lambda state, keys: self.step(params, state, keys), state, keys)
+        state, (batch, found, final, episodes) = steps
+        shape = (self.num_steps, *self.each)
+        check_shapes(batch, shape)
+        if found is None:
+            output = evaluate_policy(self.policy, params, batch)
+            check_value(output, shape)
+            found = self.estimates(output)
+        check_estimates(found, shape)
+        if self.shards > 1:
+            state = state._replace(env_state=merged_moments(state.env_state))
+            after = functools.partial(self.estimates_after, params)
+            final = where_any_of_steps(after, batch.truncated, final, self.shards)
+        last = self.estimates_after(params, (state.obs, state.carry)) if found else {}
+        following = {name: next_values(x, last[name], batch.truncated, final[name]) for name, x in found.items()}
+        if "value" in found:
+            batch = batch.replace(value=found.pop("value"), next_value=following.pop("value"))
+        extras = {**batch.extras, **found, **{f"next_{name}": x for name, x in following.items()}}
+        return state, batch.replace(carry=carry, extras=extras, shards=self.shards), episode_metrics(*episodes)
+
+
+def check_estimates(found: dict[str, Array], shape: tuple[int, ...]) -> None:
+    """Raise unless the value and every recorded entry of aux have one number per element."""
+    for name, x in found.items():
+        if jnp.shape(x) != shape:
+            raise ShapeError(
+                f"rollout: the policy returned {name} of shape {jnp.shape(x)[1:]} for {shape[1:]} observations: one "
+                "number per element is needed; drop a trailing axis of size 1 with x[..., 0], or return several "
+                "numbers as separate entries of aux"
+            )
+
+
+def check_recorded(output: Output, record: tuple[str, ...]) -> None:
+    """Raise unless the policy's `aux` has the entries to record."""
+    for name in record:
+        if not isinstance(output.aux, Mapping) or name not in output.aux:
+            there = f"the entries {sorted(output.aux)}" if isinstance(output.aux, Mapping) else kind(output.aux)
+            raise UserValueError(
+                f"rollout: record={name!r} must be an entry of the policy's aux, but aux is {there}: return "
+                f"Output(..., aux={{{name!r}: ...}})"
+            )
+
+
+def check_info(info: Mapping[str, Any], keep_info: tuple[str, ...]) -> None:
+    """Raise unless the environment's `info` has the entries to keep."""
+    for name in keep_info:
+        if name not in info:
+            raise UserValueError(
+                f"rollout: keep_info={name!r} must be an entry of the environment's info, which has {sorted(info)}: "
+                f"return it in each step, info={{{name!r}: ...}}"
+            )
+
+
+def check_is_tree(distribution: Any) -> None:
+    """Raise unless a distribution to keep consists of arrays."""
+    if stuck := [x for x in jax.tree.leaves(distribution) if not (hasattr(x, "dtype") or isinstance(x, (int, float)))]:
+        raise UserTypeError(
+            f"rollout: keep_distribution needs a distribution that is a pytree of arrays, but {kind(stuck[0])} is not: "
+            "use one of ppo_parts.distributions, or register it with jax.tree_util"
+        )
+
+
+def check_shapes(batch: Batch, expected: tuple[int, ...]) -> None:
+    """Raise unless the log-probability, and each leaf of a distribution that is kept, has one entry per element."""
+    if jnp.shape(batch.log_prob) != expected:
+        raise ShapeError(
+            f"rollout: the log-probability of {expected[1:]} actions has shape {jnp.shape(batch.log_prob)[1:]}; "
+            "one number for each is needed: sum over the action's dimensions"
+        )
+    for leaf in jax.tree.leaves(batch.behavior):
+        if jnp.shape(leaf)[:2] != expected[:2]:
+            raise ShapeError(
+                f"rollout: keep_distribution needs a distribution whose arrays begin with [N] = {expected[1:2]}, got "
+                f"{jnp.shape(leaf)[1:]}: broadcast parameters that all elements share"
+            )
+
+
+def sample_action(distribution: Any, key: Array) -> tuple[Any, Array]:
+    """Sample an action and return it with its log-probability."""
+    if hasattr(distribution, "sample_and_log_prob"):
+        return distribution.sample_and_log_prob(seed=key)
+    check_distribution(distribution, "sample")
+    action = distribution.sample(seed=key)
+    return action, distribution.log_prob(action)
+
+
+def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ...]) -> None:
+    """Raise unless actions in one array fit the action space: an environment may broadcast or round unfit ones."""
+    shape, several = getattr(space, "shape", None), hasattr(space, "nvec")
+    if shape is None or not isinstance(action, jax.Array):
+        return
+    options = count_options(space)
+    if action.shape != (*each, *shape) or (options and jnp.issubdtype(action.dtype, jnp.floating)):
+        axes = ", ".join(("...", *map(str, shape)))
+        if several:
+            remedy = f"{len(options)} choices: return distributions.MultiCategorical(logits, nvec={options})"
+        elif options:
+            (n,) = options
+            remedy = f"one of {n} actions: return distributions.Categorical(logits), with logits [..., {n}]"
+        else:
+            remedy = f"numbers of shape {tuple(shape)}: return distributions.Normal(mean, scale), with a mean [{axes}]"
+        raise UserTypeError(
+            f"rollout: the policy's actions are {action.dtype}{list(action.shape)}, but each of {list(each)} "
+            f"environments takes {remedy}"
+        )
+    for part, number in zip(getattr(distribution, "parts", (distribution,)), options, strict=False):
+        *axes_of_logits, given = getattr(getattr(part, "logits", None), "shape", ()) or (0,)
+        if tuple(axes_of_logits) == each and given > number:
+            raise UserValueError(
+                f"rollout: the policy has logits for {given} actions, but the environment has {number}"
+                + f" in one of its choices; it has {options}" * several
+            )
+
+
+def episode_metrics(ended: Array, measured: dict[str, Array]) -> Metrics:
+    """Compute means over the episodes that ended (NaN if none did) and over the agents, and count these episodes."""
+    number = jnp.sum(ended, dtype=jnp.float32)  # as a float, which devices sum together with other floats
+    some = jnp.maximum(number, 1)
+
+    def mean(x: Array) -> Array:
+        x = jnp.mean(x.reshape(*ended.shape, -1), axis=-1, dtype=jnp.float32)
+        return jnp.where(number > 0, jnp.sum(jnp.where(ended, x, 0)) / some, jnp.nan)
+
+    named = {f"episode_{name}": mean(x) for name, x in measured.items()} | {"episodes": number}
+    return Metrics.of(named, {"episodes": "sum"})
+
+
+def where_any(f: Callable[..., Any], wanted: Array, params: Any, x: Any) -> Any:
+    """Return `f(params, x)` if any element of `wanted` is True, else zeros; see `cond_any`."""
+
+    def zeros(params: Any, x: Any) -> Any:
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(f, params, x))
+
+    return cond_any(wanted, f, zeros, params, x)
+
+
+def where_any_of_steps(f: Callable[[Any], Any], wanted: Array, x: Any, shards: int) -> Any:
+    """Compute `f(x[t])` for the steps t in which any element of `wanted` `[T, N]` is True; other results are undefined.
+
+    In round i, every shard evaluates the i-th of its own steps. Devices with one shard each communicate only once, to
+    agree on the number of rounds, instead of in every step.
+    """
+    by_shard = jax.tree.map(lambda leaf: split(leaf, shards, 1), x)
+    flags = split(wanted, shards, 1)
+    flags = jnp.any(flags.reshape(*flags.shape[:2], -1), axis=-1)
+    order = jnp.argsort(~flags, axis=0)
+    rounds = jnp.max(jnp.sum(flags, axis=0))
+
+    def rows(step: Array) -> Any:
+        one = jax.vmap(lambda leaf, t: jax.lax.dynamic_index_in_dim(leaf, t, keepdims=False), (1, 0))
+        return jax.tree.map(lambda leaf: joined(one(leaf, step), 0), by_shard)
+
+    def evaluated(index: Array, results: Any) -> Any:
+        step = order[index]
+        write = jax.vmap(lambda leaf, row, t: jax.lax.dynamic_update_index_in_dim(leaf, row, t, 0), (1, 0, 0), 1)
+        return jax.tree.map(lambda leaf, row: write(leaf, split(row, shards, 0), step), results, f(rows(step)))
+
+    shapes = jax.eval_shape(lambda x: f(jax.tree.map(lambda leaf: leaf[0], x)), x)
+    zeros = jax.tree.map(lambda s: jnp.zeros((len(wanted), *s.shape), s.dtype), shapes)
+    results = jax.tree.map(lambda leaf: split(leaf, shards, 1), zeros)
+    results = jax.lax.fori_loop(0, rounds, evaluated, results)
+    return jax.tree.map(lambda leaf: joined(leaf, 1), results)

@@ -1,0 +1,5 @@
+"""Parts that make a policy explore: random network distillation and self-imitation."""
+
+from ._parts.exploration import rnd_loss as rnd_loss
+from ._parts.exploration import rnd_reward as rnd_reward
+from ._parts.proximal import self_imitation as self_imitation

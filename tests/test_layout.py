@@ -1,0 +1,40 @@
+"""A folder of the package imports only from those to its left."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "ppo_parts"
+FLOORS = [
+    {"functional"},
+    {"_base"},
+    {"_core"},
+    {"distributions"},
+    {"_parts", "envs"},
+    {"errors", "tokens", "exploration", "critics", "regularizers", "symmetry", "agents", "optim", "refresh"},
+    {"__init__"},
+    {"networks", "testing", "bridges"},
+    {"training"},
+    {"commands"},
+    {"evaluate", "watch", "compare", "export"},
+]
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def rooms_imported(path: Path) -> set[str]:
+    found = re.findall(r"^ *from (\.+)(\w*)[\w.]* import (\w+)", path.read_text(), re.MULTILINE)
+    depth = len(path.relative_to(PACKAGE).parts)
+    rooms = {module or name for dots, module, name in found if len(dots) == depth}
+    return {room if room in FLOOR else "__init__" for room in rooms}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_to_the_left(path):
+    own = FLOOR[room_of(path)]
+    rooms = rooms_imported(path) - {room_of(path)}
+    assert [room for room in rooms if FLOOR[room] >= own] == []
