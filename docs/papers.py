@@ -114,9 +114,13 @@ def laws_of(function: Callable[..., Any]) -> str:
     """Where the laws of these parts and functions are tested."""
     parts, functions = names(function)
     cells = [f"{name} ×{MADE_BY[name]}" for name in parts if MADE_BY[name] and name not in {*COMMON, *OWN}]
-    cells += [f"[{name}](../tests/test_contract.py)" for name in parts if name in ELSEWHERE]
+    cells += [f"[{name}](../tests/core/test_contract.py)" for name in parts if name in ELSEWHERE]
     for name in functions:
-        files = [path.name for path in sorted((ROOT / "tests").glob("test_*.py")) if mentions(path, name)]
+        files = [
+            str(path.relative_to(ROOT / "tests"))
+            for path in sorted((ROOT / "tests").rglob("test_*.py"))
+            if mentions(path, name)
+        ]
         cells += [f"[{name}](../tests/{file})" for file in files[:1]]
     own = OWN & set(parts) or re.search(r"^    def (?!evaluate|write|name)", source_of(function), re.MULTILINE)
     return ", ".join(cells + ["own code: traced only"] * bool(own)) or NOTHING
@@ -223,8 +227,8 @@ INTRODUCTION = """# Papers
 
 This page shows {count} papers about PPO and its components, each as a modification of one chain. The chains are the
 functions of [benchmarks/paper_index.py](../benchmarks/paper_index.py), from which `python -m docs.papers` writes this
-page. Each has at most twelve lines, and the tests trace an update of each
-([tests/test_papers.py](../tests/test_papers.py)). Hyperparameters are those of the papers where these state them, and
+page. Each has at most twelve lines, and [the tests](../tests/docs/test_papers.py) trace an update of each.
+Hyperparameters are those of the papers where these state them, and
 otherwise ordinary values; none is tuned. If a chain implements only part of a paper's algorithm, its description says
 so.
 

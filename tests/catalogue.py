@@ -15,8 +15,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
-
-from .common import evaluate, make_params, rollout
+from tests.common import evaluate, make_params, rollout
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-collect_ignore_glob = ["golden/*.py"]  # recorders, which import other libraries
+collect_ignore_glob = ["golden/record_*.py", "golden/_*.py"]  # recorders, which import other libraries
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -13,8 +13,7 @@ import numpy as np
 
 import ppo_parts as pp
 from ppo_parts.testing import Subject, example_batch, example_context
-
-from .common import OBS, SEGMENTS, TIME
+from tests.common import OBS, SEGMENTS, TIME
 
 
 class Case(NamedTuple):

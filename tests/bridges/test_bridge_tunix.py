@@ -1,0 +1,256 @@
+"""The bridge to Tunix, against numbers of Tunix 0.1.7: with a stand-in, and with Tunix itself where it is installed."""
+
+import functools
+import importlib
+import sys
+import types
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ppo_parts as pp
+from ppo_parts.bridges import tunix as bridge
+
+TUNIX = np.load(Path(__file__).parents[1] / "golden" / "tunix.npz")
+
+
+def given(name):
+    return TUNIX[f"input/{name}"]
+
+
+class Registry:
+    """The interface of Tunix's registry."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def register(self, category, name):
+        return lambda function: self.kept.setdefault((category, name), function)
+
+    def get(self, category, name):
+        return self.kept[category, name]
+
+
+def log_prob_of(graphdef, state, **_):
+    """Return the "network", which is the log-probabilities themselves, and logits of three equal options."""
+    return state, jnp.zeros((*state.shape, 3))
+
+
+def unsplit(model):
+    return None, model
+
+
+@pytest.fixture(params=["a stand-in", "Tunix"])
+def registry(request, monkeypatch):
+    """Tunix's own registry, or modules with what the bridge uses of Tunix and flax."""
+    if request.param == "Tunix":
+        pytest.importorskip("tunix", reason="Tunix is not installed")
+        monkeypatch.setattr("tunix.rl.common.compute_per_token_logps", log_prob_of)
+        monkeypatch.setattr("flax.nnx.split", unsplit)
+        return importlib.import_module("tunix.rl.function_registry").default_registry
+    modules = {
+        "tunix": {},
+        "tunix.rl": {},
+        "tunix.rl.algo_core": {},
+        "tunix.rl.function_registry": {"default_registry": Registry()},
+        "tunix.rl.common": {
+            "compute_per_token_logps": log_prob_of,
+            "aggregate_loss": lambda loss, mask, mode: jnp.sum(loss * mask) / jnp.sum(mask),
+            "compute_kl_divergence": lambda new, reference, mode, clamp_value: new - reference,
+        },
+        "flax.nnx": {"split": unsplit},
+    }
+    for name, members in modules.items():
+        module = types.ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    return sys.modules["tunix.rl.function_registry"].default_registry
+
+
+def example(**changes):
+    fields = {
+        "prompt_ids": None,
+        "completion_ids": None,
+        "completion_mask": jnp.asarray(given("tool_mask")),
+        "advantages": jnp.asarray(given("advantage")),
+        "ref_per_token_logps": jnp.asarray(given("reference_log_prob")),
+        "old_per_token_logps": jnp.asarray(given("old_log_prob")),
+    }
+    return types.SimpleNamespace(**{**fields, **changes})
+
+
+def test_registered_functions_equal_tunix(registry):
+    """The functions with the names of Tunix's own return the numbers that were recorded from those."""
+    names = bridge.register()
+    assert set(names) == {f"ppo_parts/{name}" for name in (*bridge.LOSSES, *bridge.ADVANTAGES, "gae")}
+    losses = {f"ppo_parts/{name}" for name in bridge.LOSSES}
+    assert all(registry.get("policy_loss_fn" if name in losses else "advantage_estimator", name) for name in names)
+    for name in ("grpo", "drgrpo", "rloo"):
+        advantage = registry.get("advantage_estimator", f"ppo_parts/{name}")(given("score"), num_generations=3)
+        np.testing.assert_allclose(advantage, TUNIX[f"advantage/{name}"], rtol=1e-6, atol=1e-6)
+    gae = functools.partial(registry.get("advantage_estimator", "ppo_parts/gae"), gamma=0.99, gae_lambda=0.9)
+    mask = given("tool_mask")
+    out = jax.jit(gae)(rewards=given("reward"), values=given("value"), completion_mask=mask)
+    for actual, name in zip(out, ("advantage", "target"), strict=True):
+        np.testing.assert_allclose(actual, np.where(mask, TUNIX[f"gae/tool_mask/{name}"], 0), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("beta", "recorded"), [(0.0, "grpo/token-mean"), (0.04, "grpo/kl")])
+def test_registered_loss_equals_tunix(registry, beta, recorded):
+    bridge.register()
+    policy_loss = registry.get("policy_loss_fn", "ppo_parts/clip_higher")
+    config = types.SimpleNamespace(beta=beta, loss_agg_mode="token-mean")
+    loss = lambda new: policy_loss(new, example(), config, pad_id=0, eos_id=1)  # noqa: E731
+    (value, aux), gradient = jax.value_and_grad(loss, has_aux=True)(jnp.asarray(given("log_prob")))
+    np.testing.assert_allclose(value, TUNIX[f"loss/{recorded}"], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(gradient, TUNIX[f"gradient/{recorded}"], rtol=1e-6, atol=1e-6)
+    assert np.isfinite(aux["kl"])
+
+
+def test_registered_loss_uses_what_the_example_has(registry):
+    """Weights of the sampler, one advantage per token, and no log-probabilities of another policy."""
+    bridge.register_loss("own", pp.functional.policy_gradient_loss)
+    policy_loss, mask = registry.get("policy_loss_fn", "own"), given("tool_mask")
+    tokens = given("advantage")[:, None] * np.ones(mask.shape)
+    changed = example(
+        advantages=tokens, sampler_is_weights=2 * mask, old_per_token_logps=None, ref_per_token_logps=None
+    )
+    config = types.SimpleNamespace()
+    gradient = jax.grad(lambda new: policy_loss(new, changed, config, 0, 1)[0])(jnp.asarray(given("log_prob")))
+    np.testing.assert_allclose(gradient, -2 * tokens * mask / mask.sum(), rtol=1e-6)
+
+
+def test_a_configuration_of_ppo(registry):
+    """Its `beta` is a penalty in the reward already, and its `entropy_coef` belongs to the loss."""
+    bridge.register()
+    policy_loss = registry.get("policy_loss_fn", "ppo_parts/clip_higher")
+    new = jnp.asarray(given("log_prob"))
+    plain = TUNIX["loss/grpo/token-mean"]
+    for settings, expected in (
+        ({"beta": 0.5}, plain),
+        ({"beta": 0.5, "entropy_coef": 0.1}, plain - 0.1 * np.log(3)),
+        ({"beta": 0.5, "kl_coef": 0.04}, TUNIX["loss/grpo/kl"]),
+    ):
+        value, aux = policy_loss(new, example(), types.SimpleNamespace(**settings), pad_id=0, eos_id=1)
+        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(aux["loss/entropy"], np.log(3), rtol=1e-6)
+
+
+def test_options_that_cannot_be_drawn_leave_the_loss_finite(registry, monkeypatch):
+    """The logit of a padded vocabulary is -inf; the entropy is a part of the loss only with a coefficient."""
+    common = sys.modules["tunix.rl.common"]
+    monkeypatch.setattr(
+        common,
+        "compute_per_token_logps",
+        lambda graphdef, state, **_: (state[..., 0], jnp.log(state).at[..., 2].set(-jnp.inf)),
+    )
+    bridge.register()
+    policy_loss = registry.get("policy_loss_fn", "ppo_parts/clip_higher")
+    new = (
+        jnp.broadcast_to(jnp.asarray(given("log_prob"))[..., None], (*given("log_prob").shape, 3))
+        + 9.0
+        + jnp.arange(3.0)[None, None]
+    )
+
+    def loss(x, **settings):
+        return policy_loss(x, example(), types.SimpleNamespace(**settings), pad_id=0, eos_id=1)
+
+    for settings in ({}, {"entropy_coef": 0.1}):
+        gradient, aux = jax.grad(lambda x, s=settings: loss(x, **s), has_aux=True)(new)
+        assert 0.69 < float(aux["entropy"]) < np.log(2)  # of two options that are almost equal
+        assert np.isfinite(gradient).all()
+        assert bool(jnp.any(gradient[..., 1])) == bool(settings)  # one of the options that were not taken
+
+
+def test_losses_of_sequences_refuse_packed_ones(registry):
+    bridge.register()
+    config, packed = types.SimpleNamespace(), example(segment_ids=jnp.ones(given("tool_mask").shape))
+    new = jnp.asarray(given("log_prob"))
+    with pytest.raises(ValueError, match=r"ppo_parts/gspo: .* several sequences into a row"):
+        registry.get("policy_loss_fn", "ppo_parts/gspo")(new, packed, config, 0, 1)
+    registry.get("policy_loss_fn", "ppo_parts/cispo")(new, packed, config, 0, 1)
+
+
+def test_registered_losses_measure_what_learners_log(registry):
+    bridge.register()
+    config, new = types.SimpleNamespace(loss_agg_mode="token-mean"), jnp.asarray(given("log_prob"))
+    _, aux = registry.get("policy_loss_fn", "ppo_parts/clipped_surrogate")(new, example(), config, 0, 1)
+    undefined = {"pg_clipfrac", "pg_clipfrac_lower", "pg_loss/clipped_mean"}
+    summed = {"kl", "kl_loss", "pg_loss", "entropy", "loss/entropy"}
+    mask, ratio = given("tool_mask") > 0, np.exp(given("log_prob") - given("old_log_prob"))
+    tokens = np.broadcast_to(given("advantage")[:, None], mask.shape)
+    expected = {
+        "is_ratio/mean": ratio[mask].mean(),
+        "is_ratio/max": ratio[mask].max(),
+        "is_ratio/min": ratio[mask].min(),
+        "ppo_kl": -np.log(ratio)[mask].mean(),
+        "log_ratio/abs_mean": np.abs(np.log(ratio))[mask].mean(),
+        "pg_loss/unclipped_mean": -(ratio * tokens)[mask].mean(),
+        "advantage/abs_mean": np.abs(tokens)[mask].mean(),
+        "advantage/max": tokens[mask].max(),
+        "advantage/min": tokens[mask].min(),
+        "advantage/nonzero_frac": 1,
+        "sampler_is/weight_mean": 1,
+        "sampler_is/weight_min": 1,
+    }
+    assert set(aux) == undefined | summed | set(expected)  # what the learners of Tunix 0.1.7 log
+    for name, value in expected.items():
+        np.testing.assert_allclose(aux[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_an_estimator_of_tunix_in_a_chain(registry):
+    registry.register("advantage_estimator", "mean")(lambda rewards, num_generations: rewards - rewards.mean())
+    mask = jnp.array([[1, 1], [1, 0]])
+    batch = pp.Batch(log_prob=jnp.zeros((2, 2)), mask=mask, per_segment={"score": jnp.array([1.0, 3.0])})
+    part = bridge.advantage("mean", group=2)
+    out, _ = part.update(batch, part.init(None, None), pp.Context(key=None))
+    np.testing.assert_array_equal(out.advantage, [[-1, 1], [-1, 0]])
+
+
+def test_a_network_in_tunix_gets_the_gradient_of_its_own_loss():
+    """Nothing is replaced here: Tunix evaluates a network, and our loss and its own give the same gradient."""
+    common = pytest.importorskip("tunix.rl.common", reason="Tunix is not installed")
+    nnx = importlib.import_module("flax.nnx")
+    policy_losses = importlib.import_module("tunix.rl.function_registry").default_registry
+
+    class Network(nnx.Module):
+        def __init__(self, rngs):
+            self.embedding, self.head = nnx.Embed(11, 8, rngs=rngs), nnx.Linear(8, 11, rngs=rngs)
+
+        def __call__(self, tokens, positions, cache, attention_mask):
+            return self.head(self.embedding(tokens)), None
+
+    rng = np.random.default_rng(0)
+    given = common.TrainExample(
+        prompt_ids=jnp.asarray(rng.integers(2, 11, (4, 3))),
+        prompt_mask=jnp.ones((4, 3)),
+        completion_ids=jnp.asarray(rng.integers(2, 11, (4, 5))),
+        completion_mask=jnp.asarray(np.arange(5) < np.array([[5], [3], [1], [4]]), jnp.float32),
+        advantages=jnp.asarray(rng.normal(size=4), jnp.float32),
+        old_per_token_logps=jnp.asarray(rng.normal(-2.4, 0.5, (4, 5)), jnp.float32),
+        ref_per_token_logps=None,
+    )
+    settings = {"beta": 0.0, "epsilon": 0.2, "epsilon_high": 0.2, "epsilon_c": None, "loss_algo": "grpo"}
+    settings |= {"loss_agg_mode": "token-mean", "temperature": 1.0, "kl_loss_mode": "kl", "kl_clamp_value": None}
+    config, network = types.SimpleNamespace(**settings, entropy_coef=None), Network(nnx.Rngs(0))
+    bridge.register()
+
+    def gradient(name):
+        loss = policy_losses.get("policy_loss_fn", name)
+        return nnx.grad(lambda network: loss(network, given, config, 0, 1)[0])(network)
+
+    ours, own = (jax.tree.leaves(gradient(name)) for name in ("ppo_parts/clipped_surrogate", "grpo"))
+    assert any(np.any(leaf) for leaf in own)
+    for one, other in zip(ours, own, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+    measured, theirs = (
+        policy_losses.get("policy_loss_fn", name)(network, given, config, 0, 1)[1]
+        for name in ("ppo_parts/clipped_surrogate", "grpo")
+    )
+    assert set(theirs) <= set(measured)
+    for name, value in theirs.items():
+        if not np.isnan(measured[name]):
+            np.testing.assert_allclose(measured[name], value, rtol=1e-5, atol=1e-6, err_msg=name)

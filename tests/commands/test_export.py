@@ -1,0 +1,185 @@
+"""Exported policies say what JAX says."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ppo_parts import Policy, distributions, envs, networks, training
+from ppo_parts._core.policy import apply_policy
+from ppo_parts.commands import export
+from ppo_parts.errors import UserValueError
+from tests.commands import recipe
+from tests.networks.test_flax_networks import asymmetric
+
+pytest.importorskip("onnx")
+runtime = pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.lenient_ranks  # gymnax
+
+
+def trained(env, policy):
+    """What `export` needs of a run: a policy with parameters that are not those of the beginning, and statistics."""
+    params = jax.tree.map(lambda x: 1.3 * x + 0.01 * (x.ndim == 1), jax.jit(policy.init)(jax.random.key(0)))
+    env_state, _ = jax.jit(lambda key: env.reset(key, 64))(jax.random.key(1))
+    state = SimpleNamespace(learner=SimpleNamespace(params=params), rollout=SimpleNamespace(env_state=env_state))
+    return SimpleNamespace(env=env, policy=policy), state
+
+
+def normalized(name):
+    return envs.prepare(envs.make(name), normalize=True, gamma=0.9)
+
+
+def frames():
+    pixels = jnp.zeros((1, 4, 36, 36), jnp.uint8)
+    return envs.make("CartPole-v1")._replace(
+        observation_space=envs.Box((4, 36, 36)), reset=lambda key, n: ((), jnp.repeat(pixels, n, 0))
+    )
+
+
+POLICIES = {
+    "discrete": (lambda: envs.make("CartPole-v1"), {"activation": "relu"}),
+    "continuous": (lambda: normalized("Pendulum-v1"), {}),
+    "squashed": (lambda: envs.make("Pendulum-v1"), {"shared": True, "squash": True, "activation": "gelu"}),
+    "lstm": (lambda: normalized("CartPole-v1"), {"shared": True, "memory": "lstm"}),
+    "gru": (lambda: normalized("Pendulum-v1"), {"shared": True, "memory": "gru"}),
+    "mingru": (lambda: envs.make("CartPole-v1"), {"shared": True, "memory": "mingru"}),
+    "grid": (lambda: envs.make("Breakout-MinAtar"), {"shared": True}),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_models_equal_jax_on_10000_observations(name):
+    make, layers = POLICIES[name]
+    env = make()
+    train, state = trained(env, networks.actor_critic(env, **layers))
+    model = export.to_onnx(train, state, {"env_id": name})
+    assert [(x.key, x.value) for x in model.metadata_props] == [("env_id", name)]
+    assert export.largest_difference(model, train, state, 10_000) < 1e-6
+
+
+def test_what_only_the_critic_sees_is_not_an_input():
+    env = envs.normalize_observation(asymmetric())
+    train, state = trained(env, networks.actor_critic(env, hidden=(4,)))
+    model = export.to_onnx(train, state)
+    assert [x.name for x in model.graph.input] == ["obs"]
+    assert export.largest_difference(model, train, state, 100) < 1e-6
+
+
+def test_convolutions_equal_jax():
+    train, state = trained(frames(), networks.nature_cnn(frames(), 64))
+    assert export.largest_difference(export.to_onnx(train, state), train, state, 100) < 1e-6
+
+
+def session_of(model):
+    session = runtime.InferenceSession(model.SerializeToString())
+    names = [output.name for output in session.get_outputs()]
+    return lambda **inputs: dict(zip(names, session.run(None, inputs), strict=True))
+
+
+def test_actions_and_carries_follow_an_episode():
+    """The policy of an episode in JAX, with the observations that the environment makes, and the model beside it."""
+    raw = envs.make("Pendulum-v1")
+    env = envs.prepare(raw, normalize=True, gamma=0.9, rescale=True)
+    train, state = trained(env, networks.actor_critic(env, (8,), shared=True, memory="lstm"))
+    run = session_of(export.to_onnx(train, state))
+    frozen, policy = env.evaluation(state.rollout.env_state), train.policy
+    carry = {f"carry_{i}": np.zeros((2, 8), np.float32) for i in range(2)}
+    env_state, seen = frozen.reset(jax.random.key(5), 2)
+    _, obs = raw.reset(jax.random.key(5), 2)
+    raw_state, memory = raw.reset(jax.random.key(5), 2)[0], policy.initial_carry(2)
+    for _ in range(3):
+        out = run(obs=np.asarray(obs), **carry)
+        expected = apply_policy(policy, state.learner.params, seen, memory, jnp.zeros(2, bool))
+        action, memory = expected.distribution.mode(), expected.carry
+        entering = 2 * jnp.clip(action, -1, 1)
+        np.testing.assert_allclose(out["action"], entering, rtol=0, atol=1e-6)
+        carry = {f"carry_{i}": out[f"next_carry_{i}"] for i in range(2)}
+        env_state, transition = frozen.step(jax.random.key(6), env_state, action)
+        raw_state, same = raw.step(jax.random.key(6), raw_state, entering)
+        seen, obs = transition.obs, same.obs
+
+
+@pytest.mark.parametrize(("wrap", "greatest"), [(envs.clip_action, 0.5), (lambda env: env, 3.91)])
+def test_actions_are_clipped_where_the_environment_clips_them(wrap, greatest):
+    env = wrap(recipe.walk())
+    policy = Policy(
+        lambda key: jnp.full(1, 3.0), lambda p, batch: (distributions.Normal(p + batch.obs[..., :1], 1.0), None)
+    )
+    run = session_of(export.to_onnx(*trained(env, policy)))
+    out = run(obs=np.asarray([[0, 0], [-7.82, 0], [-3.91, 0]], np.float32))
+    np.testing.assert_allclose(out["action"], [[greatest], [-greatest], [0.0]], atol=1e-5)
+    np.testing.assert_allclose(out["loc"], [[3.91], [-3.91], [0.0]], atol=1e-5)
+
+
+def test_beta_is_exported_with_its_parameters():
+    def evaluate(params, batch):
+        alpha, beta = jnp.split(1 + jax.nn.softplus(params * batch.obs[..., :2]), 2, axis=-1)
+        return distributions.Beta(alpha, beta, -2.0, 2.0), None
+
+    train, state = trained(envs.make("Pendulum-v1"), Policy(lambda key: jnp.ones(()), evaluate))
+    out = session_of(export.to_onnx(train, state))(obs=np.asarray([[1, 0, 3], [-1, 2, 0]], np.float32))
+    alpha, beta = np.split(1 + np.logaddexp(0, 1.3 * np.array([[1, 0], [-1, 2]])), 2, axis=-1)
+    np.testing.assert_allclose(out["alpha"], alpha, rtol=1e-5)
+    np.testing.assert_allclose(out["beta"], beta, rtol=1e-5)
+    np.testing.assert_allclose(out["action"], 4 * (alpha - 1) / (alpha + beta - 2) - 2, rtol=1e-4)
+
+
+def test_networks_of_other_libraries_are_translated():
+    """Plain functions with primitives that no network above has."""
+
+    def evaluate(params, batch):
+        x = batch.obs
+        x = jnp.concatenate([x[..., 1:], x[..., :1] ** 2, jnp.sqrt(jnp.abs(x)), jnp.log1p(jnp.abs(x))], -1)
+        x = x - jnp.mean(x, -1, keepdims=True)
+        x = x * jax.lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-5)
+        x = jnp.einsum("nc,hcd->nhd", x, params)
+        weight = jax.nn.softmax(jnp.einsum("nhd,nkd->nhk", x, x), -1)
+        x = jnp.einsum("nhk,nkd->nhd", weight, x)
+        x = jnp.where((x > 1) | (x < -1), jax.nn.silu(x), jax.nn.softplus(x))
+        return distributions.Categorical(x.reshape(x.shape[0], -1)), None
+
+    env = recipe.walk()._replace(action_space=envs.Discrete(6))
+    policy = Policy(lambda key: jax.random.normal(key, (2, 6, 3)), evaluate)
+    train, state = trained(env, policy)
+    assert export.largest_difference(export.to_onnx(train, state), train, state) < 5e-6
+
+
+def test_what_cannot_be_exported_is_named():
+    def sorts(params, batch):
+        return distributions.Categorical(jnp.sort(batch.obs) * params), None
+
+    def mixes(params, batch):
+        return distributions.Categorical(batch.obs.reshape(-1)[None] * params), None
+
+    env = recipe.walk()
+    for evaluate, message in ((sorts, "JAX's 'sort' has no translation"), (mixes, "an axis of size 2\\*N")):
+        with pytest.raises(UserValueError, match=message):
+            export.to_onnx(*trained(env, Policy(lambda key: jnp.ones(()), evaluate)))
+    many = env._replace(num_agents=2)
+    with pytest.raises(UserValueError, match="it plays 2 agents at once"):
+        export.to_onnx(*trained(many, networks.actor_critic(env, (4,))))
+
+
+def test_the_command_writes_a_model_and_says_how_exact_it_is(folder, tmp_path, capsys):
+    arguments = [str(folder), "--output", str(tmp_path / "policy.onnx"), "--seed-index", "1"]
+    path = export.main(arguments)
+    printed = capsys.readouterr().out
+    assert "inputs: obs [N, 2]\noutputs: action [N, 1], loc [N, 1], scale [N, 1]\n" in printed
+    session = runtime.InferenceSession(path.read_bytes())
+    assert session.get_modelmeta().custom_metadata_map == {"env_id": "walk", "run": arguments[0], "update": "2"}
+    run = training.load(folder)
+    state = jax.tree.map(lambda x: x[1], run.state)
+    obs = jnp.asarray([[2.0, -2.0]])
+    (loc,) = session.run(["loc"], {"obs": np.asarray(obs)})
+    seen = run.train.env.observe(state.rollout.env_state, obs)
+    expected = apply_policy(run.train.policy, state.learner.params, seen).distribution.loc
+    np.testing.assert_allclose(loc, expected, atol=1e-6)
+
+
+def test_a_model_that_differs_is_not_written(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "largest_difference", lambda *arguments: 1e-3)
+    with pytest.raises(SystemExit, match=r"the model differs from JAX by 1\.0e-03"):
+        export.main([str(folder), "--output", str(tmp_path / "policy.onnx")])
+    assert not (tmp_path / "policy.onnx").exists()

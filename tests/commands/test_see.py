@@ -1,0 +1,408 @@
+"""What is done with a trained run: load it by its path, evaluate it, compare it, watch it, log it elsewhere."""
+
+import dataclasses
+import json
+import sys
+import time
+import types
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from ppo_parts import envs, training
+from ppo_parts.commands import compare, evaluate, watch
+from ppo_parts.envs._rendering import draw_grid, rendering
+from ppo_parts.errors import MissingPackage, UserValueError
+from ppo_parts.training._metrics_file import write_rows
+from ppo_parts.training._recipe import recipe_of
+from recipes import cleanrl_ppo
+from tests.commands import recipe
+
+QUIET = {"tensorboard": False, "progress": False}
+
+
+@pytest.fixture
+def bare(folder, tmp_path):
+    """Write a copy of the run's `config.json` with changes, and return its folder."""
+
+    def write(**changes) -> Path:
+        stored = json.loads((folder / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**stored, **changes}))
+        return tmp_path
+
+    return write
+
+
+# Loading by the path alone.
+
+
+def test_a_run_says_which_recipe_it_is_of(folder):
+    assert json.loads((folder / "config.json").read_text())["recipe"] == "tests.commands.recipe"
+    run = training.load(folder)
+    assert run.config == recipe.Config()
+    assert run.update == run.train.num_updates == 2
+
+
+def test_a_recipe_that_was_run_as_a_command_has_the_name_to_import_it_by(monkeypatch):
+    config = type("Config", (), {"__module__": "__main__"})
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert recipe_of(config) == "__main__"  # a console
+    main.__file__ = "/somewhere/mine.py"
+    assert recipe_of(config) == "mine"
+    main.__spec__ = types.SimpleNamespace(name="recipes.cleanrl_ppo")
+    assert recipe_of(config) == "recipes.cleanrl_ppo"
+
+
+def test_an_environment_that_only_its_module_registers_is_explained(bare):
+    config = dataclasses.asdict(cleanrl_ppo.Config(env_id="mine:walk"))
+    changed = bare(recipe="recipes.cleanrl_ppo", config=config)
+    with pytest.raises(SystemExit, match=r"envs\.register adds prefixes\): give the module .* --recipe my_module"):
+        evaluate.main([str(changed)])
+
+
+def test_a_recipe_in_the_current_folder_is_found(bare, monkeypatch):
+    path = bare(recipe="recipe_of_my_own")
+    (path / "recipe_of_my_own.py").write_text("from tests.commands.recipe import Config, make_train")
+    monkeypatch.chdir(path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    with pytest.raises(FileNotFoundError, match="has no checkpoints"):  # so that its recipe was found
+        training.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (None, r"does not say which recipe it is of: name the module of its recipe, --recipe my_module"),
+        ("absent.recipe", r"absent\.recipe, cannot be imported from here: change to its folder, or name the module"),
+        ("tests.common", r"tests\.common, has no make_train"),
+    ],
+)
+def test_a_recipe_that_is_not_there_is_named(bare, name, message):
+    with pytest.raises(UserValueError, match=message):
+        training.load(bare(recipe=name))
+
+
+def test_an_import_that_fails_inside_a_recipe_is_shown_as_it_is(bare, monkeypatch):
+    path = bare(recipe="broken_recipe")
+    (path / "broken_recipe.py").write_text("import absent_package")
+    monkeypatch.syspath_prepend(str(path))
+    with pytest.raises(ModuleNotFoundError, match="absent_package"):
+        training.load(path)
+
+
+def test_commands_take_the_recipe_as_an_argument(bare):
+    path = bare(recipe=None)
+    with pytest.raises(SystemExit, match="has no checkpoints"):
+        evaluate.main([str(path), "--recipe", "tests.commands.recipe"])
+
+
+# Evaluate.
+
+
+def test_evaluate_prints_the_returns_of_each_seed(folder, tmp_path, capsys):
+    before = sorted(path.name for path in folder.rglob("*"))
+    arguments = [str(folder), "--episodes", "3", "--json", str(tmp_path / "result.json")]
+    result = evaluate.main(arguments)
+    assert result["episode_return"]["per_seed"] == [6.0, 6.0]
+    assert (result["episode_length"], result["terminated"], result["truncated"]) == (3.0, 6, 0)
+    assert result["info"] == {"won": 1.0}
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+    with pytest.raises(SystemExit, match=r"^error: .*nowhere: there is no such folder"):
+        evaluate.main([str(folder), "--episodes", "1", "--json", str(tmp_path / "nowhere" / "result.json")])
+    printed = capsys.readouterr().out
+    assert f"{folder} after update 2 of 2: walk" in printed
+    assert "mean return 6.00 (standard deviation 0.00), IQM 6.00 [95 %: 6.00, 6.00] over seeds" in printed
+    assert "of 6 episodes, 6 terminated and 0 were truncated\nmean won 1" in printed
+    assert sorted(path.name for path in folder.rglob("*")) == before
+
+
+def test_one_seed_has_an_interval_over_its_episodes():
+    ended, length = np.ones((1, 4), bool), np.full((1, 4), 7)
+    returns = np.asarray([[1.0, 2.0, 3.0, 10.0]])
+    result = evaluate.summarize(training.EpisodeResults(returns, length, ended, ~ended))
+    assert result["episode_return"]["per_episode"] == [1.0, 2.0, 3.0, 10.0]
+    assert result["episode_return"]["iqm"] == 2.5
+    assert "over episodes" in evaluate.describe(result)
+    agents = training.EpisodeResults(np.stack([returns, returns + 2], -1), length, ended, ~ended)
+    assert evaluate.summarize(agents)["episode_return"]["per_episode"] == [2.0, 3.0, 4.0, 11.0]
+
+
+def test_commands_end_with_one_sentence(folder, capsys):
+    with pytest.raises(SystemExit, match=r"error: /nowhere holds no run"):
+        evaluate.main(["/nowhere"])
+    with pytest.raises(SystemExit, match=r"no checkpoint 7 in .*: there are 1, 2"):
+        evaluate.main([str(folder), "--checkpoint", "7"])
+    with pytest.raises(SystemExit):
+        evaluate.main([str(folder), "--episodes", "0"])
+    assert "must be at least 1, got 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="--seed-index 2: the run has 2 seeds, counted from 0"):
+        watch.main([str(folder), "--seed-index", "2"])
+
+
+# Compare.
+
+
+def test_statistics_are_those_of_rliable():
+    x = np.random.default_rng(0).normal(100, 20, size=(8, 1, 3))  # rliable 1.2.0, with 20,000 samples
+    center, low, high = compare.iqm_interval(x[:, 0].T, samples=20_000)
+    np.testing.assert_allclose(center, [99.54996759958557, 92.84587558378865, 99.74000615063537], rtol=1e-12)
+    np.testing.assert_allclose(low, [77.35734116079196, 88.11506449130708, 87.86247068104934], atol=0.5)
+    np.testing.assert_allclose(high, [117.78094006923818, 111.52786758113308, 107.13105125002505], atol=0.5)
+    y = np.random.default_rng(1).normal(110, 20, size=6)
+    assert compare.probability_of_improvement(y, x[:, 0, 0]) == pytest.approx(0.7291666666666666)
+    _, low, high = compare.iqm_interval(np.ones((2, 1)))
+    assert np.isnan([low, high]).all()
+
+
+def test_statistics_equal_those_of_the_package():
+    """Runs where rliable works; with pandas 3 its import fails, and not with an ImportError."""
+    try:
+        from rliable import library, metrics
+    except Exception as error:
+        pytest.skip(f"rliable cannot be imported: {type(error).__name__}: {error}")
+    x, y = (np.random.default_rng(seed).normal(100, 20, size=(12, 1)) for seed in (0, 1))
+    names, samples = {"x": x, "y": y}, 20_000
+    theirs, ends = library.get_interval_estimates(
+        names, lambda scores: np.array([metrics.aggregate_iqm(scores)]), reps=samples
+    )
+    for name, scores in names.items():
+        center, low, high = compare.iqm_interval(scores.T, samples=samples)
+        np.testing.assert_allclose(center, theirs[name], rtol=1e-12)
+        np.testing.assert_allclose([*low, *high], ends[name].ravel(), atol=1)  # the two draw other samples
+    assert compare.probability_of_improvement(x[:, 0], y[:, 0]) == pytest.approx(
+        metrics.probability_of_improvement(x, y), rel=1e-12
+    )
+
+
+def written(path: Path, seeds: int, slope: float, *, seed: int = 1, env_id: str = "walk", updates: int = 40) -> Path:
+    """Write the folder of a run whose returns grow by `slope` per update, and by 1 per seed."""
+    path.mkdir()
+    config = {"config": {"env_id": env_id, "seed": seed}, "run": {"num_seeds": seeds}, "versions": {}}
+    (path / "config.json").write_text(json.dumps({**config, "steps_per_update": 10}))
+    returns = [[np.nan] * seeds, *(slope * update + np.arange(seeds) for update in range(1, updates))]
+    rows = [{"update": i, "env_steps": 10 * (i + 1), "episode_return": x} for i, x in enumerate(returns)]
+    if seeds == 1:
+        rows = [{**row, "episode_return": row["episode_return"][0]} for row in rows]
+    write_rows(path / "metrics.jsonl", rows)
+    return path
+
+
+def test_compare_draws_curves_and_prints_a_table(tmp_path, capsys):
+    fast, slow = written(tmp_path / "fast", 4, 2.0), written(tmp_path / "slow", 1, 1.0)
+    other = written(tmp_path / "other", 1, 1.0, seed=2, updates=20)
+    picture, table = tmp_path / "compare.png", tmp_path / "table.json"
+    several = f"slow={slow},{other}"
+    arguments = [str(fast), several, "--output", str(picture), "--json", str(table), "--window", "1"]
+    first, second = compare.main(arguments)
+    assert (first["seeds"], first["env_steps"], first["iqm"], first["mean"]) == (4, 400, 79.5, 79.5)
+    assert (first["min"], first["max"]) == (78.0, 81.0)
+    assert first["iqm_95"] == pytest.approx([78.0, 81.0], abs=0.6)
+    assert (second["run"], second["seeds"], second["better_than_first"]) == ("slow", 2, 0.0)
+    assert (second["env_steps"], second["iqm"]) == (200, 19.0)  # where the shorter one ends
+    assert json.loads(table.read_text()) == [first, second]
+    assert "| slow" in capsys.readouterr().out
+    pixels = np.asarray(Image.open(picture).convert("RGB"))
+    blue, orange = ((pixels == color).all(-1).sum() for color in ((31, 119, 180), (255, 127, 14)))
+    assert blue > 200
+    assert orange > 200
+    curve = compare.read_curve("slow", [slow], window=1)
+    np.testing.assert_allclose(np.interp([100.0, 200.0], curve.env_steps, curve.values[:, 0]), [9.0, 19.0], atol=0.1)
+
+
+def test_compare_refuses_what_cannot_be_compared(tmp_path):
+    a, b = written(tmp_path / "a", 2, 1.0), written(tmp_path / "b", 1, 1.0, seed=2, env_id="run")
+    with pytest.raises(SystemExit, match=r"runs of different environments cannot be compared: .*a: walk, .*b: run"):
+        compare.main([str(a), str(b)])
+    with pytest.raises(UserValueError, match="two runs have the same seed"):
+        compare.read_curve("a", [a, a])
+    with pytest.raises(UserValueError, match="no update has won; there are env_steps, episode_return, update"):
+        compare.read_curve("a", [a], "won")
+    with pytest.raises(UserValueError, match=r"no update has evaluation/won; .*; evaluations .* need --eval-every"):
+        compare.read_curve("a", [a], "evaluation/won")
+    with pytest.raises(SystemExit, match=r"^error: x\.foo must end with the extension of an image format: .*\.png"):
+        compare.main([str(a), "--output", "x.foo"])
+    write_rows(a / "metrics.jsonl", [])
+    with pytest.raises(UserValueError, match="there are no metrics yet"):
+        compare.read_curve("a", [a])
+    write_rows(a / "metrics.jsonl", [{"update": 0, "env_steps": 10, "episode_return": [1.0, np.nan]}])
+    with pytest.raises(UserValueError, match="has not been measured in every seed"):
+        compare.read_curve("a", [a])
+
+
+# Watch.
+
+
+def test_watch_writes_what_the_agent_does(folder, tmp_path, capsys):
+    path = watch.main([str(folder), "--output", str(tmp_path / "a.gif"), "--episodes", "2", "--width", "16"])
+    assert "episode 2: return 6.0 in 3 steps" in capsys.readouterr().out
+    with Image.open(path) as animation:
+        assert (animation.n_frames, animation.size) == (6, (16, 12))
+        greys = []
+        for i in range(6):
+            animation.seek(i)
+            greys.append(np.asarray(animation.convert("L")).max())
+            assert animation.info["duration"] == 30  # a GIF counts hundredths of a second
+    assert greys == [0, 50, 100] * 2
+
+
+def test_watch_stops_after_max_steps_and_carries_a_memory():
+    train = recipe.make_train(recipe.Config(memory="lstm"))
+    state = jax.jit(train.init)(jax.random.key(0))
+    assert len(list(watch.frames_of(train, state, max_steps=2, mode=True))) == 2
+
+
+def test_watch_says_what_it_cannot_draw_or_write(folder, tmp_path, monkeypatch):
+    state = jax.tree.map(lambda x: x[0], training.load(folder).state)
+    train = recipe.make_train(recipe.Config(drawn=False))
+    with pytest.raises(UserValueError, match=r"this environment cannot be rendered: give its Env a render"):
+        next(watch.frames_of(train, state))
+    with pytest.raises(UserValueError, match=r"a\.png must end with \.gif or \.mp4"):
+        watch.write_animation(Path("a.png"), [])
+    with pytest.raises(UserValueError, match="there are no frames to write"):
+        watch.write_animation(tmp_path / "a.gif", [])
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(MissingPackage, match=r'pip install "ppo_parts\[watch\]"'):
+        watch.write_animation(tmp_path / "a.mp4", [])
+
+
+def test_videos_are_written_by_ffmpeg(tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    imageio = pytest.importorskip("imageio")
+    frames = [np.full((30, 45, 3), grey, np.uint8) for grey in (0, 200)]
+    assert watch.write_animation(tmp_path / "a.mp4", frames, width=90) == 2
+    read = [x for x in imageio.get_reader(tmp_path / "a.mp4")]  # noqa: C416 - the reader has an infinite length
+    assert [x.shape for x in read] == [(60, 90, 3)] * 2
+    assert [round(float(x.mean()), -1) for x in read] == [0, 200]
+
+
+@pytest.mark.lenient_ranks
+def test_minatar_is_drawn_from_its_channels():
+    env = envs.prepare(envs.make("Breakout-MinAtar"), normalize=True, gamma=0.9)
+    state, _ = env.reset(jax.random.key(0), 2)
+    frame = env.render(state)
+    assert frame.shape == (320, 320, 3)
+    grid = np.asarray(envs.make("Breakout-MinAtar").reset(jax.random.key(0), 2)[1][0])
+    np.testing.assert_array_equal(frame[::32, ::32].any(-1), grid.any(-1))
+    shown = np.unique(np.max((grid > 0) * np.arange(1, 5), axis=-1))  # the ball hides its trail
+    assert len(np.unique(frame.reshape(-1, 3), axis=0)) == len(shown) == 3
+
+
+def test_grids_show_the_last_channel_on_top():
+    grid = np.zeros((2, 1, 2))
+    grid[0, 0, 0] = grid[1, 0, :] = 1
+    top, bottom = draw_grid(grid)[[0, 32], 0]
+    assert top.tolist() == [255, 89, 89]
+    assert bottom.tolist() == [89, 255, 255]
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "gym:CartPole-v1"])
+def test_gymnasium_draws(env_id):
+    pytest.importorskip("pygame")
+    with rendering():
+        env = envs.make(env_id)
+    state, _ = env.reset(jax.random.key(0), 2)
+    frame = env.render(state)
+    assert frame.shape == (400, 600, 3)
+    assert len(np.unique(frame.reshape(-1, 3), axis=0)) > 3
+
+
+def test_environments_on_the_host_that_cannot_draw_say_so():
+    env = envs.make("gym:CartPole-v1")
+    state, _ = env.reset(jax.random.key(0), 1)
+    with pytest.raises(UserValueError, match='without render_mode="rgb_array"'):
+        env.render(state)
+
+
+# Weights & Biases.
+
+
+@pytest.fixture
+def tracked(monkeypatch):
+    """A `wandb` that keeps what it is given."""
+    kept = types.SimpleNamespace(runs=[], records=[], finished=0, logged_in=True)
+
+    class UsageError(Exception):
+        pass
+
+    class Run:
+        def log(self, record, step):
+            kept.records.append((step, record))
+
+        def finish(self):
+            kept.finished += 1
+
+    def init(**settings):
+        kept.runs.append(settings)
+        return Run()
+
+    def login():
+        if not kept.logged_in:
+            raise UsageError("No API key configured.")
+
+    errors = types.SimpleNamespace(UsageError=UsageError)
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init, login=login, errors=errors))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    return kept
+
+
+def test_runs_are_tracked(tracked, tmp_path):
+    config, options = recipe.Config(), {"directory": tmp_path, "track": True, "log_every": 1, **QUIET}
+    train = recipe.make_train(config)
+
+    def stop(rows):
+        raise training.StopRun
+
+    training.run(train, config, training.RunOptions(name="a", track_project="mine", **options), on_rows=stop)
+    training.run(train, config, training.RunOptions(resume=tmp_path / "a", **options))
+    first, second = tracked.runs
+    assert (first["project"], first["name"], first["dir"]) == ("mine", "a", str(tmp_path / "a"))
+    assert first["config"]["env_id"] == "walk"
+    assert first["id"] == second["id"] == (tmp_path / "a" / "wandb_id.txt").read_text()
+    assert [step for step, _ in tracked.records] == [16, 32]
+    assert tracked.records[0][1]["charts/episode_return"] == 6.0
+    assert tracked.finished == 2
+
+
+def test_tracking_needs_an_account_unless_it_is_offline(tracked, tmp_path, monkeypatch):
+    tracked.logged_in = False
+    config, options = recipe.Config(), training.RunOptions(name="a", directory=tmp_path, track=True, **QUIET)
+    train = recipe.make_train(config)
+    with pytest.raises(UserValueError, match=r"track cannot log in .*: No API key configured\. Set WANDB_MODE=offline"):
+        training.run(train, config, options)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    training.run(train, config, options)
+    assert tracked.finished == 1
+
+
+def test_tracking_needs_wandb(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    config, options = recipe.Config(), training.RunOptions(name="a", directory=tmp_path, track=True, **QUIET)
+    with pytest.raises(
+        MissingPackage, match=r'wandb is not installed: install it with pip install "ppo_parts\[track\]"'
+    ):
+        training.run(recipe.make_train(config), config, options)
+    assert not (tmp_path / "a").exists()
+
+
+def test_wandb_writes_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    for name, value in {"MODE": "offline", "SILENT": "true", "CACHE_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    from ppo_parts.training._progress import WeightsAndBiases
+
+    run = WeightsAndBiases(tmp_path, {"env_id": "walk"}, "mine")
+    run.write({"charts/episode_return": 6.0}, 16)
+    run.close()
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    assert (tmp_path / "wandb_id.txt").read_text() in file.name
+    words = [b"mine", b"env_id", b"walk", b"charts/episode_return"]
+    until = time.monotonic() + 30  # another process writes the file
+    while not all(word in file.read_bytes() for word in words) and time.monotonic() < until:
+        time.sleep(0.1)
+    content = file.read_bytes()
+    assert [word for word in words if word not in content] == []

@@ -1,0 +1,953 @@
+"""The learner against a loop over epochs and minibatches written out in Python, and what chains, samplers, stops and
+phases promise when it runs them."""
+
+import functools
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ppo_parts as pp
+from ppo_parts import distributions
+from ppo_parts._core import microbatch as _microbatch
+from tests import reference
+from tests.common import (
+    SEGMENTS,
+    TIME,
+    Softmax,
+    assert_close,
+    assert_same,
+    evaluate,
+    make_params,
+    poisoned,
+    rollout,
+)
+
+KEY = jax.random.key(0)
+ROWS = np.random.default_rng(0).permuted(np.tile(np.arange(TIME * SEGMENTS), (2, 1)), axis=1).reshape(2, 3, -1)
+COLUMNS = np.array([[[2, 0], [1, 3]], [[3, 2], [0, 1]]])
+GAE = pp.gae(gamma=0.9, gae_lambda=0.8)
+LOSSES = (pp.clipped_surrogate(clip_eps=0.2), pp.value_loss())
+
+
+# --- parts of our own ------------------------------------------------------------------------------------------------
+
+
+def growing_reward() -> pp.Part:
+    """Before the sampler: each time it runs, rewards count a little more."""
+
+    def update(batch, count, context):
+        return batch.replace(reward=batch.reward * (1 + 0.1 * count)), count + 1
+
+    return pp.Part(lambda params, key: jnp.zeros(()), update, "growing_reward")
+
+
+def growing_loss() -> pp.Part:
+    """After the sampler: each time it runs, a loss of its own counts a little more."""
+
+    def update(batch, count, context):
+        return batch.add_loss("own", 0.1 * count * batch.current.value), count + 1
+
+    return pp.Part(
+        lambda params, key: jnp.zeros(()), update, "growing_loss", provides=("losses",), place="after_sampler"
+    )
+
+
+def recorder(*shape: int) -> pp.Part:
+    """Keeps `extras["row"]` (and the weight) of every minibatch it sees, in state `[minibatches, ...]`."""
+
+    class Seen(NamedTuple):
+        rows: Any
+        weights: Any
+        count: Any
+
+    def update(batch, seen, context):
+        weights = seen.weights if batch.weight is None else seen.weights.at[seen.count].set(batch.weight)
+        return batch, Seen(seen.rows.at[seen.count].set(batch.extras["row"]), weights, seen.count + 1)
+
+    return pp.Part(
+        lambda params, key: Seen(jnp.full(shape, -1), jnp.zeros((shape[0], shape[-1])), jnp.int32(0)),
+        update,
+        "recorder",
+        place="after_sampler",
+    )
+
+
+def probe(name: str, look) -> pp.Part:
+    """Writes the metric `name`, `look(batch, context)`."""
+
+    def update(batch, state, context):
+        return batch.add_metrics(**{name: look(batch, context)}), state
+
+    return pp.Part(lambda params, key: (), update, "probe")
+
+
+# --- the learner, written out ----------------------------------------------------------------------------------------
+
+
+class Trace(NamedTuple):
+    """What the manual loop passed through; index i is before minibatch i."""
+
+    params: list
+    kl: list
+    metrics: list
+    opt_state: Any
+    before: tuple
+    after: tuple
+
+
+def fold(parts, states, batch, context):
+    done = []
+    for part, state in zip(parts, states, strict=True):
+        batch, state = part.update(batch, state, context)
+        done.append(state)
+    return batch, tuple(done)
+
+
+def gather(batch, indices, axis):
+    """A minibatch, field by field."""
+
+    def rows(x):
+        x = np.asarray(x)
+        return jnp.asarray(x[:, indices] if axis == "segment" else x.reshape(-1, *x.shape[2:])[indices])
+
+    fields = ("obs", "action", "log_prob", "value", "reward", "terminated", "truncated", "next_value", "mask")
+    picked = {name: rows(getattr(batch, name)) for name in (*fields, "advantage", "target")}
+    return batch.replace(**picked, metrics={}, axes=("step",) if axis == "step" else batch.axes)
+
+
+def following(batch, value):
+    """Next values for new values: only what was recorded is known of observations that are not in the batch."""
+    out = np.array(batch.next_value)
+    for t, n in np.ndindex(TIME - 1, SEGMENTS):
+        if not batch.truncated[t, n] and batch.mask[t + 1, n]:
+            out[t, n] = value[t + 1, n]
+    return out
+
+
+class Manual:
+    """One update: E epochs of K minibatches, every state threaded through all of them; nothing stops it."""
+
+    def __init__(self, before, after, optimizer, plan, *, axis="step", refresh="rollout"):
+        self.before, self.after, self.plan, self.axis, self.refresh = before, after, plan, axis, refresh
+        self.prefix = jax.jit(lambda states, batch, context: fold(before, states, batch, context))
+
+        def step(params, opt_state, states, minibatch, context):
+            def loss_fn(params):
+                distribution, value = evaluate(params, minibatch)
+                current = pp.Current(distribution, distribution.log_prob(minibatch.action), value)
+                out, new_states = fold(after, states, minibatch.replace(current=current), context)
+                total = sum(jnp.sum(loss * out.mask) / jnp.sum(out.mask) for loss in out.losses.values())
+                return total, (out.metrics, new_states, current)
+
+            (loss, (metrics, states, current)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+            updates, opt_state = optimizer.update(grads, opt_state, params)
+            metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), **metrics}
+            return optax.apply_updates(params, updates), opt_state, states, metrics, current
+
+        self.step = jax.jit(step)
+
+    def update(self, params, opt_state, states, batch, *, step=0):
+        before_states, after_states = states
+        context = pp.Context(key=KEY, step=step, evaluate=evaluate)
+        trace = Trace([params], [], [], None, (), ())
+        value, log_ratio = np.array(batch.value), np.zeros((TIME, SEGMENTS), np.float32)
+        keep = np.asarray(batch.mask, bool)
+
+        def as_seen():
+            if not trace.metrics:
+                return batch
+            return batch.replace(
+                value=jnp.asarray(value), next_value=following(batch, value), log_ratio=jnp.asarray(log_ratio)
+            )
+
+        if self.refresh == "rollout":
+            ready, before_states = self.prefix(before_states, batch, context)
+        for epoch, minibatches in enumerate(self.plan):
+            if self.refresh == "epoch":
+                if epoch > 0:
+                    distribution, new = evaluate(params, batch)
+                    value = np.where(keep, new, value)
+                    log_ratio = np.where(keep, distribution.log_prob(batch.action) - batch.log_prob, 0)
+                ready, before_states = self.prefix(before_states, as_seen(), context)
+            for indices in minibatches:
+                if self.refresh == "minibatch":
+                    ready, before_states = self.prefix(before_states, as_seen(), context)
+                minibatch = gather(ready, indices, self.axis)
+                params, opt_state, after_states, metrics, current = self.step(
+                    params, opt_state, after_states, minibatch, context
+                )
+                moved = np.asarray(current.log_prob) - np.asarray(minibatch.log_prob)
+                if self.refresh == "minibatch":
+                    where = (slice(None), indices) if self.axis == "segment" else np.divmod(indices, SEGMENTS)
+                    counts = np.asarray(minibatch.mask, bool)
+                    value[where] = np.where(counts, current.value, value[where])
+                    log_ratio[where] = np.where(counts, moved, 0)
+                trace.metrics.append(metrics)
+                trace.params.append(params)
+                trace.kl.append(reference.masked_mean(reference.approx_kl(moved, "k3"), minibatch.mask))
+        return trace._replace(opt_state=opt_state, before=before_states, after=after_states)
+
+
+@pytest.mark.parametrize(
+    ("axis", "refresh"),
+    [("step", "rollout"), ("segment", "epoch"), ("segment", "minibatch"), ("step", "minibatch")],
+)
+def test_the_learner_is_a_loop_over_epochs_and_minibatches(axis, refresh):
+    before = (growing_reward(), pp.vtrace(gamma=0.9, gae_lambda=0.8, rho_clip=1.1))
+    after = (
+        pp.advantage_normalize(),
+        pp.clipped_surrogate(clip_eps=0.2),
+        pp.clipped_value_loss(clip_eps=0.2, coef=0.5),
+        pp.entropy_bonus(coef=0.01),
+        growing_loss(),
+    )
+    plan = ROWS if axis == "step" else COLUMNS
+    sampler, optimizer = pp.given_indices(plan, axis, refresh=refresh), optax.adam(0.05)
+    learner = pp.learner(evaluate, pp.chain(*before, sampler, *after), optimizer)
+    update, by_hand = jax.jit(learner.update), Manual(before, after, optimizer, plan, axis=axis, refresh=refresh)
+
+    state = learner.init(make_params())
+    trace = Trace([state.params], [], [], state.opt_state, *state.pipeline[1])
+    for step in range(2):
+        batch = rollout(step, behavior=state.params)
+        if axis == "segment":  # no segment is masked throughout: a minibatch of nothing is another test
+            batch = batch.replace(mask=batch.mask.at[1].set(1))
+        states = trace.before, trace.after
+        trace = by_hand.update(trace.params[-1], trace.opt_state, states, batch, step=step)
+        state, metrics = update(KEY, state, batch)
+        close = {"rtol": 2e-4, "atol": 1e-5}
+        assert_close(state.params, trace.params[-1], **close)
+        assert_close(state.opt_state, trace.opt_state, **close)
+        assert_close(state.pipeline[1], (trace.before, trace.after), **close)
+        assert state.step == step + 1
+        assert metrics["minibatches"] == len(trace.metrics)
+        for name in trace.metrics[0]:
+            values = [m[name] for m in trace.metrics]
+            reduce = np.max if name.endswith("_max") else np.min if name.endswith("_min") else np.mean
+            np.testing.assert_allclose(metrics[name], reduce(values), **close, err_msg=name)
+
+
+def run(pipeline, batch=None, *, optimizer=None, params=None, evaluate=evaluate, key=KEY):
+    """One update of a fresh learner."""
+    learner = pp.learner(evaluate, pipeline, optax.sgd(0.1) if optimizer is None else optimizer)
+    state = learner.init(make_params() if params is None else params)
+    return jax.jit(learner.update)(key, state, rollout() if batch is None else batch)
+
+
+def test_refreshing_before_the_first_epoch_changes_nothing():
+    expected = run(pp.chain(GAE, pp.given_indices(ROWS[0]), *LOSSES))
+    assert_close(run(pp.chain(GAE, pp.given_indices(ROWS[0], refresh="epoch"), *LOSSES)), expected)
+
+
+def test_updates_scan_without_retracing():
+    traces = []
+
+    def counted(params, batch):
+        traces.append(batch.axes)
+        return evaluate(params, batch)
+
+    after = pp.value_loss(), growing_loss(), pp.kl_early_stop(0.5)
+    learner = pp.learner(counted, pp.chain(growing_reward(), GAE, pp.given_indices(ROWS), *after), optax.adam(0.01))
+    batches, keys = [rollout(seed) for seed in range(3)], jax.random.split(KEY, 3)
+    state = learner.init(make_params())
+    update, by_hand = jax.jit(learner.update), []
+    for key, batch in zip(keys, batches, strict=True):
+        if by_hand:
+            traced = len(traces)
+        state, metrics = update(key, state, batch)
+        by_hand.append(metrics)
+    assert len(traces) == traced
+
+    def step(state, given):
+        key, batch = given
+        return learner.update(key, state, batch)
+
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
+    scanned, metrics = jax.jit(lambda state: jax.lax.scan(step, state, (keys, stacked)))(learner.init(make_params()))
+    assert_close(scanned, state)
+    assert_close(metrics, jax.tree.map(lambda *x: jnp.stack(x), *by_hand))
+    assert all(x.shape == () for x in by_hand[0].values())
+
+
+@pytest.mark.parametrize("refresh", ["rollout", "epoch", "minibatch"])
+def test_learner_state_is_stable(refresh):
+    dtype = jnp.bfloat16
+    after = (pp.advantage_normalize(), *LOSSES, pp.entropy_bonus(coef=pp.linear_schedule(1.0, 0.0, 9)))
+    sampler = pp.prioritized_sampler(2, alpha=0.5, beta=0.5, num_epochs=2, refresh=refresh)
+    stop = pp.kl_early_stop(0.1, check="epoch", over="mean")
+    pipeline = pp.chain(growing_reward(), GAE, sampler, *after, growing_loss(), stop)
+    learner = pp.learner(evaluate, pipeline, optax.adam(0.01))
+    state = jax.eval_shape(learner.init, make_params(dtype=dtype))
+    after, _ = jax.eval_shape(learner.update, KEY, state, rollout(dtype=dtype))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+
+
+def test_mean_divergence_of_an_epoch_begins_anew_after_a_skipped_minibatch():
+    """The optimizer skips the first minibatch of epoch 1, so the state of the part remains that of epoch 0."""
+    batch = rollout(masked=False)
+
+    def bad(batch, context):
+        where = (context.epoch == 1) & (context.minibatch == 0)
+        return batch.add_loss("bad", jnp.where(where, jnp.nan, 0.0) * batch.current.log_prob)
+
+    def run(limit):
+        pipeline = pp.chain(
+            GAE,
+            pp.given_indices([[[0, 1, 2, 3]] * 2] * 3),
+            pp.kl_early_stop(limit, check="epoch", over="mean"),
+            pp.stateless(bad, provides=("losses",), place="after_sampler", reads=()),
+            pp.value_loss(),
+        )
+        learner = pp.learner(evaluate, pipeline, optax.apply_if_finite(optax.sgd(0.0), 9))
+        state, metrics = learner.update(KEY, learner.init(make_params()), batch)
+        return pp.part_state(state, pipeline, "kl_early_stop"), metrics
+
+    state, _ = run(1e9)
+    assert (int(state.minibatches), int(state.epoch)) == (2, 2)
+    mean = float(state.total) / 2  # that of every minibatch, because they are the same and the policy does not move
+    assert float(run(1.3 * mean)[1]["early_stopped"]) == 0
+    assert float(run(0.9 * mean)[1]["early_stopped"]) == 1
+
+
+def test_masked_places_are_neutral():
+    pipeline = pp.chain(
+        GAE,
+        pp.given_indices(ROWS, refresh="epoch"),
+        pp.advantage_normalize(),
+        pp.clipped_surrogate(clip_eps=0.2),
+        pp.clipped_value_loss(clip_eps=0.2),
+        pp.entropy_bonus(coef=0.01),
+        pp.kl_early_stop(1.0),
+    )
+    learner = pp.learner(evaluate, pipeline, optax.adam(0.05))
+    update, state, batch = jax.jit(learner.update), learner.init(make_params()), rollout(behavior=make_params())
+    expected, metrics = update(KEY, state, batch)
+    assert metrics["minibatches"] == 6
+    for kind in ("noise", "nan"):
+        assert_same(update(KEY, state, poisoned(batch, kind)), (expected, metrics))
+    flags = {name: getattr(batch, name).astype(bool) for name in ("terminated", "truncated", "mask")}
+    assert_close(update(KEY, state, batch.replace(**flags)), (expected, metrics))
+
+
+def test_an_axis_of_agents_is_like_more_segments():
+    # [T, N, A] beside [T, N*A]: full batches see the same elements
+    flat = rollout(shape=(TIME, 6))
+    leaves = ("obs", "action", "log_prob", "value", "reward", "terminated", "truncated", "next_value", "mask")
+    apart = {name: (x := getattr(flat, name)).reshape(TIME, 3, 2, *x.shape[2:]) for name in leaves}
+    pipeline = pp.chain(GAE, pp.full_batch(2, refresh="epoch"), pp.advantage_normalize(), *LOSSES)
+    assert_close(run(pipeline, pp.Batch(**apart)), run(pipeline, flat))
+    for sampler in (
+        pp.shuffled_minibatches(2),
+        pp.segment_minibatches(3),
+        pp.prioritized_sampler(3, alpha=1.0, beta=1.0, refresh="minibatch"),
+    ):
+        weigh = (pp.advantage_weight(),) if sampler.name.startswith("prio") else ()
+        learner = pp.learner(evaluate, pp.chain(GAE, sampler, *weigh, *LOSSES), optax.sgd(0.1))
+        state = learner.init(make_params())
+        after, _ = jax.eval_shape(learner.update, KEY, state, pp.Batch(**apart))
+        assert after.params["policy"].shape == state.params["policy"].shape
+
+
+# --- chain -----------------------------------------------------------------------------------------------------------
+
+
+def test_chains_nest_and_have_an_identity():
+    sampler, loss = pp.given_indices(ROWS), pp.value_loss()
+    flat = pp.chain(growing_reward(), GAE, sampler, loss, growing_loss())
+    nested = pp.chain(
+        pp.chain(growing_reward(), pp.chain(GAE)), pp.chain(sampler, pp.chain(loss)), pp.chain(pp.chain(growing_loss()))
+    )
+    padded = pp.chain(pp.identity(), pp.chain(), growing_reward(), GAE, sampler, pp.identity(), loss, growing_loss())
+    expected = run(flat)
+    assert_same(run(nested), expected)
+    state, metrics = run(padded)
+    assert_same((state._replace(pipeline=()), metrics), (expected[0]._replace(pipeline=()), expected[1]))
+
+
+def test_a_chain_is_the_fold_of_its_parts():
+    parts = (growing_reward(), GAE, pp.advantage_normalize(), growing_reward())
+    chained, batch = pp.chain(*parts), rollout()
+    context = pp.Context(key=KEY, step=0)
+    state = chained.init(make_params())
+    folded, states = batch, []
+    for part, part_state in zip(parts, state, strict=True):
+        folded, part_state = part.update(folded, part_state, context)
+        states.append(part_state)
+    assert_same(chained.update(batch, state, context), (folded, tuple(states)))
+    assert_same(pp.chain().update(batch, (), context), (batch, ()))
+
+
+def test_parts_get_keys_of_their_own():
+    def noisy(name):
+        return probe(name, lambda batch, context: jax.random.uniform(context.key))
+
+    names = ("first", "second", "third", "fourth")
+    look = [noisy(name) for name in names]
+    _, metrics = run(pp.chain(*look[:2], pp.full_batch(), *look[2:], growing_loss()))
+    assert len({float(metrics[name]) for name in names}) == 4
+
+
+# --- samplers --------------------------------------------------------------------------------------------------------
+
+
+def rows_seen(sampler, shape, batch=None, keys=(KEY,)):
+    """Row numbers t*N + n of every minibatch, and the weights; of one update per key."""
+    batch = rollout() if batch is None else batch
+    batch = batch.replace(
+        extras={"row": jnp.arange(TIME * SEGMENTS).reshape(TIME, SEGMENTS)}, advantage=batch.value, target=batch.value
+    )
+    learner = pp.learner(evaluate, pp.chain(sampler, recorder(*shape), pp.value_loss()), optax.sgd(0.1))
+    update, state = jax.jit(learner.update), learner.init(make_params())
+    seen = [update(key, state, batch)[0].pipeline[1][1][0] for key in keys]
+    assert all(one.count == shape[0] for one in seen)
+    return [(np.asarray(one.rows), np.asarray(one.weights)) for one in seen]
+
+
+def test_shuffled_minibatches_see_every_step_once_per_epoch():
+    orders = []
+    for rows, _ in rows_seen(pp.shuffled_minibatches(3, num_epochs=2), (6, 8), keys=jax.random.split(KEY, 2)):
+        for epoch in rows.reshape(2, -1):
+            assert sorted(epoch) == list(range(24))
+            orders.append(tuple(epoch))
+    assert len({*orders, tuple(range(24))}) == 5  # another order in each epoch of each update
+
+
+def test_segment_minibatches_keep_segments_whole():
+    [(rows, _)] = rows_seen(pp.segment_minibatches(2, num_epochs=4), (8, TIME, 2))
+    np.testing.assert_array_equal(rows // SEGMENTS, np.broadcast_to(np.arange(TIME)[:, None], rows.shape))
+    columns = rows % SEGMENTS
+    assert np.all(columns == columns[:, :1])
+    epochs = columns[:, 0].reshape(4, -1)
+    assert all(sorted(epoch) == list(range(SEGMENTS)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+
+
+def test_full_batch_is_the_rollout_as_it_is():
+    [(rows, _)] = rows_seen(pp.full_batch(3), (3, TIME, SEGMENTS))
+    np.testing.assert_array_equal(rows, np.broadcast_to(np.arange(24).reshape(TIME, SEGMENTS), rows.shape))
+
+
+def test_given_indices_are_what_is_drawn():
+    [(rows, _)] = rows_seen(pp.given_indices(ROWS), (6, 8))
+    np.testing.assert_array_equal(rows.reshape(ROWS.shape), ROWS)
+    given = np.array([[0.5, 1.0], [2.0, 3.0]])
+    [(rows, weights)] = rows_seen(pp.given_indices(COLUMNS[0], "segment", given), (2, TIME, 2))
+    np.testing.assert_array_equal(rows[:, 0], COLUMNS[0])
+    np.testing.assert_array_equal(weights, given)
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_prioritized_sampler_draws_and_weighs(replacement):
+    batch = rollout()  # the last segment is masked throughout
+    expected = reference.segment_priorities(batch.value, batch.mask, alpha=0.7)
+    sampler = pp.prioritized_sampler(
+        8, alpha=0.7, beta=0.4, num_epochs=25, replacement=replacement, segments_per_minibatch=2
+    )
+    [(rows, weights)] = rows_seen(sampler, (200, TIME, 2), batch)
+    columns = rows[:, 0] % SEGMENTS
+    np.testing.assert_array_equal(rows // SEGMENTS, np.broadcast_to(np.arange(TIME)[:, None], rows.shape))
+    np.testing.assert_array_equal(rows % SEGMENTS, np.broadcast_to(columns[:, None], rows.shape))
+    assert not np.any(columns == SEGMENTS - 1)
+    flat = reference.importance_weights(expected, columns.ravel(), beta=0.4)
+    np.testing.assert_allclose(weights.ravel(), flat, rtol=1e-5)
+    assert np.any(columns[:, 0] == columns[:, 1]) == replacement
+    first = np.bincount(columns[:, 0], minlength=SEGMENTS) / 200  # whatever happens to the second, the first has P
+    np.testing.assert_allclose(first, expected, atol=4 * np.sqrt(0.25 / 200))
+
+
+def test_carries_and_extras_go_with_their_segment():
+    batch = rollout().replace(
+        carry={"memory": jnp.tile(jnp.arange(SEGMENTS)[:, None], (1, 3))},
+        reset=jnp.zeros((TIME, SEGMENTS)).at[0].set(jnp.arange(SEGMENTS)),
+        extras={"segment": jnp.tile(jnp.arange(SEGMENTS), (TIME, 1))},
+        per_segment={"segment": jnp.arange(SEGMENTS)},
+        shared={"table": jnp.arange(7)},
+    )
+    context = pp.Context(key=KEY, step=0, params=make_params(), evaluate=evaluate)
+    out, _ = pp.segment_minibatches(2).update(batch, pp.EmptyState(), context)
+    columns = np.asarray(out.extras["segment"])[0]
+    np.testing.assert_array_equal(out.carry["memory"], np.broadcast_to(columns[:, None], (2, 3)))
+    np.testing.assert_array_equal(out.reset[0], columns)
+    np.testing.assert_array_equal(out.per_segment["segment"], columns)
+    np.testing.assert_array_equal(out.shared["table"], np.arange(7))
+    counts = np.asarray(out.mask, bool)
+    np.testing.assert_array_equal(out.current.value, np.where(counts, evaluate(make_params(), out)[1], out.value))
+
+
+def test_weights_reach_the_advantage_or_the_losses():
+    sampler = pp.given_indices(COLUMNS[0], "segment", [[0.5, 2.0], [1.5, 0.25]])
+    context = pp.Context(key=KEY, step=0, params=make_params(), evaluate=evaluate)
+    batch = rollout().replace(advantage=jnp.ones((TIME, SEGMENTS)), target=jnp.zeros((TIME, SEGMENTS)))
+
+    def after(*parts):
+        chained = pp.chain(sampler, *parts)
+        return chained.update(batch, chained.init(None), context)[0]
+
+    weight = np.broadcast_to([[0.5, 2.0]], (TIME, 2))
+    np.testing.assert_array_equal(after(pp.advantage_weight()).advantage, weight)
+    plain, weighed = after(*LOSSES).losses, after(*LOSSES, pp.loss_weight("value")).losses
+    assert_close(weighed, {"policy": plain["policy"], "value": weight * plain["value"]})
+
+
+# --- early stop ------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def stopping_update(**settings):
+    """`update(target_kl, key, state, batch)` with a threshold that may be traced, and the state it starts from."""
+
+    def learner(target_kl):
+        stop = pp.kl_early_stop(target_kl, **settings)
+        pipeline = pp.chain(GAE, pp.given_indices(ROWS), *LOSSES, growing_loss(), stop)
+        return pp.learner(evaluate, pipeline, optax.adam(0.1))
+
+    state = learner(0.0).init(make_params())
+    return jax.jit(lambda target_kl, key, state, batch: learner(target_kl).update(key, state, batch)), state
+
+
+@pytest.fixture(scope="module")
+def unstopped():
+    """The run that nothing stops: parameters and divergence before each of the six minibatches."""
+    state = stopping_update()[1]
+    after, batch = (*LOSSES, growing_loss()), rollout(behavior=make_params())
+    states = (GAE.init(None),), tuple(part.init(None, None) for part in after)
+    trace = Manual((GAE,), after, optax.adam(0.1), ROWS).update(state.params, state.opt_state, states, batch)
+    assert all(kl > 0 for kl in trace.kl[1:])
+    return batch, trace
+
+
+def test_a_minibatch_that_exceeds_is_not_applied(unstopped):
+    batch, trace = unstopped
+    update, state = stopping_update()
+    stopped_at = set()
+    for kl in trace.kl[1:]:
+        threshold = 0.999 * kl
+        first = next(i for i, other in enumerate(trace.kl) if other > threshold)
+        stopped_at.add(first)
+        after, metrics = update(threshold, KEY, state, batch)
+        assert_close(after.params, trace.params[first], rtol=1e-4, atol=1e-5)
+        assert after.opt_state[0].count == first
+        assert after.pipeline[1][1][2] == first  # the state of growing_loss is that before the minibatch, too
+        assert metrics["minibatches"] == first
+        assert metrics["epochs"] == first // 3 + 1
+        assert metrics["early_stopped"] == 1
+        np.testing.assert_allclose(metrics["early_stop_kl"], np.mean(trace.kl[: first + 1]), rtol=1e-3, atol=1e-6)
+    assert len(stopped_at) > 1
+    after, metrics = update(jnp.inf, KEY, state, batch)
+    assert_close(after.params, trace.params[6], rtol=1e-4, atol=1e-5)
+    assert (metrics["minibatches"], metrics["epochs"], metrics["early_stopped"]) == (6, 2, 0)
+
+
+@pytest.mark.parametrize("over", ["last", "mean"])
+def test_an_epoch_that_exceeds_is_the_last(unstopped, over):
+    batch, trace = unstopped
+    update, state = stopping_update(check="epoch", over=over)
+    judged = trace.kl[2] if over == "last" else np.mean(trace.kl[:3])
+    for threshold, minibatches in ((0.999 * judged, 3), (1.001 * judged, 6)):
+        after, metrics = update(threshold, KEY, state, batch)
+        assert metrics["minibatches"] == minibatches
+        assert metrics["epochs"] == minibatches // 3
+        assert_close(after.params, trace.params[minibatches], rtol=1e-4, atol=1e-5)
+        later = trace.kl[5] if over == "last" else np.mean(trace.kl[3:])
+        assert metrics["early_stopped"] == (minibatches == 3 or later > threshold)
+    # the next update starts afresh: the sum over the epoch is not carried over
+    after, metrics = update(1.001 * judged, KEY, state._replace(pipeline=after.pipeline), batch)
+    assert metrics["minibatches"] == 6
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_what_is_judged(estimator, reduction):
+    batch = rollout()
+    log_ratio = evaluate(make_params(), batch)[0].log_prob(batch.action) - batch.log_prob
+    counts = np.asarray(batch.mask, bool)
+    if estimator == "k1" and np.sum(log_ratio[counts]) > 0:
+        log_ratio = -log_ratio  # k1 may be negative, and a threshold is not
+    judged = getattr(np, reduction)(reference.approx_kl(log_ratio, estimator)[counts])
+    batch = batch.replace(current=pp.Current(None, batch.log_prob + log_ratio, batch.value))
+    context = pp.Context(key=KEY, step=2)
+    for threshold, exceeds in ((0.999 * judged, True), (1.001 * judged, False)):
+        for target_kl in (float(threshold), lambda step, threshold=threshold: threshold * step / 2):
+            part = pp.kl_early_stop(target_kl, estimator=estimator, reduction=reduction)
+            out, _ = part.update(batch, part.init(None), context)
+            assert (bool(out.stop.discard), bool(out.stop.after)) == (exceeds, False)
+            np.testing.assert_allclose(out.metrics["early_stop_kl"], judged, rtol=1e-4)
+    part = pp.kl_early_stop(0.5 * judged, estimator=estimator, reduction=reduction, check="epoch")
+    for minibatch, after in ((0, False), (1, False), (2, True)):
+        out, _ = part.update(batch, part.init(None), context.replace(minibatch=minibatch, num_minibatches=3))
+        assert (bool(out.stop.discard), bool(out.stop.after)) == (False, after)
+
+
+def test_a_divergence_that_is_not_a_number_stops(unstopped):
+    batch, _ = unstopped
+    update, state = stopping_update()
+    row = int(np.flatnonzero(np.asarray(batch.mask).ravel()[ROWS[0, 1]])[0])
+    t, n = divmod(int(ROWS[0, 1, row]), SEGMENTS)
+    after, metrics = update(jnp.inf, KEY, state, batch.replace(log_prob=batch.log_prob.at[t, n].set(jnp.nan)))
+    assert (metrics["minibatches"], metrics["early_stopped"]) == (1, 1)  # the second is the one that has the NaN
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(after.params))
+
+
+def test_several_stops_and_the_first_counts(unstopped):
+    batch, trace = unstopped
+    loose = pp.kl_early_stop(100.0, name="loose")
+    tight = pp.kl_early_stop(0.999 * trace.kl[2], check="epoch", name="tight")
+    pipeline = pp.chain(GAE, pp.given_indices(ROWS), *LOSSES, growing_loss(), tight, loose)
+    _, metrics = run(pipeline, batch, optimizer=optax.adam(0.1))
+    assert (metrics["minibatches"], metrics["early_stopped"]) == (3, 1)
+    assert {"loose", "tight"} <= set(metrics)
+
+
+def test_stopping_skips_the_work(unstopped):
+    batch, trace = unstopped
+    evaluated = []
+
+    def counted(params, batch):
+        jax.debug.callback(lambda: evaluated.append(1))
+        return evaluate(params, batch)
+
+    threshold = 0.999 * max(trace.kl[1:4])
+    first = next(i for i, kl in enumerate(trace.kl) if kl > threshold)
+    pipeline = pp.chain(GAE, pp.given_indices(ROWS), *LOSSES, growing_loss(), pp.kl_early_stop(threshold))
+    _, metrics = jax.block_until_ready(run(pipeline, batch, optimizer=optax.adam(0.1), evaluate=counted))
+    jax.effects_barrier()
+    assert metrics["minibatches"] == first < 5
+    assert len(evaluated) == first + 1
+
+
+def test_vmapped_updates_equal_a_loop_over_seeds():
+    update, state = stopping_update()
+    batches = [rollout(seed, behavior=make_params()) for seed in range(4)]
+    keys, target_kl = jax.random.split(KEY, 4), 0.02
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
+    vmapped = jax.jit(jax.vmap(update, in_axes=(None, 0, None, 0)))(target_kl, keys, state, stacked)
+    loop = [update(target_kl, key, state, batch) for key, batch in zip(keys, batches, strict=True)]
+    assert_close(vmapped, jax.tree.map(lambda *x: jnp.stack(x), *loop), rtol=1e-4, atol=1e-5)
+    assert len({int(metrics["minibatches"]) for _, metrics in loop}) > 1  # they did not all stop at once
+
+
+# --- schedules, sweeps, optimizers -----------------------------------------------------------------------------------
+
+
+def test_schedules_count_updates():
+    count = lambda step: 0.25 * step  # noqa: E731
+    optimizer = optax.chain(optax.scale(1.0), pp.optim.scale_by_update_schedule(count))
+    look = probe("step", lambda batch, context: context.step), probe("step_after", lambda batch, context: context.step)
+    pipeline = pp.chain(look[0], GAE, pp.given_indices(ROWS), look[1], pp.value_loss(coef=count))
+    learner = pp.learner(evaluate, pipeline, optax.apply_if_finite(optimizer, 1))
+    update, state, batch = jax.jit(learner.update), learner.init(make_params()), rollout()
+    for step in range(3):
+        before = state.params
+        state, metrics = update(KEY, state, batch)
+        assert metrics["step"] == metrics["step_after"] == step
+        # six gradient steps an update, and still the coefficient and the rate are those of the update
+        np.testing.assert_allclose(metrics["loss"], 0.25 * step * metrics["value_loss"], rtol=1e-5)
+        same = [np.array_equal(x, y) for x, y in zip(before.values(), state.params.values(), strict=True)]
+        assert all(same) == (step == 0)
+
+
+def test_the_learning_rate_is_constant_within_an_update():
+    rates, batch = (0.1, 0.05), rollout()
+    pipeline = pp.chain(GAE, pp.given_indices(ROWS), *LOSSES)
+    ours = pp.learner(evaluate, pipeline, pp.optim.scale_by_update_schedule(lambda step: jnp.array(rates)[step]))
+
+    @jax.jit
+    def theirs(rate, params):
+        learner = pp.learner(evaluate, pipeline, optax.sgd(rate))
+        return learner.update(KEY, learner.init(params), batch)[0].params
+
+    update, state = jax.jit(ours.update), ours.init(make_params())
+    for rate in rates:
+        expected = theirs(rate, state.params)
+        state, _ = update(KEY, state, batch)
+        assert_close(state.params, expected)
+
+
+def test_a_hyperparameter_vmaps():
+    batch = rollout()
+
+    def update(clip_eps):
+        pipeline = pp.chain(GAE, pp.given_indices(ROWS), pp.clipped_surrogate(clip_eps=clip_eps))
+        learner = pp.learner(evaluate, pipeline, optax.sgd(0.5))
+        return learner.update(KEY, learner.init(make_params()), batch)
+
+    clips, single = jnp.array([0.01, 0.2, 0.5]), jax.jit(update)
+    loop = [single(clip_eps) for clip_eps in clips]
+    assert_close(jax.jit(jax.vmap(update))(clips), jax.tree.map(lambda *x: jnp.stack(x), *loop), rtol=1e-4, atol=1e-5)
+    assert len({float(metrics["loss"]) for _, metrics in loop}) == 3
+
+
+def test_entropy_is_estimated_where_it_is_not_defined():
+    # a Gaussian a = mu + sigma*e: -log pi(a) = e^2/2 + log sigma + log(2 pi)/2, whose gradient for log sigma is 1
+    batch, context = rollout(masked=False), pp.Context(key=KEY, step=0)
+
+    def bonus(log_sigma, entropy=None, num_samples=1):
+        sigma = jnp.exp(log_sigma)
+        distribution = SimpleNamespace(
+            log_prob=lambda a: -jnp.square(a / sigma) / 2 - jnp.log(sigma) - jnp.log(2 * jnp.pi) / 2,
+            sample=lambda seed, sample_shape: sigma * jax.random.normal(seed, (*sample_shape, TIME, SEGMENTS)),
+        )
+        if entropy is not None:
+            distribution.entropy = entropy
+        current = pp.Current(distribution, batch.log_prob, batch.value)
+        part = pp.entropy_bonus(coef=0.5, num_samples=num_samples)
+        out, _ = part.update(batch.replace(current=current), part.init(None), context)
+        return jnp.mean(out.losses["entropy"]), out.metrics["entropy"]
+
+    def undefined():
+        raise NotImplementedError
+
+    exact = 0.3 + 0.5 * np.log(2 * np.pi * np.e)
+    for entropy in (None, undefined):
+        (loss, metric), gradient = jax.value_and_grad(bonus, has_aux=True)(0.3, entropy, 500)
+        np.testing.assert_allclose(gradient, -0.5, rtol=1e-4)
+        np.testing.assert_allclose(metric, exact, atol=5 * np.sqrt(0.5 / (500 * TIME * SEGMENTS)))
+        np.testing.assert_allclose(loss, -0.5 * metric, rtol=1e-5)
+    loss, metric = bonus(0.3, lambda: jnp.full((TIME, SEGMENTS), 7.0))
+    np.testing.assert_allclose((loss, metric), (-3.5, 7.0))
+
+
+def test_entropy_of_discrete_actions_is_estimated_with_its_gradient():
+    batch, context, part = rollout(masked=False), pp.Context(key=KEY), pp.entropy_bonus(coef=1.0, num_samples=1000)
+
+    def bonus(logits, *known):
+        exact = pp.distributions.Categorical(jnp.broadcast_to(logits, (TIME, SEGMENTS, 3)))
+        distribution = SimpleNamespace(**{name: getattr(exact, name) for name in ("log_prob", "sample", *known)})
+        current = pp.Current(distribution, batch.log_prob, batch.value)
+        out, _ = part.update(batch.replace(current=current), part.init(None), context)
+        return jnp.mean(out.losses["entropy"])
+
+    logits = jnp.array([0.0, 1.0, 2.0])
+    estimated, exact = (jax.value_and_grad(bonus)(logits), jax.value_and_grad(lambda x: bonus(x, "entropy"))(logits))
+    for ours, theirs in zip(estimated, exact, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=0.03)
+
+
+# --- what is not finite ----------------------------------------------------------------------------------------------
+
+
+def test_gradients_that_are_not_finite_are_skipped_and_reported():
+    batch = rollout(ends=False, masked=False)
+    pipeline = pp.chain(GAE, pp.given_indices(COLUMNS[:1], "segment"), *LOSSES)
+    learner = pp.learner(evaluate, pipeline, optax.apply_if_finite(optax.sgd(0.1), max_consecutive_errors=100))
+    update, state = jax.jit(learner.update), learner.init(make_params())
+    _, metrics = update(KEY, state, batch)
+    assert pp.nonfinite_report(metrics) is None
+    # segment 1, of the second minibatch: the NaN at step 2 spreads backwards over three advantages
+    spoiled = batch.replace(reward=batch.reward.at[2, 1].set(jnp.nan))
+    after, metrics = update(KEY, state, spoiled)
+    counts = {name.removeprefix("nonfinite/"): int(x) for name, x in metrics.items() if name.startswith("nonfinite/")}
+    expected = {"reward": 1, "advantage": 3, "loss/policy": 1, "loss/value": 1, "gradient": 1}
+    assert counts == expected | {"log_prob": 0, "value": 0, "next_value": 0}
+    assert after.opt_state.total_notfinite == 1
+    first_only, _ = run(pp.chain(GAE, pp.given_indices(COLUMNS[0, :1], "segment"), *LOSSES), spoiled)
+    assert_close(after.params, first_only.params)
+    assert pp.nonfinite_report(metrics).startswith("non-finite numbers arose first in reward (1 element), then in adv")
+    recovered, metrics = update(KEY, after, batch)
+    assert pp.nonfinite_report(metrics) is None
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(recovered.params))
+
+
+def test_only_what_counts_is_counted():
+    batch = rollout().replace(
+        mask=jnp.ones((TIME, SEGMENTS)).at[0, 0].set(0), terminated=jnp.zeros((TIME, SEGMENTS)).at[1, 1].set(1)
+    )
+    spoil = {
+        name: getattr(batch, name).at[[0, 1, 2], [0, 1, 2]].set(jnp.array([jnp.nan, jnp.inf, -jnp.inf]))
+        for name in ("reward", "log_prob", "value", "next_value")
+    }
+    pipeline = pp.chain(pp.full_batch(), probe("x", lambda batch, context: jnp.zeros(())), growing_loss())
+    _, metrics = run(pipeline, batch.replace(**spoil))
+    # masked at [0, 0]; what follows a termination at [1, 1] may be anything
+    expected = {"reward": 2, "log_prob": 2, "value": 2, "next_value": 1}
+    assert {name: int(metrics[f"nonfinite/{name}"]) for name in expected} == expected
+
+
+def test_the_report_names_phases_and_parts_of_ones_own():
+    report = pp.nonfinite_report(
+        {"actor/nonfinite/gradient": [1, 0, 1], "nonfinite/value": 2, "nonfinite/mine": 1, "loss": np.nan}
+    )
+    assert report == (
+        "non-finite numbers arose first in value (2 elements), then in actor/gradient (2 minibatches), "
+        "then in mine (1 minibatch)"
+    )
+
+
+# --- phases ----------------------------------------------------------------------------------------------------------
+
+
+def both(params, batch):
+    """Actor and critic in entries of their own."""
+    return Softmax(batch.obs @ params["actor"]["policy"]), batch.obs @ params["critic"]["value"]
+
+
+def two_entries():
+    params = make_params()
+    return {"actor": {"policy": params["policy"]}, "critic": {"value": params["value"]}, "other": {"x": jnp.ones(2)}}
+
+
+ACTOR = pp.chain(pp.given_indices(ROWS), pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=0.2))
+CRITIC = pp.chain(pp.given_indices(COLUMNS, "segment"), pp.value_loss())
+
+
+def run_phases(actor, critic, *before):
+    optimizers = {"critic": optax.sgd(0.1), "actor": optax.adam(0.1)}
+    pipeline = pp.chain(*(before or (GAE,)), pp.phases(actor=actor, critic=critic))
+    return run(pipeline, optimizer=optimizers, params=two_entries(), evaluate=both)
+
+
+@pytest.fixture(scope="module")
+def two_phases():
+    return run_phases(ACTOR, CRITIC)
+
+
+def test_phases_train_their_own_entry_and_nothing_else(two_phases):
+    state, metrics = two_phases
+    actor, actor_metrics = run(pp.chain(GAE, ACTOR), optimizer=optax.adam(0.1), params=two_entries(), evaluate=both)
+    critic, critic_metrics = run(pp.chain(GAE, CRITIC), params=two_entries(), evaluate=both)
+    assert_close(state.params["actor"], actor.params["actor"])
+    assert_close(state.params["critic"], critic.params["critic"])
+    assert_same(state.params["other"], two_entries()["other"])
+    assert set(state.opt_state) == {"actor", "critic"}
+    assert jax.tree.structure(state.opt_state["actor"][0].mu) == jax.tree.structure(two_entries()["actor"])
+    assert metrics["actor/minibatches"] == 6
+    assert metrics["critic/minibatches"] == 4
+    for name, alone in (("actor", actor_metrics), ("critic", critic_metrics)):
+        for measured in ("loss", "grad_norm", "epochs"):
+            np.testing.assert_allclose(metrics[f"{name}/{measured}"], alone[measured], rtol=1e-4)
+    assert "explained_variance" in metrics
+
+
+def test_a_stop_in_one_phase_leaves_the_other_alone(two_phases):
+    free, _ = two_phases
+    stopped, metrics = run_phases(pp.chain(ACTOR, pp.kl_early_stop(0.0)), CRITIC)
+    assert metrics["actor/early_stopped"] == 1
+    assert metrics["actor/minibatches"] == 0  # this rollout is another policy's: the first divergence is positive
+    assert_same(stopped.params["actor"], two_entries()["actor"])
+    assert_same(stopped.params["critic"], free.params["critic"])
+    assert "critic/early_stopped" not in metrics
+
+
+def test_phases_run_in_order_and_share_what_stands_before_them():
+    look = probe("actor", lambda batch, context: jnp.sum(jnp.abs(context.params["actor"]["policy"])))
+    epoch = pp.chain(pp.given_indices(COLUMNS, "segment", refresh="epoch"), pp.value_loss())
+    state, metrics = run_phases(ACTOR, pp.chain(epoch, look), growing_reward(), GAE)
+    np.testing.assert_allclose(metrics["critic/actor"], np.abs(state.params["actor"]["policy"]).sum(), rtol=1e-5)
+    # the shared parts ran once for the actor, and once more before each of the critic's two epochs
+    assert state.pipeline[0][0] == 3
+    assert {"explained_variance", "critic/explained_variance"} <= set(metrics)
+
+
+# --- microbatches ----------------------------------------------------------------------------------------------------
+
+
+def policy_of(kind):
+    """A policy whose distribution is a pytree; `evaluate` of the tests has one that is none."""
+
+    def evaluate_with(params, batch):
+        distribution, value = evaluate(params, batch)
+        # One leaf is of no element, as a deviation that all share would be.
+        return kind(distribution.logits), value + 0 * batch.shared["one"] + 0 * batch.extras["row"]
+
+    return evaluate_with
+
+
+@pytest.mark.parametrize(("sampler", "microbatch"), [("step", 3), ("segment", 1), ("full", 12)])
+def test_microbatches_change_rounding_only(sampler, microbatch):
+    samplers = {
+        "step": pp.given_indices(ROWS),
+        "segment": pp.given_indices(COLUMNS[0], "segment"),
+        "full": pp.full_batch(2),
+    }
+    batch = rollout()
+    batch = batch.replace(shared={"one": jnp.ones(())}, extras={"row": jnp.ones((TIME, SEGMENTS))})
+    pipeline = pp.chain(GAE, samplers[sampler], pp.advantage_normalize(), *LOSSES, pp.entropy_bonus(coef=0.1))
+    policy = policy_of(distributions.Categorical)
+    results = [
+        jax.jit(learner.update)(KEY, learner.init(make_params()), batch)
+        for learner in (
+            pp.learner(pp.microbatched(policy, microbatch), pipeline, optax.adam(0.1)),
+            pp.learner(policy, pipeline, optax.adam(0.1)),
+        )
+    ]
+    assert_close(*results)
+
+
+def test_microbatches_need_less_memory():
+    def wide(params, batch):
+        return distributions.Categorical(jnp.tanh(batch.obs @ params) @ jnp.ones((256, 2))), jnp.zeros(512)
+
+    shape = (32, 16)
+    batch = pp.Batch(obs=jnp.ones((*shape, 4)), action=jnp.ones(shape, int), log_prob=jnp.zeros(shape))
+    pipeline = pp.chain(
+        pp.shuffled_minibatches(1),
+        pp.stateless(lambda b: b.replace(advantage=b.log_prob)),
+        pp.clipped_surrogate(clip_eps=1),
+    )
+    needed = []
+    for microbatch in (None, 64):
+        policy = wide if microbatch is None else pp.microbatched(wide, microbatch)
+        learner = pp.learner(policy, pipeline, optax.sgd(1.0))
+        program = jax.jit(learner.update).lower(KEY, learner.init(jnp.ones((4, 256))), batch).compile()
+        needed.append(program.memory_analysis().temp_size_in_bytes)
+    assert needed[1] < needed[0] / 3
+
+
+@pytest.mark.parametrize(
+    ("segments", "backend", "cores", "size", "pieces"),
+    [
+        (128, "cpu", 1, 2, 16),
+        (128, "cpu", 2, 2, 1),
+        (124, "cpu", 1, 2, 1),
+        (128, "gpu", 1, 2, 1),
+        (131, "cpu", 1, 2, 1),
+        (128, "cpu", 1, 200, 1),
+    ],
+)
+def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, backend, cores, size, pieces):
+    """From 16,384 elements on, on one core of a CPU, where the minibatch can be cut (131 is a prime)."""
+    seen = []
+
+    def recording(params, batch):
+        seen.append(jnp.shape(batch.log_prob))
+        return distributions.Categorical(batch.obs * params), batch.obs[..., 0]
+
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(_microbatch, "usable_cores", lambda: cores)
+    shape = (128, segments)
+    batch = pp.Batch(obs=jnp.ones((*shape, size)), action=jnp.ones(shape, int), log_prob=jnp.zeros(shape))
+    pipeline = pp.chain(
+        pp.segment_minibatches(1),
+        pp.stateless(lambda b: b.replace(advantage=b.log_prob)),
+        pp.clipped_surrogate(clip_eps=1),
+    )
+    learner = pp.learner(pp.microbatched(recording, "auto"), pipeline, optax.sgd(1.0))
+    jax.eval_shape(learner.update, KEY, learner.init(jnp.ones(())), batch)
+    assert (128, segments // pieces) in seen
+    assert {np.prod(x) for x in seen} <= {128 * segments, 128 * segments // pieces}
+
+
+def test_microbatches_that_cannot_be_are_refused():
+    batch = rollout().replace(shared={"one": jnp.ones(())}, extras={"row": jnp.ones((TIME, SEGMENTS))})
+    update = functools.partial(pp.learner, optimizer=optax.sgd(1.0))
+
+    def run(policy, indices, microbatch):
+        learner = update(pp.microbatched(policy, microbatch), pp.chain(GAE, pp.given_indices(indices), *LOSSES))
+        jax.eval_shape(learner.update, KEY, learner.init(make_params()), batch)
+
+    with pytest.raises(ValueError, match=r"about 4 elements: .* divides 7 is 7"):
+        run(policy_of(distributions.Categorical), ROWS[0, :1, :7], 4)
+
+    class Opaque:
+        def __init__(self, logits):
+            self.logits = logits
+
+    with pytest.raises(TypeError, match="Opaque is not: use one of"):
+        run(policy_of(Opaque), ROWS[0], 4)
+    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
+        run(policy_of(distributions.Categorical), ROWS[0], 0)

@@ -1,0 +1,202 @@
+"""More than one device: the same numbers under `shard_map`, `pmap`, `vmap` and on explicit meshes.
+
+How many devices JAX simulates is settled before its first use, so the checks run in processes of their own: a function
+`check_...` here, run by a test as `alone(check_...)`.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ppo_parts import functional as f
+from ppo_parts.functional import _recurrence
+
+DEVICES = 4
+P = jax.sharding.PartitionSpec
+
+
+def alone(check, *args):
+    """Run `check(*args)` in a process that sees `DEVICES` devices."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
+    flags += " --xla_backend_optimization_level=0"  # compiles faster; what runs is small
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    environment["NPROC"] = str(4 * DEVICES)  # XLA's threads: a collective needs one for each device, whatever the cores
+    program = f"from {check.__module__} import {check.__name__} as check; check(*{args!r})"
+    done = subprocess.run((sys.executable, "-c", program), env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def shard_map(function, mesh, in_specs, out_specs):
+    """Its place has changed: `jax.shard_map` since 0.6."""
+    if hasattr(jax, "shard_map"):
+        return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+    from jax.experimental.shard_map import shard_map
+
+    return shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+
+
+def mesh_of_all(kind):
+    """All devices along one axis, d; with explicit or automatic shardings, where JAX knows the difference."""
+    types = getattr(jax.sharding, "AxisType", None)
+    return jax.make_mesh((DEVICES,), ("d",), **({} if types is None else {"axis_types": (getattr(types, kind),)}))
+
+
+def data(columns):
+    rng = np.random.default_rng(0)
+    floats = {name: rng.normal(size=(5, columns)) for name in ("log_ratio", "reward", "value", "next_value")}
+    kind = rng.integers(4, size=(5, columns))
+    given = floats | {"terminated": kind == 1, "truncated": kind == 2, "mask": kind != 3}
+    return {name: jnp.asarray(x, jnp.float32) for name, x in given.items()}
+
+
+def estimates(given, gamma, way="auto"):
+    """All that recurs, with gradients; `gamma` may be one for each device."""
+    on_policy = {name: x for name, x in given.items() if name != "log_ratio"}
+    settings = {"gamma": gamma, "gae_lambda": 0.8, "implementation": way}
+
+    def total(value):
+        out = f.gae(**on_policy | {"value": value}, **settings, stop_gradient=False)
+        return jnp.sum(jnp.square(out.target))
+
+    return {
+        "gae": f.gae(**on_policy, **settings),
+        "vtrace": f.vtrace(**given, **settings),
+        "recurrence": f.reverse_recurrence(given["reward"], given["value"], implementation=way),
+        "gradient": jax.grad(total)(given["value"]),
+    }
+
+
+def losses(given):
+    """Everything else that is computed for each element, and its gradient."""
+    mask = given["mask"]
+
+    def total(log_ratio, value):
+        policy = f.clipped_surrogate(log_ratio, given["reward"], clip_eps=0.2, dual_clip=3.0, mask=mask)
+        kl = f.approx_kl(log_ratio, mask=mask) + f.clip_fraction(log_ratio, clip_eps=0.2, mask=mask)
+        critic = f.clipped_value_loss(value, given["next_value"], given["reward"], clip_eps=0.2, mask=mask)
+        advantage = f.advantage_normalize(given["reward"], mask=mask, axis=0)
+        loss = policy + kl + critic + advantage * f.value_loss(value, given["reward"], mask=mask)
+        return jnp.sum(loss), loss
+
+    return jax.grad(total, (0, 1), has_aux=True)(given["log_ratio"], given["value"])
+
+
+def same(actual, expected):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), actual, expected)
+
+
+def check_functional(columns):
+    """`columns` for all devices; wide rows take another way through the scan than narrow ones."""
+    assert jax.device_count() == DEVICES
+    given, gamma = data(columns), jnp.linspace(0.5, 0.9, DEVICES)
+    per_column = jnp.repeat(gamma, columns // DEVICES)
+    expected = jax.jit(lambda given: (estimates(given, 0.9), losses(given)))(given)
+    varied = jax.jit(lambda given: estimates(given, per_column))(given)
+    columnwise = P(None, "d")
+
+    mesh = mesh_of_all("Auto")
+    for way in ("auto", "associative"):
+        both = shard_map(
+            lambda given, way=way: (estimates(given, 0.9, way), losses(given)), mesh, (columnwise,), columnwise
+        )
+        same(jax.jit(both)(given), expected)
+    of_gamma = shard_map(lambda given, gamma: estimates(given, gamma[0]), mesh, (columnwise, P("d")), columnwise)
+    same(jax.jit(of_gamma)(given, gamma), varied)
+
+    def without_gradient(given):  # JAX sums over the devices the gradient of what they share
+        return {name: x for name, x in estimates(given, 0.9).items() if name != "gradient"}
+
+    own, first = given["reward"], {name: x[:, : columns // DEVICES] for name, x in given.items()}
+    of_shared = shard_map(lambda own, all: without_gradient(all | {"reward": own}), mesh, (columnwise, P()), columnwise)
+    tiled = {name: jnp.tile(x, DEVICES) for name, x in first.items()} | {"reward": own}
+    same(jax.jit(of_shared)(own, first), jax.jit(without_gradient)(tiled))
+
+    split = jax.tree.map(lambda x: jnp.stack(jnp.split(x, DEVICES, 1)), given)
+    back = lambda tree: jax.tree.map(lambda x: jnp.concatenate(list(np.asarray(x)), 1), tree)  # noqa: E731
+    same(back(jax.pmap(estimates)(split, gamma)), varied)
+    same(back(jax.jit(jax.vmap(estimates))(split, gamma)), varied)
+
+    for kind in ("Auto", "Explicit"):
+        sharding = jax.sharding.NamedSharding(mesh_of_all(kind), columnwise)
+        placed = jax.device_put(given, sharding)
+        result = jax.jit(lambda given: (estimates(given, 0.9), losses(given)))(placed)
+        same(result, expected)
+        assert result[0]["gae"].advantage.sharding.is_equivalent_to(sharding, 2)
+
+
+@pytest.mark.parametrize("columns", [8, 512])
+def test_functional_on_several_devices(columns):
+    alone(check_functional, columns)
+
+
+def check_learner():
+    """One learner for each device, on its own columns: as many learners by vmap."""
+    import optax
+
+    import ppo_parts as pp
+    from tests.common import evaluate, make_params, rollout
+
+    pipeline = pp.chain(
+        pp.gae(gamma=0.9, gae_lambda=0.8),
+        pp.shuffled_minibatches(2, num_epochs=2, refresh="epoch"),
+        pp.advantage_normalize(),
+        pp.clipped_surrogate(clip_eps=0.2),
+        pp.value_loss(),
+        pp.kl_early_stop(0.1, check="epoch", over="mean"),
+    )
+    learner = pp.learner(evaluate, pipeline, optax.adam(0.1))
+    state, key = learner.init(make_params()), jax.random.key(0)
+    batch = rollout(shape=(6, 4 * DEVICES))
+    split = jax.tree.map(lambda x: jnp.stack(jnp.split(x, DEVICES, 1)), batch)
+    expected, _ = jax.jit(jax.vmap(learner.update, in_axes=(None, None, 0)))(key, state, split)
+
+    mesh = mesh_of_all("Auto")
+    update = shard_map(
+        lambda batch: jax.tree.map(lambda x: x[None], learner.update(key, state, batch)[0].params),
+        mesh,
+        (P(None, "d"),),
+        P("d"),
+    )
+    same(jax.jit(update)(batch), expected.params)
+    same(jax.pmap(lambda batch: learner.update(key, state, batch)[0].params)(split), expected.params)
+    whole, _ = jax.jit(learner.update)(key, state, batch)
+    for kind in ("Auto", "Explicit"):
+        mesh = mesh_of_all(kind)
+        placed = jax.device_put(batch, jax.sharding.NamedSharding(mesh, P(None, "d")))
+        same(jax.jit(learner.update)(key, state, placed)[0].params, whole.params)
+
+
+def test_learner_on_several_devices():
+    alone(check_learner)
+
+
+def check_kernel():
+    """Compiled for CUDA, though there is none: in `shard_map` each device runs the kernel, else XLA splits a scan."""
+    _recurrence.has = lambda platform: platform == "cuda"
+    given, columnwise = data(64), P(None, "d")
+    del given["log_ratio"]
+
+    def estimate(given, way="auto"):
+        return f.gae(**given, gamma=0.9, gae_lambda=0.8, implementation=way)
+
+    def has_kernel(function, given):
+        return "triton" in jax.jit(function).trace(given).lower(lowering_platforms=("cuda",)).as_text()
+
+    assert has_kernel(shard_map(estimate, mesh_of_all("Auto"), (columnwise,), columnwise), given)
+    placed = jax.device_put(given, jax.sharding.NamedSharding(mesh_of_all("Explicit"), columnwise))
+    assert not has_kernel(estimate, placed)
+    with pytest.raises(ValueError, match=r"gae: implementation=\"pallas\" cannot run, .* over an explicit mesh, f.*@d"):
+        estimate(placed, "pallas")
+
+
+@pytest.mark.skipif(_recurrence.unsupported(jnp.ones(1)) is not None, reason="this JAX has no kernel")
+def test_the_kernel_on_several_devices():
+    alone(check_kernel)

@@ -1,0 +1,505 @@
+"""Shards: samplers do not mix them, they change nothing but what is drawn, and n devices equal one with n shards."""
+
+import functools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ppo_parts as pp
+from benchmarks._collectives import collectives, counted
+from ppo_parts import envs
+from ppo_parts._core.moments import NormalizedState, ShardMoments, merged_moments
+from ppo_parts._core.pieces import evaluate_shards
+from tests.common import OBS, Softmax, assert_close, evaluate, make_params, rollout
+from tests.core.test_sharding import DEVICES, P, alone
+
+SHARDS, T, N = 4, 6, 16
+KEY = jax.random.key(0)
+GAE = pp.gae(gamma=0.9, gae_lambda=0.8)
+LOSSES = (pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=0.2), pp.value_loss(), pp.entropy_bonus(coef=0.01))
+ROWS = jnp.arange(T * N).reshape(T, N)
+
+
+def with_memory(params, batch):
+    """A recurrent policy: what it saw decays."""
+
+    def step(memory, inputs):
+        obs, reset = inputs
+        memory = 0.5 * jnp.where(reset[..., None], 0, memory) + jnp.tanh(obs @ params["memory"])
+        return memory, memory
+
+    carry, seen = jax.lax.scan(step, batch.carry, (batch.obs, batch.reset.astype(bool)))
+    return (*evaluate(params, batch.replace(obs=seen)), carry)
+
+
+def params_with_memory():
+    return make_params() | {"memory": jnp.eye(OBS) + 0.1}
+
+
+def recurrent_batch(shards=SHARDS):
+    batch = rollout(shape=(T, N))
+    return batch.replace(shards=shards, carry=jnp.ones((N, OBS)), reset=batch.terminated)
+
+
+def updated(policy, params, batch, *parts, optimizer=None):
+    learner = pp.learner(policy, pp.chain(*parts), optimizer or optax.adam(0.05))
+    return jax.jit(learner.update)(KEY, learner.init(params), batch)
+
+
+def in_shards(indices, axis):
+    """A random order of all indices in two minibatches, each with a block for each shard."""
+    rng, own = np.random.default_rng(0), N // SHARDS
+    shards = np.split(np.asarray(ROWS) if axis == "step" else np.arange(N), SHARDS, axis=-1)
+    assert shards[0].shape[-1] == own
+    return np.concatenate([rng.permutation(x.reshape(-1)).reshape(2, -1) for x in shards], axis=1)
+
+
+# --- what samplers draw ----------------------------------------------------------------------------------------------
+
+
+def newest(sampler=pp.sampler):
+    """A sampler that knows nothing of shards: the last steps of a rollout, in a random order."""
+
+    def plan(key, batch, epoch):
+        assert batch.shards == 1
+        steps = batch.log_prob.shape[0] * batch.log_prob.shape[1]
+        return jax.random.permutation(key, jnp.arange(steps // 2, steps)).reshape(2, -1)
+
+    return sampler("newest", plan, lambda item, batch, context: (item, None), num_minibatches=2, axis="step")
+
+
+DRAWN = {
+    "shuffled": (pp.shuffled_minibatches(3), 1),
+    "segments": (pp.segment_minibatches(2), 1),
+    "chunks": (pp.time_chunks(3, length=2, burn_in=1), 1),
+    "given steps": (pp.given_indices(in_shards(ROWS, "step")), 1),
+    "given segments": (pp.given_indices(in_shards(ROWS, "segment"), "segment"), 1),
+    "prioritized": (pp.prioritized_sampler(2, alpha=0.8, beta=0.4), None),
+    "newest": (newest(), 0.5),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_minibatch_has_a_block_of_elements_from_each_shard(name):
+    sampler, share = DRAWN[name]
+    number = jnp.broadcast_to(ROWS[..., None], (T, N, 2))  # of two agents
+    batch = pp.Batch(log_prob=number * 1.0, advantage=number * 1.0, extras={"number": number}, shards=SHARDS)
+    batch = batch.replace(per_segment={"number": jnp.arange(N)}, shared={"table": jnp.arange(3)})
+
+    @jax.jit
+    def minibatches(key):
+        plan = sampler.plan(key, batch, 0)
+        return [sampler.take(batch, *sampler.draw(item, batch, pp.Context(key=key))) for item in plan[:]]
+
+    if name.startswith("given"):
+        plan = sampler.plan(KEY, batch, 0)
+        items = [jax.tree.map(lambda x, i=i: x[i], plan) for i in range(sampler.num_minibatches)]
+        taken = [sampler.take(batch, *sampler.draw(item, batch, pp.Context(key=KEY))) for item in items]
+    else:
+        taken = minibatches(KEY)
+    seen = []
+    for one in taken:
+        numbers = np.asarray(one.extras["number"])[..., 0]
+        for shard, block in enumerate(np.split(numbers, SHARDS, axis=-1)):
+            assert set(block.reshape(-1) % N // (N // SHARDS)) == {shard}
+        segment = np.asarray(one.per_segment["number"])
+        np.testing.assert_array_equal(numbers % N, np.broadcast_to(segment, numbers.shape))
+        np.testing.assert_array_equal(one.log_prob, one.extras["number"])  # no index is outside
+        np.testing.assert_array_equal(one.shared["table"], np.arange(3))
+        assert one.shards == SHARDS
+        assert one.weight is None or one.weight.shape == numbers.shape[-1:]
+        counts = np.ones_like(numbers, bool) if one.mask is None else np.asarray(one.mask)[..., 0].astype(bool)
+        seen.append(numbers[counts])
+    if share is not None:
+        seen = np.concatenate([x.reshape(-1) for x in seen])
+        assert len(seen) == len(set(seen)) == share * T * N  # every step once, or the newest half of every shard
+
+
+def test_shards_draw_in_different_orders():
+    order = np.asarray(pp.segment_minibatches(1).plan(KEY, pp.Batch(log_prob=ROWS * 1.0, shards=2), 0))
+    assert order.shape == (1, 2, 8)
+    assert not np.array_equal(order[0, 0], order[0, 1])
+
+    def draw(item, batch, context):
+        return jax.random.randint(context.key, (2,), 0, 2**30), None
+
+    sampler = pp.sampler("own", lambda *_: jnp.zeros(1), draw, num_minibatches=1, axis="step")
+    drawn, _ = sampler.draw(jnp.zeros(2), pp.Batch(log_prob=ROWS * 1.0, shards=2), pp.Context(key=KEY))
+    assert len(set(np.asarray(drawn).reshape(-1))) == 4
+
+
+def test_an_index_outside_its_shard_is_nan():
+    def draw(item, batch, context):
+        return jnp.array([0, N]), None
+
+    sampler = pp.sampler("own", lambda *_: jnp.zeros(1), draw, num_minibatches=1, axis="segment")
+    batch = pp.Batch(log_prob=ROWS * 1.0, shards=2)
+    taken = sampler.take(batch, *sampler.draw(jnp.zeros(2), batch, pp.Context(key=KEY)))
+    np.testing.assert_array_equal(jnp.isnan(taken.log_prob[0]), [False, True, False, True])
+    jitted = jax.jit(lambda rows: pp.given_indices(rows).plan(KEY, batch, 0)[0])
+    np.testing.assert_array_equal(jitted(jnp.array([[0, 15], [15, 0]])), [[[0], [7]], [[-1], [-1]]])
+
+
+# --- they change nothing else ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("axis", "refresh"), [("step", "minibatch"), ("segment", "epoch")])
+def test_an_update_depends_on_what_is_drawn_only(axis, refresh):
+    indices = np.stack([in_shards(ROWS, axis)] * 2)
+    weights = np.random.default_rng(1).random(indices.shape)
+    sampler = pp.given_indices(indices, axis, weights, refresh=refresh)
+    parts = (pp.vtrace(gamma=0.9, gae_lambda=0.8), sampler, *LOSSES, pp.loss_weight("value"))
+    batch = rollout(shape=(T, N))
+    expected = updated(evaluate, make_params(), batch, *parts)
+    assert_close(updated(evaluate, make_params(), batch.replace(shards=SHARDS), *parts), expected, 2e-5, 1e-5)
+
+
+def test_a_recurrent_policy_is_evaluated_shard_by_shard(monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: SHARDS)
+    shapes = set()
+
+    def looked_at(params, batch):
+        shapes.add(batch.obs.shape[:2])
+        return with_memory(params, batch)
+
+    params, sampler = params_with_memory(), pp.given_indices(in_shards(ROWS, "segment"), "segment", refresh="epoch")
+    expected = updated(with_memory, params, recurrent_batch(1), GAE, sampler, *LOSSES)
+    for policy in (looked_at, pp.microbatched(with_memory, T * 2)):
+        assert_close(updated(policy, params, recurrent_batch(), GAE, sampler, *LOSSES), expected, 2e-5, 1e-5)
+    assert {(T, N // 2 // SHARDS), (T, N // SHARDS)} <= shapes
+
+
+def test_a_recurrent_policy_is_evaluated_in_as_many_blocks_as_there_may_be_devices(monkeypatch):
+    def blocks(devices):
+        monkeypatch.setattr(jax, "device_count", lambda: devices)
+        seen = []
+
+        def looked_at(params, batch):
+            seen.append(batch.obs.shape[1])
+            return evaluate(params, batch)
+
+        jax.eval_shape(functools.partial(evaluate_shards, looked_at), make_params(), recurrent_batch(8))
+        return N // min(seen)
+
+    assert [blocks(devices) for devices in (1, 2, 3, 4, 5, 8, 16)] == [1, 2, 2, 4, 4, 8, 8]
+
+
+def test_pieces_of_shards_are_evaluated_side_by_side():
+    shapes = set()
+
+    def looked_at(params, batch):
+        shapes.add(batch.log_prob.shape)
+        return evaluate(params, batch)
+
+    batch = rollout(shape=(T, N))
+    expected = updated(evaluate, make_params(), batch, GAE, pp.full_batch(), *LOSSES)
+    found = updated(
+        pp.microbatched(looked_at, T * 2), make_params(), batch.replace(shards=SHARDS), GAE, pp.full_batch(), *LOSSES
+    )
+    assert_close(found, expected, 2e-5, 1e-5)
+    assert (T, 2) in shapes
+
+
+def test_replay_keeps_rollouts_within_their_shard():
+    latest = [pp.Batch(log_prob=ROWS + i * 1000.0, per_segment={"i": jnp.arange(N)}, shards=SHARDS) for i in range(2)]
+    part, context = pp.replay(2, latest[0]), pp.Context(key=KEY)
+    state = part.finish(latest[0], part.init(None), context)
+    batch, _ = part.update(latest[1], state, context)
+    for shard, (steps, segments) in enumerate(
+        zip(np.split(batch.log_prob, SHARDS, 1), np.split(batch.per_segment["i"], SHARDS), strict=True)
+    ):
+        own = np.arange(shard * 4, shard * 4 + 4)
+        np.testing.assert_array_equal(steps[0], [*own, *(own + 1000)])
+        np.testing.assert_array_equal(segments, [*own, *own])
+    assert bool(jnp.all(batch.mask == 1))
+
+
+# --- rollouts --------------------------------------------------------------------------------------------------------
+
+
+def clocks(agents=None):
+    """Environments that end at different times, some by a time limit."""
+
+    def see(age, limit):
+        obs = jnp.stack([jnp.sin(age + limit), jnp.cos(limit * 1.0), age / 5], axis=-1)
+        return obs if agents is None else obs[:, None] + 0.1 * jnp.arange(agents).reshape(1, -1, 1)
+
+    def reset(key, num_envs):
+        age, limit = jnp.zeros(num_envs, jnp.int32), 2 + jnp.arange(num_envs) % 5
+        return (age, limit), see(age, limit)
+
+    def step(key, state, action):
+        age, limit = state[0] + 1, state[1]
+        each = action.shape
+        ended, final = age == limit, see(age, limit)
+        spread = functools.partial(jnp.broadcast_to, shape=each)
+        over = spread(ended if agents is None else ended[:, None])
+        by_limit = spread((limit != 4) if agents is None else (limit != 4)[:, None])
+        age = jnp.where(ended, 0, age)
+        reward = action * 1.0
+        return (age, limit), envs.Transition(
+            see(age, limit), reward, over & ~by_limit, over & by_limit, final, reward, age, ended=ended
+        )
+
+    space = SimpleNamespace(shape=(3,)), SimpleNamespace(n=2, shape=())
+    env = envs.Env(reset, step, *space, lambda state: env, num_agents=agents)
+    return env
+
+
+REMEMBERING = pp.Policy(lambda key: params_with_memory(), with_memory, lambda n: jnp.zeros((n, OBS)))
+COLLECTED = {
+    "value": (clocks(), evaluate, make_params()),
+    "memory": (clocks(), REMEMBERING, params_with_memory()),
+    "agents": (clocks(2), evaluate, make_params()),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTED)
+def test_a_rollout_with_shards_is_the_same_rollout(name):
+    env, policy, params = COLLECTED[name]
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def collected(shards):
+        made = pp.rollout(env, policy, num_envs=8, num_steps=7, shards=shards)
+        return made.collect(KEY, params, made.init(KEY))
+
+    state, batch, metrics = collected(4)
+    assert batch.shards == 4
+    assert bool(jnp.any(batch.truncated))
+    assert bool(jnp.any(batch.terminated))
+    assert_close((state, batch.replace(shards=1), metrics), collected(1), 1e-6)
+
+
+def test_shards_normalize_by_what_all_saw_before_the_rollout_and_they_saw_since():
+    steps, shards = 5, 2
+
+    @jax.jit
+    def collected():
+        plain = pp.rollout(clocks(), evaluate, num_envs=8, num_steps=steps)
+        env = envs.normalize_reward(envs.normalize_observation(clocks()), gamma=0.0)
+        made = pp.rollout(env, evaluate, num_envs=8, num_steps=steps, shards=shards)
+        end, raw, _ = plain.collect(KEY, make_params(), plain.init(KEY))
+        state, batch, _ = made.collect(KEY, make_params(), made.init(KEY))
+        return jnp.append(raw.obs, end.obs[None], axis=0), state, batch
+
+    raw, state, batch = jax.tree.map(np.asarray, collected())
+    moments = state.env_state.inner.moments
+    assert_close((moments.mean, moments.var, moments.seen), (raw.mean((0, 1)), raw.var((0, 1)), 6 * 8.0), 1e-6)
+    assert_close(state.env_state.moments.var, batch.action.var(), 1e-6)  # rewards, which are the actions
+    for own in np.split(np.arange(8), shards):
+        for t in range(steps):
+            seen = np.concatenate([raw[0], raw[1 : t + 1, own].reshape(-1, 3)])
+            shown = (raw[t, own] - seen.mean(0)) / np.sqrt(seen.var(0) + 1e-8)
+            assert_close(batch.obs[t, own], np.clip(shown, -10, 10), 1e-4, 1e-4)
+            scale = np.sqrt(batch.action[: t + 1, own].var() + 1e-8)
+            assert_close(batch.reward[t, own], np.clip(batch.action[t, own] / scale, -10, 10), 1e-4)
+
+
+def test_what_is_not_finite_in_one_shard_does_not_enter_its_statistics():
+    before = envs.Moments.of(jnp.zeros(1)).updated(jnp.array([[1.0], [2.0]]))
+    x = jnp.array([[3.0], [5.0], [jnp.nan], [1.0]])
+    after = ShardMoments.of(before, 2).updated(x)
+    rows = after.of_rows(4)
+    assert_close(rows.mean[:, 0], np.array([2.75, 2.75, 1.5, 1.5]))
+    merged = merged_moments(NormalizedState(None, after)).moments
+    assert_close((merged.mean, merged.seen), (np.array([2.75]), 4.0))
+    nothing = NormalizedState(None, ShardMoments.of(envs.Moments.of(jnp.zeros(1)), 2).updated(x * jnp.nan))
+    assert_close(merged_moments(nothing).moments, envs.Moments.of(jnp.zeros(1)))
+
+
+def test_explained_variance_of_shards_is_that_of_all():
+    rng, shape = np.random.default_rng(0), (T, N)
+    target, noise = rng.normal(size=shape), 0.5 * rng.normal(size=shape)
+    masked = np.ones(shape)
+    masked[:, :4] = masked[2:4] = 0  # a shard without a step
+    part = pp.gae(gamma=0.0, gae_lambda=0.0)  # the target is the reward
+
+    @jax.jit
+    def found(batch):
+        return part.update(batch, part.init(None), pp.Context(key=KEY))[0].metrics["explained_variance"]
+
+    for mask in (None, masked):
+        for scale, shift in ((1, 0), (1, 1e3), (0, 1 / 3), (1e-3, -1e6)):
+            aim = jnp.asarray(scale * target + shift, jnp.float32)
+            value = aim + jnp.asarray(scale * noise, jnp.float32)
+            flat = jnp.zeros(shape)
+            batch = pp.Batch(log_prob=flat, value=value, next_value=flat, reward=aim, terminated=flat)
+            batch = batch.replace(mask=None if mask is None else jnp.asarray(mask), shards=SHARDS)
+            assert_close(found(batch), pp.functional.explained_variance(value, aim, mask=batch.mask), 2e-5)
+            assert bool(jnp.isnan(found(batch))) == (scale < 1)
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+class Opaque:
+    """A distribution that is not a pytree."""
+
+    def __init__(self, logits):
+        self.log_prob = Softmax(logits).log_prob
+
+
+def opaque(params, batch):
+    return Opaque(batch.obs @ params["policy"]), batch.obs @ params["value"], batch.carry
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: pp.rollout(clocks(), evaluate, num_envs=6, num_steps=2, shards=4), "shards=4 .* num_envs = 6"),
+        (lambda: pp.rollout(clocks(), evaluate, num_envs=6, num_steps=2, shards=0), "shards=0 .* num_envs = 6"),
+        (
+            lambda: updated(evaluate, make_params(), rollout().replace(shards=3), GAE, pp.full_batch(), *LOSSES),
+            "shards=3 must .* the number of segments = 4",
+        ),
+        (
+            lambda: pp.segment_minibatches(4).plan(KEY, pp.Batch(log_prob=ROWS * 1.0, shards=8), 0),
+            r"num_minibatches must divide the 2 segments N .*, got 4; .* \(a plan is made for each of 8 shards\)",
+        ),
+        (
+            lambda: pp.given_indices([[0, 1]], "segment").plan(KEY, pp.Batch(log_prob=ROWS * 1.0, shards=2), 0),
+            "this batch has 2 shards, so each minibatch must be 2 equal blocks",
+        ),
+        (
+            lambda: pp.given_indices([[0, 1, 9]]).plan(KEY, pp.Batch(log_prob=ROWS * 1.0, shards=2), 0),
+            "shards must divide the 3 indices of a minibatch .*, got 2",
+        ),
+        (
+            lambda: rollout().replace(shards=3).sharding(SimpleNamespace(size=2, axis_names=("d",))),
+            "shards=3 cannot be divided over a mesh of 2 devices.* make shards 2 or a multiple of it",
+        ),
+    ],
+)
+def test_what_does_not_divide_is_refused(act, message):
+    with pytest.raises(ValueError, match=message):
+        act()
+
+
+# --- n devices are one with n shards ---------------------------------------------------------------------------------
+
+LARGE = (32, 64)
+SAMPLERS = ("shuffled", "segments", "prioritized")
+REFRESHES = ("rollout", "epoch", "minibatch")
+COVERING = list(zip(SAMPLERS, REFRESHES, strict=True))
+MINIBATCHES = 4
+
+
+def chain_of(sampler, refresh):
+    options = {"num_minibatches": 2, "num_epochs": 2, "refresh": refresh}
+    made = {
+        "shuffled": pp.shuffled_minibatches,
+        "segments": pp.segment_minibatches,
+        "prioritized": functools.partial(pp.prioritized_sampler, alpha=0.8, beta=0.4),
+    }[sampler](**options)
+    weighs = (pp.advantage_weight(),) if sampler == "prioritized" else ()
+    return pp.chain(GAE, made, LOSSES[0], *weighs, *LOSSES[1:])
+
+
+def compiled_on_devices(f, state, batch):
+    """`f(key, state, batch)`, compiled for a batch that is divided over all devices, and its arguments."""
+    mesh = jax.make_mesh((DEVICES,), ("devices",))  # explicit axes, which `sharding` makes automatic
+    placed = jax.device_put(batch, batch.sharding(mesh))
+    whole = jax.device_put((KEY, state), jax.sharding.NamedSharding(placed.log_prob.sharding.mesh, P()))
+    return jax.jit(f).lower(*whole, placed).compile(), (*whole, placed)
+
+
+def on_explicit_mesh(batch):
+    mesh = jax.make_mesh((DEVICES,), ("devices",))
+    explicit = jax.tree.map(lambda x: jax.sharding.NamedSharding(mesh, x.spec), batch.sharding(mesh))
+    return jax.device_put(batch, explicit)
+
+
+def check_learner(cases):
+    """`cases`: pairs of a sampler and a refresh."""
+    assert jax.device_count() == DEVICES == SHARDS
+    batch = rollout(shape=LARGE).replace(shards=SHARDS)
+    for sampler, refresh in cases:
+        learner = pp.learner(evaluate, chain_of(sampler, refresh), optax.adam(0.05))
+        state = learner.init(make_params())
+        one = jax.jit(learner.update).lower(KEY, state, batch).compile()
+        several, arguments = compiled_on_devices(learner.update, state, batch)
+        expected = one(KEY, state, batch)
+        assert_close(several(*arguments), expected, 2e-5, 1e-5)
+        found = collectives(several)
+        check_communication(found, sampler, refresh)
+        if sampler != "prioritized":
+            share = several.cost_analysis()["flops"] / one.cost_analysis()["flops"]
+            assert share == pytest.approx(1 / DEVICES, rel=0.02)
+        if (sampler, refresh) == COVERING[0]:
+            smaller, _ = compiled_on_devices(learner.update, state, rollout(shape=(T, N)).replace(shards=SHARDS))
+            assert collectives(smaller) == found  # in number, kind and size
+        if (sampler, refresh) == COVERING[1]:  # placed by the user, on a mesh with explicit axes
+            assert_close(jax.jit(learner.update)(KEY, state, on_explicit_mesh(batch)), expected, 2e-5, 1e-5)
+
+
+def check_communication(found, sampler, refresh):
+    """Each minibatch: the gradient, losses with metrics, mean and variance of the advantage, priorities."""
+    policy = sorted(make_params()["policy"].shape)
+    gradients = [x for x in found if policy in [sorted(shape) for shape in x.sizes]]
+    assert [x.times for x in gradients] == [MINIBATCHES], found
+    gathers = [x for x in found if x.kind != "all-reduce"]
+    assert {x.kind for x in gathers} <= ({"all-gather"} if sampler == "prioritized" else set()), found
+    assert all(x.size == 4 * LARGE[1] and x.times == MINIBATCHES for x in gathers), found
+    number = sum(x.times for x in found if x.kind == "all-reduce")
+    estimates = {"rollout": 1, "epoch": 2, "minibatch": MINIBATCHES}[refresh]  # explained variance, all at once
+    apart = refresh != "rollout"  # non-finite numbers are counted before the loop in which estimates are made
+    assert number <= 4 * MINIBATCHES + estimates + apart, found
+
+
+def check_recurrent():
+    """Rollouts and updates of a recurrent policy, in pieces of segments, with an early stop and two phases."""
+    env = envs.normalize_reward(envs.normalize_observation(clocks()), gamma=0.9)
+    shape = {"num_envs": 16, "num_steps": 12, "shards": SHARDS}
+    made = pp.rollout(env, REMEMBERING, **shape)
+    params, init = params_with_memory(), jax.jit(made.init)(KEY)
+    mesh = jax.make_mesh((2, DEVICES // 2), ("hosts", "devices"))
+    sharding = made.sharding(mesh)
+    placed = jax.device_put(init, sharding)
+    assert len({str(shard.index) for shard in placed.obs.addressable_shards}) == DEVICES
+    whole = jax.device_put((KEY, params), jax.sharding.NamedSharding(placed.obs.sharding.mesh, P()))
+    compiled = jax.jit(made.collect).lower(*whole, placed).compile()
+    state, batch, metrics = compiled(*whole, placed)
+    expected = jax.jit(made.collect)(KEY, params, init)
+    assert_close((state, batch, metrics), expected, 2e-5, 1e-5)
+    jax.tree.map(lambda x, stays: [x.sharding.is_equivalent_to(stays, x.ndim)].index(True), state, sharding)
+    sums = [(x.kind, x.times) for x in collectives(compiled)]  # none in any of the steps
+    assert sums == [("all-reduce", 1)] * len(sums), sums
+    assert len(sums) <= 4, sums  # of rounds, episodes, means and variances
+    assert batch.log_prob.sharding.is_equivalent_to(batch.sharding(mesh).log_prob, 2)
+
+    chunks = pp.chain(pp.time_chunks(2, 2, length=4, burn_in=2), *LOSSES, pp.kl_early_stop(1e-3))
+    again = pp.chain(pp.replay(2, jax.tree.map(jnp.asarray, expected[1])), GAE, pp.full_batch(), pp.value_loss())
+    phases = pp.phases(first=pp.phase(chunks, trains=None), second=pp.phase(again, trains=None))
+    learner = pp.learner(REMEMBERING, pp.chain(GAE, phases), {"first": optax.sgd(0.5), "second": optax.sgd(0.5)})
+    learner_state = learner.init(params)
+    several, arguments = compiled_on_devices(learner.update, learner_state, batch)
+    found = several(*arguments)
+    assert_close(found, jax.jit(learner.update)(KEY, learner_state, expected[1]), 2e-5, 1e-5)
+    assert found[1]["first/early_stopped"] == 1
+    memory = sorted(params["memory"].shape)
+    sums = [x.times for x in collectives(several) if memory in [sorted(shape) for shape in x.sizes]]
+    assert sum(sums) == 4 + 1, sums  # once per minibatch, and not in every step of the recurrence
+    assert counted(collectives(several)).keys() == {"all-reduce"}
+
+    message = (
+        "for a recurrent policy and several shards: the distribution must be a pytree of arrays, but Opaque is not"
+    )
+    with pytest.raises(TypeError, match=message):
+        updated(opaque, make_params(), recurrent_batch(), GAE, pp.full_batch(), *LOSSES[1:3])
+
+
+def test_devices_with_a_shard_each_are_one_device_with_as_many_shards():
+    alone(check_learner, COVERING)
+
+
+@pytest.mark.slow
+def test_devices_with_every_sampler_and_refresh():
+    alone(check_learner, [(sampler, refresh) for sampler in SAMPLERS for refresh in REFRESHES])
+
+
+def test_devices_with_a_recurrent_policy():
+    alone(check_recurrent)

@@ -1,0 +1,148 @@
+"""The documentation is right about itself: Python blocks run and print what is said, links lead somewhere.
+
+The blocks of one page share a namespace, like the cells of a notebook. A block fenced as `output` right behind a Python
+block is what that block prints. A block fenced as `diff` is applied to the Python above it, and the result is executed.
+A block fenced as `python torch` runs only where that package is installed.
+"""
+
+import contextlib
+import importlib.util
+import io
+import itertools
+import re
+import sys
+import types
+from pathlib import Path
+
+import jax
+import pytest
+
+import ppo_parts as pp
+from docs import reference
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+FENCE = re.compile(r"^```(\w*)[ ]*([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def blocks(page: Path) -> list[tuple[str, str | None, int]]:
+    """Python blocks of a page: source, the output stated right behind it, and the line it starts on."""
+    text, found = page.read_text(), list(FENCE.finditer(page.read_text()))
+    result = []
+    for block, following in itertools.zip_longest(found, found[1:]):
+        language, packages, code = block.groups()
+        if language not in ("python", "diff") or not all(map(importlib.util.find_spec, packages.split())):
+            continue
+        directly = following and following[1] == "output" and not text[block.end() : following.start()].strip()
+        source = code if language == "python" else patched([above for above, _, _ in result], code)
+        result.append((source, following[3] if directly else None, text.count("\n", 0, block.start(3))))
+    return result
+
+
+def patched(above: list[str], diff: str) -> str:
+    """The latest block that contains what the diff removes, with the change; a line `@@` separates two places."""
+    changes = []
+    for hunk in re.split(r"^@@.*\n", diff, flags=re.MULTILINE):
+        lines = [line if line.strip() else " \n" for line in hunk.splitlines(keepends=True)]
+        changes.append(tuple("".join(line[1:] for line in lines if line[0] in kept) for kept in (" -", " +")))
+    matching = [source for source in above if all(source.count(old) == 1 for old, _ in changes)]
+    assert matching, f"nothing above contains exactly once what this removes:\n{diff}"
+    for old, new in changes:
+        matching[-1] = matching[-1].replace(old, new)
+    return matching[-1]
+
+
+def slug(heading: str) -> str:
+    """The anchor that a heading gets on GitHub."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page; where two headings have the same, GitHub numbers the later ones."""
+    slugs = [slug(heading) for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)]
+    return {f"{each}-{slugs[:i].count(each)}".removesuffix("-0") for i, each in enumerate(slugs)}
+
+
+@pytest.fixture
+def quick_compilation():
+    """The pages compile much and run little."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.lenient_ranks
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("page", [page for page in PAGES if "\n```python" in page.read_text()], ids=name_of)
+def test_code_runs(page, tmp_path, monkeypatch):
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)
+    monkeypatch.chdir(tmp_path)
+    for source, stated, line in blocks(page):
+        printed = io.StringIO()
+        code = compile("\n" * line + source, str(page), "exec")  # tracebacks name the line of the page
+        with contextlib.redirect_stdout(printed):
+            exec(code, vars(module))
+        if stated is not None:
+            assert printed.getvalue().strip() == stated.strip(), f"{name_of(page)}, line {line + 1}"
+
+
+def test_diffs_are_applied():
+    above = ["a = 1\n", "a = 1\n\nb = 2\nc = 3\n"]
+    assert patched(above, " a = 1\n\n-b = 2\n+b = 5\n@@\n-c = 3\n") == "a = 1\n\nb = 5\n"
+    for nowhere in ("-a = 2\n+a = 3\n", "-a = 1\n-b = 2\n"):
+        with pytest.raises(AssertionError, match="exactly once"):
+            patched(above, nowhere)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(FENCE.sub("", page.read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{name_of(page)}: {target}"
+        if anchor and there.suffix == ".md":
+            assert anchor in anchors(there), f"{name_of(page)}: {target}"
+
+
+def test_every_public_name_has_a_section():
+    sections = set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"^#+ .*$", page_of_parts(), re.MULTILINE))))
+    names = {name for name in vars(pp) if not name.startswith("_")}
+    submodules = {name for name in names if isinstance(getattr(pp, name), types.ModuleType)}
+    assert sorted(names - submodules - sections) == []
+    assert "functional" in sections
+
+
+def test_pages_show_the_docstrings():
+    different = [name_of(page) for page, text in reference.pages().items() if page.read_text() != text]
+    assert different == [], "run python -m docs.reference"
+
+
+def test_the_pages_of_modules_show_each_public_name():
+    names = set(reference.public(pp.functional))
+    assert {"gae", "VTrace", "MaskMode"} <= names
+    assert "jnp" not in reference.public(pp.distributions)
+    assert "actor_critic" in reference.public(reference.networks)  # imported on first use
+
+
+def test_every_page_is_linked_from_the_index():
+    """Or from the README.md of its folder, which is itself linked from the index."""
+    index = ROOT / "docs" / "index.md"
+    indices = [index, *(ROOT / "docs").glob("*/README.md")]
+    linked = {
+        (page.parent / target.partition("#")[0]).resolve()
+        for page in indices
+        for target in LINK.findall(page.read_text())
+    }
+    assert [name_of(page) for page in PAGES if page.parent != ROOT and page != index and page not in linked] == []
+
+
+def page_of_parts() -> str:
+    return (ROOT / "docs" / "parts.md").read_text()

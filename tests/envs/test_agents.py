@@ -1,0 +1,464 @@
+"""Multi-agent environments: rollouts, masks, layouts, evaluation, on a probe whose solution is known."""
+
+import dataclasses
+import functools
+from types import SimpleNamespace
+
+import distrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ppo_parts as pp
+from ppo_parts import envs, training
+from ppo_parts._core.moments import NormalizedState, ShardMoments, merged_moments
+from recipes import ippo
+from tests.common import assert_close, assert_same
+
+pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
+AGENTS, EPISODE = 2, 4
+
+
+def probe(mortal: bool = False) -> envs.Env:
+    """Each agent sees a bit; agent i is paid 1 for playing it, agent 1 for playing the other one.
+
+    Episodes end after four steps, by a time limit. Shared networks have to know which agent they play for. If `mortal`,
+    agent 1 is gone after its second step.
+    """
+
+    def see(key, num_envs):
+        return jax.random.bernoulli(key, shape=(num_envs, AGENTS, 1)).astype(jnp.float32)
+
+    def reset(key, num_envs):
+        obs = see(key, num_envs)
+        return (obs, jnp.zeros(num_envs, jnp.int32), jnp.zeros((num_envs, AGENTS))), envs.Observation(obs)
+
+    def step(key, state, action):
+        obs, time, collected = state
+        wanted = jnp.abs(obs[..., 0] - jnp.arange(AGENTS))
+        reward = (action == wanted).astype(jnp.float32)
+        new, time, collected = see(key, obs.shape[0]), time + 1, collected + reward
+        ended = time == EPISODE
+        gone = (time >= 2)[:, None] & (jnp.arange(AGENTS) == 1)
+        out = envs.Transition(
+            obs=envs.Observation(new),
+            reward=reward,
+            terminated=gone if mortal else jnp.zeros_like(gone),
+            truncated=jnp.broadcast_to(ended[:, None], gone.shape) & (~gone if mortal else True),
+            final_obs=envs.Observation(new + 0.5),
+            episode_return=collected,
+            episode_length=time,
+            mask=~((time > 2)[:, None] & (jnp.arange(AGENTS) == 1)) if mortal else None,
+            ended=ended,
+            info={"first": collected[:, 0] > 0},
+        )
+        keep = ~ended
+        return (new, time * keep, collected * keep[:, None]), out
+
+    spaces = SimpleNamespace(shape=(1,)), SimpleNamespace(n=2, shape=())
+    env = envs.Env(reset, step, *spaces, lambda state: env, num_agents=AGENTS)
+    return env
+
+
+SMALL = ippo.Config(total_timesteps=8 * 16 * 60, num_envs=8, num_steps=16, hidden=16, num_minibatches=2)
+LAYOUTS = {
+    "shared": {"agent_id": True},
+    "independent": {"parameters": "independent"},
+    "central": {"critic": "central", "agent_id": True},
+    "memory": {"agent_id": True, "memory": "gru", "num_steps": 8},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_probe_is_solved(layout):
+    config = dataclasses.replace(SMALL, actor_learning_rate=0.01, critic_learning_rate=0.01, **LAYOUTS[layout])
+    train = ippo.make_train(config, probe())
+    result = jax.jit(train)(jax.random.key(0))
+    assert float(training.last_episodes_return(result.metrics["episode_return"], result.metrics["episodes"])) > 3.8
+    assert set(result.metrics) >= {"actor/policy_loss", "critic/value_loss", "actor/epochs", "episode_first"}
+    assert all(int(np.sum(x)) == 0 for name, x in result.metrics.items() if "nonfinite" in name)
+    played = jax.jit(lambda state: train.evaluate_policy(jax.random.key(1), state, 3, mode=True))(result.state)
+    assert played.episode_return.tolist() == [[4, 4]] * 3
+    assert played.episode_length.tolist() == [4] * 3
+    assert played.truncated.all()
+    assert not played.terminated.any()
+    assert played.info["first"].all()
+
+
+def test_without_knowing_which_agent_it_is_a_shared_network_cannot():
+    config = dataclasses.replace(SMALL, actor_learning_rate=0.01, critic_learning_rate=0.01)
+    result = jax.jit(ippo.make_train(config, probe()))(jax.random.key(0))
+    assert float(training.last_episodes_return(result.metrics["episode_return"], result.metrics["episodes"])) < 2.5
+
+
+@pytest.fixture(scope="module")
+def mortal():
+    """A rollout in which agent 1 is gone after the second step of each episode: `(train, params, batch)`."""
+    train = ippo.make_train(dataclasses.replace(SMALL, agent_id=True), probe(mortal=True))
+    state = train.init(jax.random.key(0))
+    _, batch, metrics = jax.jit(train.rollout.collect)(jax.random.key(1), state.learner.params, state.rollout)
+    return train, state, batch, metrics
+
+
+def test_a_rollout_has_an_axis_of_agents(mortal):
+    *_, batch, metrics = mortal
+    assert batch.obs.obs.shape == (16, 8, 2, 1)
+    assert batch.log_prob.shape == batch.value.shape == batch.next_value.shape == batch.mask.shape == (16, 8, 2)
+    np.testing.assert_array_equal(batch.mask[:, :, 0], True)
+    np.testing.assert_array_equal(batch.mask[:, 0, 1], np.arange(16) % 4 < 2)
+    np.testing.assert_array_equal(batch.truncated[:, 0, 0], np.arange(16) % 4 == 3)
+    assert int(metrics["episodes"]) == 8 * 4
+    assert float(metrics["episode_length"]) == 4
+
+
+def noisy(batch, key):
+    """Everything absent agents left behind, replaced by noise."""
+    gone = ~batch.mask
+
+    def noise(x):
+        hidden = gone.reshape(gone.shape + (1,) * (x.ndim - 3))
+        other = 50 * jax.random.normal(key, x.shape)
+        other = other > 0 if x.dtype == bool else (jnp.abs(other) % 2).astype(x.dtype) if x.dtype == int else other
+        return jnp.where(hidden, other.astype(x.dtype), x)
+
+    fields = ("obs", "action", "log_prob", "value", "reward", "terminated", "truncated", "next_value")
+    return batch.replace(**{name: jax.tree.map(noise, getattr(batch, name)) for name in fields})
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_what_an_absent_agent_leaves_behind_changes_nothing(mortal, axis):
+    _, state, batch, _ = mortal
+    actor = (pp.advantage_normalize(axis=axis), pp.clipped_surrogate(clip_eps=0.2), pp.entropy_bonus(coef=0.01))
+    pipeline = pp.chain(
+        pp.gae(gamma=0.99, gae_lambda=0.95),
+        pp.phases(
+            actor=pp.chain(pp.shuffled_minibatches(2), *actor),
+            critic=pp.chain(pp.shuffled_minibatches(2), pp.clipped_value_loss(clip_eps=0.2)),
+        ),
+    )
+    train = ippo.make_train(dataclasses.replace(SMALL, agent_id=True), probe(mortal=True), pipeline)
+    update = jax.jit(train.learner.update)
+    learner = train.learner.init(state.learner.params)
+    after, metrics = update(jax.random.key(2), learner, batch)
+    again, with_noise = update(jax.random.key(2), learner, noisy(batch, jax.random.key(3)))
+    jax.tree.map(np.testing.assert_array_equal, after.params, again.params)
+    jax.tree.map(np.testing.assert_array_equal, metrics, with_noise)
+    assert not np.array_equal(*(jax.tree.leaves(s.params)[0] for s in (after, learner)))
+
+
+def test_permuted_agents_are_permuted_results(mortal):
+    """Networks of their own go along with their agents."""
+    config = dataclasses.replace(SMALL, parameters="independent")
+    train = ippo.make_train(config, probe())
+    state = jax.jit(train.init)(jax.random.key(0))
+    _, batch, _ = jax.jit(train.rollout.collect)(jax.random.key(1), state.learner.params, state.rollout)
+    after, _ = jax.jit(train.learner.update)(jax.random.key(2), state.learner, batch)
+
+    def swapped(x):
+        return jnp.flip(x, axis=2) if x.ndim > 2 and x.shape[2] == AGENTS else x
+
+    turned = jax.tree.map(swapped, batch)
+    params = jax.tree.map(lambda x: x[::-1], state.learner.params)
+    turned_after, _ = jax.jit(train.learner.update)(jax.random.key(2), train.learner.init(params), turned)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b[::-1], rtol=1e-4, atol=1e-6), after.params, turned_after.params
+    )
+
+
+def test_a_recurrent_state_goes_on_from_rollout_to_rollout_as_if_there_were_none():
+    """The state at the end is that of playing the steps again: nothing has been fed to the network twice."""
+    train = ippo.make_train(dataclasses.replace(SMALL, memory="gru", agent_id=True), probe())
+    state = jax.jit(train.init)(jax.random.key(0))
+    params = state.learner.params
+    after, batch, _ = jax.jit(train.rollout.collect)(jax.random.key(1), params, state.rollout)
+    replayed = jax.jit(train.policy.evaluate)(params, batch).carry
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after.carry, replayed)
+
+
+def test_words_that_are_no_choice_are_refused():
+    with pytest.raises(ValueError, match="critic must be one of 'local', 'central', got 'centralized'"):
+        ippo.make_train(dataclasses.replace(SMALL, critic="centralized"), probe())
+
+
+def test_an_environment_of_one_agent_is_refused():
+    with pytest.raises(ValueError, match="axis of agents"):
+        ippo.make_train(SMALL, envs.fold_agents(probe()))
+
+
+def test_with_one_agent_it_is_the_pipeline_without_an_axis_of_agents():
+    def evaluate(params, batch):
+        x = batch.obs
+        return distrax.Categorical(x @ params["actor"]), x @ params["critic"]
+
+    pipeline = pp.chain(
+        pp.gae(gamma=0.9, gae_lambda=0.9),
+        pp.phases(
+            actor=pp.chain(pp.shuffled_minibatches(2), pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=0.2)),
+            critic=pp.chain(pp.shuffled_minibatches(2), pp.value_loss()),
+        ),
+    )
+    learner = pp.learner(evaluate, pipeline, {"actor": optax.adam(0.1), "critic": optax.adam(0.1)})
+    keys = jax.random.split(jax.random.key(0), 5)
+    shape, state = (6, 4), learner.init({"actor": jnp.ones((3, 2)), "critic": jnp.ones(3)})
+    batch = pp.Batch(
+        obs=jax.random.normal(keys[0], (*shape, 3)),
+        action=jax.random.bernoulli(keys[1], shape=shape).astype(int),
+        log_prob=jax.random.normal(keys[2], shape),
+        value=jax.random.normal(keys[3], shape),
+        reward=jax.random.normal(keys[4], shape),
+        terminated=jnp.zeros(shape, bool),
+        next_value=jnp.ones(shape),
+    )
+    update = jax.jit(learner.update)
+    single = update(jax.random.key(1), state, batch)
+    agents = update(jax.random.key(1), state, jax.tree.map(lambda x: x[:, :, None], batch))
+    jax.tree.map(np.testing.assert_array_equal, single, agents)
+
+
+def test_clipping_per_agent_is_each_agents_own():
+    clip, updates = optax.clip_by_global_norm(1.0), {"w": jnp.array([[30.0, 40.0], [0.3, 0.4]])}
+    optimizer = pp.agents.per_agent(clip)
+    clipped, _ = optimizer.update(updates, optimizer.init(updates))
+    np.testing.assert_allclose(clipped["w"], [[0.6, 0.8], [0.3, 0.4]], rtol=1e-6)
+    with pytest.raises(ValueError, match="agents share"):
+        optimizer.init({"w": jnp.ones((2, 3)), "b": jnp.ones(3)})
+    with pytest.raises(TypeError, match="optax transformation"):
+        pp.agents.per_agent(optax.adam)
+    step = pp.agents.per_agent(pp.optim.scale_by_update_schedule(lambda step: 0.1 * step))
+    scaled, _ = step.update(updates, step.init(updates), step=jnp.array(2))
+    np.testing.assert_allclose(scaled["w"], -0.2 * updates["w"], rtol=1e-6)
+
+
+def test_folded_agents_are_environments_of_their_own():
+    env = envs.fold_agents(probe(mortal=True), agent_id=True)
+    assert env.num_agents is None
+    assert env.observation_space.shape == (3,)
+    state, obs = env.reset(jax.random.key(0), 6)
+    assert obs.shape == (6, 3)
+    np.testing.assert_array_equal(obs[:, 1:], np.tile(np.eye(2), (3, 1)))
+    for _ in range(3):
+        state, out = env.step(jax.random.key(1), state, jnp.zeros(6, int))
+    assert out.reward.shape == out.episode_return.shape == out.ended.shape == (6,)
+    assert out.mask.tolist() == [True, False] * 3
+    inner = jnp.ones((3, 2, 1))  # an observation of the inner environments
+    np.testing.assert_array_equal(env.observe(state, envs.Observation(inner))[:, 1:], obs[:, 1:])
+    with pytest.raises(ValueError, match="multiple of the 2 agents, got 5"):
+        env.reset(jax.random.key(0), 5)
+    with pytest.raises(ValueError, match="one agent already"):
+        envs.fold_agents(env)
+
+
+STEPS, ENVS = 24, 3
+
+
+@functools.cache
+def recorded():
+    """What happens in three environments, as NumPy arrays: episodes of six steps, which agent 1 leaves after three.
+
+    Agents see numbers of different scales, and what an absent agent sees and is paid is enormous.
+    """
+    rng = np.random.default_rng(0)
+    age = (np.arange(STEPS)[:, None] + np.arange(ENVS)) % 6
+    ended, alive = age == 5, np.ones((STEPS, ENVS, AGENTS), bool)
+    alive[..., 1] = age < 3
+    stays = alive.copy()
+    stays[..., 1] = age < 2
+    over = ended[..., None]
+    truncated = over & alive & (np.arange(ENVS) == 0)[:, None]
+    present = np.concatenate([np.ones((1, ENVS, AGENTS), bool), stays & ~over | over])
+    obs = rng.normal(5.0, (1.0, 100.0, 0.01), (STEPS + 1, ENVS, AGENTS, 3))
+    obs[..., 1, :] = 3 * obs[..., 1, :] - 7
+    final = np.where(over[..., None], rng.normal(-50.0, 1.0, (STEPS, ENVS, AGENTS, 3)), obs[1:])
+    obs[~present] = 1e4
+    final = np.where((stays | over)[..., None], final, 1e4)
+    reward = np.where(alive, rng.normal((1.0, -20.0), (2.0, 9.0), (STEPS, ENVS, AGENTS)), 1e6)
+    terminated = (alive & ~stays | over) & ~truncated  # says nothing of the absent, before the episode ends
+    obs, final, reward = (x.astype(np.float32) for x in (obs, final, reward))
+    fields = {"obs": obs, "final": final, "reward": reward, "terminated": terminated, "truncated": truncated}
+    return SimpleNamespace(**fields, ended=ended, alive=alive, present=present)
+
+
+def replayed():
+    """The environment of what is recorded, whose options are never available."""
+    record = jax.tree.map(jnp.asarray, vars(recorded()))
+
+    def see(obs):
+        return envs.Observation(obs, jnp.zeros((ENVS, AGENTS, 2), bool))
+
+    def reset(key, num_envs):
+        return jnp.zeros((), int), see(record["obs"][0])
+
+    def step(key, t, action):
+        now = {name: x[t] for name, x in record.items()}
+        out = envs.Transition(
+            see(record["obs"][t + 1]),
+            now["reward"],
+            now["terminated"],
+            now["truncated"],
+            see(now["final"]),
+            now["reward"],
+            jnp.zeros(ENVS, int),
+            mask=now["alive"],
+            ended=now["ended"],
+        )
+        return t + 1, out
+
+    env = envs.Env(reset, step, envs.Box((3,)), envs.Discrete(2), lambda state: env, num_agents=AGENTS)
+    return env
+
+
+def played(env, num_envs=ENVS):
+    """Final state, first observation, and all transitions."""
+
+    def run():
+        state, obs = env.reset(jax.random.key(0), num_envs)
+        end, out = jax.lax.scan(lambda state, _: env.step(jax.random.key(0), state, None), state, length=STEPS)
+        return end, obs, out
+
+    return jax.jit(run)()
+
+
+def standardized(x, seen):
+    return np.clip((x - seen.mean(0, dtype=float)) / np.sqrt(seen.var(0, dtype=float) + 1e-8), -10, 10)
+
+
+GROUPS = {False: (slice(0, 2),), True: (slice(0, 1), slice(1, 2))}  # agents that share statistics
+
+
+@pytest.fixture(scope="module", params=GROUPS)
+def normalized(request):
+    """`(per_agent, env, state, first observation, transitions)`."""
+    env = envs.prepare(replayed(), normalize=True, gamma=0.9, per_agent=request.param)
+    return request.param, env, *played(env)
+
+
+def test_observations_of_agents_are_standardized_by_those_of_the_present(normalized):
+    per_agent, _, state, first, out = normalized
+    record, shown = recorded(), np.concatenate([first.obs[None], out.obs.obs])
+    for agents in GROUPS[per_agent]:
+        for t in range(STEPS + 1):
+            seen = record.obs[: t + 1, :, agents][record.present[: t + 1, :, agents]]
+            expected = standardized(record.obs[t, :, agents], seen)
+            np.testing.assert_allclose(shown[t, :, agents], expected, rtol=2e-3, atol=2e-3)
+            if t > 0:
+                expected = standardized(record.final[t - 1, :, agents], seen)
+                np.testing.assert_allclose(out.final_obs.obs[t - 1, :, agents], expected, rtol=2e-3, atol=2e-3)
+    counted = record.present.sum((0, 1))
+    assert state.inner.moments.seen.ravel().tolist() == (counted.tolist() if per_agent else [counted.sum()])
+    assert not any(x.available.any() for x in (first, out.obs, out.final_obs))
+    np.testing.assert_array_equal(out.mask, record.alive)
+
+
+def test_rewards_of_agents_are_scaled_by_the_returns_of_the_present(normalized):
+    per_agent, _, state, _, out = normalized
+    record, returns, running = recorded(), [], np.zeros((ENVS, AGENTS))
+    for t in range(STEPS):
+        running = 0.9 * running + record.reward[t]
+        returns.append(running)
+        for agents in GROUPS[per_agent]:
+            counted = np.stack(returns)[..., agents][record.alive[: t + 1, :, agents]]
+            expected = np.clip(record.reward[t, :, agents] / np.sqrt(counted.var() + 1e-8), -10, 10)
+            np.testing.assert_allclose(out.reward[t, :, agents], expected, rtol=1e-4, atol=1e-5)
+        running = running * (record.alive[t] & ~record.terminated[t] & ~record.truncated[t])
+    np.testing.assert_allclose(state.running_return, running, rtol=1e-5)
+    np.testing.assert_array_equal(out.episode_return, record.reward)
+
+
+def test_evaluation_of_agents_freezes_their_statistics(normalized):
+    _, env, state, *_ = normalized
+    _, first, out = played(env.evaluation(state))
+    record, (mean, var, _) = recorded(), state.inner.moments
+    for shown, x in ((first.obs, record.obs[0]), (out.obs.obs, record.obs[1:]), (out.final_obs.obs, record.final)):
+        expected = np.clip((x - np.asarray(mean)) / np.sqrt(np.asarray(var) + 1e-8), -10, 10)
+        np.testing.assert_allclose(shown, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(out.reward, record.reward)
+    assert jax.tree.leaves(env.observe(state, first))[0].shape == first.obs.shape
+
+
+def test_agents_share_statistics_as_folded_agents_do():
+    def wrap(env):
+        return envs.normalize_reward(envs.normalize_observation(env), gamma=0.9)
+
+    before, after = (
+        played(env, ENVS * AGENTS)
+        for env in (
+            wrap(envs.fold_agents(replayed())),
+            envs.fold_agents(wrap(replayed())),
+        )
+    )
+    assert_close((before[1], before[2]._replace(info={})), (after[1], after[2]._replace(info={})))
+    assert_close(before[0].inner.moments, after[0].inner.moments)
+
+
+def test_a_step_without_the_agent_leaves_its_statistics_as_they_are():
+    """Numbers of the absent may be anything, in shards too; those of the present may not."""
+    x = jnp.array([[[1.0], [2.0]], [[3.0], [jnp.nan]], [[5.0], [jnp.inf]], [[9.0], [8.0]]])  # [N, A, 1]
+    present = jnp.array([[True, True], [True, False], [True, False], [False, False]])
+    empty = envs.Moments.of(x[0], per_agent=True)
+    after = empty.updated(x, present)
+    assert_close(after, envs.Moments(jnp.array([[3.0], [2.0]]), jnp.array([[8 / 3], [0.0]]), jnp.array([[3.0], [1.0]])))
+    assert_same(after.updated(x, jnp.zeros_like(present)), after)
+    assert_same(after.updated(x, jnp.ones_like(present)), after)
+    shards = ShardMoments.of(empty, 2).updated(x, present)
+    assert_close(shards.of_rows(4).mean[..., 0], jnp.array([[2.0, 2.0]] * 2 + [[5.0, 0.0]] * 2))
+    assert_close(merged_moments(NormalizedState(None, shards)).moments, after)
+
+
+def test_several_agents_say_where_the_episode_of_all_ended():
+    env = probe()
+
+    def step(key, state, action):
+        state, out = env.step(key, state, action)
+        return state, out._replace(ended=None)
+
+    with pytest.raises(
+        pp.errors.UserTypeError, match="with several agents, ended must say where the episode of all ended"
+    ):
+        envs.check(env._replace(step=step))
+
+
+def test_statistics_that_cannot_be_kept_are_refused():
+    folded = envs.fold_agents(probe())
+    with pytest.raises(ValueError, match="normalize_observation: per_agent=True needs an axis of agents"):
+        envs.normalize_observation(folded, per_agent=True)
+    with pytest.raises(ValueError, match="prepare: per_agent=True applies to statistics, so it needs normalize=True"):
+        envs.prepare(probe(), per_agent=True)
+    with pytest.raises(ValueError, match=r"prepare: obs_clip=1\.0 bounds normalized observations: set normalize=True"):
+        envs.prepare(probe(), obs_clip=1.0)
+    with pytest.raises(ValueError, match="normalize_reward: per_agent=True needs an axis of agents"):
+        envs.normalize_reward(folded, gamma=0.9, per_agent=True)
+    with pytest.raises(ValueError, match=r"2 agents have a privileged part \(Box.*set privileged .* to None"):
+        envs.normalize_observation(probe()._replace(privileged_space=envs.Box((4,))))
+
+
+def test_folded_agents_keep_what_only_the_critic_sees():
+    def reset(key, num_envs):
+        state, obs = probe().reset(key, num_envs)
+        privileged = jnp.arange(4.0 * num_envs * AGENTS).reshape(num_envs, AGENTS, 4)
+        return state, obs._replace(available=None, privileged=privileged)
+
+    folded = envs.fold_agents(probe()._replace(reset=reset, privileged_space=envs.Box((4,))))
+    _, obs = folded.reset(jax.random.key(0), 3 * AGENTS)
+    np.testing.assert_array_equal(obs.privileged, np.arange(12.0 * AGENTS).reshape(-1, 4))
+    with pytest.raises(ValueError, match=r"must be a multiple of the \d agents, got 1"):
+        folded.reset(jax.random.key(0), 1)
+
+
+def test_the_recipe_normalizes_with_the_statistics_of_its_networks(monkeypatch):
+    monkeypatch.setattr(envs, "make_agents", lambda env_id: probe(mortal=True))
+    config = dataclasses.replace(SMALL, total_timesteps=2 * 8 * 16, normalize_env=True)
+    for parameters, shape in (("shared", (1,)), ("independent", (AGENTS, 1))):
+        train = ippo.make_train(dataclasses.replace(config, parameters=parameters))
+        env_state = jax.eval_shape(train.init, jax.random.key(0)).rollout.env_state
+        assert (env_state.inner.moments.mean.shape, env_state.moments.mean.shape) == (shape, shape[:-1])
+    result = jax.jit(train)(jax.random.key(0))
+    env_state = result.state.rollout.env_state
+    assert env_state.inner.moments.seen.ravel().tolist() == [8 * (2 * 16 + 1), 8 * (2 * 8 + 1)]
+    assert env_state.moments.seen.tolist() == [8 * 2 * 16, 8 * 2 * 8]
+    assert float(result.state.rollout.obs.obs.min()) < -0.5  # standardized, as the bits are not
+    assert float(result.metrics["episode_return"][-1] * 2) % 0.0625 == 0  # unscaled: a whole number in each of 32
+    assert all(int(np.sum(x)) == 0 for name, x in result.metrics.items() if "nonfinite" in name)
+    plain = ippo.make_train(dataclasses.replace(config, normalize_env=False))
+    assert not hasattr(jax.eval_shape(plain.init, jax.random.key(0)).rollout.env_state, "moments")

@@ -1,0 +1,195 @@
+"""The presets of `recipes.libraries` against one update of each library's own code, to 1e-5.
+
+The recordings have the rollout, the first parameters and the rows of each minibatch; all else comes out of
+`learner.update`: advantages, targets, the loss of every minibatch, and the parameters after every step. Both sides
+compute in float64, so what is left are the libraries' small constants, such as the 1e-6 that torch adds to a gradient's
+norm.
+"""
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ppo_parts as pp
+from benchmarks import differences
+from ppo_parts import envs
+from ppo_parts._core.sampling import Sampler
+from recipes import libraries
+from recipes.libraries.parts import Moments, clip_each_network
+from tests.golden_traces import GOLDEN, Arrays, blank
+
+FOLDER = GOLDEN / "libraries"
+HIDDEN, ACTIONS = 8, 2
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def split(flat: np.ndarray, z: Arrays) -> dict[str, jax.Array]:
+    """The recorded vector as the parameters of two networks, each in one vector, which compiles faster."""
+    size = HIDDEN * (z["obs"].shape[-1] + 2) + 1  # of the value network
+    return {"policy": jnp.asarray(flat[:-size]), "value": jnp.asarray(flat[-size:])}
+
+
+def mlp(flat: Any, x: Any, outputs: int, xp: Any) -> Any:
+    """One tanh layer and a linear one, with weights in torch's layout `[out, in]`; `flat` may be longer."""
+    inputs = x.shape[-1]
+    sizes = np.cumsum([HIDDEN * inputs, HIDDEN, outputs * HIDDEN, outputs])
+    w0, b0, w1, b1 = (flat[end - size : end] for end, size in zip(sizes, np.diff(sizes, prepend=0), strict=True))
+    hidden = xp.tanh(x.reshape(-1, inputs) @ w0.reshape(HIDDEN, inputs).T + b0[None])
+    return (hidden @ w1.reshape(outputs, HIDDEN).T + b1[None]).reshape((*x.shape[:-1], outputs))
+
+
+def evaluate(params: Any, batch: pp.Batch) -> pp.Output:
+    mean, log_std = mlp(params["policy"], batch.obs, ACTIONS, jnp), params["policy"][-ACTIONS:]
+    return pp.Output(pp.distributions.Normal(mean, jnp.exp(log_std)), mlp(params["value"], batch.obs, 1, jnp)[..., 0])
+
+
+def evaluate_tanh(params: Any, batch: pp.Batch) -> pp.Output:
+    """brax's network, with squashed actions and a deviation that depends on the state."""
+    return pp.Output(squashed(params["policy"], batch.obs, jnp), mlp(params["value"], batch.obs, 1, jnp)[..., 0])
+
+
+def squashed(flat: Any, obs: Any, xp: Any) -> pp.distributions.TanhNormal:
+    loc, scale = xp.split(mlp(flat, obs, 2 * ACTIONS, xp), 2, axis=-1)
+    return pp.distributions.TanhNormal(jnp.asarray(loc), jnp.logaddexp(scale, 0) + 0.001)
+
+
+def rollout(z: Arrays) -> pp.Batch:
+    """The recorded rollout, which bootstraps from the value of the observation that followed."""
+    behavior = jax.tree.map(np.asarray, split(z.get("behavior", z["params"][0]), z))
+    value, next_value = (mlp(behavior["value"], z[name], 1, np)[..., 0] for name in ("obs", "next_obs"))
+    np.testing.assert_allclose(value, z["value"], rtol=1e-9, atol=1e-12)  # the two sides have the same networks
+    fields = ("obs", "next_obs", "action", "log_prob", "value", "reward", "terminated", "truncated")
+    if "keys" in z:
+        distribution = squashed(behavior["policy"], z["obs"], np)
+    else:
+        mean, log_std = mlp(behavior["policy"], z["obs"], ACTIONS, np), behavior["policy"][-ACTIONS:]
+        distribution = pp.distributions.Normal(jnp.asarray(mean), jnp.exp(log_std))
+    recorded = {name: jnp.asarray(z[name]) for name in fields}
+    return pp.Batch(**recorded, next_value=jnp.asarray(next_value), behavior=distribution)
+
+
+def flat_of(params: dict[str, jax.Array]) -> jax.Array:
+    return jnp.concatenate([params["policy"], params["value"]])
+
+
+def record_steps(length: int, size: int, entropy_coef: float) -> optax.GradientTransformationExtraArgs:
+    """An optimizer that changes nothing and writes down losses, and the parameters at which they were taken."""
+
+    def update(grads: Any, tape: Any, params: Any, *, value: jax.Array, metrics: Any, **extra: Any) -> Any:
+        return grads, tape.write({"losses": value + entropy_coef * metrics["entropy"], "params": flat_of(params)})
+
+    row = {"losses": jnp.zeros(()), "params": jnp.zeros(size)}
+    return optax.GradientTransformationExtraArgs(lambda params: blank(length, row), update)
+
+
+def keep_estimates(like: Arrays) -> pp.Part:
+    """A part whose state is the last advantage and target that it has seen."""
+    names = ("advantage", "target")
+    return pp.Part(
+        init=lambda params, key: {name: jnp.zeros(like[name].shape) for name in names},
+        update=lambda batch, state, context: (batch, {name: getattr(batch, name) for name in names}),
+        name="estimates",
+    )
+
+
+def with_recorded_keys(part: pp.Part, keys: np.ndarray) -> pp.Part:
+    """A part that draws its random numbers from brax's keys, `[E, K, 2]`."""
+    table = jnp.asarray(keys)
+    return dataclasses.replace(
+        part,
+        update=lambda batch, state, context: part.update(
+            batch, state, context.replace(key=table[context.epoch, context.minibatch])
+        ),
+    )
+
+
+def instrumented(pipeline: pp.Part, z: Arrays) -> pp.Part:
+    """The chain with the recorded minibatches and keys, and with a part that keeps the estimates."""
+    parts = list(pipeline.parts)
+    (at,) = (i for i, part in enumerate(parts) if isinstance(part, Sampler))
+    for name, axis in {"indices": "step", "segments": "segment"}.items():
+        if name in z:  # rl_games does not shuffle, and its preset has its minibatches
+            parts[at] = pp.given_indices(z[name], axis, refresh=parts[at].refresh)
+    estimators = [i for i, part in enumerate(parts) if "advantage" in part.provides]
+    before = [i for i in estimators if i < at]
+    parts.insert(1 + (before[-1] if before else estimators[0]), keep_estimates(z))
+    if "keys" in z:
+        parts = [with_recorded_keys(x, z["keys"]) if x.name == "entropy_bonus" else x for x in parts]
+    return pp.chain(*parts)
+
+
+def replay(z: Arrays, meta: dict[str, Any]) -> Arrays:
+    """What ours makes of the recorded rollout."""
+    pipeline, optimizer = getattr(libraries, meta["preset"])(**meta["options"])
+    pipeline = instrumented(pipeline, z)
+    # brax takes a part of the entropy in closed form, with the same gradient: its losses are recorded without it.
+    without = meta["options"].get("entropy_coef", 1e-4) if "keys" in z else 0.0
+    steps = record_steps(len(z["losses"]) + 1, z["params"].shape[1], without)
+    network = evaluate_tanh if "keys" in z else evaluate
+    learner = pp.learner(network, pipeline, optax.chain(steps, optimizer))
+    state = jax.jit(learner.init)(split(z["params"][0], z))
+    if "moments" in z:  # of a run that is under way
+        moments = Moments(*map(jnp.asarray, z["moments"]))
+        state = jax.tree.map(
+            lambda x: moments if isinstance(x, Moments) else x,
+            state,
+            is_leaf=lambda x: isinstance(x, Moments),
+        )
+    state, _ = jax.jit(learner.update)(jax.random.key(0), state, rollout(z))
+    tape = state.opt_state[0].read()
+    history = np.concatenate([tape["params"], flat_of(state.params)[None]])
+    return pp.part_state(state, pipeline, "estimates") | {"losses": tape["losses"], "params": history}
+
+
+@pytest.mark.parametrize("case", sorted(path.stem for path in FOLDER.glob("*.npz")))
+def test_preset_reproduces_the_library(case):
+    z = dict(np.load(FOLDER / f"{case}.npz"))
+    meta = json.loads(str(z["meta"]))
+    ours = replay(z, meta)
+    assert len(ours["params"]) == len(z["params"])
+    for name in ("advantage", "target", "losses"):
+        np.testing.assert_allclose(ours[name], z[name], rtol=1e-5, atol=1e-7, err_msg=name)
+    travelled = np.abs(z["params"] - z["params"][0]).max(axis=1)
+    difference = np.abs(ours["params"] - z["params"]).max(axis=1)
+    assert np.all(difference[1:] <= 1e-5 * travelled[1:]), difference / travelled
+
+
+def test_what_does_not_fit_is_an_error():
+    with pytest.raises(ValueError, match="num_minibatches must divide the 3 environments, got 2"):
+        libraries.rl_games(num_envs=3, num_steps=4, num_actions=1)
+    clip, joint = clip_each_network(1.0), {"params": jnp.ones(2)}
+    with pytest.raises(ValueError, match=r"an entry for each network.*got \['params'\]"):
+        clip.update(joint, clip.init(joint))
+
+
+def test_variants_of_the_benchmark_of_differences_fit_together():
+    config = differences.Config(
+        env_id="Pendulum-v1",
+        total_timesteps=32,
+        num_envs=2,
+        num_steps=8,
+        num_minibatches=2,
+        update_epochs=2,
+        hidden=(8,),
+    )
+    env, key = envs.make("Pendulum-v1"), jax.random.key(0)
+    train = differences.make_train(config, env)
+    params = jax.eval_shape(train.policy.init, key)
+    batch = jax.eval_shape(
+        lambda key, params: train.rollout.collect(key, params, train.rollout.init(key)), key, params
+    )[1]
+    learners = {name: make_train(config, env).learner for name, make_train in differences.VARIANTS.items()}
+    for name in ("none", "time_limit_ignored", "value_normalize", "separate_norms", "adaptive_rate"):
+        learner = learners[name]
+        jax.eval_shape(learner.update, key, jax.eval_shape(learner.init, params), batch)

@@ -1,0 +1,149 @@
+"""Runs on several simulated devices: the same rows to rounding; several seeds, the same bits."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks._collectives import collectives
+from benchmarks._runs import checkpoint, go, rows, tiny
+from ppo_parts import envs, training
+from recipes import async_ppo, cleanrl_ppo
+from tests.core.test_sharding import alone
+
+CONFIG = tiny(total_timesteps=6 * 64, num_envs=8, shards=4, normalize_env=True)
+CHECKSUM = "checksum of the rest"
+
+
+def until(update):
+    """Ends a run after so many updates."""
+
+    def on_rows(new):
+        if new[-1]["update"] + 1 >= update:
+            raise training.StopRun
+
+    return on_rows
+
+
+def close(some, others):
+    assert [row["update"] for row in some] == [row["update"] for row in others]
+    for one, other in zip(some, others, strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            np.testing.assert_allclose(one[name] or 0, other[name] or 0, 1e-4, 1e-5, err_msg=name)
+
+
+@contextlib.contextmanager
+def compiled_programs():
+    """Yield a list of the programs of updates that are compiled meanwhile."""
+    programs, compile = [], jax.stages.Lowered.compile
+
+    def remembered(lowered, *args, **options):
+        programs.append(compile(lowered, *args, **options))
+        return programs[-1]
+
+    jax.stages.Lowered.compile = remembered
+    yield programs
+    jax.stages.Lowered.compile = compile
+
+
+def check_environments(place):
+    """Four devices, then one, then two: the rows and the last state of one device. Devices send only sums."""
+    options = {"eval_episodes": 3, "checkpoint_every": 6}
+    train = cleanrl_ppo.make_train(CONFIG)
+    run = functools.partial(go, train, place, config=CONFIG, **options)
+    expected, result = run("one")
+    with compiled_programs() as programs:
+        several, _ = run("several", num_devices=4, on_rows=until(2))
+    (program,) = programs
+    assert "all-reduce(" in program.as_text()
+    assert "all-gather(" not in program.as_text()
+    run(None, resume=several, num_devices=1, on_rows=until(4))
+    _, other = run(None, resume=several, num_devices=2)
+    close(rows(several), rows(expected))
+    found, whole = checkpoint(several), checkpoint(expected)
+    assert found.keys() == whole.keys()
+    for name in found.keys() - {CHECKSUM}:
+        np.testing.assert_allclose(found[name], whole[name], 1e-4, 1e-5, err_msg=name)
+    assert other["evaluation"]["episode_length"] == pytest.approx(result["evaluation"]["episode_length"])
+    assert "num_devices" not in json.loads((several / "config.json").read_text())["run"]
+
+
+def check_seeds(place):
+    """Four seeds on two devices: the bits of one device, and no device needs another."""
+    config = dataclasses.replace(CONFIG, shards=None, normalize_env=False)
+    train = cleanrl_ppo.make_train(config)
+    run = functools.partial(go, train, place, config=config, num_seeds=4, eval_episodes=3)
+    expected, result = run("one")
+    with compiled_programs() as programs:
+        several, other = run("several", num_devices=2)
+    (program,) = programs
+    assert collectives(program) == []
+    assert rows(several) == rows(expected)
+    assert other["evaluation"] == result["evaluation"]
+    found, whole = checkpoint(several), checkpoint(expected)
+    for name in whole:
+        np.testing.assert_array_equal(found[name], whole[name], err_msg=name)
+
+
+def check_refusals():
+    """What devices cannot share equally is refused before a run has a folder; shards follow --num-devices."""
+    train, host = cleanrl_ppo.make_train(CONFIG), SimpleNamespace(rollout=SimpleNamespace(restart=lambda: None))
+    for run, options, message in (
+        (
+            train,
+            {"num_devices": 8},
+            "must be at most the 4 that JAX finds .*, got 8; .*device_count=8 simulates",
+        ),
+        (train, {"num_devices": 3}, "shards=4 cannot be divided over a mesh of 3 devices"),
+        (train, {"num_devices": 2, "num_seeds": 3}, "num_devices must divide the 3 seeds, got 2"),
+        (host, {"num_devices": 2}, "num_devices must be 1 for environments on the host, got 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            training.Program(run, 1, training.RunOptions(**options))
+
+    with pytest.raises(ValueError, match=r"distributed is for processes that have called jax.distributed"):
+        go(train, Path("unused"), "run", config=CONFIG, distributed=True)
+
+    class Reached(Exception):
+        pass
+
+    def begin(train, config, options):
+        raise Reached(config.shards)
+
+    for argv, shards in (
+        (["--num-devices", "2"], 2),
+        (["--num-devices", "2", "--shards", "4"], 4),
+        (["--num-devices", "2", "--num-seeds", "2"], None),
+        ([], None),
+    ):
+        with pytest.raises(Reached) as reached:
+            training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, argv, run=begin)
+        assert reached.value.args == (shards,)
+
+
+def check_one_ahead(place):
+    """An actor that collects one rollout ahead, whose program has arrays on two devices."""
+    sizes = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden": (8,), "shards": 2}
+    config = async_ppo.Config(env_id="CartPole-v1", total_timesteps=96, **sizes)
+    train = async_ppo.make_train(config, envs.make("CartPole-v1"))
+    options = training.RunOptions(directory=place, name="run", num_devices=2, tensorboard=False, progress=False)
+    training.run(train, config, options, make_program=async_ppo.OneAhead)
+    assert [row["update"] for row in rows(place / "run")] == [0, 1, 2]
+
+
+def check_runs(place):
+    check_refusals()
+    check_one_ahead(Path(place) / "ahead")
+    check_environments(Path(place) / "environments")
+    check_seeds(Path(place) / "seeds")
+
+
+def test_runs_on_several_devices(tmp_path):
+    alone(check_runs, str(tmp_path))

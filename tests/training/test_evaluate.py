@@ -1,0 +1,120 @@
+"""Whole episodes with a fixed policy, at the end and while training."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks._runs import EVALUATED, UPDATES, checkpoint, evaluations, go, rows, scalars, tiny
+from ppo_parts import envs, training
+from ppo_parts.training._evaluate import metrics_of
+from recipes import cleanrl_ppo
+from tests.common import Softmax, assert_same
+from tests.envs.test_rollout import clock
+
+
+def coin(params, batch):
+    return Softmax(jnp.zeros((*batch.obs.shape[:-1], 2)) + params), batch.obs[..., 0]
+
+
+@pytest.mark.parametrize("kind", ["terminated", "truncated"])
+def test_evaluate_plays_whole_episodes(kind):
+    played = training.evaluate_episodes(clock(7, kind), coin, jnp.zeros(2), jax.random.key(0), 4)
+    assert played.episode_return.tolist() == [21.0] * 4  # 0 + 1 + ... + 6
+    assert played.episode_length.tolist() == [7] * 4
+    assert played.terminated.tolist() == [kind == "terminated"] * 4
+    assert played.truncated.tolist() == [kind == "truncated"] * 4
+    cut = training.evaluate_episodes(clock(7, kind), coin, jnp.zeros(2), jax.random.key(0), 4, max_steps=5)
+    assert cut.episode_length.tolist() == [5] * 4
+    assert not (cut.terminated | cut.truncated).any()
+
+
+def test_evaluate_counts_the_first_episode_of_each_environment():
+    """Environment n ends after n + 2 steps; the short ones would have had more episodes."""
+    played = training.evaluate_episodes(clock(jnp.arange(4) + 2), coin, jnp.zeros(2), jax.random.key(0), 4, max_steps=7)
+    assert played.episode_length.tolist() == [2, 3, 4, 5]
+    assert played.episode_return.tolist() == [1, 3, 6, 10]
+    assert played.truncated.all()
+
+
+def test_evaluate_changes_nothing_and_adds_metrics(evaluated, whole):
+    folder, result = evaluated
+    found = evaluations(folder)
+    assert list(found) == [5, 10, 12]
+    assert len({tuple(metrics.values()) for metrics in found.values()}) == 3
+    assert_same(checkpoint(folder, 12), checkpoint(whole[0], 12))
+    for mine, alone in zip(rows(folder), rows(whole[0]), strict=True):
+        assert {k: x for k, x in mine.items() if not k.startswith("evaluation/")} == alone
+    final = {name: result["evaluation"][name] for name in ("terminated", "truncated", "episode_length")}
+    final["episode_return"] = result["evaluation"]["episode_return"]["mean"]
+    assert {f"evaluation/{name}": x for name, x in final.items()} == found[12]
+    assert final["terminated"] + final["truncated"] == 5
+    seen = scalars(folder)
+    for name in found[12]:
+        assert seen[name] == pytest.approx({16 * update: metrics[name] for update, metrics in found.items()}), name
+
+
+def test_evaluate_can_be_repeated_by_anybody(train, make_train, evaluated):
+    """It is of the policy of its update, with keys made of nothing but the seed and the update."""
+    state = training.load(evaluated[0], make_train, checkpoint=5).state
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(1), 2**20), 5)
+    played = jax.jit(lambda key, state: train.evaluate_policy(key, state, 5))(key, state)
+    found = evaluations(evaluated[0])[5]
+    assert found["evaluation/episode_return"] == pytest.approx(float(played.episode_return.mean()))
+    assert found["evaluation/terminated"] == int(played.terminated.sum())
+
+
+def test_evaluate_seeds_side_by_side_by_one_program(train, make_train, tmp_path, monkeypatch):
+    traced, before = [], training.Train.evaluate_policy
+
+    def evaluate_policy(*args, **given):
+        traced.append(given)
+        return before(*args, **given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Train, "evaluate_policy", evaluate_policy)
+        folder, result = go(train, tmp_path, "run", num_seeds=3, eval_mode=True, **EVALUATED)
+    assert traced == [{"episodes": 5}, {"mode": True}]  # once to see that it can work, and once for all evaluations
+    found = evaluations(folder)
+    assert list(found) == [5, 10, 12]
+    run = training.load(folder, make_train)
+    keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 2**20), 12))
+    play = jax.vmap(lambda key, state: train.evaluate_policy(key, state, 5, mode=True).episode_return.mean())
+    expected = np.asarray(jax.jit(play)(keys(jnp.arange(1, 4)), run.state), float)
+    assert found[12]["evaluation/episode_return"] == pytest.approx(expected)
+    assert result["evaluation"]["episode_return"]["per_seed"] == found[12]["evaluation/episode_return"]
+    assert run.metrics["evaluation/episode_return"].shape == (UPDATES, 3)
+    best = max(found, key=lambda update: np.mean(found[update]["evaluation/episode_return"]))
+    assert result["best"]["update"] == best
+
+
+def test_evaluate_metrics_of_agents_are_means_over_them():
+    """Whatever comes after the seeds is one sample."""
+    shape = (3, 4, 2)  # seeds, episodes, agents
+    returns = np.arange(24.0).reshape(shape)
+    played = training.EpisodeResults(returns, np.full((3, 4), 7), np.ones((3, 4), bool), np.zeros((3, 4), bool))
+    found = metrics_of(played, seed_axes=1)
+    assert found["evaluation/episode_return"].tolist() == returns.mean((1, 2)).tolist()
+    assert found["evaluation/episode_length"].tolist() == [7] * 3
+    assert found["evaluation/terminated"].tolist() == [4] * 3
+    assert metrics_of(played)["evaluation/episode_return"] == 11.5
+
+
+def test_evaluate_info_of_the_environment_can_be_the_best_metric(tmp_path):
+    base = envs.make("CartPole-v1")
+
+    def step(key, state, action):
+        state, out = base.step(key, state, action)
+        return state, out._replace(info={"long": out.episode_length > 20})
+
+    env = base._replace(step=step, evaluation=lambda state: env)
+    options = EVALUATED | {"best_metric": "evaluation/long"}
+    folder, result = go(cleanrl_ppo.make_train(tiny(UPDATES), env), tmp_path, "run", **options)
+    found = {update: metrics["evaluation/long"] for update, metrics in evaluations(folder).items()}
+    assert all(5 * share == round(5 * share) for share in found.values())  # of 5 episodes
+    assert result["best"] == {
+        "metric": "evaluation/long",
+        "update": max(found, key=found.get),
+        "value": max(found.values()),
+    }
+    assert result["evaluation"]["long"] == found[UPDATES]
