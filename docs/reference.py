@@ -21,9 +21,7 @@ from ppo_parts import distributions, envs, functional, networks, testing, traini
 
 DOCS = Path(__file__).parent
 PARTS = DOCS / "parts.md"
-FAMILIES = tuple(
-    getattr(pp, name) for name in sorted(vars(pp)) if name[0] != "_" and isinstance(getattr(pp, name), types.ModuleType)
-)
+FAMILIES = tuple(x for name, x in sorted(vars(pp).items()) if name[0] != "_" and isinstance(x, types.ModuleType))
 MODULES = (functional, distributions, networks, envs, training, testing)
 BLOCK = re.compile(r"(<!-- docstring: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NAMED = re.compile(r"`(\w+)\.(\w+)`")

@@ -524,7 +524,8 @@ def test_a_prefix_of_your_own(monkeypatch):
 
 def test_the_command_line_checks_a_module_of_yours(tmp_path, monkeypatch, capsys):
     (tmp_path / "walks.py").write_text(
-        "from ppo_parts import envs\nfrom tests.envs.test_env_laws import walk\nfrom tests.envs.test_host_envs import Returns\n"
+        "from ppo_parts import envs\nfrom tests.envs.test_env_laws import walk\n"
+        "from tests.envs.test_host_envs import Returns\n"
         "good = walk\nbad = walk(final_obs=lambda out: out.obs)\nnumber = 3\n"
         "def needs(x):\n    return good\nclass Kind:\n    pass\n"
         "column = lambda: walk(reward=lambda out: out.reward[:, None])\n"
