@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._base.errors import UserTypeError, UserValueError
-from .functional._common import ShapeError, accumulator_dtype, check_flags, check_floating, known_values
+from .._base.errors import UserTypeError, UserValueError
+from ..functional._common import ShapeError, accumulator_dtype, check_flags, check_floating, known_values
 
 Array = jax.Array
 

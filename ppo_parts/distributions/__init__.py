@@ -1,0 +1,17 @@
+"""Action distributions: Gaussian, gSDE, squashed Gaussian, beta, categorical, multi-discrete; masks for actions.
+
+Any object with `log_prob`, `entropy` and `sample` works with the learner, including the distributions of distrax. This
+module has those that PPO needs most. All of them have the same methods, and are pytrees of arrays that begin with the
+same batch axes, so that `jax.tree.map`, `vmap`, `scan` and checkpoints treat them like any other data. They compute at
+least in float32, and their results have the dtype of their parameters: use float32 parameters if a bfloat16
+log-probability is too coarse.
+"""
+
+from ._distribution import Beta as Beta
+from ._distribution import Categorical as Categorical
+from ._distribution import MultiCategorical as MultiCategorical
+from ._distribution import Normal as Normal
+from ._distribution import StateDependentNormal as StateDependentNormal
+from ._distribution import StateDependentTanhNormal as StateDependentTanhNormal
+from ._distribution import TanhNormal as TanhNormal
+from ._distribution import mask_logits as mask_logits
