@@ -7,11 +7,11 @@ least in float32, and their results have the dtype of their parameters: use floa
 log-probability is too coarse.
 """
 
-from ._distribution import Beta as Beta
-from ._distribution import Categorical as Categorical
-from ._distribution import MultiCategorical as MultiCategorical
-from ._distribution import Normal as Normal
-from ._distribution import StateDependentNormal as StateDependentNormal
-from ._distribution import StateDependentTanhNormal as StateDependentTanhNormal
-from ._distribution import TanhNormal as TanhNormal
-from ._distribution import mask_logits as mask_logits
+from ._beta import Beta as Beta
+from ._categorical import Categorical as Categorical
+from ._categorical import MultiCategorical as MultiCategorical
+from ._categorical import mask_logits as mask_logits
+from ._normal import Normal as Normal
+from ._normal import StateDependentNormal as StateDependentNormal
+from ._tanh_normal import StateDependentTanhNormal as StateDependentTanhNormal
+from ._tanh_normal import TanhNormal as TanhNormal

@@ -1,0 +1,170 @@
+"""The beta distribution, scaled to a box."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._base.errors import UserValueError
+from ..functional._common import ShapeError, accumulator_dtype, check_floating
+from ._checks import check_box, check_equal_shapes, check_trailing_axes, fit_to_loc
+from ._distribution import TreeDistribution
+from ._gamma_functions import beyond_bregman, beyond_stirling, deviance, with_slope
+
+Array = jax.Array
+
+
+class Beta(TreeDistribution):
+    r"""Beta distribution scaled to a box, :math:`a = l + (h - l) x,\ x \sim \mathrm{Beta}(\alpha, \beta)`, independent.
+
+    .. math:: \log\pi(a) = \sum_d (\alpha_d - 1) \log x_d + (\beta_d - 1) \log(1 - x_d) - \log B(\alpha_d, \beta_d)
+              - \log(h_d - l_d), \qquad x = \frac{a - l}{h - l}
+
+    All actions are inside the box, so none has to be clipped, and entropy and divergence have a closed form. If alpha
+    and beta are above 1, as in the example, the density has one maximum and is 0 at the edges; otherwise it may be
+    infinite there. For a log-density that is finite for every action, x is clipped into [1e-6, 1 - 1e-6], both in
+    `log_prob` and in samples. Entropy and divergence are those of the distribution without this clip.
+
+    Log-density, entropy and divergence are computed without the cancellation of large log-gammas, so that they stay
+    accurate for narrow distributions. Wherever alpha and beta are used, they are clipped into [1e-6, 1e9]; those
+    outside have a gradient of 0. Negative ones give NaN.
+
+    Args:
+        alpha: `[..., D]`, > 0.
+        beta: `[..., D]`, `[D]` or a number, > 0.
+        low, high: `[..., D]`, `[D]` or numbers, the bounds l and h of the box.
+
+    Attributes:
+        alpha, beta: `[..., D]`, of one dtype.
+        low, high: `[..., D]`.
+
+    Raises:
+        TypeError: `alpha` is not floating. ValueError: shapes do not fit; the box is empty or infinite.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> outputs = jnp.array([[0.5413, 0.5413, 0.5413, 2.9489]])  # of a network, `[..., 2 * D]`
+        >>> alpha, beta = jnp.split(1 + jax.nn.softplus(outputs), 2, axis=-1)
+        >>> policy = Beta(alpha, beta, -2., 2.)
+        >>> [round(float(x), 2) for x in (*alpha[0], *beta[0], *policy.mode()[0])]
+        [2.0, 2.0, 2.0, 4.0, 0.0, -1.0]
+        >>> round(float(policy.log_prob(policy.mode())[0]), 3), round(float(policy.entropy()[0]), 3)
+        (-1.621, 2.285)
+
+    Reference: Chou et al. 2017, Improving Stochastic Policy Gradients in Continuous Control with Deep Reinforcement
+    Learning using the Beta Distribution, PMLR 70.
+    """
+
+    def __init__(self, alpha: Array, beta: Any, low: Any = -1.0, high: Any = 1.0) -> None:
+        check_floating("Beta", alpha=alpha)
+        if not jnp.ndim(alpha):
+            raise ShapeError("Beta: alpha is a single number; its last axis must be that of the action, [..., D]")
+        dtype = jnp.result_type(alpha, beta)
+        check_box("Beta", low, high, dtype)
+        self.alpha = jnp.asarray(alpha, dtype)
+        self.beta = fit_to_loc("Beta", "beta", beta, self.alpha, dtype, first="alpha")
+        self.low, self.high = (
+            fit_to_loc("Beta", name, x, self.alpha, accumulator_dtype(self.alpha), first="alpha")
+            for name, x in (("low", low), ("high", high))
+        )
+
+    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
+        """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to `alpha` and `beta`."""
+        alpha, beta = self._wide((*sample_shape, *self.alpha.shape))
+        return self._scaled(jax.random.beta(seed, alpha, beta, dtype=alpha.dtype))
+
+    def mode(self) -> Array:
+        r"""The most probable action, :math:`x = (\alpha - 1) / (\alpha + \beta - 2)`, where alpha and beta are above 1.
+
+        Elsewhere the density has no maximum inside the box, or is uniform, and this is the mean,
+        :math:`x = \alpha / (\alpha + \beta)`.
+        """
+        alpha, beta = self._wide(self.alpha.shape)
+        peaked = (alpha > 1) & (beta > 1)
+        above = [jnp.where(peaked, x - 1, x) for x in (alpha, beta)]
+        return self._scaled(above[0] / (above[0] + above[1]))
+
+    def log_prob(self, value: Array) -> Array:
+        """Log-density of actions `[..., D]`, summed over D; they may have additional leading axes.
+
+        Actions at the edge of the box or beyond have the density at the nearest x of [1e-6, 1 - 1e-6].
+        """
+        check_trailing_axes("Beta", "its alpha", self.alpha.shape, value)
+        shape = jnp.shape(value)
+        alpha, beta = self._wide(shape)
+        low, high = (jnp.broadcast_to(x, shape) for x in (self.low, self.high))
+        # 1 - x is computed from the upper edge, because actions near that edge resolve it better than x.
+        x, rest = (_inside(distance / (high - low)) for distance in (value - low, high - value))
+        total = alpha + beta
+        peak = 0.5 * (jnp.log(alpha * (beta / total)) - math.log(2 * math.pi))  # of Stirling's approximation
+        peak += beyond_stirling(total) - beyond_stirling(alpha) - beyond_stirling(beta)
+        density = peak - deviance(alpha, beta, x, rest) - jnp.log(x) - jnp.log(rest) - jnp.log(high - low)
+        return jnp.sum(density, axis=-1).astype(self.alpha.dtype)
+
+    def entropy(self) -> Array:
+        r"""Entropy in nats, with the digamma function :math:`\psi`.
+
+        .. math:: \sum_d \log B(\alpha_d, \beta_d) - (\alpha_d - 1) \psi(\alpha_d) - (\beta_d - 1) \psi(\beta_d)
+                  + (\alpha_d + \beta_d - 2) \psi(\alpha_d + \beta_d) + \log(h_d - l_d)
+        """
+        alpha, beta = self._wide(self.alpha.shape)
+        total = alpha + beta
+
+        def term(x: Array, count: int) -> Array:
+            """Return log Gamma(x) - (x - count) psi(x), without the terms that cancel or are gathered below."""
+            rest, slope = with_slope(beyond_stirling, x)
+            return rest - (x - count) * slope - 0.5 * count / x
+
+        entropy = 0.5 * (jnp.log(alpha / total) + jnp.log(beta / total) - jnp.log(total) + 1 + math.log(2 * math.pi))
+        entropy += term(alpha, 1) + term(beta, 1) - term(total, 2)
+        return jnp.sum(entropy + jnp.log(self.high - self.low), axis=-1).astype(self.alpha.dtype)
+
+    def kl_divergence(self, other: Beta) -> Array:
+        r"""KL(self || other) in nats, of two distributions in the same box.
+
+        .. math:: \sum_d \log\frac{B(\alpha_{2d}, \beta_{2d})}{B(\alpha_{1d}, \beta_{1d})}
+                  + (\alpha_{1d} - \alpha_{2d}) \psi(\alpha_{1d}) + (\beta_{1d} - \beta_{2d}) \psi(\beta_{1d})
+                  + (\alpha_{2d} - \alpha_{1d} + \beta_{2d} - \beta_{1d}) \psi(\alpha_{1d} + \beta_{1d})
+
+        Raises:
+            ValueError: the boxes differ, so each allows actions that the other does not. If they differ but are traced,
+                and so cannot be compared yet, the divergence is infinite instead.
+        """
+        self._check_same_kind(other)
+        check_equal_shapes("Beta", self.alpha, other.alpha)
+        same = (self.low == other.low) & (self.high == other.high)
+        if not isinstance(same, jax.core.Tracer) and not np.all(same):
+            described = " and ".join(f"low={x.low}, high={x.high}" for x in (self, other))
+            raise UserValueError(f"Beta.kl_divergence: the two must have the same box, got {described}")
+        alpha, beta = self._wide(self.alpha.shape)
+        other_alpha, other_beta = other._wide(self.alpha.shape)
+
+        total, other_total = alpha + beta, other_alpha + other_beta
+        divergence = deviance(other_alpha, other_beta, alpha / total, beta / total)
+        divergence += beyond_bregman(alpha, other_alpha) + beyond_bregman(beta, other_beta)
+        divergence -= beyond_bregman(total, other_total)
+        divergence = jnp.maximum(divergence, 0)  # rounding matters if parameters differ by orders of magnitude
+        divergence = jnp.sum(jnp.where(same, divergence, jnp.inf), axis=-1)
+        return divergence.astype(jnp.result_type(self.alpha, other.alpha))
+
+    def _wide(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
+        """Broadcast alpha and beta to a shape, in the accumulator dtype, and limit them."""
+        dtype = accumulator_dtype(self.alpha)
+        alpha, beta = (jnp.broadcast_to(x.astype(dtype), shape) for x in (self.alpha, self.beta))
+        # Within these limits no intermediate result of a gradient overflows in float32.
+        alpha, beta = (jnp.where(x >= 0, jnp.clip(x, 1e-6, 1e9), jnp.nan) for x in (alpha, beta))
+        return alpha, beta
+
+    def _scaled(self, x: Array) -> Array:
+        low, high = (jnp.broadcast_to(bound, x.shape) for bound in (self.low, self.high))
+        return (low + (high - low) * _inside(x)).astype(self.alpha.dtype)
+
+
+def _inside(x: Array) -> Array:
+    """Clip a coordinate of the unit interval to a distance of 1e-6 from both ends, where the log-density is finite."""
+    return jnp.clip(x, 1e-6, 1 - 1e-6)

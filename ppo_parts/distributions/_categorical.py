@@ -1,0 +1,219 @@
+"""Categorical distributions, of one choice and of several, and masks of their logits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._base.errors import UserTypeError, UserValueError
+from ..functional._common import ShapeError, accumulator_dtype, check_flags, check_floating
+from ._checks import check_equal_shapes, check_trailing_axes
+from ._distribution import TreeDistribution
+
+Array = jax.Array
+
+
+class Categorical(TreeDistribution):
+    r"""One of n actions, :math:`\pi(a) = e^{z_a} / \sum_k e^{z_k}`.
+
+    Unlike `distrax.Categorical`, this normalizes the logits once, on construction, and every gradient is a select
+    instead of a scatter. This is faster in PPO's loss, which needs the log-probability and entropy of the same logits.
+
+    Args:
+        logits: `[..., n]`, -inf allowed (see also `mask_logits`).
+
+    Attributes:
+        logits: `[..., n]`, normalized, that is, log-probabilities.
+
+    Raises:
+        TypeError: `logits` are not floating. ValueError: they have no axis.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> policy = Categorical(jnp.log(jnp.array([1., 3.])))
+        >>> round(float(jnp.exp(policy.log_prob(1))), 4), round(float(policy.entropy()), 4)
+        (0.75, 0.5623)
+    """
+
+    def __init__(self, logits: Array) -> None:
+        check_floating("Categorical", logits=logits)
+        if not jnp.ndim(logits):
+            raise ShapeError("Categorical: logits are a single number; their last axis must be that of the actions")
+        wide = jnp.asarray(logits, accumulator_dtype(jnp.asarray(logits)))
+        self.logits = jax.nn.log_softmax(wide).astype(jnp.result_type(logits))
+
+    @property
+    def probs(self) -> Array:
+        """Probabilities `[..., n]`."""
+        return jnp.exp(self.logits)
+
+    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
+        """Draw actions, int32 `[*sample_shape, ...]`."""
+        wide = self.logits.astype(accumulator_dtype(self.logits))  # random bfloat16 would never draw rare actions
+        return jax.random.categorical(seed, wide, shape=(*sample_shape, *self.logits.shape[:-1]))
+
+    def mode(self) -> Array:
+        """The most probable action."""
+        return jnp.argmax(self.logits, axis=-1)
+
+    def log_prob(self, value: Array) -> Array:
+        """Log-probability of actions `[...]`, with any additional leading axes; NaN except for 0, 1, ..., n - 1."""
+        value, shape = jnp.asarray(value), self.logits.shape
+        if value.shape[value.ndim - len(shape) + 1 :] != shape[:-1]:
+            raise ShapeError(
+                f"Categorical: actions have shape {value.shape} and their logits {shape}, but nothing is broadcast"
+            )
+        if jnp.issubdtype(value.dtype, jnp.floating):
+            value = value.astype(accumulator_dtype(value))  # n may be more than bfloat16 or int8 can hold
+            value = jnp.where(value == jnp.floor(value), value, jnp.nan)
+        value = value.astype(jnp.promote_types(value.dtype, jnp.int32))
+        every = (*value.shape, shape[-1])
+        option = jax.lax.broadcasted_iota(jnp.int32, every, value.ndim)
+        chosen = jnp.sum(jnp.where(value[..., None] == option, jnp.broadcast_to(self.logits, every), 0), axis=-1)
+        return jnp.where((value >= 0) & (value < shape[-1]), chosen, jnp.nan)
+
+    def entropy(self) -> Array:
+        """Entropy in nats; impossible actions contribute 0."""
+        logits = self.logits.astype(accumulator_dtype(self.logits))
+        probs = jnp.exp(logits)
+        return -jnp.sum(probs * jnp.where(probs > 0, logits, 0), axis=-1).astype(self.logits.dtype)
+
+    def kl_divergence(self, other: Categorical) -> Array:
+        r"""KL(self || other) in nats, :math:`\sum_a \pi_1(a) (\log\pi_1(a) - \log\pi_2(a))`.
+
+        Actions that are impossible under self contribute 0. The divergence is infinite (with `mask_logits`, as large as
+        a float can be) if an action is possible under self but not under the other.
+        """
+        self._check_same_kind(other)
+        check_equal_shapes("Categorical", self.logits, other.logits)
+        dtype = jnp.result_type(self.logits, other.logits)
+        own, others = (x.logits.astype(accumulator_dtype(x.logits)) for x in (self, other))
+        probs = jnp.exp(own)
+        ours, theirs = (jnp.where(probs > 0, x, 0) for x in (own, others))
+        return jnp.sum(probs * (ours - theirs), axis=-1).astype(dtype)
+
+
+class MultiCategorical(TreeDistribution):
+    """Several independent categorical choices: an action `[..., K]` has one integer for each of K choices.
+
+    Args:
+        logits: K arrays `[..., n_k]`; the choices may have different numbers of options. With `nvec` one array
+            `[..., n_1 + ... + n_K]`, such as the output of one layer.
+        nvec: the numbers of options, if `logits` is one array.
+
+    Attributes:
+        parts: K `Categorical`s.
+
+    Raises:
+        TypeError: an array is not floating; `logits` is one array, and there is no `nvec`. ValueError: there are no
+            arrays, or their leading axes differ; `nvec` does not add up to the last axis.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> policy = MultiCategorical([jnp.zeros(2), jnp.zeros(4)])
+        >>> round(float(policy.log_prob(jnp.array([1, 3]))), 4)  # -log 2 - log 4
+        -2.0794
+        >>> MultiCategorical(jnp.zeros((5, 6)), nvec=(2, 4)).mode().shape
+        (5, 2)
+
+    Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 37.
+    """
+
+    def __init__(self, logits: Any, nvec: Sequence[int] | None = None) -> None:
+        if nvec is None and hasattr(logits, "ndim"):
+            raise UserTypeError(
+                f"MultiCategorical: logits are one array of shape {jnp.shape(logits)}: give nvec, the numbers of "
+                "options, or a list of arrays"
+            )
+        if nvec is not None:
+            sizes = np.asarray(nvec)
+            if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or (sizes < 1).any():
+                raise UserValueError(f"MultiCategorical: nvec must contain whole numbers of at least 1, got {nvec!r}")
+            nvec = sizes.tolist()
+            if jnp.shape(logits)[-1:] != (sum(nvec),):
+                raise ShapeError(
+                    f"MultiCategorical: the last axis of logits must have sum(nvec) = {sum(nvec)} entries for "
+                    f"nvec={tuple(nvec)}, got shape {jnp.shape(logits)}"
+                )
+            logits = jnp.split(logits, list(itertools.accumulate(nvec[:-1])), axis=-1)
+        self.parts = [Categorical(part) for part in logits]
+        if len({part.logits.shape[:-1] for part in self.parts}) != 1:
+            shapes = ", ".join(str(part.logits.shape) for part in self.parts) or "no arrays"
+            raise ShapeError(f"MultiCategorical: logits must agree in all axes but the last, got {shapes}")
+
+    @property
+    def logits(self) -> Array:
+        """The logits of all choices, one after another, `[..., n_1 + ... + n_K]`."""
+        return jnp.concatenate([part.logits for part in self.parts], axis=-1)
+
+    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
+        """Draw actions, int32 `[*sample_shape, ..., K]`."""
+        keys = jax.random.split(seed, len(self.parts))
+        drawn = [
+            part.sample(seed=key, sample_shape=tuple(sample_shape)) for part, key in zip(self.parts, keys, strict=True)
+        ]
+        return jnp.stack(drawn, axis=-1)
+
+    def mode(self) -> Array:
+        """The most probable option of each choice."""
+        return jnp.stack([part.mode() for part in self.parts], axis=-1)
+
+    def log_prob(self, value: Array) -> Array:
+        """Log-probability of actions `[..., K]`, summed over K; they may have additional leading axes."""
+        batch = self.parts[0].logits.shape[:-1]
+        check_trailing_axes("MultiCategorical", "its choices", (*batch, len(self.parts)), value)
+        return _total(part.log_prob(value[..., k]) for k, part in enumerate(self.parts))
+
+    def entropy(self) -> Array:
+        """Sum of the entropies, in nats."""
+        return _total(part.entropy() for part in self.parts)
+
+    def kl_divergence(self, other: MultiCategorical) -> Array:
+        """KL(self || other) in nats, summed over the choices."""
+        self._check_same_kind(other)
+        if len(self.parts) != len(other.parts):
+            raise ShapeError(
+                f"MultiCategorical.kl_divergence: the two distributions have {len(self.parts)} and {len(other.parts)} "
+                "choices"
+            )
+        return _total(ours.kl_divergence(theirs) for ours, theirs in zip(self.parts, other.parts, strict=True))
+
+
+def mask_logits(logits: Array, available: Array) -> Array:
+    """Mask logits so that unavailable options have probability 0, and do not contribute to entropy or gradients.
+
+    Args:
+        logits: `[..., n]`.
+        available: `[..., n]`, 1 (or True) where the option may be taken; at least one option in each row.
+
+    Returns:
+        `[..., n]`, logits for `Categorical`.
+
+    Raises:
+        TypeError: `logits` are not floating. ValueError: the shapes differ, or a known element of `available` is not 0
+            or 1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> policy = Categorical(mask_logits(jnp.zeros(4), jnp.array([1, 1, 0, 0])))
+        >>> policy.probs.tolist(), round(float(policy.entropy()), 4)
+        ([0.5, 0.5, 0.0, 0.0], 0.6931)
+
+    Reference: Huang and Ontanon 2022, arXiv:2006.14171.
+    """
+    if jnp.shape(available) != jnp.shape(logits):
+        raise ShapeError(f"mask_logits: logits have shape {jnp.shape(logits)}, available {jnp.shape(available)}")
+    check_floating("mask_logits", logits=logits)
+    check_flags("mask_logits", available=available)
+    return jnp.where(jnp.asarray(available).astype(bool), logits, jnp.finfo(jnp.result_type(logits)).min)
+
+
+def _total(summands: Any) -> Array:
+    """Add arrays without starting from 0, which would be one more addition."""
+    first, *rest = summands
+    return sum(rest, first)

@@ -1,0 +1,164 @@
+"""Gaussians, with independent or with state-dependent noise (gSDE)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._base.errors import UserValueError
+from ..functional._common import ShapeError, accumulator_dtype, check_floating, known_values
+from ._checks import check_equal_shapes, check_trailing_axes, fit_to_loc
+from ._distribution import TreeDistribution
+
+Array = jax.Array
+
+
+class Normal(TreeDistribution):
+    r"""Diagonal Gaussian, :math:`a \sim \mathcal N(\mu, \mathrm{diag}(\sigma^2))`, independent over the last axis.
+
+    .. math:: \log\pi(a) = \sum_d -\tfrac12 \left(\frac{a_d - \mu_d}{\sigma_d}\right)^2 - \log\sigma_d
+              - \tfrac12 \log 2\pi
+
+    The last axis is the action, so log-probability and entropy are summed over it.
+
+    Args:
+        loc: `[..., D]`, mean.
+        scale: `[..., D]`, standard deviation, > 0; or `[D]` or a number, which is the same for all means.
+
+    Attributes:
+        loc, scale: `[..., D]`, of one dtype.
+
+    Raises:
+        TypeError: `loc` is not floating. ValueError: shapes do not fit, or a known scale is negative.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> policy = Normal(jnp.zeros((5, 2)), jnp.array([1., 2.]))
+        >>> policy.log_prob(jnp.zeros((5, 2))).shape, round(float(policy.entropy()[0]), 4)
+        ((5,), 3.531)
+    """
+
+    def __init__(self, loc: Array, scale: Any) -> None:
+        check_floating("Normal", loc=loc)
+        if not jnp.ndim(loc):
+            raise ShapeError("Normal: loc is a single number; its last axis must be that of the action, [..., D]")
+        dtype = jnp.result_type(loc, scale)
+        self.loc = jnp.asarray(loc, dtype)
+        self.scale = fit_to_loc("Normal", "scale", scale, self.loc, dtype)
+        if (known := known_values(self.scale)) is not None and np.any(known < 0):
+            raise UserValueError(f"must be greater than 0, got {np.min(known)}", where="Normal", argument="scale")
+
+    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
+        """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to the parameters."""
+        return self._draw(seed, sample_shape).astype(self.loc.dtype)
+
+    def mode(self) -> Array:
+        """The mean."""
+        return self.loc
+
+    def log_prob(self, value: Array) -> Array:
+        """Log-density of actions `[..., D]`, summed over D; they may have additional leading axes."""
+        check_trailing_axes(type(self).__name__, "its mean", self.loc.shape, value)
+        loc, scale = self._wide(jnp.shape(value))
+        return jnp.sum(log_density(value, loc, scale), axis=-1).astype(self.loc.dtype)
+
+    def entropy(self) -> Array:
+        r"""Entropy in nats, :math:`\sum_d \log\sigma_d + \tfrac12 \log 2\pi e`."""
+        _, scale = self._wide(self.loc.shape)
+        return jnp.sum(jnp.log(scale) + 0.5 * (1 + math.log(2 * math.pi)), axis=-1).astype(self.loc.dtype)
+
+    def kl_divergence(self, other: Normal) -> Array:
+        r"""KL(self || other) in nats.
+
+        .. math:: \sum_d \log\frac{\sigma_{2d}}{\sigma_{1d}} + \frac{\sigma_{1d}^2 + (\mu_{1d} - \mu_{2d})^2}
+                  {2 \sigma_{2d}^2} - \frac12
+        """
+        self._check_same_kind(other)
+        check_equal_shapes(type(self).__name__, self.loc, other.loc)
+        log_ratio, shift = relation(self._wide(self.loc.shape), other._wide(self.loc.shape))
+        divergence = 0.5 * (jnp.expm1(2 * log_ratio) - 2 * log_ratio + jnp.square(shift))
+        return jnp.sum(divergence, axis=-1).astype(jnp.result_type(self.loc, other.loc))
+
+    def _draw(self, seed: Array, sample_shape: Sequence[int]) -> Array:
+        """Draw samples in the accumulator dtype."""
+        loc, scale = self._wide((*sample_shape, *self.loc.shape))
+        return loc + scale * jax.random.normal(seed, loc.shape, loc.dtype)
+
+    def _wide(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
+        """Broadcast mean and standard deviation to a shape, in the accumulator dtype."""
+        dtype = accumulator_dtype(self.loc)
+        loc, scale = (jnp.broadcast_to(x.astype(dtype), shape) for x in (self.loc, self.scale))
+        return loc, scale
+
+
+class StateDependentNormal(Normal):
+    r"""Gaussian whose noise is a linear function of features of the state: generalized state-dependent exploration.
+
+    .. math:: a = \mu(s) + (\sigma \odot \theta)^\top \phi(s), \qquad \theta \sim \mathcal N(0, 1)^{L \times D}, \qquad
+              \log\pi(a) = \log\mathcal N\!\left(a;\ \mu(s), \sqrt{(\sigma^2)^\top \phi(s)^2 + \epsilon}\right)
+
+    Samples that are drawn with the same key have the same matrix :math:`\theta`, one for each element of the batch, so
+    with `ppo_parts.rollout(noise_steps=k)` each environment keeps its matrix for k steps. Over these steps, similar
+    states get similar noise, and the noise does not average out, unlike noise that is independent at each step.
+
+    Args:
+        loc: `[..., D]`, mean.
+        features: `[..., L]`, :math:`\phi(s)`, usually the last hidden layer of the actor, with `jax.lax.stop_gradient`.
+        std: `[L, D]`, :math:`\sigma`, >= 0; or `[..., L, D]`.
+        eps: added to the variance of log-probability, entropy and divergence.
+
+    Attributes:
+        loc, scale: `[..., D]`, mean and standard deviation of the action.
+        features: `[..., L]`.
+        std: `[..., L, D]`.
+
+    Raises:
+        TypeError: `loc` is not floating. ValueError: shapes do not fit.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> policy = StateDependentNormal(jnp.zeros((2, 1)), jnp.array([[3., 4.], [6., 8.]]), jnp.ones((2, 1)))
+        >>> policy.scale.tolist()
+        [[5.0], [10.0]]
+        >>> first, same, other = (policy.sample(seed=jax.random.key(k)) for k in (0, 0, 1))
+        >>> jnp.array_equal(first, same).item(), jnp.array_equal(first, other).item()
+        (True, False)
+
+    Reference: Raffin et al. 2021, Smooth Exploration for Robotic Reinforcement Learning, arXiv:2005.05719, section 3.
+    """
+
+    def __init__(self, loc: Array, features: Array, std: Array, eps: float = 1e-6) -> None:
+        check_floating("StateDependentNormal", loc=loc, features=features, std=std)
+        (*leading, size), shape = jnp.shape(loc) or (0,), jnp.shape(features)
+        wide = (*shape, size)
+        if shape[:-1] != tuple(leading) or jnp.shape(std) not in (wide, wide[-2:]) or not shape:
+            raise ShapeError(
+                f"StateDependentNormal: loc must be [..., D], features [..., L] and std [L, D] or [..., L, D], got "
+                f"shapes {jnp.shape(loc)}, {shape} and {jnp.shape(std)}"
+            )
+        dtype = accumulator_dtype(jnp.asarray(loc))
+        squares = [jnp.square(jnp.asarray(x, dtype)) for x in (features, std)]
+        super().__init__(loc, jnp.sqrt(jnp.einsum("...l,...ld->...d", *squares) + eps).astype(jnp.result_type(loc)))
+        self.features, self.std = jnp.asarray(features), jnp.broadcast_to(std, wide)
+
+    def _draw(self, seed: Array, sample_shape: Sequence[int]) -> Array:
+        loc, _ = self._wide((*sample_shape, *self.loc.shape))
+        theta = jax.random.normal(seed, (*sample_shape, *self.std.shape), loc.dtype)  # one matrix for each sample
+        weights = self.features.astype(loc.dtype)[..., None] * self.std.astype(loc.dtype)
+        return loc + jnp.sum(jnp.broadcast_to(weights, theta.shape) * theta, axis=-2)
+
+
+def log_density(value: Any, loc: Any, scale: Any) -> Array:
+    """Return the log-density of a Gaussian for each dimension."""
+    return -0.5 * jnp.square((value - loc) / scale) - jnp.log(scale) - 0.5 * math.log(2 * math.pi)
+
+
+def relation(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Return the log-ratio of the standard deviations, and the difference of the means in units of the second one."""
+    (loc, scale), (other_loc, other_scale) = first, second
+    return jnp.log(scale / other_scale), (loc - other_loc) / other_scale
