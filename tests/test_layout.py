@@ -9,8 +9,8 @@ PACKAGE = Path(__file__).parents[1] / "ppo_parts"
 FLOORS = [
     {"functional"},
     {"_base"},
-    {"_core"},
     {"distributions"},
+    {"_core"},
     {"_parts", "envs"},
     {"errors", "tokens", "exploration", "critics", "regularizers", "symmetry", "agents", "optim", "refresh"},
     {"__init__"},

@@ -81,7 +81,7 @@ def learner(
     Args:
         evaluate: a `Policy`, or `evaluate(params, batch) -> Output` (or `(distribution, value[, carry])`), from any
             network library. `batch.obs` has the leading axes of the rollout or of the minibatch; the value has exactly
-            these. The distribution is any object with `log_prob` (and `entropy` or `sample` where a part needs it).
+            these. `ppo_parts.distributions.Distribution` states what a distribution needs.
             See `microbatched` for networks that need too much memory.
         pipeline: a part with one sampler (or `phases`) in it, usually a `chain`.
         optimizer: an optax transformation; with `phases` a dict with the names of the phases. Its `update` receives the

@@ -34,7 +34,7 @@ class Output(NamedTuple):
     A network may return the tuples `(distribution, value)` or, for recurrent policies, `(distribution, value, carry)`.
 
     Attributes:
-        distribution: any object with `log_prob`, and with `sample` and `entropy` where they are needed.
+        distribution: see `ppo_parts.distributions.Distribution` for the methods that are needed.
         value: one number per element, without a trailing axis of size 1; None: the policy has no critic.
         carry: recurrent policies: their state after the batch's last step, leaves `[N, ...]`.
         aux: any pytree of arrays whose leading axes are those of the batch: further heads, such as a second value or a

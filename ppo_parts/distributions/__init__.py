@@ -1,10 +1,10 @@
 """Action distributions: Gaussian, gSDE, squashed Gaussian, beta, categorical, multi-discrete; masks for actions.
 
-Any object with `log_prob`, `entropy` and `sample` works with the learner, including the distributions of distrax. This
-module has those that PPO needs most. All of them have the same methods, and are pytrees of arrays that begin with the
-same batch axes, so that `jax.tree.map`, `vmap`, `scan` and checkpoints treat them like any other data. They compute at
-least in float32, and their results have the dtype of their parameters: use float32 parameters if a bfloat16
-log-probability is too coarse.
+Any object with the methods of `Distribution` works, including the distributions of distrax. This module has those that
+PPO needs most. All of them have the same methods, and are pytrees of arrays that begin with the same batch axes, so
+that `jax.tree.map`, `vmap`, `scan` and checkpoints treat them like any other data. They compute at least in float32,
+and their results have the dtype of their parameters: use float32 parameters if a bfloat16 log-probability is too
+coarse.
 """
 
 from ._beta import Beta as Beta
@@ -13,5 +13,7 @@ from ._categorical import MultiCategorical as MultiCategorical
 from ._categorical import mask_logits as mask_logits
 from ._normal import Normal as Normal
 from ._normal import StateDependentNormal as StateDependentNormal
+from ._protocol import Distribution as Distribution
+from ._protocol import check_distribution as check_distribution
 from ._tanh_normal import StateDependentTanhNormal as StateDependentTanhNormal
 from ._tanh_normal import TanhNormal as TanhNormal

@@ -11,8 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.errors import UserValueError
-from ..functional._common import ShapeError, accumulator_dtype, check_floating
-from ._checks import check_box, check_equal_shapes, check_trailing_axes, fit_to_loc
+from ..functional._common import ShapeError, accumulator_dtype
+from ._checks import (
+    check_box,
+    check_equal_shapes,
+    check_floating,
+    check_real,
+    check_trailing_axes,
+    checked_draw,
+    fit_to_loc,
+)
 from ._distribution import TreeDistribution
 from ._gamma_functions import beyond_bregman, beyond_stirling, deviance, with_slope
 
@@ -62,6 +70,7 @@ class Beta(TreeDistribution):
 
     def __init__(self, alpha: Array, beta: Any, low: Any = -1.0, high: Any = 1.0) -> None:
         check_floating("Beta", alpha=alpha)
+        check_real("Beta", beta=beta, low=low, high=high)
         if not jnp.ndim(alpha):
             raise ShapeError("Beta: alpha is a single number; its last axis must be that of the action, [..., D]")
         dtype = jnp.result_type(alpha, beta)
@@ -75,7 +84,7 @@ class Beta(TreeDistribution):
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
         """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to `alpha` and `beta`."""
-        alpha, beta = self._wide((*sample_shape, *self.alpha.shape))
+        alpha, beta = self._wide((*checked_draw("Beta", seed, sample_shape), *self.alpha.shape))
         return self._scaled(jax.random.beta(seed, alpha, beta, dtype=alpha.dtype))
 
     def mode(self) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.errors import UserTypeError, UserValueError
-from ..functional._common import ShapeError, accumulator_dtype, check_flags, check_floating
-from ._checks import check_equal_shapes, check_trailing_axes
+from ..functional._common import ShapeError, accumulator_dtype, check_flags
+from ._checks import check_equal_shapes, check_floating, check_real, check_trailing_axes, checked_draw
 from ._distribution import TreeDistribution
 
 Array = jax.Array
@@ -54,6 +54,7 @@ class Categorical(TreeDistribution):
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
         """Draw actions, int32 `[*sample_shape, ...]`."""
+        sample_shape = checked_draw("Categorical", seed, sample_shape)
         wide = self.logits.astype(accumulator_dtype(self.logits))  # random bfloat16 would never draw rare actions
         return jax.random.categorical(seed, wide, shape=(*sample_shape, *self.logits.shape[:-1]))
 
@@ -63,6 +64,7 @@ class Categorical(TreeDistribution):
 
     def log_prob(self, value: Array) -> Array:
         """Log-probability of actions `[...]`, with any additional leading axes; NaN except for 0, 1, ..., n - 1."""
+        check_real("Categorical", value=value)
         value, shape = jnp.asarray(value), self.logits.shape
         if value.shape[value.ndim - len(shape) + 1 :] != shape[:-1]:
             raise ShapeError(
@@ -131,6 +133,7 @@ class MultiCategorical(TreeDistribution):
                 "options, or a list of arrays"
             )
         if nvec is not None:
+            check_floating("MultiCategorical", logits=logits)
             sizes = np.asarray(nvec)
             if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or (sizes < 1).any():
                 raise UserValueError(f"MultiCategorical: nvec must contain whole numbers of at least 1, got {nvec!r}")
@@ -141,6 +144,10 @@ class MultiCategorical(TreeDistribution):
                     f"nvec={tuple(nvec)}, got shape {jnp.shape(logits)}"
                 )
             logits = jnp.split(logits, list(itertools.accumulate(nvec[:-1])), axis=-1)
+        elif not isinstance(logits, Iterable):
+            raise UserTypeError(
+                f"must be a list of arrays, got {logits!r}", where="MultiCategorical", argument="logits"
+            )
         self.parts = [Categorical(part) for part in logits]
         if len({part.logits.shape[:-1] for part in self.parts}) != 1:
             shapes = ", ".join(str(part.logits.shape) for part in self.parts) or "no arrays"
@@ -153,10 +160,9 @@ class MultiCategorical(TreeDistribution):
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
         """Draw actions, int32 `[*sample_shape, ..., K]`."""
+        sample_shape = checked_draw("MultiCategorical", seed, sample_shape)
         keys = jax.random.split(seed, len(self.parts))
-        drawn = [
-            part.sample(seed=key, sample_shape=tuple(sample_shape)) for part, key in zip(self.parts, keys, strict=True)
-        ]
+        drawn = [part.sample(seed=key, sample_shape=sample_shape) for part, key in zip(self.parts, keys, strict=True)]
         return jnp.stack(drawn, axis=-1)
 
     def mode(self) -> Array:
@@ -206,9 +212,10 @@ def mask_logits(logits: Array, available: Array) -> Array:
 
     Reference: Huang and Ontanon 2022, arXiv:2006.14171.
     """
+    check_floating("mask_logits", logits=logits)
+    check_real("mask_logits", available=available)
     if jnp.shape(available) != jnp.shape(logits):
         raise ShapeError(f"mask_logits: logits have shape {jnp.shape(logits)}, available {jnp.shape(available)}")
-    check_floating("mask_logits", logits=logits)
     check_flags("mask_logits", available=available)
     return jnp.where(jnp.asarray(available).astype(bool), logits, jnp.finfo(jnp.result_type(logits)).min)
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.errors import UserValueError
-from ..functional._common import ShapeError, accumulator_dtype, check_floating, known_values
-from ._checks import check_equal_shapes, check_trailing_axes, fit_to_loc
+from ..functional._common import ShapeError, accumulator_dtype, known_values
+from ._checks import check_equal_shapes, check_floating, check_real, check_trailing_axes, checked_draw, fit_to_loc
 from ._distribution import TreeDistribution
 
 Array = jax.Array
@@ -45,6 +45,7 @@ class Normal(TreeDistribution):
 
     def __init__(self, loc: Array, scale: Any) -> None:
         check_floating("Normal", loc=loc)
+        check_real("Normal", scale=scale)
         if not jnp.ndim(loc):
             raise ShapeError("Normal: loc is a single number; its last axis must be that of the action, [..., D]")
         dtype = jnp.result_type(loc, scale)
@@ -55,7 +56,7 @@ class Normal(TreeDistribution):
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
         """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to the parameters."""
-        return self._draw(seed, sample_shape).astype(self.loc.dtype)
+        return self._draw(seed, checked_draw(type(self).__name__, seed, sample_shape)).astype(self.loc.dtype)
 
     def mode(self) -> Array:
         """The mean."""
@@ -134,6 +135,7 @@ class StateDependentNormal(Normal):
 
     def __init__(self, loc: Array, features: Array, std: Array, eps: float = 1e-6) -> None:
         check_floating("StateDependentNormal", loc=loc, features=features, std=std)
+        check_real("StateDependentNormal", eps=eps)
         (*leading, size), shape = jnp.shape(loc) or (0,), jnp.shape(features)
         wide = (*shape, size)
         if shape[:-1] != tuple(leading) or jnp.shape(std) not in (wide, wide[-2:]) or not shape:

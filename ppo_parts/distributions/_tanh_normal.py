@@ -12,7 +12,7 @@ import numpy as np
 
 from .._base.errors import UserValueError
 from ..functional._common import accumulator_dtype, known_values
-from ._checks import check_box, check_equal_shapes, check_trailing_axes, fit_to_loc
+from ._checks import check_box, check_equal_shapes, check_real, check_trailing_axes, checked_draw, fit_to_loc
 from ._distribution import TreeDistribution
 from ._normal import Normal, StateDependentNormal, log_density, relation
 
@@ -65,6 +65,7 @@ class TanhNormal(TreeDistribution):
 
     def _squash(self, base: Normal, low: Any, high: Any, eps: float) -> None:
         """Set the attributes."""
+        check_real(type(self).__name__, low=low, high=high, eps=eps)
         known = known_values(eps)
         if known is not None and not np.all((known >= 0) & (known < 1)):
             raise UserValueError(f"must lie in [0, 1), got {eps!r}", where=type(self).__name__, argument="eps")
@@ -79,7 +80,7 @@ class TanhNormal(TreeDistribution):
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
         """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to the parameters inside the box."""
-        return self._squashed(self.base._draw(seed, sample_shape))
+        return self._squashed(self.base._draw(seed, checked_draw(type(self).__name__, seed, sample_shape)))
 
     def mode(self) -> Array:
         """The squashed mean (strictly speaking the median, because squashing moves the mode)."""

@@ -595,6 +595,75 @@ def test_actions_have_the_shape_of_their_logits():
         distributions.Categorical(jnp.zeros((4, 3))).log_prob(jnp.zeros((4, 1), int))
 
 
+ONE, FLOAT8 = jnp.full((3, 2), 0.5), jnp.ones((3, 2), jnp.float8_e4m3fn)
+NOT_REAL = [None, "x", [0.5, 0.5], ONE + 1j, np.full((3, 2), "x"), FLOAT8]
+FLOATING = {
+    "Normal": {"loc": ONE},
+    "StateDependentNormal": {"loc": ONE, "features": jnp.ones((3, 4)), "std": jnp.ones((4, 2))},
+    "TanhNormal": {"loc": ONE},
+    "StateDependentTanhNormal": {"loc": ONE, "features": jnp.ones((3, 4)), "std": jnp.ones((4, 2))},
+    "Beta": {"alpha": ONE},
+    "Categorical": {"logits": ONE},
+    "MultiCategorical": {"logits": ONE, "nvec": (2,)},
+    "mask_logits": {"logits": ONE},
+}
+REAL = {
+    "Normal": {"scale": 1},
+    "StateDependentNormal": {"eps": 0},
+    "TanhNormal": {"scale": 1, "low": -1, "high": 1, "eps": 0},
+    "StateDependentTanhNormal": {"low": -1, "high": 1, "eps": 0},
+    "Beta": {"beta": 1, "low": -1, "high": 1},
+    "mask_logits": {"available": np.ones((3, 2), int)},
+}
+
+
+@pytest.mark.parametrize("kind", FLOATING)
+def test_parameters_are_checked_at_the_door(kind):
+    make, floating, real = getattr(distributions, kind), FLOATING[kind], REAL.get(kind, {})
+    make(**floating, **real)
+    cases = [(name, x) for name in (*floating, *real) for x in NOT_REAL if name != "nvec"]
+    cases += [(name, x) for name in floating for x in (np.ones((3, 2), int), ONE > 0) if name != "nvec"]
+    for name, x in cases:
+        with pytest.raises(pp.errors.UserTypeError, match=f": {name} must") as caught:
+            make(**{**floating, **real, name: x})
+        assert caught.value.argument == name
+
+
+@every_kind
+def test_actions_keys_and_shapes_are_checked_at_the_door(kind):
+    policy, key = made(kind), jax.random.key(0)
+    for x in NOT_REAL:
+        with pytest.raises(pp.errors.UserTypeError, match=f"{kind}: value must"):
+            policy.log_prob(x)
+    for seed, shape, name in (
+        (0, (), "seed"),
+        (None, (), "seed"),
+        (key, 3, "sample_shape"),
+        (key, (1.5,), "sample_shape"),
+    ):
+        with pytest.raises(pp.errors.UserTypeError, match=f"{kind}: {name} must"):
+            policy.sample(seed=seed, sample_shape=shape)
+
+
+def test_what_a_distribution_needs():
+    needs = ("log_prob", "sample", "sample_shape", "entropy", "mode", "kl_divergence")
+    for kind in KINDS:
+        distributions.check_distribution("learner", made(kind), needs)
+
+    class Mine:
+        log_prob = 3
+
+        def sample(self, seed): ...
+
+    for need, message in {
+        "log_prob": r"needs log_prob\(value\), but Mine has no log_prob: use one of ppo_parts.distributions",
+        "mode": r"needs mode\(\), but Mine has no mode",
+        "sample_shape": r"needs sample\(seed=, sample_shape=\), but sample of Mine: got an unexpected .*sample_shape",
+    }.items():
+        with pytest.raises(pp.errors.UserTypeError, match=f"rollout: a distribution {message}"):
+            distributions.check_distribution("rollout", Mine(), ("sample", need))
+
+
 def test_normal_says_what_is_wrong():
     with pytest.raises(TypeError, match="loc must be floating"):
         distributions.Normal(jnp.zeros(3, int), 1.0)
