@@ -2,6 +2,6 @@
 
 from ._core.refresh import EachEpoch as EachEpoch
 from ._core.refresh import Estimates as Estimates
+from ._core.refresh import PhaseState as PhaseState
 from ._core.refresh import Refresh as Refresh
 from ._core.refresh import Upstream as Upstream
-from ._core.refresh import UpstreamState as UpstreamState

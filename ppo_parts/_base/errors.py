@@ -23,7 +23,7 @@ class UserError(Exception):
         'gamma'
     """
 
-    __module__ = "ppo_parts"  # the public module, so that tracebacks show the public name
+    __module__ = "ppo_parts.errors"  # the public module, so that tracebacks show the public name
 
     def __init__(self, message: str = "", *, where: str = "", argument: str = "") -> None:
         self.message, self.where, self.argument = message, where, argument
@@ -33,22 +33,22 @@ class UserError(Exception):
 class UserValueError(UserError, ValueError):
     """An argument has an invalid value."""
 
-    __module__ = "ppo_parts"
+    __module__ = "ppo_parts.errors"
 
 
 class UserTypeError(UserError, TypeError):
     """An argument has an invalid type."""
 
-    __module__ = "ppo_parts"
+    __module__ = "ppo_parts.errors"
 
 
 class UserTimeoutError(UserError, TimeoutError):
     """The caller's code, such as an environment, did not return in time."""
 
-    __module__ = "ppo_parts"
+    __module__ = "ppo_parts.errors"
 
 
 class MissingPackage(UserError, ImportError):
     """An optional package is needed but not installed; the message names the extra that installs it."""
 
-    __module__ = "ppo_parts"
+    __module__ = "ppo_parts.errors"

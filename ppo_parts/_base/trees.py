@@ -32,18 +32,33 @@ def varying_like(tree: Any, like: Any) -> Any:
     Inside `shard_map`, a loop must not turn a carry that all devices share into one that differs between them.
     Elsewhere, nothing changes.
     """
-    if not hasattr(jax, "typeof"):  # before JAX 0.6, types do not record this
-        return tree
-    zero = jnp.sum(jnp.zeros_like(like, jnp.int32))
-    if jax.typeof(zero) == jax.typeof(jnp.zeros((), jnp.int32)):
+    axes = _varying_axes(like)
+    if not axes:
         return tree
 
     def varying(x: Any) -> Any:
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(varying(jax.random.key_data(x)), impl=jax.random.key_impl(x))
-        return x | zero.astype(bool) if x.dtype == bool else x + zero.astype(x.dtype)
+        new = tuple(axes - _varying_axes(x))
+        if not new:
+            return x
+        if hasattr(jax.lax, "pcast"):
+            return jax.lax.pcast(x, new, to="varying")
+        return getattr(jax.lax, "pvary")(x, new)  # noqa: B009 # its name before JAX 0.9
 
     return jax.tree.map(lambda x: varying(jnp.asarray(x)), tree)
+
+
+def _varying_axes(x: Any) -> frozenset[str]:
+    """Return the axes of a mesh over which an array varies; before JAX 0.6, types do not record them."""
+    if not hasattr(jax, "typeof"):
+        return frozenset()
+    kind = jax.typeof(x)
+    return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying  # its names before JAX 0.10 and since
+
+
+def has_explicit_axes(x: Any) -> bool:
+    """Return whether an array is sharded over a mesh with explicit axes."""
+    sharding = getattr(jax.typeof(x), "sharding", None) if hasattr(jax, "typeof") else None
+    return sharding is not None and hasattr(jax.sharding, "auto_axes") and any(a is not None for a in sharding.spec)
 
 
 def on_automatic_mesh(f: Callable[..., Any], like: Any) -> Callable[..., Any]:
@@ -52,10 +67,9 @@ def on_automatic_mesh(f: Callable[..., Any], like: Any) -> Callable[..., Any]:
     On such a mesh, JAX does not infer the sharding of rows that are gathered from an array. The results of `f` are
     then replicated on each device.
     """
-    sharding = getattr(jax.typeof(like), "sharding", None) if hasattr(jax, "typeof") else None
-    if sharding is None or not hasattr(jax.sharding, "auto_axes") or all(axis is None for axis in sharding.spec):
+    if not has_explicit_axes(like):
         return f
-    whole = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+    whole = jax.sharding.NamedSharding(jax.typeof(like).sharding.mesh, jax.sharding.PartitionSpec())
     return jax.sharding.auto_axes(f, out_sharding=whole)
 
 

@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
-from .._base.trees import copies, on_automatic_mesh, varying_like
+from .._base.trees import copies, has_explicit_axes, on_automatic_mesh, varying_like
 from .chain import chain, check_every_write_has_an_effect, finish, part_key
 from .checks import check_key, check_params, check_rollout, check_trainable, count_nonfinite, finite_where_masked
-from .loop import GradientMetrics, PhaseLoop, PhaseState, if_due, run_every
+from .loop import GradientMetrics, PhaseLoop, if_due, run_if_due
 from .metrics import Metrics, join_metrics
 from .optim import may_skip
 from .pieces import evaluate_shards
 from .policy import evaluate_current
-from .refresh import PartStates, Upstream, UpstreamState
+from .refresh import PhaseState, Upstream
 from .spec import PhaseSpec, by_phase, divide, with_optimizers, without_names
 from .types import Array, Batch, Context, Evaluate, Output, Params, Part
 
@@ -141,16 +141,6 @@ def learner(
     return Learner(made.init, made.update)
 
 
-class _SoFar(NamedTuple):
-    """The intermediate results of an update; the states of phases by name."""
-
-    params: Params
-    opt_states: dict[str, Any]
-    shared: tuple[Any, ...]
-    states: dict[str, tuple[Any, Any]]
-    metrics: tuple[Metrics, ...]
-
-
 @dataclasses.dataclass(frozen=True)
 class _Update:
     """The two functions of a learner; see `learner` for the fields."""
@@ -179,6 +169,7 @@ class _Update:
         return LearnerState(params, opt_state, copies(pipeline), jnp.zeros((), jnp.int32))
 
     def update(self, key: Array, state: LearnerState, batch: Batch) -> Any:
+        """Run the shared parts, each phase, and the `finish` of each part."""
         check_key("learner.update", key)
         if not isinstance(state, LearnerState):
             raise UserTypeError(
@@ -186,10 +177,8 @@ class _Update:
                 f"got {type(state).__name__}"
             )
         check_rollout(batch)
-        return on_automatic_mesh(self._update, batch.log_prob)(key, state, batch)
-
-    def _update(self, key: Array, state: LearnerState, batch: Batch) -> Any:
-        """Run the shared parts, each phase, and the `finish` of each part."""
+        if has_explicit_axes(batch.log_prob):
+            return on_automatic_mesh(self.update, batch.log_prob)(key, state, batch)
         # Inside `shard_map` the rollout may differ between devices, and so do parameters trained on it. The carries of
         # the loops below must then be marked as varying from the beginning.
         key, state = varying_like((key, state), batch.log_prob)
@@ -197,15 +186,18 @@ class _Update:
         keeps_time = not all(spec.sampler.cuts_time for spec in self.phases)
         recorded = finite_where_masked(recorded, keeps_time=keeps_time)
         context = Context(key=key, step=state.step, params=state.params, evaluate=self.evaluate)
-        shared, states = state.pipeline
+        params, (shared, states) = state.params, state.pipeline
         opt_states, states = by_phase(state.opt_state, self.phases), by_phase(states, self.phases)
-        so_far = _SoFar(state.params, opt_states, shared, states, (count_nonfinite(recorded),))
-        prepared = stored = recorded
+        metrics = [count_nonfinite(recorded)]
+
+        # The parts that all phases share run once, for the phases that do not run them again, and for `finish`.
+        upstream = Upstream((), self.shared, self.evaluate, recorded, recorded, False, self._keeps_finite(opt_states))
+        start = PhaseState(params, None, (), shared, (), jnp.zeros_like(state.step, bool))
+        prepared, started = upstream.run(start, context.replace(key=jax.random.fold_in(key, 0)))
         if any(spec.sampler.refresh.shares_upstream for spec in self.phases):
-            prepared, so_far = self._run_shared(recorded, so_far, context)
-            stored = prepared
-        elif any(part.finish is not None for spec in self.phases for part in spec.before):
-            stored, _ = self._run_shared(recorded, so_far, context)  # for `finish`, such as that of `replay`
+            params, shared = started.params, started.before
+            metrics.append(Metrics.of(prepared.metrics, dict(prepared.reductions)))
+
         rollouts = {}
         for number, spec in enumerate(self.phases):
             upstream = Upstream(
@@ -215,68 +207,51 @@ class _Update:
                 recorded=recorded,
                 prepared=prepared,
                 moved=number > 0,
-                keep_finite=_keeps_finite(so_far),
+                keep_finite=self._keeps_finite(opt_states),
             )
-            phase_context = context.replace(key=jax.random.fold_in(key, number + 1))
-            rollouts[spec.name], so_far = self._run_phase(spec, upstream, so_far, phase_context)
-        finish_context = context.replace(key=jax.random.fold_in(key, len(self.phases) + 1), params=so_far.params)
-        shared, states = self._finished(so_far, prepared, stored, rollouts, finish_context)
+            phase_context = context.replace(
+                key=jax.random.fold_in(key, number + 1), num_minibatches=spec.sampler.num_minibatches
+            )
+            loop = PhaseLoop(spec, upstream, phase_context, self.gradient_metrics)
+            before, after = states[spec.name]
+            stopped = jnp.zeros_like(state.step, bool)
+            begin = PhaseState(params, opt_states[spec.name], shared, before, after, stopped)
+            end, measured, rollouts[spec.name] = loop.run(begin) if spec.every == 1 else run_if_due(loop, begin)
+            params, shared = end.params, end.shared
+            opt_states[spec.name], states[spec.name] = end.opt_state, (end.before, end.after)
+            metrics.append(measured.prefixed(f"{spec.name}/") if spec.name else measured)
+
+        context = context.replace(key=jax.random.fold_in(key, len(self.phases) + 1), params=params)
+        shared, states = self._finish(shared, states, prepared, rollouts, context)
         pipeline = (shared, without_names(states, self.phases))
-        opt_state = without_names(so_far.opt_states, self.phases)
-        result = LearnerState(so_far.params, opt_state, pipeline, state.step + 1)
-        metrics = join_metrics(*so_far.metrics)
-        return (result, metrics, rollouts[self.phases[0].name]) if self.return_batch else (result, metrics)
+        result = LearnerState(params, without_names(opt_states, self.phases), pipeline, state.step + 1)
+        joined = join_metrics(*metrics)
+        return (result, joined, rollouts[self.phases[0].name]) if self.return_batch else (result, joined)
 
-    def _run_shared(self, recorded: Batch, so_far: _SoFar, context: Context) -> tuple[Batch, _SoFar]:
-        """Run the parts that all phases share, once, for the phases that do not run them again."""
-        upstream = Upstream(
-            shared=(),
-            own=self.shared,  # run like the own parts of a phase
-            evaluate=self.evaluate,
-            recorded=recorded,
-            prepared=recorded,
-            moved=False,
-            keep_finite=_keeps_finite(so_far),
-        )
-        context = context.replace(key=jax.random.fold_in(context.key, 0))
-        prepared, state = upstream.run_own(UpstreamState(so_far.params, PartStates((), so_far.shared)), context)
-        metrics = (*so_far.metrics, Metrics.of(prepared.metrics, dict(prepared.reductions)))
-        return prepared, so_far._replace(params=state.params, shared=state.parts.own, metrics=metrics)
+    def _keeps_finite(self, opt_states: dict[str, Any]) -> bool:
+        return any(may_skip(opt_state) for opt_state in opt_states.values())
 
-    def _run_phase(self, spec: PhaseSpec, upstream: Upstream, so_far: _SoFar, context: Context) -> tuple[Batch, _SoFar]:
-        """Run one phase, in the updates in which it runs."""
-        context = context.replace(num_minibatches=spec.sampler.num_minibatches)
-        before, after = so_far.states[spec.name]
-        upstream_state = UpstreamState(so_far.params, PartStates(so_far.shared, before))
-        stopped = jnp.zeros_like(context.step, bool)
-        state = PhaseState(upstream_state, so_far.opt_states[spec.name], after, stopped)
-        loop = PhaseLoop(spec, upstream, context, self.gradient_metrics)
-        state, metrics, rollout = run_every(loop, spec.every, state)
-        metrics = metrics.prefixed(f"{spec.name}/") if spec.name else metrics
-        return rollout, _SoFar(
-            state.upstream.params,
-            {**so_far.opt_states, spec.name: state.opt_state},
-            state.upstream.parts.shared,
-            {**so_far.states, spec.name: (state.upstream.parts.own, state.after)},
-            (*so_far.metrics, metrics),
-        )
-
-    def _finished(
-        self, so_far: _SoFar, prepared: Batch, stored: Batch, rollouts: dict[str, Batch], context: Context
+    def _finish(
+        self,
+        shared: tuple[Any, ...],
+        states: dict[str, tuple[Any, Any]],
+        prepared: Batch,
+        rollouts: dict[str, Batch],
+        context: Context,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the states of all parts, after calling `finish` on the rollout under the updated policy."""
         shared_context, *contexts = (
             context.replace(key=jax.random.fold_in(context.key, i)) for i in range(1 + 2 * len(self.phases))
         )
-        states = {}
+        finished = {}
         for spec, before_context, after_context in zip(self.phases, contexts[::2], contexts[1::2], strict=True):
-            before, after = so_far.states[spec.name]
-            before = finish_update(spec.before, before, stored, before_context)
+            before, after = states[spec.name]
+            before = finish_update(spec.before, before, prepared, before_context)
             finish_phase = functools.partial(
                 finish_update, spec.after, rollout=rollouts[spec.name], context=after_context
             )
-            states[spec.name] = before, if_due(spec.every, context.step, finish_phase, after)
-        return finish_update(self.shared, so_far.shared, prepared, shared_context), states
+            finished[spec.name] = before, if_due(spec.every, context.step, finish_phase, after)
+        return finish_update(self.shared, shared, prepared, shared_context), finished
 
 
 def check_first(parts: Sequence[Part]) -> None:
@@ -287,10 +262,6 @@ def check_first(parts: Sequence[Part]) -> None:
                 f"learner: {part.name} must be the first part of its chain, but {parts[0].name} is: put "
                 f"{parts[0].name} before pp.phases(...), with {part.name} first in a phase"
             )
-
-
-def _keeps_finite(so_far: _SoFar) -> bool:
-    return any(may_skip(opt_state) for opt_state in so_far.opt_states.values())
 
 
 def finish_update(

@@ -2,12 +2,12 @@
 
 # What `PhaseLoop.run` computes, without keys, states of parts, metrics, early stops and refreshes:
 #
-#     rollout = run the parts before the sampler on the recorded rollout        (refresh.init)
+#     rollout = run the parts before the sampler on the recorded rollout        (refresh.before_phase)
 #     for epoch in range(sampler.num_epochs):
 #         rollout = refresh.before_epoch(rollout)                               (usually unchanged)
 #         plan = sampler.plan(rollout)
 #         for item in plan:                                                     (PhaseLoop._minibatch)
-#             rollout = refresh.before_minibatch(rollout)                       (usually as it was)
+#             rollout = refresh.before_minibatch(rollout)                       (usually unchanged)
 #             minibatch = sampler.take(rollout, sampler.draw(item))
 #             gradient = derivative of loss(params, minibatch)
 #             params = params + optimizer.update(gradient)                      (PhaseLoop._step)
@@ -17,24 +17,15 @@
 #         minibatch.current = evaluate(params, minibatch)
 #         return sum of the mean losses that the parts after the sampler add to the minibatch
 #
-# A refresh may run the parts before the sampler again, on outputs of the policy being trained: see `Refresh`.
-#
-# What the loops carry:
-#
-#     _SoFar (in _learner.py)   from phase to phase: parameters, and the states of all optimizers and parts
-#     PhaseState                from minibatch to minibatch: an `UpstreamState`, the states of the optimizer and of the
-#                               parts after the sampler, and whether a part has stopped the phase
-#     UpstreamState             inside `PhaseState`: the parameters, the states of the parts before the sampler, and
-#                               what a refresh remembers
-#
-# `Upstream` contains the recorded rollout, which does not change. `Stepped` contains what one gradient step changes; if
-# a part discards the step, the `Stepped` from before it is restored.
+# A refresh may run the parts before the sampler again, on outputs of the policy being trained: see `Refresh`. The loops
+# carry one record, `PhaseState`; the recorded rollout, which does not change, is in `Upstream`.
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,36 +39,12 @@ from .chain import amend, check_batch, check_states, fold
 from .metrics import Metrics, join_metrics
 from .optim import may_skip, skipped
 from .policy import evaluate_current
-from .refresh import Upstream, UpstreamState
+from .refresh import PhaseState, Upstream
 from .sampling import Sampler
 from .spec import PhaseSpec
-from .types import Array, Batch, Context, Params, Stop
+from .types import Array, Batch, Context, Params
 
 GradientMetrics = Callable[[Any], Mapping[str, Array]]
-
-
-class PhaseState(NamedTuple):
-    """The state that changes from minibatch to minibatch.
-
-    Attributes:
-        upstream: the latest parameters, and the states of the parts before the sampler.
-        opt_state: the state of the phase's optimizer.
-        after: the states of the parts after the sampler.
-        stopped: whether a part has stopped the phase.
-    """
-
-    upstream: UpstreamState
-    opt_state: Any
-    after: tuple[Any, ...]
-    stopped: Array
-
-
-class Stepped(NamedTuple):
-    """The values that a gradient step changes, unless its minibatch is discarded."""
-
-    params: Params
-    opt_state: Any
-    after: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,43 +68,39 @@ class PhaseLoop:
         can_stop = self.spec.can_stop
         sampler, refresh, key = self.spec.sampler, self.spec.sampler.refresh, self.context.key
         context = self.context.replace(key=jax.random.fold_in(key, 0))
-        rollout, upstream = refresh.init(self.upstream, state.upstream, context)
-        first = _metrics_of(rollout)
-        rollout = _without_metrics(rollout)
+        rollout, state = refresh.before_phase(self.upstream, state, context)
+        first, rollout = _split_metrics(rollout)
 
         def epoch(state: PhaseState, number: Array) -> tuple[PhaseState, tuple[Metrics, Metrics, Array]]:
             keys = jax.random.split(jax.random.fold_in(key, number + 1), 3)
             context = self.context.replace(key=keys[0], epoch=number)
-            drawn_from, upstream = refresh.before_epoch(self.upstream, rollout, state.upstream, context)
-            refreshed, drawn_from = _metrics_of(drawn_from), _without_metrics(drawn_from)
+            drawn_from, state = refresh.before_epoch(self.upstream, rollout, state, context)
+            refreshed, drawn_from = _split_metrics(drawn_from)
             items = sampler.plan(keys[1], drawn_from, number)
             check_plan(sampler, items)
-
-            def minibatch(state: PhaseState, numbered: Any) -> tuple[PhaseState, Metrics]:
-                index, item = numbered
-                here = context.replace(key=jax.random.fold_in(keys[2], index), minibatch=index)
-                return self._minibatch(state, drawn_from, item, here)
-
+            minibatch = functools.partial(self._minibatch, drawn_from, context.replace(key=keys[2]))
             numbered = (jnp.arange(sampler.num_minibatches), items)
-            state, measured, ran = scan_until(minibatch, state._replace(upstream=upstream), numbered, can_stop)
+            state, measured, ran = scan_until(minibatch, state, numbered, can_stop)
             return state, (refreshed, measured, ran)
 
-        state = state._replace(upstream=upstream)
         epochs = jnp.arange(sampler.num_epochs)
         state, (refreshed, measured, ran), begun = scan_until(epoch, state, epochs, can_stop)
         own = {"epochs": jnp.sum(begun)} | ({"early_stopped": state.stopped} if can_stop else {})
         metrics = join_metrics(first, refreshed.reduce(begun), measured.reduce(ran), Metrics.of(own))
-        return state._replace(upstream=state.upstream._replace(estimates=None)), metrics, rollout
+        return state._replace(estimates=None), metrics, rollout
 
-    def _minibatch(self, state: PhaseState, rollout: Batch, item: Any, context: Context) -> tuple[PhaseState, Metrics]:
+    def _minibatch(
+        self, rollout: Batch, context: Context, state: PhaseState, numbered: Any
+    ) -> tuple[PhaseState, Metrics]:
         """Draw a minibatch, differentiate, apply the gradient step unless a part discards it, and write back."""
         spec, sampler, refresh = self.spec, self.spec.sampler, self.spec.sampler.refresh
+        index, item = numbered
+        key = jax.random.fold_in(context.key, index)
         # The parent of these keys is not used itself, because a part that splits it would get the same keys.
-        upstream_key, loss_key, draw_key = (jax.random.fold_in(context.key, i) for i in range(3))
-        rollout, upstream = refresh.before_minibatch(
-            self.upstream, rollout, state.upstream, context.replace(key=upstream_key)
-        )
-        params, refreshed = upstream.params, _metrics_of(rollout)
+        upstream_key, loss_key, draw_key = (jax.random.fold_in(key, i) for i in range(3))
+        context = context.replace(key=upstream_key, minibatch=index)
+        rollout, state = refresh.before_minibatch(self.upstream, rollout, state, context)
+        params, (refreshed, rollout) = state.params, _split_metrics(rollout)
         context = context.replace(params=params)
         check_batch(sampler, rollout)
         indices, weight = sampler.draw(item, rollout, context.replace(key=draw_key))
@@ -147,43 +110,34 @@ class PhaseLoop:
             spec.trained(params), params, minibatch, state.after, context.replace(key=loss_key)
         )
         gradient = spec.masked(gradient, params)
-        old = Stepped(params, state.opt_state, state.after)
-        new, applied = self._step(old, after, gradient, loss, batch.metrics)
-        new, kept, stopped = self._discard_if_asked(batch.stop, old, new, state.stopped)
+        new, applied = self._step(state, after, gradient, loss, batch.metrics)
+        if batch.stop is not None:
+            spec.check_stop()
+            applied &= ~batch.stop.discard
+            new = _keep(~batch.stop.discard, new, state)
+            new = new._replace(stopped=batch.stop.discard | batch.stop.after)
 
-        upstream = upstream._replace(params=new.params)
-        upstream = refresh.after_minibatch(
-            self.upstream, upstream, sampler, minibatch.replace(current=current), indices
-        )
-        measured = self._measured(loss, gradient, applied & kept, minibatch)
-        metrics = join_metrics(refreshed, _metrics_of(batch), *measured)
-        return PhaseState(upstream, new.opt_state, new.after, stopped), metrics
+        minibatch = minibatch.replace(current=current)
+        new = refresh.after_minibatch(self.upstream, new, sampler, minibatch, indices)
+        measured = self._measured(loss, gradient, applied, minibatch)
+        return new, join_metrics(refreshed, _split_metrics(batch)[0], *measured)
 
     def _step(
-        self, old: Stepped, after: tuple[Any, ...], gradient: Params, loss: Array, metrics: Mapping[str, Array]
-    ) -> tuple[Stepped, Array]:
+        self, state: PhaseState, after: tuple[Any, ...], gradient: Params, loss: Array, metrics: Mapping[str, Array]
+    ) -> tuple[PhaseState, Array]:
         """Apply the optimizer and the amendments of parts; also return whether the optimizer applied the gradient."""
-        spec = self.spec
+        spec, params = self.spec, state.params
         updates, opt_state = spec.optimizer.update(
-            gradient, old.opt_state, spec.trained(old.params), step=self.context.step, value=loss, metrics=metrics
+            gradient, state.opt_state, spec.trained(params), step=self.context.step, value=loss, metrics=metrics
         )
-        updates = spec.masked(updates, old.params)  # because weight decay also changes parameters without a gradient
-        params = spec.merged(old.params, optax.apply_updates(spec.trained(old.params), updates))
+        updates = spec.masked(updates, params)  # because weight decay also changes parameters without a gradient
+        params = spec.merged(params, optax.apply_updates(spec.trained(params), updates))
         applied = jnp.ones((), bool)
         if may_skip(opt_state):
             applied = ~skipped(opt_state)
-            after = _where(applied, after, old.after)
-        return Stepped(amend(spec.after, params, old.after, after), opt_state, after), applied
-
-    def _discard_if_asked(
-        self, stop: Stop | None, old: Stepped, new: Stepped, stopped: Array
-    ) -> tuple[Stepped, Array, Array]:
-        """Undo the step if a part discards the minibatch; also return whether it was kept, and whether to stop."""
-        if stop is None:
-            return new, jnp.ones((), bool), stopped
-        self.spec.check_stop()
-        kept = ~stop.discard
-        return _where(kept, new, old), kept, stop.discard | stop.after
+            after = _where(applied, after, state.after)
+        params = amend(spec.after, params, state.after, after)
+        return state._replace(params=params, opt_state=opt_state, after=after), applied
 
     def _loss(
         self, trained: Params, params: Params, minibatch: Batch, states: tuple[Any, ...], context: Context
@@ -222,13 +176,11 @@ class PhaseLoop:
         return own, Metrics.of(measured)
 
 
-def run_every(phase: PhaseLoop, every: int, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
-    """Run the phase once in `every` updates; in other updates the state is unchanged, and metrics are NaN (sums: 0).
+def run_if_due(phase: PhaseLoop, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
+    """Run a phase that does not run in every update; otherwise the state is unchanged, and metrics are NaN (sums: 0).
 
     The third result is the rollout that parts with `finish` receive.
     """
-    if every == 1:
-        return phase.run(state)
 
     def run(state: PhaseState) -> tuple[PhaseState, Metrics]:
         return phase.run(state)[:2]
@@ -238,7 +190,7 @@ def run_every(phase: PhaseLoop, every: int, state: PhaseState) -> tuple[PhaseSta
         absent = jnp.array([0.0 if way == "sum" else jnp.nan for way in metrics.reductions], metrics.array.dtype)
         return state, Metrics(absent, metrics.names, metrics.reductions)
 
-    state, metrics = jax.lax.cond(is_due(every, phase.context.step), run, skip, state)
+    state, metrics = jax.lax.cond(is_due(phase.spec.every, phase.context.step), run, skip, state)
     return state, metrics, phase.upstream.prepared
 
 
@@ -287,7 +239,6 @@ def scan_until(
     shapes = jax.eval_shape(lambda: step(state, jax.tree.map(lambda x: x[0], xs)))[1]
 
     def skip(state: PhaseState, x: Any) -> tuple[PhaseState, Any]:
-        del x
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         return state, varying_like(zeros, state.stopped)
 
@@ -304,9 +255,11 @@ def _where(condition: Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
 
 
-def _metrics_of(batch: Batch) -> Metrics:
-    return Metrics.of(batch.metrics, dict(batch.reductions))
+def _keep(condition: Array, new: PhaseState, old: PhaseState) -> PhaseState:
+    """Return the new state with the old parameters and states of a gradient step, unless the condition holds."""
+    changed = ("params", "opt_state", "after")
+    return new._replace(**{name: _where(condition, getattr(new, name), getattr(old, name)) for name in changed})
 
 
-def _without_metrics(batch: Batch) -> Batch:
-    return batch.replace(metrics={}, reductions=())
+def _split_metrics(batch: Batch) -> tuple[Metrics, Batch]:
+    return Metrics.of(batch.metrics, dict(batch.reductions)), batch.replace(metrics={}, reductions=())

@@ -31,24 +31,24 @@ class Estimates(NamedTuple):
     log_ratio: Array
 
 
-class PartStates(NamedTuple):
-    """States of the parts before the sampler: of those that all phases share, and of the phase's own."""
-
-    shared: tuple[Any, ...]
-    own: tuple[Any, ...]
-
-
-class UpstreamState(NamedTuple):
-    """The state that a phase passes from minibatch to minibatch for the parts before its sampler.
+class PhaseState(NamedTuple):
+    """Everything that changes from minibatch to minibatch of a phase.
 
     Attributes:
         params: the latest parameters.
-        parts: the states of these parts.
+        opt_state: the state of the phase's optimizer.
+        shared: the states of the parts that all phases share.
+        before, after: the states of the phase's own parts before and after its sampler.
+        stopped: whether a part has stopped the phase.
         estimates: those of the latest evaluation of each step; None unless the refresh updates them.
     """
 
     params: Params
-    parts: PartStates
+    opt_state: Any
+    shared: tuple[Any, ...]
+    before: tuple[Any, ...]
+    after: tuple[Any, ...]
+    stopped: Array
     estimates: Estimates | None = None
 
 
@@ -61,8 +61,7 @@ class Upstream:
         own: the parts of this phase.
         evaluate: the policy network.
         recorded: the rollout before any part has run; numbers in masked elements are finite.
-        prepared: the rollout on which `run_own` runs: after the shared parts, if a phase has a refresh with
-            `shares_upstream`; otherwise `recorded`.
+        prepared: the rollout after the shared parts.
         moved: whether an earlier phase has trained the policy since the rollout.
         keep_finite: whether a part keeps its last finite state, because the optimizer skips gradients that are not
             finite.
@@ -76,29 +75,21 @@ class Upstream:
     moved: bool
     keep_finite: bool
 
-    def run_own(self, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
-        """Run the phase's own parts on the rollout that the shared parts have prepared."""
-        batch = self.prepared.replace(metrics={}, reductions=())
-        batch, states, params = self._run(self.own, batch, state.params, state.parts.own, context)
-        return batch, state._replace(params=params, parts=state.parts._replace(own=states))
-
-    def run(self, estimates: Estimates, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
-        """Run all parts again, on the rollout with new estimates."""
-        batch = self.recorded.replace(**estimates._asdict())
-        states = (*state.parts.shared, *state.parts.own)
-        batch, states, params = self._run((*self.shared, *self.own), batch, state.params, states, context)
-        parts = PartStates(states[: len(self.shared)], states[len(self.shared) :])
-        return batch, state._replace(params=params, parts=parts)
-
-    def _run(
-        self, parts: tuple[Part, ...], batch: Batch, params: Params, states: tuple[Any, ...], context: Context
-    ) -> tuple[Batch, tuple[Any, ...], Params]:
-        batch, after = fold(parts, batch, states, context.replace(params=params))
+    def run(self, state: PhaseState, context: Context, estimates: Estimates | None = None) -> tuple[Batch, PhaseState]:
+        """Run the phase's own parts on the prepared rollout or, with new estimates, all parts on the recorded one."""
+        if estimates is None:
+            parts, states, batch = self.own, state.before, self.prepared.replace(metrics={}, reductions=())
+        else:
+            parts, states = (*self.shared, *self.own), (*state.shared, *state.before)
+            batch = self.recorded.replace(**estimates._asdict())
+        batch, after = fold(parts, batch, states, context.replace(params=state.params))
         check_states("update", parts, states, after)
         check_upstream(parts, batch)
         if self.keep_finite:
             after = tuple(finite_or_old(new, old) for new, old in zip(after, states, strict=True))
-        return batch, after, amend(parts, params, states, after)
+        params, first_own = amend(parts, state.params, states, after), len(parts) - len(self.own)
+        shared = state.shared if estimates is None else after[:first_own]
+        return batch, state._replace(params=params, shared=shared, before=after[first_own:])
 
     def recorded_estimates(self) -> Estimates:
         """Return the estimates of the behavior policy, as recorded in the rollout."""
@@ -124,38 +115,34 @@ class Upstream:
 class Refresh:
     """Determines how often the parts before the sampler run; this class runs them once.
 
-    Subclasses override its methods. `init` is called before the first epoch of a phase, the others at the times that
-    their names state. All except the last return the rollout from which minibatches are drawn. Each may evaluate the
-    policy, run the parts, and change the state.
+    Subclasses override its methods, which are called at the times that their names state. All except the last return
+    the rollout from which minibatches are drawn. Each may evaluate the policy, run the parts, and change the state.
     """
 
     name = "rollout"
     shares_upstream = True
     """Whether the parts that all phases share run only once, before the first phase."""
 
-    def init(self, upstream: Upstream, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
+    def before_phase(self, upstream: Upstream, state: PhaseState, context: Context) -> tuple[Batch, PhaseState]:
         """Run the parts before the sampler, once for all epochs."""
-        return upstream.run_own(state, context)
+        return upstream.run(state, context)
 
     def before_epoch(
-        self, upstream: Upstream, rollout: Batch, state: UpstreamState, context: Context
-    ) -> tuple[Batch, UpstreamState]:
+        self, upstream: Upstream, rollout: Batch, state: PhaseState, context: Context
+    ) -> tuple[Batch, PhaseState]:
         """Return the rollout for epoch `context.epoch`."""
-        del upstream, context
         return rollout, state
 
     def before_minibatch(
-        self, upstream: Upstream, rollout: Batch, state: UpstreamState, context: Context
-    ) -> tuple[Batch, UpstreamState]:
+        self, upstream: Upstream, rollout: Batch, state: PhaseState, context: Context
+    ) -> tuple[Batch, PhaseState]:
         """Return the rollout from which minibatch `context.minibatch` is drawn."""
-        del upstream, context
         return rollout, state
 
     def after_minibatch(
-        self, upstream: Upstream, state: UpstreamState, sampler: Any, minibatch: Batch, indices: Any
-    ) -> UpstreamState:
+        self, upstream: Upstream, state: PhaseState, sampler: Any, minibatch: Batch, indices: Any
+    ) -> PhaseState:
         """Return the state after the gradient step; `minibatch.current` is the policy before this step."""
-        del upstream, sampler, minibatch, indices
         return state
 
 
@@ -179,23 +166,21 @@ class EachEpoch(Refresh):
     def __init__(self, on_policy: bool = True) -> None:
         self.on_policy = on_policy
 
-    def init(self, upstream: Upstream, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
+    def before_phase(self, upstream: Upstream, state: PhaseState, context: Context) -> tuple[Batch, PhaseState]:
         """Return the rollout unchanged: the parts run before each epoch, including the first."""
-        del context
         return upstream.recorded, state
 
     def before_epoch(
-        self, upstream: Upstream, rollout: Batch, state: UpstreamState, context: Context
-    ) -> tuple[Batch, UpstreamState]:
+        self, upstream: Upstream, rollout: Batch, state: PhaseState, context: Context
+    ) -> tuple[Batch, PhaseState]:
         """Evaluate the rollout, unless the policy is still the behavior policy, and run the parts."""
-        del rollout
         if upstream.moved or not self.on_policy:
             estimates = upstream.evaluated(state.params)
         else:
             estimates = jax.lax.cond(
                 context.epoch > 0, upstream.evaluated, lambda params: upstream.recorded_estimates(), state.params
             )
-        return upstream.run(estimates, state, context)
+        return upstream.run(state, context, estimates)
 
 
 class EachMinibatch(Refresh):
@@ -204,19 +189,16 @@ class EachMinibatch(Refresh):
     name = "minibatch"
     shares_upstream = False
 
-    def init(self, upstream: Upstream, state: UpstreamState, context: Context) -> tuple[Batch, UpstreamState]:
+    def before_phase(self, upstream: Upstream, state: PhaseState, context: Context) -> tuple[Batch, PhaseState]:
         """Start from the recorded estimates, or from those of the policy that an earlier phase has trained."""
-        del context
         estimates = upstream.evaluated(state.params) if upstream.moved else upstream.recorded_estimates()
         return upstream.recorded, state._replace(estimates=estimates)
 
     def before_minibatch(
-        self, upstream: Upstream, rollout: Batch, state: UpstreamState, context: Context
-    ) -> tuple[Batch, UpstreamState]:
+        self, upstream: Upstream, rollout: Batch, state: PhaseState, context: Context
+    ) -> tuple[Batch, PhaseState]:
         """Run the parts on the latest estimates."""
-        del rollout
-        assert state.estimates is not None
-        batch, state = upstream.run(state.estimates, state, context)
+        batch, state = upstream.run(state, context, state.estimates)
         if batch.log_prob.shape != upstream.recorded.log_prob.shape:
             raise UserValueError(
                 'refresh="minibatch" writes values back into the rollout of shape '
@@ -226,8 +208,8 @@ class EachMinibatch(Refresh):
         return batch, state
 
     def after_minibatch(
-        self, upstream: Upstream, state: UpstreamState, sampler: Any, minibatch: Batch, indices: Any
-    ) -> UpstreamState:
+        self, upstream: Upstream, state: PhaseState, sampler: Any, minibatch: Batch, indices: Any
+    ) -> PhaseState:
         """Write the minibatch's values and log-ratios back."""
         current: Current = minibatch.current
         assert state.estimates is not None

@@ -25,9 +25,11 @@ EXCEPT = {
 
 
 def test_every_public_part_is_in_the_registry():
+    modules = (pp, *(x for name, x in vars(pp).items() if name[0] != "_" and inspect.ismodule(x)))
     factories = {
         name
-        for name, public in vars(pp).items()
+        for module in modules
+        for name, public in vars(module).items()
         if inspect.isfunction(public) and inspect.signature(public).return_annotation in ("Part", pp.Part)
     }
     assert {"gae", "chain", "full_batch", "kl_early_stop", "phases"} < factories

@@ -162,7 +162,7 @@ def test_self_play_learns_to_win(nim):
 
 
 def test_a_chain_that_does_not_tell_the_sides_apart_is_refused(nim):
-    with pytest.raises(pp.errors.UserValueError, match=r"the policy plays both sides .* pp\.zero_sum\(pp\.gae"):
+    with pytest.raises(pp.errors.UserValueError, match=r"the policy plays both sides .* pp\.agents\.zero_sum\(pp\.gae"):
         cleanrl_ppo.make_train(SELF_PLAY, nim, pipeline=pp.chain(GAE, pp.full_batch(), pp.value_loss()))
 
 
