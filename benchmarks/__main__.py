@@ -11,7 +11,7 @@ COMMANDS = {  # modules here with a `main()` that reads sys.argv, and their desc
     "train": "whole training runs against others: environment steps per second, compile time",
     "hosts": "environments on the host: alone, collecting, and whole runs against others",
     "growth": "how an update's cost grows with environments, steps, minibatches and seeds",
-    "gpu": "everything to measure on a GPU, in eight minutes: kernels, the loss, whole runs",
+    "gpu": "everything to measure on a GPU, in eight minutes: kernels and whole runs",
     "ptx": "what the GPU kernels compile to, without a GPU: bytes per element, registers",
     "learning": "learning curves of the recipes, over many seeds",
     "games": "two-player games against random moves: how many are won",

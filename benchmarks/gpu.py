@@ -3,15 +3,14 @@
 `python -m benchmarks gpu --json benchmarks/results/gpu_h100.json`
 
 Sections, in this order: `device` (its bandwidth, published and measured with a copy), `kernels` (gae and V-trace, as
-one kernel and as an associative scan), `loss` (`categorical_ppo_loss` and the functions that it replaces, forward and
-with its gradient), `update` (a learner with one and with the other), `train` (whole recipes), `tune` (both kernels with
-other sizes of blocks). The results are written after every measurement, so that a run that is cut short loses one.
-What fails is recorded with the reason, and so is what the time did not suffice for.
+one kernel and as an associative scan), `train` (whole recipes), `tune` (the kernel with other sizes of blocks). The
+results are written after every measurement, so that a run that is cut short loses one. What fails is recorded with the
+reason, and so is what the time did not suffice for.
 
 *inside*: one call within a compiled loop of many, which is what it costs within a training step; *alone*: one compiled
-call, waited for, which for small arrays is the time to dispatch it. Each kernel is compared with the plain functions
-before it is timed. The figures to compare with were published for an H100: rl-triton's kernels (arXiv 2608.17641, time
-on the device, 16 bytes per element for gae) and PufferLib's loss kernel (pull request 472, GPU not named).
+call, waited for, which for small arrays is the time to dispatch it. The kernel is compared with the plain scan before
+it is timed. The figures to compare with were published for an H100: rl-triton's kernels (arXiv 2608.17641, time on the
+device, 16 bytes per element for gae).
 
 Without a GPU, or with `--dry-run`, everything is tiny, kernels are emulated, and the times mean nothing.
 """
@@ -30,14 +29,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-import ppo_parts as pp
-from ppo_parts import distributions, envs, functional
-from ppo_parts.functional import _fused_kernel, _kernel, _recurrence
+from ppo_parts import envs, functional
+from ppo_parts.functional import _kernel, _recurrence
 from recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
-from . import _timing, ptx, train, update
+from . import _timing, ptx, train
 
 Row = dict[str, Any]
 BANDWIDTHS = {  # published, bytes per second; the first name that `device_kind` contains counts
@@ -65,7 +62,6 @@ RL_TRITON = {  # microseconds on an H100 by function, steps and environments
     ("gae", 128, 2048): 2.67,
     ("vtrace", 2048, 4096): 98.0,
 }
-PUFFERLIB_LOSS = 3.3  # microseconds forward, and as many backward, at 32,768 elements and 4 actions
 GOALS = {  # steps per second of a recipe: 15 M for one agent; PureJaxRL's 256 seeds on an A100
     train.CARTPOLE: 15e6,
     train.BREAKOUT: 7.9e6,
@@ -91,12 +87,9 @@ class Plan(NamedTuple):
     repeats: int
     rounds: int
     kernels: tuple[tuple[str, int, int, str], ...]
-    losses: tuple[tuple[int, int, str], ...]
-    update: tuple[int, int]
     runs: tuple[Setting, ...]
     tuned: tuple[tuple[int, int], ...]
     blocks: tuple[tuple[int, int, int], ...]  # columns, warps, rows
-    loss_blocks: tuple[tuple[int, int], ...]  # logits, warps
 
 
 FULL = Plan(
@@ -108,8 +101,6 @@ FULL = Plan(
         ("gae", 512, 16384, "bfloat16"),
         ("vtrace", 512, 16384, "bfloat16"),
     ),
-    losses=((32768, 4, "float32"), (2048, 2, "float32"), (262144, 18, "float32"), (32768, 4, "bfloat16")),
-    update=(128, 2048),
     runs=(
         Setting("cleanrl", train.CARTPOLE, 65536),
         Setting("cleanrl", train.BREAKOUT, 8192),
@@ -125,23 +116,19 @@ FULL = Plan(
     ),
     tuned=((128, 4096), (512, 16384)),
     blocks=tuple((columns, warps, rows) for columns, warps in ((32, 1), (64, 1), (128, 4)) for rows in (4, 8, 16, 32)),
-    loss_blocks=((256, 2), (1024, 4), (1024, 8)),
 )
 TINY = Plan(
     copied=2**16,
     repeats=2,
     rounds=2,
     kernels=(("gae", 3, 40, "float32"),),
-    losses=((70, 3, "float32"),),
-    update=(8, 4),
     runs=(Setting("cleanrl", train.CARTPOLE, 4, num_steps=8, seeds=2, updates=1),),
     tuned=((4, 40),),
     blocks=((32, 1, 4),),
-    loss_blocks=((64, 2),),
 )
 
 
-ENDS = {"device": 0.05, "kernels": 0.3, "loss": 0.5, "update": 0.6, "train": 0.9, "tune": 1.0}
+ENDS = {"device": 0.05, "kernels": 0.4, "train": 0.9, "tune": 1.0}
 """The share of the time after which a section ends, so that none takes the time of those that follow; one that ends
 sooner leaves its time to them."""
 
@@ -193,14 +180,13 @@ def show(row: Row) -> str:
 @contextlib.contextmanager
 def emulated() -> Iterator[None]:
     """Run kernels in Pallas' interpret mode, on any machine."""
-    backwards, fused = _kernel.backwards, _fused_kernel.loss_and_means
+    backwards = _kernel.backwards
     _kernel.backwards = functools.partial(backwards, interpret=True)
-    _fused_kernel.loss_and_means = functools.partial(fused, interpret=True)
     try:
         with ptx.as_if_there_were_a_gpu():
             yield
     finally:
-        _kernel.backwards, _fused_kernel.loss_and_means = backwards, fused
+        _kernel.backwards = backwards
 
 
 def repeated(method: Callable[..., Any], n: int) -> Callable[..., Any]:
@@ -296,133 +282,6 @@ def kernel(plan: Plan, name: str, steps: int, num_envs: int, dtype: str, bandwid
     return rows
 
 
-WAYS, DIRECTIONS = ("functions", "xla", "pallas"), ("forward", "with gradient")
-
-
-def by_functions(given: Row) -> functional.PPOLoss:
-    """The loss from the functions of a chain."""
-    policy = distributions.Categorical(given["logits"])
-    log_ratio = policy.log_prob(given["action"]) - given["log_prob"]
-    means = [
-        jnp.mean(functional.clipped_surrogate(log_ratio, given["advantage"], clip_eps=0.2)),
-        jnp.mean(functional.value_loss(given["value"], given["target"])),
-        jnp.mean(policy.entropy()),
-        jnp.mean(functional.approx_kl(jax.lax.stop_gradient(log_ratio))),
-        jnp.mean(functional.clip_fraction(log_ratio, clip_eps=0.2)),
-    ]
-    return functional.PPOLoss(means[0] + 0.5 * means[1] - 0.01 * means[2], *means)
-
-
-def loss(
-    plan: Plan,
-    elements: int,
-    actions: int,
-    dtype: str,
-    ways: tuple[str, ...] = WAYS,
-    directions: tuple[str, ...] = DIRECTIONS,
-) -> list[Row]:
-    """The separate functions, the fused loss by XLA, and its kernel: forward, and with the gradient."""
-    rng = np.random.default_rng(0)
-    names = ("advantage", "value", "target")
-    given: Row = {name: jnp.asarray(rng.standard_normal(elements), dtype) for name in names}
-    logits, action = rng.standard_normal((elements, actions)), rng.integers(actions, size=elements)
-    behavior = logits[np.arange(elements), action] - np.log(np.sum(np.exp(logits), axis=-1))
-    given["log_prob"] = jnp.asarray(behavior + 0.1 * rng.standard_normal(elements), dtype)
-    given |= {"logits": jnp.asarray(logits, dtype), "action": jnp.asarray(action, jnp.int32)}
-
-    def fused(way: Any) -> Callable[[Row], Any]:
-        return lambda given: functional.categorical_ppo_loss(**given, **ptx.COEFFICIENTS, implementation=way)
-
-    def gradient(method: Callable[[Row], Any]) -> Callable[[Row], Any]:
-        def of(logits: Any, value: Any, given: Row) -> Any:
-            out = method({**given, "logits": logits, "value": value})
-            return out.loss, out
-
-        return lambda given: jax.value_and_grad(of, (0, 1), has_aux=True)(given["logits"], given["value"], given)
-
-    methods = {"functions": by_functions, "xla": fused("xla"), "pallas": fused("pallas")}
-    rows = []
-    for direction in directions:
-        expected = None
-        for way in ways:
-            method = methods[way] if direction == "forward" else gradient(methods[way])
-            row, out = timed(plan, method, given)
-            off = 0.0 if expected is None else error(out, expected)
-            expected = out if expected is None else expected
-            if off > (0.1 if dtype == "bfloat16" else 1e-3):
-                raise AssertionError(
-                    f"the loss, {way}, differs from that of {ways[0]} by {off:.2g} of the largest number"
-                )
-            row = {"way": way, "direction": direction, "relative_error": off, **row}
-            if (elements, actions, dtype) == (32768, 4, "float32"):
-                published = PUFFERLIB_LOSS * (1 if direction == "forward" else 2)
-                row |= {"pufferlib_us": published, "over_pufferlib": row["us"] / published}
-            rows.append(row)
-    return rows
-
-
-def fused_part() -> pp.Part:
-    """`categorical_ppo_loss` in a chain; the policy returns its logits as `aux`, too."""
-
-    def run(batch: pp.Batch) -> pp.Batch:
-        taken = (batch.current.aux, batch.action, batch.log_prob)
-        values = {"value": batch.current.value, "target": batch.target, "old_value": batch.value}
-        values |= {"advantage": batch.advantage, "mask": batch.mask}
-        numbers = {"clip_eps": update.CLIP, "value_clip_eps": update.CLIP}
-        numbers |= {"value_coef": update.VALUE_COEF, "entropy_coef": update.ENTROPY_COEF}
-        out = functional.categorical_ppo_loss(*taken, **values, **numbers)
-        batch = batch.add_loss("ppo", out.loss, per="batch")
-        return batch.add_metrics(**{name: x for name, x in out._asdict().items() if name != "loss"})
-
-    return pp.stateless(
-        run, name="fused_loss", requires=("advantage", "target"), provides=("losses",), place="after_sampler"
-    )
-
-
-MEASURED = ("loss", "grad_norm", *functional.PPOLoss._fields[1:])
-
-
-def learners() -> dict[str, pp.Learner]:
-    """CleanRL's update with the separate losses and with the fused one."""
-
-    def evaluate(params: Any, batch: pp.Batch) -> pp.Output:
-        distribution, value = update.network(params, batch.obs)
-        return pp.Output(distributions.Categorical(distribution.logits), value, aux=distribution.logits)
-
-    separate = (
-        pp.clipped_surrogate(clip_eps=update.CLIP),
-        pp.policy_diagnostics(),
-        pp.clipped_value_loss(clip_eps=update.CLIP, coef=update.VALUE_COEF),
-        pp.entropy_bonus(coef=update.ENTROPY_COEF),
-    )
-    head = (
-        pp.gae(gamma=update.GAMMA, gae_lambda=update.LAMBDA),
-        pp.shuffled_minibatches(update.MINIBATCHES, update.EPOCHS),
-        pp.advantage_normalize(),
-    )
-    chains = {"separate losses": pp.chain(*head, *separate), "fused loss": pp.chain(*head, fused_part())}
-    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(2.5e-4, eps=1e-5))
-    return {name: pp.learner(evaluate, pipeline, optimizer) for name, pipeline in chains.items()}
-
-
-def whole_update(plan: Plan) -> list[Row]:
-    """A learner with one and with the other, which end with the same parameters and metrics."""
-    keys = jax.random.split(jax.random.key(0), 3)
-    params = jax.jit(update.init_params)(keys[0])
-    batch = jax.jit(update.rollout, static_argnums=(2, 3))(keys[1], params, *plan.update)
-    rows: list[Row] = []
-    ended = {}
-    for name, learner in learners().items():
-        args = (keys[2], jax.jit(learner.init)(params), batch)
-        call, traced, compiling = _timing.compile_cold(learner.update, *args)
-        state, metrics = call(*args)
-        ended[name] = state.params, {name: metrics[name] for name in MEASURED}
-        wall = _timing.interleaved({name: functools.partial(call, *args)}, plan.rounds, at_least=0)[0][name]
-        row = {"way": name, "ms": 1e3 * _timing.quartiles(wall)[0], "trace_seconds": traced}
-        rows.append(row | {"compile_seconds": compiling})
-    return [row | {"relative_error": error(*ended.values())} for row in rows]
-
-
 def run(plan: Plan, setting: Setting) -> list[Row]:
     """A recipe from its start: environment steps of all seeds per second."""
     steps = setting.updates * setting.num_envs * setting.num_steps
@@ -463,16 +322,6 @@ def tuned(plan: Plan, steps: int, num_envs: int, block: tuple[int, int, int]) ->
         _kernel.COLUMNS, _kernel.WARPS, _kernel.ROWS = before
 
 
-def tuned_loss(plan: Plan, logits: int, warps: int) -> list[Row]:
-    """The loss with other blocks."""
-    before = _fused_kernel.LOGITS, _fused_kernel.ELEMENTS, _fused_kernel.WARPS
-    _fused_kernel.LOGITS, _fused_kernel.ELEMENTS, _fused_kernel.WARPS = logits, 32 * warps, warps
-    try:
-        return loss(plan, *plan.losses[0], ("pallas",), ("with gradient",))
-    finally:
-        _fused_kernel.LOGITS, _fused_kernel.ELEMENTS, _fused_kernel.WARPS = before
-
-
 def everything(bench: Bench, wanted: tuple[str, ...]) -> None:
     """All measurements of these sections, the most wanted first."""
     plan = bench.plan
@@ -486,21 +335,16 @@ def everything(bench: Bench, wanted: tuple[str, ...]) -> None:
     bandwidth = found.get("published_bytes_per_second") or found.get("copied_bytes_per_second") or math.nan
     for sized in plan.kernels:
         attempt("kernels", "{} {}x{} {}".format(*sized), kernel, *sized, bandwidth)
-    for sized in plan.losses:
-        attempt("loss", "{} elements, {} actions, {}".format(*sized), loss, *sized)
-    attempt("update", "{}x{}".format(*plan.update), whole_update)
     for setting in plan.runs:
         what = f"{setting.recipe} {setting.env_id} {setting.num_envs}, {setting.seeds} seeds"
         attempt("train", f"{what} {setting.precision or ''}", run, setting)
     for size, block in itertools.product(plan.tuned, plan.blocks):
         attempt("tune", "gae {}x{}, {} columns, {} warps, {} rows".format(*size, *block), tuned, *size, block)
-    for block in plan.loss_blocks:
-        attempt("tune", "loss, {} logits, {} warps".format(*block), tuned_loss, *block)
 
 
 def main() -> None:
     """Measure and print; write with `--json`."""
-    names = ("kernels", "loss", "update", "train", "tune")
+    names = ("kernels", "train", "tune")
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sections", nargs="+", choices=names, default=names)
     parser.add_argument("--minutes", type=float, default=8, help="of all sections, each of which has a share")

@@ -37,7 +37,6 @@ H100 = 3.35e12  # bytes per second, as published
 HOPPER = 90  # compute capability times ten: H100 and H200
 STEPS, ENVS = 128, 32768
 GAMMA = {"gamma": 0.99, "gae_lambda": 0.95}
-COEFFICIENTS = {"clip_eps": 0.2, "value_coef": 0.5, "entropy_coef": 0.01}
 
 
 class Kernel(NamedTuple):
@@ -159,21 +158,6 @@ def cases() -> dict[str, Case]:
     def recurrence(given: Any) -> Any:
         return functional.reverse_recurrence(**given, implementation="pallas")
 
-    def loss(given: Any) -> Any:
-        return functional.categorical_ppo_loss(**given, **COEFFICIENTS, implementation="pallas")
-
-    def gradient(given: Any) -> Any:
-        def of(logits: Any, value: Any) -> Any:
-            out = loss({**given, "logits": logits, "value": value})
-            return out.loss, out
-
-        return jax.value_and_grad(of, (0, 1), has_aux=True)(given["logits"], given["value"])
-
-    def rows(actions: int, dtype: Any = jnp.float32) -> dict[str, Any]:
-        floats = shapes("log_prob advantage value target", (ENVS,), dtype)
-        logits, action = jax.ShapeDtypeStruct((ENVS, actions), dtype), jax.ShapeDtypeStruct((ENVS,), jnp.int32)
-        return {"logits": logits, "action": action, **floats}
-
     values, size = "reward value next_value", STEPS * ENVS
     only_terminated = {name: x for name, x in steps(values).items() if name != "truncated"}
     return {
@@ -182,11 +166,6 @@ def cases() -> dict[str, Case]:
         "gae, bfloat16": Case(estimator("gae"), steps(values, jnp.bfloat16), size),
         "vtrace": Case(estimator("vtrace"), steps(f"log_ratio {values}"), size),
         "reverse_recurrence": Case(recurrence, shapes("delta trace", (STEPS, ENVS), jnp.float32), size),
-        "categorical_ppo_loss, 4 actions": Case(loss, rows(4), ENVS),
-        "the same with its gradient": Case(gradient, rows(4), ENVS),
-        "with its gradient, bfloat16": Case(gradient, rows(4, jnp.bfloat16), ENVS),
-        "with its gradient, 18 actions": Case(gradient, rows(18), ENVS),
-        "with its gradient, 4096 actions": Case(gradient, rows(4096), ENVS),
     }
 
 

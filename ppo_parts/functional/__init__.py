@@ -1,18 +1,15 @@
 """The mathematics of PPO: functions of arrays that return arrays, without `Batch`, state or network.
 
 Axis 0 is time wherever time matters, and any axes may follow. The float dtype is preserved (narrow floats are computed
-in float32), and losses are returned per element, except that `categorical_ppo_loss` reduces. The first paragraph of
-each docstring states what gradients flow to. Where `mask` is 0, result and gradient are 0, whatever the inputs contain.
-Hyperparameters that are traced are not checked.
+in float32), and losses are returned per element. The first paragraph of each docstring states what gradients flow to.
+Where `mask` is 0, result and gradient are 0, whatever the inputs contain. Hyperparameters that are traced are not
+checked.
 """
 
 from ._backward import reverse_recurrence as reverse_recurrence
 from ._common import ShapeError as ShapeError
 from ._common import masked_mean as masked_mean
 from ._corrections import importance_sampling_weight as importance_sampling_weight
-from ._fused import LossImplementation as LossImplementation
-from ._fused import PPOLoss as PPOLoss
-from ._fused import categorical_ppo_loss as categorical_ppo_loss
 from ._gae import Advantages as Advantages
 from ._gae import MaskMode as MaskMode
 from ._gae import gae as gae
