@@ -82,12 +82,6 @@ CONSTANTS = {
 FACTORIES = [f for f in vars(pp).values() if inspect.isfunction(f) and inspect.signature(f).return_annotation == "Part"]
 MADE_BY = {made.__name__: sum(case.make is made for case in CASES) for made in FACTORIES} | {"Part": 0}
 """Name of each part: how many settings of it are held to the laws."""
-ANCHORS = {
-    name: "parts.md#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-    for heading in re.findall(r"^#+ (.*)$", (ROOT / "docs" / "parts.md").read_text(), re.MULTILINE)
-    for name in re.findall(r"`(\w+)`", heading)
-}
-"""The heading of each part."""
 COMMON, OWN, NOTHING = {"chain", "identity"}, {"stateless", "Part"}, "those of plain PPO"
 
 
@@ -102,10 +96,9 @@ def linked(function: Callable[..., Any]) -> str:
 
 
 def parts_of(function: Callable[..., Any]) -> str:
-    """Links to what the chain is made of besides the parts of every chain."""
+    """What the chain is made of besides the parts of every chain."""
     parts, functions = names(function)
-    cells = [f"[`{name}`]({ANCHORS.get(name, 'concepts.md')})" for name in parts if name not in COMMON]
-    cells += [f"[`F.{name}`](parts.md#functional)" for name in functions]
+    cells = [f"`{name}`" for name in parts if name not in COMMON] + [f"`F.{name}`" for name in functions]
     optimizers = re.findall(r"\b(optax(?:\.contrib)?\.(?!tree|Gradient)\w+)", source_of(function))
     return ", ".join(cells + [f"`{name}`" for name in dict.fromkeys(optimizers)]) or NOTHING
 

@@ -131,7 +131,8 @@ class Batch:
         axes: names of the leading axes, ("time", "segment") or ("step",).
         shards: number of equal blocks of neighboring segments that samplers do not mix, so that each can stay on a
             separate device; `rollout(..., shards=S)` writes it. The `[M]` elements of a minibatch are S blocks, too.
-        reductions: names and `Reduction`s of the metrics that are not averaged over minibatches; see `add_metrics`.
+        reductions: names of the metrics and the `Reduction` of each, for those that are not averaged over
+            minibatches; see `add_metrics`.
     """
 
     obs: Any = ABSENT

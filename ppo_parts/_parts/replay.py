@@ -33,7 +33,7 @@ def replay(num_rollouts: int, like: Batch) -> Part:
 
     Args:
         num_rollouts: k.
-        like: a batch with the shapes of the rollout, arrays or `jax.ShapeDtypeStruct`s; the fields that it has are
+        like: a batch with the shapes of the rollout, arrays or `jax.ShapeDtypeStruct`; the fields that it has are
             kept. `jax.eval_shape(rollout.collect, key, params, state)[1]` makes one.
 
     Place: first in its own phase (`learner` checks that it is first); a sampler with `refresh="minibatch"` cannot

@@ -217,7 +217,7 @@ def prioritized_sampler(
 ) -> Part:
     r"""Draw segments in proportion to a power of their summed absolute advantage; time is kept: `[T, M]`.
 
-    .. math:: P_n \propto \Big(\sum_t |A_{tn}|\Big)^{\alpha} + \epsilon, \qquad w = (N' P_n)^{-\beta}
+    .. math:: P_n \propto \left(\sum_t |A_{tn}|\right)^{\alpha} + \epsilon, \qquad w = (N' P_n)^{-\beta}
 
     where N' counts the segments with an unmasked step (with `eps` = 0, those with a positive priority). Each minibatch
     is drawn independently, so a segment can be in several minibatches of an epoch, or in none. The weight is written to

@@ -109,7 +109,7 @@ class MultiCategorical(TreeDistribution):
         nvec: the numbers of options, if `logits` is one array.
 
     Attributes:
-        parts: K `Categorical`s.
+        parts: K `Categorical` distributions.
 
     Raises:
         TypeError: an array is not floating; `logits` is one array, and there is no `nvec`. ValueError: there are no

@@ -76,8 +76,8 @@ class Normal(TreeDistribution):
     def kl_divergence(self, other: Normal) -> Array:
         r"""KL(self || other) in nats.
 
-        .. math:: \sum_d \log\frac{\sigma_{2d}}{\sigma_{1d}} + \frac{\sigma_{1d}^2 + (\mu_{1d} - \mu_{2d})^2}
-                  {2 \sigma_{2d}^2} - \frac12
+        .. math:: \sum_d \log\frac{\sigma_{2d}}{\sigma_{1d}} - \frac{1}{2}
+                  + \frac{\sigma_{1d}^2 + (\mu_{1d} - \mu_{2d})^2}{2 \sigma_{2d}^2}
         """
         self._check_same_kind(other)
         check_equal_shapes(type(self).__name__, self.loc, other.loc)

@@ -63,7 +63,7 @@ def segment_priorities(
 ) -> Array:
     r"""Compute the probability of each segment from a power of its summed absolute advantage. Gradients are stopped.
 
-    .. math:: w_n = \Big(\sum_t m_{tn} |A_{tn}|\Big)^{\alpha}, \qquad
+    .. math:: w_n = \left(\sum_t m_{tn} |A_{tn}|\right)^{\alpha}, \qquad
               P_n = \frac{w_n + \epsilon}{\sum_k (w_k + \epsilon)}
 
     `alpha=0` gives uniform probabilities. A segment whose steps are all masked has probability exactly 0. A sum that is

@@ -1,0 +1,173 @@
+"""The documentation site: `.ci/site` builds it from these pages, the README and the docstrings."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math import MathError
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+import ppo_parts
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "ppo_parts"
+logger = logging.getLogger(__name__)
+MODULES = ("agents", "critics", "distributions", "envs", "errors", "exploration", "functional", "networks", "optim")
+MODULES += ("refresh", "regularizers", "symmetry", "testing", "tokens", "training")
+
+
+def public(module: str) -> list[str]:
+    """The names that `ppo_parts` or one of its modules defines or re-exports with `import x as x`, without modules."""
+    path = PACKAGE / module
+    tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
+    names = set()
+    for node in [inner for outer in tree.body for inner in (outer.body if isinstance(outer, ast.If) else [outer])]:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {alias.name for alias in node.names if alias.asname == alias.name}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return sorted((name for name in names if not name.startswith("_")), key=lambda name: (name.lower(), name))
+
+
+def pages(folder: str) -> list[str]:
+    """The documents in a folder of `docs`, without its README."""
+    found = sorted((ROOT / "docs" / folder).glob("*.md"))
+    return [str(path.relative_to(ROOT).with_suffix("")) for path in found if path.stem != "README"]
+
+
+SECTIONS = {  # the children of each page that has some; what is not named belongs to the guide
+    "README": ["quickstart", "index", "variants/README", "migration/README", "reference", "results", "decisions"],
+    "docs/variants/README": ["catalogue/README", "papers"],
+    "docs/reference": ["metrics"],
+    "docs/results": ["benchmarks", "study", "fidelity"],
+}
+SECTIONS = {parent: [f"docs/{child}" for child in children] for parent, children in SECTIONS.items()}
+SECTIONS["README"][-1:] = ["CONTRIBUTING"]
+SECTIONS["CONTRIBUTING"] = ["CHANGELOG", *pages("decisions")]
+SECTIONS["docs/variants/README"] += pages("variants")
+SECTIONS |= {f"docs/{folder}/README": pages(folder) for folder in ("catalogue", "migration")}
+SECTIONS["docs/index"] = [page for page in pages("") if not any(page in children for children in SECTIONS.values())]
+NOT_SEARCHED = {"docs/benchmarks", "CHANGELOG"}  # records and history would hide what explains
+
+project, author, copyright = "ppo_parts", "the authors of ppo_parts", "the authors of ppo_parts, Apache-2.0"
+version = release = ppo_parts.__version__
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "myst_parser"]
+root_doc = "README"
+include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**"]
+exclude_patterns = ["docs/_templates", "docs/img"]
+suppress_warnings = ["ref.python"]  # `functional.ShapeError` is `errors.ShapeError`: either page will do
+html_additional_pages = {"index": "redirect.html"}
+templates_path = [str(Path(__file__).parent / "_templates")]
+default_role = "py:obj"  # `name` in a docstring is a link if the name has a page, and code otherwise
+add_module_names = False
+toc_object_entries = False
+
+myst_enable_extensions = ["dollarmath"]
+myst_fence_as_directive = ["math"]
+myst_heading_anchors = 6  # GitHub's
+
+autosummary_context = {"public": {f"ppo_parts.{module}": public(module) for module in MODULES}}
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+html_math_renderer = "mathml"
+html_theme = "pydata_sphinx_theme"
+html_title = "ppo_parts"
+html_show_sourcelink = html_copy_source = False
+html_theme_options = {"navigation_with_keys": False, "show_toc_level": 2, "navbar_align": "left"}
+
+
+LINKS = {name: f"ppo_parts.{name}" for name in public("")}
+LINKS |= {f"{module}.{name}": f"ppo_parts.{module}.{name}" for module in MODULES for name in public(module)}
+LINKS |= {f"F.{name}": f"ppo_parts.functional.{name}" for name in public("functional")}
+"""What stands in code on a page, without `pp.`, and the public name that it means."""
+
+
+def source_read(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Add the navigation, which GitHub would show as code; write mathematics and links to folders for Sphinx."""
+    folder = (ROOT / docname).parent
+    source[0] = re.sub(r"\$`([^`\n]+)`\$", r"$\1$", source[0])
+    source[0] = re.sub(
+        r"\[([^]]*)]\(([^)\s]+)\)", lambda link: link[1] if (folder / link[2]).is_dir() else link[0], source[0]
+    )
+    if docname in SECTIONS:
+        source[0] += "\n".join(
+            ["\n```{toctree}", ":hidden:", "", *(f"/{child}" for child in SECTIONS[docname]), "```\n"]
+        )
+
+
+def doctree_read(app: Sphinx, doctree: nodes.document) -> None:
+    """Make a link of each public name that stands in code on a page."""
+    docname = app.env.docname
+    if docname in NOT_SEARCHED:
+        app.env.metadata[docname]["nosearch"] = "true"
+    for literal in [*doctree.findall(nodes.literal)] if app.env.doc2path(docname).suffix == ".md" else []:
+        target = LINKS.get(re.sub(r"^(pp|ppo_parts)\.|\(.*", "", literal.astext()))
+        if target and not isinstance(literal.parent, nodes.reference | nodes.title | addnodes.pending_xref):
+            options = {"refdomain": "py", "reftype": "obj", "reftarget": target, "refdoc": docname, "refexplicit": True}
+            literal.replace_self(addnodes.pending_xref("", literal.deepcopy(), **options))
+
+
+def process_docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Set off the place and the reference of a part, and list the fields whose annotations say what they mean."""
+    text = re.sub(r"^(Place|Reference): ", r"**\1:** ", "\n".join(lines), flags=re.MULTILINE)
+    lines[:] = re.sub(r"^\|(.*)\|\n\|[-|]+\|\n((?:\|.*\|\n?)+)", table, text, flags=re.MULTILINE).splitlines()
+    if dataclasses.is_dataclass(value) and isinstance(value, type):
+        hints = typing.get_type_hints(value, include_extras=True)
+        for field in dataclasses.fields(value):
+            texts = [text for text in getattr(hints[field.name], "__metadata__", ()) if isinstance(text, str)]
+            lines += [f":ivar {field.name}: {text}" for text in texts]
+
+
+def table(markdown: re.Match[str]) -> str:
+    """A table of Markdown, which `help` shows better, in the language of docstrings."""
+    rows = [row.strip("| ").split(" | ") for row in (markdown[1], *markdown[2].splitlines())]
+    cells = [f"   {'  ' if column else '* '}- {cell}" for row in rows for column, cell in enumerate(row)]
+    return "\n".join([".. list-table::", "   :header-rows: 1", "", *cells, "", ""])
+
+
+def skip_member(app: Sphinx, what: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out the fields of tuples, whose docstrings only count them; the class describes them."""
+    return True if (getattr(value, "__doc__", "") or "").startswith("Alias for field number") else None
+
+
+def mathml(display: bool) -> Any:
+    """A visitor that writes mathematics as MathML, which browsers show without a script."""
+
+    def visit(self: Any, node: nodes.Element) -> None:
+        text = "\n".join(line for line in node.astext().splitlines() if line.strip())
+        if display and ("&" in text or r"\\" in text) and r"\begin" not in text:
+            text = rf"\begin{{aligned}}{text}\end{{aligned}}"
+        try:
+            formula = tex2mathml(text, as_block=display)
+        except MathError as error:
+            logger.warning("%s in %s", error, text, location=node)
+            formula = text
+        self.body.append(f'<div class="math">{formula}</div>' if display else formula)
+        raise nodes.SkipNode
+
+    return visit, None
+
+
+def setup(app: Sphinx) -> None:
+    """Register the functions above."""
+    app.add_html_math_renderer("mathml", mathml(False), mathml(True))
+    app.connect("source-read", source_read)
+    app.connect("doctree-read", doctree_read)
+    app.connect("autodoc-process-docstring", process_docstring)
+    app.connect("autodoc-skip-member", skip_member)
