@@ -26,7 +26,10 @@ def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
         default="latest",
         help='"latest" (default), "best", or the number of an update',
     )
-    parser.add_argument("--recipe", help="module with the make_train of the run, if config.json does not name it")
+    parser.add_argument("--recipe", help="module with the make_train of the run, instead of the one in config.json")
+    parser.add_argument(
+        "--trust", action="store_true", help="import any recipe, and any environment's module, that config.json names"
+    )
     return parser
 
 
@@ -41,7 +44,7 @@ def load_run(given: argparse.Namespace) -> LoadedRun:
     """Load the run that the arguments name."""
     make_train = None if given.recipe is None else import_recipe(given.recipe, given.run)
     try:
-        return load(given.run, make_train, checkpoint=given.checkpoint)
+        return load(given.run, make_train, checkpoint=given.checkpoint, trust=given.trust)
     except UnknownPrefixError as error:
         raise UserValueError(f"{error}: give the module that calls it as --recipe my_module") from error
 

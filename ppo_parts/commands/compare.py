@@ -23,6 +23,7 @@ from .._base.extras import require_package
 from ..training import column, exit_on_user_error, read_metrics, write_json
 from ..training._config_file import stored_run
 from ..training._evaluate import EVALUATION
+from ..training._files import check_writable, replacing
 from ..training._result import smoothed
 from ..training._statistics import iqm_over_seeds
 
@@ -153,9 +154,7 @@ def plot_curves(path: Path, curves: Sequence[Curve], metric: str = "episode retu
     """
     figure = require_package("matplotlib.figure", "train").Figure(figsize=(7, 4.2), layout="constrained")
     require_package("matplotlib.backends.backend_agg", "train").FigureCanvasAgg(figure)
-    formats = figure.canvas.get_supported_filetypes()
-    if path.suffix[1:].lower() not in formats:
-        raise UserValueError(f"{path} must end with the extension of an image format: .{', .'.join(sorted(formats))}")
+    check_picture(path)
     axes = figure.subplots()
     for i, curve in enumerate(curves):
         center, low, high = iqm_interval(curve.values)
@@ -168,7 +167,16 @@ def plot_curves(path: Path, curves: Sequence[Curve], metric: str = "episode retu
     axes.legend(frameon=False, loc="best")
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
+    with replacing(path) as partial:
+        figure.savefig(partial, dpi=130)
+
+
+def check_picture(path: Path) -> None:
+    """Raise if a picture cannot be written to a path."""
+    formats = require_package("matplotlib.backend_bases", "train").FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in formats:
+        raise UserValueError(f"{path} must end with the extension of an image format: .{', .'.join(sorted(formats))}")
+    check_writable(path)
 
 
 def _measured(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.ndarray]:
@@ -210,6 +218,9 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--json", type=Path, help="file to write the table to")
     given = parser.parse_args(arguments)
     with exit_on_user_error():
+        check_picture(given.output)
+        if given.json is not None:
+            check_writable(given.json)
         curves = [read_curve(*_named_runs(text), given.metric, given.window) for text in given.runs]
         if len({curve.env_id for curve in curves}) > 1:
             named = ", ".join(f"{curve.label}: {curve.env_id}" for curve in curves)

@@ -15,6 +15,7 @@ import numpy as np
 from .._base.arguments import positive, seed
 from ..envs import host_errors
 from ..training import EpisodeResults, LoadedRun, exit_on_user_error, summary, write_json
+from ..training._files import check_writable
 from ..training._train import vmap_over_seeds
 from ._shared import load_run, run_parser
 
@@ -99,6 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--json", type=Path, help="file to write the result to")
     given = parser.parse_args(arguments)
     with exit_on_user_error():
+        if given.json is not None:
+            check_writable(given.json)
         run = load_run(given)
         result = summarize(play_episodes(run, given.episodes, seed=given.seed, mode=given.mode))
         result = {"run": str(given.run), "update": run.update, "mode": given.mode, **result}

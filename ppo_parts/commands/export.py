@@ -21,6 +21,7 @@ from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._core.policy import apply_policy, initial_carry_of
 from ..training import Train, TrainState, exit_on_user_error
+from ..training._files import check_writable, write_whole
 from ._shared import add_seed_index, load_run, one_environment, run_parser, state_of_seed
 
 TOLERANCE = 1e-5
@@ -151,6 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     add_seed_index(parser)
     given = parser.parse_args(arguments)
     with exit_on_user_error():
+        check_writable(given.output)
         run = load_run(given)
         state = state_of_seed(run, given.seed_index)
         about = {"env_id": str(getattr(run.config, "env_id", "")), "run": str(given.run), "update": str(run.update)}
@@ -158,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         difference = largest_difference(model, run.train, state)
         if not difference < TOLERANCE:
             raise UserValueError(f"the model differs from JAX by {difference:.1e}; {given.output} is not written")
-        given.output.write_bytes(model.SerializeToString())
+        write_whole(given.output, model.SerializeToString())
         for kind, values in {"inputs": model.graph.input, "outputs": model.graph.output}.items():
             print(f"{kind}:", ", ".join(_describe(value) for value in values))
         print(f"largest difference from JAX on 1,000 random observations: {difference:.1e}")

@@ -21,6 +21,7 @@ from .._core.policy import apply_policy, initial_carry_of
 from ..envs import host_errors
 from ..envs._rendering import rendering
 from ..training import Train, TrainState, exit_on_user_error
+from ..training._files import check_writable, replacing
 from ._shared import add_seed_index, load_run, one_environment, run_parser, state_of_seed
 
 FORMATS = (".gif", ".mp4")
@@ -91,8 +92,7 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
     Raises:
         UserValueError: another format, or no frames. MissingPackage: the package for the format is not installed.
     """
-    if path.suffix not in FORMATS:
-        raise UserValueError(f"{path} must end with {' or '.join(FORMATS)}, which determines its format")
+    check_writable(path, FORMATS)
     image = require_package("PIL.Image", "watch")
     number = 0
 
@@ -107,18 +107,18 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
             number += 1
             yield resized(frame)
 
-    pictures = counted()
-    if path.suffix == ".mp4":
+    if path.suffix.lower() == ".mp4":
         require_package("imageio_ffmpeg", "watch")
         imageio = require_package("imageio", "watch")
-        with imageio.get_writer(path, fps=fps, macro_block_size=2) as writer:
-            for picture in pictures:
+        with replacing(path) as partial, imageio.get_writer(partial, fps=fps, macro_block_size=2) as writer:
+            for picture in counted():
                 writer.append_data(np.asarray(picture))
         return number
-    small = [picture.quantize(64, dither=image.Dither.NONE) for picture in pictures]
+    small = [picture.quantize(64, dither=image.Dither.NONE) for picture in counted()]
     if not small:
         raise UserValueError(f"{path}: there are no frames to write")
-    small[0].save(path, save_all=True, append_images=small[1:], duration=round(1000 / fps), loop=0)
+    with replacing(path) as partial:
+        small[0].save(partial, save_all=True, append_images=small[1:], duration=round(1000 / fps), loop=0)
     return number
 
 
@@ -139,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     for device in ("AUDIO", "VIDEO"):  # pygame only draws into arrays here, and must not look for devices
         os.environ.setdefault(f"SDL_{device}DRIVER", "dummy")
     with exit_on_user_error(), host_errors():
+        check_writable(given.output, FORMATS)
         with rendering():
             run = load_run(given)
         state = state_of_seed(run, given.seed_index)

@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.errors import UserValueError
+from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
+from .._base.hyperparameters import check_count
 from ._errors import RunFolderError, RunNotFoundError
-from ._files import sync
+from ._files import sync, to_path
 
 
 class Checkpoints:
@@ -35,10 +36,14 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | Path, *, keep: int | None = 2, configuration: str = "") -> None:
+        if keep is not None:
+            check_count("Checkpoints", "keep", keep)
+        if not isinstance(configuration, str):
+            raise UserTypeError(f"must be text, got {configuration!r}", where="Checkpoints", argument="configuration")
         ocp = require_package("orbax.checkpoint", "train")
         logging.getLogger("absl").setLevel(logging.ERROR)
         self._ocp, self._keep, self._configuration = ocp, keep, configuration
-        self.directory = Path(directory).resolve()
+        self.directory = to_path("Checkpoints", "directory", directory).resolve()
         self._manager: Any = None  # created on the first write
 
     def steps(self) -> list[int]:
@@ -57,6 +62,7 @@ class Checkpoints:
         Raises:
             RunFolderError: the checkpoint could not be written; the older ones that were not removed are intact.
         """
+        check_count("Checkpoints.save", "step", step, 0)
         arrays = {name: x for name, x in _named(state).items() if x.size}
         arrays[NUMBER] = np.asarray(step, np.int64)
         arrays[CONFIGURATION] = _as_array(self._configuration)

@@ -7,14 +7,13 @@ import contextlib
 import dataclasses
 import decimal
 import itertools
-import json
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from .._base.errors import UserError, UserValueError
+from .._base.errors import UserError, UserTypeError, UserValueError
 from .._base.extras import require_package
 from ..envs import is_discrete
 from ..envs._registry import without_settings
@@ -23,10 +22,11 @@ from ._config import Range, check_config, check_field, help_texts, kinds_of, ran
 from ._config_file import check_recipe, stored_config, stored_run
 from ._device import check_device, check_memory
 from ._devices import devices_of
+from ._files import parse_json
 from ._messages import did_you_mean, logger, printed_messages
 from ._options import RunOptions, stored_options
 from ._processes import initialize
-from ._recipe import recipe_of
+from ._recipe import check_trusted, recipe_of
 from ._run import run as run_on_host
 from ._train import Train
 from ._writer import check_unused
@@ -58,18 +58,14 @@ def main(
     Returns:
         The result, which is also written to `result.json`.
     """
+    if not isinstance(presets, Mapping) or not presets or not all(map(dataclasses.is_dataclass, presets.values())):
+        raise UserTypeError(f"must map names to configurations, got {presets!r}", where="main", argument="presets")
     kind = type(next(iter(presets.values())))
     names = [field.name for fields_of in (kind, RunOptions) for field in dataclasses.fields(fields_of)]
     with exit_on_user_error(names), printed_messages():
         argv = with_config_file(sys.argv[1:] if argv is None else argv, presets, prog)
         _check_switches(argv, {**get_type_hints(RunOptions), **get_type_hints(kind)})
-        first = argparse.ArgumentParser(prog or None, add_help=False, allow_abbrev=False)
-        first.add_argument("--preset")
-        first.add_argument("--resume", type=Path)
-        first.add_argument("--init-from", "--init_from", type=Path)
-        first.add_argument("--name")
-        first.add_argument("--directory", type=Path)
-        known, _ = first.parse_known_args(argv)
+        known = _known(argv)
         default = next(iter(presets)) if known.preset is None else known.preset
         _check_preset("--preset", default, presets)
         config, options = presets[default], RunOptions()
@@ -82,10 +78,13 @@ def main(
                 )
             stored = stored_run(before)
             _check_resumed_in_place(known)
+            check_trusted(stored, before, known.trust or known.env_id is not None, recipe=False)
             if known.resume is not None:
                 check_recipe(stored, recipe_of(make_train))
             config, options = stored_config(type(config), stored), stored_options(stored)
-        given = _parsed(config, options, default, presets, argv, prog, sys.modules[make_train.__module__].__doc__)
+        given = _parsed(
+            Arguments(config, options, default), presets, argv, prog, sys.modules[make_train.__module__].__doc__
+        )
         check_config(given.settings)
         check_config(given.run)
         if given.run.name is not None and known.resume is None and not given.run.distributed:
@@ -104,6 +103,29 @@ def main(
     if number is not None:
         raise SystemExit(128 + number)
     return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Everything that a command line gives; the fields of `settings` and of `run` are flags of their own.
+
+    Attributes:
+        settings: the configuration.
+        run: the options of the run.
+        preset: the name of the configuration that other flags modify.
+        config: see `with_config_file`, which replaces it by the flags in it.
+        trust: see `check_trusted`.
+    """
+
+    settings: Any
+    run: RunOptions
+    preset: Annotated[str, "complete configuration, which the other options modify"]
+    config: Annotated[
+        Path | None, "YAML or JSON file with values of these options by name; those on the command line override them"
+    ] = None
+    trust: Annotated[
+        bool, "with --resume or --init-from: import the module of an environment that the run's config.json names"
+    ] = False
 
 
 def with_shards(config: Any, options: RunOptions) -> Any:
@@ -160,6 +182,17 @@ def _check_resumed_in_place(known: argparse.Namespace) -> None:
     if other_name or other_directory:
         given = f"--name {known.name}" if other_name else f"--directory {known.directory}"
         raise UserValueError(f"{given} is for new runs, and --resume continues {known.resume} where it is")
+
+
+def _known(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the flags that decide what the defaults of the others are."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("preset", "name", "env-id"):
+        first.add_argument(f"--{name}", f"--{name.replace('-', '_')}")
+    for name in ("resume", "init-from", "directory"):
+        first.add_argument(f"--{name}", f"--{name.replace('-', '_')}", type=Path)
+    first.add_argument("--trust", action="store_true")
+    return first.parse_known_args(argv)[0]
 
 
 def _flag(name: str) -> str:
@@ -255,7 +288,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         text = path.read_text()
         names: list[str] = []
         if path.suffix == ".json":
-            content = json.loads(text)
+            content = parse_json(text)
         else:
             yaml = require_package("yaml", "train")
             content = yaml.safe_load(text)
@@ -274,24 +307,17 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _parsed(
-    config: Any,
-    options: RunOptions,
-    preset: str,
-    presets: Mapping[str, Any],
-    argv: Sequence[str],
-    prog: str,
-    description: str | None,
-) -> Any:
-    """Parse the command line into `settings`, `run` and `preset`."""
+    default: Arguments, presets: Mapping[str, Any], argv: Sequence[str], prog: str, description: str | None
+) -> Arguments:
+    """Parse the command line; what is not given is as in `default`."""
     tyro = require_package("tyro", "train")
-
-    registry = tyro.constructors.ConstructorRegistry()
+    constructors, registry = tyro.constructors, tyro.constructors.ConstructorRegistry()
 
     @registry.primitive_rule
     def whole(info: Any) -> Any:
         if info.type is not int:
             return None
-        return tyro.constructors.PrimitiveConstructorSpec(
+        return constructors.PrimitiveConstructorSpec(
             nargs=1,
             metavar="INT",
             instance_from_str=lambda given: whole_number(given[0]),
@@ -299,53 +325,39 @@ def _parsed(
             str_from_instance=lambda x: [str(x)],
         )
 
-    names = Literal[tuple(presets)]  # type: ignore[valid-type]
-    arg = tyro.conf.arg
-    settings_of, run_of = (_with_help(kind, arg) for kind in (type(config), RunOptions))
-    presets_help = "complete configuration, which the other options modify"
-    file_help = "YAML or JSON file with values of these options by name; those on the command line override them"
-    fields = [
-        ("settings", settings_of),
-        ("run", run_of),
-        ("preset", Annotated[names, arg(help=presets_help)], dataclasses.field(default=preset)),
-        ("config", Annotated[Path | None, arg(help=file_help)], dataclasses.field(default=None)),
-    ]
-    arguments = dataclasses.make_dataclass("Arguments", fields)  # type: ignore[arg-type]
+    @registry.struct_rule
+    def described(info: Any) -> Any:
+        """Give each field the help text and the range that its annotation declares."""
+        kinds = {"settings": type(default.settings), "preset": Literal[tuple(presets)]}
+        if info.type not in (Arguments, RunOptions, kinds["settings"]):
+            return None
+        hints, texts, declared = get_type_hints(info.type), help_texts(info.type), ranges(info.type)
+        hints |= kinds if info.type is Arguments else {}
+        fields = [
+            constructors.StructFieldSpec(
+                name=field.name,
+                type=_with_range(hints[field.name], declared.get(field.name), tyro.conf.arg),
+                default=getattr(info.default, field.name),
+                helptext=texts.get(field.name),
+            )
+            for field in dataclasses.fields(info.type)
+        ]
+        return constructors.StructConstructorSpec(info.type, tuple(fields))
+
+    given = {"config": (tyro.conf.OmitArgPrefixes,), "default": default, "args": argv, "prog": prog or None}
     with registry:
-        given = tyro.cli(
-            arguments,
-            config=(tyro.conf.OmitArgPrefixes,),
-            default=arguments(settings_of(**_fields(config)), run_of(**_fields(options)), preset=preset),
-            args=argv,
-            prog=prog or None,
-            description=description,
-        )
-    settings, run = type(config)(**_fields(given.settings)), RunOptions(**_fields(given.run))
-    return dataclasses.replace(given, settings=settings, run=run)
+        return tyro.cli(Arguments, description=description, **given)
 
 
-def _fields(config: Any) -> dict[str, Any]:
-    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-
-
-def _with_help(kind: type, arg: Callable[..., Any]) -> type:
-    """Return a dataclass whose fields pass to tyro the help texts and ranges that they declare."""
-    hints, texts, declared = get_type_hints(kind), help_texts(kind), ranges(kind)
-
-    def shown(name: str) -> Any:
-        said = {"help": texts[name]} if name in texts else {}
-        if name not in declared:
-            return Annotated[hints[name], arg(**said)]
-        kinds = [get_args(x)[0] if get_origin(x) is tuple else x for x in kinds_of(hints[name])]
-        numeric, *_ = (x.__name__.upper() for x in kinds if x in (int, float))
-        words = [str(word) for x in kinds if get_origin(x) is Literal for word in get_args(x)]
-        words += ["None"] * (type(None) in kinds)
-        return Annotated[hints[name], arg(metavar="|".join([f"{numeric} in {declared[name]}", *words]), **said)]
-
-    fields = [(name, shown(name)) for name in {**declared, **texts}]
-    made = dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, kw_only=True)
-    made.__doc__ = kind.__doc__
-    return made
+def _with_range(hint: Any, declared: Range | None, arg: Callable[..., Any]) -> Any:
+    """Return a type whose numbers are shown as "FLOAT in [0, 1]" in the help."""
+    if declared is None:
+        return hint
+    kinds = [get_args(x)[0] if get_origin(x) is tuple else x for x in kinds_of(hint)]
+    numeric, *_ = (x.__name__.upper() for x in kinds if x in (int, float))
+    words = [str(word) for x in kinds if get_origin(x) is Literal for word in get_args(x)]
+    words += ["None"] * (type(None) in kinds)
+    return Annotated[hint, arg(metavar="|".join([f"{numeric} in {declared}", *words]))]
 
 
 def whole_number(text: str) -> int:

@@ -8,6 +8,7 @@ import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+import jax
 import numpy as np
 
 from .._base.errors import UserTypeError, UserValueError
@@ -26,8 +27,18 @@ class Range:
     high: float = np.inf
     open_low: bool = False
 
+    def __post_init__(self) -> None:
+        for name, x in {"low": self.low, "high": self.high}.items():
+            check_number("Range", name, x, -np.inf, schedule=False)
+        if not self.low <= self.high:
+            raise UserValueError(f"must be at least low, {self.low}, got {self.high}", where="Range", argument="high")
+
     def __str__(self) -> str:
-        return bounds(self.low, self.high, self.open_low)
+        low = "(" if self.open_low or self.low == -np.inf else "["
+        return f"{low}{bounds(self.low, self.high)[1:-1]}{')' if self.high == np.inf else ']'}"
+
+    def __contains__(self, x: float) -> bool:
+        return (self.low < x if self.open_low else self.low <= x) and x <= self.high and bool(np.isfinite(x))
 
 
 def between(low: float, high: float) -> Range:
@@ -137,8 +148,10 @@ def check_config(config: Any, where: str = "") -> None:
         >>> training.check_config(Config(max_grad_norm=-0.5))
         Traceback (most recent call last):
         ...
-        ppo_parts.errors.UserValueError: Config: max_grad_norm must lie in (0, inf], got -0.5
+        ppo_parts.errors.UserValueError: Config: max_grad_norm must lie in (0, inf), got -0.5
     """
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        raise UserTypeError(f"check_config: config must be an instance of a dataclass, got {config!r}")
     where, declared = where or type(config).__name__, ranges(type(config))
     for name, hint in get_type_hints(type(config)).items():
         check_field(where, name, getattr(config, name), hint, declared.get(name))
@@ -172,11 +185,13 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
 
 
 def _check_number(where: str, name: str, value: Any, kind: type, declared: Range | None) -> None:
+    limits = declared or Range(-np.inf)
     if kind is float:
-        limits = Range(-np.inf) if declared is None else declared
-        check_number(where, name, value, limits.low, limits.high, open_low=limits.open_low, schedule=False)
-        return
-    low = None if declared is None else int(declared.low)
-    whole = check_count(where, name, value, low)
-    if declared is not None and whole > declared.high:
-        raise UserValueError(f"must lie in [{low}, {int(declared.high)}], got {value!r}", where=where, argument=name)
+        if not (isinstance(value, (float, np.floating)) and np.isnan(value)):  # NaN is outside any range
+            value = check_number(where, name, value, -np.inf, schedule=False)
+        outside = not isinstance(value, jax.core.Tracer) and value not in limits
+    else:
+        low = None if declared is None else int(declared.low)
+        outside = check_count(where, name, value, low) not in limits
+    if outside:
+        raise UserValueError(f"must lie in {limits}, got {value!r}", where=where, argument=name)

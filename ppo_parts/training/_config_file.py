@@ -15,7 +15,7 @@ from typing import Any
 from .. import __version__
 from .._base.errors import UserValueError
 from ._errors import RunNotFoundError
-from ._files import plain
+from ._files import parse_json, plain
 from ._messages import logger
 from ._options import RunOptions, kept_options
 from ._recipe import recipe_of
@@ -29,7 +29,7 @@ def stored_run(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
-        stored = json.loads(path.read_bytes())
+        stored = parse_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise RunNotFoundError(f"{folder} holds no run: it has no config.json") from None
     except ValueError as error:  # not JSON, or not text at all
@@ -38,8 +38,13 @@ def stored_run(folder: Path) -> dict[str, Any]:
     wrong = [
         name for name, kind in groups.items() if not isinstance(stored, dict) or type(stored.get(name)) is not kind
     ]
-    if wrong or "num_seeds" not in stored["run"]:
-        raise UserValueError(f"{path} is damaged: it has no valid {wrong[0] if wrong else 'num_seeds'}; {DAMAGED}")
+    if not wrong:
+        wrong = ["num_seeds"] * ("num_seeds" not in stored["run"])
+        source = stored.get("continued_from", {"folder": "", "update": 0})
+        valid = isinstance(source, dict) and isinstance(source.get("folder"), str) and type(source.get("update")) is int
+        wrong += ["continued_from"] * (not valid)
+    if wrong:
+        raise UserValueError(f"{path} is damaged: it has no valid {wrong[0]}; {DAMAGED}")
     return stored
 
 

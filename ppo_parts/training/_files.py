@@ -1,32 +1,84 @@
-"""Files that are written atomically: even if the process dies, either the old or the new file is there, complete."""
+"""Files: JSON that is read without surprises, and files that are written atomically."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .._base.errors import UserTypeError, UserValueError
 
-def write_json(path: Path, content: Any) -> None:
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON. Raise `ValueError` if it is not JSON, is nested too deeply, or gives a name twice in one object."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise ValueError(f"{twice[0]} is given {names.count(twice[0])} times: give it once")
+        return dict(pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def to_path(where: str, name: str, path: Any) -> Path:
+    """Return a path, after checking that it is one."""
+    if not isinstance(path, (str, Path)):
+        raise UserTypeError(f"must be a path, got {path!r}", where=where, argument=name)
+    return Path(path)
+
+
+def write_json(path: str | Path, content: Any) -> None:
     """Write a JSON file atomically."""
-    write_whole(path, (json.dumps(plain(content), indent=2) + "\n").encode())
+    write_whole(to_path("write_json", "path", path), (json.dumps(plain(content), indent=2) + "\n").encode())
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file atomically; on return it is on the disk."""
-    partial = path.with_suffix(".tmp")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        partial.write_bytes(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file that takes the place of `path` at the end, or is removed after an error."""
+    check_writable(path)
+    partial = path.with_name(f".tmp-{path.name}")
+    try:
+        yield partial
+        sync(partial)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     sync(path.parent)
+
+
+def check_writable(path: Path, suffixes: tuple[str, ...] = ()) -> None:
+    """Raise if a file cannot be written, before the work whose result it gets.
+
+    Raises:
+        OSError: its folder does not exist or cannot be written, or the path is a folder.
+        UserValueError: its name does not end with one of the `suffixes`, if there are any.
+    """
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise UserValueError(f"{path} must end with {' or '.join(suffixes)}, which determines its format")
+    for code, what, wrong in (
+        (errno.ENOENT, path.parent, not path.parent.is_dir()),
+        (errno.EISDIR, path, path.is_dir()),
+        (errno.EACCES, path.parent, not os.access(path.parent, os.W_OK)),
+    ):
+        if wrong:
+            raise OSError(code, "there is no such folder" if code == errno.ENOENT else os.strerror(code), str(what))
 
 
 def sync(path: Path) -> None:

@@ -16,9 +16,10 @@ from ._checkpoint import Checkpoints
 from ._config_file import digest, stored_config, stored_run
 from ._errors import RunFolderError, RunNotFoundError
 from ._evaluate import EVALUATION
+from ._files import to_path
 from ._metrics_file import Row, best_update, column, read_log
 from ._options import checkpoint_interval, stored_options
-from ._recipe import import_recipe
+from ._recipe import check_trusted, import_recipe
 from ._train import Train, TrainState
 
 
@@ -67,10 +68,12 @@ class RunFolder:
                 # Another process is writing to this folder and has replaced the checkpoint by a later one: try again.
 
     def _number(self, which: str | int, steps: list[int], num_updates: int) -> int | None:
-        if which == "latest" or not isinstance(which, str):
-            return None if which == "latest" else int(which)
+        if which == "latest":
+            return None
         if which != "best":
-            raise UserValueError(f"checkpoint={which!r} must be 'latest', 'best' or the number of an update")
+            if isinstance(which, bool) or not isinstance(which, int):
+                raise UserValueError(f"checkpoint={which!r} must be 'latest', 'best' or the number of an update")
+            return which
         found = self.best_of(steps, read_log(self.log_path).rows, num_updates)
         if found is None:
             metric = self.options.best_metric
@@ -132,6 +135,7 @@ def load(
     make_train: Callable[[Any], Train] | None = None,
     *,
     checkpoint: Literal["latest", "best"] | int = "latest",
+    trust: bool = False,
 ) -> LoadedRun:
     """Load a run from its folder. The folder is only read, and another process may be writing to it.
 
@@ -142,6 +146,8 @@ def load(
         make_train: the recipe's function; the annotation of its argument names the class of the configuration. None:
             the `make_train` of the module that `config.json` names.
         checkpoint: the latest, the best (of a run with a `best_metric`), or the number of an update.
+        trust: whether `config.json` may choose what is imported: a recipe outside `recipes`, or the module of an
+            environment like "gym:module:Env-v0", that is not imported yet.
 
     Returns:
         `LoadedRun`.
@@ -151,7 +157,8 @@ def load(
         ValueError: the run does not belong to this recipe; the message names the difference. Or its recipe cannot be
             imported.
     """
-    run = RunFolder(folder)
+    run = RunFolder(to_path("load", "folder", folder))
+    check_trusted(run.stored, run.path, trust, recipe=make_train is None)
     if make_train is None:
         make_train = import_recipe(run.stored.get("recipe"), run.path)
     config = stored_config(_config_type(make_train), run.stored)

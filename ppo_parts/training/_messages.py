@@ -26,6 +26,9 @@ class _Printer(logging.Handler):
 @contextlib.contextmanager
 def printed_messages() -> Iterator[None]:
     """Print the messages of runs inside this context; elsewhere they go where `logging` is configured to send them."""
+    if any(isinstance(handler, _Printer) for handler in logger.handlers):  # inside another such context
+        yield
+        return
     printer, before = _Printer(), (logger.level, logger.propagate)
     logger.addHandler(printer)
     logger.setLevel(logging.INFO)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._files import plain, write_whole
+from ._files import plain, to_path, write_whole
 
 Row = dict[str, Any]
 
@@ -100,9 +100,10 @@ def read_log(path: Path, before: int | None = None) -> Log:
 
 def read_metrics(path: str | Path) -> list[Row]:
     """Read the rows of a metrics file, up to the first line that is damaged or cut short."""
-    if not Path(path).is_file():
+    path = to_path("read_metrics", "path", path)
+    if not path.is_file():
         raise FileNotFoundError(errno.ENOENT, "no metrics file", str(path))
-    return read_log(Path(path)).rows
+    return read_log(path).rows
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:

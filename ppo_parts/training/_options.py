@@ -100,8 +100,14 @@ def kept_options(options: RunOptions) -> dict[str, Any]:
 
 
 def stored_options(stored: Mapping[str, Any]) -> RunOptions:
-    """Return the options in the `config.json` of a run."""
-    return RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT})
+    """Return the options in the `config.json` of a run.
+
+    Raises:
+        UserValueError, UserTypeError: one of them is not valid.
+    """
+    options = RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT})
+    check_config(options, where="config.json: run")
+    return options
 
 
 def checkpoint_interval(options: RunOptions, num_updates: int) -> int:

@@ -6,11 +6,14 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from .._base.errors import UserValueError
+
+RECIPES = "recipes"
+"""The package whose modules a run may name as its recipe; others need the user's word."""
 
 
 def recipe_of(defined: Any) -> str:
@@ -27,6 +30,35 @@ def recipe_of(defined: Any) -> str:
     return name if file is None else Path(file).stem  # python my_recipe.py
 
 
+def check_trusted(stored: Mapping[str, Any], folder: Path, trust: bool, *, recipe: bool = True) -> None:
+    """Raise if loading a run would import a module that its `config.json` chooses, unless the user trusts the folder.
+
+    Its recipe may be one of `recipes`, and its environment one of a registered family, such as "brax:ant". A module
+    that is already imported runs nothing new.
+
+    Args:
+        stored: the content of `config.json`.
+        folder: folder of the run, for messages.
+        trust: whether the user trusts it.
+        recipe: whether the recipe is imported, too, and not only the module in an `env_id` like "gym:module:Env-v0".
+
+    Raises:
+        UserValueError: names the module.
+    """
+    named, env_id = stored.get("recipe"), stored["config"].get("env_id")
+    module, colon, _ = str(env_id).partition(":")[2].partition(":")
+    chosen = {f"the environment {env_id}": module} if colon else {}
+    if recipe and isinstance(named, str) and not named.startswith(f"{RECIPES}."):
+        chosen[f"the recipe {named}"] = named
+    for what, module in chosen.items():
+        if not trust and module not in sys.modules:
+            or_name_it = ", or name the module of the recipe yourself, --recipe my_module" if recipe else ""
+            raise UserValueError(
+                f"{folder} asks for {what}, whose code would be imported and run: if you trust it, pass --trust "
+                f"(trust=True){or_name_it}"
+            )
+
+
 def import_recipe(name: Any, folder: Path) -> Callable[[Any], Any]:
     """Return the `make_train` of a module, which may be in the current folder.
 
@@ -40,6 +72,8 @@ def import_recipe(name: Any, folder: Path) -> Callable[[Any], Any]:
     remedy = "name the module of its recipe, --recipe my_module (or training.load(folder, make_train))"
     if not isinstance(name, str):
         raise UserValueError(f"{folder} does not say which recipe it is of: {remedy}")
+    if not all(map(str.isidentifier, name.split("."))):
+        raise UserValueError(f"{name!r} is not the name of a module, such as my_package.my_module: {remedy}")
     if os.getcwd() not in sys.path:  # as `python -m` does
         sys.path.insert(0, os.getcwd())
     try:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .._base.extras import require_package
+from .._base.hyperparameters import check_count
 from ._config_file import versions
 from ._device import device_name
 from ._evaluate import EVALUATION
+from ._files import replacing, to_path
 from ._messages import logger
 from ._metrics_file import Row, column
 from ._statistics import interval, summary
@@ -124,6 +125,7 @@ def plot_curve(
 
     `evaluation` has the same shape, with NaN for updates without one; its mean over the seeds is drawn.
     """
+    path, window = to_path("plot_curve", "path", path), check_count("plot_curve", "window", window)
     figure = require_package("matplotlib.figure", "train").Figure(figsize=(7, 4.2), layout="constrained")
     require_package("matplotlib.backends.backend_agg", "train").FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -147,9 +149,8 @@ def plot_curve(
     axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
-    partial = path.with_suffix(".tmp.png")
-    figure.savefig(partial, dpi=130)
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        figure.savefig(partial, dpi=130)
 
 
 def smoothed(returns: np.ndarray, window: int) -> np.ndarray:

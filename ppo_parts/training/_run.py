@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from .._base.errors import UserTypeError
 from .._core.checks import nonfinite_report
 from ._devices import devices_of
 from ._errors import NonFiniteError
@@ -69,6 +70,12 @@ def run(
         ValueError: it has another configuration. OSError: the folder cannot be written; as much as possible was saved.
         FloatingPointError: non-finite numbers appeared, and `options.on_nonfinite` is "stop".
     """
+    if not isinstance(train, Train):
+        raise UserTypeError(f"must be what a recipe's make_train returns, got {train!r}", where="run", argument="train")
+    if not isinstance(options, RunOptions | None):
+        raise UserTypeError(f"must be training.RunOptions(...), got {options!r}", where="run", argument="options")
+    if isinstance(config, type) or not hasattr(config, "__dataclass_fields__"):
+        raise UserTypeError(f"must be an instance of a dataclass, got {config!r}", where="run", argument="config")
     options = validate(options or RunOptions(), train)
     program = make_program(train, config.seed, options)
     if not is_first():

@@ -7,10 +7,27 @@ from typing import Any
 
 import numpy as np
 
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import check_count, check_number
+from ..functional._common import is_real
+
 
 def iqm(x: np.ndarray) -> float:
     """Compute the interquartile mean, the mean of the middle half (Agarwal et al. 2021, arXiv:2108.13264)."""
-    return float(iqm_over_seeds(np.asarray(x, float).ravel()))
+    return float(iqm_over_seeds(_numbers("iqm", x)))
+
+
+def _numbers(where: str, x: Any) -> np.ndarray:
+    """Return the numbers as one axis; raise if there are none."""
+    try:
+        numbers = np.asarray(x).ravel()
+    except ValueError:  # a ragged list
+        numbers = np.asarray(None)
+    if numbers.size and not is_real(numbers):
+        raise UserTypeError(f"must be numbers, one per seed, got {x!r}", where=where, argument="x")
+    if not numbers.size:
+        raise UserValueError(f"must be at least one number, got {x!r}", where=where, argument="x")
+    return numbers.astype(float)
 
 
 def iqm_over_seeds(x: np.ndarray) -> np.ndarray:
@@ -24,7 +41,10 @@ def bootstrap(
     x: np.ndarray, statistic: Callable[[np.ndarray], Any] = np.mean, *, level: float = 0.95, samples: int = 5000
 ) -> list[float]:
     """Compute the percentile bootstrap interval of a statistic over seeds."""
-    x = np.asarray(x, float).ravel()
+    x, samples = _numbers("bootstrap", x), check_count("bootstrap", "samples", samples)
+    check_number("bootstrap", "level", level, 0, 1, open_low=True, schedule=False)
+    if not callable(statistic):
+        raise UserTypeError(f"must be a function, got {statistic!r}", where="bootstrap", argument="statistic")
     draws = np.random.default_rng(0).choice(x, (samples, len(x)))
     if statistic is np.mean or statistic is iqm:  # all draws at once, which is a hundred times as fast
         values = np.mean(draws, axis=-1) if statistic is np.mean else iqm_over_seeds(draws)
@@ -47,7 +67,7 @@ def interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def summary(x: np.ndarray) -> dict[str, object]:
     """Summarize one number per seed: mean, standard deviation, median, IQM with interval, and the values themselves."""
-    x = np.atleast_1d(np.asarray(x, float))
+    x = _numbers("summary", x)
     return {
         "mean": float(np.mean(x)),
         "std": float(np.std(x, ddof=1)) if len(x) > 1 else None,

@@ -239,7 +239,7 @@ def _count_nonfinite(tree: Any) -> Array:
 
 def vmap_over_seeds(function: Callable[..., Any], num_seeds: int) -> Callable[..., Any]:
     """Add a leading axis for the seeds to `function`, if there are several."""
-    return jax.vmap(function) if num_seeds > 1 else function
+    return jax.vmap(function) if check_count("vmap_over_seeds", "num_seeds", num_seeds) > 1 else function
 
 
 def seed_keys(seed: int, num_seeds: int) -> Array:
@@ -297,6 +297,7 @@ def last_episodes_return(episode_return: Any, episodes: Any, last: int = 100) ->
         >>> float(last_episodes_return(jnp.array([9., 1., jnp.nan, 3.]), jnp.array([5, 1, 0, 1]), last=2))
         2.0
     """
+    check_count("last_episodes_return", "last", last)
     number = jnp.asarray(episodes)
     later = jnp.cumsum(number[..., ::-1], axis=-1)[..., ::-1] - number
     number = jnp.where(later < last, number, 0)

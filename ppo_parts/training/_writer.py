@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from .._base.errors import UserValueError
 from ..envs._registry import without_settings
 from ._config_file import changes, check_unchanged, describe, listed, stored_run
 from ._errors import RunExistsError, RunFolderError, RunNotFoundError
-from ._files import write_json
+from ._files import parse_json, write_json
 from ._folder import RunFolder
 from ._messages import logger
 from ._metrics_file import Log, MetricsFile, Row, read_log, write_rows
@@ -194,7 +193,7 @@ class RunWriter(RunFolder):
     def earlier_result(self) -> dict[str, Any]:
         """Return the content of `result.json`; nothing if the run was not complete."""
         try:
-            found = json.loads((self.path / "result.json").read_bytes())
+            found = parse_json((self.path / "result.json").read_bytes())
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 import time
 import types
@@ -13,9 +14,10 @@ import pytest
 from PIL import Image
 
 from ppo_parts import envs, training
-from ppo_parts.commands import compare, evaluate, watch
+from ppo_parts.commands import compare, evaluate, export, watch
 from ppo_parts.envs._rendering import draw_grid, rendering
 from ppo_parts.errors import MissingPackage, UserValueError
+from ppo_parts.training._files import replacing
 from ppo_parts.training._metrics_file import write_rows
 from ppo_parts.training._recipe import recipe_of
 from recipes import cleanrl_ppo
@@ -70,7 +72,84 @@ def test_a_recipe_in_the_current_folder_is_found(bare, monkeypatch):
     monkeypatch.chdir(path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     with pytest.raises(FileNotFoundError, match="has no checkpoints"):  # so that its recipe was found
-        training.load(path)
+        training.load(path, trust=True)
+
+
+COMMANDS = {"evaluate": evaluate.main, "watch": watch.main, "export": export.main}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"recipe": "spy"}, "the recipe spy"),
+        ({"recipe": "spy.recipes"}, "the recipe spy.recipes"),
+        ({"recipe": "recipes_of.spy"}, "the recipe recipes_of.spy"),
+        ({"recipe": "recipes.cleanrl_ppo", "env_id": "gym:spy:Env-v0"}, "the environment gym:spy:Env-v0"),
+        ({"recipe": "recipes.cleanrl_ppo", "env_id": "gym:A-v0,env_id='spy:B-v0'"}, "the environment gym:A-v0,env_id"),
+    ],
+)
+def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys, changes, named):
+    """Neither by its recipe nor by its environment, unless the user says so; the module would print."""
+    config = dataclasses.asdict(cleanrl_ppo.Config(env_id=changes.pop("env_id", "CartPole-v1")))
+    path = bare(**changes, config=config)
+    for place in (path, path / "recipes_of"):
+        place.mkdir(exist_ok=True)
+        (place / "spy.py").write_text("print('imported')")
+    monkeypatch.chdir(path)
+    monkeypatch.syspath_prepend(str(path))
+    says = rf"{re.escape(str(path))} asks for {re.escape(named)}.*, whose code would be imported and run: .* --trust"
+    for command in COMMANDS.values():
+        with pytest.raises(SystemExit, match=f"^error: {says}"):
+            command([str(path)])
+    recipe = {} if "spy" in changes["recipe"] else {"make_train": cleanrl_ppo.make_train}
+    with pytest.raises(UserValueError, match=says):
+        training.load(path, **recipe)
+    if recipe:
+        for flag in ("--resume", "--init-from"):
+            with pytest.raises(SystemExit, match=f"^error: {says}"):
+                training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, [flag, str(path)])
+    assert "imported" not in capsys.readouterr().out
+    if ",env_id" not in named:
+        with pytest.raises((SystemExit, UserValueError, ModuleNotFoundError)):
+            training.load(path, **recipe, trust=True)
+        assert "imported" in capsys.readouterr().out
+    for module in ("spy", "recipes_of.spy", "recipes_of"):
+        sys.modules.pop(module, None)
+
+
+@pytest.mark.parametrize("name", ["../x", "my recipe", ".relative", "recipes..x", "/tmp/x.py", ""])
+def test_what_is_not_the_name_of_a_module_is_refused(folder, name):
+    for command in COMMANDS.values():
+        with pytest.raises(SystemExit, match=f"^error: '{re.escape(name)}' is not the name of a module, such as"):
+            command([str(folder), "--recipe", name])
+
+
+@pytest.mark.parametrize("flag", ["--json", "--output"])
+def test_what_cannot_be_written_is_refused_before_anything_is_played(folder, tmp_path, flag, monkeypatch):
+    """And nothing is left beside it."""
+    extension = "json" if flag == "--json" else "gif"
+    (tmp_path / f"there.{extension}").mkdir()
+    monkeypatch.setattr("ppo_parts.commands._shared.load", lambda *args, **given: pytest.fail("loaded"))
+    commands = [evaluate.main, compare.main] if flag == "--json" else [watch.main, export.main, compare.main]
+    for command in commands:
+        for path, says in (
+            (tmp_path / f"there.{extension}", "Is a directory"),
+            (tmp_path / f"no/x.{extension}", "there is no such folder"),
+        ):
+            given = path.with_suffix(".png") if command is compare.main and flag == "--output" else path
+            if "there" in path.name:
+                given.mkdir(exist_ok=True)
+            with pytest.raises(SystemExit, match=f"^error: .*: {says}"):
+                command([str(folder), flag, str(given)])
+    assert not list(tmp_path.rglob("*tmp*"))
+
+
+def test_a_file_that_cannot_be_replaced_leaves_nothing_behind(tmp_path):
+    with pytest.raises(TypeError):
+        training.write_json(tmp_path / "x.json", object())
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "x.json") as partial:
+        partial.write_text(str(1 / 0) if partial.write_text("half") else "")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -83,7 +162,7 @@ def test_a_recipe_in_the_current_folder_is_found(bare, monkeypatch):
 )
 def test_a_recipe_that_is_not_there_is_named(bare, name, message):
     with pytest.raises(UserValueError, match=message):
-        training.load(bare(recipe=name))
+        training.load(bare(recipe=name), trust=True)
 
 
 def test_an_import_that_fails_inside_a_recipe_is_shown_as_it_is(bare, monkeypatch):
@@ -91,7 +170,7 @@ def test_an_import_that_fails_inside_a_recipe_is_shown_as_it_is(bare, monkeypatc
     (path / "broken_recipe.py").write_text("import absent_package")
     monkeypatch.syspath_prepend(str(path))
     with pytest.raises(ModuleNotFoundError, match="absent_package"):
-        training.load(path)
+        training.load(path, trust=True)
 
 
 def test_commands_take_the_recipe_as_an_argument(bare):

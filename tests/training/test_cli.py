@@ -110,8 +110,9 @@ class Config:
         ({"size": 4.0}, "size must be a whole number, got 4.0: write 4"),
         ({"size": True}, "size must be a whole number, got True"),
         ({"size": None}, "size must be a whole number, got None"),
-        ({"rate": 0.0}, "rate must lie in (0, inf], got 0.0"),
-        ({"rate": float("nan")}, "rate must lie in (0, inf], got nan"),
+        ({"rate": 0.0}, "rate must lie in (0, inf), got 0.0"),
+        ({"rate": float("nan")}, "rate must lie in (0, inf), got nan"),
+        ({"rate": float("inf")}, "rate must lie in (0, inf), got inf"),
         ({"rate": "1"}, "rate must be a number"),
         ({"sizes": (4, 0)}, "sizes must be at least 1, got 0"),
         ({"sizes": 4}, "sizes must be a tuple, got 4"),
@@ -119,7 +120,8 @@ class Config:
         ({"piece": "all"}, "piece must be one of 'auto', got 'all'"),
         ({"kind": "c"}, "kind must be one of 'a', 'b', got 'c'"),
         ({"kind": 3}, "kind must be one of 'a', 'b', got 3"),
-        ({"free": float("nan")}, "free must lie in [-inf, inf], got nan"),
+        ({"free": float("nan")}, "free must lie in (-inf, inf), got nan"),
+        ({"free": float("-inf")}, "free must lie in (-inf, inf), got -inf"),
         ({"yes": 1}, "yes must be True or False, got 1"),
         ({"name": None}, "name must be a string, got None"),
         ({"tags": ("a", 3)}, "tags must be a string, got 3"),
@@ -226,6 +228,16 @@ def test_config_file_may_have_words_that_begin_with_a_dash(tmp_path):
     assert options.name == "-x"
 
 
+def test_config_file_in_json_gives_each_option_once(tmp_path):
+    for content, says in (
+        ('{"gamma": 0.9, "seed": 3, "gamma": 0.8}', "gamma is given 2 times"),
+        ("[" * 200_000, "nested"),
+    ):
+        (tmp_path / "mine.json").write_text(content)
+        with pytest.raises(SystemExit, match=rf"^error: .*mine\.json cannot be read: .*{says}"):
+            main(cleanrl_ppo, "--config", str(tmp_path / "mine.json"))
+
+
 def test_config_file_may_name_a_preset(tmp_path):
     (tmp_path / "mine.yaml").write_text("preset: continuous\nnum_envs: 2\n")
     config, _ = reached("--config", str(tmp_path / "mine.yaml"))
@@ -244,7 +256,7 @@ def test_config_file_may_name_a_preset(tmp_path):
         ),
         ("- 3", "must map names of options to values, got [3]"),
         ("a: [", "cannot be read: "),
-        ("clip_coef: -1", "mine.yaml: clip_coef must lie in (0, inf], got -1.0"),
+        ("clip_coef: -1", "mine.yaml: clip_coef must lie in (0, inf), got -1.0"),
         ("num-envs: many", "mine.yaml: num-envs must be a whole number, got 'many'"),
         ("num_envs: 2.5", "mine.yaml: num_envs must be a whole number, got 2.5"),
         ("hidden: [8, 0]", "mine.yaml: hidden must be at least 1, got 0"),

@@ -168,8 +168,6 @@ def test_run_without_a_name_gets_a_new_folder(monkeypatch, train, tmp_path):
 def test_run_config_that_json_cannot_hold_is_refused_at_once(train, tmp_path, changes):
     with pytest.raises(ValueError, match=f"config: {next(iter(changes))} .* could not be read back"):
         go(train, tmp_path, "run", tiny(UPDATES, **changes))
-    with pytest.raises(ValueError, match="run: checkpoint_minutes inf could not be read back"):
-        go(train, tmp_path, "run", checkpoint_minutes=float("inf"))
     assert not list(tmp_path.iterdir())
 
 
@@ -230,7 +228,8 @@ def test_run_options_are_checked_before_a_folder_is_made(train, tmp_path, option
             {"best_metric": "evaluation/episode_return"},
             "measured in this run, got 'evaluation/episode_return'; evaluation/... needs eval_every; there are",
         ),
-        ({"checkpoint_minutes": 0}, "run: checkpoint_minutes must lie in (0, inf], got 0"),
+        ({"checkpoint_minutes": float("inf")}, "run: checkpoint_minutes must lie in (0, inf), got inf"),
+        ({"checkpoint_minutes": 0}, "run: checkpoint_minutes must lie in (0, inf), got 0"),
         ({"on_nonfinite": "ignore"}, "on_nonfinite must be one of 'stop', 'skip', got 'ignore'"),
         ({"best_mode": "most"}, "best_mode must be one of 'max', 'min', got 'most'"),
         (

@@ -203,15 +203,25 @@ def test_resume_from_a_checkpoint_of_a_run_without_any_is_refused(train, tmp_pat
     ("content", "message"),
     [
         (b"\xff\xfe", r"config\.json cannot be read: "),
+        (b"[" * 200_000, r"config\.json cannot be read: it is nested too deeply"),
+        (b'{"config": {}, "config": {}}', r"config\.json cannot be read: config is given 2 times"),
         (b"{}", r"config\.json is damaged: it has no valid config"),
         (b"[]", r"config\.json is damaged: it has no valid config"),
         (b'{"config": {}, "run": {}, "versions": {}, "steps_per_update": 1}', r"it has no valid num_seeds"),
+        (
+            b'{"config": {}, "run": {"num_seeds": 1}, "versions": {}, "steps_per_update": 1, "continued_from": 3}',
+            r"it has no valid continued_from",
+        ),
+        (
+            b'{"config": {}, "run": {"num_seeds": "x"}, "versions": {}, "steps_per_update": 1}',
+            r"config\.json: run: num_seeds must be a whole number, got 'x'",
+        ),
     ],
 )
 def test_resume_with_a_damaged_config_says_so(train, broken, content, message):
     (broken / "config.json").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        go(train, None, "", resume=broken)
+    with pytest.raises((ValueError, TypeError), match=message):
+        training.load(broken, lambda config: train)
 
 
 def test_resume_with_another_config_than_the_checkpoints_were_made_with_is_refused(train, broken):

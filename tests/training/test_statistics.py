@@ -5,6 +5,7 @@ import pytest
 import scipy.stats
 
 from ppo_parts import training
+from ppo_parts.errors import UserTypeError, UserValueError
 from ppo_parts.training import _result
 from ppo_parts.training._statistics import interval
 
@@ -57,6 +58,45 @@ def test_statistics_interquartile_mean_and_intervals():
     assert np.isnan(interval(np.array([[1.0, np.nan]]))).all()
     assert training.summary(np.array([2.0]))["iqm_95"] is None
     assert training.summary(np.array([2.0, 4.0]))["std"] == pytest.approx(np.sqrt(2))
+
+
+def refused(function, name):
+    with pytest.raises((UserValueError, UserTypeError), match=rf"\w+: {name} must "):
+        function()
+
+
+NOT_ONE = (0, -1, True, 1.5, "3", None, float("nan"))  # number of at least 1
+NO_PATH = (None, 3, b"x", ["x"])
+SUMMARIES = (training.iqm, training.bootstrap, training.summary)
+WITH_PATH = (training.read_metrics, lambda x: training.write_json(x, {}))
+BAD = {
+    "x": [lambda x=x, f=f: f(x) for f in SUMMARIES for x in ([], None, "3", True)],
+    "level": [lambda x=x: training.bootstrap([1.0], level=x) for x in (0, 2, "a", None)],
+    "samples": [lambda x=x: training.bootstrap([1.0], samples=x) for x in NOT_ONE],
+    "statistic": [lambda: training.bootstrap([1.0], "mean")],
+    "last": [lambda x=x: training.last_episodes_return(np.ones(3), np.ones(3), last=x) for x in NOT_ONE],
+    "num_seeds": [lambda x=x: training.vmap_over_seeds(abs, x) for x in NOT_ONE],
+    "window": [lambda x=x: training.plot_curve("x.png", np.ones(3), np.ones(3), "", window=x) for x in NOT_ONE],
+    "low": [lambda x=x: training.at_least(x) for x in ("a", None, float("nan"))],
+    "high": [lambda: training.between(2, 1)],
+    "folder": [lambda x=x: training.load(x) for x in NO_PATH],
+    "directory": [lambda x=x: training.Checkpoints(x) for x in NO_PATH],
+    "keep": [lambda x=x: training.Checkpoints("c", keep=x) for x in NOT_ONE if x is not None],
+    "configuration": [lambda: training.Checkpoints("c", configuration=None)],
+    "step": [lambda x=x: training.Checkpoints("c").save(x, {}) for x in NOT_ONE[1:]],
+    "path": [lambda x=x, f=f: f(x) for f in WITH_PATH for x in NO_PATH],
+    "train": [lambda: training.run(None, None)],
+    "config": [lambda: training.check_config(None)],
+    "presets": [lambda x=x: training.main(abs, x, []) for x in ({}, None, {"a": 1})],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments_of_public_functions_are_named(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for function in BAD[name]:
+        refused(function, name)
+    assert not list(tmp_path.iterdir())
 
 
 def test_statistics_smoothing_and_the_picture_take_what_is_missing(tmp_path):
