@@ -167,6 +167,7 @@ CASES = (
     Case(pp.segment_minibatches, (2,)),
     Case(pp.prioritized_sampler, (2,), numeric={"alpha": 0.8, "beta": 0.4}),
     Case(pp.prioritized_sampler, (2,), {"alpha": 0.8, "beta": 0.4}, {"replacement": True}, note="replacement"),
+    Case(pp.prioritized_sampler, (2,), {"alpha": 0.8, "beta": 0.4}, {"weights": "inclusion"}, note="inclusion"),
     Case(pp.full_batch),
     Case(pp.early_stop, ("given",), {"limit": 0.1}, after=True),
     Case(

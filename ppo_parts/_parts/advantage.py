@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 import jax
@@ -161,6 +162,9 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
     Place: after `gae` or `vtrace`. After the sampler the statistics are those of the minibatch, before it those of the
     whole rollout.
 
+    Raises:
+        ValueError: the statistics are those of one element, whose standardized advantage is always 0.
+
     Example:
         >>> import ppo_parts as pp
         >>> pipeline = pp.chain(
@@ -181,6 +185,13 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
             raise UserValueError(
                 f"advantage_normalize: axis={axis} does not exist, the advantage has axes {batch.axes} and shape "
                 f"{jnp.shape(batch.advantage)}"
+            )
+        shape = jnp.shape(batch.advantage)
+        if math.prod(shape if axis is None else [shape[a] for a in axes]) == 1:
+            raise UserValueError(
+                f"advantage_normalize: axis={axis} of an advantage with axes {batch.axes} and shape {shape} leaves one "
+                "element for each mean, so that the result is always 0: use fewer minibatches or other axes, or "
+                "normalize before the sampler"
             )
         normalized = functional.advantage_normalize(
             batch.advantage, axis=axis, ddof=ddof, eps=at(eps, context.step), mask=batch.mask

@@ -210,6 +210,7 @@ def prioritized_sampler(
     alpha: Numeric,
     beta: Numeric,
     replacement: bool = False,
+    weights: Literal["probability", "inclusion"] = "probability",
     normalize_weights: bool = False,
     segments_per_minibatch: int | None = None,
     eps: Numeric = 1e-6,
@@ -225,12 +226,19 @@ def prioritized_sampler(
     are never drawn (if there are enough others). If the rollout has S shards, M / S segments are drawn from each shard,
     with probabilities and weights computed over its N / S segments.
 
+    With beta = 1, the weighted mean over a minibatch is an unbiased estimate of the mean over all segments if they are
+    drawn with replacement. Without it, improbable segments are drawn more often than :math:`M P_n`, and the weighted
+    mean is biased, the more the larger the share of segments drawn. `weights="inclusion"` replaces :math:`P_n` by
+    :math:`q_n / M`, where q is the probability that a segment is drawn at all, and is unbiased without replacement (if
+    all segments have the same number of unmasked steps). See `functional.sample_without_replacement`.
+
     Args:
         num_minibatches: draws per epoch; divides the number of segments N unless `segments_per_minibatch` is given.
         num_epochs: multiplies the number of draws.
         alpha: exponent of the priority, >= 0 (0: uniform); a schedule counts learner updates.
-        beta: exponent of the weight, in [0, 1] (1: unbiased); a schedule counts learner updates.
+        beta: exponent of the weight, in [0, 1] (1: unbiased, see above); a schedule counts learner updates.
         replacement: whether a segment can be drawn twice for one minibatch.
+        weights: "probability", as in PufferLib, or "inclusion".
         normalize_weights: divide the weights by the largest weight that any segment could have.
         segments_per_minibatch: M; None: N / num_minibatches.
         eps: added to every priority, >= 0, so that none has probability 0; a schedule counts learner updates.
@@ -239,15 +247,24 @@ def prioritized_sampler(
     Place: after `gae` or `vtrace`, whose advantage it reads.
 
     Raises:
-        ValueError: the segments cannot be divided equally; more segments are requested than there are.
+        ValueError: the segments cannot be divided equally; more segments are requested than there are; inclusion
+            weights with replacement.
 
     Example:
         >>> import ppo_parts as pp
         >>> sampler = pp.prioritized_sampler(8, alpha=.8, beta=pp.linear_schedule(.2, 1., 1000))
 
-    Reference: PufferLib 3.0; Schaul et al. 2016, arXiv:1511.05952, eq. 1 and section 3.4.
+    Reference: PufferLib 3.0; Schaul et al. 2016, arXiv:1511.05952, eq. 1 and section 3.4. Inclusion weights: Kool et
+    al. 2019, arXiv:1903.06059.
     """
     where = "prioritized_sampler"
+    check_choice(where, "weights", weights, ("probability", "inclusion"))
+    if weights == "inclusion" and replacement:
+        raise UserValueError(
+            "must be 'probability' with replacement=True, whose weights are unbiased, got 'inclusion'",
+            where=where,
+            argument="weights",
+        )
     alpha = check_number(where, "alpha", alpha, 0)
     beta = check_number(where, "beta", beta, 0, 1)
     eps = check_number(where, "eps", eps, 0)
@@ -272,8 +289,17 @@ def prioritized_sampler(
             advantage = _steps_of_segments(batch.advantage.astype(accumulator_dtype(batch.advantage)))
             mask = None if batch.mask is None else _steps_of_segments(batch.mask)
             probabilities = functional.segment_priorities(advantage, alpha=powers[0], eps=powers[2], mask=mask)
-            indices = jax.random.choice(key, segments, (size,), replace=replacement, p=probabilities)
-            weight = functional.importance_weights(probabilities, indices, beta=powers[1], normalize=normalize_weights)
+            if replacement:
+                indices, inclusion = jax.random.choice(key, segments, (size,), p=probabilities), None
+            else:
+                indices, inclusion = functional.sample_without_replacement(key, probabilities, size)
+            weight = functional.importance_weights(
+                probabilities,
+                indices,
+                beta=powers[1],
+                normalize=normalize_weights,
+                inclusion=inclusion if weights == "inclusion" else None,
+            )
             return indices, spread_nan(weight, *powers).astype(batch.advantage.dtype)
 
         if batch.shards == 1:

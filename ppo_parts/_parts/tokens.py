@@ -145,10 +145,22 @@ def group_advantage(
     check_ddof(where, ddof)
     eps = check_number(where, "eps", eps, 0)
 
+    def check_group(size: int) -> None:
+        if size == 1 and (scale == "group" or baseline not in ("none", "given")):
+            raise UserValueError(
+                "must name groups of several segments, because one that is compared with itself has an advantage of 0, "
+                f'got {group!r}: sample several for each prompt, or use baseline="none" or "given" with scale=None',
+                where=where,
+                argument="group",
+            )
+
+    check_group(size or 2)
+
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         keep = jnp.ones_like(batch.log_prob, bool) if batch.mask is None else batch.mask.astype(bool)
         if keep.ndim != 2:
             raise UserValueError(f"{where}: the batch must have the axes [T, N] only, got shape {keep.shape}")
+        check_group(keep.shape[1])
         reward = _scores(where, batch, score, keep)
         some = jnp.any(keep, axis=0)
         number_at = at(eps, context.step)

@@ -64,8 +64,8 @@ def check_distribution(where: str, distribution: Any, needs: Sequence[str] = ("l
         >>> pp.distributions.check_distribution("learner", "logits")
         Traceback (most recent call last):
         ...
-        ppo_parts.UserTypeError: learner: a distribution needs log_prob(value), but str has no log_prob: use one of \
-ppo_parts.distributions, such as Categorical(logits), or one of distrax
+        ppo_parts.errors.UserTypeError: learner: a distribution needs log_prob(value), but str has no log_prob: use \
+one of ppo_parts.distributions, such as Categorical(logits), or one of distrax
     """
     for need in needs:
         method, positional, keywords = _CALLS[need]

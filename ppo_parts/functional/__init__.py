@@ -39,6 +39,7 @@ from ._regularizers import self_imitation_value_loss as self_imitation_value_los
 from ._regularizers import smoothness_loss as smoothness_loss
 from ._sampling import importance_weights as importance_weights
 from ._sampling import permutation as permutation
+from ._sampling import sample_without_replacement as sample_without_replacement
 from ._sampling import segment_priorities as segment_priorities
 from ._sequence_losses import cispo as cispo
 from ._sequence_losses import clip_cov as clip_cov

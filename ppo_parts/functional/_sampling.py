@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,52 +112,147 @@ def segment_priorities(
     return (priority / jnp.where(whole > 0, whole, 1)).astype(jnp.result_type(advantage))
 
 
-def importance_weights(probabilities: Array, indices: Array, *, beta: float | Array, normalize: bool = False) -> Array:
+def sample_without_replacement(key: Array, probabilities: Array, size: int) -> tuple[Array, Array]:
+    r"""Draw different segments, each next one in proportion to its probability. Gradients are stopped.
+
+    The segments drawn are those with the largest keys :math:`\log P_n + G_n`, where G is standard Gumbel noise. With
+    the next largest key as the threshold :math:`\kappa`, a segment is drawn with the probability
+
+    .. math:: q_n = \Pr(\log P_n + G_n > \kappa) = 1 - \exp(-\exp(\log P_n - \kappa))
+
+    so that :math:`\sum_{i\,\mathrm{drawn}} f_i / q_i` is an unbiased estimate of :math:`\sum_n f_n`. If all segments
+    with a positive probability are drawn, every q is 1.
+
+    Args:
+        key: key of `jax.random`.
+        probabilities: `[N]`, as from `segment_priorities`. Segments with probability 0 are drawn last.
+        size: M, at most N.
+
+    Returns:
+        `[M]` int32, the segments drawn; `[N]` inclusion probabilities q, 0 for segments with probability 0, in the
+        dtype of `probabilities` (at least float32).
+
+    Raises:
+        ShapeError: `probabilities` do not have rank 1. TypeError: `probabilities` are not floating. ValueError: `size`
+            is not in [1, N], or known probabilities are negative or do not sum to 1. If they are traced, q is NaN.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> drawn, inclusion = sample_without_replacement(jax.random.key(0), jnp.array([.7, .2, .1, 0.]), 3)
+        >>> sorted(drawn.tolist()), inclusion.tolist()
+        ([0, 1, 2], [1.0, 1.0, 1.0, 0.0])
+
+    Reference: Kool et al. 2019, Stochastic Beams and Where to Find Them, arXiv:1903.06059, section 4; Duffield et al.
+    2007, Priority sampling for estimation of arbitrary subset sums.
+    """
+    where = "sample_without_replacement"
+    probabilities = _checked_probabilities(where, probabilities)
+    number = probabilities.shape[0]
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or not 1 <= size <= number:
+        raise ValueError(f"{where}: size must be a whole number in [1, {number}], the number of segments, got {size!r}")
+    log_p = jnp.log(probabilities)
+    keys = log_p - jnp.log(_small_exponential(key, log_p))
+    largest, order = jax.lax.top_k(keys, min(size + 1, number))
+    threshold = largest[size] if size < number else -jnp.inf
+    return order[:size], jnp.where(probabilities == 0, 0, -jnp.expm1(-jnp.exp(log_p - threshold)))
+
+
+def _small_exponential(key: Array, like: Array) -> Array:
+    """Draw exponential variates as accurate near 0 as a float is, so that even improbable segments can be drawn.
+
+    Those of `jax.random.exponential` are multiples of 2^-23 there.
+    """
+    high, low = jax.random.bits(key, (2, *like.shape), jnp.uint32).astype(like.dtype)
+    uniform = (high + low * 2.0**-32) * 2.0**-32
+    return -jnp.log1p(-jnp.minimum(uniform, 1 - jnp.finfo(like.dtype).epsneg))
+
+
+def importance_weights(
+    probabilities: Array,
+    indices: Array,
+    *,
+    beta: float | Array,
+    normalize: bool = False,
+    inclusion: Array | None = None,
+) -> Array:
     r"""Compute the weights that undo prioritized sampling. Gradients are stopped.
 
     .. math:: w_i = (N \cdot P_i)^{-\beta}, \qquad N = \#\{n : P_n > 0\}
 
-    `beta=1` makes weighted means unbiased estimates of the mean over all segments; 0 applies no correction.
+    With `beta=1` the mean of weighted numbers is an unbiased estimate of the mean over all segments, if segments are
+    drawn with replacement; 0 applies no correction. Without replacement these weights are biased: improbable segments
+    are drawn more often than :math:`M P_i`, and probable ones less often. Then give `inclusion`, with which
+
+    .. math:: w_i = (N \cdot q_i / M)^{-\beta}
+
+    is unbiased for `beta=1`.
 
     Args:
         probabilities: `[N]`, the probabilities used for drawing (see `segment_priorities`).
         indices: `[M]` integers, the segments drawn.
         beta: exponent, in [0, 1].
         normalize: divide by the largest weight that any segment could have, so that weights are at most 1.
+        inclusion: None, or `[N]`, the inclusion probabilities q of `sample_without_replacement`. M is the number of
+            indices, or N if that is smaller.
 
     Returns:
         `[M]` weights, in the dtype of `probabilities`.
 
     Raises:
-        ShapeError: `probabilities` or `indices` do not have rank 1. TypeError: `indices` are not integers, or
-            `probabilities` are not floating. ValueError: `beta` or a known index is out of its range (traced indices
-            are not checked).
+        ShapeError: `probabilities` or `indices` do not have rank 1, or `inclusion` has another shape. TypeError:
+            `indices` are not integers, or `probabilities` are not floating. ValueError: `beta` or a known index is out
+            of its range, or known probabilities are negative or do not sum to 1 (or to 0, if everything is masked). If
+            they are traced, the weights are NaN; traced indices are not checked.
 
     Example:
-        >>> import jax.numpy as jnp
+        >>> import jax, jax.numpy as jnp
         >>> importance_weights(jnp.array([.25, .75]), jnp.array([0]), beta=1.).tolist()
         [2.0]
+        >>> p = jnp.array([.25, .75])
+        >>> drawn, q = sample_without_replacement(jax.random.key(0), p, 2)  # all segments: no correction is needed
+        >>> importance_weights(p, drawn, beta=1., inclusion=q).tolist()
+        [1.0, 1.0]
 
-    Reference: Schaul et al. 2016, arXiv:1511.05952, section 3.4.
+    Reference: Schaul et al. 2016, arXiv:1511.05952, section 3.4; Kool et al. 2019, arXiv:1903.06059, section 4.
     """
-    check_floating("importance_weights", probabilities=probabilities)
-    if not jnp.issubdtype(jnp.result_type(indices), jnp.integer):
-        raise TypeError(f"importance_weights: indices must be integers, got {jnp.result_type(indices)}")
-    for name, x in {"probabilities": probabilities, "indices": indices}.items():
-        if jnp.ndim(x) != 1:
-            raise ShapeError(f"importance_weights: {name} must have one axis, got shape {jnp.shape(x)}")
-    beta = checked_scalar("importance_weights", "beta", beta, 0, 1)
+    where = "importance_weights"
     dtype = jnp.result_type(probabilities)
-    probabilities = jax.lax.stop_gradient(jnp.asarray(probabilities)).astype(accumulator_dtype(probabilities))
+    probabilities = _checked_probabilities(where, probabilities)
+    check_same_shape(where, probabilities=probabilities, inclusion=inclusion)
+    if not jnp.issubdtype(jnp.result_type(indices), jnp.integer):
+        raise TypeError(f"{where}: indices must be integers, got {jnp.result_type(indices)}")
+    if jnp.ndim(indices) != 1:
+        raise ShapeError(f"{where}: indices must have one axis, got shape {jnp.shape(indices)}")
+    beta = checked_scalar(where, "beta", beta, 0, 1)
     if (drawn := known_values(indices)) is not None:  # JAX would clamp or wrap indices out of range
-        number = probabilities.shape[0]
-        outside = drawn[(drawn < 0) | (drawn >= number)]
+        last = probabilities.shape[0] - 1
+        outside = drawn[(drawn < 0) | (drawn > last)]
         if outside.size:
-            raise ValueError(f"importance_weights: there are segments 0 to {number - 1}, but {outside[0]} was drawn")
-    drawable = probabilities > 0
-    scaled = jnp.sum(drawable) * probabilities
+            raise ValueError(f"{where}: there are segments 0 to {last}, but {outside[0]} was drawn")
+    drawable = probabilities != 0  # NaN is drawable, and makes the weights NaN
+    number = jnp.sum(drawable)
+    if inclusion is None:
+        scaled = number * probabilities
+    else:
+        scaled = jax.lax.stop_gradient(inclusion) * (number / jnp.minimum(number, jnp.size(indices)))
     weight = jnp.where(drawable, jnp.where(drawable, scaled, 1) ** -beta, 0)
     if normalize:
         largest = jnp.max(weight)
-        weight = weight / jnp.where(largest > 0, largest, 1)
+        weight = weight / jnp.where(largest == 0, 1, largest)
     return weight[jnp.asarray(indices)].astype(dtype)
+
+
+def _checked_probabilities(where: str, probabilities: Any) -> Array:
+    """Return `[N]` probabilities in the accumulator dtype, NaN if they are traced and are none."""
+    check_floating(where, probabilities=probabilities)
+    if jnp.ndim(probabilities) != 1:
+        raise ShapeError(f"{where}: probabilities must have one axis, got shape {jnp.shape(probabilities)}")
+    x = jax.lax.stop_gradient(jnp.asarray(probabilities)).astype(accumulator_dtype(probabilities))
+    total, rounding = jnp.sum(x), 1e-3 if jnp.finfo(jnp.result_type(probabilities)).bits > 16 else 0.05
+    right = jnp.all(x >= 0) & ((jnp.abs(total - 1) < rounding) | (total == 0))  # all 0: everything is masked
+    if (known := known_values(right)) is not None and not known:
+        raise ValueError(
+            f"{where}: probabilities must be at least 0 and sum to 1, got a sum of {total} and a minimum of "
+            f"{jnp.min(x)}; divide them by their sum"
+        )
+    return jnp.where(right, x, jnp.nan)

@@ -554,6 +554,39 @@ bad(
     "5 of 4 segments ... replacement",
 )
 bad(
+    "inclusion with replacement",
+    lambda: pp.prioritized_sampler(1, alpha=1.0, beta=0.0, weights="inclusion", replacement=True),
+    ValueError,
+    "prioritized_sampler: weights must be 'probability' with replacement=True",
+)
+for shown, axis, sampler in (
+    ("axis=None ... shape (1,)", None, pp.shuffled_minibatches(TIME * SEGMENTS)),
+    (f"axis=-1 ... shape ({TIME}, 1)", -1, pp.segment_minibatches(SEGMENTS)),
+):
+    bad(
+        f"advantages standardized one by one, {axis}",
+        lambda axis=axis, sampler=sampler: update(GAE, sampler, pp.advantage_normalize(axis=axis), SURROGATE),
+        ValueError,
+        f"advantage_normalize: {shown} ... always 0 ... fewer minibatches",
+    )
+bad(
+    "groups of one",
+    lambda: pp.tokens.group_advantage(group=1),
+    ValueError,
+    "group_advantage: group must name groups of several segments ... got 1",
+)
+bad(
+    "one segment as a group",
+    lambda: update(
+        pp.tokens.group_advantage(group="group"),
+        pp.full_batch(),
+        SURROGATE,
+        batch=jax.tree.map(lambda x: x[:, :1], BATCH).replace(per_segment={"group": jnp.zeros(1, int)}),
+    ),
+    ValueError,
+    "group_advantage: group must name groups of several segments ... got 'group'",
+)
+bad(
     "steps of a recurrent policy",
     lambda: update(GAE, SHUFFLED, VALUE, batch=BATCH.replace(carry=jnp.zeros(SEGMENTS))),
     ValueError,

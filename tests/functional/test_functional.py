@@ -12,6 +12,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import functional as f
 from ppo_parts.distributions import mask_logits
+from ppo_parts.functional._sampling import _small_exponential
 from tests import reference
 from tests.common import make_params, rollout
 
@@ -405,6 +406,52 @@ def test_beta_1_makes_the_weighted_mean_unbiased():
     assert not np.any(np.asarray(drawn) == 3)
 
 
+KEY, SKEWED = jax.random.key(0), jnp.array([0.7, 0.2, 0.1, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "size"), [(SKEWED, 2), (SKEWED, 3), (SKEWED, 4), (jax.nn.softmax(jnp.arange(64.0) / 9), 32)]
+)
+def test_weights_by_inclusion_are_unbiased_without_replacement(probabilities, size):
+    """The others are not: by 65 % in the first case."""
+    count = len(probabilities)
+    quantity = jnp.where(probabilities > 0, 1 + jnp.flip(jnp.arange(count)) ** 2, 1e6)
+    kept = min(size, int(jnp.sum(probabilities > 0)))
+
+    def means(key):
+        drawn, inclusion = f.sample_without_replacement(key, probabilities, size)
+        weights = [f.importance_weights(probabilities, drawn, beta=1.0, inclusion=x) for x in (None, inclusion)]
+        return jnp.stack([jnp.sum(w * quantity[drawn]) / kept for w in weights]), jnp.sort(drawn), inclusion
+
+    many = jax.jit(jax.vmap(means, out_axes=(1, 0, 0)))(jax.random.split(KEY, 20_000))
+    (biased, unbiased), drawn, inclusion = (np.asarray(x, np.float64) for x in many)
+    expected, error = np.mean(quantity[probabilities > 0]), np.std(unbiased) / 20_000**0.5
+    assert abs(np.mean(unbiased) - expected) < 4 * error + 1e-5 * expected
+    assert np.mean(biased) > 1.03 * expected
+    assert np.all(drawn[:, 1:] > drawn[:, :-1])
+    assert np.all((inclusion > 0) == np.asarray(probabilities > 0))
+    included = np.any(drawn[:, :, None] == np.arange(count), axis=1)[:, probabilities > 0]
+    each = included / inclusion[:, probabilities > 0]
+    assert np.all(np.abs(np.mean(each, axis=0) - 1) < 4.5 * np.std(each, axis=0) / 20_000**0.5 + 1e-3)
+
+
+def test_exponential_variates_are_accurate_near_0():
+    """Those of `jax.random` are multiples of 2^-23, so segments with a probability below 1e-7 would not be drawn."""
+    variates = np.asarray(_small_exponential(KEY, jnp.zeros(2**22)), np.float64)
+    small = variates[variates < 1e-4]
+    assert abs(len(small) - 419) < 5 * 419**0.5
+    assert np.mean(small * 2**23 % 1 == 0) < 0.1
+    assert abs(np.mean(variates) - 1) < 5 / 2**11
+    assert abs(np.mean(variates > 3) - np.exp(-3)) < 5 * (np.exp(-3) / 2**22) ** 0.5
+
+
+def test_traced_probabilities_that_are_none_give_nan():
+    weigh = jax.jit(lambda p: f.importance_weights(p, jnp.array([0, 1]), beta=0.5))
+    for bad in ([0.5, 0.6], [np.nan, 0.5], [-0.5, 1.5]):
+        assert np.all(np.isnan(weigh(jnp.array(bad))))
+    close(weigh(jnp.zeros(2)), np.zeros(2))
+
+
 def test_kl_estimators_estimate_the_divergence():
     # KL(p || q) of two categoricals: k1 and k3 in exact expectation, k2 to second order in the distance
     p, q = np.array([0.5, 0.3, 0.2]), np.array([0.45, 0.33, 0.22])
@@ -599,6 +646,7 @@ def test_gradients_flow_where_the_docstring_says(name):
     rng = np.random.default_rng(1)
     shapes = {"last_value": (3,), "probabilities": (3,)}
     given = {field: rng.uniform(-1, 1, shapes.get(field, (4, 3))).astype(np.float32) for field in reads}
+    given |= {field: np.array([0.5, 0.2, 0.3], np.float32) for field in ("probabilities",) if field in reads}
     given |= {field: np.zeros((4, 3), np.float32) for field in ("terminated", "truncated") if field in reads}
     weights = rng.normal(size=100).astype(np.float32)
 
@@ -660,7 +708,14 @@ HYPER = {"gamma": 0.9, "gae_lambda": 0.9}
         (lambda: f.segment_priorities(ONES, alpha=-1), "alpha must lie in [0, inf], got -1"),
         (lambda: f.segment_priorities(ONES, alpha=np.ones(3)), "alpha must be one number, got an array of shape (3,)"),
         (lambda: f.segment_priorities(ONES, alpha=1, eps=-1), "eps must lie in [0, inf], got -1"),
-        (lambda: f.importance_weights(ONES[0], np.array([0]), beta=2), "beta must lie in [0, 1], got 2"),
+        (lambda: f.importance_weights(ONES[0] / 3, np.array([0]), beta=2), "beta must lie in [0, 1], got 2"),
+        (lambda: f.importance_weights(ONES[0], np.array([0]), beta=1), "probabilities must .* got a sum of 3.0"),
+        (
+            lambda: f.importance_weights(np.nan * ONES[0], np.array([0]), beta=1),
+            "probabilities must .* got a sum of nan",
+        ),
+        (lambda: f.sample_without_replacement(KEY, np.array([-0.5, 1.5]), 1), "probabilities must .* minimum of -0.5"),
+        (lambda: f.sample_without_replacement(KEY, ONES[0] / 3, 4), "size must be a whole number in [1, 3]"),
         (lambda: f.advantage_normalize(ONES, eps=-1e-8), "eps must lie in [0, inf], got -1e-08"),
         (lambda: f.advantage_normalize(ONES, ddof=2), "advantage_normalize: ddof must be 0 or 1, got 2"),
         (lambda: f.advantage_normalize(ONES, axis=()), "advantage_normalize: axis must name .* None means all"),
