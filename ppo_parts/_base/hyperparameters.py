@@ -32,8 +32,8 @@ def check_number(
 
     A concrete number is checked at once. A schedule is checked at step 0, and at its final value if it becomes
     constant. A value that is known only at run time (a traced number, or a later value of a schedule) is wrapped, so
-    that it is NaN wherever it is outside the range. A part ensures that such a NaN reaches its loss, where the learner
-    counts it: see `spread_nan`. With `schedule=False` a schedule is an error.
+    that it is NaN wherever it is outside the range; the learner counts such a NaN, see `Part.numbers`. With
+    `schedule=False` a schedule is an error.
     """
     if callable(value) and schedule:
         return _schedule(where, name, value, low, high, open_low)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
-from .types import Array, Batch, Context, Divider, Params, Part, field_at, kind
+from .._base.hyperparameters import at
+from .types import Array, Batch, Context, Divider, Params, Part, field_at, kind, with_field_at
 
 REMEDY = {
     "advantage": "put gae() or vtrace() before it (or give the batch your own advantage)",
@@ -140,17 +142,44 @@ def fold(
     after = []
     for index, (part, state) in enumerate(zip(parts, states, strict=True)):
         check_batch(part, batch)
-        earlier = batch.stop
+        given, earlier = batch, batch.stop
         result = part.update(batch, state, context.replace(key=part_key(context.key, index)))
         if not isinstance(result, tuple) or len(result) != 2:
             raise UserTypeError(f"{part.name}: update must return (batch, state), got {kind(result)}")
         batch, state = result
         if not isinstance(batch, Batch):
             raise UserTypeError(f"{part.name}: update must return (batch, state), its first item is {kind(batch)}")
+        batch = _nan_if_out_of_range(part, given, batch, context.step)
         if earlier is not None and batch.stop is not earlier:  # a part may ask to stop, but not withdraw a request
             batch = batch.replace(stop=earlier.merge(batch.stop))
         after.append(state)
     return batch, tuple(after)
+
+
+def _nan_if_out_of_range(part: Part, before: Batch, after: Batch, step: Any) -> Batch:
+    """Return what the part wrote, or NaN in all of it if one of its numbers is out of range at this step.
+
+    Comparisons and minima may discard a NaN. A loss must not, because the learner counts the NaNs of losses.
+    """
+    numbers = [at(number, step) for number in part.numbers]
+    # Others were checked when the part was built.
+    found = [x for x in numbers if isinstance(x, jax.Array) and not x.ndim and jnp.issubdtype(x.dtype, jnp.floating)]
+    if not found:
+        return after
+    bad = functools.reduce(jnp.logical_or, map(jnp.isnan, found))
+
+    def nan(x: Any) -> Any:
+        return jnp.where(bad, jnp.nan, x).astype(x.dtype) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
+
+    for path in part.provides:
+        if path in ("metrics", "stop"):
+            continue
+        if path == "losses":
+            own = {name: nan(x) for name, x in after.losses.items() if before.losses.get(name) is not x}
+            after = after.replace(losses={**after.losses, **own})
+        else:
+            after = with_field_at(after, path, jax.tree.map(nan, field_at(after, path)))
+    return after
 
 
 def amend(parts: Sequence[Part], params: Params, old: tuple[Any, ...], new: tuple[Any, ...]) -> Params:
@@ -213,20 +242,25 @@ def find_sampler(parts: Sequence[Part]) -> int | None:
     return found[0] if found else None
 
 
-def check_every_write_has_an_effect(shared: Sequence[Part], tails: Iterable[Sequence[Part]]) -> None:
+def check_every_write_has_an_effect(
+    shared: Sequence[Part], tails: Iterable[Sequence[Part]], returned: Sequence[Part] = ()
+) -> None:
     """Raise if a part writes a field that no part reads, or changes a field after the losses that should have used it.
 
     Args:
         shared: the parts that all phases share.
         tails: the parts of each phase.
+        returned: parts whose results the learner returns, so that they need no reader.
     """
     tails = [tuple(tail) for tail in tails]
     for index, part in enumerate(shared):
-        _check_read(part, [(*shared[index + 1 :], *tail) for tail in tails])
+        if part not in returned:
+            _check_read(part, [(*shared[index + 1 :], *tail) for tail in tails])
     for tail in tails:
         for index, part in enumerate(tail):
             _check_in_time(part, tail[:index], tail[index + 1 :])
-            _check_read(part, [tail[index + 1 :]])
+            if part not in returned:
+                _check_read(part, [tail[index + 1 :]])
 
 
 def reads_field(part: Part, field: str) -> bool:

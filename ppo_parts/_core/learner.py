@@ -136,7 +136,8 @@ def learner(
     phases = with_optimizers(specs, optimizer)
     for spec in phases:
         check_first(spec.before)
-    check_every_write_has_an_effect(shared, [(*spec.before, spec.sampler, *spec.after) for spec in phases])
+    first = shared if return_batch and phases[0].every > 1 else (*shared, *phases[0].before) if return_batch else ()
+    check_every_write_has_an_effect(shared, [(*spec.before, spec.sampler, *spec.after) for spec in phases], first)
     made = _Update(shared, phases, evaluate, gradient_metrics or (lambda gradient: {}), return_batch)
     return Learner(made.init, made.update)
 

@@ -43,11 +43,9 @@ def scale_by_update_schedule(learning_rate: Numeric) -> optax.GradientTransforma
 
 def _scale_by_checked(learning_rate: Numeric) -> optax.GradientTransformationExtraArgs:
     def init(params: Any) -> optax.EmptyState:
-        del params
         return optax.EmptyState()
 
     def update(updates: Any, state: Any, params: Any = None, *, step: Any = None, **extra: Any) -> tuple[Any, Any]:
-        del params, extra
         if step is None:
             raise UserValueError(
                 "scale_by_update_schedule: update needs the argument step=..., which learner() passes, unless a "
@@ -126,12 +124,10 @@ def scale_by_kl_adaptive_rate(
         return jnp.where(divergence > 2 * target_kl, jnp.maximum(rate / 1.5, low), rate)
 
     def init(params: Any) -> KLAdaptiveRateState:
-        del params
         rate = spread_nan(jnp.asarray(learning_rate, float), target_kl, low, high)  # the learner counts the NaN
         return KLAdaptiveRateState(rate, jnp.zeros_like(rate), jnp.zeros((), jnp.int32))
 
     def update(updates: Any, state: KLAdaptiveRateState, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        del params
         if metric not in (metrics := extra.get("metrics") or {}):
             part = "policy_diagnostics()" if metric == "approx_kl" else "kl_penalty(coef=0, name=...)"
             raise UserValueError(

@@ -191,6 +191,10 @@ class Batch:
             **{name: jax.tree.map(lambda _, name=name: sharding(along.get(name)), tree) for name, tree in trees.items()}
         )
 
+    def add_extras(self, **entries: Any) -> Batch:
+        """Return a copy with more entries in `extras`, leaves `[T, N, ...]`; those with the same name are replaced."""
+        return self.replace(extras={**self.extras, **entries})
+
     def add_loss(self, name: str, loss: Array, *, per: Literal["element", "segment", "batch"] = "element") -> Batch:
         """Return a copy with one more named loss.
 
@@ -348,6 +352,9 @@ class Part:
             the rollout that all phases share. A part after it gets the rollout that its minibatches were drawn from,
             or, with a refresh other than "rollout" or in a phase with `every` > 1, the rollout before the phase; it is
             called only in the updates in which its phase runs.
+        numbers: its numeric hyperparameters, as `check_number` of the library returns them: one that is known only at
+            run time (a traced number, or a later value of a schedule) is NaN where it is out of range. Then all that
+            the part writes is NaN, so that the learner counts it.
     """
 
     init: Callable[..., PartState]
@@ -360,6 +367,7 @@ class Part:
     needs_time: bool = False
     amend: Callable[[Params, PartState, PartState], Params] | None = None
     finish: Callable[[Batch, PartState, Context], PartState] | None = None
+    numbers: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         check_takes(self.name, "init", self.init, ("params", "key"))
@@ -404,7 +412,6 @@ class Divider(Part):
 
 def no_state(params: Params, key: Array | None = None) -> EmptyState:
     """The `init` of a part without state."""
-    del params, key
     return EmptyState()
 
 
@@ -417,14 +424,15 @@ def stateless(
     reads: tuple[str, ...] | None = None,
     place: Place = "anywhere",
     needs_time: bool = False,
+    numbers: tuple[Any, ...] = (),
 ) -> Part:
     """Make a `Part` from a function `batch -> batch`, or `(batch, context) -> batch`.
 
     Args:
         f: pure function of a `Batch`, or of a `Batch` and the `Context` if it has two parameters without a default.
         name: its name in error messages; by default the name of the function.
-        requires, provides, reads, place, needs_time: as in `Part`; with them, `chain` checks this part like any other.
-            For a loss, pass `provides=("losses",), place="after_sampler"`.
+        requires, provides, reads, place, needs_time, numbers: as in `Part`; with them, `chain` checks this part like
+            any other. For a loss, pass `provides=("losses",), place="after_sampler"`.
 
     Example:
         >>> import ppo_parts as pp
@@ -442,7 +450,7 @@ def stateless(
             raise UserTypeError(f"{called}: the function must return the new batch, got {kind(result)}")
         return result, state
 
-    return Part(no_state, update, called, requires, provides, reads, place, needs_time)
+    return Part(no_state, update, called, requires, provides, reads, place, needs_time, numbers=numbers)
 
 
 def _takes_context(f: Callable[..., Any]) -> bool:

@@ -218,7 +218,6 @@ def advantage_weight() -> Part:
     """
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        del context
         return batch.replace(advantage=batch.advantage * align_weight(batch, batch.advantage)), state
 
     return Part(

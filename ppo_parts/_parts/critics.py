@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_number, spread_nan
+from .._base.hyperparameters import Numeric, at, check_number
 from .._core.types import Array, Batch, Context, Params, Part, field_at
 from ..functional import masked_mean
 from .losses import check_loss, measured_loss_part
@@ -69,10 +69,13 @@ def critic_loss(
                 f"critic_loss: the policy returns no {prediction}: return it in Output(distribution, value, aux=...)"
             )
         now = {key: at(value, context.step) for key, value in hyperparameters.items()}
-        return spread_nan(loss(predicted, batch.target, mask=batch.mask, **now), *now.values())
+        return loss(predicted, batch.target, mask=batch.mask, **now)
 
     reads = (f"current.{prediction}",)
-    return measured_loss_part("critic_loss", name, per_element, coef=coef, requires=("target",), reads=reads)
+    numbers = tuple(hyperparameters.values())
+    return measured_loss_part(
+        "critic_loss", name, per_element, coef=coef, requires=("target",), reads=reads, numbers=numbers
+    )
 
 
 class ValueStatistics(NamedTuple):
@@ -130,7 +133,6 @@ def normalize_target(
     min_scale = check_number("normalize_target", "min_scale", min_scale, 0, open_low=True, schedule=False)
 
     def init(params: Params, key: Array | None = None) -> ValueStatistics:
-        del params, key
         return ValueStatistics(jnp.zeros(()), jnp.ones(()))
 
     def update(batch: Batch, state: ValueStatistics, context: Context) -> tuple[Batch, ValueStatistics]:
@@ -143,7 +145,7 @@ def normalize_target(
         variance = (1 - share) * jnp.square(state.scale) + share * (spread + (1 - share) * jnp.square(moved))
         state = ValueStatistics(state.mean + share * moved, jnp.maximum(jnp.sqrt(variance), min_scale))
         normalized = ((target - state.mean) / state.scale).astype(batch.target.dtype)
-        batch = batch.replace(extras={**batch.extras, "target_normalized": normalized})
+        batch = batch.add_extras(target_normalized=normalized)
         dtype = batch.target.dtype
         return batch.add_metrics(target_mean=state.mean.astype(dtype), target_scale=state.scale.astype(dtype)), state
 
@@ -153,7 +155,7 @@ def normalize_target(
         "normalize_target",
         requires=("target",),
         provides=("extras.target_normalized",),
-        reads=("mask", "extras"),
+        reads=("mask",),
         place="before_sampler",
         amend=write,
     )

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_count, check_number, spread_nan
+from .._base.hyperparameters import Numeric, at, check_count, check_number
 from .._core.moments import Moments, appended_if_any
 from .._core.types import Array, Batch, Context, Params, Part
 from ..functional import masked_mean
@@ -117,10 +117,10 @@ def rnd_reward(
         mean = masked_mean(sums, keep)
         seen = Moments(mean, masked_mean(jnp.square(sums - mean), keep), jnp.sum(keep, dtype=sums.dtype))
         moments = appended_if_any(state.moments, seen)
-        reward = spread_nan(error / jnp.sqrt(moments.var + 1e-8), discount).astype(batch.log_prob.dtype)
+        reward = (error / jnp.sqrt(moments.var + 1e-8)).astype(batch.log_prob.dtype)
         written = {f"{name}_reward": reward, f"{name}_terminated": jnp.zeros_like(reward)}
         written[f"{name}_target"] = embedding.astype(reward.dtype)
-        batch = batch.replace(extras={**batch.extras, **written})
+        batch = batch.add_extras(**written)
         measured = {f"{name}_reward": masked_mean(reward, batch.mask)}
         return batch.add_metrics(**measured), RNDState(state.target, last, moments)
 
@@ -130,9 +130,10 @@ def rnd_reward(
         where,
         requires=("next_obs",),
         provides=tuple(f"extras.{name}_{what}" for what in ("reward", "terminated", "target")),
-        reads=("log_prob", "mask", "extras"),
+        reads=("log_prob", "mask"),
         place="before_sampler",
         needs_time=True,
+        numbers=(gamma,),
     )
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_number
-from .._core.chain import check_batch, check_wrapped, inner_key, parts_of, reads_field
+from .._core.chain import check_wrapped, fold, inner_key, parts_of, reads_field
 from .._core.types import Array, Batch, Context, EmptyState, Params, Part, field_at, no_state, with_field_at
 from ..functional._common import check_same_shape
 
@@ -123,8 +123,8 @@ class _Lens(NamedTuple):
     def update(self, batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
         self._check_critic(batch)
         inner = self._inner(batch)
-        check_batch(self.part, inner)
-        result, state = self.part.update(inner, state, context.replace(key=inner_key(self.part, context.key)))
+        context = context.replace(key=inner_key(self.part, context.key))
+        result, (state,) = fold((self.part,), inner, (state,), context)
         return self._outer(batch, inner, result), state
 
     def finish(self, batch: Batch, state: Any, context: Context) -> Any:

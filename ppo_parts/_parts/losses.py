@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import functional
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_count, check_number, spread_nan
+from .._base.hyperparameters import Numeric, at, check_count, check_number
 from .._core.types import Array, Batch, Context, EmptyState, Part, no_state, require
 from ..functional import masked_mean
 from .advantage import align_weight
@@ -62,7 +62,6 @@ def clipped_surrogate(
         loss = functional.clipped_surrogate(
             log_ratio, batch.advantage, clip_eps=low, clip_eps_high=high, dual_clip=bound, mask=batch.mask
         )
-        loss = spread_nan(loss, low, high, bound)
         clipped = functional.clip_fraction(jax.lax.stop_gradient(log_ratio), clip_eps=low, clip_eps_high=high)
         prefix = "" if name == "policy" else f"{name}_"
         measured = {
@@ -71,7 +70,8 @@ def clipped_surrogate(
         }
         return batch.add_loss(name, loss).add_metrics(**measured), state
 
-    return loss_part("clipped_surrogate", update, requires=("advantage",), reads=("current.log_prob", "log_prob"))
+    reads, numbers = ("current.log_prob", "log_prob"), (clip_eps, clip_eps_high, dual_clip)
+    return loss_part("clipped_surrogate", update, requires=("advantage",), reads=reads, numbers=numbers)
 
 
 def policy_loss(
@@ -107,10 +107,10 @@ def policy_loss(
 
     def per_element(batch: Batch, context: Context) -> Array:
         now = {key: at(value, context.step) for key, value in hyperparameters.items()}
-        value = loss(batch.current_log_ratio(), batch.advantage, mask=batch.mask, **now)
-        return spread_nan(value, *now.values())
+        return loss(batch.current_log_ratio(), batch.advantage, mask=batch.mask, **now)
 
-    return policy_part("policy_loss", name, per_element, needs_time or works_along_time(loss))
+    numbers = tuple(hyperparameters.values())
+    return policy_part("policy_loss", name, per_element, needs_time or works_along_time(loss), numbers)
 
 
 def works_along_time(loss: Callable[..., Any]) -> bool:
@@ -137,7 +137,6 @@ def policy_diagnostics() -> Part:
     """
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        del context
         log_ratio = jax.lax.stop_gradient(batch.current_log_ratio())
         ratio = jnp.exp(log_ratio)
         keep = True if batch.mask is None else batch.mask.astype(bool)
@@ -181,13 +180,14 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
     def loss(batch: Batch, context: Context) -> Array:
         require_critic("clipped_value_loss", batch)
         require(batch, "clipped_value_loss", value="it is the prediction to clip around; or use value_loss()")
-        now, bound = batch.current.value, at(clip_eps, context.step)
-        return spread_nan(
-            functional.clipped_value_loss(now, batch.value, batch.target, clip_eps=bound, mask=batch.mask), bound
+        bound = at(clip_eps, context.step)
+        return functional.clipped_value_loss(
+            batch.current.value, batch.value, batch.target, clip_eps=bound, mask=batch.mask
         )
 
+    reads, numbers = ("current.value", "value"), (clip_eps,)
     return measured_loss_part(
-        "clipped_value_loss", name, loss, coef=coef, requires=("target",), reads=("current.value", "value")
+        "clipped_value_loss", name, loss, coef=coef, requires=("target",), reads=reads, numbers=numbers
     )
 
 
@@ -212,7 +212,6 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
     coef = check_number("value_loss", "coef", coef, 0)
 
     def loss(batch: Batch, context: Context) -> Array:
-        del context
         require_critic("value_loss", batch)
         return functional.value_loss(batch.current.value, batch.target, mask=batch.mask)
 
@@ -273,7 +272,6 @@ def loss_weight(*names: str) -> Part:
         raise UserTypeError(f'loss_weight: name the losses to weight, e.g. loss_weight("policy"), got {names!r}')
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        del context
         found = {name: named_loss("loss_weight", batch, name) for name in names}
         weighed = {name: loss * _weight_of(batch, name, loss) for name, loss in found.items()}
         return batch.replace(losses={**batch.losses, **weighed}), state
@@ -344,10 +342,11 @@ def loss_part(
     init: Callable[..., Any] = no_state,
     needs_time: bool = False,
     finish: Callable[[Batch, Any, Context], Any] | None = None,
+    numbers: tuple[Any, ...] = (),
 ) -> Part:
     """Make a part that adds a loss: its place is after the sampler, and it reads the mask as well as `reads`."""
-    reads = (*reads, "mask")
-    return Part(init, update, where, requires, ("losses",), reads, "after_sampler", needs_time, finish=finish)
+    more: dict[str, Any] = {"finish": finish, "numbers": numbers}
+    return Part(init, update, where, requires, ("losses",), (*reads, "mask"), "after_sampler", needs_time, **more)
 
 
 def measured_loss_part(
@@ -359,19 +358,26 @@ def measured_loss_part(
     requires: tuple[str, ...] = (),
     reads: tuple[str, ...],
     needs_time: bool = False,
+    numbers: tuple[Any, ...] = (),
 ) -> Part:
     """Make a part that adds `coef` times `loss(batch, context)`, a loss per element; see `add_measured_loss`."""
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         return add_measured_loss(batch, name, loss(batch, context), at(coef, context.step)), state
 
-    return loss_part(where, update, requires=requires, reads=reads, needs_time=needs_time)
+    return loss_part(where, update, requires=requires, reads=reads, needs_time=needs_time, numbers=numbers)
 
 
-def policy_part(where: str, name: str, loss: Callable[[Batch, Context], Array], needs_time: bool = False) -> Part:
+def policy_part(
+    where: str,
+    name: str,
+    loss: Callable[[Batch, Context], Array],
+    needs_time: bool = False,
+    numbers: tuple[Any, ...] = (),
+) -> Part:
     """Make a part that adds a loss per element, which is a function of the log-ratio and the advantage."""
-    reads = ("current.log_prob", "log_prob")
-    return measured_loss_part(where, name, loss, requires=("advantage",), reads=reads, needs_time=needs_time)
+    reads: Any = {"requires": ("advantage",), "reads": ("current.log_prob", "log_prob")}
+    return measured_loss_part(where, name, loss, **reads, needs_time=needs_time, numbers=numbers)
 
 
 def check_loss(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .. import functional
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_choice, check_number, spread_nan
+from .._base.hyperparameters import Numeric, at, check_choice, check_number
 from .._core.policy import POLICY_READS, evaluate_policy
 from .._core.types import Array, Batch, Context, EmptyState, Params, Part, no_state
 from ..distributions import Normal
@@ -57,7 +57,6 @@ def proximal_average(*, decay: Numeric) -> Part:
     decay = check_number("proximal_average", "decay", decay, 0, 1)
 
     def init(params: Params, key: Array | None = None) -> ProximalAverageState:
-        del key
         zeros = jax.tree.map(lambda x: jnp.zeros_like(x, dtype=accumulator_dtype(x)), params)
         return ProximalAverageState(zeros, jnp.zeros(()))
 
@@ -73,7 +72,7 @@ def proximal_average(*, decay: Numeric) -> Part:
             log_prob = jnp.where(batch.mask.astype(bool), log_prob, batch.log_prob)
         correction = jnp.exp(log_prob - batch.log_prob)
         batch = batch.add_metrics(off_policy_weight=masked_mean(correction, batch.mask))
-        advantage = spread_nan(correction * batch.advantage, beta).astype(batch.advantage.dtype)
+        advantage = (correction * batch.advantage).astype(batch.advantage.dtype)
         return batch.replace(log_prob=log_prob, advantage=advantage), ProximalAverageState(mean, weight)
 
     return Part(
@@ -84,6 +83,7 @@ def proximal_average(*, decay: Numeric) -> Part:
         provides=("advantage", "log_prob"),
         reads=("log_prob", *POLICY_READS),
         place="after_sampler",
+        numbers=(decay,),
     )
 
 
@@ -118,7 +118,7 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
             kind = type(policy).__name__
             raise UserTypeError(f"perturbed_mean: the policy must be a distributions.Normal, got a {kind}")
         shift = alpha * jax.random.uniform(context.key, policy.loc.shape, accumulator_dtype(policy.loc), -1, 1)
-        perturbed = Normal(spread_nan((policy.loc + shift).astype(policy.loc.dtype), alpha), policy.scale)
+        perturbed = Normal((policy.loc + shift).astype(policy.loc.dtype), policy.scale)
         log_prob = perturbed.log_prob(batch.action)
         if batch.mask is not None:  # masked elements keep a ratio of 1, as in the policy itself
             log_prob = jnp.where(batch.mask.astype(bool), log_prob, batch.current.log_prob)
@@ -131,6 +131,7 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
         provides=("current.log_prob",),
         reads=("current.distribution", "current.log_prob", "action", "mask"),
         place="after_sampler",
+        numbers=(scale,),
     )
 
 
@@ -191,7 +192,7 @@ def importance_correction(
         measured["fraction"] = masked_mean(outside.astype(weight.dtype), batch.mask)
         batch = batch.add_metrics(**{f"{name}_{key}": value for key, value in measured.items()})
         advantage = batch.advantage if batch.mask is None else jnp.where(batch.mask.astype(bool), batch.advantage, 0)
-        return batch.replace(advantage=spread_nan((weight * advantage).astype(advantage.dtype), most, least)), state
+        return batch.replace(advantage=(weight * advantage).astype(advantage.dtype)), state
 
     return Part(
         no_state,
@@ -201,6 +202,7 @@ def importance_correction(
         provides=("advantage",),
         reads=("log_prob", "mask"),
         needs_time=level == "sequence",
+        numbers=(high, low),
     )
 
 
@@ -235,8 +237,9 @@ def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str
         advantage = jax.lax.stop_gradient(batch.target - current.value)
         policy = functional.self_imitation_loss(current.log_prob, advantage, mask=batch.mask)
         value = functional.self_imitation_value_loss(current.value, batch.target, mask=batch.mask)
-        loss = spread_nan((policy + beta * value).astype(policy.dtype), beta)
+        loss = (policy + beta * value).astype(policy.dtype)
         better = masked_mean((advantage > 0).astype(policy.dtype), batch.mask)
         return add_measured_loss(batch, name, loss, scale).add_metrics(**{f"{name}_fraction": better}), state
 
-    return loss_part(where, update, requires=("target",), reads=("current.log_prob", "current.value"))
+    reads = ("current.log_prob", "current.value")
+    return loss_part(where, update, requires=("target",), reads=reads, numbers=(value_coef,))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .. import functional
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_choice, check_count, check_number, spread_nan
+from .._base.hyperparameters import Numeric, at, check_choice, check_count, check_number
 from .._core.policy import POLICY_READS, evaluate_policy
 from .._core.types import Array, Batch, Context, EmptyState, Params, Part
 from ..functional import KLEstimator, masked_mean
@@ -103,13 +103,11 @@ def kl_penalty(
         return functional.approx_kl(signed, estimator=cast(KLEstimator, estimator), mask=batch.mask)
 
     def init(params: Params, key: Array | None = None) -> EmptyState | KLPenaltyState:
-        del params, key
         return KLPenaltyState(jnp.asarray(coef, float), jnp.zeros((), float)) if adaptive else EmptyState()
 
     def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
         beta, kl = state.coef if adaptive else at(coef, context.step), divergence(batch)
-        goal = None if target_kl is None else at(target_kl, context.step)
-        loss = spread_nan((beta * kl).astype(kl.dtype), beta, goal)
+        loss = (beta * kl).astype(kl.dtype)
         measured = {name: masked_mean(jax.lax.stop_gradient(kl), batch.mask)}
         if adaptive:
             measured |= {f"{name}_coef": state.coef.astype(kl.dtype), f"{name}_after": state.kl.astype(kl.dtype)}
@@ -130,6 +128,7 @@ def kl_penalty(
         reads=("current.distribution",) if analytic else ("current.log_prob", "log_prob"),
         init=init,
         finish=finish if adaptive else None,
+        numbers=(target_kl,) if adaptive else (coef,),
     )
 
 
@@ -210,20 +209,20 @@ def adaptive_entropy_bonus(
     check_count(where, "num_samples", num_samples)
 
     def init(params: Params, key: Array | None = None) -> EntropyCoefState:
-        del params, key
         return EntropyCoefState(jnp.log(jnp.asarray(coef, jnp.float32)))
 
     def update(batch: Batch, state: EntropyCoefState, context: Context) -> tuple[Batch, EntropyCoefState]:
         entropy = entropy_of(batch.current.distribution, context.key, num_samples)
         goal, rate = at(target_entropy, context.step), at(learning_rate, context.step)
         alpha = jnp.exp(state.log_coef).astype(entropy.dtype)
-        batch = batch.add_loss(name, spread_nan(-alpha * entropy, goal, rate))
+        batch = batch.add_loss(name, -alpha * entropy)
         batch = batch.add_metrics(**{name: masked_mean(entropy, batch.mask), f"{name}_coef": alpha})
         # Unlike the mean entropy minus the target, this is 0 for a minibatch without unmasked steps.
         excess = masked_mean(jax.lax.stop_gradient(entropy).astype(jnp.float32) - goal, batch.mask)
         return batch, EntropyCoefState((state.log_coef - rate * excess).astype(jnp.float32))
 
-    return loss_part(where, update, reads=("current.distribution",), init=init)
+    numbers = (target_entropy, learning_rate)
+    return loss_part(where, update, reads=("current.distribution",), init=init, numbers=numbers)
 
 
 def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") -> Part:
@@ -249,9 +248,10 @@ def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") ->
 
     def loss(batch: Batch, context: Context) -> Array:
         mean, limit = mean_of("bounds_loss", batch.current.distribution), at(bound, context.step)
-        return spread_nan(functional.bounds_loss(mean, bound=limit, mask=batch.mask), limit)
+        return functional.bounds_loss(mean, bound=limit, mask=batch.mask)
 
-    return measured_loss_part("bounds_loss", name, loss, coef=coef, reads=("current.distribution",))
+    reads = ("current.distribution",)
+    return measured_loss_part("bounds_loss", name, loss, coef=coef, reads=reads, numbers=(bound,))
 
 
 def smoothness_loss(
@@ -305,13 +305,14 @@ def smoothness_loss(
             modes = mode_of(where, batch.current.distribution), mode_of(where, other)
             distance = functional.smoothness_loss(*modes, mask=batch.mask)
             weight = at(coef, context.step)
-            loss += spread_nan((weight * distance).astype(distance.dtype), weight, sigma)
+            loss += (weight * distance).astype(distance.dtype)
             measured = masked_mean(jax.lax.stop_gradient(distance), batch.mask)
             batch = batch.add_metrics(**{f"{name}_{term}": measured})
         return batch.add_loss(name, loss), state
 
     requires = ("next_obs",) if "temporal" in coefs else ()
-    return loss_part(where, update, requires=requires, reads=("current.distribution", *POLICY_READS))
+    reads, numbers = ("current.distribution", *POLICY_READS), (*coefs.values(), noise_scale)
+    return loss_part(where, update, requires=requires, reads=reads, numbers=numbers)
 
 
 def check_no_memory(where: str, batch: Batch) -> None:

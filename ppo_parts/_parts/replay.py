@@ -62,7 +62,6 @@ def replay(num_rollouts: int, like: Batch) -> Part:
         raise UserValueError("replay: like has no log_prob, which determines the shape of a rollout")
 
     def init(params: Params, key: Array | None = None) -> ReplayState:
-        del params, key
         fields = {
             name: jax.tree.map(lambda x: jnp.zeros((num_rollouts, *x.shape), x.dtype), getattr(like, name))
             for name in kept
@@ -70,7 +69,6 @@ def replay(num_rollouts: int, like: Batch) -> Part:
         return ReplayState(fields, jnp.zeros((), jnp.int32))
 
     def update(batch: Batch, state: ReplayState, context: Context) -> tuple[Batch, ReplayState]:
-        del context
         latest = _stored_with(batch, state, kept)
         fields = {
             name: jax.tree.map(lambda x, axis=axis: _beside(x, batch.shards, axis), latest.fields[name])
@@ -88,7 +86,6 @@ def replay(num_rollouts: int, like: Batch) -> Part:
         return batch.replace(**(absent | fields | {"mask": mask})), state  # `finish` stores, whether this runs or not
 
     def finish(batch: Batch, state: ReplayState, context: Context) -> ReplayState:
-        del context
         return _stored_with(batch, state, kept)
 
     return Part(init, update, "replay", provides=tuple(kept), place="first", finish=finish)

@@ -83,7 +83,6 @@ def kl_early_stop(
         raise UserValueError('kl_early_stop: over="mean" is the mean over an epoch, so it needs check="epoch"')
 
     def init(params: Params, key: Array | None = None) -> EmptyState | KLEarlyStopState:
-        del params, key
         zero = jnp.zeros((), jnp.int32)
         return KLEarlyStopState(jnp.zeros((), jnp.float32), zero, zero, zero) if averaged else EmptyState()
 

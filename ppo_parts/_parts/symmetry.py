@@ -55,7 +55,6 @@ def mirror_segments(*, observation: Callable[[Any], Any], action: Callable[[Any]
     check_mirrors(where, observation, action)
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        del context
         if batch.carry is not None:
             raise UserValueError(f"{where}: the policy has a memory, whose state after mirrored segments is not known")
         if batch.behavior is not None:

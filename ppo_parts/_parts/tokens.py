@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import functional
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_choice, check_count, check_ddof, check_number, spread_nan
+from .._base.hyperparameters import Numeric, at, check_choice, check_count, check_ddof, check_number
 from .._core.types import Array, Batch, Context, EmptyState, Part, field_at, no_state
 from ..functional import masked_mean
 from ..functional._common import known_values
@@ -48,7 +48,7 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
             kl_coef=coef,
             mask=batch.mask,
         )
-        return batch.replace(reward=spread_nan(reward, coef)), state
+        return batch.replace(reward=reward), state
 
     return Part(
         no_state,
@@ -59,6 +59,7 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
         reads=("log_prob", "mask"),
         place="before_sampler",
         needs_time=True,
+        numbers=(kl_coef,),
     )
 
 
@@ -86,7 +87,7 @@ def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
         discount = at(gamma, context.step)
         flags = {"terminated": batch.terminated, "truncated": batch.truncated, "mask": batch.mask}
         advantage = functional.reward_to_go(batch.reward, gamma=discount, **flags)
-        return batch.replace(advantage=spread_nan(advantage, discount)), state
+        return batch.replace(advantage=advantage), state
 
     return Part(
         no_state,
@@ -97,6 +98,7 @@ def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
         reads=("terminated", "truncated", "mask"),
         place="before_sampler",
         needs_time=True,
+        numbers=(gamma,),
     )
 
 
@@ -175,7 +177,6 @@ def group_advantage(
             length=jnp.sum(keep, axis=0, dtype=reward.dtype),
             mask=some,
         )
-        advantage = spread_nan(advantage, number_at)
         batch = batch.add_metrics(zero_advantage=masked_mean((advantage == 0).astype(advantage.dtype), some))
         whole = jnp.where(keep, advantage, 0).astype(batch.log_prob.dtype)
         return batch.replace(advantage=whole), state
@@ -191,6 +192,7 @@ def group_advantage(
         reads=("log_prob", "mask"),
         place="before_sampler",
         needs_time=True,
+        numbers=(eps,),
     )
 
 
@@ -234,7 +236,7 @@ def aggregate(
         if jnp.shape(tokens) != jnp.shape(batch.log_prob):
             raise UserValueError(f"{where}: the loss {loss!r} is not per element: it has shape {jnp.shape(tokens)}")
         now = None if length is None else at(length, context.step)
-        reduced = spread_nan(per_sequence(where, tokens, by, now, batch.mask), now).astype(tokens.dtype)
+        reduced = per_sequence(where, tokens, by, now, batch.mask).astype(tokens.dtype)
         return batch.replace(losses=losses).add_loss(loss, reduced, per="segment"), state
 
     return Part(
@@ -246,6 +248,7 @@ def aggregate(
         reads=("mask",),
         place="after_sampler",
         needs_time=by != "token_mean",
+        numbers=(length,),
     )
 
 
@@ -290,7 +293,7 @@ def clip_cov(
     def loss(batch: Batch, context: Context) -> Array:
         below, part = at(clip_eps, context.step), at(fraction, context.step)
         above = None if clip_eps_high is None else at(clip_eps_high, context.step)
-        tokens = functional.clip_cov(
+        return functional.clip_cov(
             batch.current_log_ratio(),
             batch.advantage,
             batch.current.log_prob,
@@ -302,9 +305,8 @@ def clip_cov(
             cov_high=cov_high,
             mask=batch.mask,
         )
-        return spread_nan(tokens, below, above, part)
 
-    return policy_part("clip_cov", name, loss)
+    return policy_part("clip_cov", name, loss, numbers=(clip_eps, clip_eps_high, fraction))
 
 
 def kl_cov(*, fraction: Numeric = 2e-4, coef: Numeric = 1.0, name: str = "policy") -> Part:
@@ -330,7 +332,7 @@ def kl_cov(*, fraction: Numeric = 2e-4, coef: Numeric = 1.0, name: str = "policy
 
     def loss(batch: Batch, context: Context) -> Array:
         part, scale = at(fraction, context.step), at(coef, context.step)
-        tokens = functional.kl_cov(
+        return functional.kl_cov(
             batch.current_log_ratio(),
             batch.advantage,
             batch.current.log_prob,
@@ -338,9 +340,8 @@ def kl_cov(*, fraction: Numeric = 2e-4, coef: Numeric = 1.0, name: str = "policy
             coef=scale,
             mask=batch.mask,
         )
-        return spread_nan(tokens, part, scale)
 
-    return policy_part("kl_cov", name, loss)
+    return policy_part("kl_cov", name, loss, numbers=(fraction, coef))
 
 
 def _scores(where: str, batch: Batch, score: str | None, keep: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._base.errors import UserValueError
-from .._core.chain import check_wrapped, inner_key
+from .._core.chain import check_wrapped, fold, inner_key
 from .._core.types import Array, Batch, Context, Params, Part, field_at
 
 
@@ -55,7 +55,8 @@ def zero_sum(estimator: Part, *, seat: str = "extras.seat", next_seat: str = "ex
         seen = batch.replace(value=_times(sign, batch.value), next_value=_times(next_sign, batch.next_value))
         if batch.current is not None:
             seen = seen.replace(current=batch.current._replace(value=_times(sign, batch.current.value)))
-        out, state = estimator.update(seen, state, context.replace(key=inner_key(estimator, context.key)))
+        context = context.replace(key=inner_key(estimator, context.key))
+        out, (state,) = fold((estimator,), seen, (state,), context)
         signed = {name: _times(sign, getattr(out, name)) for name in written}
         return out.replace(value=batch.value, next_value=batch.next_value, current=batch.current, **signed), state
 

@@ -156,9 +156,25 @@ def reads_what_it_declares(subject: Subject) -> str | None:
                 if not entries:
                     raise
         silent = sorted(path for path in read - _own_fields(part) if not reads_field(part, path))
+        entries_only = silent and all(path.partition(".")[0] in DICTIONARIES for path in silent)
+        if entries_only and run == part.update and _only_copies(subject, state, context):
+            continue
         if silent:
             return f"it reads {', '.join(silent)} but does not declare it: add it to `reads`"
     return None
+
+
+def _only_copies(subject: Subject, state: Any, context: Context) -> bool:
+    """Return whether a part copies the entries of dictionaries to extend them, and computes nothing from them."""
+    batch = subject.seen(subject.batch(), context)
+    given = {name: getattr(batch, name) for name in DICTIONARIES}
+    other = batch.replace(**jax.tree.map(lambda x: x if x.dtype == bool else x + 1, given))
+    results = []
+    for seen in (batch, other):
+        result, after = subject.part.update(seen, state, context)
+        copied = {name: {k: v for k, v in getattr(result, name).items() if k not in given[name]} for name in given}
+        results.append((result.replace(**copied), after))
+    return difference(*results, exact=True) is None
 
 
 def _own_fields(part: Part) -> set[str]:

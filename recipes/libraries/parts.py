@@ -163,7 +163,6 @@ def divergence_since_last_epoch(shape: tuple[int, ...]) -> pp.Part:
     """
 
     def init(params: Any, key: Any = None) -> dict[str, jax.Array]:
-        del params, key
         return {"loc": jnp.zeros(shape, float), "scale": jnp.ones(shape, float)}
 
     def update(batch: pp.Batch, state: Any, context: pp.Context) -> tuple[pp.Batch, Any]:
@@ -208,7 +207,6 @@ def clip_each_network(max_grad_norm: float | None) -> optax.GradientTransformati
     clipped = clip(max_grad_norm)
 
     def update(updates: Any, params: Any = None) -> Any:
-        del params
         if not isinstance(updates, dict) or len(updates) < 2:
             raise pp.errors.UserValueError(
                 "clip_each_network: the parameters must be a dict with an entry for each network, such as "
