@@ -84,9 +84,11 @@ def learner(
             these. `ppo_parts.distributions.Distribution` states what a distribution needs.
             See `microbatched` for networks that need too much memory.
         pipeline: a part with one sampler (or `phases`) in it, usually a `chain`.
-        optimizer: an optax transformation; with `phases` a dict with the names of the phases. Its `update` receives the
-            extra arguments `step` (updates so far, see `scale_by_update_schedule`), `value` (the loss) and `metrics`
-            (those of the minibatch, by name), so that a learning rate can adapt to a divergence or a loss.
+        optimizer: an optax transformation; with `phases` a dict with the names of the phases. Its `update` receives
+            those of the extra arguments `step` (updates so far, see `scale_by_update_schedule`), `value` (the loss) and
+            `metrics` (those of the minibatch, by name) that it takes, so that a learning rate can adapt to a divergence
+            or a loss. Transformations that evaluate the loss themselves (line searches, lbfgs, sophia) or keep
+            parameters of their own type (lookahead) raise an error.
         gradient_metrics: `gradient -> {name: scalar}`: further metrics of each gradient, such as separate norms for
             actor and critic.
         return_batch: whether `update` also returns the rollout as the parts before the sampler left it; with `phases`,

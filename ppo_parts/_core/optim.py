@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_count, check_number, spread_nan
+from .._base.errors import UserError, UserTypeError, UserValueError
+from .._base.hyperparameters import Numeric, at, check_count, check_number
 from .types import Array
 
 
@@ -124,7 +124,9 @@ def scale_by_kl_adaptive_rate(
         return jnp.where(divergence > 2 * target_kl, jnp.maximum(rate / 1.5, low), rate)
 
     def init(params: Any) -> KLAdaptiveRateState:
-        rate = spread_nan(jnp.asarray(learning_rate, float), target_kl, low, high)  # the learner counts the NaN
+        rate = jnp.asarray(learning_rate, float)
+        for bound in (target_kl, low, high):  # NaN if out of range; the learner counts the NaN
+            rate = jnp.where(jnp.isnan(bound), jnp.nan, rate) if isinstance(bound, jax.Array) else rate
         return KLAdaptiveRateState(rate, jnp.zeros_like(rate), jnp.zeros((), jnp.int32))
 
     def update(updates: Any, state: KLAdaptiveRateState, params: Any = None, **extra: Any) -> tuple[Any, Any]:
@@ -195,18 +197,33 @@ def transformation(where: str, optimizer: Any) -> optax.GradientTransformationEx
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         called = f": did you forget to call it, {optimizer.__name__}(...)?" if hasattr(optimizer, "__name__") else ""
         raise UserTypeError(f"{where}: the optimizer must be an optax transformation, got {optimizer!r}{called}")
-    if _takes_any_argument(optimizer.update):  # optax.MultiSteps passes them on, but is not marked as doing so
-        return optax.GradientTransformationExtraArgs(optimizer.init, optimizer.update)
-    return optax.with_extra_args_support(optimizer)
+    takes = _keywords_of(optimizer.update)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        given = extra if takes is None else {name: value for name, value in extra.items() if name in takes}
+        try:
+            return optimizer.update(updates, state, params, **given)
+        except UserError:
+            raise
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UserTypeError(
+                f"{where}: the optimizer's update(gradient, state, params, {', '.join(f'{x}=' for x in extra)}) raised "
+                f"{type(error).__name__}: {error}. An optimizer that evaluates the loss itself, as line searches, lbfgs "
+                "and sophia do, or keeps parameters of its own type, as lookahead does, needs a loop of your own"
+            ) from error
+
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
 
-def _takes_any_argument(function: Any) -> bool:
-    """Return whether a function takes keyword arguments of any name."""
+def _keywords_of(function: Any) -> frozenset[str] | None:
+    """Return the names of the keyword arguments that a function takes; None: any name."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a callable without a signature
-        return False
-    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        return frozenset()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return frozenset(parameter.name for parameter in parameters)
 
 
 def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import check_count
+from .._base.hyperparameters import check_count, check_takes
 from .chain import Chain, chain, find_sampler
 from .sampling import Sampler
 from .types import Array, Batch, Context, Divider, Params, Part
@@ -61,6 +61,8 @@ def phase(part: Part, *, trains: Any = "own", every: int = 1) -> Part:
     names = (trains,) if isinstance(trains, str) else trains
     if not (names is None or callable(names) or (isinstance(names, tuple) and all(isinstance(x, str) for x in names))):
         raise UserTypeError(f"phase: trains must be a name, a tuple of names, None or a function, got {trains!r}")
+    if callable(names):
+        check_takes("phase", "trains", names, ("params",))
     if names == ():
         raise UserValueError("phase: trains names no parameters, got (); None means all of them")
     inner = chain(part)
