@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserTypeError
+from ..distributions import check_distribution
 from ..functional import next_values
 from ..functional._common import ShapeError
 from .types import ABSENT, Array, Batch, Current, Evaluate, Output, Params, Policy, kind
@@ -71,19 +72,10 @@ def check_value(output: Output, expected: tuple[int, ...]) -> None:
         )
 
 
-def check_distribution(distribution: Any, method: str) -> None:
-    """Raise unless the distribution has a method."""
-    if not hasattr(distribution, method):
-        raise UserTypeError(
-            f"{RETURNS}; its distribution, {kind(distribution)}, has no {method}: use ppo_parts.distributions, such as "
-            "Categorical(logits)"
-        )
-
-
 def evaluate_current(evaluate: Evaluate, params: Params, batch: Batch) -> Current:
     """Compute the distribution, the log-probability of the batch's actions, the value and aux under `params`."""
     output, expected = evaluate_policy(evaluate, params, batch), jnp.shape(batch.log_prob)
-    check_distribution(output.distribution, "log_prob")
+    check_distribution("evaluate(params, batch)", output.distribution)
     log_prob, value = output.distribution.log_prob(batch.action), output.value
     if jnp.shape(log_prob) != expected:
         raise ShapeError(

@@ -70,7 +70,8 @@ one of ppo_parts.distributions, such as Categorical(logits), or one of distrax
     for need in needs:
         method, positional, keywords = _CALLS[need]
         call = f"{method}({', '.join([*positional, *(f'{name}=' for name in keywords)])})"
-        kind = type(distribution).__name__
+        array = isinstance(distribution, jax.Array)
+        kind = f"an array of shape {distribution.shape}" if array else type(distribution).__name__
         if not callable(getattr(distribution, method, None)):
             raise UserTypeError(
                 f"{where}: a distribution needs {call}, but {kind} has no {method}: use one of "

@@ -18,9 +18,10 @@ from .._base.trees import axis_sharding, without_weak_types
 from .._core.checks import check_env, check_key
 from .._core.metrics import Metrics
 from .._core.moments import divided_moments, merged_moments
-from .._core.policy import apply_policy, check_distribution, check_value, evaluate_policy, initial_carry_of
+from .._core.policy import apply_policy, check_value, evaluate_policy, initial_carry_of
 from .._core.shards import check_shards, joined, split
 from .._core.types import ABSENT, Array, Batch, Evaluate, Output, Params, kind
+from ..distributions import check_distribution
 from ..functional import next_values
 from ..functional._common import ShapeError, unsqueezed
 
@@ -348,7 +349,7 @@ def sample_action(distribution: Any, key: Array) -> tuple[Any, Array]:
     """Sample an action and return it with its log-probability."""
     if hasattr(distribution, "sample_and_log_prob"):
         return distribution.sample_and_log_prob(seed=key)
-    check_distribution(distribution, "sample")
+    check_distribution("evaluate(params, batch)", distribution, ("sample",))
     action = distribution.sample(seed=key)
     return action, distribution.log_prob(action)
 

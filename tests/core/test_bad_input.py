@@ -366,7 +366,27 @@ bad(
     "logits for a distribution",
     lambda: collect(envs.Discrete(2), jnp.zeros((2, 2))),
     pp.errors.UserTypeError,
-    "its distribution, an array of shape (2, 2), has no sample: use ppo_parts.distributions, such as Categorical",
+    "needs sample(seed=), but an array of shape (2, 2) has no sample: use one of ppo_parts.distributions",
+)
+for name, optimizer in {
+    "lbfgs": optax.lbfgs(),
+    "a line search": optax.chain(optax.sgd(0.1), optax.scale_by_backtracking_linesearch(5)),
+    "sophia": optax.contrib.sophia(1e-3),
+    "lookahead": optax.lookahead(optax.sgd(0.1), 5, 0.5),
+}.items():
+    bad(
+        f"the optimizer {name}",
+        lambda optimizer=optimizer: update(
+            pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), pp.value_loss(), optimizer=optimizer
+        ),
+        pp.errors.UserTypeError,
+        "learner: the optimizer's update(gradient, state, params, step=, value=, metrics=) raised ... loop of your own",
+    )
+bad(
+    "a mask of what a phase trains with two parameters",
+    lambda: pp.phase(pp.full_batch(), trains=lambda params, step: params),
+    pp.errors.UserTypeError,
+    "phase: trains must take (params)",
 )
 bad(
     "an entry of aux named like the value",

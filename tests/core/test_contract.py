@@ -301,6 +301,15 @@ def test_the_batch_after_the_head_can_be_returned():
     _, _, batch = run(pp.chain(GAE, pp.shuffled_minibatches(2), SURROGATE), return_batch=True)
     expected, _ = GAE.update(rollout(), pp.EmptyState(), pp.Context(key=KEY))
     np.testing.assert_allclose(batch.advantage, expected.advantage, rtol=1e-6)
+    # A field that is written only to be returned needs no reader, and keeps its own value.
+    second = pp.within(
+        pp.gae(gamma=0.9, gae_lambda=0.5), name="short", write={"advantage": "extras.short", "target": "extras.target"}
+    )
+    _, _, batch = run(pp.chain(GAE, second, pp.shuffled_minibatches(2), SURROGATE), return_batch=True)
+    expected, _ = pp.gae(gamma=0.9, gae_lambda=0.5).update(rollout(), pp.EmptyState(), pp.Context(key=KEY))
+    np.testing.assert_allclose(batch.extras["short"], expected.advantage, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"short writes extras.short and extras.target, and no part after it reads"):
+        run(pp.chain(GAE, second, pp.shuffled_minibatches(2), SURROGATE))
 
 
 def test_a_function_of_batch_and_context_is_a_part():

@@ -121,6 +121,34 @@ def test_check_hyperparameters_takes_a_context_and_names_an_error():
             testing.check_hyperparameters(functools.partial(of_head, read=read), context=context, coef=0.5)
 
 
+@pytest.mark.parametrize(
+    "extending",
+    [
+        pp.within(pp.gae(gamma=0.9, gae_lambda=1.0), write={"target": "extras.returns"}, name="monte_carlo"),
+        pp.stateless(
+            lambda batch: batch.add_extras(double=2 * batch.reward), provides=("extras.double",), reads=("reward",)
+        ),
+        pp.stateless(
+            lambda batch: batch.replace(extras={**batch.extras, "double": 2 * batch.reward}),
+            provides=("extras.double",),
+            reads=("reward",),
+        ),
+    ],
+    ids=["within", "add_extras", "by hand"],
+)
+def test_extending_a_dictionary_is_not_reading_it(extending):
+    testing.check_part(extending, laws=[_laws.reads_what_it_declares, _laws.writes_what_it_provides])
+
+
+def test_computing_from_an_entry_is_reading_it():
+    entry = next(iter(testing.example_batch().extras))
+    reading = pp.stateless(
+        lambda batch: batch.add_extras(double=2 * batch.extras[entry]), provides=("extras.double",), reads=()
+    )
+    with pytest.raises(pp.errors.UserValueError, match=f"it reads .*extras.{entry} but does not declare it"):
+        testing.check_part(reading, laws=[_laws.reads_what_it_declares])
+
+
 def test_check_part_accepts_buffers_and_maps_over_dictionaries():
     """The last rollout with its masked steps, and `jax.tree.map` over `extras` and another dictionary."""
     context, batch = testing.example_context(), testing.example_batch()
