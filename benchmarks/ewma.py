@@ -5,7 +5,7 @@
 Every batch gets as many gradient steps as any other. If it is c times smaller, Adam's learning rate is divided by the
 square root of c, advantages are standardized by moments over about c rollouts, and the average of the parameters spans
 c times as many gradient steps. Writes benchmarks/results/ewma.json and docs/img/ewma.png, and fills
-docs/variants/ppo_ewma.md.
+docs/gallery/losses.md.
 
 Reference: Hilton, Cobbe and Schulman 2021, Batch size-invariance for policy optimization, arXiv:2110.00641.
 """
@@ -33,7 +33,7 @@ from ._timing import positive, record
 
 Array = jax.Array
 RESULTS = ROOT / "benchmarks/results/ewma.json"
-PAGE, PICTURE = ROOT / "docs/variants/ppo_ewma.md", ROOT / "docs/img/ewma.png"
+PAGE, PICTURE = ROOT / "docs/gallery/losses.md", ROOT / "docs/img/ewma.png"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ Each of two players antes 1 and gets one of three cards; the one with the higher
 bet 1 more, and answers a bet by folding (a pass) or calling (a bet). The exploitability of a policy is what the best
 responses against it earn, averaged over the two seats; it is 0 in an equilibrium, and it is computed exactly here. Both
 arms have the same rollouts, entropy bonus and network. Writes benchmarks/results/kuhn.json, and fills
-docs/variants/self_play.md.
+docs/gallery/self_play.md.
 
 Reference: Kuhn 1950, A Simplified Two-Person Poker; Sokota et al. 2023, A Unified Approach to Reinforcement Learning,
 Quantal Response Equilibria, and Two-Player Zero-Sum Games, arXiv:2206.05825.
@@ -35,7 +35,7 @@ from ._timing import positive, record
 
 Array = jax.Array
 RESULTS = ROOT / "benchmarks/results/kuhn.json"
-PAGE = ROOT / "docs/variants/self_play.md"
+PAGE = ROOT / "docs/gallery/self_play.md"
 CARDS, NODES, END = 3, 4, 4
 NEXT = ((1, 2), (END, 3), (END, END), (END, END))
 """The node after passing and after betting: 0 begins, 1 follows a pass, 2 a bet, and 3 a pass and a bet."""

@@ -5,7 +5,7 @@
 The task is CartPole, whose returns are large: in a shared network, the gradient of the value loss is much larger than
 that of the policy loss. PPG has two networks, as one of the two arms of PPO. All arms have the same rollouts and sizes
 of minibatches, and are trained with each of three learning rates. Writes benchmarks/results/ppg.json and
-docs/img/ppg.png, and fills docs/variants/ppg.md.
+docs/img/ppg.png, and fills docs/gallery/values.md.
 
 Reference: Cobbe et al. 2021, Phasic Policy Gradient, arXiv:2009.04416.
 """
@@ -34,7 +34,7 @@ from ._timing import positive, record
 
 Array = jax.Array
 RESULTS = ROOT / "benchmarks/results/ppg.json"
-PAGE, PICTURE = ROOT / "docs/variants/ppg.md", ROOT / "docs/img/ppg.png"
+PAGE, PICTURE = ROOT / "docs/gallery/values.md", ROOT / "docs/img/ppg.png"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -48,16 +48,16 @@ def pages(folder: str) -> list[str]:
 
 
 SECTIONS = {  # the children of each page that has some; what is not named belongs to the guide
-    "README": ["quickstart", "index", "variants/README", "migration/README", "reference", "results", "decisions"],
-    "docs/variants/README": ["catalogue/README", "papers"],
+    "README": ["quickstart", "index", "gallery/README", "migration/README", "reference", "results", "decisions"],
+    "docs/gallery/README": ["tokens", "papers"],
     "docs/reference": ["metrics"],
     "docs/results": ["benchmarks", "study", "fidelity"],
 }
 SECTIONS = {parent: [f"docs/{child}" for child in children] for parent, children in SECTIONS.items()}
 SECTIONS["README"][-1:] = ["CONTRIBUTING"]
 SECTIONS["CONTRIBUTING"] = ["CHANGELOG", *pages("decisions")]
-SECTIONS["docs/variants/README"] += pages("variants")
-SECTIONS |= {f"docs/{folder}/README": pages(folder) for folder in ("catalogue", "migration")}
+SECTIONS["docs/gallery/README"] += pages("gallery")
+SECTIONS["docs/migration/README"] = pages("migration")
 SECTIONS["docs/index"] = [page for page in pages("") if not any(page in children for children in SECTIONS.values())]
 NOT_SEARCHED = {"docs/benchmarks", "CHANGELOG"}  # records and history would hide what explains
 

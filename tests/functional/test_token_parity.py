@@ -1,7 +1,4 @@
-"""Parity with verl, TRL and Tunix: their formulas in NumPy on random batches `[B, T]`, and Tunix's recorded numbers.
-
-The formulas are written anew from the equations that their functions compute, with their constants.
-"""
+"""Parity with verl, TRL and Tunix: the numbers that their own functions return, recorded by `golden/record_*.py`."""
 
 import functools
 from pathlib import Path
@@ -14,290 +11,134 @@ import pytest
 from ppo_parts import functional as f
 from tests.reference import gae as slow_gae
 
-TUNIX = np.load(Path(__file__).parents[1] / "golden" / "tunix.npz")
-B, T, GROUPS = 9, 8, np.array([4, 1, 4, 0, 1, 4, 2, 2, 1])
+GOLDEN = Path(__file__).parents[1] / "golden"
+TUNIX, TORCH = np.load(GOLDEN / "tunix.npz"), np.load(GOLDEN / "verl_trl.npz")
+T = 8
 
 
-@functools.cache
-def batch():
-    """Sequences of several lengths, with tokens in between that a tool wrote."""
-    rng = np.random.default_rng(11)
-    mask = (np.arange(T) < rng.integers(1, T + 1, B)[:, None]) & (rng.random((B, T)) < 0.8)
-    mask[:, 0] = True
-    new = -np.exp(rng.normal(size=(B, T)))
+# --- numbers of verl 0.9.1 and TRL 1.16.0 -----------------------------------------------------------------------------
+
+
+def recorded(name):
+    """An input `[T, N]`; axis 0 is time here, and the batch in verl and TRL."""
+    return TORCH[f"input/{name}"].T
+
+
+def losses_of_torch():
+    """Of verl's and TRL's name: our loss per token, the aggregation, and the factor by which theirs is larger."""
+    old, tokens, one, mask = (recorded(name) for name in ("old", "tokens", "sequences", "mask"))
+    full, empty = {"mask": mask}, {"mask": recorded("empty")}
+    sequences = mask.shape[1]
+    wide, narrow = {"clip_eps": 0.1, "clip_eps_high": 0.2}, {"clip_eps": 0.02, "clip_eps_high": 0.03}
+
+    def surrogate(x, **settings):
+        return f.clipped_surrogate(x - old, tokens, **(wide | settings))
+
+    def divergence(x):
+        return f.approx_kl(recorded("reference") - x)
+
+    vanilla = functools.partial(surrogate, dual_clip=3.0)
+    gmpo = functools.partial(f.gmpo, advantage=one, **wide)
+    sapo = functools.partial(f.sapo, advantage=tokens, tau=1.0, tau_negative=1.05)
+    mean, total = {"by": "sequence_mean"}, {"by": "sequence_sum"}
+    all_of_them = (sequences - 1) / sequences  # theirs also counts the sequence without a token
     return {
-        "mask": mask.astype(float),
-        "new": new,
-        "old": new + 0.3 * rng.normal(size=(B, T)),
-        "sampler": new + 0.3 * rng.normal(size=(B, T)),
-        "score": rng.normal(size=B),
-        "reward": rng.normal(size=(B, T)),
-        "value": rng.normal(size=(B, T)),
-        "advantage": np.repeat(rng.normal(size=(B, 1)), T, axis=1),
-        "tokens": rng.normal(size=(B, T)),
-        "greedy": rng.normal(size=B),
+        "verl/vanilla/token-mean": (vanilla, empty, {}, 1),
+        "verl/vanilla/token-sum": (vanilla, empty, {}, empty["mask"].sum()),
+        "verl/vanilla/seq-mean-token-sum": (vanilla, empty, total, 1),
+        "verl/vanilla/seq-mean-token-sum-norm": (vanilla, empty, total | {"length": T}, 1),
+        "verl/vanilla/seq-mean-token-mean": (vanilla, empty, mean, 1),
+        "verl/vanilla/scaled": (vanilla, full, total | {"length": 11}, 1),
+        "verl/gspo": (lambda x: f.gspo(x - old, one, level="token", **narrow, **full), full, mean, 1),
+        "verl/sapo": (lambda x: sapo(x - old), full, mean, 1),
+        "verl/geo_mean": (lambda x: gmpo(x - old, **full), full, mean, 1),
+        "verl/geo_mean/empty": (lambda x: gmpo(x - old, **empty), empty, mean, all_of_them),
+        "verl/cispo": (lambda x: f.cispo(x - old, tokens, **wide), full, {}, 1),
+        "verl/gpg": (lambda x: f.policy_gradient_loss(x - old, tokens), full, {}, 1),
+        "verl/kl_cov": (
+            lambda x: f.kl_cov(x - old, tokens, jax.lax.stop_gradient(x), fraction=0.2, coef=0.7, **full),
+            full,
+            {},
+            1,
+        ),
+        "trl/grpo": (surrogate, full, mean, 1),
+        "trl/grpo/empty": (surrogate, empty, mean, all_of_them),
+        "trl/grpo/delta": (functools.partial(surrogate, dual_clip=1.3), full, mean, 1),
+        "trl/grpo/beta": (lambda x: surrogate(x) + 0.04 * divergence(x), full, mean, 1),
+        "trl/grpo/beta_corrected": (lambda x: surrogate(x) + 0.04 * jnp.exp(x - old) * divergence(x), full, mean, 1),
+        "trl/grpo/sequence": (lambda x: f.gspo(x - old, one, **narrow, **full), full, mean, 1),
+        "trl/luspo": (lambda x: f.gspo(x - old, one, **narrow, **full), full, total, 1),
+        "trl/bnpo": (surrogate, full, {}, 1),
+        "trl/dapo": (surrogate, full, {}, 1),
+        "trl/dr_grpo": (surrogate, full, total | {"length": 11}, 1),
+        "trl/sapo": (lambda x: sapo(x - old), full, mean, 1),
+        "trl/cispo": (lambda x: f.cispo(x - old, tokens, clip_eps=1.0, clip_eps_high=0.2), full, {}, 1),
     }
 
 
-def ours(function):
-    """Compile and run in float64 what a test compares."""
+def test_losses_of_verl_and_trl():
+    """Values and gradients. The values of cispo and gpg are without the factor log pi here, so they differ."""
     with jax.enable_x64(True):
-        return jax.tree.map(np.asarray, jax.jit(function)({name: jnp.asarray(x) for name, x in batch().items()}))
+        cases = losses_of_torch()
+
+        @jax.jit
+        def all_of_them(x):
+            return {
+                name: jax.value_and_grad(lambda x, c=case: f.aggregate(c[0](x), **c[1], **c[2]) * c[3])(x)
+                for name, case in cases.items()
+            }
+
+        found = all_of_them(jnp.asarray(recorded("log_prob")))
+    assert {name.replace("/", "/loss/", 1) for name in cases} == {name for name in TORCH if "/loss/" in name}
+    for name, (value, gradient) in found.items():
+        library, _, loss = name.partition("/")
+        if loss not in ("cispo", "gpg"):
+            np.testing.assert_allclose(value, TORCH[f"{library}/loss/{loss}"], rtol=1e-6, err_msg=name)
+        expected = TORCH[f"{library}/gradient/{loss}"].T
+        np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-12, err_msg=name)
+        assert not gradient[cases[name][1]["mask"] == 0].any()
 
 
-def close(actual, expected):
-    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-9)
+def test_advantages_of_verl_and_trl():
+    """TRL computes its own in the loop that generates, so its two formulas are written here, with its constant."""
+    score, group, mask = recorded("score"), recorded("group"), recorded("mask")
+    last = (np.arange(T)[:, None] == T - 1 - np.argmax(mask[::-1], axis=0)).astype(float)
 
-
-# --- their formulas -------------------------------------------------------------------------------------------------
-
-
-def token_mean(x, mask):
-    return (x * mask).sum() / mask.sum()
-
-
-def sequence_mean(x, mask):
-    return ((x * mask).sum(1) / mask.sum(1)).mean()
-
-
-def sequence_sum(x, mask):
-    return (x * mask).sum(1).mean()
-
-
-def slope(loss, new, h=1e-6):
-    """Central differences with respect to every token's log-probability."""
-    result = np.zeros_like(new)
-    for place in np.ndindex(new.shape):
-        step = np.zeros_like(new)
-        step[place] = h
-        result[place] = (loss(new + step) - loss(new - step)) / (2 * h)
-    return result
-
-
-def whiten(x, mask, eps=1e-8):
-    mean = token_mean(x, mask)
-    variance = token_mean((x - mean) ** 2, mask) * mask.sum() / (mask.sum() - 1)
-    return (x - mean) / np.sqrt(variance + eps) * mask
-
-
-def verl_gspo(new, old, advantage, mask, low, high):
-    ratio = np.exp(((new - old) * mask).sum(1) / mask.sum(1))[:, None]  # value of GSPO-token, gradient of GSPO
-    return np.maximum(-advantage * ratio, -advantage * np.clip(ratio, 1 - low, 1 + high))
-
-
-def sapo(new, old, advantage, up, down):
-    tau = np.where(advantage > 0, up, down)
-    return -advantage * 4 / tau / (1 + np.exp(-tau * (np.exp(new - old) - 1)))
-
-
-def verl_geometric_mean(new, old, advantage, mask, low, high):
-    sign, logs = np.sign(advantage), new - old
-    smaller = sign * np.minimum(sign * logs, sign * np.clip(logs, -low, high))
-    count = mask.sum(1)
-    return np.mean(-(advantage * mask).sum(1) / count * np.exp((smaller * mask).sum(1) / count))
-
-
-def grpo(new, old, advantage, low, high, delta=None):
-    """TRL's two-sided clip is verl's and Tunix's dual clip."""
-    ratio = np.exp(new - old)
-    first = ratio if delta is None else np.minimum(ratio, delta)
-    return -np.minimum(first * advantage, np.clip(ratio, 1 - low, 1 + high) * advantage)
-
-
-def covariances(advantage, new, mask):
-    return (advantage - token_mean(advantage, mask)) * (new - token_mean(new, mask))
-
-
-def verl_kl_cov(new, old, advantage, mask, fraction, coef, at):
-    cov = np.where(mask == 1, covariances(advantage, at, mask), -np.inf)
-    chosen = cov >= np.sort(cov.ravel())[-max(1, int(mask.sum() * fraction))]
-    return -advantage * np.exp(new - old) + coef * chosen * np.abs(new - old)
-
-
-def groupwise(score, function):
-    """One number per group, for each of its members."""
-    return np.array([function(score[g == GROUPS], g == GROUPS) for g in GROUPS])
-
-
-# --- comparisons ----------------------------------------------------------------------------------------------------
-
-
-def test_losses_with_gradients():
-    """verl: gspo, sapo, geo_mean, kl_cov, vanilla. TRL: grpo, dr_grpo, bnpo/dapo, sapo, sequence-level ratios."""
-    x = batch()
-    new, old, mask, one, tokens = x["new"], x["old"], x["mask"], x["advantage"], x["tokens"]
-    mean, last = {"by": "sequence_mean"}, {"by": "sequence_sum", "length": 11.0}
-    cases = {
-        "verl gspo": (
-            f.gspo,
-            "advantage",
-            {"clip_eps": 0.02, "clip_eps_high": 0.03},
-            mean,
-            lambda new: sequence_mean(verl_gspo(new, old, one, mask, 0.02, 0.03), mask),
-        ),
-        "verl and TRL sapo": (
-            f.sapo,
-            "tokens",
-            {"tau": 1.0, "tau_negative": 1.05},
-            mean,
-            lambda new: sequence_mean(sapo(new, old, tokens, 1.0, 1.05), mask),
-        ),
-        "verl geo_mean": (
-            f.gmpo,
-            "advantage",
-            {"clip_eps": 0.1, "clip_eps_high": 0.2},
-            mean,
-            lambda new: verl_geometric_mean(new, old, one, mask, 0.1, 0.2),
-        ),
-        "verl kl_cov": (
-            lambda *a, **k: f.kl_cov(*a, new.T, **k),
-            "tokens",
-            {"fraction": 0.2, "coef": 0.7},
-            {},
-            lambda at: token_mean(verl_kl_cov(at, old, tokens, mask, 0.2, 0.7, new), mask),
-        ),
-        "TRL grpo": (
-            f.clipped_surrogate,
-            "tokens",
-            {"clip_eps": 0.1, "clip_eps_high": 0.2},
-            mean,
-            lambda new: sequence_mean(grpo(new, old, tokens, 0.1, 0.2), mask),
-        ),
-        "TRL dr_grpo": (
-            f.clipped_surrogate,
-            "tokens",
-            {"clip_eps": 0.1},
-            last,
-            lambda new: (grpo(new, old, tokens, 0.1, 0.1) * mask).sum() / (B * 11.0),
-        ),
-        "TRL bnpo with delta": (
-            f.clipped_surrogate,
-            "tokens",
-            {"clip_eps": 0.1, "dual_clip": 1.3},
-            {},
-            lambda new: token_mean(grpo(new, old, tokens, 0.1, 0.1, 1.3), mask),
-        ),
-        "verl seq-mean-token-sum": (
-            f.clipped_surrogate,
-            "tokens",
-            {"clip_eps": 0.1},
-            {"by": "sequence_sum"},
-            lambda new: sequence_sum(grpo(new, old, tokens, 0.1, 0.1), mask),
-        ),
-    }
-
-    def compare(x):
-        results = {}
-        for name, (loss, advantage, settings, way, _) in cases.items():
-
-            def total(new, loss=loss, advantage=advantage, settings=settings, way=way):
-                value = loss((new - x["old"]).T, x[advantage].T, mask=x["mask"].T, **settings)
-                return f.aggregate(value, mask=x["mask"].T, **way)
-
-            results[name] = jax.value_and_grad(total)(x["new"])
-        return results
-
-    for name, (value, gradient) in ours(compare).items():
-        theirs = cases[name][-1]
-        np.testing.assert_allclose(value, theirs(new), rtol=1e-6, err_msg=name)
-        np.testing.assert_allclose(gradient, slope(theirs, new), rtol=1e-6, atol=1e-8, err_msg=name)
-        assert not gradient[mask == 0].any()
-
-
-def test_gradients_with_constant_weights():
-    """CISPO (verl: both bounds; TRL: the upper one), GPG, and GSPO-token: the weight of each token."""
-    x = batch()
-    ratio, mask, tokens, one = np.exp(x["new"] - x["old"]), x["mask"], x["tokens"], x["advantage"]
-    shared = np.exp(((x["new"] - x["old"]) * mask).sum(1) / mask.sum(1))[:, None] * np.ones((1, T))
-    expected = {
-        "verl cispo": -np.clip(ratio, 0.9, 1.2) * tokens,
-        "TRL cispo": -np.minimum(ratio, 1.2) * tokens,
-        "verl gpg": -tokens,
-        "verl gspo": np.where(one > 0, shared <= 1.03, shared >= 0.98) * -shared * one,
-    }
-
-    def gradients(x):
-        losses = {
-            "verl cispo": lambda r: f.cispo(r, x["tokens"].T, clip_eps=0.1, clip_eps_high=0.2, mask=x["mask"].T),
-            "TRL cispo": lambda r: f.cispo(r, x["tokens"].T, clip_eps=1.0, clip_eps_high=0.2, mask=x["mask"].T),
-            "verl gpg": lambda r: f.policy_gradient_loss(r, x["tokens"].T, mask=x["mask"].T),
-            "verl gspo": lambda r: f.gspo(
-                r, x["advantage"].T, clip_eps=0.02, clip_eps_high=0.03, level="token", mask=x["mask"].T
-            ),
+    @jax.jit
+    def advantages():
+        grouped = functools.partial(f.group_advantage, jnp.asarray(score), group)
+        tokens = lambda **settings: grouped(**settings)[None] * mask  # noqa: E731
+        value = jnp.asarray(recorded("value"))
+        following = f.next_values(value, jnp.zeros(mask.shape[1]), mask=mask)
+        gae = f.gae(recorded("reward"), value, following, last, gamma=0.97, gae_lambda=0.9, mask=mask, mask_mode="skip")
+        white = functools.partial(f.advantage_normalize, ddof=1, mask=mask)
+        verl = {
+            "grpo": tokens(),
+            "dr_grpo": tokens(scale=None),
+            "rloo": tokens(scale=None, baseline="leave_one_out"),
+            "opo": tokens(scale=None, baseline="length_weighted", length=mask.sum(0)),
+            "remax": tokens(scale=None, baseline=recorded("greedy")),
+            "reinforce_plus_plus_baseline": white(tokens(scale=None)),
+            "reinforce_plus_plus": white(f.reward_to_go(jnp.asarray(recorded("reward")), mask=mask)),
+            "gae": white(gae.advantage),
         }
-        return {name: jax.grad(lambda r, g=g: g(r).sum())((x["new"] - x["old"]).T).T for name, g in losses.items()}
+        return verl, gae.target, grouped(eps=1e-4), grouped(scale="batch", eps=1e-4)
 
-    for name, gradient in ours(gradients).items():
-        np.testing.assert_allclose(gradient, expected[name] * mask, rtol=1e-6, atol=1e-12, err_msg=name)
-
-
-def test_advantages_of_groups():
-    """verl's and TRL's estimators with their constants; verl keeps the reward of a group of one, here it is 0."""
-    x = batch()
-    score, greedy, mask = x["score"], x["greedy"], x["mask"]
-    several = np.array([(g == GROUPS).sum() > 1 for g in GROUPS])
-    size, length = np.array([(g == GROUPS).sum() for g in GROUPS]), mask.sum(1)
-    mean = groupwise(score, lambda r, _: r.mean())
-    deviation = groupwise(score, lambda r, _: r.std(ddof=min(1, len(r) - 1)))
-    rloo = several * (score - mean) * size / np.maximum(size - 1, 1)
-    weighted = groupwise(score, lambda r, m: (length[m] * r).sum() / length[m].sum())
-    expected = {
-        "verl grpo": (score - mean) / (deviation + 1e-6),
-        "TRL group": (score - mean) / (deviation + 1e-4),
-        "TRL batch": (score - mean) / (score.std(ddof=1) + 1e-4),
-        "verl dr_grpo": score - mean,
-        "verl rloo": rloo,
-        "verl opo": score - weighted,
-        "verl remax": score - greedy,
-        "verl reinforce_plus_plus_baseline": whiten((score - mean)[:, None] * mask, mask),
-    }
-
-    def advantages(x):
-        group = functools.partial(f.group_advantage, x["score"], GROUPS)
-        tokens = (group(scale=None)[:, None] * x["mask"]).T
-        return {
-            "verl grpo": group(),
-            "TRL group": group(eps=1e-4),
-            "TRL batch": group(scale="batch", eps=1e-4),
-            "verl dr_grpo": group(scale=None),
-            "verl rloo": group(scale=None, baseline="leave_one_out"),
-            "verl opo": group(scale=None, baseline="length_weighted", length=x["mask"].sum(1)),
-            "verl remax": group(scale=None, baseline=x["greedy"]),
-            "verl reinforce_plus_plus_baseline": f.advantage_normalize(tokens, ddof=1, mask=x["mask"].T).T,
-        }
-
-    for name, advantage in ours(advantages).items():
-        np.testing.assert_allclose(advantage, expected[name], rtol=1e-6, atol=1e-9, err_msg=name)
+    with jax.enable_x64(True):
+        verl, target, by_group, by_batch = advantages()
+    assert {name for name in TORCH if "/advantage/" in name} == {f"verl/advantage/{name}" for name in verl}
+    for name, advantage in verl.items():
+        expected = np.where(mask, TORCH[f"verl/advantage/{name}"].T, 0)
+        np.testing.assert_allclose(advantage, expected, rtol=1e-6, atol=1e-9, err_msg=name)
+    np.testing.assert_allclose(np.asarray(target) * mask, TORCH["verl/return/gae"].T * mask, rtol=1e-6)
+    same = group[:, None] == group
+    centered = score - same @ score / same.sum(1)
+    deviation = np.array([score[members].std(ddof=1) for members in same])
+    np.testing.assert_allclose(by_group, centered / (deviation + 1e-4), rtol=1e-6)
+    np.testing.assert_allclose(by_batch, centered / (score.std(ddof=1) + 1e-4), rtol=1e-6)
 
 
-def ends(mask):
-    """1 at the last unmasked token of each sequence."""
-    return (np.arange(T) == T - 1 - np.argmax(mask[:, ::-1], axis=1)[:, None]).astype(float)
-
-
-def test_gae_skips_tokens_of_tools():
-    """verl's and Tunix's recursion, which keeps advantage and next value where the mask is 0, and whitens."""
-    x = batch()
-    mask, advantage = x["mask"], np.zeros((B, T))
-    later, following = np.zeros(B), np.zeros(B)
-    for t in reversed(range(T)):
-        error = x["reward"][:, t] + 0.97 * following - x["value"][:, t] + 0.97 * 0.9 * later
-        later = np.where(mask[:, t] == 1, error, later)
-        following = np.where(mask[:, t] == 1, x["value"][:, t], following)
-        advantage[:, t] = later
-
-    def estimate(x):
-        value = x["value"].T
-        next_value = f.next_values(value, jnp.zeros(B), mask=mask.T)
-        out = f.gae(
-            x["reward"].T, value, next_value, ends(mask).T, gamma=0.97, gae_lambda=0.9, mask=mask.T, mask_mode="skip"
-        )
-        return out.advantage.T, out.target.T, f.advantage_normalize(out.advantage, ddof=1, mask=mask.T).T
-
-    plain, target, white = ours(estimate)
-    close(plain, advantage * mask)
-    close(target, (advantage + x["value"]) * mask)
-    close(white, whiten(advantage, mask))
+# --- tokens of tools --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("implementation", ["scan", "associative"])
