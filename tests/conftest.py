@@ -1,15 +1,29 @@
 """What holds for every test: nothing broadcasts silently, our own code warns about nothing, compiling is quick."""
 
+import os
+
 import jax
 import pytest
 
 collect_ignore_glob = ["golden/record_*.py", "golden/_*.py"]  # recorders, which import other libraries
+
+# Most of the time goes into compiling, so leave out what only makes the result faster, here and in processes started
+# here; tests that run long keep it. The emitters of fusions alone are a third of it; old versions do not know the flag.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+jax.config.update("jax_disable_most_optimizations", True)
+if jax.__version_info__ >= (0, 8):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "lenient_ranks: calls third-party code that broadcasts arrays of different rank")
     for package in ("ppo_parts", "recipes", "tests"):  # warnings inside third-party modules stay warnings
         config.addinivalue_line("filterwarnings", f"error:::{package}")
+    if hasattr(config, "cache"):  # programs compiled by earlier runs, other workers and processes; --cache-clear
+        kept = {"compilation_cache_dir": str(config.cache.mkdir("jax")), "persistent_cache_min_compile_time_secs": 0.0}
+        for name, value in kept.items():
+            os.environ[f"JAX_{name.upper()}"] = str(value)
+            jax.config.update(f"jax_{name}", value)
 
 
 @pytest.fixture(autouse=True)
@@ -20,8 +34,7 @@ def strict_ranks(request: pytest.FixtureRequest):
 
 
 @pytest.fixture(autouse=True)
-def quick_compilation(request: pytest.FixtureRequest):
-    """Most of the time goes into compiling, so leave out what only makes the result faster; long runs keep it."""
+def optimized_when_slow(request: pytest.FixtureRequest):
     jax.config.update("jax_disable_most_optimizations", request.node.get_closest_marker("slow") is None)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_disable_most_optimizations", True)

@@ -14,7 +14,6 @@ import sys
 import types
 from pathlib import Path
 
-import jax
 import pytest
 
 import ppo_parts as pp
@@ -64,20 +63,11 @@ def anchors(page: Path) -> set[str]:
     return {f"{each}-{slugs[:i].count(each)}".removesuffix("-0") for i, each in enumerate(slugs)}
 
 
-@pytest.fixture
-def quick_compilation():
-    """The pages compile much and run little."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
 @pytest.mark.lenient_ranks
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("page", [page for page in PAGES if "\n```python" in page.read_text()], ids=name_of)
 def test_code_runs(page, tmp_path, monkeypatch):
     module = types.ModuleType("page")

@@ -324,14 +324,6 @@ def test_reward_to_go_skips_masked_steps_without_a_discount():
     assert f.reward_to_go(reward, ends, gamma=0.5, mask=mask).tolist() == [3.0, 0.0, 4.0, 0.0]
 
 
-@pytest.fixture(autouse=True)
-def quick_compilation():
-    """These tests compile much and run little."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def test_group_advantages_reduce_to_each_other():
     """In one group of n, and with equal lengths, they are one another, up to n / (n - 1)."""
     reward = jnp.asarray(rewards()["reward"])

@@ -27,7 +27,7 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def quick_compilation():
+def optimized_when_slow():
     """Set once for the whole module (`cache`)."""
 
 

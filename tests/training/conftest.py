@@ -25,7 +25,7 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def quick_compilation():
+def optimized_when_slow():
     """Set once for the whole package (`cache`), because runs of different tests are compared to the last bit."""
 
 
