@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
 from .._base.trees import copies, has_explicit_axes, on_automatic_mesh, varying_like
-from .chain import chain, check_every_write_has_an_effect, finish, part_key
+from .chain import chain, finish, part_key
 from .checks import check_key, check_params, check_rollout, check_trainable, count_nonfinite, finite_where_masked
 from .loop import GradientMetrics, PhaseLoop, if_due, run_if_due
 from .metrics import Metrics, join_metrics
@@ -22,6 +22,7 @@ from .policy import evaluate_current
 from .refresh import PhaseState, Upstream
 from .spec import PhaseSpec, by_phase, divide, with_optimizers, without_names
 from .types import Array, Batch, Context, Evaluate, Output, Params, Part
+from .wiring import check_every_write_has_an_effect
 
 
 class LearnerState(NamedTuple):

@@ -35,7 +35,7 @@ from .._base.errors import UserValueError
 from .._base.trees import varying_like
 from ..functional import masked_mean
 from ..functional._common import ShapeError, masked_sum
-from .chain import amend, check_batch, check_states, fold
+from .chain import amend, check_states, fold
 from .metrics import Metrics, join_metrics
 from .optim import may_skip, skipped
 from .policy import evaluate_current
@@ -43,6 +43,7 @@ from .refresh import PhaseState, Upstream
 from .sampling import Sampler
 from .spec import PhaseSpec
 from .types import Array, Batch, Context, Params
+from .wiring import check_batch
 
 GradientMetrics = Callable[[Any], Mapping[str, Array]]
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
-from .chain import Chain, chain, find_sampler
+from .chain import Chain, chain
 from .sampling import Sampler
 from .types import Array, Batch, Context, Divider, Params, Part
+from .wiring import find_sampler
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
-from .chain import Chain, find_sampler
+from .chain import Chain
 from .optim import transformation
 from .phases import Phase, Phases
 from .sampling import Sampler
 from .types import Params, Part
+from .wiring import find_sampler
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from .._base.hyperparameters import Numeric, at, check_choice, check_ddof, check
 from .._core.moments import Moments, merged
 from .._core.policy import follow
 from .._core.shards import known_to_all, map_shards
-from .._core.types import Array, Batch, Context, EmptyState, Part, no_state, require
+from .._core.types import Array, Batch, Context, Part, require, stateless
 from ..functional._common import masked_mean, masked_sum, zero_masked
 from ..functional._statistics import one_of, share_explained
 
@@ -59,7 +59,7 @@ def gae(
     check_choice("gae", "implementation", implementation, get_args(functional.Implementation))
     check_choice("gae", "mask_mode", mask_mode, get_args(functional.MaskMode))
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch, context: Context) -> Batch:
         value, next_value = _latest_values("gae", batch, skip=mask_mode == "skip")
         out = functional.gae(
             batch.reward,
@@ -73,9 +73,9 @@ def gae(
             mask_mode=mask_mode,
             implementation=implementation,
         )
-        return _write(batch, out.advantage, out.target), state
+        return _write(batch, out.advantage, out.target)
 
-    return Part(no_state, update, "gae", provides=("advantage", "target"), reads=ESTIMATOR_READS, needs_time=True)
+    return stateless(update, name="gae", provides=("advantage", "target"), reads=ESTIMATOR_READS, needs_time=True)
 
 
 def vtrace(
@@ -126,7 +126,7 @@ def vtrace(
         pg_lambda = check_number("vtrace", "pg_lambda", pg_lambda, 0, 1)
     check_choice("vtrace", "implementation", implementation, get_args(functional.Implementation))
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch, context: Context) -> Batch:
         value, next_value = _latest_values("vtrace", batch)
         out = functional.vtrace(
             _latest_log_ratio(batch),
@@ -144,10 +144,10 @@ def vtrace(
             mask=batch.mask,
             implementation=implementation,
         )
-        return _write(batch, out.policy_advantage if policy_gradient else out.error, out.target), state
+        return _write(batch, out.policy_advantage if policy_gradient else out.error, out.target)
 
     reads = (*ESTIMATOR_READS, "current.log_prob", "log_ratio", "log_prob")
-    return Part(no_state, update, "vtrace", provides=("advantage", "target"), reads=reads, needs_time=True)
+    return stateless(update, name="vtrace", provides=("advantage", "target"), reads=reads, needs_time=True)
 
 
 def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int = 0, eps: Numeric = 1e-8) -> Part:
@@ -179,7 +179,7 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
     if not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
         raise UserTypeError(f"advantage_normalize: axis must be None, a whole number or a tuple of them, got {axis!r}")
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch, context: Context) -> Batch:
         rank = jnp.ndim(batch.advantage)
         if any(not -rank <= a < rank for a in axes):
             raise UserValueError(
@@ -196,10 +196,10 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
         normalized = functional.advantage_normalize(
             batch.advantage, axis=axis, ddof=ddof, eps=at(eps, context.step), mask=batch.mask
         )
-        return batch.replace(advantage=normalized), state
+        return batch.replace(advantage=normalized)
 
-    return Part(
-        no_state, update, "advantage_normalize", requires=("advantage",), provides=("advantage",), reads=("mask",)
+    return stateless(
+        update, name="advantage_normalize", requires=("advantage",), provides=("advantage",), reads=("mask",)
     )
 
 
@@ -217,13 +217,12 @@ def advantage_weight() -> Part:
     Reference: PufferLib 3.0; Schaul et al. 2016, arXiv:1511.05952, section 3.4.
     """
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        return batch.replace(advantage=batch.advantage * align_weight(batch, batch.advantage)), state
+    def update(batch: Batch) -> Batch:
+        return batch.replace(advantage=batch.advantage * align_weight(batch, batch.advantage))
 
-    return Part(
-        no_state,
+    return stateless(
         update,
-        "advantage_weight",
+        name="advantage_weight",
         requires=("advantage", "weight"),
         provides=("advantage",),
         reads=(),

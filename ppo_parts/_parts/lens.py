@@ -9,8 +9,9 @@ import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_number
-from .._core.chain import check_wrapped, fold, inner_key, parts_of, reads_field
-from .._core.types import Array, Batch, Context, EmptyState, Params, Part, field_at, no_state, with_field_at
+from .._core.chain import check_wrapped, fold, inner_key, parts_of
+from .._core.types import Array, Batch, Context, Params, Part, field_at, stateless, with_field_at
+from .._core.wiring import reads_field
 from ..functional._common import check_same_shape
 
 
@@ -222,10 +223,10 @@ def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
         for path, coefficient in coefficients.items()
     }
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch, context: Context) -> Batch:
         fields = {path: field_at(batch, path) for path in coefficients}
         check_same_shape("combine_advantages", **fields)
         first, *rest = (at(c, context.step) * fields[path] for path, c in coefficients.items())
-        return batch.replace(advantage=sum(rest, first).astype(next(iter(fields.values())).dtype)), state
+        return batch.replace(advantage=sum(rest, first).astype(next(iter(fields.values())).dtype))
 
-    return Part(no_state, update, "combine_advantages", requires=tuple(coefficients), provides=("advantage",), reads=())
+    return stateless(update, name="combine_advantages", requires=tuple(coefficients), provides=("advantage",), reads=())

@@ -14,7 +14,7 @@ import numpy as np
 from .. import functional
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_count, check_number
-from .._core.types import Array, Batch, Context, EmptyState, Part, no_state, require
+from .._core.types import Array, Batch, Context, Part, require, stateless
 from ..functional import masked_mean
 from .advantage import align_weight
 
@@ -54,7 +54,7 @@ def clipped_surrogate(
     if dual_clip is not None:
         dual_clip = check_number("clipped_surrogate", "dual_clip", dual_clip, 1, open_low=True)
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch, context: Context) -> Batch:
         log_ratio = batch.current_log_ratio()
         low = at(clip_eps, context.step)
         high = None if clip_eps_high is None else at(clip_eps_high, context.step)
@@ -68,7 +68,7 @@ def clipped_surrogate(
             f"{name}_loss": masked_mean(jax.lax.stop_gradient(loss), batch.mask),
             f"{prefix}clip_fraction": masked_mean(clipped, batch.mask),
         }
-        return batch.add_loss(name, loss).add_metrics(**measured), state
+        return batch.add_loss(name, loss).add_metrics(**measured)
 
     reads, numbers = ("current.log_prob", "log_prob"), (clip_eps, clip_eps_high, dual_clip)
     return loss_part("clipped_surrogate", update, requires=("advantage",), reads=reads, numbers=numbers)
@@ -136,7 +136,7 @@ def policy_diagnostics() -> Part:
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 12.
     """
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch) -> Batch:
         log_ratio = jax.lax.stop_gradient(batch.current_log_ratio())
         ratio = jnp.exp(log_ratio)
         keep = True if batch.mask is None else batch.mask.astype(bool)
@@ -147,10 +147,10 @@ def policy_diagnostics() -> Part:
         )
         # Computed as a maximum, so that devices that share the minibatch reduce it together with `ratio_max`.
         batch = batch.add_metrics("min", ratio_min=-jnp.max(-ratio, where=keep, initial=-jnp.inf))
-        return batch.add_metrics("max", ratio_max=jnp.max(ratio, where=keep, initial=-jnp.inf)), state
+        return batch.add_metrics("max", ratio_max=jnp.max(ratio, where=keep, initial=-jnp.inf))
 
-    return Part(
-        no_state, update, "policy_diagnostics", reads=("current.log_prob", "log_prob", "mask"), place="after_sampler"
+    return stateless(
+        update, name="policy_diagnostics", reads=("current.log_prob", "log_prob", "mask"), place="after_sampler"
     )
 
 
@@ -245,10 +245,10 @@ def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy")
     coef = check_number("entropy_bonus", "coef", coef, 0)
     check_count("entropy_bonus", "num_samples", num_samples)
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch, context: Context) -> Batch:
         entropy = entropy_of(batch.current.distribution, context.key, num_samples)
         batch = batch.add_loss(name, (-at(coef, context.step) * entropy).astype(entropy.dtype))
-        return batch.add_metrics(**{name: masked_mean(entropy, batch.mask)}), state
+        return batch.add_metrics(**{name: masked_mean(entropy, batch.mask)})
 
     return loss_part("entropy_bonus", update, reads=("current.distribution",))
 
@@ -271,15 +271,14 @@ def loss_weight(*names: str) -> Part:
     if not names or not all(isinstance(name, str) for name in names):
         raise UserTypeError(f'loss_weight: name the losses to weight, e.g. loss_weight("policy"), got {names!r}')
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch) -> Batch:
         found = {name: named_loss("loss_weight", batch, name) for name in names}
         weighed = {name: loss * _weight_of(batch, name, loss) for name, loss in found.items()}
-        return batch.replace(losses={**batch.losses, **weighed}), state
+        return batch.replace(losses={**batch.losses, **weighed})
 
-    return Part(
-        no_state,
+    return stateless(
         update,
-        "loss_weight",
+        name="loss_weight",
         requires=("losses", "weight"),
         provides=("losses",),
         reads=(),
@@ -335,18 +334,21 @@ def require_critic(where: str, batch: Batch) -> None:
 
 def loss_part(
     where: str,
-    update: Callable[[Batch, Any, Context], tuple[Batch, Any]],
+    update: Callable[..., Any],
     *,
-    requires: tuple[str, ...] = (),
-    reads: tuple[str, ...],
-    init: Callable[..., Any] = no_state,
-    needs_time: bool = False,
+    init: Callable[..., Any] | None = None,
     finish: Callable[[Batch, Any, Context], Any] | None = None,
-    numbers: tuple[Any, ...] = (),
+    reads: tuple[str, ...],
+    **declared: Any,
 ) -> Part:
-    """Make a part that adds a loss: its place is after the sampler, and it reads the mask as well as `reads`."""
-    more: dict[str, Any] = {"finish": finish, "numbers": numbers}
-    return Part(init, update, where, requires, ("losses",), (*reads, "mask"), "after_sampler", needs_time, **more)
+    """Make a part that adds a loss: its place is after the sampler, and it reads the mask as well as `reads`.
+
+    Without `init`, `update` is a function of the batch and the context, as for `stateless`.
+    """
+    declared |= {"provides": ("losses",), "reads": (*reads, "mask"), "place": "after_sampler"}
+    if init is None:
+        return stateless(update, name=where, **declared)
+    return Part(init, update, where, finish=finish, **declared)
 
 
 def measured_loss_part(
@@ -362,8 +364,8 @@ def measured_loss_part(
 ) -> Part:
     """Make a part that adds `coef` times `loss(batch, context)`, a loss per element; see `add_measured_loss`."""
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        return add_measured_loss(batch, name, loss(batch, context), at(coef, context.step)), state
+    def update(batch: Batch, context: Context) -> Batch:
+        return add_measured_loss(batch, name, loss(batch, context), at(coef, context.step))
 
     return loss_part(where, update, requires=requires, reads=reads, needs_time=needs_time, numbers=numbers)
 

@@ -11,7 +11,7 @@ from .. import functional
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_choice, check_number
 from .._core.policy import POLICY_READS, evaluate_policy
-from .._core.types import Array, Batch, Context, EmptyState, Params, Part, no_state
+from .._core.types import Array, Batch, Context, Params, Part, stateless
 from ..distributions import Normal
 from ..functional import masked_mean
 from ..functional._common import accumulator_dtype, known_values
@@ -112,7 +112,7 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
     """
     scale = check_number("perturbed_mean", "scale", scale, 0)
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch, context: Context) -> Batch:
         policy, alpha = batch.current.distribution, at(scale, context.step)
         if not isinstance(policy, Normal):
             kind = type(policy).__name__
@@ -122,12 +122,11 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
         log_prob = perturbed.log_prob(batch.action)
         if batch.mask is not None:  # masked elements keep a ratio of 1, as in the policy itself
             log_prob = jnp.where(batch.mask.astype(bool), log_prob, batch.current.log_prob)
-        return batch.replace(current=batch.current._replace(log_prob=log_prob)), state
+        return batch.replace(current=batch.current._replace(log_prob=log_prob))
 
-    return Part(
-        no_state,
+    return stateless(
         update,
-        "perturbed_mean",
+        name="perturbed_mean",
         provides=("current.log_prob",),
         reads=("current.distribution", "current.log_prob", "action", "mask"),
         place="after_sampler",
@@ -181,7 +180,7 @@ def importance_correction(
     if bounds[0] is not None and bounds[1] is not None and bounds[0] > bounds[1]:
         raise UserValueError(f"{where}: low must not exceed high, got low={low!r} and high={high!r}")
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch, context: Context) -> Batch:
         most, least = at(high, context.step), at(low, context.step)
         log_ratio = jax.lax.stop_gradient(batch.log_prob - batch.extras[reference])
         if level == "sequence":
@@ -192,12 +191,11 @@ def importance_correction(
         measured["fraction"] = masked_mean(outside.astype(weight.dtype), batch.mask)
         batch = batch.add_metrics(**{f"{name}_{key}": value for key, value in measured.items()})
         advantage = batch.advantage if batch.mask is None else jnp.where(batch.mask.astype(bool), batch.advantage, 0)
-        return batch.replace(advantage=(weight * advantage).astype(advantage.dtype)), state
+        return batch.replace(advantage=(weight * advantage).astype(advantage.dtype))
 
-    return Part(
-        no_state,
+    return stateless(
         update,
-        where,
+        name=where,
         requires=("advantage", f"extras.{reference}"),
         provides=("advantage",),
         reads=("log_prob", "mask"),
@@ -231,7 +229,7 @@ def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str
     where = "self_imitation"
     coef, value_coef = check_number(where, "coef", coef, 0), check_number(where, "value_coef", value_coef, 0)
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch, context: Context) -> Batch:
         require_critic(where, batch)
         current, scale, beta = batch.current, at(coef, context.step), at(value_coef, context.step)
         advantage = jax.lax.stop_gradient(batch.target - current.value)
@@ -239,7 +237,7 @@ def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str
         value = functional.self_imitation_value_loss(current.value, batch.target, mask=batch.mask)
         loss = (policy + beta * value).astype(policy.dtype)
         better = masked_mean((advantage > 0).astype(policy.dtype), batch.mask)
-        return add_measured_loss(batch, name, loss, scale).add_metrics(**{f"{name}_fraction": better}), state
+        return add_measured_loss(batch, name, loss, scale).add_metrics(**{f"{name}_fraction": better})
 
     reads = ("current.log_prob", "current.value")
     return loss_part(where, update, requires=("target",), reads=reads, numbers=(value_coef,))

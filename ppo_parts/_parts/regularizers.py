@@ -296,7 +296,7 @@ def smoothness_loss(
         raise UserValueError(f"{where}: give temporal, spatial or both")
     noise_scale = check_number(where, "noise_scale", noise_scale, 0)
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch, context: Context) -> Batch:
         check_no_memory(where, batch)
         sigma, loss = at(noise_scale, context.step), jnp.zeros_like(batch.log_prob)
         for term, coef in coefs.items():
@@ -308,7 +308,7 @@ def smoothness_loss(
             loss += (weight * distance).astype(distance.dtype)
             measured = masked_mean(jax.lax.stop_gradient(distance), batch.mask)
             batch = batch.add_metrics(**{f"{name}_{term}": measured})
-        return batch.add_loss(name, loss), state
+        return batch.add_loss(name, loss)
 
     requires = ("next_obs",) if "temporal" in coefs else ()
     reads, numbers = ("current.distribution", *POLICY_READS), (*coefs.values(), noise_scale)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from .. import functional
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, at, check_choice, check_number
-from .._core.types import Array, Batch, Context, EmptyState, Params, Part, no_state
+from .._core.types import Array, Batch, Context, EmptyState, Params, Part, stateless
 from ..functional import KLEstimator, masked_mean
 from ..functional._common import masked_sum
 
@@ -135,13 +135,12 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
     limit = check_number("early_stop", "limit", limit, -jnp.inf)
     check_choice("early_stop", "check", check, ("minibatch", "epoch"))
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
-        return _stop_if_above(at(limit, context.step), batch.metrics[metric], batch, context, check), state
+    def update(batch: Batch, context: Context) -> Batch:
+        return _stop_if_above(at(limit, context.step), batch.metrics[metric], batch, context, check)
 
-    return Part(
-        no_state,
+    return stateless(
         update,
-        "early_stop",
+        name="early_stop",
         requires=(f"metrics.{metric}",),
         provides=("stop",),
         reads=(),

@@ -13,7 +13,7 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_number
 from .._core.policy import POLICY_READS, evaluate_policy
 from .._core.shards import field_axes, joined, split
-from .._core.types import PER_SEGMENT, PER_STEP, Array, Batch, Context, EmptyState, Part, no_state
+from .._core.types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Part, stateless
 from .losses import measured_loss_part
 from .regularizers import check_no_memory, mode_of
 
@@ -54,7 +54,7 @@ def mirror_segments(*, observation: Callable[[Any], Any], action: Callable[[Any]
     where = "mirror_segments"
     check_mirrors(where, observation, action)
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch) -> Batch:
         if batch.carry is not None:
             raise UserValueError(f"{where}: the policy has a memory, whose state after mirrored segments is not known")
         if batch.behavior is not None:
@@ -74,10 +74,10 @@ def mirror_segments(*, observation: Callable[[Any], Any], action: Callable[[Any]
             name: jax.tree.map(lambda x, y, axis=axis: both(x, y, axis), getattr(batch, name), getattr(mirrored, name))
             for name, axis in field_axes(batch).items()
         }
-        return batch.replace(**fields), state
+        return batch.replace(**fields)
 
     written = tuple(name for name in (*PER_STEP, *PER_SEGMENT) if name not in ("behavior", "carry", "reset"))
-    return Part(no_state, update, where, requires=("advantage",), provides=written, place="before_sampler")
+    return stateless(update, name=where, requires=("advantage",), provides=written, place="before_sampler")
 
 
 def mirror_loss(

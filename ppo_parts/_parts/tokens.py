@@ -11,7 +11,7 @@ import numpy as np
 from .. import functional
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_choice, check_count, check_ddof, check_number
-from .._core.types import Array, Batch, Context, EmptyState, Part, field_at, no_state
+from .._core.types import Array, Batch, Context, Part, field_at, stateless
 from ..functional import masked_mean
 from ..functional._common import known_values
 from ..functional._groups import per_sequence
@@ -39,7 +39,7 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
     kl_coef = check_number("outcome_reward", "kl_coef", kl_coef, 0)
     free = not callable(kl_coef) and not isinstance(kl_coef, jax.Array) and kl_coef == 0
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch, context: Context) -> Batch:
         coef = at(kl_coef, context.step)
         reward = functional.outcome_reward(
             field_at(batch, f"per_segment.{score}"),
@@ -48,12 +48,11 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
             kl_coef=coef,
             mask=batch.mask,
         )
-        return batch.replace(reward=reward), state
+        return batch.replace(reward=reward)
 
-    return Part(
-        no_state,
+    return stateless(
         update,
-        "outcome_reward",
+        name="outcome_reward",
         requires=(f"per_segment.{score}", *(() if free else (f"extras.{reference}",))),
         provides=("reward",),
         reads=("log_prob", "mask"),
@@ -83,16 +82,15 @@ def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
     """
     gamma = check_number("reward_to_go", "gamma", gamma, 0, 1)
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch, context: Context) -> Batch:
         discount = at(gamma, context.step)
         flags = {"terminated": batch.terminated, "truncated": batch.truncated, "mask": batch.mask}
         advantage = functional.reward_to_go(batch.reward, gamma=discount, **flags)
-        return batch.replace(advantage=advantage), state
+        return batch.replace(advantage=advantage)
 
-    return Part(
-        no_state,
+    return stateless(
         update,
-        "reward_to_go",
+        name="reward_to_go",
         requires=("reward",),
         provides=("advantage",),
         reads=("terminated", "truncated", "mask"),
@@ -158,7 +156,7 @@ def group_advantage(
 
     check_group(size or 2)
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch, context: Context) -> Batch:
         keep = jnp.ones_like(batch.log_prob, bool) if batch.mask is None else batch.mask.astype(bool)
         if keep.ndim != 2:
             raise UserValueError(f"{where}: the batch must have the axes [T, N] only, got shape {keep.shape}")
@@ -179,14 +177,13 @@ def group_advantage(
         )
         batch = batch.add_metrics(zero_advantage=masked_mean((advantage == 0).astype(advantage.dtype), some))
         whole = jnp.where(keep, advantage, 0).astype(batch.log_prob.dtype)
-        return batch.replace(advantage=whole), state
+        return batch.replace(advantage=whole)
 
     entries = [name for name in (group if size is None else None, score) if name is not None]
     entries += ["baseline"] * (baseline == "given")
-    return Part(
-        no_state,
+    return stateless(
         update,
-        where,
+        name=where,
         requires=(*(f"per_segment.{name}" for name in entries), *(("reward",) if score is None else ())),
         provides=("advantage",),
         reads=("log_prob", "mask"),
@@ -228,21 +225,20 @@ def aggregate(
     if length is not None:
         length = check_number(where, "length", length, 0, open_low=True)
 
-    def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
+    def update(batch: Batch, context: Context) -> Batch:
         tokens = named_loss(where, batch, loss)
         if by == "token_mean":
-            return batch.replace(losses=dict(batch.losses)), state
+            return batch.replace(losses=dict(batch.losses))
         losses = {name: x for name, x in batch.losses.items() if name != loss}
         if jnp.shape(tokens) != jnp.shape(batch.log_prob):
             raise UserValueError(f"{where}: the loss {loss!r} is not per element: it has shape {jnp.shape(tokens)}")
         now = None if length is None else at(length, context.step)
         reduced = per_sequence(where, tokens, by, now, batch.mask).astype(tokens.dtype)
-        return batch.replace(losses=losses).add_loss(loss, reduced, per="segment"), state
+        return batch.replace(losses=losses).add_loss(loss, reduced, per="segment")
 
-    return Part(
-        no_state,
+    return stateless(
         update,
-        where,
+        name=where,
         requires=("losses",),
         provides=("losses",),
         reads=("mask",),

@@ -15,8 +15,9 @@ from jax import experimental
 
 from .. import functional
 from .._base.trees import without_weak_types
-from .._core.chain import chain, reads_field
+from .._core.chain import chain
 from .._core.types import Array, Batch, Context, Current, Divider, Part, with_field_at
+from .._core.wiring import reads_field
 from .._parts.samplers import given_indices
 from ._example import FLOATS, poisoned, with_current
 
