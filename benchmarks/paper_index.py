@@ -1,6 +1,6 @@
 """Chains of papers, as modifications of `ppo()`, that `python -m benchmarks papers` compares with it.
 
-A docstring gives the reference, and what the paper changes. All work with the plain policy, and were measured
+A docstring gives the reference, and what differs from the plain chain. All work with the plain policy, and were measured
 (docs/papers.md); docs/gallery has these changes and many more.
 """
 
@@ -52,7 +52,7 @@ def clipped(*links, rate):
 def schulman_2017():
     """Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347.
 
-    Clips the importance ratio, so that several epochs over one rollout do not move the policy too far.
+    Advantages as they are, and no clip of the value loss.
     """
     return ppo(normalize=NONE, critic=pp.value_loss(coef=1.0))
 
@@ -60,7 +60,7 @@ def schulman_2017():
 def heess_2017():
     """Heess et al. 2017, Emergence of Locomotion Behaviours in Rich Environments, arXiv:1707.02286.
 
-    Replaces the clip by a penalty on the divergence, whose coefficient adapts to keep the divergence near a target.
+    A penalty on the divergence, adapted to a target, instead of the clip.
     """
     return ppo(pp.kl_penalty(coef=1.0, target_kl=0.01), surrogate=UNCLIPPED)
 
@@ -68,7 +68,7 @@ def heess_2017():
 def wang_2019():
     """Wang et al. 2019, Truly Proximal Policy Optimization, arXiv:1903.07940.
 
-    Rolls back: beyond the clip range, the slope of the objective is negative instead of 0 (PPO-RB).
+    Beyond the clip range, the objective falls (PPO-RB).
     """
     return ppo(surrogate=pp.policy_loss(F.rollback_surrogate, clip_eps=0.2, slope=0.3))
 
@@ -76,7 +76,7 @@ def wang_2019():
 def ye_2020():
     """Ye et al. 2020, Mastering Complex Control in MOBA Games with Deep Reinforcement Learning, arXiv:1912.09729.
 
-    Bounds the loss of actions with a negative advantage, whose ratio PPO does not clip above 1.
+    A bound on the loss where the advantage is negative (dual clip).
     """
     return ppo(surrogate=pp.clipped_surrogate(clip_eps=0.2, dual_clip=3.0))
 
@@ -84,7 +84,7 @@ def ye_2020():
 def xie_2024():
     """Xie et al. 2024, Simple Policy Optimization, arXiv:2401.16025.
 
-    Replaces the clip by a square of the ratio's deviation, weighted by the size of the advantage.
+    A square of the ratio's deviation instead of the clip (SPO).
     """
     return ppo(surrogate=pp.policy_loss(F.simple_policy_optimization, clip_eps=0.2))
 
@@ -92,7 +92,7 @@ def xie_2024():
 def lu_2022():
     """Lu et al. 2022, Discovered Policy Optimisation, arXiv:2210.05639.
 
-    Replaces the clip by a drift function, the closed form of one that was found by meta-learning.
+    A discovered drift function instead of the clip (DPO).
     """
     return ppo(surrogate=pp.policy_loss(F.discovered_policy_optimization, alpha=2.0, beta=0.6))
 
@@ -100,7 +100,7 @@ def lu_2022():
 def tomar_2020(updates=1000):
     """Tomar et al. 2020, Mirror Descent Policy Optimization, arXiv:2005.09814.
 
-    Replaces the clip by KL(current ‖ behavior) with a coefficient 1 / (1 - k / K), which grows over the K updates.
+    KL(current ‖ behavior) with a growing coefficient instead of the clip.
     """
 
     def coef(step):
@@ -112,7 +112,7 @@ def tomar_2020(updates=1000):
 def chen_2022():
     """Chen et al. 2022, The Sufficiency of Off-Policyness and Soft Clipping, arXiv:2205.10047.
 
-    Replaces the clip by a sigmoid of the ratio, and adds a penalty on the divergence (P3O).
+    A sigmoid of the ratio instead of the clip, and a penalty on the divergence (P3O).
     """
     return ppo(pp.kl_penalty(coef=1.0), surrogate=pp.policy_loss(F.sapo, tau=4.0, tau_negative=4.0))
 
@@ -120,7 +120,7 @@ def chen_2022():
 def hilton_2021():
     """Hilton et al. 2021, Batch Size-Invariance for Policy Optimization, arXiv:2110.00641.
 
-    Clips around an average of the parameters over past gradient steps instead of the behavior policy (PPO-EWMA).
+    A clip around an average of the parameters (PPO-EWMA).
     """
     return ppo(surrogate=pp.chain(pp.regularizers.proximal_average(decay=0.889), CLIPPED))
 
@@ -128,7 +128,7 @@ def hilton_2021():
 def sun_2022():
     """Sun et al. 2022, You May Not Need Ratio Clipping in PPO, arXiv:2202.00079.
 
-    Stops an update early when the mean deviation of the ratio from 1 exceeds a limit, instead of clipping (ESPO).
+    A stop at a mean deviation of the ratio instead of the clip (ESPO).
     """
 
     def deviation(batch):
@@ -142,7 +142,7 @@ def sun_2022():
 def dossa_2021():
     """Dossa et al. 2021, An Empirical Investigation of Early Stopping Optimizations in PPO, IEEE Access 9.
 
-    Ends the epochs of an update when the divergence from the behavior policy exceeds a limit.
+    A stop of the epochs at a divergence.
     """
     return ppo(pp.kl_early_stop(0.01, check="epoch"))
 
@@ -150,7 +150,7 @@ def dossa_2021():
 def farsang_2021(updates=1000):
     """Farsang and Szegletes 2021, Decaying Clipping Range in Proximal Policy Optimization, arXiv:2102.10456.
 
-    Decays the clip range over the run, here linearly.
+    A clip range that decays linearly.
     """
     return ppo(surrogate=pp.clipped_surrogate(clip_eps=pp.linear_schedule(0.2, 0.0, updates)))
 
@@ -158,7 +158,7 @@ def farsang_2021(updates=1000):
 def haarnoja_2018():
     """Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv:1812.05905.
 
-    Adapts the coefficient of the entropy, so that the entropy stays near a target.
+    An entropy coefficient that keeps the entropy near a target.
     """
     return ppo(entropy=pp.regularizers.adaptive_entropy_bonus(target_entropy=0.5, learning_rate=3e-4, coef=0.01))
 
@@ -166,7 +166,7 @@ def haarnoja_2018():
 def engstrom_2020():
     """Engstrom et al. 2020, Implementation Matters in Deep Policy Gradients, arXiv:2005.12729.
 
-    Removes code-level optimizations one by one; here the clipped value loss.
+    No clip of the value loss.
     """
     return ppo(critic=pp.value_loss(coef=0.5))
 
@@ -174,7 +174,7 @@ def engstrom_2020():
 def andrychowicz_2021():
     """Andrychowicz et al. 2021, What Matters for On-Policy Deep Actor-Critic Methods?, arXiv:2006.05990.
 
-    Recommends recomputing advantages before each epoch, and not clipping the value loss.
+    Advantages recomputed before each epoch, and no clip of the value loss.
     """
     sampler = pp.shuffled_minibatches(num_minibatches=4, num_epochs=4, refresh="epoch")
     return ppo(sampler=sampler, critic=pp.value_loss(coef=0.5))
@@ -183,7 +183,7 @@ def andrychowicz_2021():
 def song_2023(share=0.125):
     """Song et al. 2023, Partial Advantage Estimator for Proximal Policy Optimization, arXiv:2301.10920.
 
-    Discards the advantages of the last steps of a rollout, which are the most biased; here the last eighth.
+    No advantages for the last eighth of a rollout, which are the most biased.
     """
 
     def discard(batch):
@@ -197,7 +197,7 @@ def song_2023(share=0.125):
 def yuan_2025():
     """Yuan et al. 2025, What's Behind PPO's Collapse in Long-CoT? (VC-PPO), arXiv:2503.01491.
 
-    Decouples the lambdas: the critic learns from whole returns, while the policy's advantages have less variance.
+    λ = 1 for the critic (VC-PPO).
     """
     critic = pp.within(pp.gae(gamma=0.99, gae_lambda=1.0), write={"target": "target"}, name="critic")
     return ppo(estimate=(GAE, critic))
@@ -206,7 +206,7 @@ def yuan_2025():
 def schaul_2016():
     """Schaul et al. 2016, Prioritized Experience Replay, arXiv:1511.05952.
 
-    Draws samples with large errors more often, and corrects by importance weights; here segments of the rollout.
+    Segments drawn by priority, with importance weights.
     """
     sampler = pp.prioritized_sampler(num_minibatches=4, num_epochs=4, alpha=0.6, beta=0.4)
     return ppo(sampler=sampler, normalize=pp.chain(NORMALIZED, pp.advantage_weight()))
@@ -215,7 +215,7 @@ def schaul_2016():
 def huber_1964():
     """Huber 1964, Robust Estimation of a Location Parameter, Annals of Mathematical Statistics 35.
 
-    The loss of the critic grows linearly for large errors, so that outliers do not dominate.
+    A value loss that grows linearly for large errors, not clipped.
     """
     return ppo(critic=pp.critics.critic_loss(F.huber_value_loss, delta=1.0, coef=0.5))
 
@@ -223,7 +223,7 @@ def huber_1964():
 def flet_berliac_2021():
     """Flet-Berliac et al. 2021, Learning Value Functions Using Residual Variance (AVEC), arXiv:2010.04440.
 
-    The critic minimizes the variance of its error instead of the mean square, so that a constant bias does not count.
+    The variance of the critic's error instead of its mean square (AVEC), not clipped.
     """
 
     def residual_variance(value, target, mask=None):
@@ -236,7 +236,7 @@ def flet_berliac_2021():
 def hafner_2023():
     """Hafner et al. 2023, Mastering Diverse Domains through World Models (DreamerV3), arXiv:2301.04104.
 
-    Divides advantages by a running range of the returns, from the 5th to the 95th percentile, if that exceeds 1.
+    Advantages divided by a running range of the returns (DreamerV3).
     """
 
     def update(batch, scale, context):
@@ -252,7 +252,7 @@ def hafner_2023():
 def ellis_2024(rate=2.5e-4):
     """Ellis et al. 2024, Adam on Local Time: Addressing Nonstationarity in RL (Adam-Rel), arXiv:2412.17113.
 
-    Resets Adam's step count, but not its moments, at the start of each update.
+    Adam's step count starts again in each update (Adam-Rel).
     """
 
     def update(updates, state, params=None, *, step, **extra):
@@ -268,7 +268,7 @@ def ellis_2024(rate=2.5e-4):
 def dohare_2023(rate=2.5e-4):
     """Dohare et al. 2023, Overcoming Policy Collapse in Deep Reinforcement Learning, EWRL 16.
 
-    Gives both of Adam's averages the same decay, so that its steps stay small when gradients change.
+    The same decay for both of Adam's averages.
     """
     return Setup(ppo(), optimizer=clipped(adam(b1=0.99, b2=0.99), rate=rate))
 

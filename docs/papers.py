@@ -13,7 +13,7 @@ from benchmarks import paper_index as index
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, RECORDS = ROOT / "docs" / "papers.md", ROOT / "benchmarks" / "results" / "papers"
-HEADER = ("paper", "what it changes", "return over training", "return after training")
+HEADER = ("paper", "what differs from the plain chain", "return over training", "return after training")
 MEASURES = ("return_over_training", "evaluation_return")
 
 
