@@ -1,7 +1,7 @@
 """Chains of papers, as modifications of `ppo()`, that `python -m benchmarks papers` compares with it.
 
-A docstring gives the reference, and what differs from the plain chain. All work with the plain policy, and were measured
-(docs/papers.md); docs/gallery has these changes and many more.
+A docstring gives the reference, and what differs from the plain chain. All work with the plain policy.
+docs/papers.md has what was measured; docs/gallery has these changes and many more.
 """
 
 from __future__ import annotations
