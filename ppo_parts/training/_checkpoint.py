@@ -53,8 +53,10 @@ class Checkpoints:
         except FileNotFoundError:
             return []
 
-    def save(self, step: int, state: Any, *, best: int | None = None) -> None:
+    def save(self, step: int, state: Any, *, best: int | None = None, note: str = "") -> None:
         """Write `state` as checkpoint `step`; on return it is on the disk. The state may contain keys and empty arrays.
+
+        `note` is any text, which `restore_with_note` returns.
 
         Afterwards older checkpoints are removed, except for the latest `keep` and `best`. If the disk is full, they are
         removed first; the latest one always stays.
@@ -65,7 +67,8 @@ class Checkpoints:
         check_count("Checkpoints.save", "step", step, 0)
         arrays = {name: x for name, x in _named(state).items() if x.size}
         arrays[NUMBER] = np.asarray(step, np.int64)
-        arrays[CONFIGURATION] = _as_array(self._configuration)
+        arrays[CONFIGURATION] = _as_array(f"configuration {self._configuration}")
+        arrays |= {NOTE: _as_array(note)} if note else {}
         arrays[CHECKSUM] = _checksum(arrays)
         try:
             self._write(step, arrays)
@@ -75,7 +78,7 @@ class Checkpoints:
             if not surplus or not _is_full(error):
                 raise RunFolderError(f"{self.directory / str(step)} could not be written: {_short(error)}") from error
             self._remove(surplus)
-            return self.save(step, state, best=best)
+            return self.save(step, state, best=best, note=note)
         if self._keep is not None:
             self._remove(self._surplus(self._keep, best))
 
@@ -92,6 +95,10 @@ class Checkpoints:
             RunFolderError: no checkpoint can be read.
             ValueError: it was made with another configuration; the message names the differences.
         """
+        return self.restore_with_note(like, step)[:2]
+
+    def restore_with_note(self, like: Any, step: int | None = None) -> tuple[int, Any, str]:
+        """Return the number, the state and the note of a checkpoint; see `restore`."""
         steps = self.steps()
         if step is not None and step not in steps:
             there = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
@@ -110,9 +117,10 @@ class Checkpoints:
                 warnings.warn(
                     f"damaged checkpoint in {self.directory}, going back to {number}; {'; '.join(failures)}",
                     RuntimeWarning,
-                    stacklevel=2,
+                    stacklevel=3,
                 )
-            return number, _fitted(like, found, f"{self.directory / str(number)}")
+            note = bytes(found.pop(NOTE, b"")).decode()
+            return number, _fitted(like, found, f"{self.directory / str(number)}"), note
         raise RunFolderError(f"no checkpoint in {self.directory} can be read; {'; '.join(failures)}")
 
     def set_aside(self, step: int, place: Path) -> None:
@@ -149,7 +157,7 @@ class Checkpoints:
         stored, configuration = found.pop(NUMBER, None), found.pop(CONFIGURATION, None)
         if stored != number:
             raise ValueError(f"it was renamed or copied: it is checkpoint {stored}")
-        if self._configuration and not np.array_equal(configuration, _as_array(self._configuration)):
+        if self._configuration and not np.array_equal(configuration, _as_array(f"configuration {self._configuration}")):
             raise ValueError("it is of a run with another configuration than config.json says")
         return found
 
@@ -186,10 +194,11 @@ class Checkpoints:
 ITEM = "state"
 PARTIAL = ".orbax-checkpoint-tmp"
 NUMBER, CONFIGURATION, CHECKSUM = "number of the checkpoint", "configuration of the run", "checksum of the rest"
+NOTE = "note"
 
 
 def _as_array(word: str) -> np.ndarray:
-    return np.frombuffer(f"configuration {word}".encode(), np.uint8)
+    return np.frombuffer(word.encode(), np.uint8)
 
 
 def _checksum(arrays: dict[str, Any]) -> np.ndarray:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import typing
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,8 +17,8 @@ from ._checkpoint import Checkpoints
 from ._config_file import digest, stored_config, stored_run
 from ._errors import RunFolderError, RunNotFoundError
 from ._evaluate import EVALUATION
-from ._files import to_path
-from ._metrics_file import Row, best_update, column, read_log
+from ._files import parse_json, to_path
+from ._metrics_file import Best, Log, Row, read_rows, scan
 from ._options import checkpoint_interval, stored_options
 from ._recipe import check_trusted, import_recipe
 from ._train import Train, TrainState
@@ -48,8 +49,11 @@ class RunFolder:
             self.path / "checkpoints", keep=self.options.keep_checkpoints, configuration=digest(self.stored)
         )
 
-    def restore(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
-        """Restore a checkpoint ("latest", "best" or a number); return its number of updates and its state.
+    def restore(self, train: Train, which: str | int = "latest") -> tuple[int, Any, list[Row]]:
+        """Restore a checkpoint ("latest", "best" or a number).
+
+        Returns:
+            Its number of updates, its state, and those of the updates before it that the log may lack.
 
         Raises:
             RunNotFoundError: the checkpoint does not exist. RunFolderError: it cannot be read.
@@ -61,7 +65,8 @@ class RunFolder:
             if not steps:
                 raise RunNotFoundError(f"{self.path} has no checkpoints")
             try:
-                return checkpoints.restore(like, self._number(which, steps, train.num_updates))
+                update, state, note = checkpoints.restore_with_note(like, self._number(which, steps, train.num_updates))
+                return update, state, parse_json(note) if note else []
             except RunFolderError:
                 if checkpoints.steps() == steps:
                     raise
@@ -74,7 +79,8 @@ class RunFolder:
             if isinstance(which, bool) or not isinstance(which, int):
                 raise UserValueError(f"checkpoint={which!r} must be 'latest', 'best' or the number of an update")
             return which
-        found = self.best_of(steps, read_log(self.log_path).rows, num_updates)
+        judged = self.judged(steps, num_updates)
+        found = None if judged is None else judged.of(steps)
         if found is None:
             metric = self.options.best_metric
             reason = "it was run without best_metric" if metric is None else f"{metric} is unknown"
@@ -82,33 +88,46 @@ class RunFolder:
             raise UserValueError(f"{self.path} has no best checkpoint: {reason}; there are {there}")
         return found[0]
 
-    def best_of(self, steps: list[int], rows: list[Row], num_updates: int) -> tuple[int, float] | None:
-        """Return the best of these checkpoints and the value of `best_metric` for it, if there is one.
+    def judged(self, steps: list[int], num_updates: int) -> Best | None:
+        """Judge the checkpoints by `best_metric`; None without one.
 
         The value is that of the evaluation at the checkpoint, or the mean since the previous checkpoint. Checkpoints
         that were saved at irregular times, for example because of a signal, are not compared.
         """
-        options = self.options
-        if options.best_metric is None:
+        metric = self.options.best_metric
+        if metric is None:
             return None
-        if options.best_metric.startswith(EVALUATION):
-            return best_update(rows, steps, options.best_metric, mode=options.best_mode)
-        every = checkpoint_interval(options, num_updates)
-        regular = [step for step in steps if step % every == 0 or step == num_updates]
-        return best_update(rows, regular, options.best_metric, mode=options.best_mode, window=every)
+        best = Best(metric, self.options.best_mode, self._window(num_updates))
+        best.add(read_rows(self.log_path), self.comparable(steps, num_updates))
+        return best
 
-    def rows(self, update: int) -> list[Row]:
-        """Return the rows of the updates before a checkpoint, with a warning if the log lacks some of them."""
-        log = read_log(self.log_path, before=update)
-        if len(log.rows) < update:
+    def comparable(self, steps: Iterable[int], num_updates: int) -> list[int]:
+        """Return those of the checkpoints that are compared."""
+        every = self._window(num_updates)
+        return [step for step in steps if step % every == 0 or step == num_updates]
+
+    def _window(self, num_updates: int) -> int:
+        evaluated = str(self.options.best_metric).startswith(EVALUATION)
+        return 1 if evaluated else checkpoint_interval(self.options, num_updates)
+
+    def rows(self, update: int, pending: list[Row]) -> Iterator[Row]:
+        """Yield the rows before a checkpoint, with its `pending` updates; warn if the log lacks some of them."""
+        log = scan(self.log_path, before=update)
+        lacking = unwritten(log, pending)
+        if log.update + len(lacking) < update:
             state = "is damaged and has only" if self.log_path.exists() else "is missing, and with it all"
-            held = f" {len(log.rows)}" if self.log_path.exists() else ""
+            held = f" {log.update}" if self.log_path.exists() else ""
             warnings.warn(
                 f"{self.log_path} {state}{held} of the {update} updates before the checkpoint, which is sound",
                 RuntimeWarning,
                 stacklevel=3,
             )
-        return log.rows
+        return itertools.chain(read_rows(self.log_path, before=update), lacking)
+
+
+def unwritten(log: Log, pending: list[Row]) -> list[Row]:
+    """Return the updates that a log does not have."""
+    return [row for row in pending if row["update"] >= log.update]
 
 
 class LoadedRun(NamedTuple):
@@ -119,7 +138,8 @@ class LoadedRun(NamedTuple):
         train: the result of `make_train(config)`.
         state: the whole state; with several seeds, the seeds are its first axis.
         metrics: every metric up to this update by name, `[update]` or `[update, seeds]`; NaN where it was not measured
-            or its row is lost. Empty if the whole log is lost.
+            or its row is lost. Empty if the whole log is lost. Where a row summarizes several updates, it stands at the
+            last of them.
         update: number of updates.
     """
 
@@ -163,10 +183,14 @@ def load(
         make_train = import_recipe(run.stored.get("recipe"), run.path)
     config = stored_config(_config_type(make_train), run.stored)
     train = make_train(config)
-    update, state = run.restore(train, checkpoint)
-    known = {row["update"]: row for row in run.rows(update)}
-    rows = [known.get(i, {}) for i in range(update)] if known else []
-    return LoadedRun(config, train, state, {name: column(rows, name) for name in sorted(set().union(*rows))}, update)
+    update, state, pending = run.restore(train, checkpoint)
+    metrics: dict[str, np.ndarray] = {}
+    for row in run.rows(update, pending):
+        for name, x in row.items():
+            if name not in metrics:
+                metrics[name] = np.full((update, *np.shape(x)), np.nan)
+            metrics[name][row["update"]] = np.asarray(x, float)
+    return LoadedRun(config, train, state, dict(sorted(metrics.items())), update)
 
 
 def _config_type(make_train: Callable[[Any], Train]) -> type:

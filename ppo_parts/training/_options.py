@@ -73,6 +73,11 @@ class RunOptions:
         at_least(1),
         "updates averaged into a record of TensorBoard or Weights & Biases; by default 1/200 of the run",
     ] = None
+    metrics_every: Annotated[
+        int | None,
+        at_least(1),
+        "updates that a row of metrics.jsonl summarizes; by default as many as give 100,000 rows, at least one",
+    ] = None
     on_nonfinite: Annotated[
         Literal["stop", "skip"], "if a number is not finite: stop the run, or skip the update and count it"
     ] = "stop"
@@ -118,6 +123,11 @@ def checkpoint_interval(options: RunOptions, num_updates: int) -> int:
 def log_interval(options: RunOptions, num_updates: int) -> int:
     """Return how many updates a record summarizes."""
     return max(1, num_updates // 200) if options.log_every is None else options.log_every
+
+
+def row_interval(options: RunOptions, num_updates: int) -> int:
+    """Return how many updates a row of `metrics.jsonl` summarizes."""
+    return -(-num_updates // 100_000) if options.metrics_every is None else options.metrics_every
 
 
 def validate(options: RunOptions, train: Train) -> RunOptions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from .._base.extras import require_package
 from ._evaluate import EVALUATION
-from ._metrics_file import Row, column
+from ._metrics_file import Row
 from ._options import RunOptions, log_interval
 from ._train import NONFINITE, Train
 
@@ -82,27 +82,38 @@ class Records:
     Args:
         train: the run.
         options: the options of the run.
-        rows: rows of the updates that are done.
+        tail: `tail(first)` yields the rows of the updates from `first` on that are done.
         done: number of updates that are done.
         destination: where the records go.
     """
 
-    def __init__(self, train: Train, options: RunOptions, rows: list[Row], done: int, destination: Destination) -> None:
+    def __init__(
+        self,
+        train: Train,
+        options: RunOptions,
+        tail: Callable[[int], Iterable[Row]],
+        done: int,
+        destination: Destination,
+    ) -> None:
         self._log_every, self._num_updates = log_interval(options, train.num_updates), train.num_updates
         self._steps = train.steps_per_update * options.num_seeds
         self._destination = destination
+        self._updates: int
+        self._sums: dict[str, tuple[float, int]]
         self._began = time.perf_counter()
-        self._pending: list[Row] = []
-        for row in rows[-self._log_every :]:
-            self._pending = [] if self._ends_record(row) else [*self._pending, row]
+        self._begin()
+        for row in tail(done - done % self._log_every):
+            self._add(row)
+            if self._ends_record(row):
+                self._begin()
 
     def __call__(self, rows: list[Row]) -> None:
         """Write the records that end in new rows."""
         for row in rows:
-            self._pending.append(row)
+            self._add(row)
             if self._ends_record(row):
                 self._destination.write(self._record(), row["env_steps"])
-                self._pending = []
+                self._begin()
         self._destination.flush()
 
     def close(self) -> None:
@@ -114,11 +125,21 @@ class Records:
         evaluated = any(name.startswith(EVALUATION) for name in row)
         return done % self._log_every == 0 or done == self._num_updates or evaluated
 
+    def _begin(self) -> None:
+        self._updates, self._sums = 0, {}
+
+    def _add(self, row: Row) -> None:
+        self._updates += 1
+        for name, x in row.items():
+            known = np.isfinite(x := np.asarray(x, float))
+            total, number = self._sums.get(name, (0.0, 0))
+            self._sums[name] = total + float(np.sum(x, where=known)), number + int(np.sum(known))
+
     def _record(self) -> dict[str, float]:
-        rows, now = self._pending, time.perf_counter()
-        names = sorted(set().union(*rows) - {"update", "env_steps"})
-        means = {tag(name): x for name in names if np.isfinite(x := _mean(column(rows, name)))}
-        speed, self._began = len(rows) * self._steps / (now - self._began), now
+        now = time.perf_counter()
+        names = sorted(self._sums.keys() - {"update", "env_steps"})
+        means = {tag(name): self._sums[name][0] / self._sums[name][1] for name in names if self._sums[name][1]}
+        speed, self._began = self._updates * self._steps / (now - self._began), now
         return {**means, "time/steps_per_second": speed}
 
 
@@ -206,8 +227,3 @@ class WeightsAndBiases:
     def close(self) -> None:
         """Finish the run, which uploads what is left."""
         self._run.finish()
-
-
-def _mean(x: np.ndarray) -> float:
-    known = x[np.isfinite(x)]
-    return float(known.mean()) if known.size else np.nan

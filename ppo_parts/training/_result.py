@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from ._device import device_name
 from ._evaluate import EVALUATION
 from ._files import replacing, to_path
 from ._messages import logger
-from ._metrics_file import Row, column
+from ._metrics_file import Row
 from ._statistics import interval, summary
 from ._train import NONFINITE, Train, last_episodes_return
 
@@ -30,11 +31,53 @@ def beginning_of_result(train: Train, config: Any, num_seeds: int, done: int) ->
     }
 
 
-def result_of_metrics(rows: list[Row]) -> dict[str, Any]:
+class Curve(NamedTuple):
+    """What the result and the picture need of the rows: `[rows]`, or `[rows, seeds]`; NaN where not measured.
+
+    Attributes:
+        env_steps: environment steps after each row.
+        returns, episodes: the mean return of the episodes that ended, and their number.
+        evaluation: the mean return of evaluations.
+        skipped: the numbers of minibatches without effect, and of all.
+    """
+
+    env_steps: np.ndarray
+    returns: np.ndarray
+    episodes: np.ndarray
+    evaluation: np.ndarray
+    skipped: tuple[float, float]
+
+
+def curve_of(rows: Iterable[Row]) -> Curve | None:
+    """Take from the rows, one after another, what the result and the picture need; None if there are none."""
+    names = ("env_steps", "episode_return", "episodes", EVALUATION + "episode_return")
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    lost = total = 0.0
+    for row in rows:
+        for name in names:
+            columns[name].append(np.asarray(row.get(name, np.nan), float))
+        bad = sum(np.nan_to_num(np.asarray(x, float)) for name, x in row.items() if NONFINITE in name)
+        minibatches = sum(
+            np.nan_to_num(np.asarray(x, float)) for name, x in row.items() if name.split("/")[-1] == "minibatches"
+        )
+        lost, total = lost + float(np.sum(np.where(bad, minibatches, 0))), total + float(np.sum(minibatches))
+    if not columns["env_steps"]:
+        return None
+    env_steps, returns, episodes, evaluation = map(_stacked, columns.values())
+    return Curve(env_steps, returns, episodes, evaluation, (lost, total))
+
+
+def _stacked(values: list[np.ndarray]) -> np.ndarray:
+    shape = max((np.shape(x) for x in values), key=len)  # a missing one is a single NaN
+    return np.stack([np.broadcast_to(x, shape) for x in values])
+
+
+def result_of(curve: Curve) -> dict[str, Any]:
     """Return the part of the result that follows from the metrics of all updates."""
-    returns, episodes = column(rows, "episode_return"), column(rows, "episodes")
-    last = last_episodes_return(returns.T, episodes.T)
-    return {"last_100_episodes_return": summary(np.asarray(last)), **skipped(rows)}
+    last = last_episodes_return(curve.returns.T, np.nan_to_num(curve.episodes).T)
+    lost, total = curve.skipped
+    skipped = {"skipped_minibatches": int(lost), "skipped_share": lost / total} if lost else {}
+    return {"last_100_episodes_return": summary(np.asarray(last)), **skipped}
 
 
 def timing_of(env_steps: int, seconds: float) -> dict[str, Any]:
@@ -45,15 +88,6 @@ def timing_of(env_steps: int, seconds: float) -> dict[str, Any]:
         "steps_per_second": env_steps / seconds,
         "device": device_name(),
     }
-
-
-def skipped(rows: list[Row]) -> dict[str, Any]:
-    """Count the minibatches without effect, because their update had non-finite numbers, and compute their share."""
-    names = sorted(set().union(*rows))
-    bad = sum(np.nan_to_num(column(rows, name)) for name in names if NONFINITE in name)
-    minibatches = sum(np.nan_to_num(column(rows, name)) for name in names if name.split("/")[-1] == "minibatches")
-    lost, total = float(np.sum(np.where(bad, minibatches, 0))), float(np.sum(minibatches))
-    return {"skipped_minibatches": int(lost), "skipped_share": lost / total} if lost else {}
 
 
 def evaluation_of(played: dict[str, Any], episodes: int) -> dict[str, Any]:
@@ -68,14 +102,12 @@ def evaluation_of(played: dict[str, Any], episodes: int) -> dict[str, Any]:
     }
 
 
-def draw(path: Path, rows: list[Row], title: str) -> dict[str, str]:
+def draw(path: Path, curve: Curve, title: str) -> dict[str, str]:
     """Draw the learning curve, if any episode ended, and return its path."""
-    returns = column(rows, "episode_return")
-    if not np.isfinite(returns).any():
+    if not np.isfinite(curve.returns).any():
         return {}
-    played = EVALUATION + "episode_return"
-    evaluation = column(rows, played) if any(played in row for row in rows) else None
-    plot_curve(path, column(rows, "env_steps"), returns, title, evaluation=evaluation)
+    evaluation = curve.evaluation if np.isfinite(curve.evaluation).any() else None
+    plot_curve(path, curve.env_steps, curve.returns, title, evaluation=evaluation)
     return {"curve": str(path)}
 
 
@@ -145,7 +177,7 @@ def plot_curve(
         axes.plot(env_steps[at], played[at], color="C1", marker=".", linewidth=0.8, label="evaluation")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, loc="best")
-    axes.set(xlabel="environment steps", ylabel=f"episode return (mean over {window} updates)", title=title)
+    axes.set(xlabel="environment steps", ylabel=f"episode return (running mean of {window})", title=title)
     axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)

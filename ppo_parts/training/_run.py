@@ -23,7 +23,7 @@ from ._options import RunOptions, checkpoint_interval, validate
 from ._processes import agree, broadcast_first, is_first, noticing_losses, together
 from ._program import Program
 from ._progress import Destination, OnRows, ProgressBar, Records, StopRun, TensorBoard, WeightsAndBiases
-from ._result import announce, beginning_of_result, draw, evaluation_of, result_of_metrics, timing_of
+from ._result import announce, beginning_of_result, curve_of, draw, evaluation_of, result_of, timing_of
 from ._signals import Interrupt
 from ._train import NONFINITE, Train
 from ._writer import Follower, RunWriter, open_run
@@ -101,9 +101,9 @@ def run(
         best = folder.best()
         if best is not None:
             result["best"] = {"metric": options.best_metric, "update": best[0], "value": best[1]}
-        if rows := folder.log.rows:
-            result |= result_of_metrics(rows)
-            result |= draw(folder.path / "curve.png", rows, title=str(getattr(config, "env_id", "")))
+        if (curve := curve_of(folder.tail(0))) is not None:
+            result |= result_of(curve)
+            result |= draw(folder.path / "curve.png", curve, title=str(getattr(config, "env_id", "")))
         if done > begun:
             env_steps = (done - begun) * train.steps_per_update * options.num_seeds
             result["timing"] = timing_of(env_steps, loop.seconds)
@@ -243,7 +243,7 @@ class Loop:
                 config = self.folder.stored["config"]
                 destinations.append(WeightsAndBiases(self.folder.path, config, self.options.track_project))
             for destination in destinations:
-                records = Records(self.train, self.options, self.folder.log.rows, done, destination)
+                records = Records(self.train, self.options, self.folder.tail, done, destination)
                 listeners.append(stack.enter_context(closing(records)))
             yield listeners if self.on_rows is None else [*listeners, self.on_rows]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from .._base.errors import UserValueError
 from ..envs._registry import without_settings
 from ._config_file import changes, check_unchanged, describe, listed, stored_run
 from ._errors import RunExistsError, RunFolderError, RunNotFoundError
-from ._files import parse_json, write_json
-from ._folder import RunFolder
+from ._files import parse_json, plain, write_json
+from ._folder import RunFolder, unwritten
 from ._messages import logger
-from ._metrics_file import Log, MetricsFile, Row, read_log, write_rows
-from ._options import RunOptions, kept_options
+from ._metrics_file import Best, Log, MetricsFile, Row, Thinning, read_rows, scan, write_rows
+from ._options import RunOptions, kept_options, row_interval
 from ._train import Train
 
 
@@ -48,7 +49,7 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[RunWrit
         if options.resume is None:
             check_unused(path)
             write_json(path / "config.json", stored)
-        with contextlib.closing(RunWriter(path, stored, options, train.num_updates)) as folder:
+        with contextlib.closing(RunWriter(path, stored, options, train)) as folder:
             yield folder
 
 
@@ -69,10 +70,14 @@ class RunWriter(RunFolder):
     cannot continue from are moved to `aside/`.
     """
 
-    def __init__(self, path: Path, stored: dict[str, Any], options: RunOptions, num_updates: int) -> None:
+    def __init__(self, path: Path, stored: dict[str, Any], options: RunOptions, train: Train) -> None:
         super().__init__(path, stored)
         self.options = options
-        self._num_updates = num_updates
+        self._num_updates = train.num_updates
+        metrics: Any = train.shapes[1]
+        reductions = dict(zip(metrics.names, metrics.reductions, strict=True))
+        self._thinning = Thinning(row_interval(options, self._num_updates), self._num_updates, reductions)
+        self._best: Best | None = None
         self._log: MetricsFile | None = None
         self._checkpoints = self.checkpoints()
 
@@ -88,8 +93,11 @@ class RunWriter(RunFolder):
 
     def best(self, new: int | None = None) -> tuple[int, float] | None:
         """Return the best of the checkpoints and of a `new` one, and its value; None without a `best_metric`."""
-        steps = [*self._checkpoints.steps(), *([] if new is None else [new])]
-        return self.best_of(steps, self.log.rows, self._num_updates)
+        if self._best is None:
+            return None
+        if new is not None and self.comparable([new], self._num_updates):
+            self._best.judge(new)
+        return self._best.of([*self._checkpoints.steps(), *([] if new is None else [new])])
 
     def is_best(self, update: int) -> bool:
         """Return whether a checkpoint of this update would be the best so far."""
@@ -103,13 +111,14 @@ class RunWriter(RunFolder):
         """
         source = self.stored.get("continued_from")
         begun = bool(self._checkpoints.steps())
+        pending: list[Row] = []
         if begun:
-            done, state = self.restore(train, self.options.checkpoint)
+            done, state, pending = self.restore(train, self.options.checkpoint)
         elif source is not None:
             before = RunFolder(source["folder"])
-            done, state = before.restore(train, source["update"])
+            done, state, pending = before.restore(train, source["update"])
             self._set_aside_log()
-            write_rows(self.log_path, before.rows(done))
+            write_rows(self.log_path, before.rows(done, pending))
         elif self.options.resume is not None and self.options.checkpoint != "latest":
             raise RunNotFoundError(f"{self.path} has no checkpoints, so not {self.options.checkpoint!r} either")
         else:
@@ -118,33 +127,48 @@ class RunWriter(RunFolder):
             if later > done:
                 self._checkpoints.set_aside(later, self._aside(f"checkpoint-{later}"))
         inherited = source is not None and not begun
-        self._log = MetricsFile(self.log_path, read_log(self.log_path) if inherited else self._accepted(done))
+        log = scan(self.log_path) if inherited else self._accepted(done, pending)
+        self._log = MetricsFile(self.log_path, log, self._thinning, unwritten(log, pending))
+        self.append([])  # rows that a full disk left to the checkpoint
+        self._best = self.judged(self._checkpoints.steps(), self._num_updates)
         self._write_config()
         if inherited:
             self.save(done, state)
         return done, state
 
     def append(self, rows: list[Row]) -> None:
-        """Add rows to the log.
+        """Add the metrics of updates to the log.
 
         Raises:
             RunFolderError: it cannot be written.
         """
         try:
-            self.log.append(rows)
+            finished = self.log.append(rows)
         except OSError as error:
             raise RunFolderError(f"{self.log_path}: {error.strerror}") from error
+        if self._best is not None:
+            self._best.add(finished)
 
-    def save(self, update: int, state: Any) -> None:
-        """Write a checkpoint. The latest ones and the best one are kept.
+    def tail(self, first: int) -> Iterator[Row]:
+        """Yield the rows from update `first` on, and the updates that are not in a row yet."""
+        return itertools.chain(read_rows(self.log_path, first), self.log.pending)
+
+    def save(self, update: int, state: Any, lost: Sequence[Row] = ()) -> None:
+        """Write a checkpoint, with the updates that no row has yet. The latest ones and the best one are kept.
+
+        Args:
+            update: number of updates.
+            state: the state after them.
+            lost: updates that could not be written to the log.
 
         Raises:
             RunFolderError: it cannot be written.
         """
         if not (self.path / "config.json").exists():
             raise RunFolderError(f"{self.path} was removed")
-        found = self.best(update)
-        self._checkpoints.save(update, state, best=found and found[0])
+        found, without_row = self.best(update), [*self.log.pending, *lost]
+        note = json.dumps(plain(without_row)) if without_row else ""
+        self._checkpoints.save(update, state, best=found and found[0], note=note)
 
     @contextlib.contextmanager
     def rescuing(self, update: int, state: Any, rows: list[Row]) -> Iterator[None]:
@@ -162,26 +186,23 @@ class RunWriter(RunFolder):
             raise self._rescue(update, state, rows, error) from error
 
     def _rescue(self, update: int, state: Any, rows: list[Row], error: RunFolderError) -> RunFolderError:
-        written = self.log.rows[-1]["update"] + 1 if self.log.rows else 0
+        written = max([self.log.update, *(row["update"] + 1 for row in self.log.pending)])
         missing = [row for row in rows if row["update"] >= written]
         try:
             if not (self.log.intact() and (self.path / "config.json").exists()):
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._write_config()
-                self._set_aside_log()
-                write_rows(self.log_path, self.log.rows + missing)
+                if not self.log.intact():
+                    self._set_aside_log()
+                    self.log.recreate()
+                self.append(missing)
                 missing = []
             self._checkpoints.close()
             self._checkpoints = self.checkpoints()
-            self.save(update, state)
+            self.save(update, state, missing)
         except OSError as second:
             latest = "there is no checkpoint" if self.latest() is None else f"the latest checkpoint is {self.latest()}"
             return RunFolderError(f"{error}. The state after update {update} is lost ({second}); {latest}")
-        try:  # after the state, which matters more, and whose checkpoint may have made room
-            if missing:
-                self.log.append(missing)
-        except OSError:
-            error = RunFolderError(f"{error}. The metrics of {len(missing)} updates are lost")
         return RunFolderError(
             f"{error}. The run ends here; the state after update {update} is saved: continue with --resume {self.path}"
         )
@@ -212,23 +233,26 @@ class RunWriter(RunFolder):
     def _write_config(self) -> None:
         write_json(self.path / "config.json", {**self.stored, "run": kept_options(self.options)})
 
-    def _accepted(self, done: int) -> Log:
-        """Return the rows up to an accepted checkpoint; a log that lacks some of them is moved aside unchanged."""
-        log, whole = read_log(self.log_path, before=done), read_log(self.log_path)
-        if done and len(whole.rows) > len(log.rows):
-            write_rows(self._aside("metrics.jsonl"), whole.rows[len(log.rows) :])
-        if len(log.rows) < done:
-            self.rows(done)  # warns
-            self._set_aside_log()
-            write_rows(self.log_path, log.rows)
-        elif not done and read_log(self.log_path, before=1).rows:
+    def _accepted(self, done: int, pending: list[Row]) -> Log:
+        """Return the log up to an accepted checkpoint; one that lacks some of its rows is moved aside unchanged."""
+        log = scan(self.log_path, before=done)
+        if done and log.more:
+            write_rows(self._aside("metrics.jsonl"), read_rows(self.log_path, first=done))
+        if log.update + len(unwritten(log, pending)) < done:
+            self.rows(done, pending)  # warns
+            damaged = self._set_aside_log()
+            write_rows(self.log_path, () if damaged is None else read_rows(damaged, before=done))
+        elif not done and log.more:
             logger.warning(f"{self.path} has no checkpoint: the run begins again; its log is in aside/")
             self._set_aside_log()
         return log
 
-    def _set_aside_log(self) -> None:
-        if self.log_path.exists():
-            os.rename(self.log_path, self._aside("metrics.jsonl"))
+    def _set_aside_log(self) -> Path | None:
+        if not self.log_path.exists():
+            return None
+        place = self._aside("metrics.jsonl")
+        os.rename(self.log_path, place)
+        return place
 
     def _aside(self, name: str) -> Path:
         """Return an unused path in `aside/`."""
@@ -282,7 +306,7 @@ def _continued_from(train: Train, config: Any, options: RunOptions) -> dict[str,
             "begin a run without --init-from"
         )
     try:
-        update, _ = run.restore(train, options.checkpoint)
+        update, _, _ = run.restore(train, options.checkpoint)
     except UserValueError as error:
         if not changed:
             raise
