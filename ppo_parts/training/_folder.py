@@ -97,8 +97,14 @@ class RunFolder:
         metric = self.options.best_metric
         if metric is None:
             return None
-        best = Best(metric, self.options.best_mode, self._window(num_updates))
-        best.add(read_rows(self.log_path), self.comparable(steps, num_updates))
+        window = self._window(num_updates)
+        compared, last = self.comparable(steps, num_updates), max(steps, default=0)
+        best = Best(metric, self.options.best_mode, window)
+
+        def wanted(update: int) -> bool:  # also by the next checkpoint
+            return update >= last - window or any(step - window <= update < step for step in compared)
+
+        best.add(read_rows(self.log_path, wanted=wanted), compared)
         return best
 
     def comparable(self, steps: Iterable[int], num_updates: int) -> list[int]:

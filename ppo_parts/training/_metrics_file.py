@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,12 +172,14 @@ def scan(path: Path, before: int | None = None) -> Log:
     return log
 
 
-def read_rows(path: Path, first: int = 0, before: int | None = None) -> Iterator[Row]:
-    """Yield the valid rows of a metrics file, from update `first` to the one before `before`, one after another."""
+def read_rows(
+    path: Path, first: int = 0, before: int | None = None, wanted: Callable[[int], bool] | None = None
+) -> Iterator[Row]:
+    """Yield the valid rows of a metrics file from update `first` to the one before `before`, only those `wanted`."""
     for update, body, _, _ in _valid(path):
         if before is not None and update >= before:
             return
-        if update >= first:
+        if update >= first and (wanted is None or wanted(update)):
             yield json.loads(body + b"}")
 
 
