@@ -25,6 +25,7 @@ from ._losses import clipped_value_loss as clipped_value_loss
 from ._losses import value_loss as value_loss
 from ._next_values import next_values as next_values
 from ._normalize import advantage_normalize as advantage_normalize
+from ._permutation import permutation as permutation
 from ._policy_losses import discovered_policy_optimization as discovered_policy_optimization
 from ._policy_losses import importance_weighted_surrogate as importance_weighted_surrogate
 from ._policy_losses import mirror_descent_surrogate as mirror_descent_surrogate
@@ -38,7 +39,6 @@ from ._regularizers import mirror_loss as mirror_loss
 from ._regularizers import self_imitation_value_loss as self_imitation_value_loss
 from ._regularizers import smoothness_loss as smoothness_loss
 from ._sampling import importance_weights as importance_weights
-from ._sampling import permutation as permutation
 from ._sampling import sample_without_replacement as sample_without_replacement
 from ._sampling import segment_priorities as segment_priorities
 from ._sequence_losses import cispo as cispo

@@ -1,4 +1,4 @@
-"""Sampling of training data: shuffles, priorities, and the weights that correct for them."""
+"""Sampling of segments: priorities, draws, and the weights that correct for them."""
 
 from __future__ import annotations
 
@@ -18,46 +18,6 @@ from ._common import (
     known_values,
     zero_masked,
 )
-
-
-def permutation(key: Array, size: int) -> Array:
-    r"""Permute the integers below `size` randomly, on CPUs much faster than `jax.random.permutation`.
-
-    This sorts words of 32 bits. The low :math:`b = \lceil \log_2 n \rceil` bits of a word are its position, the others
-    are random. There are as many rounds as are needed for at least :math:`b + 10` random bits in total. Two elements
-    that draw the same bits keep their order. For a given pair, this happens with probability below
-    :math:`2^{-10} / n`, and for a given element below :math:`2^{-10}`; otherwise all orders are equally likely.
-    (`jax.random.permutation` sorts 32 random bits per round together with the positions. XLA on CPUs takes about four
-    times as long to sort these two arrays as to sort one.)
-
-    Args:
-        key: key of `jax.random`.
-        size: n, at least 1.
-
-    Returns:
-        `[size]` int32.
-
-    Raises:
-        ValueError: `size` is not a whole number of at least 1.
-
-    Example:
-        >>> import jax
-        >>> sorted(permutation(jax.random.key(0), 4).tolist())
-        [0, 1, 2, 3]
-
-    Reference: sorting by random keys is Knuth, The Art of Computer Programming 2, section 3.4.2.
-    """
-    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-        raise ValueError(f"permutation: size must be a whole number of at least 1, got {size!r}")
-    bits = max(1, int(size - 1).bit_length())
-    if bits > 24:  # a word has too few random bits left
-        return jax.random.permutation(key, size).astype(jnp.int32)
-    position, low = jnp.arange(size, dtype=jnp.uint32), jnp.uint32(2**bits - 1)
-    rounds = -(-(bits + 10) // (32 - bits))
-    order = position
-    for words in jax.random.bits(key, (rounds, size), jnp.uint32):
-        order = order[jnp.sort(words & ~low | position) & low]
-    return order.astype(jnp.int32)
 
 
 def segment_priorities(

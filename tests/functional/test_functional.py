@@ -724,10 +724,6 @@ HYPER = {"gamma": 0.9, "gae_lambda": 0.9}
             lambda: f.importance_weights(ONES, np.array([0]), beta=1),
             "probabilities must have one axis, got shape (5, 3)",
         ),
-        (
-            lambda: f.permutation(jax.random.key(0), 2.5),
-            "permutation: size must be a whole number of at least 1, got 2.5",
-        ),
         (lambda: f.two_hot(ONES, [-np.inf, 0.0, np.inf]), "two_hot: support must be .* finite numbers of float32, got"),
         (lambda: f.two_hot(ONES, np.array([0.0, 1.0, 1 + 1e-12])), "two_hot: support must be .* increasing"),
         (lambda: f.hl_gauss(ONES, np.array([3, 1], np.uint8), sigma=1.0), "hl_gauss: support must be .* increasing"),
@@ -839,30 +835,6 @@ def test_lists_and_single_numbers_are_refused():
         f.gae([1.0], [1.0], [1.0], [0.0], gamma=0.9, gae_lambda=0.9)
     with pytest.raises(ValueError, match="single number"):
         f.gae(*[jnp.ones(())] * 4, gamma=0.9, gae_lambda=0.9)
-
-
-@pytest.mark.parametrize("size", [1, 2, 5, 1000, 70_000])  # one round, and several
-def test_a_permutation_has_every_integer_once(size):
-    order = f.permutation(jax.random.key(0), size)
-    assert order.dtype == jnp.int32
-    np.testing.assert_array_equal(np.sort(order), np.arange(size))
-
-
-def test_permutations_are_uniform():
-    keys = jax.random.split(jax.random.key(0), 24_000)
-    orders = np.asarray(jax.vmap(lambda key: f.permutation(key, 4))(keys))
-    counts = np.unique(orders @ [64, 16, 4, 1], return_counts=True)[1]
-    assert counts.shape == (24,)
-    assert np.sum((counts - 1000) ** 2 / 1000) < 49.7  # chi-square of 23 degrees of freedom, 0.1 %
-    several = np.asarray(jax.vmap(lambda key: f.permutation(key, 1030))(keys[:2000]))  # two rounds
-    assert abs(np.mean(several[:, 0]) - 514.5) < 3.3 * 297 / 2000**0.5
-    assert abs(np.mean(several[:, 7] < several[:, 900]) - 0.5) < 3.3 * 0.5 / 2000**0.5
-
-
-def test_a_permutation_has_a_size():
-    with pytest.raises(ValueError, match="at least 1, got 0"):
-        f.permutation(jax.random.key(0), 0)
-    assert jax.eval_shape(lambda key: f.permutation(key, 2**24 + 1), jax.random.key(0)).shape == (2**24 + 1,)
 
 
 def test_mask_is_a_keyword_everywhere():

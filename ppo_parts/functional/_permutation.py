@@ -1,0 +1,114 @@
+"""Random orders: by sorting if there are few elements, otherwise by a keyed bijection of the index."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._common import Array
+
+SORTED = 128  # the largest size that is sorted
+ROUNDS = 10  # tests/functional/test_permutation.py sees up to 8 rounds at 128 elements, and up to 6 at 256
+
+
+def permutation(key: Array, size: int, indices: Array | None = None) -> Array:
+    r"""Permute the integers below `size` randomly, much faster than `jax.random.permutation`.
+
+    Up to 128 elements are sorted by random words, and all orders are equally likely. More of them are numbered in mixed
+    radix, :math:`x = l + w r` with :math:`l < w, r < h` and :math:`w h \ge n`, and mapped by a Feistel network, ten
+    rounds that alternate between
+
+    .. math:: l \leftarrow (l + f_i(r)) \bmod w, \qquad r \leftarrow (r + f_i(l)) \bmod h
+
+    Every round is invertible, whatever its function f, here a hash with two random words as its key. So the network is
+    a bijection, which needs neither a sort nor memory, and computes any part of the order by itself. If w h exceeds n,
+    a result of at least n is mapped again until it is below n (cycle walking).
+
+    Positions, pairs, distances and the composition of minibatches are statistically those of uniformly random orders,
+    but the key has 640 random bits, so that not all n! orders occur. It is not a cipher.
+
+    Args:
+        key: key of `jax.random`.
+        size: n, at least 1 and below 2^31.
+        indices: None: the whole order; or integers in [0, n) of any shape, the positions in it that are wanted.
+
+    Returns:
+        `[size]` int32, or of the shape of `indices`.
+
+    Raises:
+        ValueError: `size` is not a whole number, or out of its range. TypeError: `indices` are not integers.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> sorted(permutation(jax.random.key(0), 4).tolist())
+        [0, 1, 2, 3]
+        >>> order = permutation(jax.random.key(0), 1000)
+        >>> jnp.array_equal(permutation(jax.random.key(0), 1000, jnp.arange(250, 500)), order[250:500]).item()
+        True
+
+    Reference: Black and Rogaway 2002, Ciphers with Arbitrary Finite Domains (generalized Feistel, cycle walking);
+    Mitchell et al. 2021, arXiv:2106.06161. Sorting by random keys: Knuth, The Art of Computer Programming 2, 3.4.2.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or not 1 <= size < 2**31:
+        raise ValueError(f"permutation: size must be a whole number of at least 1 and below 2**31, got {size!r}")
+    if indices is not None and not jnp.issubdtype(jnp.result_type(indices), jnp.integer):
+        raise TypeError(f"permutation: indices must be integers, got {jnp.result_type(indices)}")
+    if size > SORTED:
+        return feistel(key, jnp.arange(size) if indices is None else jnp.asarray(indices), size=int(size))
+    order = _sorted(key, int(size))
+    return order if indices is None else order[jnp.asarray(indices)]
+
+
+def _sorted(key: Array, size: int) -> Array:
+    """Sort words of 32 bits: the low bits are the position, the others are random.
+
+    Two given elements draw the same random bits, and then keep their order, with probability 2^-25 or less.
+    """
+    bits = max(1, (size - 1).bit_length())
+    position, low = jnp.arange(size, dtype=jnp.uint32), np.uint32(2**bits - 1)
+    words = jax.random.bits(key, (size,), jnp.uint32)
+    return (jnp.sort(words & ~low | position) & low).astype(jnp.int32)
+
+
+@functools.partial(jax.jit, static_argnames=("size", "rounds"), inline=True)
+def feistel(key: Array, indices: Array, *, size: int, rounds: int = ROUNDS) -> Array:
+    """Return the images of `indices` under a keyed bijection of the integers below `size`."""
+    width, height = _radices(size)
+    words = jax.random.bits(key, (rounds, 2), jnp.uint32)
+
+    def once(x: Array) -> Array:
+        left, right = x % np.uint32(width), x // np.uint32(width)
+        for i in range(rounds):
+            if i % 2:
+                right = _added(right, _hashed(left, *words[i]), height)
+            else:
+                left = _added(left, _hashed(right, *words[i]), width)
+        return left + np.uint32(width) * right
+
+    x = once(indices.astype(jnp.uint32))
+    if width * height > size:
+        x = jax.lax.while_loop(lambda x: jnp.any(x >= size), lambda x: jnp.where(x < size, x, once(x)), x)
+    return x.astype(jnp.int32)
+
+
+def _radices(size: int) -> tuple[int, int]:
+    """Return w and h of similar size, below 2^16, with the smallest product of at least `size`."""
+    root = math.isqrt(size - 1) + 1
+    width = min(range(root, max(root + 1, min(2 * root, 2**16))), key=lambda w: (-size % w, w))
+    return width, -(-size // width)
+
+
+def _hashed(x: Array, factor: Array, offset: Array) -> Array:
+    """Return 16 bits of a hash with random words as its key."""
+    x = x * (factor | np.uint32(1)) + offset
+    return (x ^ x >> 15) * np.uint32(0x85EBCA6B) >> 16  # a multiplier of MurmurHash3
+
+
+def _added(x: Array, bits: Array, radix: int) -> Array:
+    """Return (x + y) mod radix, where y is made from 16 bits and nearly uniform below radix."""
+    x = x + (bits * np.uint32(radix) >> 16)
+    return jnp.where(x < radix, x, x - np.uint32(radix))
