@@ -3,7 +3,7 @@
 `python -m benchmarks report`
 
 The same files give the same page. What has not been recorded yet is left out. Tables of results in other pages
-(`PAGES`), between `<!-- learning task ... -->` or `<!-- mujoco -->` and `<!-- end -->`, are written again, too, so that
+(`PAGES`), between `<!-- learning task ... -->` and `<!-- end -->`, are written again, too, so that
 they cannot differ from the records.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _pages, mujoco_page, results_page
+from . import results_page
 from ._pages import canvas, save, table
 from .learning import TASKS, success
 from .train import ONE_SEED, RECIPES
@@ -42,7 +42,7 @@ PUBLISHED = [
     "Acrobot is better than ours.",
 ]
 """Published results, which the page sets beside ours."""
-PAGES = ("README.md", "docs/pufferlib.md", "docs/agents.md", "docs/exploration.md")  # with tables of results
+PAGES = ("docs/pufferlib.md", "docs/agents.md", "docs/exploration.md")  # with tables of results
 
 
 def provenance(record: Record) -> list[str]:
@@ -410,10 +410,7 @@ def filled(page: str, results: pathlib.Path, link: str) -> str:
         head = ["task", "steps", "seeds", "return of the last 100 training episodes", "return of 100 new episodes"]
         return "\n".join([f"<!-- learning {found[1]} -->", *table(head, lines)[:-1], "<!-- end -->"])
 
-    page = re.sub(r"<!-- learning (.*?) -->.*?<!-- end -->", block, page, flags=re.DOTALL)
-    if "<!-- mujoco -->" not in page:
-        return page
-    return _pages.filled(page, "mujoco", mujoco_page.headline(mujoco_page.runs(results / "mujoco"))[:-1])
+    return re.sub(r"<!-- learning (.*?) -->.*?<!-- end -->", block, page, flags=re.DOTALL)
 
 
 SECTIONS: dict[str, tuple[str, Callable[[dict[str, Record], pathlib.Path], list[str]]]] = {
@@ -460,5 +457,5 @@ def main() -> None:
     (options.docs / "results.md").write_text(results_page.page(options.results, options.docs))
     if options.docs == ROOT / "docs":
         for name in PAGES:
-            page, link = ROOT / name, "../benchmarks/results" if "/" in name else "benchmarks/results"
-            page.write_text(filled(page.read_text(), options.results, link))
+            page = ROOT / name
+            page.write_text(filled(page.read_text(), options.results, "../benchmarks/results"))

@@ -22,9 +22,9 @@ def page(results: pathlib.Path, docs: pathlib.Path) -> str:
     lines = [
         "# Results",
         "",
-        "This page shows the returns that the recipes reach, compared with the highest published results that we know",
-        "of. Tables of single runs link each row to its record, which holds the configuration, the versions, the",
-        "hardware and the numbers of every seed. `python -m benchmarks report` writes this page from the records.",
+        "This page shows the returns that the recipes reach, beside published results. Tables of single runs link each",
+        "row to its record, which holds the configuration, the versions, the hardware and the numbers of every seed.",
+        "`python -m benchmarks report` writes this page from the records.",
         "",
         *mujoco_page.results_table(results, docs / "img"),
         *mujoco_page.choices(results, docs / "img"),

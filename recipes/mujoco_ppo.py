@@ -4,12 +4,11 @@
     python -m recipes.mujoco_ppo --env-id gym:Ant-v5,include_cfrc_ext_in_observation=False
     python -m recipes.mujoco_ppo --env-id gym:Hopper-v5 --num-seeds 5 --eval-episodes 10 --eval-every 50
 
-Tianshou's benchmark has the highest published results of PPO on Gymnasium's MuJoCo tasks that we know of. As there,
-advantages are recomputed before each epoch and not standardized, values are not clipped, and actions of [-1, 1] are
-mapped onto the bounds of the environment. (Tianshou also re-evaluates the observations after the last step and at time
-limits; here their values stay as recorded.) `--preset tianshou` also has its trace and its initial noise. Ant
-learns faster without the contact forces that version 5 adds to the observations, or with `--obs-clip 1`.
-docs/results.md has the results.
+As in Tianshou's benchmark, advantages are recomputed before each epoch and not standardized, values are not clipped,
+and actions of [-1, 1] are mapped onto the bounds of the environment. (Tianshou also re-evaluates the observations after
+the last step and at time limits; here their values stay as recorded.) `--preset tianshou` also has its trace and its
+initial noise. Ant learns faster without the contact forces that version 5 adds to the observations, or with
+`--obs-clip 1`. docs/results.md has the results.
 Install it with `pip install ".[train,gymnasium]"`.
 """
 
