@@ -55,7 +55,8 @@ SECTIONS = {  # the children of each page that has some; what is not named belon
 }
 SECTIONS = {parent: [f"docs/{child}" for child in children] for parent, children in SECTIONS.items()}
 SECTIONS["README"][-1:] = ["CONTRIBUTING"]
-SECTIONS["CONTRIBUTING"] = ["CHANGELOG", *pages("decisions")]
+project_pages = sorted({path.stem for path in ROOT.glob("*.md")} - {"README", "CONTRIBUTING"})
+SECTIONS["CONTRIBUTING"] = [*project_pages, *pages("decisions")]
 SECTIONS["docs/gallery/README"] += pages("gallery")
 SECTIONS["docs/migration/README"] = pages("migration")
 SECTIONS["docs/index"] = [page for page in pages("") if not any(page in children for children in SECTIONS.values())]
@@ -65,7 +66,7 @@ project, author, copyright = "ppo_parts", "the authors of ppo_parts", "the autho
 version = release = ppo_parts.__version__
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "myst_parser"]
 root_doc = "README"
-include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**"]
+include_patterns = ["*.md", "docs/**"]
 exclude_patterns = ["docs/_templates", "docs/img"]
 suppress_warnings = ["ref.python"]  # `functional.ShapeError` is `errors.ShapeError`: either page will do
 html_additional_pages = {"index": "redirect.html"}

@@ -19,7 +19,7 @@ import pytest
 import ppo_parts as pp
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("[RC]*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(\w*)[ ]*([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 NOT_LISTED = {"bridges", "commands", "compare", "evaluate", "export", "watch"}  # commands, and what Tunix calls
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
