@@ -121,23 +121,21 @@ class Sampler(Divider):
     def _take(self, batch: Batch, indices: Any) -> dict[str, Any]:
         """Return the fields of a batch with one shard at these indices."""
         segments = batch.log_prob.shape[1]
+        in_segments = indices.segment if self.axis == "window" else indices
+        if self.axis == "step":
+            in_segments = indices % segments
 
-        def taken(x: Array, rows: Array, along: int) -> Array:
-            # Samplers draw indices in range; "clip" avoids the default's handling of negative and too large ones.
-            return jnp.take(x, rows, axis=along, mode="clip")
-
+        # Samplers draw indices in range; "clip" avoids the default's handling of negative and too large ones.
         def per_step(x: Array) -> Array:
             if self.axis == "segment":
-                return taken(x, indices, 1)
-            return taken(x.reshape((-1, *x.shape[2:])), self._rows(indices, segments), 0)
+                return jnp.take(x, indices, axis=1, mode="clip")
+            return jnp.take(x.reshape((-1, *x.shape[2:])), self._rows(indices, segments), axis=0, mode="clip")
 
         def per_segment(x: Array) -> Array:
-            if self.axis == "window":
-                return taken(x, indices.segment, 0)
-            return taken(x, indices if self.axis == "segment" else indices % segments, 0)
+            return jnp.take(x, in_segments, axis=0, mode="clip")
 
-        steps = {field: jax.tree.map(per_step, getattr(batch, field)) for field in PER_STEP}
-        return steps | {field: jax.tree.map(per_segment, getattr(batch, field)) for field in PER_SEGMENT}
+        steps = jax.tree.map(per_step, {field: getattr(batch, field) for field in PER_STEP})
+        return steps | jax.tree.map(per_segment, {field: getattr(batch, field) for field in PER_SEGMENT})
 
     def _nan_outside(self, log_prob: Array, indices: Any, shape: tuple[int, int]) -> Array:
         """Return the log-probabilities, with NaN where an index is out of range."""
