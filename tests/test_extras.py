@@ -73,7 +73,7 @@ def test_the_core_depends_on_jax_and_optax():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [requirement.partition(">=")[0] for requirement in project["dependencies"]] == ["jax", "optax"]
     packages = {"brax", "playground", "craftax", "jumanji", "pgx", "xminigrid", "gymnasium", "envpool", "atari"}
-    packages |= {"watch", "export", "track", "tunix"}
+    packages |= {"watch", "export", "track", "tunix", "docs"}
     assert set(project["optional-dependencies"]) == {"envs", "train", "marl", "cuda", "test", "all"} | packages
 
 
