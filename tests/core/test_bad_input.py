@@ -1125,6 +1125,13 @@ bad(
     pp.errors.UserValueError,
     "critic_loss: the loss must have the shape of prediction, got ()",
 )
+for scale in ("alpha", "beta"):
+    bad(
+        f"a drift without {scale}",
+        lambda scale=scale: f.discovered_policy_optimization(FIVE, FIVE, **{scale: 0.0}),
+        ValueError,
+        f"discovered_policy_optimization: {scale} must lie in (0, inf] ... 0.0",
+    )
 bad("functional estimator", lambda: f.approx_kl(FIVE, estimator="k4"), ValueError, "\"k3\" ... 'k4'")
 bad(
     "a segment that is not there",

@@ -560,6 +560,21 @@ def test_time_chunks_count_every_step_once(burn_in):
         run(pp.chain(GAE, pp.time_chunks(2, length=4), pp.value_loss()), batch)
 
 
+def test_vtrace_after_a_sampler_keeps_the_recorded_value_before_a_masked_step():
+    batch, mask = rollout(masked=False), np.random.default_rng(0).random((TIME, SEGMENTS)) < 0.6
+    record = part(lambda b, s, c: (b, b.advantage), "record", lambda params, key: jnp.zeros((TIME, SEGMENTS)))
+    record = dataclasses.replace(record, place="after_sampler")
+    pipeline = pp.chain(pp.full_batch(), pp.vtrace(gamma=0.9), record, pp.value_loss())
+    state, _ = run(pipeline, batch.replace(mask=jnp.asarray(mask, jnp.float32)))
+    policy, value = evaluate(make_params(), batch)
+    known = mask[1:] & ~np.asarray(batch.truncated, bool)[:-1]
+    following = np.append(np.where(known, value[1:], batch.next_value[:-1]), batch.next_value[-1:], axis=0)
+    log_ratio = policy.log_prob(batch.action) - batch.log_prob
+    steps = batch.reward, value, jnp.asarray(following), batch.terminated, batch.truncated
+    expected = pp.functional.vtrace(log_ratio, *steps, gamma=0.9, mask=jnp.asarray(mask))
+    np.testing.assert_allclose(pp.part_state(state, pipeline, "record"), expected.error, rtol=1e-5, atol=1e-6)
+
+
 def test_a_sampler_of_ones_own_draws_what_it_plans():
     def plan(key, batch, epoch):
         return jnp.argsort(batch.reward.ravel())[-4:].reshape(2, 2)

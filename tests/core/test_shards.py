@@ -112,6 +112,7 @@ def test_a_minibatch_has_a_block_of_elements_from_each_shard(name):
         np.testing.assert_array_equal(one.shared["table"], np.arange(3))
         assert one.shards == SHARDS
         assert one.weight is None or one.weight.shape == numbers.shape[-1:]
+        assert one.mask is None or np.array_equal(one.mask[..., 0], one.mask[..., 1])
         counts = np.ones_like(numbers, bool) if one.mask is None else np.asarray(one.mask)[..., 0].astype(bool)
         seen.append(numbers[counts])
     if share is not None:
