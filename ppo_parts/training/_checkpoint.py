@@ -6,9 +6,10 @@ import contextlib
 import logging
 import os
 import shutil
+import sys
 import warnings
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,6 @@ class Checkpoints:
         if not isinstance(configuration, str):
             raise UserTypeError(f"must be text, got {configuration!r}", where="Checkpoints", argument="configuration")
         ocp = require_package("orbax.checkpoint", "train")
-        logging.getLogger("absl").setLevel(logging.ERROR)
         self._ocp, self._keep, self._configuration = ocp, keep, configuration
         self.directory = to_path("Checkpoints", "directory", directory).resolve()
         self._manager: Any = None  # created on the first write
@@ -71,7 +71,8 @@ class Checkpoints:
         arrays |= {NOTE: _as_array(note)} if note else {}
         arrays[CHECKSUM] = _checksum(arrays)
         try:
-            self._write(step, arrays)
+            with _quietly():
+                self._write(step, arrays)
         except Exception as error:  # orbax and tensorstore raise their own errors for a full disk
             self._discard_partial()
             surplus = [] if self._keep is None else self._surplus(max(1, self._keep - 1), best)
@@ -108,7 +109,8 @@ class Checkpoints:
         failures = []
         for number in reversed(steps if step is None else [step]):
             try:
-                found = self._read(number)
+                with _quietly():
+                    found = self._read(number)
             except Exception as error:  # a damaged checkpoint must not end a run that has an older one
                 if (self.directory / str(number)).is_dir():
                     failures.append(f"{number}: {_short(error)}")
@@ -209,11 +211,36 @@ def _checksum(arrays: dict[str, Any]) -> np.ndarray:
 
 
 def _short(error: Exception) -> str:
+    if _is_full(error):
+        return "No space left on device"
     return " ".join(str(error).split())[:200]
 
 
 def _is_full(error: Exception) -> bool:
     return any(words in str(error) for words in ("No space left", "quota exceeded", "RESOURCE_EXHAUSTED"))
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep orbax from logging what it does, and the errors that it also raises.
+
+    After an error its threads call back into event loops that are closed, and Python prints a traceback for each. They
+    do so later, too, so that the filter stays.
+    """
+    log, hook = logging.getLogger("absl"), sys.unraisablehook
+    level = log.level
+
+    def filtered(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
+
+    log.setLevel(logging.CRITICAL)
+    sys.unraisablehook = filtered
+    try:
+        yield
+        sys.unraisablehook = hook
+    finally:
+        log.setLevel(level)
 
 
 def _sync_all(folder: Path) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from .. import __version__
 from .._base.errors import UserValueError
 from ._errors import RunNotFoundError
@@ -42,7 +44,7 @@ def stored_run(folder: Path) -> dict[str, Any]:
         wrong = ["num_seeds"] * ("num_seeds" not in stored["run"])
         source = stored.get("continued_from", {"folder": "", "update": 0})
         valid = isinstance(source, dict) and isinstance(source.get("folder"), str) and type(source.get("update")) is int
-        wrong += ["continued_from"] * (not valid)
+        wrong += ["continued_from"] * (not valid) + ["jax"] * (not isinstance(stored.get("jax", {}), dict))
     if wrong:
         raise UserValueError(f"{path} is damaged: it has no valid {wrong[0]}; {DAMAGED}")
     return stored
@@ -83,7 +85,7 @@ def describe(config: Any, options: RunOptions, steps_per_update: int, recipe: st
                     f"{value!r} could not be read back from config.json: use numbers that are finite, strings, None, "
                     "and tuples of them", where=where, argument=field.name,
                 )  # fmt: skip
-    return {**whole, "versions": versions()}
+    return {**whole, "versions": versions(), "jax": jax_settings()}
 
 
 def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict[str, tuple[Any, Any]]:
@@ -124,8 +126,31 @@ def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions,
         )
     before = stored["versions"]
     updated = [f"{name} {before.get(name)} (now {x})" for name, x in versions().items() if before.get(name) != x]
+    then, now = stored.get("jax", {}), jax_settings()
+    updated += [f"{name}={then[name]} (now {now[name]})" for name in ROUNDING if then.get(name, now[name]) != now[name]]
     if updated:
         logger.warning(f"begun with {', '.join(updated)}: the last bits may differ")
+
+
+SHAPING = ("jax_enable_x64", "jax_default_prng_impl")
+ROUNDING = ("jax_threefry_partitionable", "jax_default_matmul_precision")
+"""JAX's settings that change the arrays of a state, and those that change only numbers."""
+
+
+def jax_settings() -> dict[str, Any]:
+    """Return the settings of JAX that affect the state and the numbers of a run."""
+    return {name: getattr(jax.config, name) for name in (*SHAPING, *ROUNDING)}
+
+
+def check_jax_settings(stored: Mapping[str, Any]) -> None:
+    """Raise if a setting of JAX is not the one with which the arrays of a run were made."""
+    before, now = stored.get("jax", {}), jax_settings()
+    for name in SHAPING:
+        if name in before and before[name] != now[name]:
+            raise UserValueError(
+                f"the run was made with {name}={before[name]!r}, and it is {now[name]!r} now: set "
+                f"{name.upper()}={before[name]}, or call jax.config.update({name!r}, {before[name]!r}) first"
+            )
 
 
 def digest(stored: Mapping[str, Any]) -> str:

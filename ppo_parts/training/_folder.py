@@ -14,7 +14,7 @@ import numpy as np
 
 from .._base.errors import UserTypeError, UserValueError
 from ._checkpoint import Checkpoints
-from ._config_file import digest, stored_config, stored_run
+from ._config_file import check_jax_settings, digest, stored_config, stored_run
 from ._errors import RunFolderError, RunNotFoundError
 from ._evaluate import EVALUATION
 from ._files import parse_json, to_path
@@ -59,6 +59,7 @@ class RunFolder:
             RunNotFoundError: the checkpoint does not exist. RunFolderError: it cannot be read.
             UserValueError: `train` has another state; the message names the differences.
         """
+        check_jax_settings(self.stored)
         checkpoints, like = self.checkpoints(), train.state_shapes(self.options.num_seeds)
         while True:
             steps = checkpoints.steps()

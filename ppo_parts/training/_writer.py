@@ -202,7 +202,8 @@ class RunWriter(RunFolder):
             self.save(update, state, missing)
         except OSError as second:
             latest = "there is no checkpoint" if self.latest() is None else f"the latest checkpoint is {self.latest()}"
-            return RunFolderError(f"{error}. The state after update {update} is lost ({second}); {latest}")
+            because = "" if str(second) == str(error) else f" ({second})"
+            return RunFolderError(f"{error}. The state after update {update} is lost{because}; {latest}")
         return RunFolderError(
             f"{error}. The run ends here; the state after update {update} is saved: continue with --resume {self.path}"
         )

@@ -5,6 +5,8 @@ import errno
 import os
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -79,6 +81,25 @@ def test_checkpoint_gives_way_on_a_full_disk(monkeypatch, tmp_path):
         with pytest.raises(OSError, match=r"4 could not be written: .*No space left"):
             checkpoints.save(4, {"x": jnp.ones(3)}, best=2)
         assert checkpoints.steps() == [2, 3]
+
+
+def test_checkpoint_that_cannot_be_written_is_one_sentence(tmp_path):
+    """Files may not grow here; orbax and tensorstore print nothing of their own."""
+    code = f"""if True:
+        import resource, jax.numpy as jnp
+        from ppo_parts import training
+        state = {{str(i): jnp.arange(1e4) * i for i in range(8)}}
+        checkpoints = training.Checkpoints({str(tmp_path)!r})
+        checkpoints.save(1, state)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+        for step in (2, 3):
+            with training.exit_on_user_error():
+                checkpoints.save(step, state)
+        """
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"error: {tmp_path}/2 could not be written: ")
+    assert Checkpoints(tmp_path).steps() == [1]
 
 
 def test_checkpoint_is_on_the_disk_before_older_ones_go(monkeypatch, tmp_path):

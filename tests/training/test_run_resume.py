@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+import jax
 import pytest
 
 from benchmarks._runs import (
@@ -189,6 +190,31 @@ def test_resume_of_a_run_without_a_checkpoint_discards_its_events(tmp_path):
     first, second = sorted(tmp_path.glob("events.out.tfevents.*"), key=lambda path: path.name.endswith(".1"))
     assert second.name.endswith(".1")
     assert first.stat().st_size < second.stat().st_size  # the mark at which the session begins
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (
+            {"jax_default_prng_impl": "rbg"},
+            "jax_default_prng_impl='threefry2x32', and it is 'rbg' now: set JAX_DEFAULT_PRNG",
+        ),
+        (
+            {"jax_enable_x64": True},
+            r"jax_enable_x64=False, and it is True now: .*jax\.config\.update\('jax_enable_x64', False",
+        ),
+    ],
+)
+def test_resume_with_another_setting_of_jax_names_it(train, make_train, broken, changed, says):
+    ((name, value),) = changed.items()
+    before = getattr(jax.config, name)
+    jax.config.update(name, value)
+    try:
+        for read in (lambda: go(train, None, "", resume=broken), lambda: training.load(broken, make_train)):
+            with pytest.raises(ValueError, match=says):
+                read()
+    finally:
+        jax.config.update(name, before)
 
 
 @pytest.mark.parametrize("which", [3, "best"])
