@@ -42,6 +42,10 @@ clipped_surrogate name='policy'
 clipped_value_loss coef=1.0 name='value'
 critics.critic_loss prediction='value' coef=1.0 name='value'
 critics.normalize_target min_scale=0.0001
+distributions.Beta low=-1.0 high=1.0
+distributions.StateDependentNormal eps=1e-06
+distributions.StateDependentTanhNormal low=-1.0 high=1.0 eps=1e-06
+distributions.TanhNormal low=-1.0 high=1.0 eps=1e-06
 early_stop check='minibatch'
 entropy_bonus num_samples=1 name='entropy'
 envs.auto_reset reset_ratio=1 zero_sum=False
@@ -120,12 +124,14 @@ vtrace gae_lambda=1.0 rho_clip=1.0 c_clip=1.0 policy_gradient=False implementati
 
 
 def defaults() -> list[str]:
-    """A line for each public function with defaults that are numbers, strings or flags."""
+    """A line for each public function, and each distribution, with defaults that are numbers, strings or flags."""
     found = set()
     for module in MODULES:
         public = module.__all__ if hasattr(module, "__all__") else dir(module)
         for name in (name for name in public if not name.startswith("_")):
-            if inspect.isfunction(function := getattr(module, name)):
+            if inspect.isfunction(function := getattr(module, name)) or (
+                module is distributions and callable(function)
+            ):
                 parameters = inspect.signature(function).parameters.values()
                 given = [f"{x.name}={x.default!r}" for x in parameters if isinstance(x.default, int | float | str)]
                 if given and function.__module__.startswith("ppo_parts."):

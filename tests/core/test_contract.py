@@ -575,6 +575,28 @@ def test_vtrace_after_a_sampler_keeps_the_recorded_value_before_a_masked_step():
     np.testing.assert_allclose(pp.part_state(state, pipeline, "record"), expected.error, rtol=1e-5, atol=1e-6)
 
 
+def test_time_chunks_take_all_agents_of_a_segment_along():
+    agents = 3
+    rows = jnp.arange(TIME * SEGMENTS * agents).reshape(TIME, SEGMENTS, agents)
+    batch = pp.Batch(
+        log_prob=1.0 * rows, extras={"row": rows}, per_segment={"number": jnp.arange(SEGMENTS)},
+        carry=jnp.ones((SEGMENTS, agents, 2)), reset=jnp.zeros((TIME, SEGMENTS, agents)),
+    )  # fmt: skip
+    sampler = pp.time_chunks(6, length=2, burn_in=1)
+    buffer = jnp.full((TIME, SEGMENTS, agents), -1.0)
+    for item in sampler.plan(KEY, batch, 0):
+        windows, weight = sampler.draw(item, batch, pp.Context(key=KEY))
+        minibatch = sampler.take(batch, windows, weight)
+        segment, start = np.asarray(minibatch.per_segment["number"]), np.asarray(windows.start)
+        expected = np.asarray(rows)[start + np.arange(3)[:, None], segment]
+        np.testing.assert_array_equal(minibatch.extras["row"], expected)
+        np.testing.assert_array_equal(minibatch.mask, np.broadcast_to(windows.counts[..., None], expected.shape))
+        np.testing.assert_array_equal(minibatch.reset[0], np.broadcast_to((start > 0)[:, None], (2, agents)))
+        np.testing.assert_array_equal(minibatch.reset[1:], 0)
+        buffer = sampler.put(buffer, windows, jnp.where(minibatch.mask, minibatch.log_prob, jnp.nan))
+    np.testing.assert_array_equal(buffer, rows)  # every step once, and no step that only warms up
+
+
 def test_a_sampler_of_ones_own_draws_what_it_plans():
     def plan(key, batch, epoch):
         return jnp.argsort(batch.reward.ravel())[-4:].reshape(2, 2)
