@@ -84,7 +84,7 @@ def test_the_core_depends_on_jax_and_optax():
         ("jaxmarl", "marl", lambda folder: envs.make_agents("MPE_simple_spread_v3")),
         ("orbax", "train", lambda folder: training.Checkpoints(folder)),
         ("tunix", "tunix", lambda folder: tunix.register()),
-        ("onnx", "export", lambda folder: export.to_onnx(None, None)),
+        ("jax2onnx", "export", lambda folder: export.to_onnx(None, None)),
         ("matplotlib", "train", lambda folder: training.plot_curve(folder / "a.png", np.zeros(1), np.zeros(1), "")),
     ],
 )

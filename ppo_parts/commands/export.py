@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.export
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
@@ -24,6 +26,7 @@ from ..training import Train, TrainState, exit_on_user_error
 from ..training._files import check_writable, write_whole
 from ._shared import add_seed_index, load_run, one_environment, run_parser, state_of_seed
 
+OPSET = 17  # of ONNX, which runtimes since 2022 support
 TOLERANCE = 1e-5
 """Largest difference from JAX, relative to numbers larger than 1, that the command line accepts."""
 
@@ -94,14 +97,43 @@ def to_onnx(train: Train, state: TrainState, about: dict[str, str] | None = None
         `onnx.ModelProto`.
 
     Raises:
-        UserValueError: the policy cannot be translated; the message gives the reason. MissingPackage: onnx is not
+        UserValueError: the policy cannot be translated; the message gives the reason. MissingPackage: jax2onnx is not
             installed.
     """
-    require_package("onnx", "export")
-    from ._onnx import to_model
-
+    jax2onnx, onnx = require_package("jax2onnx", "export"), require_package("onnx", "export")
     act, rows = policy_function(train, state)
-    return to_model(act, rows, about or {})
+    (batch,) = jax.export.symbolic_shape("N")
+    specs = {name: jax.ShapeDtypeStruct((batch, *x.shape), x.dtype) for name, x in rows.items()}
+    names: list[str] = []
+
+    def outputs(*inputs: Any) -> list[Any]:
+        named = act(*inputs)
+        names[:] = named
+        return [jnp.copy(x) for x in named.values()]  # each its own array: the mode of a Gaussian is its `loc`
+
+    # Traced before jax2onnx is called, because it replaces functions of `jax.numpy` while it traces.
+    closed = jax.make_jaxpr(outputs)(*specs.values())
+    for name, x in zip(names, closed.out_avals, strict=True):
+        if x.shape[:1] != (batch,):
+            raise UserValueError(
+                f"the policy cannot be exported: its output {name} has shape {x.shape} for N observations, so that it "
+                "mixes them: compute one row for each observation"
+            )
+    function = jax.extend.core.jaxpr_as_fun(closed)
+    try:
+        model = jax2onnx.to_onnx(
+            lambda *inputs: tuple(function(*inputs)),
+            list(specs.values()),
+            model_name="policy",
+            opset=OPSET,
+            input_names=list(specs),
+            output_names=names,
+        )
+    except Exception as error:
+        message = f"the policy cannot be exported: jax2onnx raised {type(error).__name__}: {error}"
+        raise UserValueError(message) from error
+    onnx.helper.set_model_props(model, about or {})
+    return model
 
 
 def largest_difference(model: Any, train: Train, state: TrainState, number: int = 1000, seed: int = 0) -> float:
