@@ -1,10 +1,10 @@
-"""Helpers for benchmarks with a few arms: curves over training, summaries over seeds, and tables in pages."""
+"""Helpers for benchmarks with a few arms: curves over training, and summaries over seeds."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import jax
@@ -13,14 +13,12 @@ import numpy as np
 
 from ppo_parts import training
 from ppo_parts.training import at_least, between, more_than
-from ppo_parts.training._statistics import interval
 
 from . import _pages
+from ._timing import positive
 
-ROOT = Path(__file__).resolve().parent.parent
 WINDOWS = 50
 """Number of equal spans of training steps over which curves take the mean return of the episodes that end there."""
-MEASURES = {"second_half": "return in the second half of training", "evaluation": "return of 100 new episodes"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,14 +59,15 @@ def summarized(outcomes: Mapping[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def cell(found: Mapping[str, Any]) -> str:
-    """Mean over seeds, and its 95 % bootstrap interval."""
-    return _pages.interval(dict(found), digits=1)
+def show(found: Mapping[str, Any]) -> str:
+    """Both measures, for the command line."""
+    return f"{_pages.interval(found['second_half'], 1)}, new episodes {_pages.interval(found['evaluation'], 1)}"
 
 
-def draw_curves(axes: Any, steps: int, curves: Sequence[Sequence[float]], label: str, color: Any) -> None:
-    """Mean over seeds and its 95 % interval against environment steps."""
-    values = np.array(curves, float).T
-    x = (np.arange(WINDOWS) + 0.5) * steps / WINDOWS
-    axes.plot(x, np.nanmean(values, axis=1), color=color, label=label)
-    axes.fill_between(x, *interval(values), color=color, alpha=0.15, linewidth=0)
+def parser_of(description: str | None, steps: int) -> argparse.ArgumentParser:
+    """The command line of a benchmark of arms."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=positive, default=10, help="how many seeds")
+    parser.add_argument("--first-seed", type=int, default=1, help="the first of them")
+    parser.add_argument("--steps", type=positive, default=steps, help="environment steps of a run")
+    return parser

@@ -1,9 +1,8 @@
-"""Shared by the pages of results: tables, pictures, and intervals over seeds."""
+"""Shared by tables and figures of pages: Markdown, intervals over seeds, and a canvas."""
 
 from __future__ import annotations
 
 import pathlib
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,12 +31,6 @@ def difference(now: Sequence[float], before: Sequence[float], samples: int = 500
 def signed(change: dict[str, Any]) -> str:
     """A difference and its interval."""
     return "{:+.0f} [{:+.0f}, {:+.0f}]".format(change["mean"], *change["95"])
-
-
-def filled(page: str, name: str, lines: Sequence[str]) -> str:
-    """`page` with these lines between `<!-- name -->` and `<!-- end -->`."""
-    block = "\n".join([f"<!-- {name} -->", *lines, "<!-- end -->"])
-    return re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _: block, page, flags=re.DOTALL)
 
 
 def canvas(panels: int, width: float = 5, columns: int | None = None) -> tuple[Any, Any]:

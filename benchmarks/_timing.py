@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import json
 import math
 import os
 import pathlib
@@ -20,6 +19,8 @@ from typing import Any
 
 import jax
 import numpy as np
+
+from . import _records
 
 Thunk = Callable[[], Any]
 Samples = dict[str, list[float]]
@@ -141,9 +142,6 @@ def record(module: str, results: Any) -> dict[str, Any]:
     }
 
 
-def write(path: str | None, module: str, results: Any) -> None:
-    """Write the record as JSON, if a path is given."""
-    if path:
-        target = pathlib.Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(record(module, results), indent=1) + "\n")
+def write(address: str | None, module: str, results: Any) -> None:
+    """Store the record under an address, if one is given."""
+    _records.store(address, record(module, results))

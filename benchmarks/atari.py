@@ -6,8 +6,8 @@
 Both train one seed after another for the same number of steps, and anneal the learning rate to 0 over these steps. The
 script runs unchanged under a Python of its own, because it needs Gymnasium 0.29, and its printed returns are read. Its
 ale-py 0.8.1 comes without games; `ale-import-roms <folder>` takes them from `ale_py/roms` of a newer one. The records
-are benchmarks/results/atari/<game>_<steps>_<first seed>.json, each written after every seed: the returns of whole games
-against environment steps.
+are <game>_<steps>_<first seed> of benchmarks/results/atari.jsonl, each written after every seed: the returns of whole
+games against environment steps.
 """
 
 from __future__ import annotations
@@ -19,23 +19,18 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
-from ppo_parts import envs, training
+from ppo_parts import envs
 from recipes import atari_ppo
 
 from . import hosts
-from ._pages import canvas, interval, save, table
-from ._timing import positive, record
-from .mujoco_page import grouped, linked
+from ._records import RESULTS
+from ._timing import positive, write
 
-RESULTS = Path(__file__).resolve().parent / "results/atari"
-GAMES_AVERAGED = 20  # by the moving mean of the picture
 PACKAGES = ("ale-py", "gymnasium", "numpy", "opencv-python", "opencv-python-headless", "Shimmy", "torch")
 
 
@@ -86,111 +81,15 @@ def measure(config: atari_ppo.Config, seeds: int, python: str | None, script: st
     if python and script:
         result["cleanrl_versions"] = versions(python, script)
         result["runs"]["cleanrl"] = []
-    path = RESULTS / f"{config.env_id.removeprefix('ale:')}_{config.total_timesteps}_{config.seed}.json"
+    name = f"{config.env_id.removeprefix('ale:')}_{config.total_timesteps}_{config.seed}"
     for number in range(seeds):
         now = dataclasses.replace(config, seed=config.seed + number)
-        for name, runs in result["runs"].items():
-            runs.append(ours(now) if name == "ppo_parts" else cleanrl(str(python), str(script), now))
+        for program, runs in result["runs"].items():
+            runs.append(ours(now) if program == "ppo_parts" else cleanrl(str(python), str(script), now))
             result["complete"] = all(len(each) == seeds for each in result["runs"].values())
-            path.parent.mkdir(parents=True, exist_ok=True)
-            training.write_json(path, record("benchmarks atari", result))
-            shown = f"{runs[-1]['steps_per_second']:.0f} steps/s, return {mean_return(runs[-1], 0):.2f}"
-            print(f"{now.env_id} seed {now.seed}, {name}: {shown}", flush=True)
-
-
-def mean_return(run: dict[str, Any], after: float) -> float:
-    """The mean return of the games that ended after this number of steps."""
-    rows = [row for row in run["games"] if row[0] > after]
-    return float(np.average([row[1] for row in rows], weights=[row[2] for row in rows])) if rows else float("nan")
-
-
-NAMES = {"ppo_parts": "`atari_ppo`", "cleanrl": "CleanRL"}
-ABOUT = """\
-Mean return of the whole games that ended in these steps, with unclipped rewards, and its 95 % bootstrap interval over
-seeds where there are several. CleanRL's `ppo_atari.py` runs unchanged. Both anneal the learning rate to 0 over these
-steps, and have the same hyperparameters, network and preprocessing: no sticky actions, the minimal set of actions,
-frame skip 4, 84 x 84 gray pixels, 4 frames, FIRE at the start of each life, episodes that end with a life, and
-rewards clipped to their sign. Two things differ: the random numbers, so the same seed does not play the same games, and
-two details of preprocessing, listed under Atari in [the deviations](fidelity.md#deviations): the number of no-ops, and
-when frames become gray. On Pong, neither program learns in so few steps, and the curves agree. On Breakout, two of our
-three seeds learn earlier than any of CleanRL's, and the third does not: it ends below CleanRL's third. The updates of
-both agree [to five digits](fidelity.md#how-parity-is-tested), and the games have the same rewards, so we take this for
-chance, but three seeds cannot show that it is.
-`python -m benchmarks atari <game>` produces a row."""
-
-
-def section(results: Path, pictures: Path) -> list[str]:
-    """The part of docs/results.md about these runs; also write the picture."""
-    records = runs(results / "atari")
-    if not records:
-        return []
-    head = [f"{who}, {when}" for when in ("last 20 %", "all steps") for who in NAMES.values()]
-    picture(records, pictures / "results_atari.png")
-    return [
-        "## Atari",
-        "",
-        *table(["game", "steps", "seeds", *head], [list(cells(each)) for each in records]),
-        *ABOUT.split("\n"),
-        *packages(records),
-        "",
-        "![Returns of games against steps](img/results_atari.png)",
-        "",
-        f"Lines are moving means over {GAMES_AVERAGED} games, one line for each seed.",
-        "",
-    ]
-
-
-def runs(folder: Path) -> list[dict[str, Any]]:
-    """The records of a folder whose runs have ended; those that differ only in their seeds become one."""
-    groups = grouped(
-        folder,
-        lambda x: (x["task"], x["env_steps"], str(x.get("cleanrl_versions"))),
-        lambda x: int(x["config"]["seed"]),
-    )
-    return [merged(group) for group in groups]
-
-
-def merged(group: list[dict[str, Any]]) -> dict[str, Any]:
-    """One record of several that have the same configuration and other seeds."""
-    every = {name: [run for each in group for run in each["runs"].get(name, [])] for name in NAMES}
-    return group[0] | {"files": [f"atari/{each['file']}" for each in group], "runs": every}
-
-
-def packages(records: list[dict[str, Any]]) -> list[str]:
-    """Describe what CleanRL's script ran with, once if it was always the same."""
-    found = [each["cleanrl_versions"] for each in records if "cleanrl_versions" in each]
-    named = [", ".join(f"{name} {version}" for name, version in each.items() if name in PACKAGES) for each in found]
-    return [f"CleanRL's script ran with {one}." for one in dict.fromkeys(named)]
-
-
-def cells(record: dict[str, Any]) -> Iterator[str]:
-    """The row of a record."""
-    seeds = [run["seed"] for run in record["runs"]["ppo_parts"]]
-    yield linked(record["task"], record["files"])
-    yield f"{record['env_steps']:,}"
-    yield f"{seeds[0]} - {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
-    every = [record["runs"][name] for name in NAMES]
-    for share in (0.8, 0.0):
-        for runs in every:
-            found = training.summary([mean_return(run, share * record["env_steps"]) for run in runs]) if runs else None
-            yield "" if not found else interval(found, 2) if len(runs) > 1 else f"{found['mean']:.2f}"
-
-
-def picture(records: list[dict[str, Any]], path: Path) -> None:
-    """A panel for each record."""
-    figure, panels = canvas(len(records))
-    for each, panel in zip(records, panels, strict=True):
-        for color, (name, label) in enumerate(NAMES.items()):
-            for number, run in enumerate(each["runs"][name]):
-                steps, returns, games = np.array(run["games"], float).reshape(-1, 3).T
-                steps, returns = (np.repeat(x, games.astype(int)) for x in (steps, returns))
-                width = min(GAMES_AVERAGED, len(returns))
-                means = np.convolve(returns, np.ones(width) / width, "valid") if width else returns
-                shown = {"color": f"C{color}", "lw": 1.2, "label": None if number else label.strip("`")}
-                panel.plot(steps[len(steps) - len(means) :] / 1000, means, **shown)
-        panel.set(title=each["task"], xlabel="thousand environment steps", ylabel="return of a game")
-        panel.legend(fontsize=8)
-    save(figure, path)
+            write(f"{RESULTS}/atari.jsonl#{name}", "benchmarks atari", result)
+            shown = f"{runs[-1]['steps_per_second']:.0f} steps/s, {len(runs[-1]['games'])} games"
+            print(f"{now.env_id} seed {now.seed}, {program}: {shown}", flush=True)
 
 
 def main() -> None:

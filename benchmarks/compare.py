@@ -1,6 +1,6 @@
 """Find what became slower between two recorded results of the same benchmark.
 
-`python -m benchmarks compare benchmarks/results/parts_cpu.json new.json`
+`python -m benchmarks compare benchmarks/results/parts.jsonl#cpu new.jsonl#cpu`
 
 What is compared are ratios taken within one run, to the memory stream (`parts`, inside one program), to the update
 written by hand (`update`) or of recipes to what was written by hand (`train`, compilation included), since they hold
@@ -12,10 +12,10 @@ or the two have nothing in common.
 from __future__ import annotations
 
 import argparse
-import json
-import pathlib
 import sys
 from typing import Any
+
+from ._records import find
 
 Quartiles = dict[str, float]
 
@@ -37,15 +37,15 @@ def figures(record: dict[str, Any]) -> dict[str, Quartiles]:
     return found
 
 
-def read(path: pathlib.Path) -> dict[str, Quartiles]:
+def ratios(address: str) -> dict[str, Quartiles]:
     """The ratios of a record; exits with 2 where there are none."""
     try:
-        found = figures(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
-        print(f"{path} cannot be read: {error}", file=sys.stderr)
+        found = figures(find(address))
+    except (OSError, ValueError, KeyError) as error:
+        print(f"{address} cannot be read: {error}", file=sys.stderr)
         sys.exit(2)
     if not found:
-        print(f"{path} has no ratios to compare: only records of parts, update and train have", file=sys.stderr)
+        print(f"{address} has no ratios to compare: only records of parts, update and train have", file=sys.stderr)
         sys.exit(2)
     return found
 
@@ -62,11 +62,11 @@ def verdict(old: Quartiles, new: Quartiles, threshold: float) -> str:
 def main() -> None:
     """Print what changed; exit with the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", type=pathlib.Path, help="JSON")
-    parser.add_argument("new", type=pathlib.Path, help="JSON")
+    parser.add_argument("old", metavar="FILE#NAME")
+    parser.add_argument("new", metavar="FILE#NAME")
     parser.add_argument("--threshold", type=float, default=0.15, help="growth of the median that counts, 0.15 = 15 %%")
     options = parser.parse_args()
-    old, new = read(options.old), read(options.new)
+    old, new = ratios(options.old), ratios(options.new)
     common = [name for name in old if name in new]
     changes = {name: verdict(old[name], new[name], options.threshold) for name in common}
     for word in ("slower", "faster"):

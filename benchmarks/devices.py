@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +18,7 @@ from ppo_parts import training
 from ppo_parts.training._devices import placement
 from recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
+from . import _records
 from ._collectives import collectives
 
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
@@ -69,41 +68,6 @@ def configured(config: Any, scaling: str, num_devices: int) -> Any:
     sizes = {name: x for name, x in SIZES.items() if hasattr(config, name)}
     shards = num_devices if scaling == "weak" else DEVICES[-1]
     return dataclasses.replace(config, **sizes, num_envs=ENVS * shards, shards=shards, microbatch=None)
-
-
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw what each device does and sends, against the number of devices."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 3.4), layout="constrained")
-    panels = figure.subplots(1, 3)
-    names = list(dict.fromkeys(row["recipe"] for row in rows))
-    quantities = ("FLOPs per device, of one", "temporaries per device, of one", "collective operations per update")
-    for color, name in enumerate(names):
-        for scaling, style in (("strong", "-"), ("weak", "--")):
-            mine = [row for row in rows if row["recipe"] == name and row["scaling"] == scaling]
-            if not mine:
-                continue
-            devices = [row["devices"] for row in mine]
-            numbers = (
-                [row["flops"] / mine[0]["flops"] for row in mine],
-                [row["temporaries"] / mine[0]["temporaries"] for row in mine],
-                [sum(row["operations"].values()) for row in mine],
-            )
-            for panel, ys in zip(panels, numbers, strict=True):
-                label = f"{name}" if style == "-" else None
-                panel.plot(devices, ys, style, color=f"C{color}", marker=".", label=label)
-    for panel, quantity in zip(panels, quantities, strict=True):
-        panel.set(xscale="log", xlabel="devices", title=quantity)
-        panel.set_xticks(DEVICES, map(str, DEVICES))
-        panel.minorticks_off()
-        panel.grid(alpha=0.2)
-        panel.spines[["top", "right"]].set_visible(False)
-    for panel in panels[:2]:
-        panel.set(yscale="log")
-    panels[2].set(ylim=(0, None))
-    panels[2].legend(frameon=False, fontsize="x-small")
-    figure.savefig(path, dpi=130)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -196,10 +160,9 @@ def predictions(rows: list[dict[str, Any]], rate: float = 1e7, launches: float =
 
 
 def main() -> None:
-    """Compile, count, print the table, and write the record and the picture."""
+    """Compile, count, print the tables, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="file for the record")
-    parser.add_argument("--picture", type=Path, help="file for the picture")
+    parser.add_argument("--json", metavar="FILE#NAME", help="write the record here")
     parser.add_argument("--devices", type=int, nargs="+", default=DEVICES)
     parser.add_argument("--recipe", default="", help="part of the names of the recipes to count")
     given = parser.parse_args()
@@ -217,11 +180,7 @@ def main() -> None:
                     row | {"num_steps": sized.num_steps} | measured(module, sized, devices, scaling == "one shard")
                 )
                 print(f"{name}, {scaling}, {devices}: {time.perf_counter() - began:.0f} s", flush=True)
-                if given.json is not None:
-                    record = {"versions": training.versions(), "rows": rows}
-                    given.json.write_text(json.dumps(record, indent=1) + "\n")
+                _records.store(given.json, {"versions": training.versions(), "rows": rows})
     print(table(rows))
     print(comparison(rows))
     print(predictions(rows))
-    if given.picture is not None:
-        draw(rows, given.picture)

@@ -5,8 +5,8 @@
 
 The chain that is changed is CleanRL's for continuous actions, with time limits bootstrapped from the final state, and
 with the other settings of `recipes.mujoco_ppo`. docs/libraries.md says which library makes which choice. The protocol
-is that of `python -m benchmarks mujoco`; Ant and Humanoid are played without contact forces. The results are in
-benchmarks/results/differences/.
+is that of `python -m benchmarks mujoco`; Ant and Humanoid are played without contact forces. The records are in
+benchmarks/results/differences.jsonl.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from recipes.libraries import parts
 
 from . import mujoco
 
-RESULTS = mujoco.RESULTS.parent / "differences"
 Config = mujoco.Config
 
 
@@ -193,8 +192,4 @@ def main() -> None:
     config = Config(env_id=f"gym:{args.task}", total_timesteps=int(args.steps), seed=args.first_seed)
     if args.task in mujoco.WITH_FORCES:
         config = mujoco.without_contact_forces(config)
-    mujoco.measure(config, args, VARIANTS, RESULTS)
-
-
-if __name__ == "__main__":
-    main()
+    mujoco.measure(config, args, VARIANTS, "differences")

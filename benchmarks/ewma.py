@@ -4,18 +4,14 @@
 
 Every batch gets as many gradient steps as any other. If it is c times smaller, Adam's learning rate is divided by the
 square root of c, advantages are standardized by moments over about c rollouts, and the average of the parameters spans
-c times as many gradient steps. Writes benchmarks/results/ewma.json and docs/img/ewma.png, and fills
-docs/gallery/losses.md.
+c times as many gradient steps. Writes benchmarks/results/ewma.jsonl.
 
 Reference: Hilton, Cobbe and Schulman 2021, Batch size-invariance for policy optimization, arXiv:2110.00641.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import time
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -27,13 +23,12 @@ import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.training import at_least
 
-from . import _arms, _pages
-from ._arms import MEASURES, ROOT, cell, draw_curves, outcome, summarized
-from ._timing import positive, record
+from . import _arms
+from ._arms import outcome, show, summarized
+from ._records import RESULTS
+from ._timing import write
 
 Array = jax.Array
-RESULTS = ROOT / "benchmarks/results/ewma.json"
-PAGE, PICTURE = ROOT / "docs/gallery/losses.md", ROOT / "docs/img/ewma.png"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,14 +46,13 @@ class Arm(NamedTuple):
 
     average: bool
     adjusted: tuple[str, ...]
-    color: str
 
 
 ARMS = {
-    "PPO, nothing adjusted": Arm(False, (), "C7"),
-    "PPO, adjusted": Arm(False, ("rate", "moments"), "C1"),
-    "PPO-EWMA, all but its decay": Arm(True, ("rate", "moments"), "C2"),
-    "PPO-EWMA, adjusted": Arm(True, ("rate", "moments", "decay"), "C0"),
+    "PPO, nothing adjusted": Arm(False, ()),
+    "PPO, adjusted": Arm(False, ("rate", "moments")),
+    "PPO-EWMA, all but its decay": Arm(True, ("rate", "moments")),
+    "PPO-EWMA, adjusted": Arm(True, ("rate", "moments", "decay")),
 }
 DIVISORS = (1, 64, 16, 4)  # c, the extremes first
 
@@ -137,72 +131,17 @@ def measure(config: Config, c: int, seeds: range) -> dict[str, Any]:
             first = distinct.index(adjusted) * len(seeds)
             chosen = {what: np.asarray(x)[first : first + len(seeds)] for what, x in found.items()}
             results[name] = adjusted._asdict() | summarized(chosen)
-            reached = f"{cell(results[name]['second_half'])}, new episodes {cell(results[name]['evaluation'])}"
-            print(f"c = {c:2} {name:22} {reached}", flush=True)
+            print(f"c = {c:2} {name:22} {show(results[name])}", flush=True)
     return results
-
-
-def block(results: dict[str, Any]) -> list[str]:
-    """The picture, and a table with a line for each arm and measure, and a column for each batch size."""
-    size, by_divisor = results["config"]["num_envs"] * results["config"]["num_steps"], results["arms"]
-    lines = [
-        [name, words, *(cell(arms[name][what]) for arms in by_divisor.values())]
-        for what, words in MEASURES.items()
-        for name in ARMS
-    ]
-    lines = _pages.table(["", "", *(f"batch of {size // int(c):,}" for c in by_divisor)], lines)[:-1]
-    return [
-        "",
-        f"![Return of PPO and PPO-EWMA in CartPole with batches of several sizes](../img/{PICTURE.name})",
-        "",
-        *lines,
-    ]
-
-
-def draw(results: dict[str, Any]) -> None:
-    """Curves of each arm for each batch size, and the return of all arms against the batch size."""
-    config, by_divisor = results["config"], results["arms"]
-    size, steps = config["num_envs"] * config["num_steps"], config["total_timesteps"]
-    figure, panels = _pages.canvas(len(ARMS) + 1, width=4.2, columns=3)
-    for axes, name in zip(panels, ARMS, strict=False):
-        for k, (c, arms) in enumerate(by_divisor.items()):
-            color = str(0.75 * k / max(1, len(by_divisor) - 1))
-            draw_curves(axes, steps, arms[name]["curves"], f"batch {size // int(c):,}", color)
-        axes.set(title=name, xlabel="environment steps", ylim=(0, 520))
-    for axes in panels[::3]:
-        axes.set(ylabel="return")
-    panels[0].legend(framealpha=0.9)
-    for name, arm in ARMS.items():
-        found = [arms[name]["second_half"] for arms in by_divisor.values()]
-        mean = np.array([x["mean"] for x in found])
-        low, high = np.array([x["mean_95"] for x in found]).T
-        x = [size // int(c) for c in by_divisor]
-        panels[-1].errorbar(x, mean, [mean - low, high - mean], color=arm.color, marker=".", capsize=3, label=name)
-    panels[-1].set(xscale="log", xlabel="batch, steps", title="return in the second half", ylim=(0, 520))
-    panels[-1].set_xticks(x, [f"{batch:,}" for batch in x])
-    panels[-1].minorticks_off()
-    panels[-1].legend(frameon=False)
-    _pages.save(figure, PICTURE)
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=positive, default=10, help="how many seeds")
-    parser.add_argument("--first-seed", type=int, default=1, help="the first of them")
-    parser.add_argument("--steps", type=positive, default=Config().total_timesteps, help="environment steps of a run")
-    parser.add_argument("--draw", action="store_true", help="only draw what was measured")
-    options = parser.parse_args()
-    if not options.draw:
-        config = Config(total_timesteps=options.steps)
-        seeds = range(options.first_seed, options.first_seed + options.seeds)
-        results: dict[str, Any] = {"config": dataclasses.asdict(config), "seeds": list(seeds), "arms": {}}
-        for c in DIVISORS:
-            began = time.perf_counter()
-            found = results["arms"] | {str(c): measure(config, c, seeds)}
-            results["arms"] = dict(sorted(found.items(), key=lambda item: int(item[0])))
-            print(f"{time.perf_counter() - began:.0f} s", flush=True)
-            training.write_json(RESULTS, record("benchmarks ewma", results))
-    results = json.loads(RESULTS.read_text())["results"]
-    draw(results)
-    PAGE.write_text(_pages.filled(PAGE.read_text(), "ewma", block(results)))
+    options = _arms.parser_of(__doc__, Config().total_timesteps).parse_args()
+    config = Config(total_timesteps=options.steps)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    results: dict[str, Any] = {"config": dataclasses.asdict(config), "seeds": list(seeds), "arms": {}}
+    for c in DIVISORS:
+        found = results["arms"] | {str(c): measure(config, c, seeds)}
+        results["arms"] = dict(sorted(found.items(), key=lambda item: int(item[0])))
+        write(f"{RESULTS}/ewma.jsonl#ewma", "benchmarks ewma", results)

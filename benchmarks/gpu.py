@@ -1,6 +1,6 @@
 """All measurements that need a GPU, in one command and eight minutes.
 
-`python -m benchmarks gpu --json benchmarks/results/gpu_h100.json`
+`python -m benchmarks gpu --json benchmarks/results/gpu.jsonl#h100`
 
 Sections, in this order: `device` (its bandwidth, published and measured with a copy), `kernels` (gae and V-trace, as
 one kernel and as an associative scan), `train` (whole recipes), `tune` (the kernel with other sizes of blocks). The
@@ -34,9 +34,10 @@ from ppo_parts import envs, functional
 from ppo_parts.functional import _kernel, _recurrence
 from recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
-from . import _timing, ptx, train
+from . import _timing, train
 
 Row = dict[str, Any]
+GAMMA = {"gamma": 0.99, "gae_lambda": 0.95}
 BANDWIDTHS = {  # published, bytes per second; the first name that `device_kind` contains counts
     "H200": 4.8e12,
     "H100 PCIe": 2.0e12,
@@ -178,12 +179,23 @@ def show(row: Row) -> str:
 
 
 @contextlib.contextmanager
+def as_if_there_were_a_gpu() -> Iterator[None]:
+    """Let `implementation="pallas"` be lowered on a machine without a GPU; it cannot run there."""
+    has = _recurrence.has
+    _recurrence.has = lambda platform: platform == "cuda"
+    try:
+        yield
+    finally:
+        _recurrence.has = has
+
+
+@contextlib.contextmanager
 def emulated() -> Iterator[None]:
     """Run kernels in Pallas' interpret mode, on any machine."""
     backwards = _kernel.backwards
     _kernel.backwards = functools.partial(backwards, interpret=True)
     try:
-        with ptx.as_if_there_were_a_gpu():
+        with as_if_there_were_a_gpu():
             yield
     finally:
         _kernel.backwards = backwards
@@ -263,7 +275,7 @@ def device(plan: Plan) -> list[Row]:
 def kernel(plan: Plan, name: str, steps: int, num_envs: int, dtype: str, bandwidth: float) -> list[Row]:
     """gae or vtrace, in one kernel and by the associative scan, against bandwidth and published times."""
     given = steps_of(name, steps, num_envs, dtype)
-    estimate = functools.partial(getattr(functional, name), **ptx.GAMMA)
+    estimate = functools.partial(getattr(functional, name), **GAMMA)
     ways = {way: functools.partial(estimate, implementation=way) for way in ("pallas", "associative")}
     expected = jax.jit(functools.partial(estimate, implementation="scan"))(*given)
     elements, rows = steps * num_envs, []
@@ -315,7 +327,7 @@ def tuned(plan: Plan, steps: int, num_envs: int, block: tuple[int, int, int]) ->
     before = _kernel.COLUMNS, _kernel.WARPS, _kernel.ROWS
     _kernel.COLUMNS, _kernel.WARPS, _kernel.ROWS = block
     given = steps_of("gae", steps, num_envs, "float32")
-    estimate = functools.partial(functional.gae, **ptx.GAMMA)
+    estimate = functools.partial(functional.gae, **GAMMA)
     try:
         return [timed(plan, lambda *given: estimate(*given, implementation="pallas"), *given)[0]]
     finally:
@@ -349,7 +361,7 @@ def main() -> None:
     parser.add_argument("--sections", nargs="+", choices=names, default=names)
     parser.add_argument("--minutes", type=float, default=8, help="of all sections, each of which has a share")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes and emulated kernels, for a test")
-    parser.add_argument("--json", metavar="PATH", help="write the results here, after each measurement")
+    parser.add_argument("--json", metavar="FILE#NAME", help="write the record here, after each measurement")
     options = parser.parse_args()
     dry = options.dry_run or not _recurrence.has("cuda")
     if dry:

@@ -1,6 +1,6 @@
 """How the cost of an update grows: with environments, steps, agents, minibatches and seeds.
 
-`python -m benchmarks growth --json benchmarks/results/growth_cpu.json`
+`python -m benchmarks growth --json benchmarks/results/growth.jsonl#cpu`
 
 The update is that of `python -m benchmarks update`, its epochs and network included. One quantity grows at a time; the
 minibatches share the rollout, the seeds are trained by one vmapped program. Memory is what the compiler reports: what
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--quantities", nargs="+", choices=tuple(SWEEPS), default=tuple(SWEEPS))
     parser.add_argument("--rounds", type=_timing.positive, default=9, help="interleaved rounds")
     parser.add_argument("--points", type=int, help="only the first so many values of each")
-    parser.add_argument("--json", metavar="PATH", help="write the results here")
+    parser.add_argument("--json", metavar="FILE#NAME", help="write the record here")
     options = parser.parse_args()
     results = []
     for quantity in options.quantities:

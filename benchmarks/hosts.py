@@ -1,6 +1,6 @@
 """Environments on the host: steps per second of the environments alone, of collecting, and of whole training runs.
 
-    python -m benchmarks hosts --json benchmarks/results/hosts_cpu.json
+    python -m benchmarks hosts --json benchmarks/results/hosts.jsonl#cpu
     python -m benchmarks hosts --cleanrl ../cleanrl/.venv/bin/python ../cleanrl/cleanrl/ppo_continuous_action.py
 
 All train the same network on the same task in the same settings: 8 environments, 256 steps, 10 epochs of 32
@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--updates", type=_timing.positive, default=20, help="in each sample")
     parser.add_argument("--rounds", type=_timing.positive, default=5, help="interleaved")
     parser.add_argument("--cleanrl", nargs=2, metavar=("PYTHON", "SCRIPT"), help="its ppo_continuous_action.py")
-    parser.add_argument("--json", metavar="PATH", help="write the results here")
+    parser.add_argument("--json", metavar="FILE#NAME", help="write the record here")
     options = parser.parse_args()
     results = []
     for task in options.tasks:

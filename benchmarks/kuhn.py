@@ -5,8 +5,7 @@
 Each of two players antes 1 and gets one of three cards; the one with the higher card wins the pot. Each may pass or
 bet 1 more, and answers a bet by folding (a pass) or calling (a bet). The exploitability of a policy is what the best
 responses against it earn, averaged over the two seats; it is 0 in an equilibrium, and it is computed exactly here. Both
-arms have the same rollouts, entropy bonus and network. Writes benchmarks/results/kuhn.json, and fills
-docs/gallery/self_play.md.
+arms have the same rollouts, entropy bonus and network. Writes benchmarks/results/kuhn.jsonl.
 
 Reference: Kuhn 1950, A Simplified Two-Person Poker; Sokota et al. 2023, A Unified Approach to Reinforcement Learning,
 Quantal Response Equilibria, and Two-Player Zero-Sum Games, arXiv:2206.05825.
@@ -17,7 +16,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
 import time
 from typing import Annotated, Any, Literal
 
@@ -29,13 +27,10 @@ import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.training import at_least, more_than
 
-from . import _pages
-from ._arms import ROOT
-from ._timing import positive, record
+from ._records import RESULTS
+from ._timing import positive, write
 
 Array = jax.Array
-RESULTS = ROOT / "benchmarks/results/kuhn.json"
-PAGE = ROOT / "docs/gallery/self_play.md"
 CARDS, NODES, END = 3, 4, 4
 NEXT = ((1, 2), (END, 3), (END, END), (END, END))
 """The node after passing and after betting: 0 begins, 1 follows a pass, 2 a bet, and 3 a pass and a bet."""
@@ -186,25 +181,10 @@ def measure(config: Config, seeds: int) -> dict[str, Any]:
     }
 
 
-def block(results: dict[str, Any]) -> list[str]:
-    """The table of the page."""
-    names = {"mirror": "mirror descent, as above", "clipped": "`clipped_surrogate` in its place"}
-    rows = []
-    for arm in results["arms"]:
-        found = arm["exploitability"]
-        rows.append([names[arm["arm"]], _pages.interval(found, 3), f"{max(found['per_seed']):.3f}"])
-    return ["", *_pages.table(["surrogate", "exploitability", "worst seed"], rows)]
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=positive, default=10, help="how many seeds")
     args = parser.parse_args()
     arms = [measure(Config(arm=arm), args.seeds) for arm in ("mirror", "clipped")]
-    training.write_json(RESULTS, record("benchmarks kuhn", {"arms": arms}))
-    PAGE.write_text(_pages.filled(PAGE.read_text(), "kuhn", block(json.loads(RESULTS.read_text())["results"])))
-
-
-if __name__ == "__main__":
-    main()
+    write(f"{RESULTS}/kuhn.jsonl#kuhn", "benchmarks kuhn", {"arms": arms})

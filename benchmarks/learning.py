@@ -3,10 +3,10 @@
     python -m benchmarks learning cartpole pufferlib_pendulum --seeds 10
     python -m benchmarks learning cartpole --first-seed 101
 
-writes benchmarks/results/learning_<task>.json (configuration, versions, hardware, seeds, curve) and
-docs/img/learning_<task>.png for each task; `--first-seed 101` adds "_101" to the names, so that the seeds which the
-hyperparameters were chosen on and others stand next to each other, and so does `--set ent_coef=0.001` with
-"_ent_coef_0.001". What the file said before is kept in it, so that a change of the hot path shows in the same table.
+writes a record of benchmarks/results/learning.jsonl (configuration, versions, hardware, seeds, curve) for each task;
+`--first-seed 101` adds "_101" to its name, so that the seeds which the hyperparameters were chosen on and others stand
+next to each other, and so does `--set ent_coef=0.001` with "_ent_coef_0.001". What the record said before is kept in
+it, so that a change of the hot path shows.
 
 Three numbers are recorded for each seed: the return of the last 100 training episodes, as other projects report it;
 and the returns of 100 new episodes with the final policy, with sampled and with the most likely actions. The training
@@ -19,10 +19,8 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -32,10 +30,10 @@ import numpy as np
 from ppo_parts import training
 from recipes import cleanrl_ppo, ippo, library_ppo, pufferlib_ppo
 
-from . import classic, resets, rnd
-from ._timing import record
+from . import classic, rnd
+from ._records import RESULTS, read
+from ._timing import write
 
-ROOT = Path(__file__).resolve().parent.parent
 CLEANRL, PUFFERLIB = cleanrl_ppo.PRESETS, pufferlib_ppo.PRESETS
 
 
@@ -46,10 +44,15 @@ class Task(NamedTuple):
     config: Any
     threshold: float
     why: str
+    episodes: int = 100  # of each evaluation
 
 
 GYMNASIUM = "Gymnasium's reward threshold"
 SIMULATED: dict[str, Any] = {"num_envs": 16, "num_steps": 128}
+CONNECT_FOUR = cleanrl_ppo.Config(
+    env_id="pgx:connect_four", total_timesteps=3_000_000, num_envs=256, num_steps=16, hidden=(256, 256),
+    num_minibatches=8, learning_rate=1e-3, gae_lambda=0.8,
+)  # fmt: skip
 TASKS = {
     "cartpole": Task(cleanrl_ppo.make_train, CLEANRL["discrete"], 475, GYMNASIUM),
     "acrobot": Task(
@@ -116,7 +119,16 @@ TASKS = {
     ),
     "craftax_classic": Task(
         cleanrl_ppo.make_train,
-        dataclasses.replace(resets.CONFIG, env_id=f"{resets.CONFIG.env_id},reset_ratio=16"),
+        cleanrl_ppo.Config(
+            env_id="craftax:Craftax-Classic-Symbolic-v1,reset_ratio=16",
+            total_timesteps=1_000_000,
+            num_envs=64,
+            num_steps=64,
+            num_minibatches=8,
+            learning_rate=1e-3,
+            gae_lambda=0.8,
+            max_grad_norm=1.0,
+        ),
         4.2,
         "PPO in Hafner 2021, 1M steps of Crafter, from pixels",
     ),
@@ -131,6 +143,14 @@ TASKS = {
         90,
         GYMNASIUM,
     ),
+    **{
+        name: Task(cleanrl_ppo.make_train, dataclasses.replace(CONNECT_FOUR, **changes), 0.95, "of 1", episodes=5000)
+        for name, changes in {
+            "connect_four": {},
+            "connect_four_6m": {"total_timesteps": 6_000_000},
+            "connect_four_self_play": {"env_id": "pgx:connect_four,opponent=self"},
+        }.items()
+    },
     "rnd_deep_sea": Task(rnd.make_train, rnd.Config(), 0.98, "finds the treasure in every episode"),
 }
 
@@ -151,9 +171,9 @@ def evaluations(train: training.Train, keys: jax.Array, state: Any, episodes: in
     return found
 
 
-def success(each_seed: np.ndarray, threshold: float) -> float:
-    """The share of seeds at or above the threshold."""
-    return float(np.mean(each_seed >= threshold))
+def task_of(name: str) -> Task:
+    """The task of a record, whose name may also say seeds and changes of settings."""
+    return TASKS[max((task for task in TASKS if name.startswith(task)), key=len)]
 
 
 def changed(config: Any, changes: Sequence[str]) -> Any:
@@ -172,7 +192,7 @@ def measure(task: str, seeds: int, first_seed: int | None = None, changes: Seque
 
     `changes` are fields of the configuration and their values, as in "ent_coef=0.001".
     """
-    make_train, config, threshold, why = TASKS[task]
+    make_train, config, threshold, why, episodes = TASKS[task]
     config = changed(config, changes)
     first_seed = config.seed if first_seed is None else first_seed
     name = "_".join([task, *([] if first_seed == config.seed else [str(first_seed)]), *changes]).replace("=", "_")
@@ -185,9 +205,8 @@ def measure(task: str, seeds: int, first_seed: int | None = None, changes: Seque
     finished = time.perf_counter()
     returns, episodes = np.asarray(metrics["episode_return"]), np.asarray(metrics["episodes"])
     each_seed = {"last_100_episodes_return": np.asarray(training.last_episodes_return(returns, episodes))}
-    each_seed |= evaluations(train, keys, state)
+    each_seed |= evaluations(train, keys, state, episodes)
     env_steps = (1 + np.arange(train.num_updates)) * train.steps_per_update
-    training.plot_curve(ROOT / f"docs/img/learning_{name}.png", env_steps, returns.T, config.env_id)
     each = max(1, train.num_updates // 200)
     pieces = np.array_split(returns, range(each, returns.shape[1], each), axis=1)
     thin = np.stack([np.nanmean(piece, axis=1) for piece in pieces], axis=1)
@@ -216,15 +235,14 @@ def main() -> None:
     args = parser.parse_args()
     for task in args.tasks:
         result = measure(task, args.seeds, args.first_seed, args.set)
-        path = ROOT / f"benchmarks/results/learning_{result['task']}.json"
-        if path.exists():
-            last = json.loads(path.read_text())
+        last = read(RESULTS / "learning.jsonl").get(str(result["task"]))
+        if last:
             result["before"] = {key: last[key] for key in ("commit", "date")} | {
                 key: last["results"][key] for key in ("env_steps", "last_100_episodes_return")
             }
-        training.write_json(path, record("benchmarks learning", result))
+        write(f"{RESULTS}/learning.jsonl#{result['task']}", "benchmarks learning", result)
         print(f"{result['task']}: {result['env_steps']:,} steps, {args.seeds} seeds, {result['run_seconds']:.0f} s")
-        for what in ("last_100_episodes_return", "evaluation_100_episodes_return"):
+        for what in ("last_100_episodes_return", f"evaluation_{TASKS[task].episodes}_episodes_return"):
             found = result[what]
-            share = success(np.array(found["per_seed"]), TASKS[task].threshold)
+            share = np.mean(np.array(found["per_seed"]) >= TASKS[task].threshold)
             print(f"  {what}: mean {found['mean']:.3f} ({found['std']}), at or above the threshold: {share:.0%}")

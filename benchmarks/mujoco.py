@@ -6,8 +6,8 @@
 After every 1/20 of a run (`--evaluations`), 10 episodes are played with the mode of the policy and frozen statistics,
 with keys of their own for each seed. Two numbers are recorded for each seed: the best of these evaluations, as Tianshou
 reports it, and the mean return of the last 100 training episodes. The best of twenty evaluations favors a lucky one, so
-the last evaluation is recorded, too. The results are in benchmarks/results/mujoco/<task>_<steps>_<variant>_<first
-seed>.json, which is written after each evaluation. A variant changes one thing of the recipe.
+the last evaluation is recorded, too. The records are <task>_<steps>_<variant>_<first seed> of
+benchmarks/results/mujoco.jsonl, written after each evaluation. A variant changes one thing of the recipe.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import argparse
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,11 +24,11 @@ import numpy as np
 
 import ppo_parts as pp
 from ppo_parts import envs, training
-from recipes import mujoco_ppo
+from recipes import library_ppo, mujoco_ppo
 
-from ._timing import record
+from ._records import RESULTS
+from ._timing import write
 
-RESULTS = Path(__file__).resolve().parent / "results/mujoco"
 EPISODES = 10  # of each evaluation
 WITH_FORCES = ("Ant-v5", "Humanoid-v5")  # in version 3, the contact forces are always 0
 Config = mujoco_ppo.Config
@@ -83,7 +82,7 @@ def measure(
     config: Any,
     args: argparse.Namespace,
     variants: Mapping[str, Callable[[Any], training.Train]] = VARIANTS,
-    results: Path = RESULTS,
+    benchmark: str = "mujoco",
 ) -> None:
     """Train the seeds of `args` in one program, and write the results after each evaluation."""
     task, variant, seeds, first_seed = args.task, args.variant, args.seeds, args.first_seed
@@ -127,9 +126,8 @@ def measure(
             "last_100_episodes": training.summary(row["last_100_episodes"]),
             "curve": rows,
         }
-        results.mkdir(parents=True, exist_ok=True)
-        name = f"{task}_{config.total_timesteps}_{variant}_{first_seed}.json"
-        training.write_json(results / name, record(f"benchmarks {results.name}", result))
+        name = f"{task}_{config.total_timesteps}_{variant}_{first_seed}"
+        write(f"{RESULTS}/{benchmark}.jsonl#{name}", f"benchmarks {benchmark}", result)
         print(f"{task} {variant} {row['env_steps']:>9,}: best {best.mean():7.1f} +- {best.std():.1f}", flush=True)
 
 
@@ -152,5 +150,10 @@ def main() -> None:
     measure(SETTINGS.get(args.variant, lambda config: config)(config), args)
 
 
-if __name__ == "__main__":
-    main()
+def libraries() -> None:
+    """The PPO of each library with its default hyperparameters: the presets of `recipes.library_ppo`."""
+    variants = {name: library_ppo.make_train for name in library_ppo.PRESETS if name != "playground"}
+    args = parser_of(libraries.__doc__, variants).parse_args()
+    given = {"env_id": f"gym:{args.task}", "total_timesteps": int(args.steps), "seed": args.first_seed}
+    config = dataclasses.replace(library_ppo.PRESETS[args.variant], **given)
+    measure(config, args, variants, "libraries")

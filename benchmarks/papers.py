@@ -9,7 +9,6 @@ import inspect
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,9 +21,9 @@ from recipes import cleanrl_ppo
 
 from . import _pages
 from . import paper_index as index
-from ._timing import record
+from ._records import RESULTS, read
+from ._timing import write
 
-RESULTS = Path(__file__).resolve().parent / "results" / "papers"
 EPISODES = 100
 PLAIN = "plain"
 
@@ -63,10 +62,9 @@ def measure(train: training.Train, seeds: range) -> dict[str, Any]:
 
 def compare(config: cleanrl_ppo.Config, seeds: range, names: list[str]) -> None:
     """Measure the plain chain and those of the named papers, unless recorded already; write the record after each."""
-    path = RESULTS / f"{config.env_id}_{seeds.start}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    name_of_record = f"{config.env_id}_{seeds.start}"
     same = {"config": json.loads(json.dumps(dataclasses.asdict(config))), "seeds": list(seeds), "episodes": EPISODES}
-    recorded = json.loads(path.read_text())["results"] if path.exists() else {}
+    recorded = read(RESULTS / "papers.jsonl").get(name_of_record, {"results": {}})["results"]
     arms = recorded.pop("arms", {}) if {name: recorded.get(name) for name in same} == same else {}
     for name in (PLAIN, *names):
         if name in arms:
@@ -79,7 +77,7 @@ def compare(config: cleanrl_ppo.Config, seeds: range, names: list[str]) -> None:
             arms[name][what]["difference"] = _pages.difference(*returns)
         evaluated = arms[name]["evaluation_return"]
         print(f"{config.env_id} {name:20} {evaluated['mean']:8.1f} {evaluated['difference']}", flush=True)
-        training.write_json(path, record("benchmarks papers", same | {"arms": arms}))
+        write(f"{RESULTS}/papers.jsonl#{name_of_record}", "benchmarks papers", same | {"arms": arms})
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Every part and function of the hot core, against its rivals and against a plain copy of the memory.
 
-`python -m benchmarks parts --json benchmarks/results/parts_cpu.json`
+`python -m benchmarks parts --json benchmarks/results/parts.jsonl#cpu`
 
 Two clocks. *alone*: one compiled call, waited for; below some 50 000 elements that is the time to dispatch it.
 *inside*: the same function repeated in a loop of one compiled program, behind an optimization barrier, which is what it
@@ -424,7 +424,7 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=_timing.positive, default=15, help="interleaved; a third where one takes over 0.5 s"
     )
-    parser.add_argument("--json", metavar="PATH", help="write the results here")
+    parser.add_argument("--json", metavar="FILE#NAME", help="write the record here")
     options = parser.parse_args()
     rows = []
     print(f"{'part':32} {'size':>10} {'dtype':9} {'clock':7} {'method':12}  over the floor, over ours (quartiles)")

@@ -4,18 +4,15 @@
 
 The task is CartPole, whose returns are large: in a shared network, the gradient of the value loss is much larger than
 that of the policy loss. PPG has two networks, as one of the two arms of PPO. All arms have the same rollouts and sizes
-of minibatches, and are trained with each of three learning rates. Writes benchmarks/results/ppg.json and
-docs/img/ppg.png, and fills docs/gallery/values.md.
+of minibatches, and are trained with each of three learning rates. Writes
+benchmarks/results/ppg.jsonl.
 
 Reference: Cobbe et al. 2021, Phasic Policy Gradient, arXiv:2009.04416.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import time
 from typing import Annotated, Any, Literal
 
 import flax.linen as nn
@@ -28,13 +25,12 @@ import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.training import at_least
 
-from . import _arms, _pages
-from ._arms import MEASURES, ROOT, cell, draw_curves, outcome, summarized
-from ._timing import positive, record
+from . import _arms
+from ._arms import outcome, show, summarized
+from ._records import RESULTS
+from ._timing import write
 
 Array = jax.Array
-RESULTS = ROOT / "benchmarks/results/ppg.json"
-PAGE, PICTURE = ROOT / "docs/gallery/values.md", ROOT / "docs/img/ppg.png"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,47 +160,14 @@ def measure(config: Config, seeds: range) -> dict[str, Any]:
     }
 
 
-def block(results: dict[str, Any]) -> list[str]:
-    """The picture, and a table with a line for each arm and measure, and a column for each learning rate."""
-    lines = [
-        [name, words, *(cell(found[what]) for found in arm.values())]
-        for what, words in MEASURES.items()
-        for name, arm in results["arms"].items()
-    ]
-    lines = _pages.table(["", "", *(f"learning rate {rate:g}" for rate in RATES)], lines)[:-1]
-    return ["", f"![Return of PPO and PPG in CartPole against environment steps](../img/{PICTURE.name})", "", *lines]
-
-
-def draw(results: dict[str, Any]) -> None:
-    """Return against environment steps, for each learning rate."""
-    figure, panels = _pages.canvas(len(RATES), width=4)
-    for axes, rate in zip(panels, RATES, strict=True):
-        for k, (name, arm) in enumerate(results["arms"].items()):
-            draw_curves(axes, results["config"]["total_timesteps"], arm[f"{rate:g}"]["curves"], name, f"C{k}")
-        axes.set(xlabel="environment steps", title=f"learning rate {rate:g}", ylim=(0, 520))
-    panels[0].set(ylabel="return")
-    panels[0].legend(frameon=False)
-    _pages.save(figure, PICTURE)
-
-
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=positive, default=10, help="how many seeds")
-    parser.add_argument("--first-seed", type=int, default=1, help="the first of them")
-    parser.add_argument("--steps", type=positive, default=Config().total_timesteps, help="environment steps of a run")
-    parser.add_argument("--draw", action="store_true", help="only draw what was measured")
-    options = parser.parse_args()
+    options = _arms.parser_of(__doc__, Config().total_timesteps).parse_args()
     config = Config(total_timesteps=options.steps)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     results: dict[str, Any] = {"config": dataclasses.asdict(config), "seeds": list(seeds), "arms": {}}
-    for name, arm in {} if options.draw else ARMS.items():
-        began = time.perf_counter()
+    for name, arm in ARMS.items():
         results["arms"][name] = measure(dataclasses.replace(config, arm=arm), seeds)
         for rate, found in results["arms"][name].items():
-            print(f"{name:18} rate {rate}: {cell(found['second_half'])}, new {cell(found['evaluation'])}", flush=True)
-        print(f"{time.perf_counter() - began:.0f} s", flush=True)
-        training.write_json(RESULTS, record("benchmarks ppg", results))
-    results = json.loads(RESULTS.read_text())["results"]
-    draw(results)
-    PAGE.write_text(_pages.filled(PAGE.read_text(), "ppg", block(results)))
+            print(f"{name:18} rate {rate}: {show(found)}", flush=True)
+        write(f"{RESULTS}/ppg.jsonl#ppg", "benchmarks ppg", results)

@@ -4,18 +4,15 @@
 
 The recipe is `pufferlib_ppo`, and an arm gives it another chain, which differs in nothing but the three. The learning
 rate is chosen for each arm and task, from three, by the mean return over the whole of three seeds' training; ten other
-seeds are then trained with it. Writes benchmarks/results/study_<task>.json for each task, and from all of those that
-are there docs/img/study.png and the table in docs/study.md.
+seeds are then trained with it. Writes a record of benchmarks/results/study.jsonl for each task.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -26,9 +23,8 @@ import ppo_parts as pp
 from ppo_parts import training
 from recipes import pufferlib_ppo
 
-from ._timing import record
-
-ROOT = Path(__file__).resolve().parent.parent
+from ._records import RESULTS
+from ._timing import write
 
 
 class Arm(NamedTuple):
@@ -139,69 +135,12 @@ def _interval(arm: dict[str, Any], what: str) -> tuple[float, float, float]:
     return arm[what]["iqm"], *arm[what]["iqm_95"]
 
 
-def draw(results: dict[str, Any], path: Path) -> None:
-    """One panel per task: IQM of the return over the whole training, with its interval, for each arm."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 3.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(results), sharey=True, squeeze=False)[0]
-    for axes, result in zip(panels, results.values(), strict=True):
-        for row, (name, arm) in enumerate(result["arms"].items()):
-            iqm, low, high = _interval(arm, "return_over_training")
-            color = "black" if name == "plain" else "C0"
-            axes.errorbar(iqm, row, xerr=[[iqm - low], [high - iqm]], fmt="o", color=color, capsize=3)
-            if name == "plain":
-                axes.axvspan(low, high, color="black", alpha=0.08, linewidth=0)
-        config = result["config"]
-        axes.set(title=f"{config['env_id']}, {config['total_timesteps']:,} steps", xlabel="return over training")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="x", alpha=0.2)
-        axes.set_yticks(range(len(result["arms"])), result["arms"])
-        axes.tick_params(axis="y", length=0)
-    figure.axes[0].invert_yaxis()
-    figure.savefig(path, dpi=130)
-
-
-def table(results: dict[str, Any]) -> str:
-    """The same, and the last hundred episodes, in Markdown."""
-    head = "".join(f" {result['config']['env_id']} | last 100 |" for result in results.values())
-    lines = [f"| arm |{head}", "|---|" + "---|---|" * len(results)]
-    for name in ARMS:
-        cells = []
-        for result in results.values():
-            arm = result["arms"][name]
-            for what in ("return_over_training", "last_100_episodes_return"):
-                iqm, low, high = _interval(arm, what)
-                cells.append(f"{iqm:.1f} [{low:.1f}, {high:.1f}]")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def report() -> None:
-    """Draw the picture, and put the table into the page, from the results that are there."""
-    files = {task: ROOT / f"benchmarks/results/study_{task}.json" for task in TASKS}
-    results = {task: json.loads(path.read_text())["results"] for task, path in files.items() if path.exists()}
-    draw(results, ROOT / "docs/img/study.png")
-    page = ROOT / "docs/study.md"
-    before, mark, rest = page.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    page.write_text(f"{before}{mark}\n{table(results)}{END}{after}")
-
-
-BEGIN, END = "<!-- table -->", "<!-- end of table -->"
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "tasks", nargs="*", metavar="task", help=f"of {', '.join(TASKS)}; none: only draw what was measured"
-    )
+    parser.add_argument("tasks", nargs="+", metavar="task", help=f"of {', '.join(TASKS)}")
     tasks = parser.parse_args().tasks
     if unknown := set(tasks) - set(TASKS):
         parser.error(f"no such task: {', '.join(unknown)}; there are {', '.join(TASKS)}")
     for task in tasks:
-        training.write_json(ROOT / f"benchmarks/results/study_{task}.json", record("benchmarks study", measure(task)))
-    report()
+        write(f"{RESULTS}/study.jsonl#{task}", "benchmarks study", measure(task))

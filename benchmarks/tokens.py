@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=positive, default=10)
     parser.add_argument("--updates", type=positive, default=UPDATES)
     parser.add_argument("--chains", nargs="+", choices=list(chains()), default=list(chains()))
-    parser.add_argument("--json", help="where to write the results")
+    parser.add_argument("--json", metavar="FILE#NAME", help="write the record here")
     options = parser.parse_args()
     results = {}
     for name in options.chains:

@@ -1,6 +1,6 @@
 """Training, end to end: environment steps per second and compile time of the recipes and of others.
 
-`python -m benchmarks train --json benchmarks/results/train_cpu.json`
+`python -m benchmarks train --json benchmarks/results/train.jsonl#cpu`
 
 Everybody trains the same network (two tanh layers of 64 for the actor, two for the critic) with rollouts of 128 steps,
 4 epochs of 4 minibatches and Adam, in one process, in turn. `handwritten` is CleanRL's PPO as one function in the
@@ -251,7 +251,7 @@ def main() -> None:
     )
     parser.add_argument("--compilations", type=int, default=1, help="of each program; the median counts")
     parser.add_argument("--no-host", action="store_true", help="without sbx and stable-baselines3")
-    parser.add_argument("--json", metavar="PATH", help="write the results here")
+    parser.add_argument("--json", metavar="FILE#NAME", help="write the record here")
     options = parser.parse_args()
     for name in sorted({"rejax", *HOST_RIVALS}):
         if not installed(name):

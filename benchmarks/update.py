@@ -1,7 +1,7 @@
 """What the chain costs: `learner.update` against one hand-written function that does exactly the same work.
 
-`python -m benchmarks update cleanrl --json benchmarks/results/update_cpu.json`
-`python -m benchmarks update pufferlib --json benchmarks/results/update_pufferlib_cpu.json`
+`python -m benchmarks update cleanrl --json benchmarks/results/update.jsonl#cpu`
+`python -m benchmarks update pufferlib --json benchmarks/results/update.jsonl#pufferlib_cpu`
 
 `cleanrl` is CleanRL's PPO update: GAE with truncation, 4 epochs of 4 shuffled minibatches, advantages normalized per
 minibatch, clipped surrogate, clipped value loss, entropy bonus, clipping by global norm, Adam. `pufferlib` is
@@ -319,7 +319,7 @@ def main() -> None:
     parser.add_argument("recipe", choices=RECIPES)
     parser.add_argument("--rounds", type=_timing.positive, default=41, help="interleaved; a third at the largest size")
     parser.add_argument("--sizes", nargs="+", type=_timing.size, default=SIZES, metavar="TxN")
-    parser.add_argument("--json", metavar="PATH", help="write the results here")
+    parser.add_argument("--json", metavar="FILE#NAME", help="write the record here")
     options = parser.parse_args()
     results = []
     print("size      program           trace s  compile s   run ms  ours / it, wall: median (quartiles)  CPU time")

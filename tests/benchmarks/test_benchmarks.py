@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import _pages, atari, compare, hosts, migration, mujoco_page, parts, report, results_page, train
+from benchmarks import _pages, atari, compare, hosts, mujoco_page, parts, report, results_page, train
 from ppo_parts import training
 
 programs, chosen = train.programs, {"cleanrl", "handwritten"}
@@ -176,34 +176,6 @@ def test_returns_of_atari_games_beside_those_that_cleanrl_prints(tmp_path, monke
     assert f"| {link} [+](../benchmarks/results/atari/two.json) | 100 | 5 - 6 | 4.00 [4.00, 4.00] |" in page
     assert (tmp_path / "results_atari.png").exists()
     assert atari.section(tmp_path / "none", tmp_path) == []
-
-
-def test_returns_of_a_script_before_and_after_its_migration(tmp_path):
-    (tmp_path / "helper.py").write_text("RETURN = 10.0\n")
-    (tmp_path / "before.py").write_text(
-        "import jax, jax.numpy as jnp\n"
-        "from helper import RETURN\n"
-        "def make_train(config):\n"
-        "    def train(key):\n"
-        "        shape = (40, config['NUM_STEPS'], config['NUM_ENVS'])\n"
-        "        update = jnp.broadcast_to(jnp.arange(40.0)[:, None, None], shape)\n"
-        "        ended = jnp.zeros(shape, bool).at[:, 0, 0].set(True).at[-1, 1, 1].set(True)\n"
-        "        seed = jax.random.key_data(key)[-1]\n"
-        "        return {'metrics': {'returned_episode': ended, 'returned_episode_returns': RETURN * seed + update}}\n"
-        "    return train\n"
-    )
-    counted = migration.episodes(tmp_path / "before.py", range(2, 4))
-    assert counted.shape == (2, 2, 20)
-    assert counted[:, :, 0].tolist() == [[2 * 20 + 1, 2 * 30 + 1], [2, 2]]
-    assert counted[1, :, -1].tolist() == [3, 3]
-    assert np.allclose(
-        migration.mean_returns(counted, 18), [20 + (36 + 37 + 38 + 39 + 39) / 5, 30 + 189 / 5], atol=1e-4
-    )
-    (tmp_path / "after.py").write_text((tmp_path / "before.py").read_text().replace("40", "4000"))
-    scripts = {name: tmp_path / f"{name}.py" for name in ("before", "after")}
-    measured = migration.speeds(scripts, 3, migration.CONFIG | {"NUM_ENVS": 64})
-    assert [len(seconds) for seconds in measured["cpu_seconds"].values()] == [3, 3]
-    assert measured["speed_after_over_before"]["median"] < 0.5  # a hundred times the work
 
 
 def test_runs_that_differ_in_their_seeds_become_one_record(tmp_path):

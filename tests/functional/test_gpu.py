@@ -4,7 +4,6 @@ No GPU is needed: lowering for CUDA goes as far as the Triton program, which is 
 """
 
 import functools
-import importlib.util
 import json
 import re
 import sys
@@ -16,24 +15,25 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import gpu, ptx, report
+from benchmarks import gpu
 from ppo_parts.functional import _kernel, _recurrence
+from tests.functional import triton_programs
 
 # --- the kernels as Triton programs ---------------------------------------------------------------------------------
 
 
 @functools.cache
 def kernel(name, ragged=False):
-    """A kernel as `python -m benchmarks ptx` lowers it; `ragged` ends every axis in the middle of a block."""
-    case = ptx.cases()[name]
+    """A kernel at the sizes of `python -m benchmarks gpu`; `ragged` ends every axis in the middle of a block."""
+    case = triton_programs.cases()[name]
     arrays = case.arrays
     if ragged:
-        sizes = {ptx.ENVS: 1000, 18: 5, 4: 3}
+        sizes = {triton_programs.ENVS: 1000, 18: 5, 4: 3}
         arrays = {
             name: jax.ShapeDtypeStruct(tuple(sizes.get(n, n) for n in x.shape), x.dtype) for name, x in arrays.items()
         }
     try:
-        (found,) = ptx.kernels(ptx.lowered(case.function, arrays))
+        (found,) = triton_programs.kernels(triton_programs.lowered(case.function, arrays))
     except NotImplementedError as error:
         pytest.skip(str(error))
     return found
@@ -81,7 +81,7 @@ def test_every_array_is_touched_once(name):
     total = 0
     for access in accesses(found.ir, "load") + accesses(found.ir, "store"):
         count, size = elements(access.kind)
-        total += count * size * found.programs * (ptx.STEPS // _kernel.ROWS if access.looped else 1)
+        total += count * size * found.programs * (triton_programs.STEPS // _kernel.ROWS if access.looped else 1)
     again = sum(size for shape, size in found.arrays if shape == (1,)) * (
         found.programs - 1
     )  # numbers, by each program
@@ -103,20 +103,6 @@ def test_ragged_blocks_are_masked(name):
     assert 1000 in ends
     comparisons = re.findall(r"arith\.cmpi slt, .*tensor<(\w+)xi32>", found.ir)
     assert "32" in comparisons
-
-
-def test_the_kernels_compile_to_ptx():
-    if not importlib.util.find_spec("triton"):
-        pytest.skip("triton is not installed: pip install triton")
-    result = ptx.compile_kernel(kernel("gae"))
-    assert result["spilled_bytes"] == 0
-    assert result["registers"] <= 80  # at least 24 warps of 32 threads fit 65,536 registers
-
-
-def test_the_page_has_the_recorded_table():
-    record = json.loads((report.ROOT / "benchmarks/results/gpu_ptx.json").read_text())
-    assert ptx.table(record["results"]) in (report.ROOT / "docs/gpu.md").read_text()
-    assert {row["kernel"] for row in record["results"]} == set(ptx.cases())
 
 
 # --- what a GPU will be asked ---------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import ppo_parts as pp
-from benchmarks._runs import tiny
 from ppo_parts import envs, networks
 from recipes import cleanrl_ppo, ippo, pufferlib_ppo
+from tests.runs import tiny
 
 KEYS = jax.random.split(jax.random.key(0), 3)
 

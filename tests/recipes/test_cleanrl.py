@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks._runs import arguments, assert_same_run, compiled_programs_kept_in, rows, tiny
 from ppo_parts import envs, training
 from recipes import cleanrl_ppo
 from recipes.cleanrl_ppo import PRESETS, Config, make_train
 from tests.envs.test_rollout import echo
+from tests.runs import arguments, assert_same_run, compiled_programs_kept_in, rows, tiny
 
 pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks._runs import EVALUATED, UPDATES, Crash, acting, compiled_programs_kept_in, crash, go, tiny
 from ppo_parts.training._messages import printed_messages
 from recipes import cleanrl_ppo
+from tests.runs import EVALUATED, UPDATES, Crash, acting, compiled_programs_kept_in, crash, go, tiny
 
 
 def pytest_collection_modifyitems(items):

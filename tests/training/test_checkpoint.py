@@ -15,10 +15,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from benchmarks._runs import EVALUATED, Crash, assert_same_run, checkpoint, evaluations, go, raw, rows, steps
 from ppo_parts import training
 from ppo_parts.training._checkpoint import Checkpoints
 from tests.common import assert_same
+from tests.runs import EVALUATED, Crash, assert_same_run, checkpoint, evaluations, go, raw, rows, steps
 
 
 def test_checkpoint_holds_any_tree_of_arrays(tmp_path):

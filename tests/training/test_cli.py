@@ -20,7 +20,6 @@ import pytest
 import yaml
 
 import ppo_parts as pp
-from benchmarks._runs import tiny
 from ppo_parts import envs, training
 from ppo_parts.commands import evaluate
 from ppo_parts.training._cli import fitting_preset, whole_number, with_flag
@@ -29,6 +28,7 @@ from ppo_parts.training._device import check_memory
 from ppo_parts.training._train import seed_keys
 from recipes import cleanrl_ppo, ippo, pufferlib_ppo
 from recipes.__main__ import listed
+from tests.runs import tiny
 
 pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
 RECIPES = (cleanrl_ppo, pufferlib_ppo, ippo)

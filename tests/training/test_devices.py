@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from benchmarks._collectives import collectives
-from benchmarks._runs import checkpoint, go, rows, tiny
 from ppo_parts import envs, training
 from recipes import async_ppo, cleanrl_ppo
 from tests.core.test_sharding import alone
+from tests.runs import checkpoint, go, rows, tiny
 
 CONFIG = tiny(total_timesteps=6 * 64, num_envs=8, shards=4, normalize_env=True)
 CHECKSUM = "checksum of the rest"

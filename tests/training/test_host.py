@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from benchmarks._runs import go, rows, tiny
 from ppo_parts import envs, training
 from ppo_parts.training._folder import RunFolder
 from recipes import cleanrl_ppo
+from tests.runs import go, rows, tiny
 
 
 class Fragile(gymnasium.Env):

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks._runs import UPDATES, Crash, assert_same_run, checkpoint, crash, go, rows, steps, tiny
 from ppo_parts import training
 from ppo_parts.training._checkpoint import Checkpoints
 from ppo_parts.training._options import (
@@ -16,6 +15,7 @@ from ppo_parts.training._options import (
     validate,
 )
 from recipes import cleanrl_ppo
+from tests.runs import UPDATES, Crash, assert_same_run, checkpoint, crash, go, rows, steps, tiny
 
 
 @pytest.fixture(scope="module")

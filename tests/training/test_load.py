@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks._runs import UPDATES, checkpoint, raw, rows, steps, tiny
 from ppo_parts import training
 from recipes import cleanrl_ppo, pufferlib_ppo
 from tests.common import assert_same
+from tests.runs import UPDATES, checkpoint, raw, rows, steps, tiny
 
 
 def test_load_brings_back_policy_and_history(train, make_train, whole, evaluated):

@@ -2,8 +2,8 @@
 
 import logging
 
-from benchmarks._runs import go
 from ppo_parts.training._messages import logger
+from tests.runs import go
 
 
 def test_run_is_quiet_unless_logging_shows_its_messages(train, tmp_path, capsys, caplog):

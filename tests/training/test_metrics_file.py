@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks._runs import Crash, acting, assert_same_run, checkpoint, crash, go, rows, tiny
+from tests.runs import Crash, acting, assert_same_run, checkpoint, crash, go, rows, tiny
 from ppo_parts import training
 from ppo_parts.training._metrics_file import Best, Thinning
 from recipes import cleanrl_ppo

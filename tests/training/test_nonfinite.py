@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks._runs import checkpoint, go, rows, steps, tiny
 from ppo_parts.training import _run
 from recipes import cleanrl_ppo
 from tests.common import assert_same
+from tests.runs import checkpoint, go, rows, steps, tiny
 
 
 class Faulty(gymnax.environments.environment.Environment):

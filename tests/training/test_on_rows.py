@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks._runs import EVALUATED, UPDATES, Crash, acting, assert_same_run, checkpoint, crash, go, rows, steps
 from ppo_parts import training
+from tests.runs import EVALUATED, UPDATES, Crash, acting, assert_same_run, checkpoint, crash, go, rows, steps
 
 
 def test_on_rows_gets_each_row_once_and_in_order(train, evaluated, tmp_path):

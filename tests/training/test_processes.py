@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks._runs import ROOT, rows, steps
+from tests.runs import ROOT, rows, steps
 
 pytestmark = pytest.mark.slow
 SIZES = "--total-timesteps 1e8 --num-envs 8 --num-steps 8 --num-minibatches 2 --update-epochs 1 --hidden 8 --shards 2"

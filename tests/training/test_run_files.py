@@ -13,7 +13,13 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks._runs import (
+from ppo_parts.training import RunFolderError, RunOptions, _run
+from ppo_parts.training._program import Pace, compile_program
+from ppo_parts.training._recipe import recipe_of
+from ppo_parts.training._run import introduction
+from ppo_parts.training._writer import open_run
+from recipes import async_ppo, atari_ppo
+from tests.runs import (
     UPDATES,
     Crash,
     acting,
@@ -27,12 +33,6 @@ from benchmarks._runs import (
     steps,
     tiny,
 )
-from ppo_parts.training import RunFolderError, RunOptions, _run
-from ppo_parts.training._program import Pace, compile_program
-from ppo_parts.training._recipe import recipe_of
-from ppo_parts.training._run import introduction
-from ppo_parts.training._writer import open_run
-from recipes import async_ppo, atari_ppo
 
 
 def test_run_leaves_its_configuration_metrics_picture_and_result(whole):

@@ -9,7 +9,13 @@ from pathlib import Path
 import jax
 import pytest
 
-from benchmarks._runs import (
+from ppo_parts import training
+from ppo_parts.training import _metrics_file
+from ppo_parts.training._checkpoint import Checkpoints
+from ppo_parts.training._program import Program
+from ppo_parts.training._progress import TensorBoard
+from recipes import cleanrl_ppo, pufferlib_ppo
+from tests.runs import (
     EVALUATED,
     UPDATES,
     Crash,
@@ -22,12 +28,6 @@ from benchmarks._runs import (
     steps,
     tiny,
 )
-from ppo_parts import training
-from ppo_parts.training import _metrics_file
-from ppo_parts.training._checkpoint import Checkpoints
-from ppo_parts.training._program import Program
-from ppo_parts.training._progress import TensorBoard
-from recipes import cleanrl_ppo, pufferlib_ppo
 
 
 @pytest.mark.parametrize("after", [2, 4, 10])

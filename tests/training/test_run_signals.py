@@ -8,7 +8,12 @@ import time
 
 import pytest
 
-from benchmarks._runs import (
+from ppo_parts import training
+from ppo_parts.training import RunOptions
+from ppo_parts.training._config_file import stored_run
+from ppo_parts.training._signals import Interrupt
+from recipes import cleanrl_ppo
+from tests.runs import (
     QUIET,
     acting,
     arguments,
@@ -21,11 +26,6 @@ from benchmarks._runs import (
     steps,
     tiny,
 )
-from ppo_parts import training
-from ppo_parts.training import RunOptions
-from ppo_parts.training._config_file import stored_run
-from ppo_parts.training._signals import Interrupt
-from recipes import cleanrl_ppo
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks._runs import UPDATES, rows, tiny
 from ppo_parts import training
 from ppo_parts._base.cpu import sequential_vmap_on_cpu
 from recipes import cleanrl_ppo
+from tests.runs import UPDATES, rows, tiny
 
 
 def test_train_is_a_pure_function_of_its_key_and_of_numbers_in_the_configuration(train, whole):

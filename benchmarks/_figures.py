@@ -1,0 +1,263 @@
+"""Figures of the pages, drawn from the records: a function of a path for each file of docs/img."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ._pages import canvas, save
+from ._tables import PUBLISHED, comparisons, records, whole_runs
+
+GAMES_AVERAGED = 20  # by the moving mean of the picture of Atari
+
+
+def band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The 95 % bootstrap interval of the mean over seeds, `[points, seeds]`: within what the seeds reach."""
+    draws = np.random.default_rng(0).integers(values.shape[1], size=(2000, values.shape[1]))
+    means = np.nanmean(values[:, draws], axis=2)
+    return np.nanquantile(means, 0.025, axis=1), np.nanquantile(means, 0.975, axis=1)
+
+
+def draw_mean(axes: Any, x: Any, values: np.ndarray, color: Any, label: str | None = None, style: str = "-") -> None:
+    """Mean over seeds and its 95 % interval, of `[points, seeds]`."""
+    axes.plot(x, np.nanmean(values, axis=1), style, color=color, label=label)
+    axes.fill_between(x, *band(values), color=color, alpha=0.2, linewidth=0)
+
+
+def learning(path: Path, name: str) -> None:
+    """The learning curve of a record of `benchmarks learning`: every seed, and their mean with its interval."""
+    result = records("learning")[name]["results"]
+    returns = np.array(result["curve"]["mean_return_per_seed"], float).T
+    steps = np.array(result["curve"]["env_steps"][: len(returns)])
+    figure, (axes,) = canvas(1, width=7)
+    axes.plot(steps, returns, color="C0", alpha=0.15, linewidth=0.7)
+    draw_mean(axes, steps, returns, "C0", f"mean of {returns.shape[1]} seeds, and its 95 % interval")
+    axes.plot([], [], color="C0", alpha=0.3, linewidth=0.7, label="each seed")
+    axes.set(title=result["config"]["env_id"], xlabel="environment steps", ylabel="episode return")
+    axes.legend(frameon=False)
+    save(figure, path)
+
+
+def mujoco(path: Path) -> None:
+    """A panel for each task: the runs of each variant, which has a color, and Tianshou's means as lines."""
+    runs = whole_runs()
+    tasks, variants = sorted({run["task"] for run in runs}), list(dict.fromkeys(run["variant"] for run in runs))
+    figure, panels = canvas(len(tasks), columns=3)
+    for task, panel in zip(tasks, panels, strict=True):
+        for run in (run for run in runs if run["task"] == task):
+            steps = [row["env_steps"] / 1e6 for row in run["curve"]]
+            color, style = f"C{variants.index(run['variant'])}", "-" if steps[-1] > 2 else "--"
+            seen = np.array([row["evaluation"] for row in run["curve"]])
+            draw_mean(panel, steps, seen, color, f"{run['variant']}, {steps[-1]:.0f}M", style)
+        for text, style, budget in zip(PUBLISHED[task], (":", "-."), ("1M", "3M"), strict=False):
+            panel.axhline(float(text.split()[0]), color="gray", ls=style, lw=1, label=f"Tianshou, best of {budget}")
+        panel.set(title=task, xlabel="million environment steps", ylabel="return of 10 episodes")
+        panel.legend(fontsize=8)
+    save(figure, path)
+
+
+def choices(path: Path) -> None:
+    """A panel for each task: how much the return changes with each choice of a library."""
+    from .differences import DIFFERENCES
+
+    compared = comparisons("differences", DIFFERENCES)
+    names = [name for name in DIFFERENCES if name in compared[0].last]
+    figure, panels = canvas(len(compared), width=4.6)
+    figure.set_size_inches(9.2, 1.2 + 0.27 * len(names))
+    for one, panel in zip(compared, panels, strict=True):
+        for shift, label, changes in (
+            (-0.15, "last evaluation", one.last),
+            (0.15, "mean of all evaluations", one.mean),
+        ):
+            middle, low, high = np.array([[changes[name]["mean"], *changes[name]["95"]] for name in names]).T
+            places = np.arange(len(names)) + shift
+            panel.errorbar(middle, places, xerr=[middle - low, high - middle], fmt="o", ms=4, lw=1.2, label=label)
+        panel.axvline(0, color="gray", lw=1)
+        panel.set(title=f"{one.task}, seeds {one.seeds}", xlabel="change of the return, and its 95 % interval")
+        panel.set_yticks(range(len(names)), names if panel is panels[0] else [""] * len(names))
+        panel.invert_yaxis()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    save(figure, path)
+
+
+def atari(path: Path) -> None:
+    """A panel for each game: moving means of the returns of games, a line for each seed."""
+    tasks = list(dict.fromkeys(record["results"]["task"] for record in records("atari").values()))
+    figure, panels = canvas(len(tasks))
+    for task, panel in zip(tasks, panels, strict=True):
+        for color, name in enumerate(("ppo_parts", "cleanrl")):
+            found = [x["results"] for x in records("atari").values() if x["results"]["task"] == task]
+            for number, run in enumerate(run for result in found for run in result["runs"][name]):
+                steps, returns, games = np.array(run["games"], float).reshape(-1, 3).T
+                steps, returns = (np.repeat(x, games.astype(int)) for x in (steps, returns))
+                means = np.convolve(returns, np.ones(GAMES_AVERAGED) / GAMES_AVERAGED, "valid")
+                label = None if number else {"ppo_parts": "atari_ppo", "cleanrl": "CleanRL"}[name]
+                panel.plot(steps[len(steps) - len(means) :] / 1000, means, color=f"C{color}", lw=1.2, label=label)
+        panel.set(title=task, xlabel="thousand environment steps", ylabel="return of a game")
+        panel.legend(fontsize=8)
+    save(figure, path)
+
+
+def curves(axes: Any, steps: int, curves: Any, label: str, color: Any) -> None:
+    """Windows of training: mean over seeds against environment steps."""
+    values = np.array(curves, float).T
+    draw_mean(axes, (np.arange(len(values)) + 0.5) * steps / len(values), values, color, label)
+    axes.set(xlabel="environment steps", ylim=(0, 520))
+
+
+def ewma(path: Path) -> None:
+    """Curves of each arm for each batch size, and the return of all arms against the batch size."""
+    results = records("ewma")["ewma"]["results"]
+    config, by_divisor = results["config"], results["arms"]
+    size, names = config["num_envs"] * config["num_steps"], list(by_divisor["1"])
+    figure, panels = canvas(len(names) + 1, width=4.2, columns=3)
+    for axes, name in zip(panels, names, strict=False):
+        for k, (c, arms) in enumerate(by_divisor.items()):
+            color = str(0.75 * k / max(1, len(by_divisor) - 1))
+            curves(axes, config["total_timesteps"], arms[name]["curves"], f"batch of {size // int(c):,}", color)
+        axes.set(title=name, ylabel="return")
+        axes.legend(fontsize=8, framealpha=0.9)
+    for color, name in zip(("C7", "C1", "C2", "C0"), names, strict=True):
+        found = [arms[name]["second_half"] for arms in by_divisor.values()]
+        mean, (low, high) = np.array([x["mean"] for x in found]), np.array([x["mean_95"] for x in found]).T
+        x = [size // int(c) for c in by_divisor]
+        panels[-1].errorbar(x, mean, [mean - low, high - mean], color=color, marker=".", capsize=3, label=name)
+    panels[-1].set(xscale="log", xlabel="batch, steps", title="return in the second half", ylim=(0, 520))
+    panels[-1].set_xticks(x, [f"{batch:,}" for batch in x])
+    panels[-1].minorticks_off()
+    panels[-1].legend(fontsize=8)
+    save(figure, path)
+
+
+def ppg(path: Path) -> None:
+    """Return against environment steps, for each learning rate."""
+    results = records("ppg")["ppg"]["results"]
+    rates = list(next(iter(results["arms"].values())))
+    figure, panels = canvas(len(rates), width=4)
+    for axes, rate in zip(panels, rates, strict=True):
+        for k, (name, arm) in enumerate(results["arms"].items()):
+            curves(axes, results["config"]["total_timesteps"], arm[rate]["curves"], name, f"C{k}")
+        axes.set(title=f"learning rate {rate}", ylabel="return")
+    panels[0].legend(frameon=False)
+    save(figure, path)
+
+
+def study(path: Path) -> None:
+    """One panel per task: IQM of the return over the whole training, with its interval, for each arm."""
+    found = records("study")
+    figure, panels = canvas(len(found), width=3.4)
+    for axes, record in zip(panels, found.values(), strict=True):
+        result = record["results"]
+        for row, (name, arm) in enumerate(result["arms"].items()):
+            iqm, (low, high) = arm["return_over_training"]["iqm"], arm["return_over_training"]["iqm_95"]
+            color = "black" if name == "plain" else "C0"
+            axes.errorbar(iqm, row, xerr=[[iqm - low], [high - iqm]], fmt="o", color=color, capsize=3)
+            if name == "plain":
+                axes.axvspan(low, high, color="black", alpha=0.08, linewidth=0)
+        config = result["config"]
+        axes.set(title=f"{config['env_id']}, {config['total_timesteps']:,} steps", xlabel="return over training")
+        axes.set_yticks(range(len(result["arms"])), result["arms"] if axes is panels[0] else [""] * len(result["arms"]))
+        axes.invert_yaxis()
+    save(figure, path)
+
+
+def sweep(path: Path) -> None:
+    """One heat map per entropy coefficient."""
+    result = records("sweep")["sweep"]["results"]
+    returns, (rates, clips, entropies) = np.array(result["last_100_episodes_return"]), result["grid"].values()
+    figure, panels = canvas(len(entropies), width=3.4)
+    for k, axes in enumerate(panels):
+        axes.grid(visible=False)
+        image = axes.imshow(returns[..., k], vmin=returns.min(), vmax=returns.max(), cmap="viridis", aspect="auto")
+        for (i, j), value in np.ndenumerate(returns[..., k]):
+            light = value < (returns.min() + returns.max()) / 2
+            axes.text(j, i, f"{value:.1f}", ha="center", va="center", color="white" if light else "black")
+        axes.set(title=f"ent_coef {entropies[k]:g}", xlabel="clip_coef", xticks=range(len(clips)), xticklabels=clips)
+        axes.set_yticks(range(len(rates)), [f"{r:g}" for r in rates])
+    panels[0].set(ylabel="actor_learning_rate")
+    figure.colorbar(image, ax=list(panels), label="return, last 100 episodes")
+    save(figure, path)
+
+
+def parts(path: Path) -> None:
+    """Time against the number of elements, for the two estimators and their rivals."""
+    rows = [row for row in records("parts")["cpu"]["results"] if row["clock"] == "inside"]
+    figure, panels = canvas(2)
+    for axes, part in zip(panels, ("gae", "vtrace"), strict=True):
+        chosen = [row for row in rows if row["part"] == part]
+        for method in dict.fromkeys(row["method"] for row in chosen):
+            line = sorted((math.prod(row["size"]), row["us"]["median"]) for row in chosen if row["method"] == method)
+            style = {"color": "black", "linestyle": ":"} if method == "floor" else {"marker": "."}
+            axes.plot(*zip(*line, strict=True), label=method, **style)
+        axes.set(xscale="log", yscale="log", xlabel="steps x environments", ylabel="microseconds", title=part)
+        axes.legend(frameon=False)
+    save(figure, path)
+
+
+def growth(path: Path) -> None:
+    """Milliseconds per update against each quantity; dotted: proportional to the last point."""
+    sweeps: dict[str, list[Any]] = {}
+    for row in records("growth")["cpu"]["results"]:
+        sweeps.setdefault(row["quantity"], []).append(row)
+    figure, panels = canvas(len(sweeps), width=3.2, columns=3)
+    for axes, (quantity, rows) in zip(panels, sweeps.items(), strict=True):
+        x, y = [row[quantity] for row in rows], [row["ms"]["median"] for row in rows]
+        axes.plot(x, y, marker=".", label="measured")
+        axes.plot(x, [y[-1] * value / x[-1] for value in x], color="black", linestyle=":", label="proportional")
+        axes.set(xscale="log", yscale="log", xlabel=quantity, ylabel="milliseconds per update")
+        axes.legend(frameon=False)
+    save(figure, path)
+
+
+def devices(path: Path) -> None:
+    """What each device does and sends, against the number of devices."""
+    rows = records("devices")["devices"]["rows"]
+    names = list(dict.fromkeys(row["recipe"] for row in rows))
+    figure, panels = canvas(3, width=3.6)
+    titles = ("FLOPs per device, of one", "temporaries per device, of one", "collective operations per update")
+    for color, name in enumerate(names):
+        for scaling, style in (("strong", "-"), ("weak", "--")):
+            mine = [row for row in rows if row["recipe"] == name and row["scaling"] == scaling]
+            for panel, quantity in zip(panels, ("flops", "temporaries", None), strict=True):
+                ys = [
+                    row[quantity] / mine[0][quantity] if quantity else sum(row["operations"].values()) for row in mine
+                ]
+                panel.plot([row["devices"] for row in mine], ys, style, color=f"C{color}", marker=".")
+    every = sorted({row["devices"] for row in rows})
+    for panel, title in zip(panels, titles, strict=True):
+        panel.set(xscale="log", xlabel="devices", title=title)
+        panel.set_xticks(every, map(str, every))
+        panel.minorticks_off()
+    for panel in panels[:2]:
+        panel.set(yscale="log")
+    panels[2].set(ylim=(0, None))
+    for color, name in enumerate(names):
+        panels[2].plot([], [], color=f"C{color}", label=name)
+    for scaling, style in (("strong: the same environments in all", "-"), ("weak: as many for each device", "--")):
+        panels[2].plot([], [], style, color="gray", label=scaling)
+    figure.legend(*panels[2].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+    save(figure, path)
+
+
+FIGURES: dict[str, Callable[[Path], None]] = {
+    "learning_cartpole.png": functools.partial(learning, name="cartpole"),
+    **{
+        f"learning_{name}.png": functools.partial(learning, name=name)
+        for name in ("ippo_spread", "ippo_smax_3m", "ippo_riddle")
+    },
+    "results_mujoco.png": mujoco,
+    "results_choices.png": choices,
+    "results_atari.png": atari,
+    "ewma.png": ewma,
+    "ppg.png": ppg,
+    "study.png": study,
+    "sweep.png": sweep,
+    "parts_cpu.png": parts,
+    "growth_cpu.png": growth,
+    "devices.png": devices,
+}

@@ -1,0 +1,538 @@
+"""Tables of the pages, made from the records: for each kind of block, a function of a linker and the block's words.
+
+A page has `<!-- NAME WORD ... -->`, a table, and `<!-- end -->`; `python -m benchmarks report` writes what stands
+between them. `link(text, *addresses)` is text that links to a record, with a plus sign for each further one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from ppo_parts import training
+
+from ._pages import difference, interval, signed, table
+from ._records import RESULTS, Record, read
+from .train import ONE_SEED, RECIPES
+
+Link = Callable[..., str]
+RETURNS = ("last_100_episodes_return", "evaluation_100_episodes_return")
+WHOLE = 500_000  # environment steps of a usual run
+PUBLISHED = {  # task: Tianshou's mean and standard deviation after 1M steps, and after 3M; others after 1M; one more
+    "HalfCheetah-v5": ("5784 (1244)", "7337", "CleanRL 1,443", ""),
+    "Ant-v5": ("3258 (1079)", "4079", "TRPO, SB3-zoo 4,982", ""),
+    "Walker2d-v5": ("3589 (757)", "4896", "TRPO, SB3-zoo 4,933", ""),
+    "Hopper-v5": ("2609 (701)", "3128", "TRPO, SB3-zoo 3,618", ""),
+    "Humanoid-v5": ("787 (194)", "1360", "rl_games about 3,300", "rl_games about 6,900"),
+}
+
+
+def records(benchmark: str) -> dict[str, Record]:
+    """The committed records of a benchmark by name."""
+    return read(RESULTS / f"{benchmark}.jsonl")
+
+
+def span(ratio: dict[str, float]) -> str:
+    """Median and quartiles of a ratio."""
+    return "{median:.2f} ({q1:.2f} - {q3:.2f})".format(**ratio)
+
+
+def short(x: float) -> str:
+    """Three digits or so."""
+    return f"{x:.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}"
+
+
+def seeds_of(seeds: list[int]) -> str:
+    """The first and the last seed."""
+    return f"{seeds[0]} - {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
+
+
+# --- learning -------------------------------------------------------------------------------------------------------
+
+
+def reached(result: Record) -> list[str]:
+    """Mean (standard deviation), and how many seeds reach the task's threshold, of each kind of return."""
+    from .learning import task_of
+
+    threshold, cells = task_of(result["task"]).threshold, []
+    for what in RETURNS:
+        found = result[what]
+        digits, returns = 1 if abs(found["mean"]) >= 10 else 3, np.array(found["per_seed"])
+        share = f"{np.sum(returns >= threshold)} of {len(returns)} >= {threshold:g}"
+        cells.append(f"{found['mean']:.{digits}f} ({found['std']:.{digits}f}); {share}")
+    return cells
+
+
+def learning(link: Link, *names: str) -> list[str]:
+    """Returns of runs of `benchmarks learning`, and how many seeds reach the threshold."""
+    rows = []
+    for name in names:
+        result = records("learning")[name]["results"]
+        task = f"{result['config']['env_id']}, {link(f'`{name}`', f'learning.jsonl#{name}')}"
+        rows.append([task, f"{result['env_steps']:,}", seeds_of(result["seeds"]), *reached(result)])
+    return table(
+        ["task", "steps", "seeds", "return of the last 100 training episodes", "return of 100 new episodes"], rows
+    )
+
+
+def published(link: Link, *names: str) -> list[str]:
+    """Returns of new episodes beside the published result that is the threshold of the task."""
+    from .learning import task_of
+
+    rows = []
+    for name in names:
+        found, task = records("learning")[name]["results"], task_of(name)
+        evaluated = (interval(found[f"{how}_100_episodes_return"], 1) for how in ("evaluation", "evaluation_mode"))
+        linked = link(found["config"]["env_id"], f"learning.jsonl#{name}")
+        steps = f"{found['env_steps']:,}"
+        rows.append([linked, steps, seeds_of(found["seeds"]), *evaluated, f"{task.threshold:g}, {task.why}"])
+    return table(
+        ["task", "steps", "seeds", "sampled actions", "most probable actions", "threshold, and its source"], rows
+    )
+
+
+def games(link: Link) -> list[str]:
+    """The shares of games that were won, of records that differ only in their seeds."""
+    groups: dict[str, list[Record]] = {}
+    for record in records("games").values():
+        groups.setdefault(record["results"]["game"], []).append(record)
+    rows = []
+    for game, group in sorted(groups.items()):
+        seeds = [seed for record in group for seed in record["results"]["seeds"]]
+        shares = [share([100 * seed[what] for seed in seeds]) for what in ("won_sampled", "won_mode")]
+        linked = link(game, *(f"games.jsonl#{record['name']}" for record in group))
+        steps = f"{group[0]['results']['env_steps']:,}"
+        rows.append([linked, steps, seeds_of([seed["seed"] for seed in seeds]), *shares])
+    return table(["game", "steps", "seeds", "won, sampled actions", "won, most probable actions"], rows)
+
+
+def share(percentages: list[float]) -> str:
+    """Percentages of the seeds: each of a few, and the interval of several."""
+    if len(percentages) < 5:
+        return ", ".join(f"{x:.1f} %" for x in percentages)
+    return f"{interval(training.summary(np.array(percentages)), 1)} %"
+
+
+def atari(link: Link) -> list[str]:
+    """The recipe beside CleanRL's script."""
+    groups: dict[tuple[str, int], list[Record]] = {}
+    for record in records("atari").values():
+        groups.setdefault((record["results"]["task"], record["results"]["env_steps"]), []).append(record)
+    rows = []
+    for (task, steps), group in groups.items():
+        runs = {name: [r for x in group for r in x["results"]["runs"][name]] for name in ("ppo_parts", "cleanrl")}
+        cells = []
+        for part in (0.8, 0.0):
+            for name in runs:
+                found = training.summary(np.array([mean_return(run, part * steps) for run in runs[name]]))
+                cells.append(interval(found, 2) if len(runs[name]) > 1 else f"{found['mean']:.2f}")
+        linked = link(task, *(f"atari.jsonl#{record['name']}" for record in group))
+        rows.append([linked, f"{steps:,}", seeds_of([run["seed"] for run in runs["ppo_parts"]]), *cells])
+    head = [f"{who}, {when}" for when in ("last 20 %", "all steps") for who in ("`atari_ppo`", "CleanRL")]
+    return table(["game", "steps", "seeds", *head], rows)
+
+
+def mean_return(run: Record, after: float) -> float:
+    """The mean return of the games that ended after this number of steps."""
+    rows = [row for row in run["games"] if row[0] > after]
+    return float(np.average([row[1] for row in rows], weights=[row[2] for row in rows])) if rows else float("nan")
+
+
+# --- MuJoCo ---------------------------------------------------------------------------------------------------------
+
+
+def runs(benchmark: str) -> list[Record]:
+    """The runs of a benchmark that have ended; those that differ only in their seeds become one."""
+    groups: dict[Any, list[Record]] = {}
+    for record in records(benchmark).values():
+        found = record["results"] | {"address": f"{benchmark}.jsonl#{record['name']}"}
+        if found["complete"]:
+            groups.setdefault((found["task"], found["variant"], found["env_steps"]), []).append(found)
+    return [merged(sorted(group, key=lambda x: int(x["seeds"][0]))) for group in groups.values()]
+
+
+def merged(group: list[Record]) -> Record:
+    """One run of several that have the same configuration and other seeds."""
+    names = ("evaluation", "last_100_episodes")
+    rows = list(zip(*(record["curve"] for record in group), strict=True))
+    curve = [row[0] | {name: [x for part in row for x in part[name]] for name in names} for row in rows]
+    return group[0] | {
+        "addresses": [record["address"] for record in group],
+        "seeds": [seed for record in group for seed in record["seeds"]],
+        "best_evaluation": training.summary(np.max([row["evaluation"] for row in curve], axis=0)),
+        "last_evaluation": training.summary(np.array(curve[-1]["evaluation"])),
+        "last_100_episodes": training.summary(np.array(curve[-1]["last_100_episodes"])),
+        "curve": curve,
+    }
+
+
+def whole_runs() -> list[Record]:
+    """The MuJoCo runs that have the steps of published results; shorter ones compare variants."""
+    return [run for run in runs("mujoco") if run["env_steps"] > 900_000]
+
+
+def mujoco(link: Link) -> list[str]:
+    """The recipe beside published results."""
+    from .mujoco import WITH_FORCES
+
+    ours = {
+        (run["task"], round(run["env_steps"] / 1e6)): interval(run["best_evaluation"])
+        for run in whole_runs()
+        if run["variant"] == ("no_contact_forces" if run["task"] in WITH_FORCES else "recipe")
+    }
+    tianshou = "[Tianshou](https://github.com/thu-ml/tianshou/tree/82dc1adf/examples/mujoco)"
+    head = ["task", "1M steps", f"{tianshou}, 1M", "others, 1M", "3M steps", f"{tianshou}, 3M", "others, 3M"]
+    rows = [
+        [task, ours.get((task, 1), ""), one, others, ours.get((task, 3), ""), three, more]
+        for task, (one, three, others, more) in PUBLISHED.items()
+    ]
+    return table(head, rows)
+
+
+def mujoco_runs(link: Link) -> list[str]:
+    """Every whole run."""
+    rows = [
+        [
+            link(run["task"], *run["addresses"]),
+            f"`{run['variant']}`",
+            f"{run['env_steps']:,}",
+            *(interval(run[what]) for what in ("best_evaluation", "last_evaluation", "last_100_episodes")),
+        ]
+        for run in whole_runs()
+    ]
+    return table(["task", "variant", "steps", "best of each seed", "last", "last 100 training episodes"], rows)
+
+
+class Comparison:
+    """Runs of one task that differ in one choice each, by the name of the choice; the first is the base."""
+
+    def __init__(self, chosen: list[Record]) -> None:
+        base = chosen[0]
+        seen = {run["variant"]: np.array([row["evaluation"] for row in run["curve"]]) for run in chosen}
+        first = seen[base["variant"]]
+        self.task, self.steps, self.seeds = base["task"], base["env_steps"], seeds_of(base["seeds"])
+        self.runs = {run["variant"]: run for run in chosen}
+        self.last = {name: difference(x[-1], first[-1]) for name, x in seen.items() if name != base["variant"]}
+        self.mean = {name: difference(x.mean(0), first.mean(0)) for name, x in seen.items() if name != base["variant"]}
+
+
+def comparisons(benchmark: str, names: Iterable[str]) -> list[Comparison]:
+    """A comparison for each task: of the short runs of a benchmark, in the order of `names`."""
+    names, by_task = list(names), {}
+    for run in runs(benchmark):
+        if run["env_steps"] < 900_000:
+            by_task.setdefault(run["task"], {})[run["variant"]] = run
+    return [Comparison([found[name] for name in names if name in found]) for found in by_task.values()]
+
+
+def choices(link: Link, benchmark: str) -> list[str]:
+    """The effect of each choice on the last evaluation, and on the mean of all evaluations."""
+    from . import differences
+    from .mujoco import VARIANTS
+
+    labels = {name: f"`{name}`" for name in VARIANTS}
+    if benchmark == "differences":
+        labels = {name: f"{each.what} ({each.who})" for name, each in differences.DIFFERENCES.items()}
+    compared = comparisons(benchmark, labels)
+    head = [x for one in compared for x in (f"{one.task}, seeds {one.seeds}", "mean of all")]
+    rows = []
+    for name, label in labels.items():
+        cells = []
+        for one in compared:
+            if name in one.last:
+                run = link(signed(one.last[name]), *one.runs[name]["addresses"])
+                cells += [run, signed(one.mean[name])]
+            elif name in one.runs:
+                cells += [link(interval(one.runs[name]["last_evaluation"]), *one.runs[name]["addresses"]), ""]
+            else:
+                cells += ["", ""]
+        if any(cells):
+            rows.append([label, *cells])
+    return table([f"change, {compared[0].steps:,} steps", *head], rows)
+
+
+def libraries(link: Link) -> list[str]:
+    """The presets of `recipes.library_ppo`."""
+    found = sorted(runs("libraries"), key=lambda run: -float(run["last_evaluation"]["mean"]))
+    rows = [
+        [
+            link(run["variant"], *run["addresses"]),
+            interval(run["last_evaluation"]),
+            interval(run["last_100_episodes"]),
+            f"{np.mean([row['approx_kl'] for row in run['curve']]):.4f}",
+        ]
+        for run in found
+    ]
+    head = f"{found[0]['task']}, {found[0]['env_steps']:,} steps, seeds {seeds_of(found[0]['seeds'])}"
+    return table([head, "last evaluation", "last 100 training episodes", "`approx_kl`"], rows)
+
+
+def settings(link: Link) -> list[str]:
+    """Main effects of settings, from two-level designs."""
+    found = {}  # of each task, the effects by what was changed
+    for design in records("retired")["mujoco_designs"]["designs"]:
+        effects, factors = main_effects(design), design["factors"].items()
+        found[design["task"]] = {f"{name}: {low} to {high}": effects[name] for name, (low, high) in factors}
+    rows = [
+        [change, *("{:+.0f} ({:.0f})".format(*x[change]) if change in x else "" for x in found.values())]
+        for change in dict.fromkeys(change for x in found.values() for change in x)
+    ]
+    return table([link("change of a setting", "retired.jsonl#mujoco_designs"), *found], rows)
+
+
+def main_effects(design: Record) -> dict[str, tuple[float, float]]:
+    """The effect of the second level of each factor and its standard error, by least squares."""
+    levels = [row["levels"] for row in design["rows"] for _ in row["returns"]]
+    returns = np.array([one for row in design["rows"] for one in row["returns"]])
+    terms = np.column_stack([np.ones(len(returns)), np.array(levels) - 0.5])
+    effects = np.linalg.lstsq(terms, returns, rcond=None)[0]
+    variance = np.sum(np.square(returns - terms @ effects)) / (len(returns) - terms.shape[1])
+    errors = np.sqrt(variance * np.diag(np.linalg.inv(terms.T @ terms)))
+    return {name: (effects[k + 1], errors[k + 1]) for k, name in enumerate(design["factors"])}
+
+
+# --- arms -----------------------------------------------------------------------------------------------------------
+
+MEASURES = {"second_half": "return in the second half of training", "evaluation": "return of 100 new episodes"}
+
+
+def ewma(link: Link) -> list[str]:
+    """A line for each arm and measure, and a column for each batch size."""
+    results = records("ewma")["ewma"]["results"]
+    size, by_divisor = results["config"]["num_envs"] * results["config"]["num_steps"], results["arms"]
+    rows = [
+        [name, words, *(interval(arms[name][what], 1) for arms in by_divisor.values())]
+        for what, words in MEASURES.items()
+        for name in by_divisor["1"]
+    ]
+    return table(["", "", *(f"batch of {size // int(c):,}" for c in by_divisor)], rows)
+
+
+def ppg(link: Link) -> list[str]:
+    """A line for each arm and measure, and a column for each learning rate."""
+    arms = records("ppg")["ppg"]["results"]["arms"]
+    rates = list(next(iter(arms.values())))
+    rows = [
+        [name, words, *(interval(arm[rate][what], 1) for rate in rates)]
+        for what, words in MEASURES.items()
+        for name, arm in arms.items()
+    ]
+    return table(["", "", *(f"learning rate {rate}" for rate in rates)], rows)
+
+
+def kuhn(link: Link) -> list[str]:
+    """Exploitability of both arms."""
+    names = {"mirror": "mirror descent, as above", "clipped": "`clipped_surrogate` in its place"}
+    rows = []
+    for arm in records("kuhn")["kuhn"]["results"]["arms"]:
+        found = arm["exploitability"]
+        rows.append([names[arm["arm"]], interval(found, 3), f"{max(found['per_seed']):.3f}"])
+    return table(["surrogate", "exploitability", "worst seed"], rows)
+
+
+def study(link: Link) -> list[str]:
+    """Interquartile means of every arm of the study."""
+    found = {task: record["results"] for task, record in records("study").items()}
+    head = [x for result in found.values() for x in (result["config"]["env_id"], "last 100")]
+    rows = []
+    for name in next(iter(found.values()))["arms"]:
+        cells = []
+        for result in found.values():
+            for what in ("return_over_training", "last_100_episodes_return"):
+                summary = result["arms"][name][what]
+                cells.append("{:.1f} [{:.1f}, {:.1f}]".format(summary["iqm"], *summary["iqm_95"]))
+        rows.append([name, *cells])
+    return table(["arm", *head], rows)
+
+
+# --- time -----------------------------------------------------------------------------------------------------------
+
+
+def provenance(link: Link, address: str) -> list[str]:
+    """Where the numbers of a record come from: its link, and command, date, commit, machine and versions."""
+    file, _, name = address.partition("#")
+    record = records(file.removesuffix(".jsonl"))[name]
+    hardware, versions = record["hardware"], record["versions"]
+    load = ", ".join(f"{x:.1f}" for x in hardware["load_average"])
+    changed = " and uncommitted changes" if record["uncommitted"] else ""
+    jax = f"jax {versions['jax']}, python {versions['python']}"
+    return [
+        f"{link('Record', address)}: {record['date'][:10]}, commit {record['commit'][:10]}{changed}, "
+        f"{hardware['cpu']}, {hardware['cores']} cores, load average {load}, {jax}."
+    ]
+
+
+def by_size(rows: list[Record], cell: Callable[[Record], str], label: Callable[[Record], str]) -> list[str]:
+    """A table with a line for each label and a column for each size."""
+    sizes = sorted({tuple(row["size"]) for row in rows}, key=lambda size: (math.prod(size), size))
+    cells: dict[str, dict[tuple[int, ...], str]] = {}
+    for row in rows:
+        cells.setdefault(label(row), {})[tuple(row["size"])] = cell(row)
+    lines = [[name, *(found.get(size, "") for size in sizes)] for name, found in cells.items()]
+    return table(["", *("x".join(map(str, size)) for size in sizes)], lines)
+
+
+def label_of(row: Record) -> str:
+    """What a microbenchmark timed."""
+    return f"`{row['part']}`" + (", gradient" if row["direction"] == "gradient" else "")
+
+
+def parts(link: Link, name: str) -> list[str]:
+    """Ours, inside one program: microseconds, and relative to the floor."""
+    rows = records("parts")[name]["results"]
+    suspect = disturbed(rows)
+    ours = [row for row in rows if (row["method"], row["clock"]) == ("ours", "inside")]
+
+    def times(row: Record) -> str:
+        doubt = "?" * (measured(row) in suspect)
+        return f"{short(row['us']['median'])} (x{short(row['over_floor']['median'])}){doubt}"
+
+    return by_size(ours, times, label_of)
+
+
+def rivals(link: Link, name: str, clock: str = "inside") -> list[str]:
+    """Other implementations: their time relative to ours."""
+    rows = records("parts")[name]["results"]
+    chosen = [row for row in rows if row["method"] not in ("ours", "floor") and row["clock"] == clock]
+    return by_size(chosen, lambda row: span(row["over_ours"]), lambda row: f"{label_of(row)}: {row['method']}")
+
+
+def measured(row: Record) -> tuple[Any, ...]:
+    """Describe what a microbenchmark timed, and by which clock."""
+    return row["part"], row["direction"], tuple(row["size"]), row["dtype"], row["clock"]
+
+
+def disturbed(rows: list[Record]) -> set[tuple[Any, ...]]:
+    """Which of our timings were taken while something else used the machine.
+
+    Their quartiles are far apart, or they are longer within a program than alone, where a call comes on top.
+    """
+    times = {measured(row): row["us"] for row in rows if row["method"] == "ours"}
+    wide = {what for what, us in times.items() if us["q3"] > 1.5 * us["q1"]}
+    alone = {what[:-1]: us["median"] for what, us in times.items() if what[-1] == "alone"}
+    inside = {what for what in times if what[-1] == "inside" and what[:-1] in alone}
+    return wide | {what for what in inside if times[what]["median"] > 1.25 * alone[what[:-1]]}
+
+
+def update(link: Link) -> list[str]:
+    """A whole update against one written by hand."""
+    rows = []
+    for name, record in records("update").items():
+        for row in record["results"]:
+            compiled = row["compile_seconds"]["ours"]
+            rows.append(
+                [
+                    link("CleanRL" if name == "cpu" else "PufferLib", f"update.jsonl#{name}"),
+                    "x".join(map(str, row["size"])),
+                    f"{row['run_ms']['ours']:.1f}",
+                    *(span(ratio) for ratio in row["ours_over"].values()),
+                    f"{compiled['trace']:.1f} + {compiled['compile']:.1f}",
+                ]
+            )
+    head = ["update", "size", "ours, ms", "over handwritten", "over it with diagnostics", "trace + compile, s"]
+    return table(head, rows)
+
+
+def growth(link: Link, name: str) -> list[str]:
+    """The cost of an update as a function of one quantity at a time."""
+    lines, before = [], None
+    for row in records("growth")[name]["results"]:
+        quantity, power = row["quantity"], ""
+        if before and before["quantity"] == quantity:
+            more = math.log(row["ms"]["median"] / before["ms"]["median"])
+            power = f"{more / math.log(row[quantity] / before[quantity]):.2f}"
+        size, before = row["bytes"], row
+        memory = (size["temp"], size["argument"] + size["output"]) if size else ()
+        lines.append(
+            [
+                f"{row[quantity]} {quantity}",
+                f"{row['ms']['median']:.1f} ({row['ms']['q1']:.1f} - {row['ms']['q3']:.1f})",
+                power,
+                " + ".join(f"{x / 2**20:.2f}" for x in memory),
+                "" if row.get("beyond") is None else f"{row['beyond']:.2f}",
+            ]
+        )
+    return table(["", "ms per update (quartiles)", "power", "memory, MiB", "beyond a minibatch"], lines)
+
+
+def speed(link: Link) -> list[str]:
+    """How many times faster the recipes are, from all records of whole runs of one seed."""
+    rivals = [*RECIPES, "rejax", "sbx", "sb3"]
+    lines = []
+    for (env, number), here in one_seed().items():
+        ratios = {program: span(row.get("over_recipe", row["over_cleanrl"])) for program, row in here.items()}
+        lines.append([f"{env}, {number}", *(ratios.get(rival, "") for rival in rivals)])
+    head = [f"`{recipe}` against the same written by hand" for recipe in RECIPES.values()]
+    return table(["environments", *head, "rejax", "sbx", "stable-baselines3"], lines)
+
+
+def one_seed() -> dict[tuple[str, int], dict[str, Record]]:
+    """The rows of whole runs of one seed, by environment and number of environments, and by program."""
+    found: dict[tuple[str, int], dict[str, Record]] = {}
+    for record in records("train").values():
+        for row in record["results"]:
+            if row["seeds"] == 1 and row["program"] != ONE_SEED:
+                found.setdefault((row["env"], row["num_envs"]), {})[row["program"]] = row
+    return found
+
+
+def extrapolated(link: Link) -> list[str]:
+    """The time of a usual run, from the speeds of shorter ones; with that of compiling where it was recorded."""
+    lines = []
+    for (env, number), here in one_seed().items():
+        if not {"sbx", "sb3"} <= set(here):
+            continue
+        seconds = {program: whole_run(row) for program, row in here.items()}
+        cells = [f"{seconds[x]:.0f} s, {seconds[x] / seconds['cleanrl']:.1f} times ours" for x in ("sbx", "sb3")]
+        steps = " and ".join(f"{here[program]['env_steps']:,}" for program in ("cleanrl", "sb3"))
+        lines.append([f"{env}, {number}", f"{seconds['cleanrl']:.1f} s", *cells, steps])
+    return table(
+        ["environments", "`cleanrl`", "sbx", "stable-baselines3", "steps that were timed, ours and theirs"], lines
+    )
+
+
+def whole_run(row: Record) -> float:
+    """Seconds of a run of `WHOLE` steps, with tracing and compiling where they were recorded."""
+    return float(WHOLE / row["steps_per_second"] + sum((row.get("compile_seconds") or {}).values()))
+
+
+def train(link: Link, *names: str) -> list[str]:
+    """Whole runs."""
+    lines = []
+    for name in names:
+        for row in records("train")[name]["results"]:
+            built = row.get("compile_seconds")
+            lines.append(
+                [
+                    link(f"{row['env']}, {row['num_envs']}", f"train.jsonl#{name}")
+                    + (f", {row['seeds']} seeds" if row["seeds"] > 1 else ""),
+                    row["program"],
+                    f"{row['steps_per_second']:,.0f}",
+                    span(row["over_cleanrl"]),
+                    "" if built is None else f"{built['trace']:.1f} + {built['compile']:.1f}",
+                    f"{row['temporary_bytes'] / 2**20:,.0f}" if row.get("temporary_bytes") else "",
+                ]
+            )
+    head = ["environments", "program", "steps/s", "time over cleanrl (quartiles)", "trace + compile, s", "MiB"]
+    return table(head, lines)
+
+
+def hosts(link: Link, name: str) -> list[str]:
+    """Steps per second with environments on the host."""
+    rows = [
+        [row["task"], row["program"], f"{row['steps_per_second']:,.0f}", span(row["over_recipe"])]
+        for row in records("hosts")[name]["results"]
+    ]
+    return table(["task, 8 environments", "program", "steps per second", "time relative to the recipe"], rows)
+
+
+BLOCKS: dict[str, Callable[..., list[str]]] = {
+    each.__name__: each
+    for each in (
+        learning, published, games, atari, mujoco, mujoco_runs, choices, libraries, settings, ewma, ppg, kuhn, study,
+        provenance, parts, rivals, update, growth, speed, extrapolated, train, hosts,
+    )
+}  # fmt: skip

@@ -1,0 +1,203 @@
+"""Helpers for tests of training runs: a tiny run, ways to run it, and readers of its files."""
+
+import contextlib
+import functools
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental.compilation_cache import compilation_cache
+
+from ppo_parts.training import Program, RunOptions, run
+from ppo_parts.training._program import compile_program
+from recipes.cleanrl_ppo import Config
+
+ROOT = Path(__file__).parents[1]
+STEPS_PER_UPDATE = 16
+UPDATES = 12
+QUIET = {"checkpoint_every": 4, "log_every": 2, "tensorboard": False, "progress": False}
+EVALUATED = {"eval_every": 5, "eval_episodes": 5, "best_metric": "evaluation/episode_return", "keep_checkpoints": None}
+
+
+def tiny(updates: int = UPDATES, **changes) -> Config:
+    """CartPole with a network of 8 units and `updates` updates of 2 environments times 8 steps."""
+    sizes = {"num_envs": 2, "num_steps": 8, "hidden": (8,), "num_minibatches": 2, "update_epochs": 1}
+    return Config(**{"total_timesteps": updates * STEPS_PER_UPDATE, **sizes, **changes})
+
+
+def arguments(config: Config) -> list[str]:
+    """The command line of a `tiny` configuration."""
+    names = ("total_timesteps", "num_envs", "num_steps", "num_minibatches", "update_epochs", "seed")
+    given = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(config, name)))]
+    return [*given, "--hidden", *map(str, config.hidden)]
+
+
+@contextlib.contextmanager
+def compiled_programs_kept_in(folder: Path):
+    """Compile each program once, and quickly; `start` does the same, so that processes share them and agree."""
+    given = {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_disable_most_optimizations": True,
+    }
+    before = {name: jax.config.values[name] for name in given}
+    for name, value in given.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def start(*argv: str, cache: Path, optimized: bool = False) -> subprocess.Popen:
+    """Start the recipe in its own process; `cache` keeps compiled programs."""
+    env = os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": str(int(not optimized)),
+    }
+    command = [sys.executable, "-m", "recipes.cleanrl_ppo", "--no-progress", *argv]
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def checkpoint(folder: Path, step: int | None = None) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint (the latest), as orbax reads them, none of our code involved."""
+    folder = (folder / "checkpoints").resolve()
+    step = max(int(p.name) for p in folder.iterdir() if p.name.isdecimal()) if step is None else step
+    with ocp.StandardCheckpointer() as reader:
+        return {"step": np.asarray(step), **reader.restore(folder / str(step) / "state")}
+
+
+def rows(folder: Path) -> list[dict]:
+    """The rows of metrics.jsonl, each of which has to be strict JSON, without their checksums."""
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    found = [json.loads(line, parse_constant=refuse) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in found:
+        del row["checksum"]
+    return found
+
+
+def steps(folder: Path) -> list[int]:
+    """The numbers of the checkpoints."""
+    return sorted(int(path.name) for path in (folder / "checkpoints").iterdir())
+
+
+def evaluations(folder: Path) -> dict[int, dict]:
+    """The metrics of evaluations, by the number of updates before each."""
+    found = {row["update"] + 1: {k: x for k, x in row.items() if k.startswith("evaluation/")} for row in rows(folder)}
+    return {update: metrics for update, metrics in found.items() if metrics}
+
+
+def scalars(folder: Path) -> dict[str, dict[int, float]]:
+    """Return the numbers in TensorBoard's files, by name and step."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    seen: dict[str, dict[int, float]] = {}
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        data, at = path.read_bytes(), 0
+        while at < len(data):
+            (length,) = struct.unpack_from("<Q", data, at)
+            event = Event.FromString(data[at + 12 : at + 12 + length])
+            at += 12 + length + 4
+            for value in event.summary.value:
+                seen.setdefault(value.tag, {})[event.step] = value.simple_value
+    return seen
+
+
+def assert_same_run(folder: Path, expected: Path) -> None:
+    """Two runs ended in the same state, and left the same metrics, to the last bit."""
+    one, other = checkpoint(folder), checkpoint(expected)
+    assert one.keys() == other.keys()
+    for name in one:
+        assert one[name].dtype == other[name].dtype, name
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+    assert (folder / "metrics.jsonl").read_bytes() == (expected / "metrics.jsonl").read_bytes()
+    one, other = (json.loads((where / "result.json").read_text()) for where in (folder, expected))
+    for name in (one.keys() & other.keys()) - {"curve", "timing"}:  # `evaluation` is there where it was asked for
+        assert one[name] == other[name], name
+
+
+def raw(x: Any) -> Any:
+    """Keys as the numbers they are made of."""
+    return jax.random.key_data(x) if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key) else x
+
+
+class Two:
+    """A pace of two updates in each call, whatever they take."""
+
+    updates = 2
+
+    def took(self, updates: int, seconds: float) -> None:
+        del updates, seconds
+
+
+_programs: dict[Any, Any] = {}
+
+
+def by_twos(
+    step: Any, state: Any, num_updates: int, num_seeds: int, pace: Any = None, donate: bool = True, placed: Any = None
+) -> Any:
+    """Two updates a call, and one program for all runs of one `Train`."""
+    del pace
+    key = (step, num_updates, num_seeds, placed and placed.mesh)
+    if key not in _programs:
+        _programs[key] = compile_program(step, state, num_updates, num_seeds, Two(), donate, placed)
+    return _programs[key]
+
+
+def acting(after: int, action: Callable[[], None]) -> Callable[..., Any]:
+    """As `by_twos`; `action` happens when `after` updates have been computed, but nothing of the last ones kept."""
+
+    def compile(*args: Any) -> Any:
+        advance, done = by_twos(*args), 0
+
+        def advance_then_act(state: Any, most: int) -> Any:
+            nonlocal done
+            state, measured = advance(state, most)
+            done += len(measured["loss"])
+            if done == after:
+                action()
+            return state, measured
+
+        return advance_then_act
+
+    return compile
+
+
+class Crash(Exception):
+    """The exception that kills a run in tests."""
+
+
+def crash() -> None:
+    """Raise it."""
+    raise Crash
+
+
+def go(
+    train: Any,
+    place: Path | None,
+    name: str,
+    config: Any = None,
+    compile: Any = by_twos,
+    on_rows: Any = None,
+    **options: Any,
+) -> Any:
+    """A quiet run by twos; returns its folder and its result."""
+    where = {} if "resume" in options else {"directory": place, "name": name}
+    kept = RunOptions(**{**QUIET, **options, **where})
+    make_program = functools.partial(Program, compile=compile)
+    result = run(train, config or tiny(), kept, on_rows=on_rows, make_program=make_program)
+    return kept.resume or kept.directory / kept.name, result
