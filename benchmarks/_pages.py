@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -31,6 +32,12 @@ def difference(now: Sequence[float], before: Sequence[float], samples: int = 500
 def signed(change: dict[str, Any]) -> str:
     """A difference and its interval."""
     return "{:+.0f} [{:+.0f}, {:+.0f}]".format(change["mean"], *change["95"])
+
+
+def filled(page: str, name: str, lines: Sequence[str]) -> str:
+    """`page` with these lines between `<!-- name -->` and `<!-- end -->`."""
+    block = "\n".join([f"<!-- {name} -->", *lines, "<!-- end -->"])
+    return re.sub(rf"<!-- {re.escape(name)} -->.*?<!-- end -->", lambda _: block, page, flags=re.DOTALL)
 
 
 def canvas(panels: int, width: float = 5, columns: int | None = None) -> tuple[Any, Any]:

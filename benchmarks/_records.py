@@ -40,7 +40,7 @@ def store(address: str | Path | None, record: Record) -> None:
     if not name:
         raise ValueError(f"a record needs a name: {file}#name, got {file!r}")
     path = ROOT / file  # `file`, if it is absolute
-    records = read(path) | {name: {"name": name, **plain(record)}}
+    records = read(path) | {name: {"name": name} | plain(record) | {"name": name}}
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(records[each], separators=(",", ":")) for each in sorted(records)]
     write_whole(path, ("\n".join(lines) + "\n").encode())

@@ -199,11 +199,11 @@ def mujoco_runs(link: Link) -> list[str]:
             link(run["task"], *run["addresses"]),
             f"`{run['variant']}`",
             f"{run['env_steps']:,}",
-            *(interval(run[what]) for what in ("best_evaluation", "last_evaluation", "last_100_episodes")),
+            *(interval(run[what]) for what in ("best_evaluation", "last_evaluation")),
         ]
         for run in whole_runs()
     ]
-    return table(["task", "variant", "steps", "best of each seed", "last", "last 100 training episodes"], rows)
+    return table(["task", "variant", "steps", "best of each seed", "last"], rows)
 
 
 class Comparison:
@@ -229,7 +229,7 @@ def comparisons(benchmark: str, names: Iterable[str]) -> list[Comparison]:
 
 
 def choices(link: Link, benchmark: str) -> list[str]:
-    """The effect of each choice on the last evaluation, and on the mean of all evaluations."""
+    """The effect of each choice on the last evaluation."""
     from . import differences
     from .mujoco import VARIANTS
 
@@ -237,18 +237,15 @@ def choices(link: Link, benchmark: str) -> list[str]:
     if benchmark == "differences":
         labels = {name: f"{each.what} ({each.who})" for name, each in differences.DIFFERENCES.items()}
     compared = comparisons(benchmark, labels)
-    head = [x for one in compared for x in (f"{one.task}, seeds {one.seeds}", "mean of all")]
+    head = [f"{one.task}, seeds {one.seeds}" for one in compared]
     rows = []
     for name, label in labels.items():
         cells = []
         for one in compared:
-            if name in one.last:
-                run = link(signed(one.last[name]), *one.runs[name]["addresses"])
-                cells += [run, signed(one.mean[name])]
-            elif name in one.runs:
-                cells += [link(interval(one.runs[name]["last_evaluation"]), *one.runs[name]["addresses"]), ""]
-            else:
-                cells += ["", ""]
+            shown = signed(one.last[name]) if name in one.last else ""
+            if name in one.runs and not shown:
+                shown = interval(one.runs[name]["last_evaluation"])
+            cells.append(link(shown, *one.runs[name]["addresses"]) if shown else "")
         if any(cells):
             rows.append([label, *cells])
     return table([f"change, {compared[0].steps:,} steps", *head], rows)
@@ -380,11 +377,12 @@ def label_of(row: Record) -> str:
     return f"`{row['part']}`" + (", gradient" if row["direction"] == "gradient" else "")
 
 
-def parts(link: Link, name: str) -> list[str]:
+def parts(link: Link, name: str, *sizes: str) -> list[str]:
     """Ours, inside one program: microseconds, and relative to the floor."""
     rows = records("parts")[name]["results"]
     suspect = disturbed(rows)
     ours = [row for row in rows if (row["method"], row["clock"]) == ("ours", "inside")]
+    ours = [row for row in ours if "x".join(map(str, row["size"])) in sizes]
 
     def times(row: Record) -> str:
         doubt = "?" * (measured(row) in suspect)
@@ -397,7 +395,9 @@ def rivals(link: Link, name: str, clock: str = "inside") -> list[str]:
     """Other implementations: their time relative to ours."""
     rows = records("parts")[name]["results"]
     chosen = [row for row in rows if row["method"] not in ("ours", "floor") and row["clock"] == clock]
-    return by_size(chosen, lambda row: span(row["over_ours"]), lambda row: f"{label_of(row)}: {row['method']}")
+    return by_size(
+        chosen, lambda row: short(row["over_ours"]["median"]), lambda row: f"{label_of(row)}: {row['method']}"
+    )
 
 
 def measured(row: Record) -> tuple[Any, ...]:
@@ -513,10 +513,9 @@ def train(link: Link, *names: str) -> list[str]:
                     f"{row['steps_per_second']:,.0f}",
                     span(row["over_cleanrl"]),
                     "" if built is None else f"{built['trace']:.1f} + {built['compile']:.1f}",
-                    f"{row['temporary_bytes'] / 2**20:,.0f}" if row.get("temporary_bytes") else "",
                 ]
             )
-    head = ["environments", "program", "steps/s", "time over cleanrl (quartiles)", "trace + compile, s", "MiB"]
+    head = ["environments", "program", "steps/s", "time over cleanrl (quartiles)", "trace + compile, s"]
     return table(head, lines)
 
 

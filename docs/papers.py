@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from benchmarks import _pages
 from benchmarks import paper_index as index
+from benchmarks._records import RESULTS, read
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, RECORDS = ROOT / "docs" / "papers.md", ROOT / "benchmarks" / "results" / "papers"
+PAGE = ROOT / "docs" / "papers.md"
 HEADER = ("paper", "what differs from the plain chain", "return over training", "return after training")
 MEASURES = ("return_over_training", "evaluation_return")
 
@@ -38,9 +38,9 @@ def row(name: str, arm: dict[str, Any]) -> tuple[str, ...]:
 def page() -> str:
     """The page with the tables of all records."""
     text = PAGE.read_text()
-    for path in sorted(RECORDS.glob("*.json")):
-        arms = json.loads(path.read_text())["results"]["arms"]
-        text = _pages.filled(text, path.stem, _pages.table(HEADER, [row(*arm) for arm in arms.items()])[:-1])
+    for name, record in read(RESULTS / "papers.jsonl").items():
+        arms = record["results"]["arms"]
+        text = _pages.filled(text, name, _pages.table(HEADER, [row(*arm) for arm in arms.items()])[:-1])
     return text
 
 

@@ -1,19 +1,13 @@
-"""The benchmarks of PPO-EWMA and PPG have the arms they name, and their pages are what the records say."""
+"""The benchmarks of PPO-EWMA and PPG have the arms they name."""
 
 import dataclasses
-import json
-import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ppo_parts as pp
-from benchmarks import __main__ as command_line
-from benchmarks import _arms, _pages, ewma, ppg
-from ppo_parts import training
-
-BENCHMARKS = {"ewma": ewma, "ppg": ppg}
+from benchmarks import ewma, ppg
 
 
 def test_arms_adjust_nothing_in_the_largest_batch():
@@ -53,51 +47,3 @@ def test_arms_of_ppg_have_the_networks_and_phases_they_name():
         assert set(state.learner.params) == ({"policy"} if arm == "shared" else {"policy", "value"})
     assert phases["phasic"] == {"policy", "value", "auxiliary"}
     assert phases["shared"] == phases["separate"] == {"policy_loss", "value_loss"}
-
-
-def synthetic(name):
-    """A record with random curves of two seeds."""
-    rng = np.random.default_rng(0)
-
-    def measured():
-        return _arms.summarized({"curve": rng.normal(size=(2, _arms.WINDOWS)), "evaluation": rng.normal(size=2)})
-
-    module = BENCHMARKS[name]
-    outer, inner = (("1", "4"), module.ARMS) if name == "ewma" else (module.ARMS, [f"{x:g}" for x in ppg.RATES])
-    arms = {x: {y: measured() for y in inner} for x in outer}
-    return {"config": dataclasses.asdict(module.Config()), "seeds": [1, 2], "arms": arms}
-
-
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_arms_are_drawn_and_tabulated_again_from_their_record(name, tmp_path, monkeypatch):
-    module, results = BENCHMARKS[name], synthetic(name)
-    for file in ("RESULTS", "PAGE", "PICTURE"):
-        monkeypatch.setattr(module, file, tmp_path / file)
-    monkeypatch.setattr(module, "PICTURE", tmp_path / "picture.png")
-    training.write_json(module.RESULTS, {"results": results})
-    module.PAGE.write_text(f"before\n<!-- {name} -->\nold\n<!-- end -->\nafter")
-    monkeypatch.setattr(sys, "argv", ["benchmarks", name, "--draw"])
-    command_line.main()
-    assert module.PICTURE.stat().st_size > 10_000
-    page = module.PAGE.read_text().splitlines()
-    assert (page[0], page[-1]) == ("before", "after")
-    assert "old" not in page
-    for found in (y for x in results["arms"].values() for y in x.values()):
-        assert _arms.cell(found["evaluation"]) in "\n".join(page)
-    monkeypatch.setattr(sys, "argv", ["benchmarks", name, "--seeds", "0"])
-    with pytest.raises(SystemExit, match="2"):
-        command_line.main()
-
-
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_claims_of_arms_are_those_of_their_record(name):
-    module = BENCHMARKS[name]
-    page = module.PAGE.read_text()
-    assert f"<!-- {name} -->" in page
-    if not module.RESULTS.exists():  # not measured yet: the page claims nothing
-        assert _pages.filled(page, name, []) == page
-        return
-    results = json.loads(module.RESULTS.read_text())["results"]
-    assert _pages.filled(page, name, module.block(results)) == page, f"run `python -m benchmarks {name} --draw`"
-    assert results["seeds"] == list(range(1, 11))
-    assert module.PICTURE.exists()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import _pages, atari, compare, hosts, mujoco_page, parts, report, results_page, train
+from benchmarks import _pages, _records, _tables, atari, compare, hosts, parts, report, train
 from ppo_parts import training
 
 programs, chosen = train.programs, {"cleanrl", "handwritten"}
@@ -24,15 +25,28 @@ def run(monkeypatch, *arguments):
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """A short run of some parts: a function with rivals, a loss, a reduction and a sampler."""
-    path = tmp_path_factory.mktemp("results") / "parts_test.json"
+    path = tmp_path_factory.mktemp("results") / "parts.jsonl"
     chosen = ("gae", "clipped_surrogate", "segment_priorities", "pp.segment_minibatches")
     with pytest.MonkeyPatch.context() as patch, jax.numpy_rank_promotion("allow"):  # rlax broadcasts
-        run(patch, "parts", "--parts", *chosen, "--sizes", "4x8", "--dtypes", "float32", "--rounds", 2, "--json", path)
+        run(
+            patch,
+            "parts",
+            "--parts",
+            *chosen,
+            "--sizes",
+            "4x8",
+            "--dtypes",
+            "float32",
+            "--rounds",
+            2,
+            "--json",
+            f"{path}#cpu",
+        )
     return path
 
 
 def test_parts_are_recorded(recorded):
-    record = json.loads(recorded.read_text())
+    record = _records.read(recorded)["cpu"]
     assert {"commit", "date", "hardware", "versions", "command"} <= set(record)
     rows = {(r["part"], r["direction"], r["method"], r["clock"]): r for r in record["results"]}
     for clock in ("alone", "inside"):
@@ -65,42 +79,21 @@ def test_every_part_has_a_floor_that_writes_as_much(dtype):
         assert [(x.shape, x.dtype) for x in same] == [(x.shape, x.dtype) for x in outputs], name
 
 
-def test_the_page_follows_from_the_records(recorded, tmp_path, monkeypatch):
-    record = json.loads(recorded.read_text())
-    (tmp_path / "parts_one_size.json").write_text(json.dumps(record))
-    record["results"] += [row | {"size": [8, 8]} for row in record["results"]]
-    (tmp_path / "parts_test.json").write_text(json.dumps(record))
-    for folder in ("a", "b"):
-        run(monkeypatch, "report", "--results", tmp_path, "--docs", tmp_path / folder)
-    a, b = ({p.name: p.read_bytes() for p in (tmp_path / folder).rglob("*.*")} for folder in ("a", "b"))
-    assert a == b
-    assert set(a) == {"benchmarks.md", "results.md", "parts_test.png"}
-    page = a["benchmarks.md"].decode()
-    assert "| `clipped_surrogate`, gradient |" in page
-    assert "| `gae`: unrolled, inside |" in page
-    assert "## Learning" not in page  # nothing is recorded there
-
-
 @pytest.mark.lenient_ranks  # the network's biases
 def test_growth_is_recorded_and_drawn(tmp_path, monkeypatch):
-    path = tmp_path / "growth_test.json"
-    run(monkeypatch, "growth", "--quantities", "environments", "--points", 1, "--rounds", 2, "--json", path)
-    record = json.loads(path.read_text())
+    path = tmp_path / "growth.jsonl"
+    run(monkeypatch, "growth", "--quantities", "environments", "--points", 1, "--rounds", 2, "--json", f"{path}#cpu")
+    record = _records.read(path)["cpu"]
     (row,) = record["results"]
     assert row["environments"] == 8
     assert row["bytes"]["argument"] > 128 * 8 * 4 * 4  # the observations alone
-    doubled = row | {"environments": 16, "ms": {name: 4 * x for name, x in row["ms"].items()}}
-    path.write_text(json.dumps(record | {"results": [row, doubled]}))
-    lines = report.report(tmp_path, tmp_path).splitlines()
-    assert [line.split(" | ")[2] for line in lines if " environments |" in line] == ["", "2.00"]
-    assert (tmp_path / "img/growth_test.png").exists()
 
 
 @pytest.mark.lenient_ranks  # the network's biases
 def test_training_runs_are_recorded(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(train.SETTINGS, "tiny", ("CartPole-v1", 4, 1, 1))
     monkeypatch.setattr(train, "installed", lambda name: False)
-    path = tmp_path / "train_test.json"
+    path = tmp_path / "train.jsonl"
     others = {"ippo": jax.numpy.sin, "ippo, handwritten": jax.numpy.cos}  # stand-ins, quickly compiled
 
     def some(*args):
@@ -108,31 +101,30 @@ def test_training_runs_are_recorded(tmp_path, monkeypatch, capsys):
         return found | {name: lambda key, f=f: f(jax.random.normal(key)) for name, f in others.items()}
 
     monkeypatch.setattr(train, "programs", some)
-    run(monkeypatch, "train", "--settings", "tiny", "--rounds", 2, "--json", path)
-    rows = {row["program"]: row for row in json.loads(path.read_text())["results"]}
+    run(monkeypatch, "train", "--settings", "tiny", "--rounds", 2, "--json", f"{path}#cpu")
+    monkeypatch.setattr(_tables, "RESULTS", tmp_path)
+    rows = {row["program"]: row for row in _records.read(path)["cpu"]["results"]}
     assert set(rows) == chosen | set(others)
     assert all(row["env_steps"] == 4 * 128 for row in rows.values())
     assert rows["cleanrl"]["over_cleanrl"]["median"] == 1
     assert rows["handwritten"]["over_recipe"] == rows["handwritten"]["over_cleanrl"]
     assert {name for name, row in rows.items() if "over_recipe" in row} == {"handwritten", "ippo, handwritten"}
     assert rows["ippo, handwritten"]["over_recipe"]["median"] > 10 * rows["ippo, handwritten"]["over_cleanrl"]["median"]
-    page = report.report(tmp_path, tmp_path)
-    assert "| CartPole-v1, 4 | handwritten |" in page
-    cleanrl, ippo = (report.span(rows[name]["over_recipe"]) for name in ("handwritten", "ippo, handwritten"))
-    assert f"| CartPole-v1, 4 | {cleanrl} |  | {ippo} |  |  |  |" in page
-    slower = json.loads(path.read_text())
+    table = _tables.train(lambda text, *addresses: text, "cpu")
+    assert any(line.startswith("| CartPole-v1, 4 | handwritten |") for line in table)
+    cleanrl, ippo = (_tables.span(rows[name]["over_recipe"]) for name in ("handwritten", "ippo, handwritten"))
+    assert f"| CartPole-v1, 4 | {cleanrl} |  | {ippo} |  |  |  |" in _tables.speed(lambda text, *addresses: text)
+    slower = _records.find(f"{path}#cpu")
     for row in slower["results"]:
         if row["program"] == "handwritten":
             row["over_recipe"] = {name: x / 100 for name, x in row["over_recipe"].items()}
-    (tmp_path / "slower.json").write_text(json.dumps(slower))
+    _records.store(f"{path}#slower", slower)
     with pytest.raises(SystemExit, match="1"):
-        run(monkeypatch, "compare", path, tmp_path / "slower.json")
+        run(monkeypatch, "compare", f"{path}#cpu", f"{path}#slower")
     printed = capsys.readouterr().out
     assert "left out" in printed
     assert "slower: tiny: recipe against handwritten" in printed
     assert "4 compared, 1 slower" in printed
-    assert page.count("times that") == 2
-    assert page.count(", its recipe: ") == 1
 
 
 def test_what_was_written_by_hand_takes_part_with_its_recipe():
@@ -141,15 +133,22 @@ def test_what_was_written_by_hand_takes_part_with_its_recipe():
     assert set(train.RECIPES.values()) <= set(found)
 
 
-@pytest.mark.parametrize(("name", "make"), [("benchmarks", report.report), ("results", results_page.page)])
-def test_the_page_is_up_to_date(name, make, tmp_path):
-    def text(page):  # the pictures that exist depend on the folder
-        return [line for line in page.splitlines() if line and not line.startswith("![")]
+@pytest.mark.parametrize("path", report.PAGES, ids=lambda path: path.name)
+def test_tables_of_pages_are_those_of_the_records(path):
+    page = path.read_text()
+    assert report.filled(page, path.parent) == page, "run `python -m benchmarks report`"
+    for file, name in re.findall(r"benchmarks/results/(\w+)\.jsonl#([^)\s]+)", page):
+        assert name in _tables.records(file) or file == "gpu", f"{path} links to {file}.jsonl#{name}"
 
-    written = (report.ROOT / f"docs/{name}.md").read_text()
-    assert text(make(report.ROOT / "benchmarks/results", tmp_path)) == text(written), (
-        "run `python -m benchmarks report`"
-    )
+
+def test_records_are_added_and_replaced_by_name(tmp_path):
+    path = tmp_path / "new.jsonl"
+    assert _records.read(path) == {}
+    for name, number in (("b", 1), ("a", 2), ("b", 3)):
+        _records.store(f"{path}#{name}", {"results": np.array([number])})
+    assert [(name, record["results"]) for name, record in _records.read(path).items()] == [("a", [2]), ("b", [3])]
+    with pytest.raises(ValueError, match="a record needs a name"):
+        _records.store(path, {})
 
 
 def test_returns_of_atari_games_beside_those_that_cleanrl_prints(tmp_path, monkeypatch):
@@ -164,45 +163,43 @@ def test_returns_of_atari_games_beside_those_that_cleanrl_prints(tmp_path, monke
     runs = {"ppo_parts": [ours], "cleanrl": [theirs]}
     result = {"task": config.env_id, "config": {"seed": 5}, "env_steps": 100, "runs": runs, "complete": True}
     result["cleanrl_versions"] = {"ale-py": "0.8.1", "torch": "2.13", "sha256 of the script": "ab"}
-    (tmp_path / "atari").mkdir()
-    (tmp_path / "atari/one.json").write_text(json.dumps({"results": result}))
-    page = "\n".join(atari.section(tmp_path, tmp_path))
-    link = "[ale:space_invaders](../benchmarks/results/atari/one.json)"
-    assert f"| {link} | 100 | 5 | 4.00 | -3.00 | 2.00 | -1.00 |\n" in page
-    assert "CleanRL's script ran with ale-py 0.8.1, torch 2.13." in page
+    monkeypatch.setattr(_tables, "RESULTS", tmp_path)
+    _records.store(f"{tmp_path}/atari.jsonl#one", {"results": result})
+    row = _tables.atari(lambda text, *addresses: f"{text} {len(addresses)}")[2]
+    assert row == "| ale:space_invaders 1 | 100 | 5 | 4.00 | -3.00 | 2.00 | -1.00 |"
     another = {name: [run | {"seed": 6} for run in each] for name, each in runs.items()}
-    (tmp_path / "atari/two.json").write_text(json.dumps({"results": result | {"config": {"seed": 6}, "runs": another}}))
-    page = "\n".join(atari.section(tmp_path, tmp_path))
-    assert f"| {link} [+](../benchmarks/results/atari/two.json) | 100 | 5 - 6 | 4.00 [4.00, 4.00] |" in page
-    assert (tmp_path / "results_atari.png").exists()
-    assert atari.section(tmp_path / "none", tmp_path) == []
+    _records.store(f"{tmp_path}/atari.jsonl#two", {"results": result | {"config": {"seed": 6}, "runs": another}})
+    row = _tables.atari(lambda text, *addresses: f"{text} {len(addresses)}")[2]
+    assert row.startswith("| ale:space_invaders 2 | 100 | 5 - 6 | 4.00 [4.00, 4.00] |")
 
 
-def test_runs_that_differ_in_their_seeds_become_one_record(tmp_path):
+def test_runs_that_differ_in_their_seeds_become_one_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(_tables, "RESULTS", tmp_path)
+
     def write(first, evaluations, variant="recipe", complete=True):
         curve = [
             {"env_steps": 10 * (i + 1), "evaluation": x, "last_100_episodes": x} for i, x in enumerate(evaluations)
         ]
         result = {"task": "Ant-v5", "variant": variant, "env_steps": 20, "complete": complete, "curve": curve}
         result |= {"seeds": [first, first + 1], "config": {}, "last_evaluation": training.summary(evaluations[-1])}
-        (tmp_path / f"{variant}_{first}.json").write_text(json.dumps({"results": result}))
+        _records.store(f"{tmp_path}/mujoco.jsonl#{variant}_{first}", {"results": result})
 
     write(11, [[5.0, 6.0], [7.0, 2.0]])
     write(1, [[1.0, 2.0], [3.0, 4.0]])
     write(1, [[0.0, 0.0], [0.0, 0.0]], variant="tianshou")
     write(21, [[9.0, 9.0], [9.0, 9.0]], complete=False)
-    one, other = mujoco_page.runs(tmp_path)
-    assert (one["seeds"], one["files"], other["seeds"]) == ([1, 2, 11, 12], ["recipe_1.json", "recipe_11.json"], [1, 2])
+    one, other = _tables.runs("mujoco")
+    assert (one["seeds"], other["seeds"]) == ([1, 2, 11, 12], [1, 2])
+    assert one["addresses"] == ["mujoco.jsonl#recipe_1", "mujoco.jsonl#recipe_11"]
     assert [row["evaluation"] for row in one["curve"]] == [[1, 2, 5, 6], [3, 4, 7, 2]]
     assert one["best_evaluation"]["per_seed"] == [3, 4, 7, 6]
     assert one["last_evaluation"]["per_seed"] == one["last_100_episodes"]["per_seed"] == [3, 4, 7, 2]
-    assert mujoco_page.link(one).endswith("recipe_1.json) [+](../benchmarks/results/mujoco/recipe_11.json)")
 
 
 def test_main_effects_are_averages_over_the_other_settings():
     # returns = 10 + 4 a - 6 b + 2 a b, with levels of 0 and 1
     rows = [{"levels": [a, b], "returns": [10 + 4 * a - 6 * b + 2 * a * b] * 2} for a in (0, 1) for b in (0, 1)]
-    effects = mujoco_page.main_effects({"factors": {"a": [0.1, 0.2], "b": [False, True]}, "rows": rows})
+    effects = _tables.main_effects({"factors": {"a": [0.1, 0.2], "b": [False, True]}, "rows": rows})
     assert {name: effect for name, (effect, _) in effects.items()} == pytest.approx({"a": 5.0, "b": -5.0})
     # The interaction leaves residuals of 0.5 in each of 8 runs, and 3 terms are fitted.
     assert effects["a"][1] == pytest.approx((8 * 0.25 / 5) ** 0.5 / 2**0.5)
@@ -220,7 +217,7 @@ def test_a_difference_of_means_has_an_interval_over_seeds():
 
 
 def test_what_became_slower(recorded, tmp_path, monkeypatch, capsys):
-    record = json.loads(recorded.read_text())
+    record = _records.read(recorded)["cpu"]
 
     quartiles = {"median": 1.0, "q1": 0.9, "q3": 1.1}
     worse = {"median": 1.5, "q1": 1.2, "q3": 2.0}
@@ -229,11 +226,11 @@ def test_what_became_slower(recorded, tmp_path, monkeypatch, capsys):
     assert compare.verdict(quartiles, worse, 0.6) == ""
     assert compare.verdict(quartiles, worse | {"q1": 1.05}, 0.15) == ""  # their spreads overlap
 
-    old, new = recorded, tmp_path / "new.json"
+    old, new = f"{recorded}#cpu", tmp_path / "new.jsonl"
 
     def status(*options):
         with pytest.raises(SystemExit) as stopped:
-            run(monkeypatch, "compare", old, new, *options)
+            run(monkeypatch, "compare", old, f"{new}#cpu", *options)
         return stopped.value.code, capsys.readouterr().out
 
     for row in record["results"]:
@@ -241,13 +238,13 @@ def test_what_became_slower(recorded, tmp_path, monkeypatch, capsys):
             row["over_floor"] = {name: 10 * x for name, x in row["over_floor"].items()}
         if row["clock"] == "alone":  # mostly dispatch: not compared
             row["over_floor"] = {name: 100 * x for name, x in row["over_floor"].items()}
-    new.write_text(json.dumps(record | {"results": record["results"][::-1]}))
+    _records.store(f"{new}#cpu", record | {"results": record["results"][::-1]})
     code, printed = status()
     assert code == 1
     assert "slower: gae forward 4x8 float32" in printed
     assert "5 compared, 1 slower" in printed
     assert status("--threshold", 20)[0] == 0
-    for unusable in (json.dumps(record | {"results": []}), "{"):
+    for unusable in (json.dumps(record | {"results": []}) + "\n", "{"):
         new.write_text(unusable)
         assert status()[0] == 2
     new.unlink()

@@ -1,37 +1,31 @@
 """What the pages claim is what the records say."""
 
-import json
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from benchmarks import _pages, differences, kuhn, learning, mujoco, mujoco_page, report, results_page
+from benchmarks import _pages, _records, _tables, differences, kuhn, learning, mujoco, report
 from ppo_parts.training import EpisodeResults
 
-RESULTS = report.ROOT / "benchmarks/results"
 README = (report.ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("name", report.PAGES)
-def test_claims_learning_tables_are_those_of_the_records(name):
-    page = (report.ROOT / name).read_text()
-    assert "<!-- learning " in page
-    for task in " ".join(re.findall(r"<!-- learning (.*?) -->", page)).split():
-        assert (RESULTS / f"learning_{task}.json").exists(), f"{name} asks for {task}, which has no record"
-    assert report.filled(page, RESULTS, "../benchmarks/results") == page, "run `python -m benchmarks report`"
+def results(benchmark, name):
+    return _tables.records(benchmark)[name]["results"]
 
 
-def test_claims_learning_table_has_means_deviations_and_successes(tmp_path):
+def test_claims_learning_table_has_means_deviations_and_successes(tmp_path, monkeypatch):
     summary = {"mean": 450.04, "std": 12.34, "per_seed": [474.0, 475.0, 500.0]}
     result = {"task": "cartpole_101", "config": {"env_id": "CartPole-v1"}, "env_steps": 1000, "seeds": [101, 102, 103]}
-    result |= dict.fromkeys(report.RETURNS, summary)
-    (tmp_path / "learning_cartpole_101.json").write_text(json.dumps({"results": result}))
+    monkeypatch.setattr(_tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    result |= dict.fromkeys(_tables.RETURNS, summary)
+    _records.store(f"{tmp_path}/learning.jsonl#cartpole_101", {"results": result})
     page = "before\n<!-- learning cartpole_101 -->\nold numbers\n<!-- end -->\nafter"
-    found = report.filled(page, tmp_path, "records")
-    for expected in ("450.0 (12.3); 2 of 3 >= 475", "101 - 103", "(records/learning_cartpole_101.json)"):
+    found = report.filled(page, tmp_path.parent)
+    for expected in ("450.0 (12.3); 2 of 3 >= 475", "101 - 103", f"({tmp_path.name}/learning.jsonl#cartpole_101)"):
         assert expected in found
     assert "old numbers" not in found
     assert found.split("\n")[0] == "before"
@@ -39,7 +33,7 @@ def test_claims_learning_table_has_means_deviations_and_successes(tmp_path):
 
 
 def test_claims_speed_is_that_of_the_record():
-    rows = json.loads((RESULTS / "train_cpu.json").read_text())["results"]
+    rows = results("train", "cpu")
     medians = [row["over_cleanrl"]["median"] for row in rows if row["program"] == "handwritten"]
     assert "runs {:.2f}, {:.2f} and {:.2f} times as fast".format(*medians) in " ".join(README.split())
 
@@ -47,7 +41,7 @@ def test_claims_speed_is_that_of_the_record():
 def test_claims_mujoco_returns_are_those_of_the_records():
     """Of the text below the table, which is written from the records."""
     page = " ".join((report.ROOT / "docs/results.md").read_text().split())
-    runs = {(x["task"], x["variant"], x["env_steps"] > 2_000_000): x for x in mujoco_page.runs(RESULTS / "mujoco")}
+    runs = {(x["task"], x["variant"], x["env_steps"] > 2_000_000): x for x in _tables.runs("mujoco")}
     one, three = (runs["Humanoid-v5", "no_contact_forces", long]["best_evaluation"] for long in (False, True))
     assert "four of ten in 1M steps, and three of ten in 3M" in page
     assert [sum(x > 1200 for x in found["per_seed"]) for found in (one, three)] == [4, 3]
@@ -57,13 +51,11 @@ def test_claims_mujoco_returns_are_those_of_the_records():
 
 def test_claims_effects_of_single_choices_of_mujoco_ppo():
     page = (report.ROOT / "docs/libraries.md").read_text().replace("−", "-").replace(",", "")
-    names = dict.fromkeys(mujoco.VARIANTS, "")
-    records = [x for x in mujoco_page.runs(RESULTS / "mujoco") if not mujoco_page.is_whole_run(x)]
-    found = mujoco_page.comparisons("", [x for x in records if x["task"] == "HalfCheetah-v5"], names, "")[0]
-    changes = dict(zip((files[0].split("_300000_")[1][:-7] for files in found.files), found.changes, strict=True))
-    assert _pages.signed(changes["unscaled_rewards"][0]).replace(",", "") in page
+    found = next(x for x in _tables.comparisons("mujoco", mujoco.VARIANTS) if x.task == "HalfCheetah-v5")
+    assert _pages.signed(found.last["unscaled_rewards"]).replace(",", "") in page
     for name in ("refresh_rollout", "value_clip", "advantage_normalize"):
-        assert all(low < 0 < high for low, high in (change["95"] for change in changes[name]))
+        for change in (found.last[name], found.mean[name]):
+            assert change["95"][0] < 0 < change["95"][1]
 
 
 def test_claims_settings_of_minatar():
@@ -72,7 +64,7 @@ def test_claims_settings_of_minatar():
     rows = re.findall(r"\| (\w+) \| \[([\d.]+)\]\((.*?)\) \| (\d+) \| ([\d.]+), (\w+).*? \| ([\d.]+) \|", section)
     returns = {}
     for game, rate, link, hidden, entropy, how, mean in rows:
-        found = json.loads((report.ROOT / "docs" / link).read_text())["results"]
+        found = results("pilots", link.partition("#")[2])
         assert (found["config"]["env_id"], found["seeds"]) == (f"{game}-MinAtar", [4001, 4002, 4003, 4004])
         stated = float(rate), 0.8, int(hidden), float(entropy), how == "annealed"
         assert stated == tuple(
@@ -80,7 +72,7 @@ def test_claims_settings_of_minatar():
         )
         assert mean == f"{found['evaluation_100_episodes_return']['mean']:.1f}"
         returns[game, float(entropy)] = found
-    assert len(rows) == len(list((RESULTS / "pilots").glob("*.json")))
+    assert len(rows) == len(_tables.records("pilots"))
     little = (returns["Breakout", entropy]["evaluation_100_episodes_return"]["per_seed"] for entropy in (0.01, 0.03))
     eight = [round(x) for seeds in little for x in seeds]
     assert f"all eight seeds end at {min(eight)} to {max(eight)}." in section
@@ -95,12 +87,12 @@ def test_claims_self_play_in_poker():
         table = np.array([[alpha, 1 / 3, 0, 0], [0, 0, 1 / 3, alpha + 1 / 3], [3 * alpha, 1, 1, 1]])
         assert abs(kuhn.exploitability(table)) < 1e-9
         assert abs(kuhn.first_players_return(table, table) + 1 / 18) < 1e-9
-    page = " ".join(kuhn.PAGE.read_text().split())
+    page = " ".join((report.ROOT / "docs/gallery/self_play.md").read_text().split())
     assert f"a uniform policy {kuhn.exploitability(np.full((3, 4), 0.5)):.3f}" in page
     for game in ("connect_four", "connect_four_self_play"):
-        won = [x["won_sampled"] for x in json.loads((RESULTS / f"games_{game}.json").read_text())["results"]["seeds"]]
+        won = [x["won_sampled"] for x in results("games", game)["seeds"]]
         assert "{:.1f} and {:.1f} %".format(*(100 * x for x in won)) in page
-    mirror, clipped = json.loads(kuhn.RESULTS.read_text())["results"]["arms"]
+    mirror, clipped = results("kuhn", "kuhn")["arms"]
     first = clipped["curve"][0]
     assert f"is {np.mean(first['exploitability']):.3f} after {first['env_steps']:,} moves" in page
     for arm in (mirror, clipped):
@@ -112,7 +104,7 @@ def test_claims_state_dependent_exploration():
     page = " ".join((report.ROOT / "docs/exploration.md").read_text().split())
 
     def returns(name):
-        found = [json.loads((RESULTS / f"learning_{x}.json").read_text())["results"] for x in name]
+        found = [results("learning", x) for x in name]
         return np.concatenate([x["evaluation_100_episodes_return"]["per_seed"] for x in found])
 
     name = "gsde_mountain_car_continuous"
@@ -128,30 +120,27 @@ def test_claims_state_dependent_exploration():
 
 def test_claims_connect_four():
     page = (report.ROOT / "docs/environments.md").read_text()
-    (row,) = (line for line in results_page.games(RESULTS) if "connect_four_6m" in line)
+    (row,) = (line for line in _tables.games(lambda text, *addresses: text) if "connect_four_6m" in line)
     for share in row.split("|")[4:6]:
         assert f"{share.strip()} of them with" in page or f"and {share.strip()} with" in page
 
 
 def test_claims_differences_between_libraries():
     page = " ".join((report.ROOT / "docs/libraries.md").read_text().replace("−", "-").replace(",", "").split())
-    records = mujoco_page.runs(RESULTS / "differences")
-    found = mujoco_page.comparisons("", records, {name: name for name in differences.VARIANTS}, "")
-    for task in found:
-        name = task.title.split("-v5")[0]
-        last = {what: change[0] for what, change in zip(task.names[1:], task.changes[1:], strict=True)}
+    for task in _tables.comparisons("differences", differences.VARIANTS):
+        name, last = task.task.split("-v5")[0], task.last
         visible = [change for change in last.values() if not change["95"][0] < 0 < change["95"][1]]
         quoted = [f" {_pages.signed(change)} |".replace(",", "") for change in visible]
         assert [text for text in quoted if text not in page] == []
-        assert f"{task.returns[0].replace(',', '')} on {name}" in page
+        returns = _pages.interval(task.runs["none"]["last_evaluation"]).replace(",", "")
+        assert f"{returns} on {name}" in page
         per_epoch = _pages.signed(last["adaptive_rate_epoch"]).replace(",", "")
         assert f"{per_epoch} on {name}" in page.partition("no visible effect (")[2].partition(").")[0]
         counts = {"HalfCheetah": (24, 4, 18), "Ant": (24, 2, 8)}
         assert (len(last), len(visible), sum(change["mean"] < 0 for change in last.values())) == counts[name]
 
     def last_evaluation(variant, first):
-        path = RESULTS / f"differences/HalfCheetah-v5_300000_{variant}_{first}.json"
-        return json.loads(path.read_text())["results"]["curve"][-1]["evaluation"]
+        return results("differences", f"HalfCheetah-v5_300000_{variant}_{first}")["curve"][-1]["evaluation"]
 
     halves = {first: last_evaluation("none", first) for first in (1, 11)}
     alone = _pages.difference(last_evaluation("no_normalize", 1), halves[1])
@@ -161,7 +150,7 @@ def test_claims_differences_between_libraries():
 
 def test_claims_returns_of_purejaxrl_before_and_after_its_migration():
     page, table = ((report.ROOT / f"docs/migration/{name}.md").read_text() for name in ("purejaxrl", "README"))
-    programs = json.loads((RESULTS / "migration_purejaxrl.json").read_text())["results"]["programs"]
+    programs = results("retired", "migration_purejaxrl")["programs"]
     returns = {name: program["mean_return"] for name, program in programs.items()}
     for parts in returns.values():
         assert " | ".join(f"{part['mean']:.1f} ({part['std']:.1f})" for part in parts.values()) in page
@@ -169,7 +158,7 @@ def test_claims_returns_of_purejaxrl_before_and_after_its_migration():
     assert perfect == {"before": 1, "after": 18}
     assert "in 18 of 20 seeds, and in 1 of 20 without" in page
     assert "in 18 of 20 seeds instead of 1" in table
-    speed = json.loads((RESULTS / "migration_purejaxrl_speed.json").read_text())["results"]
+    speed = results("retired", "migration_purejaxrl_speed")
     assert "| 15 | {median:.3f} ({q1:.3f} - {q3:.3f}) |".format(**speed["speed_after_over_before"]) in table
     assert {len(seconds) for seconds in speed["cpu_seconds"].values()} == {15}
     assert [round(x) for x in sorted(returns["after"]["second half"]["per_seed"])[:2]] == [305, 399]
@@ -196,13 +185,16 @@ def test_claims_disturbed_timings_are_marked():
     rows = [row("quiet", "inside", 9, 10), row("quiet", "alone", 10, 11)]
     rows += [row("slower inside", "inside", 20, 21), row("slower inside", "alone", 10, 11)]
     rows += [row("wide", "inside", 5, 8)]
-    assert {(what[0], what[-1]) for what in report.disturbed(rows)} == {("slower inside", "inside"), ("wide", "inside")}
+    assert {(what[0], what[-1]) for what in _tables.disturbed(rows)} == {
+        ("slower inside", "inside"),
+        ("wide", "inside"),
+    }
 
 
 def test_claims_a_whole_run_includes_compiling():
     row = {"steps_per_second": 100_000, "compile_seconds": {"trace": 1.0, "compile": 4.0}}
-    assert report.whole_run(row) == 10.0
-    assert report.whole_run({"steps_per_second": 100_000, "compile_seconds": None}) == 5.0
+    assert _tables.whole_run(row) == 10.0
+    assert _tables.whole_run({"steps_per_second": 100_000, "compile_seconds": None}) == 5.0
 
 
 def test_claims_learning_runs_with_changed_settings():

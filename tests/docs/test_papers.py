@@ -1,13 +1,13 @@
 """The chains of papers that the benchmark compares can be run, and their page shows the records."""
 
 import inspect
-import json
 
 import jax
 import pytest
 
 from benchmarks import paper_index as index
 from benchmarks import papers
+from benchmarks._records import RESULTS, read
 from docs import papers as page
 from recipes import cleanrl_ppo
 
@@ -22,7 +22,7 @@ def test_every_chain_is_traced(function):
 
 
 def test_chains_are_those_of_the_records():
-    recorded = [json.loads(path.read_text())["results"]["arms"] for path in page.RECORDS.glob("*.json")]
+    recorded = [record["results"]["arms"] for record in read(RESULTS / "papers.jsonl").values()]
     assert {function.__name__ for function in index.COMPARED} == set().union(*recorded) - {"plain"}
     assert all(len(inspect.getdoc(function).splitlines()) >= 3 for function in index.COMPARED)
 

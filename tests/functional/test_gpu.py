@@ -4,7 +4,6 @@ No GPU is needed: lowering for CUDA goes as far as the Triton program, which is 
 """
 
 import functools
-import json
 import re
 import sys
 from typing import NamedTuple
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import gpu
+from benchmarks import _records, gpu
 from ppo_parts.functional import _kernel, _recurrence
 from tests.functional import triton_programs
 
@@ -111,7 +110,7 @@ def test_ragged_blocks_are_masked(name):
 @pytest.mark.lenient_ranks  # the network's biases
 def test_dry_run(tmp_path, monkeypatch, capsys):
     """Every section, end to end; a measurement that fails and one that comes too late do not stop the others."""
-    path = tmp_path / "gpu.json"
+    path = tmp_path / "gpu.jsonl"
     measure, fails = gpu.timed, []
 
     def timed(plan, method, *args):
@@ -121,9 +120,9 @@ def test_dry_run(tmp_path, monkeypatch, capsys):
         return measure(plan, method, *args)
 
     monkeypatch.setattr(gpu, "timed", timed)
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu", "--dry-run", "--json", str(path)])
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu", "--dry-run", "--json", f"{path}#dry"])
     command_line.main()
-    rows = json.loads(path.read_text())["results"]
+    rows = _records.read(path)["dry"]["results"]
     assert [row["section"] for row in rows if "failed" in row] == ["kernels"]
     assert "kernels  gae 3x40 float32" in (printed := capsys.readouterr().out)
     assert "failed: RuntimeError: out of memory\n" in printed
@@ -139,7 +138,7 @@ def test_dry_run(tmp_path, monkeypatch, capsys):
 
 
 def test_a_gpu_run_ends_in_time(tmp_path):
-    bench = gpu.Bench(gpu.TINY, minutes=1.0, path=str(tmp_path / "gpu.json"))
+    bench = gpu.Bench(gpu.TINY, minutes=1.0, path=f"{tmp_path}/gpu.jsonl#one")
     bench.attempt("kernels", "one", lambda: [{"us": 1.0}])
     bench.began -= 40  # seconds, of which kernels has 24, train 54 and tune 60
     bench.longest["train"] = 15.0
@@ -148,4 +147,4 @@ def test_a_gpu_run_ends_in_time(tmp_path):
     assert ["left_out" in row for row in bench.rows] == [False, True, True, False]
     assert bench.rows[1]["left_out"] == "1 minutes, of which kernels ends after 0.4, do not suffice for it"
     assert gpu.Bench(gpu.TINY, 1.0, None, ("device", "kernels")).ends["kernels"] == 60
-    assert json.loads((tmp_path / "gpu.json").read_text())["results"] == bench.rows
+    assert _records.read(tmp_path / "gpu.jsonl")["one"]["results"] == bench.rows

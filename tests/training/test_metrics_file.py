@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.runs import Crash, acting, assert_same_run, checkpoint, crash, go, rows, tiny
 from ppo_parts import training
 from ppo_parts.training._metrics_file import Best, Thinning
 from recipes import cleanrl_ppo
 from tests.common import assert_same
+from tests.runs import Crash, acting, assert_same_run, checkpoint, crash, go, rows, tiny
 
 
 def test_metrics_last_line_cut_short_is_left_out(train, broken, whole):
