@@ -84,6 +84,9 @@ def nothing_random(monkeypatch):
     monkeypatch.setattr(jax.random, "permutation", shuffle)
     monkeypatch.setattr(functional, "permutation", shuffle)
     monkeypatch.setattr(jax.random, "choice", choice)
+    monkeypatch.setattr(
+        functional, "sample_without_replacement", lambda key, p, size: (choice(key, len(p), (size,), False, p), p)
+    )
     for distribution in (distrax.Categorical, distributions.Categorical):
         monkeypatch.setattr(
             distribution, "sample", lambda self, seed, sample_shape=(): jnp.argmax(self.logits, axis=-1)
