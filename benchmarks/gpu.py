@@ -183,10 +183,12 @@ def as_if_there_were_a_gpu() -> Iterator[None]:
     """Let `implementation="pallas"` be lowered on a machine without a GPU; it cannot run there."""
     has = _recurrence.has
     _recurrence.has = lambda platform: platform == "cuda"
+    jax.clear_caches()  # the functions are compiled for the machine as it was
     try:
         yield
     finally:
         _recurrence.has = has
+        jax.clear_caches()
 
 
 @contextlib.contextmanager

@@ -2,53 +2,16 @@
 
 from __future__ import annotations
 
-
-class UserError(Exception):
-    """An error in the caller's input: the message names the value and the remedy.
-
-    Command lines print it as one sentence, without a traceback, and name the flag in place of the argument. Catch the
-    built-in base (`ValueError`, `TypeError`) or this class, as you prefer.
-
-    Args:
-        message: what is wrong, and the remedy.
-        where: the function or class that rejects its input; the text of the error begins with it.
-        argument: the name of the argument that is rejected; it comes before the message in the text of the error.
-
-    Example:
-        >>> import ppo_parts as pp
-        >>> error = pp.errors.UserValueError("must lie in [0, 1], got 2.0", where="gae", argument="gamma")
-        >>> str(error)
-        'gae: gamma must lie in [0, 1], got 2.0'
-        >>> error.argument
-        'gamma'
-    """
-
-    __module__ = "ppo_parts.errors"  # the public module, so that tracebacks show the public name
-
-    def __init__(self, message: str = "", *, where: str = "", argument: str = "") -> None:
-        self.message, self.where, self.argument = message, where, argument
-        super().__init__(": ".join(filter(None, (where, " ".join(filter(None, (argument, message)))))))
-
-
-class UserValueError(UserError, ValueError):
-    """An argument has an invalid value."""
-
-    __module__ = "ppo_parts.errors"
-
-
-class UserTypeError(UserError, TypeError):
-    """An argument has an invalid type."""
-
-    __module__ = "ppo_parts.errors"
+from ..functional._errors import ShapeError, UserError, UserTypeError, UserValueError
 
 
 class UserTimeoutError(UserError, TimeoutError):
     """The caller's code, such as an environment, did not return in time."""
 
-    __module__ = "ppo_parts.errors"
-
 
 class MissingPackage(UserError, ImportError):
     """An optional package is needed but not installed; the message names the extra that installs it."""
 
-    __module__ = "ppo_parts.errors"
+
+for _error in (UserError, UserValueError, UserTypeError, ShapeError, UserTimeoutError, MissingPackage):
+    _error.__module__ = "ppo_parts.errors"  # the public module, so that tracebacks show the public name

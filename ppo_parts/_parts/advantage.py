@@ -15,8 +15,8 @@ from .._core.moments import Moments, merged
 from .._core.policy import follow
 from .._core.shards import known_to_all, map_shards
 from .._core.types import Array, Batch, Context, Part, require, stateless
-from ..functional._common import masked_mean, masked_sum, zero_masked
-from ..functional._statistics import one_of, share_explained
+from ..functional._common import masked_sum, zero_masked
+from ..functional._statistics import masked_mean, one_of, share_explained
 
 ESTIMATOR_READS = ("reward", "value", "next_value", "terminated", "truncated", "mask", "current.value")
 

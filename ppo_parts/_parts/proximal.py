@@ -14,8 +14,8 @@ from .._core.policy import POLICY_READS, evaluate_policy
 from .._core.types import Array, Batch, Context, Params, Part, stateless
 from ..distributions import Normal
 from ..functional import masked_mean
+from ..functional._arguments import CorrectionMode
 from ..functional._common import accumulator_dtype, known_values
-from ..functional._corrections import CorrectionMode
 from .losses import add_measured_loss, loss_part, require_critic
 
 

@@ -2,21 +2,25 @@
 
 Axis 0 is time wherever time matters, and any axes may follow. The float dtype is preserved (narrow floats are computed
 in float32), and losses are returned per element. The first paragraph of each docstring states what gradients flow to.
-Where `mask` is 0, result and gradient are 0, whatever the inputs contain. Hyperparameters that are traced are not
-checked.
+Where `mask` is 0, result and gradient are 0, whatever the inputs contain.
+
+What is known is checked, and errors name the argument. What is traced cannot be: a flag that is neither 0 nor 1 makes
+the result NaN; hyperparameters are not checked. The derivative of a loss with respect to a hyperparameter, such as a
+clip range, is the true one almost everywhere. The functions compile once for each shape, also outside `jit`.
 """
 
+from ._arguments import Aggregation as Aggregation
+from ._arguments import Baseline as Baseline
+from ._arguments import Implementation as Implementation
+from ._arguments import KLEstimator as KLEstimator
+from ._arguments import MaskMode as MaskMode
+from ._arguments import Scale as Scale
 from ._backward import reverse_recurrence as reverse_recurrence
-from ._common import ShapeError as ShapeError
-from ._common import masked_mean as masked_mean
 from ._corrections import importance_sampling_weight as importance_sampling_weight
+from ._errors import ShapeError as ShapeError
 from ._gae import Advantages as Advantages
-from ._gae import MaskMode as MaskMode
 from ._gae import gae as gae
 from ._gae import reward_to_go as reward_to_go
-from ._groups import Aggregation as Aggregation
-from ._groups import Baseline as Baseline
-from ._groups import Scale as Scale
 from ._groups import aggregate as aggregate
 from ._groups import group_advantage as group_advantage
 from ._groups import outcome_reward as outcome_reward
@@ -33,7 +37,6 @@ from ._policy_losses import rollback_surrogate as rollback_surrogate
 from ._policy_losses import self_imitation_loss as self_imitation_loss
 from ._policy_losses import simple_policy_optimization as simple_policy_optimization
 from ._policy_losses import smooth_clipped_surrogate as smooth_clipped_surrogate
-from ._recurrence import Implementation as Implementation
 from ._regularizers import bounds_loss as bounds_loss
 from ._regularizers import mirror_loss as mirror_loss
 from ._regularizers import self_imitation_value_loss as self_imitation_value_loss
@@ -49,10 +52,10 @@ from ._sequence_losses import kl_cov as kl_cov
 from ._sequence_losses import policy_gradient_loss as policy_gradient_loss
 from ._sequence_losses import sapo as sapo
 from ._sequence_losses import sequence_log_ratio as sequence_log_ratio
-from ._statistics import KLEstimator as KLEstimator
 from ._statistics import approx_kl as approx_kl
 from ._statistics import clip_fraction as clip_fraction
 from ._statistics import explained_variance as explained_variance
+from ._statistics import masked_mean as masked_mean
 from ._value_losses import categorical_value as categorical_value
 from ._value_losses import categorical_value_loss as categorical_value_loss
 from ._value_losses import hl_gauss as hl_gauss

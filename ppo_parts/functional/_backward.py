@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._common import Array, ShapeError, accumulator_dtype, check_floating, check_same_shape
-from ._recurrence import Implementation, associative, choose, scan
-from ._steps import Steps, cut_at_masked, effective, end_before_padding, validate
+from ._arguments import REALS, Implementation, public
+from ._common import Array, ShapeError, accumulator_dtype
+from ._recurrence import associative, choose, scan
+from ._steps import Steps, cut_at_masked, effective, fitted, unfinished
 
 Terms = Callable[[Steps], tuple[Array, Array]]
 PolicyAdvantage = Callable[[Steps, Array], Array]
@@ -27,7 +28,7 @@ def estimate(
     *,
     mask_mode: str = "cut",
 ) -> tuple[Array, ...]:
-    """Check the inputs and solve the recursion with these terms.
+    """Solve the recursion with these terms.
 
     The functions `terms` and `policy_advantage` are elementwise: they compute a single step or all steps at once.
 
@@ -43,12 +44,12 @@ def estimate(
     Returns:
         Error (the solution), target (= error + value) and, if there is one, the policy advantage.
     """
-    steps = validate(where, steps)
-    if mask_mode not in ("cut", "skip"):
-        raise ValueError(f'{where}: mask_mode must be "cut" or "skip", got {mask_mode!r}')
+    steps = fitted(where, steps)
     skip = mask_mode == "skip" and steps.mask is not None
-    if skip:
-        steps = end_before_padding(where, steps)
+    if skip:  # where it was known, it has been checked
+        reward = steps.reward.astype(jnp.result_type(steps.reward, steps.value))
+        left = unfinished(steps.terminated, steps.truncated, steps.mask)
+        steps = steps._replace(reward=jnp.where(left, jnp.nan, reward))
     if stop_gradient:  # applied to the inputs, so that no derivatives of the computation are traced
         steps = jax.lax.stop_gradient(steps)
     estimator = _Estimator(terms, policy_advantage, skip)
@@ -74,7 +75,7 @@ class _Estimator(NamedTuple):
         # For wide rows, a single pass never writes delta and the trace to memory, which saves a third of the time on
         # CPUs. Narrow rows are too short to vectorize, so everything that can be is computed for all steps at once. The
         # same holds for bfloat16, which the single pass would have to convert row by row.
-        if math.prod(x.value.shape[1:]) < 64 or x.value.dtype != x.gamma.dtype:
+        if _narrow(x.value.shape[1:]) or x.value.dtype != x.gamma.dtype:
             terms = self._terms(x)
             error = scan(_recur, _zeros(*terms), terms)
         else:
@@ -128,6 +129,12 @@ class _Estimator(NamedTuple):
         return error, target, self.policy_advantage(x, next_target)
 
 
+def _narrow(shape: tuple[Any, ...]) -> bool:
+    """Return whether a row has fewer than 64 elements; a size that `jax.export` leaves open counts as large."""
+    sizes = [n for n in shape if isinstance(n, int)]
+    return len(sizes) == len(shape) and math.prod(sizes) < 64
+
+
 def _recur(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
     delta, trace = now
     error = delta + trace * later
@@ -146,6 +153,7 @@ def _zeros(delta: Array, trace: Array) -> Array:
     return jnp.sum(delta[:0] + trace[:0], axis=0)
 
 
+@public(raw=True, trace=REALS)
 def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementation = "auto") -> Array:
     r"""Solve :math:`A_t = \delta_t + c_t A_{t+1}`, :math:`A_T = 0`, backwards along axis 0. Gradients flow.
 
@@ -165,10 +173,8 @@ def reverse_recurrence(delta: Array, trace: Array, *, implementation: Implementa
         >>> reverse_recurrence(jnp.ones(3), jnp.full(3, .5)).tolist()
         [1.75, 1.5, 1.0]
     """
-    check_floating("reverse_recurrence", delta=delta)
-    check_same_shape("reverse_recurrence", delta=delta, trace=trace)
-    delta, trace, dtype = jnp.asarray(delta), jnp.asarray(trace), accumulator_dtype(delta)
-    if not delta.ndim:
+    dtype = accumulator_dtype(delta)
+    if not jnp.ndim(delta):
         raise ShapeError("reverse_recurrence works along axis 0, time, but delta is a single number")
 
     def widened(inputs: tuple[Array, Array]) -> tuple[Array, Array]:

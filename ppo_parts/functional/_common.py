@@ -10,14 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._errors import ShapeError, UserTypeError, UserValueError
+
 Array = jax.Array
 ArrayLike = jax.typing.ArrayLike
 Axes = int | tuple[int, ...] | None
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class ShapeError(ValueError, AssertionError):
-    """Array shapes do not match; arrays are never broadcast to make them match."""
 
 
 def along_time(function: F) -> F:
@@ -29,18 +27,34 @@ def along_time(function: F) -> F:
 def check_arrays(where: str, **arrays: Any) -> None:
     """Raise `TypeError` unless each argument is a JAX or NumPy array of real numbers or flags, or one such number."""
     for name, x in arrays.items():
-        if isinstance(x, (jax.Array, np.ndarray, np.generic, bool, int, float)) or hasattr(x, "__jax_array__"):
-            dtype = getattr(x, "dtype", np.dtype(float))
-            if not any(jnp.issubdtype(dtype, kind) for kind in (np.bool_, np.integer, np.floating)):
-                raise TypeError(f"{where}: {name} must hold real numbers, got {dtype}")
-            continue
-        if x is None:
-            raise TypeError(f"{where}: {name} must be an array, got None")
-        library, remedy = type(x).__module__.partition(".")[0], f"jnp.asarray({name})"
-        if hasattr(x, "__dlpack__"):  # this shares memory, while `asarray` would copy it or fail
-            remedy = f"jnp.from_dlpack({name}{'.detach()' if library == 'torch' else ''})"
-        kind = type(x).__name__ if library == "builtins" else f"{library}.{type(x).__name__}"
-        raise TypeError(f"{where}: {name} must be an array, got a {kind}; convert it with {remedy}")
+        check_array(where, name, x)
+
+
+def check_array(where: str, name: str, x: Any, what: str = "an array") -> Any:
+    """Return an array of real numbers or flags, or one such number, in a form that `jit` takes."""
+    if hasattr(x, "__jax_array__"):
+        x = jnp.asarray(x)
+    if isinstance(x, (jax.Array, np.ndarray, np.generic)):
+        if x.dtype != jnp.bfloat16 and (getattr(x.dtype, "kind", "V") not in "biuf" or x.dtype.itemsize > 8):
+            narrow = jnp.issubdtype(x.dtype, np.floating) or jnp.issubdtype(x.dtype, np.integer)  # float8, int4
+            remedy = (
+                f" of 16 to 64 bits, got {x.dtype}; use {name}.astype(jnp.float32)" if narrow else f", got {x.dtype}"
+            )
+            raise UserTypeError(f"must hold real numbers{remedy}", where=where, argument=name)
+        return x
+    if isinstance(x, (bool, float)):
+        return x
+    if isinstance(x, int):
+        return float(x) if abs(x) < 2**1023 else np.inf if x > 0 else -np.inf
+    if x is None:
+        raise UserTypeError(f"must be {what}, got None", where=where, argument=name)
+    if isinstance(x, (str, bytes, complex)):
+        raise UserTypeError(f"must be {what}, got {x!r}", where=where, argument=name)
+    library, remedy = type(x).__module__.partition(".")[0], f"jnp.asarray({name})"
+    if hasattr(x, "__dlpack__"):  # this shares memory, while `asarray` would copy it or fail
+        remedy = f"jnp.from_dlpack({name}{'.detach()' if library == 'torch' else ''})"
+    kind = type(x).__name__ if library == "builtins" else f"{library}.{type(x).__name__}"
+    raise UserTypeError(f"must be {what}, got a {kind}; convert it with {remedy}", where=where, argument=name)
 
 
 def check_same_shape(where: str, **arrays: Any) -> None:
@@ -85,9 +99,10 @@ def check_floating(where: str, **arrays: Any) -> None:
     check_arrays(where, **arrays)
     for name, x in arrays.items():
         if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
-            raise TypeError(
-                f"{where}: {name} must be floating, got {jnp.result_type(x)}; "
-                f"convert it first, e.g. {name}.astype(jnp.float32)"
+            raise UserTypeError(
+                f"must be floating, got {jnp.result_type(x)}; convert it first, e.g. {name}.astype(jnp.float32)",
+                where=where,
+                argument=name,
             )
 
 
@@ -98,15 +113,21 @@ def known_values(x: Any) -> np.ndarray | None:
     return np.asarray(x)
 
 
-def is_real(x: np.ndarray) -> bool:
+def is_real(x: Any) -> bool:
     """Return whether an array contains real numbers, not booleans, text or complex numbers."""
     return any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer))
 
 
-def check_ddof(where: str, ddof: Any) -> None:
-    """Raise `ValueError` unless `ddof` is 0 or 1."""
-    if ddof not in (0, 1) or isinstance(ddof, bool):
-        raise ValueError(f"{where}: ddof must be 0 or 1, got {ddof!r}")
+def is_integer(x: Any) -> bool:
+    """Return whether an array contains integers."""
+    return bool(jnp.issubdtype(jnp.result_type(x), jnp.integer))
+
+
+def check_whole(where: str, name: str, value: Any) -> int:
+    """Return `value`, after checking that it is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise UserValueError(f"must be a whole number of at least 1, got {value!r}", where=where, argument=name)
+    return int(value)
 
 
 def bounds(low: float, high: float = np.inf, open_low: bool = False) -> str:
@@ -117,9 +138,11 @@ def bounds(low: float, high: float = np.inf, open_low: bool = False) -> str:
 
 def range_error(
     value: Any, low: float, high: float = np.inf, *, open_low: bool = False, what: str = "a number or an array"
-) -> TypeError | ValueError | None:
+) -> UserTypeError | UserValueError | None:
     """Return what is wrong with numbers that must lie in [low, high]; None if they are valid or traced."""
-    refused = TypeError(f"must be {what}, got {value!r}")
+    refused = UserTypeError(f"must be {what}, got {value!r}")
+    if isinstance(value, jax.core.Tracer) and not is_real(value):
+        return UserTypeError(f"must be {what}, got {value.dtype}")
     try:
         known = known_values(value)
     except ValueError:  # a ragged list
@@ -131,13 +154,13 @@ def range_error(
     numbers = known.astype(np.float64)
     if np.all((numbers > low if open_low else numbers >= low) & (numbers <= high)):
         return None
-    return ValueError(f"must lie in {bounds(low, high, open_low)}, got {value!r}")
+    return UserValueError(f"must lie in {bounds(low, high, open_low)}, got {value!r}")
 
 
 def check_range(where: str, name: str, value: Any, low: float, high: float = np.inf, *, open_low: bool = False) -> None:
     """Raise unless `value` contains numbers in [low, high]; see `range_error`."""
     if (error := range_error(value, low, high, open_low=open_low)) is not None:
-        raise type(error)(f"{where}: {name} {error}")
+        raise type(error)(str(error), where=where, argument=name)
 
 
 def checked_scalar(
@@ -146,52 +169,37 @@ def checked_scalar(
     """Return `value`, after checking that it is a single number in [low, high]."""
     check_range(where, name, value, low, high, open_low=open_low)
     if np.shape(value):
-        raise ShapeError(f"{where}: {name} must be one number, got an array of shape {np.shape(value)}")
+        raise ShapeError(f"must be one number, got an array of shape {np.shape(value)}", where=where, argument=name)
     return value
 
 
-def checked_hyperparameter(
-    where: str,
-    name: str,
-    value: Any,
-    shape: tuple[int, ...],
-    low: float,
-    high: float = np.inf,
-    *,
-    open_low: bool = False,
-    dtype: Any,
-) -> Array:
-    """Return a hyperparameter in [low, high] as a single number, or as an array of exactly `shape` if it varies."""
-    check_range(where, name, value, low, high, open_low=open_low)
-    x = jnp.asarray(value, dtype)
-    if not x.ndim:
-        return x
-    if x.ndim > len(shape) or any(a not in (1, b) for a, b in zip(x.shape[::-1], shape[::-1], strict=False)):
-        raise ShapeError(
-            f"{where}: {name} of shape {x.shape} does not fit arrays of shape {shape}: give a number, one per element, "
-            f"one for each of the trailing axes {shape[1:]}, or one per step, [T{', 1' * len(shape[1:])}]"
-        )
-    return jnp.broadcast_to(x, shape)
-
-
-def check_flags(where: str, *, mask: Any = None, **arrays: Any) -> None:
+def check_flags(where: str, *, mask: Any = None, **flags: Any) -> None:
     """Raise `ValueError` if the mask, or an unmasked element of a flag array, is known to be neither 0 nor 1.
 
-    None is skipped.
+    None is skipped. `terminated` may also hold probabilities.
     """
-    _check_flag(where, "mask", mask, np.True_)
-    counts = known_values(True if mask is None else mask)
-    for name, x in arrays.items() if counts is not None else ():
-        _check_flag(where, name, x, counts)
+    counts: Any = np.True_
+    for name, x in {"mask": mask, **flags}.items():
+        numbers = None if x is None else known_values(x)
+        if numbers is not None and counts is not None and numbers.dtype != bool:
+            between = name == "terminated"
+            right = (numbers >= 0) & (numbers <= 1) if between else (numbers == 0) | (numbers == 1)
+            if (odd := ~right & counts).any():
+                what = "0 and 1, or probabilities between them" if between else "0 and 1"
+                raise UserValueError(f"must hold {what}, got {numbers[odd].flat[0]}", where=where, argument=name)
+        if name == "mask" and x is not None:
+            counts = None if numbers is None else numbers.astype(bool)
 
 
-def _check_flag(where: str, name: str, x: Any, counts: Any) -> None:
-    numbers = None if x is None else known_values(x)
-    if numbers is None:
-        return
-    odd = (numbers != 0) & (numbers != 1) & counts.astype(bool)
-    if odd.any():
-        raise ValueError(f"{where}: {name} must hold 0 and 1, got {numbers[odd].flat[0]}")
+def visible(x: Array, flag: Any) -> Array:
+    """Return `x`, but NaN where a flag that was traced, and so not checked, is neither 0 nor 1."""
+    flag = jnp.asarray(flag)
+    return x if flag.dtype == bool else jnp.where((flag == 0) | (flag == 1), x, jnp.nan)
+
+
+def kept(mask: Any, like: Array) -> Array:
+    """Return the mask as booleans; all True without a mask."""
+    return jnp.ones_like(like, bool) if mask is None else jnp.asarray(mask).astype(bool)
 
 
 def zero_masked(where: str, mask: Any, *arrays: Any) -> tuple[Array, ...]:
@@ -200,18 +208,16 @@ def zero_masked(where: str, mask: Any, *arrays: Any) -> tuple[Array, ...]:
     Masking the inputs makes the gradient of a masked element exactly 0. Masking the results instead would leave 0 * NaN
     in the gradient where an input is not finite.
     """
+    check_flags(where, mask=mask)
     dtype = accumulator_dtype(*arrays)
     wide = tuple(jnp.asarray(x).astype(dtype) for x in arrays)
-    if mask is None:
-        return wide
-    check_flags(where, mask=mask)
-    keep = jnp.asarray(mask).astype(bool)
-    return tuple(jnp.where(keep, x, 0) for x in wide)
+    return wide if mask is None else tuple(jnp.where(kept(mask, x), visible(x, mask), 0) for x in wide)
 
 
 def accumulator_dtype(*arrays: ArrayLike) -> jnp.dtype:
     """Return the dtype to compute in: float32 for anything narrower, else the widest dtype of the inputs."""
-    return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 
 
 def unsqueezed(x: Array, rank: int) -> Array:
@@ -234,41 +240,4 @@ def stacked(scalars: Sequence[Array], dtype: Any) -> Array:
 
 def masked_sum(x: Array, mask: Array | None = None, axis: Axes = None) -> Array:
     """Sum `x` where `mask` is 1; masked elements have no effect, even if they are NaN."""
-    return jnp.sum(x if mask is None else jnp.where(jnp.asarray(mask).astype(bool), x, 0), axis=axis)
-
-
-def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None, keepdims: bool = False) -> Array:
-    r"""Compute the mean over the elements where `mask` is 1. Gradients flow to `x`; they are 0 for masked elements.
-
-    .. math:: \bar x = \frac{\sum_i m_i x_i}{\max(1, \sum_i m_i)}
-
-    Args:
-        x: any shape.
-        mask: None (all ones), or 0/1 of the shape of `x`.
-        axis: axis or axes to reduce; None reduces all.
-        keepdims: keep reduced axes with size 1.
-
-    Returns:
-        The mean, in the dtype of `x` (float32 for integers and booleans); 0 where the mask is all zero; NaN, as from
-        `jnp.mean`, if there is no mask and `x` is empty.
-
-    Raises:
-        ShapeError: `mask` has another shape. ValueError: a known mask contains anything other than 0 and 1.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> float(masked_mean(jnp.array([1., 3., jnp.nan]), jnp.array([1, 1, 0])))
-        2.0
-        >>> float(masked_mean(jnp.array([1, 2]), jnp.array([1, 1])))
-        1.5
-    """
-    if mask is None:
-        return jnp.mean(x, axis=axis, keepdims=keepdims)
-    check_same_shape("masked_mean", x=x, mask=mask)
-    check_flags("masked_mean", mask=mask)
-    x, keep = jnp.asarray(x), jnp.asarray(mask).astype(bool)
-    dtype = accumulator_dtype(x)
-    total = jnp.sum(jnp.where(keep, x, 0), axis=axis, keepdims=keepdims, dtype=dtype)
-    count = jnp.sum(keep, axis=axis, keepdims=keepdims, dtype=dtype)
-    mean = total / jnp.maximum(count, 1)
-    return mean.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else mean
+    return jnp.sum(x if mask is None else jnp.where(kept(mask, x), visible(x, mask), 0), axis=axis)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from ._common import Array, check_floating, check_same_shape, checked_hyperparameter, known_values, zero_masked
-
-CorrectionMode = Literal["truncate", "mask"]
+from ._arguments import CorrectionMode, check_order, fit, public
+from ._common import Array, kept, zero_masked
 
 
+@public(raw=True, also=lambda where, values: check_order(where, values, "low", "high"))
 def importance_sampling_weight(
     log_ratio: Array,
     *,
@@ -52,23 +49,10 @@ def importance_sampling_weight(
 
     Reference: Ionides 2008, Truncated Importance Sampling, Journal of Computational and Graphical Statistics 17(2).
     """
-    where = "importance_sampling_weight"
-    check_floating(where, log_ratio=log_ratio)
-    check_same_shape(where, log_ratio=log_ratio, mask=mask)
+    where, dtype = "importance_sampling_weight", jnp.result_type(log_ratio)  # in which the weight must be finite
     (logs,) = zero_masked(where, mask, jax.lax.stop_gradient(log_ratio))
-    most = checked_hyperparameter(where, "high", high, logs.shape, 0, open_low=True, dtype=logs.dtype)
-    least = checked_hyperparameter(where, "low", low, logs.shape, 0, dtype=logs.dtype)
-    known = known_values(low), known_values(high)
-    if known[0] is not None and known[1] is not None and np.any(known[0] > known[1]):
-        raise ValueError(f"{where}: low must not exceed high, got low={low!r} and high={high!r}")
-    dtype = jnp.result_type(log_ratio)  # `logs` may be wider
+    most, least = (fit(where, name, x, logs.shape, logs.dtype) for name, x in (("high", high), ("low", low)))
     ratio = jnp.minimum(jnp.exp(logs), jnp.asarray(jnp.finfo(dtype).max, logs.dtype))
-    if mode == "truncate":
-        weight = jnp.clip(ratio, least, most)
-    elif mode == "mask":
-        weight = jnp.where((ratio >= least) & (ratio <= most), ratio, 0)
-    else:
-        raise ValueError(f'{where}: mode must be "truncate" or "mask", got {mode!r}')
-    if mask is not None:
-        weight = jnp.where(jnp.asarray(mask).astype(bool), weight, 0)
-    return weight.astype(dtype)
+    inside = (ratio >= least) & (ratio <= most)
+    weight = jnp.clip(ratio, least, most) if mode == "truncate" else jnp.where(inside, ratio, 0)
+    return jnp.where(kept(mask, weight), weight, 0).astype(dtype)

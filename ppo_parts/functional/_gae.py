@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from ._arguments import FLOATS, Implementation, MaskMode, fit, public, serializable
 from ._backward import estimate, reverse_recurrence
-from ._common import (
-    Array,
-    ShapeError,
-    check_flags,
-    check_floating,
-    check_same_shape,
-    checked_hyperparameter,
-    zero_masked,
-)
-from ._recurrence import Implementation
-from ._steps import Steps, check_terminated, unless
-
-MaskMode = Literal["cut", "skip"]
+from ._common import Array, ShapeError, kept, visible, zero_masked
+from ._steps import Steps, check_padding, unless
 
 
+@serializable
 class Advantages(NamedTuple):
     """Result of `gae`: `advantage` and `target` (= advantage + value), both `[T, ...]`."""
 
@@ -30,6 +21,7 @@ class Advantages(NamedTuple):
     target: Array
 
 
+@public(raw=True, also=check_padding)
 def gae(
     reward: Array,
     value: Array,
@@ -127,6 +119,7 @@ def gae(
     return Advantages(advantage, target)
 
 
+@public(raw=True, reward=FLOATS)
 def reward_to_go(
     reward: Array,
     terminated: Array | None = None,
@@ -165,19 +158,13 @@ def reward_to_go(
     REINFORCE++, arXiv:2501.03262.
     """
     where = "reward_to_go"
-    check_floating(where, reward=reward)
     if not jnp.ndim(reward):
         raise ShapeError(f"{where} works along axis 0, time, but reward is a single number")
-    check_same_shape(where, reward=reward, terminated=terminated, truncated=truncated, mask=mask)
-    check_terminated(where, 0 if terminated is None else terminated, mask)
-    check_flags(where, mask=mask, truncated=truncated)
     (own,) = zero_masked(where, mask, jax.lax.stop_gradient(reward))  # in float32: bfloat16 would round .999 to 1
-    trace = checked_hyperparameter(where, "gamma", gamma, own.shape, 0, 1, dtype=own.dtype)
-    trace = jax.lax.stop_gradient(jnp.broadcast_to(trace, own.shape))
+    keep, trace = kept(mask, own), jnp.broadcast_to(fit(where, "gamma", gamma, own.shape, own.dtype), own.shape)
+    if truncated is not None:
+        own = jnp.where(keep, visible(own, truncated), 0)
     for ends in (terminated, truncated):
-        trace = trace if ends is None else unless(jax.lax.stop_gradient(jnp.asarray(ends)), trace)
-    if mask is None:
-        return reverse_recurrence(own, trace).astype(jnp.result_type(reward))
-    keep = jnp.asarray(mask).astype(bool)
-    later = reverse_recurrence(own, jnp.where(keep, trace, 1))
+        trace = unless(ends, trace)
+    later = reverse_recurrence(own, jax.lax.stop_gradient(jnp.where(keep, trace, 1)))
     return jnp.where(keep, later, 0).astype(jnp.result_type(reward))

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from ._common import (
-    Array,
-    ShapeError,
-    accumulator_dtype,
-    check_arrays,
-    check_ddof,
-    check_flags,
-    check_floating,
-    check_same_shape,
-    checked_scalar,
-    known_values,
-    masked_mean,
-    masked_sum,
-    zero_masked,
-)
-
-Baseline = Literal["mean", "leave_one_out", "length_weighted", "none"]
-Scale = Literal["group", "batch"]
-Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
+from ._arguments import FLOATS, Aggregation, Baseline, Scale, number, public
+from ._common import Array, ShapeError, accumulator_dtype, kept, known_values, masked_sum, zero_masked
+from ._errors import UserValueError
+from ._statistics import masked_mean
 
 
+def _check_groups(where: str, values: dict[str, Any]) -> None:
+    """Check the arguments of `group_advantage` together."""
+    reward, group, length = (values[name] for name in ("reward", "group", "length"))
+    if jnp.ndim(reward) != 1:
+        raise ShapeError(f"{where}: reward must be [N], one number per sequence, got shape {jnp.shape(reward)}")
+    if isinstance(values["baseline"], str) and values["baseline"] == "length_weighted" and length is None:
+        raise UserValueError(f'{where}: baseline="length_weighted" needs length, the number of tokens of each sequence')
+    counts = known_values(True if values["mask"] is None else values["mask"])
+    groups, lengths = known_values(group), None if length is None else known_values(length)
+    if counts is None:
+        return
+    if lengths is not None and (negative := (lengths < 0) & counts.astype(bool)).any():
+        raise UserValueError(f"{where}: length must not be negative, got {lengths[negative][0]}")
+    size = jnp.shape(reward)[0] if values["num_groups"] is None else values["num_groups"]
+    if groups is not None and (outside := ((groups < 0) | (groups >= size)) & counts.astype(bool)).any():
+        raise UserValueError(
+            f"{where}: group must lie in [0, {size}), got {groups[outside][0]}: number the groups by "
+            "np.unique(group, return_inverse=True)[1]"
+        )
+
+
+@public(raw=True, reward=FLOATS, also=_check_groups)
 def group_advantage(
     reward: Array,
     group: Array,
@@ -91,19 +97,16 @@ def group_advantage(
         Lite PPO: Liu et al. 2025, arXiv:2508.08221. REINFORCE++: Hu 2025, arXiv:2501.03262.
     """
     where = "group_advantage"
-    number = _checked_group(where, reward, group, num_groups, baseline, scale, ddof, length, mask)
-    eps = checked_scalar(where, "eps", eps, 0)
     (rewards,) = zero_masked(where, mask, jax.lax.stop_gradient(reward))
-    keep = (jnp.ones_like(rewards) if mask is None else jnp.asarray(mask).astype(bool)).astype(rewards.dtype)
-    group = jnp.asarray(group)
+    keep, size = kept(mask, rewards).astype(rewards.dtype), len(rewards) if num_groups is None else num_groups
 
     def total(x: Array) -> Array:
         """Sum over the group of each element."""
-        return jax.ops.segment_sum(x * keep, group, number)[group]
+        return jax.ops.segment_sum(x * keep, group, size)[group]
 
     count = total(keep)
     # A reward of the group is subtracted first, so that equal rewards have an advantage of exactly 0.
-    some = jax.ops.segment_max(jnp.where(keep > 0, rewards, -jnp.inf), group, number)[group]
+    some = jax.ops.segment_max(jnp.where(keep > 0, rewards, -jnp.inf), group, size)[group]
     shifted = jnp.where(keep > 0, rewards - some, 0)
     mean = total(shifted) / jnp.maximum(count, 1)
     if not isinstance(baseline, str):
@@ -129,55 +132,17 @@ def group_advantage(
         deviation = jnp.sqrt(variance) + eps
         # A variance that overflows must not turn the advantage into 0, which looks like equal rewards.
         advantage = advantage / jnp.where(deviation == 0, 1, jnp.where(deviation == jnp.inf, jnp.nan, deviation))
-    outside = (group < 0) | (group >= number)
+    outside = (group < 0) | (group >= size)
     return jnp.where(keep == 0, 0, jnp.where(outside, jnp.nan, advantage)).astype(jnp.result_type(reward))
 
 
-def _checked_group(
-    where: str, reward: Any, group: Any, num_groups: Any, baseline: Any, scale: Any, ddof: int, length: Any, mask: Any
-) -> int:
-    """Check the arguments of `group_advantage` and return the number of groups."""
-    check_floating(where, reward=reward)
-    arrays = {} if isinstance(baseline, str) else {"baseline": baseline}
-    check_arrays(where, group=group)
-    if jnp.ndim(reward) == 1 and jnp.ndim(group) == 0:
-        raise ShapeError(
-            f"{where}: group must contain the number of each sequence's group, shape {jnp.shape(reward)}, got "
-            f"{group!r}; for groups of neighbors pass jnp.arange({len(reward)}) // {group}"
-        )
-    check_same_shape(where, reward=reward, group=group, length=length, mask=mask, **arrays)
-    if jnp.ndim(reward) != 1:
-        raise ShapeError(f"{where}: reward must be [N], one number per sequence, got shape {jnp.shape(reward)}")
-    if not jnp.issubdtype(jnp.result_type(group), jnp.integer):
-        raise TypeError(f"{where}: group must contain whole numbers, got {jnp.result_type(group)}")
-    number = jnp.shape(reward)[0] if num_groups is None else num_groups
-    whole = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
-    if not whole or (num_groups is not None and number < 1):
-        raise ValueError(f"{where}: num_groups must be a whole number of at least 1, got {num_groups!r}")
-    known, counts = known_values(group), known_values(True if mask is None else mask)
-    lengths = None if length is None else known_values(length)
-    if lengths is not None and counts is not None:
-        negative = (lengths < 0) & counts.astype(bool)
-        if negative.any():
-            raise ValueError(f"{where}: length must not be negative, got {lengths[negative][0]}")
-    if known is not None and counts is not None:
-        outside = ((known < 0) | (known >= number)) & counts.astype(bool)
-        if outside.any():
-            raise ValueError(
-                f"{where}: group must lie in [0, {number}), got {known[outside][0]}: number the groups by "
-                "np.unique(group, return_inverse=True)[1]"
-            )
-    if isinstance(baseline, str) and baseline not in get_args(Baseline):
-        listed = ", ".join(map(repr, get_args(Baseline)))
-        raise ValueError(f"{where}: baseline must be one of {listed} or an array [N], got {baseline!r}")
-    if scale not in (None, *get_args(Scale)):
-        raise ValueError(f'{where}: scale must be "group", "batch" or None, got {scale!r}')
-    check_ddof(where, ddof)
-    if isinstance(baseline, str) and baseline == "length_weighted" and length is None:
-        raise ValueError(f'{where}: baseline="length_weighted" needs length, the number of tokens of each sequence')
-    return int(number)
+def _check_penalty(where: str, values: dict[str, Any]) -> None:
+    coef = values["kl_coef"]
+    if values["reference_log_prob"] is None and ((known := known_values(coef)) is None or known):
+        raise UserValueError(f"{where}: kl_coef={coef!r} needs reference_log_prob")
 
 
+@public(raw=True, apart="score", also=_check_penalty)
 def outcome_reward(
     score: Array,
     *,
@@ -220,29 +185,31 @@ def outcome_reward(
     Reference: Ziegler et al. 2019, arXiv:1909.08593, eq. 2; Hu 2025, REINFORCE++, arXiv:2501.03262.
     """
     where = "outcome_reward"
-    check_floating(where, score=score, log_prob=log_prob)
-    check_same_shape(where, log_prob=log_prob, reference_log_prob=reference_log_prob, mask=mask)
     if jnp.shape(log_prob)[1:] != jnp.shape(score) or not jnp.ndim(log_prob):
         raise ShapeError(
             f"{where}: score must have the shape of log_prob without axis 0, the tokens; got score "
             f"{jnp.shape(score)} and log_prob {jnp.shape(log_prob)}"
         )
-    coef = checked_scalar(where, "kl_coef", kl_coef, 0)
-    if reference_log_prob is None:
-        if (known := known_values(coef)) is None or known:
-            raise ValueError(f"{where}: kl_coef={kl_coef!r} needs reference_log_prob")
-        reference_log_prob = jnp.zeros_like(log_prob)
-        log_prob = jnp.zeros_like(log_prob)  # there is no penalty, and the log-probability may be infinite
-    check_floating(where, reference_log_prob=reference_log_prob)
+    if reference_log_prob is None:  # there is no penalty, and the log-probability may be infinite
+        log_prob = reference_log_prob = jnp.zeros_like(log_prob)
     acted, reference = zero_masked(where, mask, *jax.lax.stop_gradient((log_prob, reference_log_prob)))
-    keep = jnp.ones_like(acted, bool) if mask is None else jnp.asarray(mask).astype(bool)
+    keep = kept(mask, acted)
     later = jnp.cumsum(keep[::-1], axis=0)[::-1]  # unmasked tokens from here on
     final = keep & (later == 1)
     outcome = jax.lax.stop_gradient(jnp.asarray(score))[None].astype(acted.dtype)
-    reward = jnp.where(final, outcome, 0) - coef * (acted - reference)
+    reward = jnp.where(final, outcome, 0) - jnp.asarray(kl_coef, acted.dtype) * (acted - reference)
     return jnp.where(keep, reward, 0).astype(jnp.result_type(log_prob))
 
 
+def _check_aggregate(where: str, values: dict[str, Any]) -> None:
+    by = values["by"]
+    if not jnp.ndim(values["loss"]):
+        raise ShapeError(f"{where} works along axis 0, the tokens of a sequence; the loss given is a single number")
+    if values["length"] is not None and by != "sequence_sum":
+        raise UserValueError(f'{where}: length divides the sums of by="sequence_sum"; leave it out with by={by!r}')
+
+
+@public(raw=True, length=number(0, open_low=True, single=True), also=_check_aggregate)
 def aggregate(
     loss: Array, *, by: Aggregation = "token_mean", length: float | Array | None = None, mask: Array | None = None
 ) -> Array:
@@ -281,31 +248,15 @@ def aggregate(
     Reference: Yu et al. 2025, DAPO, arXiv:2503.14476, section 3.3; Liu et al. 2025, Dr.GRPO, arXiv:2503.20783.
     """
     if by == "token_mean":
-        _check_aggregate("aggregate", loss, by, length, mask)
         return masked_mean(loss, mask)
     sequences = per_sequence("aggregate", loss, by, length, mask)
-    average = masked_mean(sequences, None if mask is None else jnp.any(jnp.asarray(mask).astype(bool), axis=0))
+    average = masked_mean(sequences, None if mask is None else jnp.any(kept(mask, loss), axis=0))
     return average.astype(jnp.result_type(loss))
 
 
 def per_sequence(where: str, loss: Array, by: str, length: Any, mask: Array | None) -> Array:
     """Return one loss per sequence, which is to be averaged over the sequences, in the accumulator dtype."""
-    _check_aggregate(where, loss, by, length, mask)
     wide = jnp.asarray(loss).astype(accumulator_dtype(loss))
     if by == "sequence_mean":
         return masked_mean(wide, mask, axis=0)
     return masked_sum(wide, mask, axis=0) / (1 if length is None else jnp.asarray(length, wide.dtype))
-
-
-def _check_aggregate(where: str, loss: Any, by: str, length: Any, mask: Any) -> None:
-    check_floating(where, loss=loss)
-    check_same_shape(where, loss=loss, mask=mask)
-    check_flags(where, mask=mask)
-    if by not in get_args(Aggregation):
-        raise ValueError(f"{where}: by must be one of {', '.join(map(repr, get_args(Aggregation)))}, got {by!r}")
-    if not jnp.ndim(loss):
-        raise ShapeError(f"{where} works along axis 0, the tokens of a sequence; the loss given is a single number")
-    if length is not None:
-        if by != "sequence_sum":
-            raise ValueError(f'{where}: length divides the sums of by="sequence_sum"; leave it out with by={by!r}')
-        checked_scalar(where, "length", length, 0, open_low=True)

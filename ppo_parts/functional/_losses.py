@@ -6,10 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
-from ._common import Array, check_floating, check_same_shape, checked_hyperparameter, zero_masked
+from ._arguments import public
+from ._common import Array
 
 
+@public()
 def clipped_surrogate(
     log_ratio: Array,
     advantage: Array,
@@ -51,15 +54,7 @@ def clipped_surrogate(
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7. Dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """
-    where = "clipped_surrogate"
-    logs, gains = policy_inputs(where, log_ratio, advantage, mask)
-    low, high = clip_range(where, clip_eps, clip_eps_high, logs)
-    limit = None
-    if dual_clip is not None:
-        limit = checked_hyperparameter(where, "dual_clip", dual_clip, logs.shape, 1, open_low=True, dtype=logs.dtype)
-    # An infinite upper end is replaced by the largest finite number, so that an advantage of 0 has a loss of 0.
-    most = jnp.minimum(1 + high, jnp.finfo(logs.dtype).max)
-    return _surrogate(logs, gains, 1 - low, most, limit).astype(jnp.result_type(log_ratio))
+    return _surrogate(log_ratio, advantage, *clip_bounds(clip_eps, clip_eps_high), dual_clip)
 
 
 @jax.custom_jvp
@@ -67,18 +62,33 @@ def _surrogate(log_ratio: Array, advantage: Array, low: Array, high: Array, limi
     return -advantage * _bounded_ratio(jnp.exp(log_ratio), advantage, low, high, limit)
 
 
-@_surrogate.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    """The slope is the loss itself, and 0 where a bound is active.
+def _surrogate_jvp(primals: Any, tangents: Any) -> Any:
+    """The slope is the loss itself, or minus the advantage for the bound that is active.
 
-    JAX's own rule would multiply this 0 by the ratio, which may be infinite.
+    JAX's own rule would multiply the 0 of a bounded element by the ratio, which may be infinite.
     """
     log_ratio, advantage, *bounds = primals
     ratio = jnp.exp(log_ratio)
     bounded = _bounded_ratio(ratio, advantage, *bounds)
     loss = _surrogate(*primals)
     slope = jnp.where((bounded < ratio) | (bounded > ratio), 0, loss)
-    return loss, slope * tangents[0]
+    moved = _moved(lambda *bounds: _bounded_ratio(ratio, advantage, *bounds), bounds, tangents[2:])
+    return loss, slope * as_array(tangents[0]) + (0 if moved is None else -advantage * moved)
+
+
+_surrogate.defjvp(_surrogate_jvp, symbolic_zeros=True)
+
+
+def as_array(tangent: Any) -> Array:
+    """Return a tangent as an array, where it may be a symbolic 0."""
+    return jnp.zeros(tangent.shape, tangent.dtype) if isinstance(tangent, SymbolicZero) else tangent
+
+
+def _moved(function: Any, hyperparameters: Any, tangents: Any) -> Array | None:
+    """Return how the function moves with its hyperparameters; None if they are constants, as nearly always."""
+    if all(isinstance(x, SymbolicZero) for x in jax.tree.leaves(tangents)):
+        return None
+    return jax.jvp(function, tuple(hyperparameters), tuple(jax.tree.map(as_array, tangents)))[1]
 
 
 def _bounded_ratio(ratio: Array, advantage: Array, low: Array, high: Array, limit: Array | None) -> Array:
@@ -90,6 +100,7 @@ def _bounded_ratio(ratio: Array, advantage: Array, low: Array, high: Array, limi
     return jnp.where(advantage < 0, falling, jnp.minimum(ratio, high))
 
 
+@public()
 def value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Array:
     r"""Compute half the squared error per element. Gradients flow to `value`; `target` is a constant.
 
@@ -113,12 +124,10 @@ def value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Arr
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9 (without the factor 1/2, so double the coefficient).
     """
-    check_floating("value_loss", value=value, target=target)
-    check_same_shape("value_loss", value=value, target=target, mask=mask)
-    v, aim = zero_masked("value_loss", mask, value, jax.lax.stop_gradient(target))
-    return _half_square(v - aim).astype(jnp.result_type(value))
+    return _half_square(value - target)
 
 
+@public()
 def clipped_value_loss(
     value: Array, old_value: Array, target: Array, *, clip_eps: float | Array, mask: Array | None = None
 ) -> Array:
@@ -151,54 +160,48 @@ def clipped_value_loss(
 
     Reference: OpenAI baselines' PPO2; Engstrom et al. 2020, arXiv:2005.12729, value function clipping.
     """
-    where = "clipped_value_loss"
-    check_floating(where, value=value, old_value=old_value, target=target)
-    check_same_shape(where, value=value, old_value=old_value, target=target, mask=mask)
-    v, old, aim = zero_masked(where, mask, value, *jax.lax.stop_gradient((old_value, target)))
-    eps = checked_hyperparameter(where, "clip_eps", clip_eps, v.shape, 0, open_low=True, dtype=v.dtype)
-    return _larger_error(v, old, aim, eps).astype(jnp.result_type(value))
+    return _larger_error(value, old_value, target, clip_eps)
 
 
 @jax.custom_jvp
 def _larger_error(value: Array, old_value: Array, target: Array, eps: Array) -> Array:
-    clipped = old_value + jnp.clip(value - old_value, -eps, eps)
+    clipped = _clipped_value(value, old_value, eps)
     return jnp.maximum(_half_square(value - target), _half_square(clipped - target))
 
 
-@_larger_error.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    """The slope is the error, and 0 where the clipped prediction has the larger error; see `_surrogate`."""
+def _larger_error_jvp(primals: Any, tangents: Any) -> Any:
+    """The slope is the error, or that of the clipped prediction where that is larger; see `_surrogate_jvp`."""
     value, old_value, target, eps = primals
     loss, error = _larger_error(*primals), value - target
     outside = jnp.abs(value - old_value) > eps  # inside, the two errors are equal up to rounding
-    slope = jnp.where(outside & (loss > _half_square(error)), 0, error)
-    return loss, slope * tangents[0]
+    clipped = outside & (loss > _half_square(error))
+    tangent = jnp.where(clipped, 0, error) * as_array(tangents[0])
+    far = _moved(lambda eps: jnp.sign(value - old_value) * eps, (eps,), tangents[3:])
+    if far is not None:
+        tangent += jnp.where(clipped, _clipped_value(value, old_value, eps) - target, 0) * far
+    return loss, tangent
 
 
-def policy_inputs(
-    where: str, logs: Array, advantage: Array, mask: Array | None, name: str = "log_ratio"
-) -> tuple[Array, Array]:
-    """Check the inputs of a policy loss and return them in the accumulator dtype; the advantage is a constant."""
-    check_floating(where, **{name: logs}, advantage=advantage)
-    check_same_shape(where, **{name: logs}, advantage=advantage, mask=mask)
-    logs, gains = zero_masked(where, mask, logs, jax.lax.stop_gradient(advantage))
-    return logs, gains
+_larger_error.defjvp(_larger_error_jvp, symbolic_zeros=True)
 
 
-def clip_range(where: str, clip_eps: Any, clip_eps_high: Any, like: Array) -> tuple[Array, Array]:
-    """Return how far below and above 1 the ratio may move."""
-    low = checked_hyperparameter(where, "clip_eps", clip_eps, like.shape, 0, open_low=True, dtype=like.dtype)
-    if clip_eps_high is None:
-        return low, low
-    return low, checked_hyperparameter(
-        where, "clip_eps_high", clip_eps_high, like.shape, 0, open_low=True, dtype=like.dtype
-    )
+def _clipped_value(value: Array, old_value: Array, eps: Array) -> Array:
+    return old_value + jnp.clip(value - old_value, -eps, eps)
 
 
-def outside_clip_range(log_ratio: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """Return whether the ratio is below 1 - low, and whether it is above 1 + high."""
+def clip_bounds(clip_eps: Any, clip_eps_high: Any) -> tuple[Array, Array]:
+    """Return the bounds of the ratio.
+
+    An infinite upper one is replaced by the largest finite number, so that an advantage of 0 has a loss of 0.
+    """
+    high = clip_eps if clip_eps_high is None else clip_eps_high
+    return 1 - clip_eps, jnp.minimum(1 + high, jnp.finfo(high.dtype).max)
+
+
+def outside_clip_range(log_ratio: Array, clip_eps: Any, clip_eps_high: Any) -> tuple[Array, Array]:
+    """Return whether the ratio is below its lower bound, and whether it is above its upper one."""
     moved = jnp.exp(log_ratio) - 1
-    return moved < -low, moved > high
+    return moved < -clip_eps, moved > (clip_eps if clip_eps_high is None else clip_eps_high)
 
 
 def _half_square(x: Array) -> Array:

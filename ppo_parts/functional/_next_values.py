@@ -5,9 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ._common import Array, ShapeError, check_arrays, check_flags, check_floating, check_same_shape
+from ._arguments import public
+from ._common import Array, ShapeError, kept, visible
+from ._errors import UserValueError
 
 
+@public(raw=True, apart="last_value")
 def next_values(
     value: Array,
     last_value: Array,
@@ -47,15 +50,11 @@ def next_values(
 
     Reference: Pardo et al. 2018, Time Limits in Reinforcement Learning, arXiv:1712.00378, partial-episode bootstrap.
     """
-    check_floating("next_values", value=value)
     if (truncated is None) != (final_value is None):
-        raise ValueError(
+        raise UserValueError(
             "next_values: give truncated and final_value together (final_value is V of the final "
             "observation of each truncated episode), or neither"
         )
-    check_same_shape("next_values", value=value, truncated=truncated, final_value=final_value, mask=mask)
-    check_arrays("next_values", last_value=last_value)
-    check_flags("next_values", truncated=truncated, mask=mask)
     value = jnp.asarray(value)
     if not value.ndim:
         raise ShapeError("next_values works along axis 0, time, but value is a single number")
@@ -66,10 +65,11 @@ def next_values(
         )
     shifted = jnp.concatenate([value, jnp.asarray(last_value, value.dtype)[None]])[1:]
     if mask is not None:
-        shifted = _skip(shifted, jnp.asarray(mask).astype(bool))
+        shifted = _skip(visible(shifted, mask), kept(mask, shifted))
     if truncated is None or final_value is None:
         return shifted
-    return jnp.where(jnp.asarray(truncated).astype(bool), final_value, shifted).astype(value.dtype)
+    chosen = jnp.where(kept(truncated, value), final_value, shifted).astype(value.dtype)
+    return jnp.where(kept(mask, value), visible(chosen, truncated), chosen)
 
 
 def _skip(shifted: Array, keep: Array) -> Array:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from ._common import Array, check_ddof, check_floating, check_same_shape, checked_scalar, zero_masked
+from ._arguments import FLOATS, public
+from ._common import Array, kept
 
 
+@public(advantage=FLOATS)
 def advantage_normalize(
     advantage: Array,
     *,
@@ -48,15 +50,7 @@ def advantage_normalize(
 
     Reference: Andrychowicz et al. 2021, arXiv:2006.05990, the section on normalization and clipping.
     """
-    where = "advantage_normalize"
-    check_floating(where, advantage=advantage)
-    check_same_shape(where, advantage=advantage, mask=mask)
-    check_ddof(where, ddof)
-    if axis == ():
-        raise ValueError(f"{where}: axis must name the axes of the statistics, got (); None means all")
-    eps = checked_scalar(where, "eps", eps, 0)
-    (x,) = zero_masked(where, mask, advantage)
-    keep = jnp.ones_like(x) if mask is None else jnp.asarray(mask).astype(bool).astype(x.dtype)
+    x, keep = advantage, kept(mask, advantage).astype(advantage.dtype)
     count = jnp.sum(keep, axis=axis, keepdims=True)
     number = jnp.maximum(count, 1)
     offset = (x - jnp.sum(x, axis=axis, keepdims=True) / number) * keep
@@ -68,4 +62,4 @@ def advantage_normalize(
     equal = spread <= 1e-3 * square
     scale = jnp.sqrt(jnp.where(equal, 1, spread) / jnp.maximum(count - ddof, 1)) + eps
     unscaled = jnp.where((square == jnp.inf) & (keep > 0), jnp.nan, 0)  # 0 would look like equal elements
-    return jnp.where(equal, unscaled, (offset - error) * keep / scale).astype(jnp.result_type(advantage))
+    return jnp.where(equal, unscaled, (offset - error) * keep / scale)

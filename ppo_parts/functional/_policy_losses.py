@@ -11,10 +11,11 @@ import math
 import jax
 import jax.numpy as jnp
 
-from ._common import Array, checked_hyperparameter
-from ._losses import clip_range, policy_inputs
+from ._arguments import POSITIVE, public
+from ._common import Array
 
 
+@public()
 def importance_weighted_surrogate(log_ratio: Array, advantage: Array, *, mask: Array | None = None) -> Array:
     r"""Compute the unclipped surrogate as a loss per element. Gradients flow to `log_ratio`; `advantage` is a constant.
 
@@ -42,10 +43,10 @@ def importance_weighted_surrogate(log_ratio: Array, advantage: Array, *, mask: A
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 6.
     """
-    logs, gains = policy_inputs("importance_weighted_surrogate", log_ratio, advantage, mask)
-    return (-gains * _ratio(logs, gains != 0)).astype(jnp.result_type(log_ratio))
+    return -advantage * _ratio(log_ratio, advantage != 0)
 
 
+@public()
 def simple_policy_optimization(
     log_ratio: Array, advantage: Array, *, clip_eps: float | Array, mask: Array | None = None
 ) -> Array:
@@ -77,15 +78,12 @@ def simple_policy_optimization(
 
     Reference: Xie et al. 2024, Simple Policy Optimization, arXiv:2401.16025.
     """
-    where = "simple_policy_optimization"
-    logs, gains = policy_inputs(where, log_ratio, advantage, mask)
-    eps = checked_hyperparameter(where, "clip_eps", clip_eps, logs.shape, 0, open_low=True, dtype=logs.dtype)
     # As a product, because r^2 - r of an infinite ratio would be NaN.
-    sign, moved = jnp.sign(gains), _ratio(logs, gains != 0) - 1
-    loss = jnp.abs(gains) * (moved * (moved / (2 * eps) - sign) - sign)
-    return loss.astype(jnp.result_type(log_ratio))
+    sign, moved = jnp.sign(advantage), _ratio(log_ratio, advantage != 0) - 1
+    return jnp.abs(advantage) * (moved * (moved / (2 * clip_eps) - sign) - sign)
 
 
+@public(alpha=POSITIVE, beta=POSITIVE)
 def discovered_policy_optimization(
     log_ratio: Array,
     advantage: Array,
@@ -127,21 +125,18 @@ def discovered_policy_optimization(
 
     Reference: Lu et al. 2022, Discovered Policy Optimisation, arXiv:2210.05639.
     """
-    where = "discovered_policy_optimization"
-    logs, gains = policy_inputs(where, log_ratio, advantage, mask)
-    alpha = checked_hyperparameter(where, "alpha", alpha, logs.shape, 0, open_low=True, dtype=logs.dtype)
-    beta = checked_hyperparameter(where, "beta", beta, logs.shape, 0, open_low=True, dtype=logs.dtype)
     # x - tanh(x) has the sign of x, so each drift is active on one side of a ratio of 1. There, -r A cancels with the
     # r A in the first drift.
-    risen, fallen = (gains > 0) & (logs > 0), (gains < 0) & (logs < 0)
-    rise = gains * (_bounded_ratio(logs, risen) - 1)
-    risen_loss = -gains - alpha * jnp.tanh(rise / alpha)
-    fall = gains * jnp.where(fallen, logs, 0)
+    risen, fallen = (advantage > 0) & (log_ratio > 0), (advantage < 0) & (log_ratio < 0)
+    rise = advantage * (_bounded_ratio(log_ratio, risen) - 1)
+    risen_loss = -advantage - alpha * jnp.tanh(rise / alpha)
+    fall = advantage * jnp.where(fallen, log_ratio, 0)
     drift = fall - beta * jnp.tanh(fall / beta)
-    plain = -gains * _ratio(logs, (gains != 0) & ~risen)
-    return jnp.where(risen, risen_loss, plain + drift).astype(jnp.result_type(log_ratio))
+    plain = -advantage * _ratio(log_ratio, (advantage != 0) & ~risen)
+    return jnp.where(risen, risen_loss, plain + drift)
 
 
+@public()
 def rollback_surrogate(
     log_ratio: Array,
     advantage: Array,
@@ -186,16 +181,14 @@ def rollback_surrogate(
 
     Reference: Wang et al. 2019, Truly Proximal Policy Optimization, arXiv:1903.07940, PPO-RB.
     """
-    where = "rollback_surrogate"
-    logs, gains = policy_inputs(where, log_ratio, advantage, mask)
-    low, high = clip_range(where, clip_eps, clip_eps_high, logs)
-    back = checked_hyperparameter(where, "slope", slope, logs.shape, 0, open_low=True, dtype=logs.dtype)
-    ratio = _ratio(logs, gains != 0)
-    bound = jnp.where(gains < 0, 1 - low, 1 + high)
-    outside = jnp.where(gains < 0, ratio < bound, ratio > bound)
-    return (-gains * jnp.where(outside, (1 + back) * bound - back * ratio, ratio)).astype(jnp.result_type(log_ratio))
+    ratio = _ratio(log_ratio, advantage != 0)
+    high = clip_eps if clip_eps_high is None else clip_eps_high
+    bound = jnp.where(advantage < 0, 1 - clip_eps, 1 + high)
+    outside = jnp.where(advantage < 0, ratio < bound, ratio > bound)
+    return -advantage * jnp.where(outside, (1 + slope) * bound - slope * ratio, ratio)
 
 
+@public()
 def smooth_clipped_surrogate(
     log_ratio: Array, advantage: Array, *, clip_eps: float | Array, mask: Array | None = None
 ) -> Array:
@@ -229,15 +222,14 @@ def smooth_clipped_surrogate(
 
     Reference: rl_games (Makoviichuk and Makoviychuk), `use_smooth_clamp`.
     """
-    where = "smooth_clipped_surrogate"
-    logs, gains = policy_inputs(where, log_ratio, advantage, mask)
-    eps = checked_hyperparameter(where, "clip_eps", clip_eps, logs.shape, 0, open_low=True, dtype=logs.dtype)
-    moved = ((gains > 0) & (logs > 0)) | ((gains < 0) & (logs < 0))  # elsewhere the ratio itself is the minimum
-    smooth = 1 - eps + 2 * eps * jax.nn.sigmoid(2 * (_bounded_ratio(logs, moved) - 1) / eps)
-    chosen = jnp.where(moved, smooth, _ratio(logs, (gains != 0) & ~moved))
-    return (-gains * chosen).astype(jnp.result_type(log_ratio))
+    # Elsewhere the ratio itself is the minimum.
+    moved = ((advantage > 0) & (log_ratio > 0)) | ((advantage < 0) & (log_ratio < 0))
+    distance = _bounded_ratio(log_ratio, moved) - 1
+    smooth = 1 - clip_eps + 2 * clip_eps * jax.nn.sigmoid(2 * distance / clip_eps)
+    return -advantage * jnp.where(moved, smooth, _ratio(log_ratio, (advantage != 0) & ~moved))
 
 
+@public(coef=POSITIVE)
 def mirror_descent_surrogate(
     log_ratio: Array, advantage: Array, *, coef: float | Array, mask: Array | None = None
 ) -> Array:
@@ -270,13 +262,10 @@ def mirror_descent_surrogate(
 
     Reference: Tomar et al. 2020, Mirror Descent Policy Optimization, arXiv:2005.09814, on-policy MDPO.
     """
-    where = "mirror_descent_surrogate"
-    logs, gains = policy_inputs(where, log_ratio, advantage, mask)
-    beta = checked_hyperparameter(where, "coef", coef, logs.shape, 0, open_low=True, dtype=logs.dtype)
-    loss = jnp.exp(logs) * (beta * (logs - 1) - gains) + beta
-    return loss.astype(jnp.result_type(log_ratio))
+    return jnp.exp(log_ratio) * (coef * (log_ratio - 1) - advantage) + coef
 
 
+@public()
 def self_imitation_loss(log_prob: Array, advantage: Array, *, mask: Array | None = None) -> Array:
     r"""Compute the policy loss of self-imitation per element. Gradients flow to `log_prob`; `advantage` is a constant.
 
@@ -304,8 +293,7 @@ def self_imitation_loss(log_prob: Array, advantage: Array, *, mask: Array | None
 
     Reference: Oh et al. 2018, Self-Imitation Learning, arXiv:1806.05635.
     """
-    logs, gains = policy_inputs("self_imitation_loss", log_prob, advantage, mask, "log_prob")
-    return (-logs * jnp.maximum(gains, 0)).astype(jnp.result_type(log_prob))
+    return -log_prob * jnp.maximum(advantage, 0)
 
 
 def _ratio(logs: Array, needed: Array) -> Array:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ._arguments import Implementation
 from ._common import Array
-
-Implementation = Literal["auto", "scan", "associative", "pallas"]
+from ._errors import UserValueError
 
 
 def scan(step: Callable[..., Any], last: Any, inputs: Any) -> Any:
@@ -52,7 +52,6 @@ def choose(
     "auto" chooses by the platform that a program is compiled for, not by the default platform: on a machine with a GPU,
     a computation on CPU arrays is compiled for the CPU. Without a GPU the kernel is not even traced.
     """
-    known(where, implementation)
     if implementation == "scan":
         return scan
     if implementation == "associative":
@@ -67,19 +66,12 @@ def choose(
     return lambda inputs: jax.lax.platform_dependent(inputs, cuda=cuda, rocm=associative, default=scan)
 
 
-def cannot_run(where: str, reason: str) -> ValueError:
+def cannot_run(where: str, reason: str) -> UserValueError:
     """Return the error for a kernel that was requested by name and cannot run."""
-    return ValueError(
+    return UserValueError(
         f'{where}: implementation="pallas" cannot run, {reason}; leave implementation at "auto", which then computes '
         "the same numbers in another way"
     )
-
-
-def known(where: str, implementation: str, implementations: Any = Implementation) -> None:
-    """Raise `ValueError` for an unknown implementation."""
-    if implementation not in get_args(implementations):
-        listed = ", ".join(map(repr, get_args(implementations)))
-        raise ValueError(f"{where}: implementation must be one of {listed}, got {implementation!r}")
 
 
 def has(platform: str) -> bool:
@@ -97,7 +89,7 @@ def unsupported(value: Array) -> str | None:
     kind = jax.typeof(value) if hasattr(jax, "typeof") else None  # JAX before 0.6 has no explicit shardings
     if any(axis is not None for axis in getattr(getattr(kind, "sharding", None), "spec", ())):
         return f"the values are sharded over an explicit mesh, {kind}, but only jax.shard_map splits a kernel"
-    if not value.size:
+    if 0 in value.shape:
         return f"there is nothing to compute in an array of shape {value.shape}"
     try:
         triton = importlib.import_module("jax.experimental.pallas.triton")

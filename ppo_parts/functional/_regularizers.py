@@ -5,17 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ._common import (
-    Array,
-    ShapeError,
-    check_flags,
-    check_floating,
-    check_same_shape,
-    checked_hyperparameter,
-    zero_masked,
-)
+from ._arguments import fit, public
+from ._common import Array, ShapeError, zero_masked
 
 
+@public(raw=True, apart="mask")
 def bounds_loss(mean: Array, *, bound: float | Array = 1.1, mask: Array | None = None) -> Array:
     r"""Compute a penalty for means of actions outside a soft bound. Gradients flow to `mean`.
 
@@ -42,14 +36,12 @@ def bounds_loss(mean: Array, *, bound: float | Array = 1.1, mask: Array | None =
 
     Reference: rl_games (Makoviichuk and Makoviychuk), `bounds_loss_coef`, whose bound is 1.1.
     """
-    where = "bounds_loss"
-    check_floating(where, mean=mean)
-    (center,) = zero_masked(where, _wide_mask(where, mean, mask), mean)
-    limit = checked_hyperparameter(where, "bound", bound, center.shape, 0, dtype=center.dtype)
-    excess = jnp.maximum(jnp.abs(center) - limit, 0)
+    (center,) = zero_masked("bounds_loss", _wide_mask("bounds_loss", mean, mask), mean)
+    excess = jnp.maximum(jnp.abs(center) - fit("bounds_loss", "bound", bound, center.shape, center.dtype), 0)
     return jnp.sum(jnp.square(excess), axis=-1).astype(jnp.result_type(mean))
 
 
+@public(raw=True, apart="mask")
 def mirror_loss(mean: Array, mirrored: Array, *, mask: Array | None = None) -> Array:
     r"""Compute how far actions are from symmetric ones. Gradients flow to `mean`; `mirrored` is a constant.
 
@@ -78,13 +70,12 @@ def mirror_loss(mean: Array, mirrored: Array, *, mask: Array | None = None) -> A
     constant.
     """
     where = "mirror_loss"
-    check_floating(where, mean=mean, mirrored=mirrored)
-    check_same_shape(where, mean=mean, mirrored=mirrored)
     ours, target = zero_masked(where, _wide_mask(where, mean, mask), mean, mirrored)
     difference = ours - jax.lax.stop_gradient(target)
     return jnp.mean(jnp.square(difference), axis=-1).astype(jnp.result_type(mean))
 
 
+@public(raw=True, apart="mask")
 def smoothness_loss(mean: Array, other: Array, *, mask: Array | None = None) -> Array:
     r"""Compute the distance between the actions for two observations. Gradients flow to both.
 
@@ -111,14 +102,13 @@ def smoothness_loss(mean: Array, other: Array, *, mask: Array | None = None) -> 
     Reference: Mysore et al. 2021, Regularizing Action Policies for Smooth Control (CAPS), arXiv:2012.06644.
     """
     where = "smoothness_loss"
-    check_floating(where, mean=mean, other=other)
-    check_same_shape(where, mean=mean, other=other)
     ours, theirs = zero_masked(where, _wide_mask(where, mean, mask), mean, other)
     squares = jnp.sum(jnp.square(ours - theirs), axis=-1)
-    apart = squares > 1e-12  # at 0, the gradient of the root is not finite
+    apart = ~(squares <= 1e-12)  # or NaN; at 0, the gradient of the root is not finite
     return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0).astype(jnp.result_type(mean))
 
 
+@public()
 def self_imitation_value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Array:
     r"""Compute half the squared error of values below their target. Gradients flow to `value`; `target` is a constant.
 
@@ -145,11 +135,7 @@ def self_imitation_value_loss(value: Array, target: Array, *, mask: Array | None
 
     Reference: Oh et al. 2018, Self-Imitation Learning, arXiv:1806.05635.
     """
-    where = "self_imitation_value_loss"
-    check_floating(where, value=value, target=target)
-    check_same_shape(where, value=value, target=target, mask=mask)
-    v, aim = zero_masked(where, mask, value, jax.lax.stop_gradient(target))
-    return (0.5 * jnp.square(jnp.maximum(aim - v, 0))).astype(jnp.result_type(value))
+    return 0.5 * jnp.square(jnp.maximum(target - value, 0))
 
 
 def _wide_mask(where: str, mean: Array, mask: Array | None) -> Array | None:
@@ -166,5 +152,4 @@ def _wide_mask(where: str, mean: Array, mask: Array | None) -> Array | None:
             f"{where}: mask must have the shape of mean without its last axis, {jnp.shape(mean)[:-1]}, got "
             f"{jnp.shape(mask)}"
         )
-    check_flags(where, mask=mask)
     return jnp.broadcast_to(jnp.asarray(mask)[..., None], jnp.shape(mean))

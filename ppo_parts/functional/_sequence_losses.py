@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
-from ._common import (
-    Array,
-    ShapeError,
-    along_time,
-    check_floating,
-    check_same_shape,
-    checked_hyperparameter,
-    checked_scalar,
-    known_values,
-    masked_mean,
-    zero_masked,
-)
-from ._losses import clip_range, clipped_surrogate, outside_clip_range, policy_inputs
+from ._arguments import CONSTANT, Level, Reduction, check_order, number, public
+from ._common import Array, ShapeError, along_time, kept
+from ._losses import as_array, clip_bounds, clipped_surrogate, outside_clip_range
 from ._policy_losses import importance_weighted_surrogate
+from ._statistics import masked_mean
 
-Level = Literal["sequence", "token"]
 
-
+@public()
 def policy_gradient_loss(log_ratio: Array, advantage: Array, *, mask: Array | None = None) -> Array:
     r"""Compute REINFORCE's loss per element. Gradients flow to `log_ratio`; `advantage` is a constant.
 
@@ -53,10 +44,10 @@ def policy_gradient_loss(log_ratio: Array, advantage: Array, *, mask: Array | No
     Reference: Williams 1992, Simple Statistical Gradient-Following Algorithms, eq. 4. GPG: Chu et al. 2025,
         arXiv:2504.02546.
     """
-    logs, gains = policy_inputs("policy_gradient_loss", log_ratio, advantage, mask)
-    return _weighted_log_prob(gains, logs).astype(jnp.result_type(log_ratio))
+    return _weighted_log_prob(advantage, log_ratio)
 
 
+@public()
 def cispo(
     log_ratio: Array,
     advantage: Array,
@@ -95,14 +86,11 @@ def cispo(
 
     Reference: MiniMax 2025, MiniMax-M1, arXiv:2506.13585, eqs. 4 and 5.
     """
-    logs, gains = policy_inputs("cispo", log_ratio, advantage, mask)
-    low, high = clip_range("cispo", clip_eps, clip_eps_high, logs)
-    # An infinite upper end is replaced by the largest finite number, so that an advantage of 0 has a loss of 0.
-    most = jnp.minimum(1 + high, jnp.finfo(logs.dtype).max)
-    weight = jax.lax.stop_gradient(jnp.clip(jnp.exp(logs), 1 - low, most))
-    return _weighted_log_prob(weight * gains, logs).astype(jnp.result_type(log_ratio))
+    weight = jnp.clip(jax.lax.stop_gradient(jnp.exp(log_ratio)), *clip_bounds(clip_eps, clip_eps_high))
+    return _weighted_log_prob(weight * advantage, log_ratio)
 
 
+@public()
 def sapo(
     log_ratio: Array,
     advantage: Array,
@@ -140,14 +128,7 @@ def sapo(
 
     Reference: Gao et al. 2025, Soft Adaptive Policy Optimization, arXiv:2511.20347.
     """
-    logs, gains = policy_inputs("sapo", log_ratio, advantage, mask)
-    both = {"tau": tau, "tau_negative": tau_negative}
-    positive, negative = (
-        checked_hyperparameter("sapo", name, value, logs.shape, 0, open_low=True, dtype=logs.dtype)
-        for name, value in both.items()
-    )
-    gate = _soft_gate(logs, jnp.where(gains > 0, positive, negative))
-    return (-gains * gate).astype(jnp.result_type(log_ratio))
+    return -advantage * _soft_gate(log_ratio, jnp.where(advantage > 0, tau, tau_negative))
 
 
 @jax.custom_jvp
@@ -155,21 +136,28 @@ def _soft_gate(log_ratio: Array, tau: Array) -> Array:
     return 4 / tau * jax.nn.sigmoid(tau * jnp.expm1(log_ratio))
 
 
-@_soft_gate.defjvp
-def _(primals: Any, tangents: Any) -> Any:
+def _soft_gate_jvp(primals: Any, tangents: Any) -> Any:
     """The slope is 4 r p (1 - p), computed as an exponential, in which an infinite r has the limit 0."""
     log_ratio, tau = primals
-    x = tau * jnp.expm1(log_ratio)
+    x, gate = tau * jnp.expm1(log_ratio), _soft_gate(*primals)
     slope = 4 * jnp.exp(log_ratio + jax.nn.log_sigmoid(x) + jax.nn.log_sigmoid(-x))
-    return _soft_gate(*primals), slope * tangents[0]
+    tangent = slope * as_array(tangents[0])
+    if not isinstance(tangents[1], SymbolicZero):
+        near = jnp.clip(x, -200, 200)  # beyond, the slope of the sigmoid is 0
+        tangent += (4 / tau * near * jax.nn.sigmoid(near) * jax.nn.sigmoid(-near) - gate) / tau * tangents[1]
+    return gate, tangent
+
+
+_soft_gate.defjvp(_soft_gate_jvp, symbolic_zeros=True)
 
 
 @along_time
+@public()
 def sequence_log_ratio(
     log_ratio: Array,
     *,
     level: Level = "sequence",
-    reduction: Literal["mean", "sum"] = "mean",
+    reduction: Reduction = "mean",
     mask: Array | None = None,
 ) -> Array:
     r"""Replace each token's log-ratio by that of its sequence. `level` determines where gradients flow.
@@ -202,27 +190,20 @@ def sequence_log_ratio(
 
     Reference: Zheng et al. 2025, Group Sequence Policy Optimization, arXiv:2507.18071, eqs. 7 and 14.
     """
-    where = "sequence_log_ratio"
-    check_floating(where, log_ratio=log_ratio)
-    check_same_shape(where, log_ratio=log_ratio, mask=mask)
-    _check_level(where, level)
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f'{where}: reduction must be "mean" or "sum", got {reduction!r}')
-    (logs,) = zero_masked(where, mask, log_ratio)
-    shared = _sequence_log_ratio(where, logs, level, reduction, mask)
-    return shared.astype(jnp.result_type(log_ratio))
+    return _shared_log_ratio("sequence_log_ratio", log_ratio, level, reduction, mask)
 
 
-def _sequence_log_ratio(where: str, logs: Array, level: str, reduction: str, mask: Array | None) -> Array:
-    keep = _keep(where, logs, mask)
-    one = _mean_over_tokens(logs, keep) if reduction == "mean" else jnp.sum(logs, axis=0, keepdims=True)
-    whole = jnp.broadcast_to(one, logs.shape)
+def _shared_log_ratio(where: str, log_ratio: Array, level: Level, reduction: Reduction, mask: Array | None) -> Array:
+    keep = _keep(where, log_ratio, mask)
+    one = _mean_over_tokens(log_ratio, keep) if reduction == "mean" else jnp.sum(log_ratio, axis=0, keepdims=True)
+    whole = jnp.broadcast_to(one, log_ratio.shape)
     if level == "token":
-        whole = jax.lax.stop_gradient(whole) + (logs - jax.lax.stop_gradient(logs))
+        whole = jax.lax.stop_gradient(whole) + (log_ratio - jax.lax.stop_gradient(log_ratio))
     return jnp.where(keep, whole, 0)
 
 
 @along_time
+@public()
 def gspo(
     log_ratio: Array,
     advantage: Array,
@@ -268,16 +249,13 @@ def gspo(
 
     Reference: Zheng et al. 2025, Group Sequence Policy Optimization, arXiv:2507.18071, eqs. 5 to 7, 13 and 14.
     """
-    _check_level("gspo", level)
-    logs, gains = policy_inputs("gspo", log_ratio, advantage, mask)
-    shared = _sequence_log_ratio("gspo", logs, level, "mean", mask)
-    loss = clipped_surrogate(
-        shared, gains, clip_eps=clip_eps, clip_eps_high=clip_eps_high, dual_clip=dual_clip, mask=mask
-    )
-    return loss.astype(jnp.result_type(log_ratio))
+    shared = _shared_log_ratio("gspo", log_ratio, level, "mean", mask)
+    bounds: dict[str, Any] = {"clip_eps": clip_eps, "clip_eps_high": clip_eps_high, "dual_clip": dual_clip}
+    return clipped_surrogate(shared, advantage, **bounds, mask=mask)
 
 
 @along_time
+@public()
 def gmpo(
     log_ratio: Array,
     advantage: Array,
@@ -320,15 +298,15 @@ def gmpo(
 
     Reference: Zhao et al. 2025, Geometric-Mean Policy Optimization, arXiv:2507.20673.
     """
-    logs, gains = policy_inputs("gmpo", log_ratio, advantage, mask)
-    low, high = clip_range("gmpo", clip_eps, clip_eps_high, logs)
-    keep = _keep("gmpo", logs, mask)
-    clipped = jnp.where(gains < 0, jnp.maximum(logs, -low), jnp.minimum(logs, high))
-    gain, mean = _mean_over_tokens(gains, keep), _mean_over_tokens(clipped, keep)
+    keep = _keep("gmpo", log_ratio, mask)
+    high = clip_eps if clip_eps_high is None else clip_eps_high
+    clipped = jnp.where(advantage < 0, jnp.maximum(log_ratio, -clip_eps), jnp.minimum(log_ratio, high))
+    gain, mean = _mean_over_tokens(advantage, keep), _mean_over_tokens(clipped, keep)
     loss = -gain * jnp.exp(jnp.where(gain == 0, 0, mean))  # 0 * inf would be NaN
-    return jnp.where(keep, loss, 0).astype(jnp.result_type(log_ratio))
+    return jnp.where(keep, loss, 0)
 
 
+@public(log_prob=CONSTANT, also=lambda where, values: check_order(where, values, "cov_low", "cov_high", strict=True))
 def clip_cov(
     log_ratio: Array,
     advantage: Array,
@@ -378,23 +356,16 @@ def clip_cov(
 
     Reference: Cui et al. 2025, The Entropy Mechanism of Reinforcement Learning, arXiv:2505.22617, Clip-Cov.
     """
-    where = "clip_cov"
-    cov, keep = _covariance(where, log_ratio, advantage, log_prob, mask)
-    limits = {"cov_low": cov_low, "cov_high": cov_high}
-    floor, ceiling = (checked_scalar(where, name, x, -jnp.inf) for name, x in limits.items())
-    known = known_values(floor), known_values(ceiling)
-    if known[0] is not None and known[1] is not None and not known[0] < known[1]:
-        raise ValueError(f"{where}: cov_low must be less than cov_high, got {cov_low!r} and {cov_high!r}")
-    still = jax.lax.stop_gradient(log_ratio).astype(cov.dtype)
-    below, above = outside_clip_range(still, *clip_range(where, clip_eps, clip_eps_high, cov))
-    clipped = jnp.where(jnp.asarray(advantage) < 0, below, above)
-    eligible = keep & ~clipped & (cov > floor) & (cov < ceiling)
-    drawn = _foremost(jax.random.uniform(key, cov.shape), eligible, _share(where, fraction, keep))
-    kept = jnp.where(drawn, 0, log_ratio)  # the gradient of an infinite loss would be NaN where it is dropped
-    loss = clipped_surrogate(kept, advantage, clip_eps=clip_eps, clip_eps_high=clip_eps_high, mask=mask)
+    cov, keep = _covariance(advantage, log_prob, mask)
+    below, above = outside_clip_range(jax.lax.stop_gradient(log_ratio), clip_eps, clip_eps_high)
+    eligible = keep & ~jnp.where(advantage < 0, below, above) & (cov > cov_low) & (cov < cov_high)
+    drawn = _foremost(jax.random.uniform(key, cov.shape), eligible, _share(fraction, keep))
+    left = jnp.where(drawn, 0, log_ratio)  # the gradient of an infinite loss would be NaN where it is dropped
+    loss = clipped_surrogate(left, advantage, clip_eps=clip_eps, clip_eps_high=clip_eps_high, mask=mask)
     return jnp.where(drawn, 0, loss)
 
 
+@public(log_prob=CONSTANT, coef=number(0, single=True))
 def kl_cov(
     log_ratio: Array,
     advantage: Array,
@@ -435,30 +406,21 @@ def kl_cov(
 
     Reference: Cui et al. 2025, The Entropy Mechanism of Reinforcement Learning, arXiv:2505.22617, KL-Cov.
     """
-    where = "kl_cov"
-    logs, gains = policy_inputs(where, log_ratio, advantage, mask)
-    cov, keep = _covariance(where, log_ratio, advantage, log_prob, mask)
-    scale = checked_scalar(where, "coef", coef, 0)
-    chosen = _foremost(cov, keep, _share(where, fraction, keep))
-    loss = importance_weighted_surrogate(logs, gains)
-    return (loss + jnp.where(chosen, scale * jnp.abs(logs), 0)).astype(jnp.result_type(log_ratio))
+    cov, keep = _covariance(advantage, log_prob, mask)
+    chosen = _foremost(cov, keep, _share(fraction, keep))
+    loss = importance_weighted_surrogate(log_ratio, advantage)
+    return loss + jnp.where(chosen, coef * jnp.abs(log_ratio), 0)
 
 
-def _covariance(
-    where: str, log_ratio: Array, advantage: Array, log_prob: Array, mask: Array | None
-) -> tuple[Array, Array]:
-    """Return the summand of the covariance of each token, a constant, and whether the token counts."""
-    check_floating(where, log_prob=log_prob)
-    check_same_shape(where, log_ratio=log_ratio, advantage=advantage, log_prob=log_prob, mask=mask)
-    gains, logs = zero_masked(where, mask, *jax.lax.stop_gradient((advantage, log_prob)))
-    cov = (gains - masked_mean(gains, mask)) * (logs - masked_mean(logs, mask))
-    return cov, jnp.ones_like(cov, bool) if mask is None else jnp.asarray(mask).astype(bool)
+def _covariance(advantage: Array, log_prob: Array, mask: Array | None) -> tuple[Array, Array]:
+    """Return the summand of the covariance of each token, and whether the token counts."""
+    cov = (advantage - masked_mean(advantage, mask)) * (log_prob - masked_mean(log_prob, mask))
+    return cov, kept(mask, cov)
 
 
-def _share(where: str, fraction: Any, keep: Array) -> Array:
+def _share(fraction: Any, keep: Array) -> Array:
     """Return the number of tokens that a fraction of the unmasked ones is, at least 1."""
-    part = checked_scalar(where, "fraction", fraction, 0, 1)
-    return jnp.maximum(jnp.floor(part * jnp.sum(keep)), 1)
+    return jnp.maximum(jnp.floor(fraction * jnp.sum(keep)), 1)
 
 
 def _foremost(score: Array, eligible: Array, number: Array) -> Array:
@@ -487,9 +449,4 @@ def _keep(where: str, like: Array, mask: Array | None) -> Array:
         raise ShapeError(
             f"{where} works along axis 0, the tokens of a sequence; the log_ratio given is a single number"
         )
-    return jnp.ones_like(like, bool) if mask is None else jnp.asarray(mask).astype(bool)
-
-
-def _check_level(where: str, level: str) -> None:
-    if level not in ("sequence", "token"):
-        raise ValueError(f'{where}: level must be "sequence" or "token", got {level!r}')
+    return kept(mask, like)

@@ -2,17 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ._common import Array, check_floating, check_same_shape, masked_mean, zero_masked
-from ._losses import clip_range, outside_clip_range
+from ._arguments import CONSTANT, KLEstimator, public
+from ._common import Array, Axes, accumulator_dtype, kept, visible
+from ._losses import outside_clip_range
 
-KLEstimator = Literal["k1", "k2", "k3", "k3+"]
+
+@public(raw=True)
+def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None, keepdims: bool = False) -> Array:
+    r"""Compute the mean over the elements where `mask` is 1. Gradients flow to `x`; they are 0 for masked elements.
+
+    .. math:: \bar x = \frac{\sum_i m_i x_i}{\max(1, \sum_i m_i)}
+
+    Args:
+        x: any shape.
+        mask: None (all ones), or 0/1 of the shape of `x`.
+        axis: axis or axes to reduce; None reduces all.
+        keepdims: keep reduced axes with size 1.
+
+    Returns:
+        The mean, in the dtype of `x` (float32 for integers and booleans); 0 where the mask is all zero; NaN, as from
+        `jnp.mean`, if there is no mask and `x` is empty.
+
+    Raises:
+        ShapeError: `mask` has another shape. ValueError: a known mask contains anything other than 0 and 1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(masked_mean(jnp.array([1., 3., jnp.nan]), jnp.array([1, 1, 0])))
+        2.0
+        >>> float(masked_mean(jnp.array([1, 2]), jnp.array([1, 1])))
+        1.5
+    """
+    if mask is None:
+        return jnp.mean(x, axis=axis, keepdims=keepdims)
+    x, keep, dtype = jnp.asarray(x), kept(mask, x), accumulator_dtype(x)
+    total = jnp.sum(jnp.where(keep, visible(x.astype(dtype), mask), 0), axis=axis, keepdims=keepdims)
+    count = jnp.sum(keep, axis=axis, keepdims=keepdims, dtype=dtype)
+    mean = total / jnp.maximum(count, 1)
+    return mean.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else mean
 
 
+@public()
 def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | None = None) -> Array:
     r"""Estimate KL(behavior ‖ current) per element, from the behavior policy's actions. Gradients flow.
 
@@ -48,20 +83,13 @@ def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | 
 
     Reference: Schulman 2020, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html. "k3+" as in verl.
     """
-    check_floating("approx_kl", log_ratio=log_ratio)
-    check_same_shape("approx_kl", log_ratio=log_ratio, mask=mask)
-    (logs,) = zero_masked("approx_kl", mask, log_ratio)
     if estimator == "k1":
-        kl = -logs
-    elif estimator == "k2":
-        kl = 0.5 * jnp.square(logs)
-    elif estimator == "k3":
-        kl = jnp.expm1(logs) - logs
-    elif estimator == "k3+":
-        kl = _with_gradient_of(jnp.expm1(logs) - logs, 0.5 * jnp.square(logs))
-    else:
-        raise ValueError(f'approx_kl: estimator must be "k1", "k2", "k3" or "k3+", got {estimator!r}')
-    return kl.astype(jnp.result_type(log_ratio))
+        return -log_ratio
+    k2 = 0.5 * jnp.square(log_ratio)
+    if estimator == "k2":
+        return k2
+    k3 = jnp.expm1(log_ratio) - log_ratio
+    return k3 if estimator == "k3" else _with_gradient_of(k3, k2)
 
 
 @jax.custom_jvp
@@ -76,6 +104,7 @@ def _(primals: Any, tangents: Any) -> Any:
     return _with_gradient_of(*primals), tangents[1]
 
 
+@public(log_ratio=CONSTANT)
 def clip_fraction(
     log_ratio: Array,
     *,
@@ -106,14 +135,11 @@ def clip_fraction(
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 12.
     """
-    check_floating("clip_fraction", log_ratio=log_ratio)
-    check_same_shape("clip_fraction", log_ratio=log_ratio, mask=mask)
-    (logs,) = zero_masked("clip_fraction", mask, jax.lax.stop_gradient(log_ratio))
-    low, high = clip_range("clip_fraction", clip_eps, clip_eps_high, logs)
-    below, above = outside_clip_range(logs, low, high)
-    return (below | above).astype(jnp.result_type(log_ratio))
+    below, above = outside_clip_range(log_ratio, clip_eps, clip_eps_high)
+    return below | above
 
 
+@public(value=CONSTANT)
 def explained_variance(value: Array, target: Array, *, mask: Array | None = None) -> Array:
     r"""Compute the share of the target's variance that the value explains. Gradients are stopped.
 
@@ -141,18 +167,14 @@ def explained_variance(value: Array, target: Array, *, mask: Array | None = None
 
     Reference: OpenAI baselines; Huang et al. 2022, detail 12. Variances are those of a population (ddof 0).
     """
-    check_floating("explained_variance", value=value, target=target)
-    check_same_shape("explained_variance", value=value, target=target, mask=mask)
-    v, aim = zero_masked("explained_variance", mask, *jax.lax.stop_gradient((value, target)))
-    some = one_of(aim, mask)
+    some = one_of(target, mask)
 
     def variance(x: Array) -> Array:
         return masked_mean(jnp.square(x - masked_mean(x, mask)), mask)
 
     # One of the targets is subtracted first, because the mean of equal numbers has a rounding error, and the mean of
     # their differences, which are 0, has none.
-    explained = share_explained(variance(aim - some), variance(aim - v), some)
-    return explained.astype(jnp.result_type(value))
+    return share_explained(variance(target - some), variance(target - value), some)
 
 
 def one_of(x: Array, mask: Array | None) -> Array:

@@ -8,17 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._common import (
-    Array,
-    ShapeError,
-    accumulator_dtype,
-    check_arrays,
-    check_flags,
-    check_floating,
-    check_same_shape,
-    checked_hyperparameter,
-    known_values,
-)
+from ._arguments import fit
+from ._common import Array, ShapeError, accumulator_dtype, known_values, visible
+from ._errors import UserValueError
+
+HYPERPARAMETERS = ("gamma", "gae_lambda", "rho_clip", "c_clip", "pg_rho_clip", "pg_lambda")
 
 
 class Steps(NamedTuple):
@@ -49,50 +43,25 @@ class Steps(NamedTuple):
 def unless(flag: Array | None, x: Array) -> Array:
     """Compute `(1 - flag) * x` with a select, because x may be anything where the flag is 1, including NaN.
 
-    None means that no flag is set.
+    None means that no flag is set. A flag may be a probability; outside [0, 1] the result is NaN.
     """
     if flag is None:
         return x
     if flag.dtype == bool:
         return jnp.where(flag, 0, x)
     keep = 1 - flag.astype(x.dtype)
+    keep = jnp.where((keep >= 0) & (keep <= 1), keep, jnp.nan)  # a flag that was traced, and so not checked
     return keep * jnp.where(keep <= 0, 0, x)
 
 
-def validate(where: str, x: Steps) -> Steps:
-    """Return the inputs as JAX arrays, after checking their shapes and, where they are known, their numbers.
-
-    The hyperparameters are converted to the dtype to compute in.
-    """
-    ratios = {} if x.rho_clip is None else {"log_ratio": x.log_ratio}
-    check_arrays(where, reward=x.reward, terminated=x.terminated)
-    check_floating(where, value=x.value, next_value=x.next_value, **ratios)
-    ends = {"terminated": x.terminated, "truncated": x.truncated, "mask": x.mask}
-    check_same_shape(where, reward=x.reward, value=x.value, next_value=x.next_value, **ratios, **ends)
+def fitted(where: str, x: Steps) -> Steps:
+    """Return the inputs as JAX arrays, the hyperparameters in the dtype to compute in and in a shape that fits."""
     shape, dtype = jnp.shape(x.value), accumulator_dtype(x.value)
     if not shape:
         raise ShapeError(f"{where} works along axis 0, time, and the value given is a single number")
-    check_flags(where, truncated=x.truncated, mask=x.mask)
-    check_terminated(where, x.terminated, x.mask)
-    numbers = {"gamma": (0, 1), "gae_lambda": (0, 1)} | ({} if x.pg_lambda is None else {"pg_lambda": (0, 1)})
-    clips = {name: (0, np.inf) for name in ("rho_clip", "c_clip", "pg_rho_clip") if getattr(x, name) is not None}
-    fit = {
-        name: checked_hyperparameter(where, name, getattr(x, name), shape, *bounds, open_low=name in clips, dtype=dtype)
-        for name, bounds in (numbers | clips).items()
-    }
-    return jax.tree.map(jnp.asarray, x._replace(**fit))
-
-
-def check_terminated(where: str, terminated: Any, mask: Any) -> None:
-    """Raise if an unmasked element of `terminated` is known not to be a probability."""
-    ends, counts = known_values(terminated), known_values(True if mask is None else mask)
-    if ends is None or counts is None:
-        return
-    odd = ~((ends >= 0) & (ends <= 1)) & counts.astype(bool)
-    if odd.any():
-        raise ValueError(
-            f"{where}: terminated must hold 0 and 1, or probabilities between them, got {ends[odd].flat[0]}"
-        )
+    given = {name: getattr(x, name) for name in HYPERPARAMETERS if getattr(x, name) is not None}
+    fit_to = {name: fit(where, name, number, shape, dtype) for name, number in given.items()}
+    return jax.tree.map(jnp.asarray, x._replace(**fit_to))
 
 
 def cut_at_masked(x: Steps, next_counts: Array | None = None) -> Steps:
@@ -108,32 +77,46 @@ def cut_at_masked(x: Steps, next_counts: Array | None = None) -> Steps:
     if next_counts is None:
         next_counts = jnp.concatenate([counts[1:], jnp.ones_like(counts[:1])])
     cut = ~(counts & next_counts)
-    return x._replace(truncated=cut if x.truncated is None else x.truncated.astype(bool) | cut)
+    # What the flag holds elsewhere stays as it is, for `effective`.
+    return x._replace(
+        truncated=cut if x.truncated is None else jnp.where(cut, 1, x.truncated).astype(x.truncated.dtype)
+    )
 
 
-def end_before_padding(where: str, x: Steps) -> Steps:
-    """Check that padding follows the end of a sequence; make the reward NaN where it does not.
+def unfinished(terminated: Any, truncated: Any | None, mask: Any) -> Any:
+    """Return whether a step is the last unmasked one before padding, but has no flag that says how it ends.
 
-    Padding is the masked steps until the end of the array. Nothing follows the last unmasked step before it, so that
-    step must have a flag that says how it ends.
+    Padding is the masked steps until the end of the array. Nothing follows the step before it.
     """
-    keep = jnp.asarray(x.mask).astype(bool)
-    padding = jnp.cumsum(keep[::-1], axis=0)[::-1] == 0
-    before = jnp.concatenate([padding[1:], jnp.zeros_like(padding[:1])])
-    ends = x.terminated > 0 if x.truncated is None else (x.terminated > 0) | x.truncated.astype(bool)
-    unfinished = keep & before & ~ends
-    if (known := known_values(unfinished)) is not None and known.any():
-        step = tuple(int(i) for i in np.argwhere(known)[0])
-        raise ValueError(
+    xp = jnp if any(isinstance(x, jax.core.Tracer) for x in (terminated, truncated, mask)) else np
+    keep = xp.asarray(mask).astype(bool)
+    padding = xp.cumsum(keep[::-1], axis=0)[::-1] == 0
+    before = xp.concatenate([padding[1:], xp.zeros_like(padding[:1])])
+    ends = xp.asarray(terminated) > 0
+    return keep & before & ~(ends if truncated is None else ends | xp.asarray(truncated).astype(bool))
+
+
+def check_padding(where: str, values: dict[str, Any]) -> None:
+    """Raise if padding is known to follow a step of a sequence that has not ended."""
+    flags = [values[name] for name in ("terminated", "truncated", "mask")]
+    if (
+        values["mask_mode"] != "skip"
+        or flags[-1] is None
+        or any(x is not None and known_values(x) is None for x in flags)
+    ):
+        return
+    if (found := unfinished(*flags)).any():
+        step = tuple(int(i) for i in np.argwhere(found)[0])
+        raise UserValueError(
             f'{where}: mask_mode="skip", and the last unmasked step of a sequence, {step}, is neither terminated nor '
             "truncated, but padding follows it: mark it as terminated, or as truncated if next_value has its bootstrap"
         )
-    reward = x.reward.astype(jnp.result_type(x.reward, x.value))
-    return x._replace(reward=jnp.where(unfinished, jnp.nan, reward))
 
 
 def effective(x: Steps) -> Steps:
     """Return the steps as the equations read them: in the accumulator dtype, flags as such, masked contents as 0.
+
+    The reward is NaN where a flag that was traced, and so not checked, is neither 0 nor 1.
 
     Replacing the contents of masked steps makes their gradients 0; masking the results would leave 0 * NaN.
     """
@@ -144,6 +127,8 @@ def effective(x: Steps) -> Steps:
         if getattr(x, name) is not None
     }
     read["terminated"] = x.terminated
+    for flag in (x.truncated, x.mask):
+        read["reward"] = read["reward"] if flag is None else visible(read["reward"], flag)
     if keep is not None:
         read = {name: jnp.where(keep, field, 0) for name, field in read.items()}
     return x._replace(truncated=None if x.truncated is None else x.truncated.astype(bool), **read)

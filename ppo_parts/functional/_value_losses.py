@@ -8,20 +8,36 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._common import (
-    Array,
-    ShapeError,
-    accumulator_dtype,
-    check_floating,
-    check_range,
-    check_same_shape,
-    checked_hyperparameter,
-    is_real,
-    known_values,
-    zero_masked,
-)
+from ._arguments import POSITIVE, public
+from ._common import Array, ShapeError, accumulator_dtype, check_same_shape, is_real, known_values, zero_masked
+from ._errors import UserValueError
 
 
+def _check_support(where: str, values: dict[str, Any]) -> None:
+    """Raise unless the atoms are an increasing list, as far as their values are known, in the dtype to compute in."""
+    support = values["support"]
+    dtype = accumulator_dtype(*(values[name] for name in ("logits", "target") if name in values))
+    wrong = np.ndim(support) != 1 or np.size(support) < 2
+    if not wrong and (known := known_values(support)) is not None:
+        wrong = not is_real(known)
+        if not wrong:
+            atoms = known.astype(dtype)  # in which two of them may be equal
+            wrong = not (np.all(np.isfinite(atoms)) and np.all(atoms[1:] > atoms[:-1]))
+    if wrong:
+        shown = support if known_values(support) is None else np.asarray(support).tolist()
+        raise UserValueError(
+            f"must be a list of at least two increasing, finite numbers of {np.dtype(dtype).name}, got {shown!r}",
+            where=where,
+            argument="support",
+        )
+    if "logits" in values and np.shape(support) != jnp.shape(values["logits"])[-1:]:
+        raise ShapeError(
+            f"{where}: the last axis of the logits and the support must have the same size, got logits "
+            f"{jnp.shape(values['logits'])} and support {np.shape(support)}"
+        )
+
+
+@public(delta=POSITIVE)
 def huber_value_loss(value: Array, target: Array, *, delta: float | Array = 1.0, mask: Array | None = None) -> Array:
     r"""Compute the Huber loss of the value per element. Gradients flow to `value`; `target` is a constant.
 
@@ -49,14 +65,10 @@ def huber_value_loss(value: Array, target: Array, *, delta: float | Array = 1.0,
 
     Reference: Huber 1964, doi:10.1214/aoms/1177703732.
     """
-    where = "huber_value_loss"
-    check_floating(where, value=value, target=target)
-    check_same_shape(where, value=value, target=target, mask=mask)
-    v, aim = zero_masked(where, mask, value, jax.lax.stop_gradient(target))
-    bound = checked_hyperparameter(where, "delta", delta, v.shape, 0, open_low=True, dtype=v.dtype)
-    return _huber(v - aim, bound).astype(jnp.result_type(value))
+    return _huber(value - target, delta)
 
 
+@public(raw=True, apart="quantiles")
 def quantile_value_loss(
     quantiles: Array, target: Array, *, kappa: float | Array = 1.0, mask: Array | None = None
 ) -> Array:
@@ -88,17 +100,15 @@ def quantile_value_loss(
     Reference: Dabney et al. 2018, arXiv:1710.10044, eq. 8 to 10.
     """
     where = "quantile_value_loss"
-    check_floating(where, quantiles=quantiles, target=target)
     _check_last_axis(where, "quantiles", quantiles, target, mask)
     q, aim = zero_masked(where, *_beside(quantiles, mask, quantiles, jax.lax.stop_gradient(target)))
-    bound = checked_hyperparameter(where, "kappa", kappa, (), 0, dtype=q.dtype)
-    error = aim - q
+    bound, error = jnp.asarray(kappa, q.dtype), aim - q
     tau = (jnp.arange(q.shape[-1], dtype=q.dtype) + 0.5) / q.shape[-1]
-    quadratic = _huber(error, bound) / jnp.where(bound > 0, bound, 1)
-    size = jnp.where(bound > 0, quadratic, jnp.abs(error))
+    size = jnp.where(bound > 0, _huber(error, bound) / jnp.where(bound > 0, bound, 1), jnp.abs(error))
     return jnp.mean(jnp.abs(_last(tau, q.ndim) - (error < 0)) * size, axis=-1).astype(jnp.result_type(quantiles))
 
 
+@public(raw=True, also=_check_support)
 def two_hot(target: Array, support: Any) -> Array:
     r"""Divide the probability between the two atoms around each target, so that the mean is the target.
 
@@ -126,8 +136,8 @@ def two_hot(target: Array, support: Any) -> Array:
 
     Reference: Schrittwieser et al. 2020, arXiv:1911.08265, appendix F; Hafner et al. 2023, arXiv:2301.04104.
     """
-    check_floating("two_hot", target=target)
-    y, z = _target_and_support("two_hot", target, support)
+    (y,) = zero_masked("two_hot", None, jax.lax.stop_gradient(target))
+    z = jnp.asarray(support, y.dtype)
     # The share of the upper atom of each pair: 1 for pairs below the target, 0 for pairs above it.
     lower, gap = (_last(x, y.ndim + 1) for x in (z[:-1], z[1:] - z[:-1]))
     upper = jnp.clip((y[..., None] - lower) / gap, 0, 1)
@@ -136,6 +146,7 @@ def two_hot(target: Array, support: Any) -> Array:
     return probs.astype(jnp.result_type(target))
 
 
+@public(raw=True, also=_check_support)
 def hl_gauss(target: Array, support: Any, *, sigma: float | Array) -> Array:
     r"""Spread the probability over the atoms around each target as a Gaussian does over bins. No gradients flow.
 
@@ -163,9 +174,8 @@ def hl_gauss(target: Array, support: Any, *, sigma: float | Array) -> Array:
 
     Reference: Farebrother et al. 2024, arXiv:2403.03950, section 3.1; Imani and White 2018, arXiv:1806.04613.
     """
-    check_floating("hl_gauss", target=target)
-    y, z = _target_and_support("hl_gauss", target, support)
-    width = checked_hyperparameter("hl_gauss", "sigma", sigma, (), 0, open_low=True, dtype=z.dtype)
+    (y,) = zero_masked("hl_gauss", None, jax.lax.stop_gradient(target))
+    z, width = jnp.asarray(support, y.dtype), jnp.asarray(sigma, y.dtype)
     first, last = z[0] - (z[1] - z[0]) / 2, z[-1] + (z[-1] - z[-2]) / 2
     edges = jnp.concatenate([first[None], (z[1:] + z[:-1]) / 2, last[None]])
     below = jax.scipy.special.ndtr((_last(edges, y.ndim + 1) - jnp.clip(y, first, last)[..., None]) / width)
@@ -173,6 +183,7 @@ def hl_gauss(target: Array, support: Any, *, sigma: float | Array) -> Array:
     return probs.astype(jnp.result_type(target))
 
 
+@public(raw=True, apart="logits", also=_check_support)
 def categorical_value_loss(
     logits: Array, target: Array, *, support: Any, sigma: float | Array | None = None, mask: Array | None = None
 ) -> Array:
@@ -205,9 +216,7 @@ def categorical_value_loss(
     Reference: Farebrother et al. 2024, arXiv:2403.03950, eq. 3.1; Schrittwieser et al. 2020, arXiv:1911.08265.
     """
     where = "categorical_value_loss"
-    check_floating(where, logits=logits, target=target)
     _check_last_axis(where, "logits", logits, target, mask)
-    _check_atoms(where, logits, support)
     (z,) = zero_masked(where, *_beside(logits, mask, logits))
     (aim,) = zero_masked(where, mask, jax.lax.stop_gradient(target))
     probs = two_hot(aim, support) if sigma is None else hl_gauss(aim, support, sigma=sigma)
@@ -216,6 +225,7 @@ def categorical_value_loss(
     return loss.astype(jnp.result_type(logits))
 
 
+@public(raw=True, also=_check_support)
 def categorical_value(logits: Array, support: Any) -> Array:
     r"""Compute the expected value of a critic that classifies, :math:`v = \sum_k \mathrm{softmax}(z)_k\, s_k`.
 
@@ -238,14 +248,12 @@ def categorical_value(logits: Array, support: Any) -> Array:
 
     Reference: Bellemare et al. 2017, arXiv:1707.06887; Farebrother et al. 2024, arXiv:2403.03950.
     """
-    where = "categorical_value"
-    check_floating(where, logits=logits)
-    _check_atoms(where, logits, support)
-    (z,) = zero_masked(where, None, logits)
-    atoms = _last(_support(where, support, z.dtype), z.ndim)
+    (z,) = zero_masked("categorical_value", None, logits)
+    atoms = _last(jnp.asarray(support, z.dtype), z.ndim)
     return jnp.sum(jax.nn.softmax(z) * atoms, axis=-1).astype(jnp.result_type(logits))
 
 
+@public(raw=True, apart="kernel bias")
 def rescale_head(kernel: Array, bias: Array, old: tuple[Array, Array], new: tuple[Array, Array]) -> tuple[Array, Array]:
     r"""Rescale the last layer of a critic so that :math:`\sigma n(s) + \mu` does not change. Gradients flow.
 
@@ -272,10 +280,7 @@ def rescale_head(kernel: Array, bias: Array, old: tuple[Array, Array], new: tupl
 
     Reference: van Hasselt et al. 2016, PopArt, arXiv:1602.07714, proposition 1.
     """
-    check_floating("rescale_head", kernel=kernel, bias=bias)
     (mean, scale), (new_mean, new_scale) = old, new
-    check_range("rescale_head", "the old scale", scale, 0, open_low=True)
-    check_range("rescale_head", "the new scale", new_scale, 0, open_low=True)
     dtype = accumulator_dtype(kernel, bias)
     mean, scale, new_mean, new_scale = (jnp.asarray(x, dtype) for x in (mean, scale, new_mean, new_scale))
     moved = (scale * jnp.asarray(bias, dtype) + mean - new_mean) / new_scale
@@ -289,7 +294,7 @@ def rescale_head(kernel: Array, bias: Array, old: tuple[Array, Array], new: tupl
     return scaled.astype(jnp.result_type(kernel)), moved.astype(jnp.result_type(bias))
 
 
-def _huber(error: Array, delta: Array) -> Array:
+def _huber(error: Array, delta: Any) -> Array:
     inside = jnp.clip(error, -delta, delta)
     return inside * (error - 0.5 * inside)
 
@@ -319,33 +324,3 @@ def _beside(wide: Array, mask: Array | None, *arrays: Array) -> tuple[Any, ...]:
     if mask is not None:
         mask = widened(mask)
     return (mask, *map(widened, arrays))
-
-
-def _check_atoms(where: str, logits: Array, support: Any) -> None:
-    atoms = np.shape(support)
-    if atoms != jnp.shape(logits)[-1:]:
-        raise ShapeError(
-            f"{where}: the last axis of the logits and the support must have the same size, got logits "
-            f"{jnp.shape(logits)} and support {atoms}"
-        )
-
-
-def _target_and_support(where: str, target: Array, support: Any) -> tuple[Array, Array]:
-    (y,) = zero_masked(where, None, jax.lax.stop_gradient(target))
-    return y, _support(where, support, y.dtype)
-
-
-def _support(where: str, support: Any, dtype: Any) -> Array:
-    """Return the atoms, after checking that they are an increasing list, as far as their values are known."""
-    wrong = np.ndim(support) != 1 or np.size(support) < 2
-    if not wrong and (known := known_values(support)) is not None:
-        wrong = not is_real(known)
-        if not wrong:
-            atoms = known.astype(dtype)  # in which two of them may be equal
-            wrong = not (np.all(np.isfinite(atoms)) and np.all(atoms[1:] > atoms[:-1]))
-    if wrong:
-        raise ValueError(
-            f"{where}: support must be a list of at least two increasing, finite numbers of {np.dtype(dtype).name}, "
-            f"got {support!r}"
-        )
-    return jnp.asarray(support, dtype)

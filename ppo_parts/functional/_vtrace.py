@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
+from ._arguments import Implementation, public, serializable
 from ._backward import estimate
 from ._common import Array
-from ._recurrence import Implementation
 from ._steps import Steps, unless
 
 
+@serializable
 class VTrace(NamedTuple):
     """Result of `vtrace`: `error`, `target` (= error + value) and `policy_advantage`, all `[T, ...]`."""
 
@@ -20,6 +23,7 @@ class VTrace(NamedTuple):
     policy_advantage: Array
 
 
+@public(raw=True)
 def vtrace(
     log_ratio: Array,
     reward: Array,
@@ -123,13 +127,12 @@ def vtrace(
 
 
 def _ratio(x: Steps) -> Array:
-    """Return the importance ratio, bounded by the largest of the clips.
+    """Return the importance ratio; far above all clips, a number that is still above them.
 
     The log-ratio is bounded before it is exponentiated, so that neither the ratio nor its gradient overflows.
     """
-    bound = jnp.maximum(x.rho_clip, x.c_clip)
-    if x.pg_rho_clip is not None:
-        bound = jnp.maximum(bound, x.pg_rho_clip)
-    bound = jnp.minimum(bound, jnp.finfo(bound.dtype).max / 2)  # a clip may be infinite
+    clips = (x.rho_clip, x.c_clip, *(() if x.pg_rho_clip is None else (x.pg_rho_clip,)))
+    most = jax.lax.stop_gradient(functools.reduce(jnp.maximum, clips))
+    bound = jnp.minimum(2 * most, jnp.finfo(most.dtype).max / 2)  # a clip may be infinite
     beyond = x.log_ratio > jnp.log(bound)
     return jnp.where(beyond, bound, jnp.exp(jnp.where(beyond, 0, x.log_ratio)))

@@ -296,7 +296,7 @@ bad(
     "a metric in words",
     lambda: update(GAE, pp.stateless(lambda batch: batch.add_metrics(mine="a")), FULL, VALUE),
     TypeError,
-    "mine must be an array, got a str",
+    "mine must be an array, got 'a'",
 )
 bad(
     "parameters that are counts",
@@ -1132,7 +1132,7 @@ for scale in ("alpha", "beta"):
         ValueError,
         f"discovered_policy_optimization: {scale} must lie in (0, inf] ... 0.0",
     )
-bad("functional estimator", lambda: f.approx_kl(FIVE, estimator="k4"), ValueError, "\"k3\" ... 'k4'")
+bad("functional estimator", lambda: f.approx_kl(FIVE, estimator="k4"), ValueError, "'k3' ... 'k4'")
 bad(
     "a segment that is not there",
     lambda: f.importance_weights(FIVE / 5, jnp.array([0, 5]), beta=1.0),

@@ -123,7 +123,7 @@ def test_bounds_of_covariances_may_be_traced_and_must_not_be_reversed():
     made = jax.vmap(lambda low: pp.tokens.clip_cov(clip_eps=0.2, cov_low=low).init({}) == ())(jnp.array([1.0, 2.0]))
     assert made.all()
     args = {"key": jax.random.key(0), "clip_eps": 0.2, "cov_low": 5.0, "cov_high": 1.0}
-    with pytest.raises(ValueError, match=r"cov_low must be less than cov_high, got 5\.0 and 1\.0"):
+    with pytest.raises(ValueError, match=r"cov_low must be less than cov_high, got cov_low=5\.0 and cov_high=1\.0"):
         F.clip_cov(*[jnp.zeros(2)] * 3, **args)
 
 

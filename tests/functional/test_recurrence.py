@@ -26,6 +26,14 @@ HYPERPARAMETERS = {"gae": {"gamma": 0.9, "gae_lambda": 0.8}, "vtrace": {"gamma":
 FLOATS = ("log_ratio", "reward", "value", "next_value")
 
 
+@pytest.fixture(autouse=True)
+def forget():
+    """What a fixture patches is no part of the key of the functions' own jit."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def emulated(monkeypatch):
     """As if there were a GPU, for whoever asks for the kernel by name."""

@@ -1,0 +1,220 @@
+"""Laws of every public function, from one table: bad arguments, programs, dtypes, export, hyperparameters."""
+
+import inspect
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export, monitoring
+
+from ppo_parts import errors
+from ppo_parts import functional as f
+from ppo_parts.functional import _arguments
+
+T, N, K = 8, 6, 5
+FUNCTIONS = {name: x for name, x in vars(f).items() if inspect.isfunction(x)}
+OURS = {name: x for name, x in FUNCTIONS.items() if not x.__module__.endswith(("_sampling", "_permutation"))}
+SHAPES = {  # where it is not [T, N], by function and argument, or by argument
+    "last_value": "n",
+    "score": "n",
+    "logits": "tnk",
+    "quantiles": "tnk",
+    "mean": "tnk",
+    "mirrored": "tnk",
+    "other": "tnk",
+    "kernel": "tk",
+    "bias": "k",
+    **{f"group_advantage {name}": "n" for name in ("reward", "group", "length", "mask")},
+}
+NUMBERS = {
+    "clip_eps": 0.1,
+    "clip_eps_high": 0.15,
+    "dual_clip": 1.2,
+    "high": 1.5,
+    "fraction": 0.3,
+    "cov_low": -1.0,
+    "cov_high": 2.0,
+    "bound": 0.1,
+    "sigma": 0.7,
+    "gamma": 0.9,
+    "length": 4.0,
+}
+OTHERS = {
+    "support": [-2.0, -1.0, 0.0, 1.0, 2.5],
+    "old": (0.0, 1.0),
+    "new": (0.5, 2.0),
+    "key": jax.random.key(0),
+    "num_groups": 3,
+    "axis": 0,
+    "baseline": "length_weighted",
+    "by": "sequence_sum",
+}
+FLAGS = ("terminated", "truncated", "mask")
+
+
+def kinds(name):
+    """The kind of every argument of a function."""
+    own = inspect.getclosurevars(OURS[name]).nonlocals["kinds"]
+    assert list(own) == list(inspect.signature(OURS[name]).parameters)
+    return own
+
+
+def arguments(name, dtype=jnp.float32, flags=bool, sizes=(T, N, K)):
+    """A value for every argument of a function: the arrays, and the others."""
+    sizes, rng, arrays, others = dict(zip("tnk", sizes, strict=True)), np.random.default_rng(0), {}, {}
+    for argument, kind in kinds(name).items():
+        axes = SHAPES.get(f"{name} {argument}", SHAPES.get(argument, "tn"))
+        shape = tuple(sizes[axis] for axis in axes)
+        if name in ("bounds_loss", "mirror_loss", "smoothness_loss") and argument == "mask":
+            shape = (sizes["t"], sizes["n"])
+        if argument in OTHERS:
+            others[argument] = OTHERS[argument]
+        elif kind.role == "number":
+            others[argument] = NUMBERS.get(argument, 0.5)
+        elif kind.role == "static":
+            others[argument] = inspect.signature(FUNCTIONS[name]).parameters[argument].default
+        elif not all(isinstance(n, int) for n in shape):
+            arrays[argument] = jax.ShapeDtypeStruct(shape, flags if argument in FLAGS else dtype)
+        elif argument in FLAGS:
+            arrays[argument] = jnp.asarray((rng.random(shape) < 0.3) ^ (argument == "mask"), flags)
+        else:
+            whole = argument == "group"
+            arrays[argument] = jnp.asarray(
+                np.arange(shape[0]) % 3 if whole else rng.normal(size=shape), int if whole else dtype
+            )
+    if "length" in arrays:
+        arrays["length"] = jnp.abs(arrays["length"]) if isinstance(arrays["length"], jax.Array) else arrays["length"]
+    if name == "group_advantage" and isinstance(arrays["group"], jax.ShapeDtypeStruct):
+        arrays["group"] = jax.ShapeDtypeStruct(arrays["group"].shape, jnp.int32)
+    return arrays, others
+
+
+def call(name, arrays, others):
+    return OURS[name](**arrays, **others)
+
+
+BAD = {  # by role: values that no argument of that role may have
+    "float": (None, "x", [1.0], 1j * jnp.ones((T, N)), jnp.ones((T, N), jnp.float8_e4m3fn), np.array("x"), object()),
+    "array": (None, "x", [1.0], 1j * jnp.ones((T, N)), jnp.ones((T, N), jnp.float8_e4m3fn), np.array("x"), object()),
+    "number": (None, "x", [0.5], True, 1j, np.nan, jnp.float8_e4m3fn(0.5), jnp.full((9, 9, 9, 9), 0.5)),
+    "static": ("x", 1j, [1], 0.5, np.ones(2)),
+    "other": (None, "x", 1j, [[1.0], 2.0], object()),
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_bad_values_are_refused_by_name(name):
+    """Whatever is wrong with an argument, the error is one of ours and names it."""
+    arrays, others = arguments(name)
+    given, unclear = arrays | others, []
+    for argument, kind in kinds(name).items():
+        optional = inspect.signature(OURS[name]).parameters[argument].default is None
+        for value in BAD[kind.role]:
+            if value is None and optional:
+                continue
+            try:
+                OURS[name](**{**given, argument: value})
+                unclear.append(f"{argument}={value!r} is accepted")
+            except Exception as error:
+                if not isinstance(error, (errors.UserError, f.ShapeError)) or argument not in str(error):
+                    unclear.append(f"{argument}={value!r}: {type(error).__name__}: {str(error)[:100]}")
+        if kind.role == "number":
+            with pytest.raises(TypeError, match=argument):
+                jax.eval_shape(lambda x, argument=argument: OURS[name](**{**given, argument: x}), jnp.ones((), complex))
+    assert unclear == []
+
+
+def test_a_call_outside_jit_compiles_once():
+    calls = {name: arguments(name) for name in OURS}
+    for name, given in calls.items():
+        jax.block_until_ready(call(name, *given))
+    compiled = []
+
+    def listen(event, *args, **kwargs):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    monitoring.register_event_duration_secs_listener(listen)
+    try:
+        again = {}
+        for name, given in calls.items():
+            before = len(compiled)
+            jax.block_until_ready(call(name, *given))
+            again[name] = len(compiled) - before
+        assert {name: n for name, n in again.items() if n} == {}
+        jax.block_until_ready(f.value_loss(jnp.ones(77), jnp.ones(77)))
+        assert len(compiled) > 0  # it does listen
+    finally:
+        monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_strict_promotion_and_export(name):
+    """Every dtype and kind of flag where JAX promotes nothing; any number of environments in an exported program."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        for dtype, flags in itertools.product((jnp.float32, jnp.float64, jnp.bfloat16), (bool, jnp.int32, jnp.float32)):
+            arrays, others = arguments(name, dtype, flags)
+            floats = {k: x for k, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating) and k not in FLAGS}
+            rest = {k: x for k, x in arrays.items() if k not in floats}
+
+            def total(floats, rest=rest, others=others):
+                outputs = jax.tree.leaves(call(name, {**floats, **rest}, others))
+                return sum(jnp.sum(x.astype(jnp.float64)) for x in outputs), outputs
+
+            outputs = jax.eval_shape(jax.grad(total, has_aux=True), floats)[1]
+            assert {x.dtype for x in outputs} == {jnp.dtype(dtype)}
+    arrays, others = arguments(name, sizes=(T, *export.symbolic_shape("n", constraints=("n >= 1",)), K))
+    if name == "rescale_head":
+        return  # a layer has a size
+    exported = export.export(jax.jit(lambda arrays: call(name, arrays, others)))(arrays)
+    if hasattr(export, "register_namedtuple_serialization"):
+        export.deserialize(exported.serialize())
+
+
+STOPPED = ("reward_to_go",)  # constants, hyperparameters included, as the estimators are by default
+LOSSES = [name for name in OURS if any(kind.role == "number" for kind in kinds(name).values()) and name not in STOPPED]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_derivatives_with_respect_to_hyperparameters(name):
+    """They are the true ones almost everywhere."""
+    with jax.enable_x64(True):
+        arrays, others = arguments(name, jnp.float64)
+        numbers = {k: others.pop(k) for k, kind in kinds(name).items() if kind.role == "number"}
+        if "stop_gradient" in others:
+            others["stop_gradient"] = False
+        weights = np.random.default_rng(1).normal(size=1000)
+
+        @jax.jit
+        def total(numbers):
+            outputs = [jnp.ravel(x) for x in jax.tree.leaves(call(name, arrays, {**others, **numbers}))]
+            return sum(jnp.vdot(x, weights[: x.size]) for x in outputs)
+
+        gradient = jax.grad(total)(numbers)
+        for k, x in numbers.items():
+            true = (total({**numbers, k: x + 1e-6}) - total({**numbers, k: x - 1e-6})) / 2e-6
+            np.testing.assert_allclose(gradient[k], true, rtol=1e-6, atol=1e-7, err_msg=k)
+    moved = {k for k, x in gradient.items() if x}
+    flat = {"clip_cov": {"fraction", "cov_low", "cov_high"}, "kl_cov": {"fraction"}, "clip_fraction": set(numbers)}
+    assert moved == set(numbers) - flat.get(name, set())
+
+
+def test_traced_flags_that_are_not_0_or_1_are_seen():
+    """The result is NaN, which the learner counts."""
+    for name in OURS:
+        arrays, others = arguments(name, flags=jnp.float32)
+        for flag in set(FLAGS) & arrays.keys():
+            for bad in (-1.0, 0.5, 2.0) if flag != "terminated" else (-1.0, 2.0):
+                spoilt = arrays | {flag: arrays[flag].at[-1].set(bad)}
+                if flag != "mask" and "mask" in arrays:
+                    spoilt["mask"] = jnp.ones_like(arrays["mask"])
+                out = jax.jit(lambda arrays, name=name, others=others: call(name, arrays, others))(spoilt)
+                if name != "clip_fraction":
+                    assert any(np.isnan(x).any() for x in jax.tree.leaves(out)), (name, flag, bad)
+
+
+def test_every_name_has_one_meaning():
+    """No rule in the table of kinds is left over."""
+    assert {argument for name in OURS for argument in kinds(name)} >= _arguments.KINDS.keys()
