@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 import ppo_parts as pp
+from ppo_parts._core.moments import Moments
 
 
 def squared_error(coef: float, clip_eps: float | None = None) -> pp.Part:
@@ -96,32 +97,23 @@ def one_more_step(gamma: float, gae_lambda: float) -> pp.Part:
     )  # fmt: skip
 
 
-class Moments(NamedTuple):
-    """State of `normalized_values`: running moments of values and targets."""
+def added(moments: Moments, x: jax.Array, keep: Any, ddof: int) -> Moments:
+    """Combine running moments with those of a sample, whose variance divides by its number less `ddof`."""
+    x, counted = x.astype(moments.mean.dtype), jnp.broadcast_to(keep, x.shape)
+    number = jnp.sum(counted).astype(x.dtype)
+    mean = jnp.sum(x, where=counted) / jnp.maximum(number, 1)
+    variance = jnp.sum(jnp.square(x - mean), where=counted) / jnp.maximum(number - ddof, 1)
+    return moments.appended(Moments(mean, variance, number))
 
-    mean: jax.Array
-    variance: jax.Array
-    count: jax.Array
 
-    def add(self, x: jax.Array, keep: Any, ddof: int) -> Moments:
-        """Combine the moments with those of a sample (Chan et al. 1979)."""
-        x, counted = x.astype(self.mean.dtype), jnp.broadcast_to(keep, x.shape)
-        number = jnp.sum(counted).astype(x.dtype)
-        mean = jnp.sum(x, where=counted) / jnp.maximum(number, 1)
-        sample_variance = jnp.sum(jnp.square(x - mean), where=counted) / jnp.maximum(number - ddof, 1)
-        count, shift = jnp.maximum(self.count + number, 1), mean - self.mean
-        squares = self.variance * self.count + sample_variance * number
-        variance = (squares + jnp.square(shift) * self.count * number / count) / count
-        added = Moments(self.mean + shift * number / count, variance, count)
-        return jax.tree.map(lambda new, old: jnp.where(number > 0, new, old), added, self)
+def normalize(moments: Moments, x: jax.Array, eps: float) -> jax.Array:
+    """Standardize, and clip to five standard deviations."""
+    return jnp.clip((x - moments.mean) / jnp.sqrt(moments.var + eps), -5, 5).astype(x.dtype)
 
-    def normalize(self, x: jax.Array, eps: float) -> jax.Array:
-        """Standardize, and clip to five standard deviations."""
-        return jnp.clip((x - self.mean) / jnp.sqrt(self.variance + eps), -5, 5).astype(x.dtype)
 
-    def restore(self, x: jax.Array, eps: float) -> jax.Array:
-        """The inverse of `normalize`."""
-        return (jnp.sqrt(self.variance + eps) * jnp.clip(x, -5, 5) + self.mean).astype(x.dtype)
+def restore(moments: Moments, x: jax.Array, eps: float) -> jax.Array:
+    """The inverse of `normalize`."""
+    return (jnp.sqrt(moments.var + eps) * jnp.clip(x, -5, 5) + moments.mean).astype(x.dtype)
 
 
 def normalized_values(estimator: pp.Part, eps: float = 0.0, ddof: int = 1) -> pp.Part:
@@ -132,14 +124,14 @@ def normalized_values(estimator: pp.Part, eps: float = 0.0, ddof: int = 1) -> pp
 
     def update(batch: pp.Batch, state: Any, context: pp.Context) -> tuple[pp.Batch, Any]:
         old, inner = state
-        value, next_value = old.restore(batch.value, eps), old.restore(batch.next_value, eps)
+        value, next_value = restore(old, batch.value, eps), restore(old, batch.next_value, eps)
         given = batch.next_value
         batch, inner = estimator.update(batch.replace(value=value, next_value=next_value), inner, context)
         keep = True if batch.mask is None else batch.mask.astype(bool)
-        moments = old.add(batch.value, keep, ddof)
-        value = moments.normalize(batch.value, eps)  # with the moments of the values, but not yet of the targets
-        moments = moments.add(batch.target, keep, ddof)
-        target = moments.normalize(batch.target, eps)
+        moments = added(old, batch.value, keep, ddof)
+        value = normalize(moments, batch.value, eps)  # with the moments of the values, but not yet of the targets
+        moments = added(moments, batch.target, keep, ddof)
+        target = normalize(moments, batch.target, eps)
         return batch.replace(value=value, next_value=given, target=target), (moments, inner)
 
     written = dict.fromkeys(field for field in (*estimator.provides, "value") if field != "next_value")

@@ -47,9 +47,9 @@ def test_every_part_is_checked():
 
 def test_moments_need_a_counted_element():
     before = parts.Moments(*map(jnp.asarray, (2.0, 3.0, 5.0)))
-    masked = before.add(jnp.ones((2, 2)), jnp.zeros((2, 2), bool), ddof=1)
+    masked = parts.added(before, jnp.ones((2, 2)), jnp.zeros((2, 2), bool), ddof=1)
     np.testing.assert_array_equal(jax.tree.leaves(masked), jax.tree.leaves(before))
-    one = before.add(jnp.array([[8.0, 9.0]]), jnp.array([[True, False]]), ddof=1)  # adds no spread of its own
+    one = parts.added(before, jnp.array([[8.0, 9.0]]), jnp.array([[True, False]]), ddof=1)  # adds no spread of its own
     np.testing.assert_allclose(jax.tree.leaves(one), [3.0, (3 * 5 + 6**2 * 5 / 6) / 6, 6.0])
 
 

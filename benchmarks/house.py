@@ -1,0 +1,145 @@
+"""How large is the house: lines, rooms, floors and names of the package, words of documentation, frames to the maths.
+
+    python -m benchmarks house --base c815538
+
+Lines are of code (without blank lines, comments and docstrings) and of docstrings. A room is a folder or module of the
+package; rooms that import each other lie on one floor, and an arrow is an import between rooms. Frames are the
+package's own between `learner.update` and the scan of GAE, and the gather of a minibatch, counted while tracing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FRAMES = """
+import sys, jax, jax.numpy as jnp, optax, ppo_parts as pp
+found = {}
+def profile(frame, event, _):
+    code = frame.f_code
+    name = {"scan": "loops.py", "gather": "slicing.py"}.get(code.co_name)
+    if event != "call" or not name or not code.co_filename.endswith(name):
+        return
+    files, begun = [], False
+    while frame:
+        file = frame.f_code.co_filename
+        if "/ppo_parts/" in file:
+            files.append(file)
+            begun = begun or (frame.f_code.co_name == "update" and "learner" in file)
+        frame = frame.f_back
+    what = "recursion of GAE" if any("/functional/" in file for file in files) else "gather of a minibatch"
+    if begun and (code.co_name == "scan") == (what == "recursion of GAE"):
+        found.setdefault(what, (len(files), len(set(files))))
+chain = pp.chain(pp.gae(gamma=.9, gae_lambda=.9), pp.shuffled_minibatches(2), pp.value_loss())
+def evaluate(params, batch):
+    logits = batch.obs @ params
+    return pp.distributions.Categorical(logits), logits[..., 0]
+learner = pp.learner(evaluate, chain, optax.sgd(.1))
+x = jnp.ones((8, 4))
+fields = dict.fromkeys(("log_prob", "value", "reward", "next_value"), x)
+fields |= dict.fromkeys(("terminated", "truncated"), x > 2)
+batch = pp.Batch(obs=jnp.ones((8, 4, 3)), action=jnp.zeros((8, 4), int), **fields)
+state = learner.init(jnp.ones((3, 2)))
+sys.setprofile(profile)
+try:
+    jax.make_jaxpr(learner.update)(jax.random.key(0), state, batch)
+finally:
+    sys.setprofile(None)
+for what in ("recursion of GAE", "gather of a minibatch"):
+    if what in found:
+        print(f"frames to the {what}: {found[what][0]} in {found[what][1]} files")
+print("names at the top level:", len([x for x in dir(pp) if not x.startswith("_")]))
+"""
+
+
+def sizes(folder: Path) -> tuple[int, int, int]:
+    """All lines, lines of code, and lines of docstrings of the Python files of a folder."""
+    every = code = docstrings = 0
+    for path in folder.rglob("*.py"):
+        text, inside = path.read_text(), set[int]()
+        for node in ast.walk(ast.parse(text)):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                inside |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        lines = text.splitlines()
+        every, docstrings = every + len(lines), docstrings + len(inside)
+        code += sum(n not in inside and bool(re.match(r"\s*[^\s#]", line)) for n, line in enumerate(lines, 1))
+    return every, code, docstrings
+
+
+def arrows(package: Path) -> set[tuple[str, str]]:
+    """Imports of one room (a folder or a module of the package) by another."""
+    found = set()
+    for path in package.rglob("*.py"):
+        place = path.relative_to(package).parts
+        room = place[0].removesuffix(".py")
+        for dots, module, names in re.findall(r"^ *from (\.+)(\w*)[\w.]* import \(?([\w, ]+)", path.read_text(), re.M):
+            if len(dots) == len(place):
+                found |= {(room, module or name.strip()) for name in names.split(",") if module or name.strip()}
+    rooms = {path.stem for path in package.iterdir() if path.suffix in ("", ".py")}
+    return {(a, b) for a, b in found if b in rooms and a != b}
+
+
+def floors(pairs: set[tuple[str, str]]) -> tuple[int, int]:
+    """How many floors the rooms lie on, and how many arrows are part of a cycle, which point up somewhere."""
+    reach = {room: {b for a, b in pairs if a == room} for pair in pairs for room in pair}
+    for _ in reach:
+        reach = {room: below.union(*(reach[b] for b in below)) for room, below in reach.items()}
+    cyclic = {(a, b) for a, b in pairs if a in reach[b]}
+
+    def height(room: str) -> int:
+        below = {b for b in reach[room] if room not in reach[b]}
+        return 1 + max(
+            (height(b) for b in below if not any(b in reach[c] and c not in reach[b] for c in below)), default=0
+        )
+
+    return max(map(height, reach)), len(cyclic)
+
+
+def measured(root: Path, seconds: float | None = None) -> dict[str, str]:
+    """The numbers of a checkout by name."""
+    found, package = {}, root / "ppo_parts"
+    for name, folder in {"package": package, **{x: root / x for x in ("recipes", "benchmarks", "tests")}}.items():
+        found[f"lines of {name} (code, docstrings)"] = "{:,} ({:,}, {:,})".format(*sizes(folder))
+    pairs = arrows(package)
+    rooms = {room for pair in pairs for room in pair}
+    found["rooms, arrows"] = f"{len(rooms)}, {len(pairs)}"
+    found["floors, arrows in cycles"] = "{}, {}".format(*floors(pairs))
+    pages = [path for path in root.rglob("*.md") if ".venv" not in path.parts]
+    words = sum(len(path.read_text().split()) for path in pages)
+    found["words of documentation in Markdown"] = f"{words:,}"
+    out = subprocess.run(
+        [sys.executable, "-c", FRAMES], cwd=root, env={"PYTHONPATH": str(root)}, capture_output=True, text=True
+    )
+    found |= dict(line.split(": ", 1) for line in out.stdout.splitlines() if ": " in line)
+    return found | ({"seconds of CI": f"{seconds:.0f}"} if seconds else {})
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", help="a revision to compare with, such as c815538")
+    parser.add_argument("--seconds-of-ci", type=float)
+    options = parser.parse_args()
+    now, before = measured(ROOT, options.seconds_of_ci), {}
+    if options.base:
+        with tempfile.TemporaryDirectory() as folder:
+            archive = subprocess.run(
+                ["git", "-C", ROOT, "archive", options.base], capture_output=True, check=True
+            ).stdout
+            with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+                files.extractall(folder, filter="data")
+            before = measured(Path(folder))
+    for name in dict.fromkeys([*before, *now]):
+        print(f"{name:44} {before.get(name, ''):>26} {now.get(name, ''):>26}")
