@@ -158,6 +158,8 @@ def check_choice(where: str, name: str, value: Any, allowed: tuple[str | None, .
 
 def check_takes(where: str, name: str, function: Callable[..., Any], arguments: tuple[str, ...]) -> None:
     """Raise unless a function can be called with these arguments."""
+    if not callable(function):
+        raise UserTypeError(f"{where}: {name} must be a function ({', '.join(arguments)}), got {function!r}")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a callable without a signature

@@ -52,15 +52,6 @@ def check_trainable(params: Params) -> None:
             )
 
 
-def check_env(where: str, env: Any) -> None:
-    """Raise unless `env` has the functions of an environment."""
-    if not all(hasattr(env, name) for name in ("reset", "step", "evaluation")):
-        raise UserTypeError(
-            f"{where}: env must be an envs.Env, got {env!r}: make one with envs.make(...), envs.from_gymnax(...) or "
-            "envs.from_gymnasium(...)"
-        )
-
-
 def check_key(where: str, key: Any) -> None:
     """Raise unless `key` is a single JAX key, typed or raw."""
     dtype, shape = getattr(key, "dtype", None), jnp.shape(key) if hasattr(key, "shape") else None

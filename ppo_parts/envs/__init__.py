@@ -28,6 +28,7 @@ from ._registry import register as register
 from ._wrappers import Moments as Moments
 from ._wrappers import clip_action as clip_action
 from ._wrappers import clip_reward as clip_reward
+from ._wrappers import flatten_action as flatten_action
 from ._wrappers import fold_agents as fold_agents
 from ._wrappers import normalize_observation as normalize_observation
 from ._wrappers import normalize_reward as normalize_reward

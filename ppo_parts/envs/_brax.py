@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._base.errors import UserValueError
 from .._base.hyperparameters import check_count
-from ._env import Array, Box, Env, Observation, unknown_env
+from ._env import Array, Box, Env, Observation, check_interface, unknown_env
 from ._episodes import Step, auto_reset
 from ._rendering import mujoco_renderer
 
@@ -46,6 +46,8 @@ def from_brax(
         action_repeat: how many steps of `env` each action lasts; their rewards are summed, up to the end of the
             episode. `time_limit` counts actions.
     """
+    names = ("reset", "step", "action_size")
+    check_interface("from_brax", env, names, "make an environment with envs.make('brax:...')")
     check_count("from_brax", "action_repeat", action_repeat)
 
     def entry(obs: Any, argument: str, key: str) -> Array:

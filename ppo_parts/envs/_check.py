@@ -9,7 +9,18 @@ import jax
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count
 from ..functional import ShapeError
-from ._env import SEATS, Array, Env, Observation, Transition, action_struct, count_options, describe, is_discrete
+from ._env import (
+    SEATS,
+    Array,
+    Env,
+    Observation,
+    Transition,
+    action_struct,
+    check_env,
+    count_options,
+    describe,
+    is_discrete,
+)
 
 
 def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
@@ -31,11 +42,10 @@ def check(env: Env, num_envs: int = 2, action: Any = None) -> None:
         >>> envs.check("CartPole-v1")
         Traceback (most recent call last):
         ...
-        ppo_parts.errors.UserTypeError: check: 'CartPole-v1' is not an environment: make one with envs.make(...) or
-        envs.Env(...)
+        ppo_parts.errors.UserTypeError: check: 'CartPole-v1' is not an environment: make one with envs.make(...),
+        envs.from_gymnasium(...) or envs.Env(...)
     """
-    if not isinstance(env, Env):
-        raise UserTypeError(f"check: {env!r} is not an environment: make one with envs.make(...) or envs.Env(...)")
+    check_env("check", env)
     each = (check_count("check", "num_envs", num_envs),) + (() if env.num_agents is None else (env.num_agents,))
     key = jax.random.key(0)
     state, obs = _pair("reset", jax.eval_shape(lambda key: env.reset(key, num_envs), key))

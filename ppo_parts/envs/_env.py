@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -13,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import check_count
 from .._base.spaces import count_options as count_options
 from ..functional import ShapeError
-from ..functional._common import known_values
+from ..functional._common import known_values, range_error
 
 Array = jax.Array
 
@@ -151,7 +153,14 @@ class Discrete:
     """A space of n actions, 0 to n - 1."""
 
     n: int
-    shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_count("Discrete", "n", self.n)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`()`."""
+        return ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +168,13 @@ class MultiDiscrete:
     """A space of K integers: choice k has `nvec[k]` options, 0 to `nvec[k] - 1`; actions are `[..., K]`."""
 
     nvec: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.nvec, (tuple, list, np.ndarray)) or np.ndim(self.nvec) != 1 or not len(self.nvec):
+            raise UserTypeError(
+                f"MultiDiscrete: nvec must be a tuple with the number of options of each choice, got {self.nvec!r}"
+            )
+        object.__setattr__(self, "nvec", tuple(check_count("MultiDiscrete", "nvec", n) for n in self.nvec))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -179,6 +195,14 @@ class Box:
             raise UserTypeError(
                 f"Box: shape must be a tuple of whole numbers, got {self.shape!r}; the order is Box(shape, low, high)"
             )
+        object.__setattr__(self, "shape", tuple(check_count("Box", "shape", length, 0) for length in self.shape))
+        for name, bound in (("low", self.low), ("high", self.high)):
+            if (error := range_error(bound, -math.inf)) is not None:
+                raise UserTypeError(f"Box: {name} {error}")
+            if len(np.shape(bound)) > len(self.shape) or any(
+                n not in (1, length) for n, length in zip(np.shape(bound)[::-1], self.shape[::-1], strict=False)
+            ):
+                raise UserValueError(f"Box: {name} must fit the shape {self.shape}, got shape {np.shape(bound)}")
         low, high = known_values(self.low), known_values(self.high)
         if low is not None and high is not None and not np.all(low <= high):
             raise UserValueError(f"Box: low must not be above high, got low={self.low!r} and high={self.high!r}")
@@ -188,7 +212,8 @@ class Env(NamedTuple):
     """N environments that pure functions step together, with automatic resets.
 
     Attributes:
-        reset: `reset(key, num_envs) -> (state, obs)`.
+        reset: `reset(key, num_envs) -> (state, obs)`. Every leaf of the state begins with `[N]`, except numbers and
+            `Moments`, which all environments share.
         step: `step(key, state, action) -> (state, Transition)`.
         observation_space, action_space: spaces of one environment: `Discrete`, `MultiDiscrete`, `Box`, or any other
             object with the same attributes.
@@ -222,6 +247,22 @@ class Env(NamedTuple):
     zero_sum: bool = False
 
 
+def check_env(where: str, env: Any) -> None:
+    """Raise unless `env` is an `Env`."""
+    if not isinstance(env, Env):
+        raise UserTypeError(
+            f"{where}: {env!r} is not an environment: make one with envs.make(...), envs.from_gymnasium(...) or "
+            "envs.Env(...)"
+        )
+
+
+def check_interface(where: str, env: Any, names: tuple[str, ...], remedy: str) -> None:
+    """Raise unless an object to wrap has these attributes."""
+    for name in names:
+        if isinstance(env, type) or not hasattr(env, name):
+            raise UserTypeError(f"{where}: {env!r} has no {name}: {remedy}, or write an envs.Env")
+
+
 def unknown_env(env_id: Any, library: str, known: Iterable[str]) -> UserValueError:
     """Make the error for an unknown environment; it lists similar ones, and mentions Gymnasium if it has this one."""
     text = f"{library} has no environment {env_id!r}"
@@ -249,8 +290,12 @@ def is_discrete(space: Any) -> bool:
 
 
 def action_struct(space: Any, each: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of actions with the leading axes `each`."""
-    shape = () if hasattr(space, "n") else tuple(space.shape)
+    """Return the shape and dtype of actions with the leading axes `each`.
+
+    Raises:
+        ValueError: the space does not consist of arrays.
+    """
+    shape = () if hasattr(space, "n") else array_shape("actions", space)
     return jax.ShapeDtypeStruct((*each, *shape), jnp.int32 if is_discrete(space) else jnp.float32)
 
 
@@ -260,9 +305,53 @@ def size(space: Any) -> int:
     Raises:
         ValueError: the space has no shape; for example, a dict or a tuple of spaces.
     """
-    if getattr(space, "shape", None) is None:
+    return math.prod(array_shape("elements", space))
+
+
+def array_shape(what: str, space: Any) -> tuple[int, ...]:
+    """Return the shape of a space of arrays; otherwise raise an error that names `what` and the remedy."""
+    shape = getattr(space, "shape", None)
+    if shape is None:
         raise UserValueError(
-            f"{space!r} is not a space of arrays, but this network needs one: flatten it in a wrapper around the "
-            "environment, or write a network that takes its parts"
+            f"{space!r} is not a space of arrays: flatten its {what} in a wrapper around the environment, or use "
+            "functions that take its parts (a network of your own; check(env, action=...); check_laws(env, act=...))"
         )
-    return math.prod(space.shape)
+    return tuple(shape)
+
+
+def exactly(where: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str) -> np.ndarray:
+    """Return a copy of `x` in another dtype: floats may be rounded, but no number may change otherwise.
+
+    Raises:
+        UserValueError: a number does not fit the dtype, as 0.5 or 300 in uint8, 1e39 in float32 or 2**40 in int32.
+    """
+    if can_cast(x.dtype, dtype):
+        return x.astype(dtype)
+    kinds = x.dtype.kind + dtype.kind
+    # First what is fast: this runs in each step of each environment on the host.
+    if kinds == "ff":
+        flat = x.ravel()
+        try:
+            if flat.dot(flat) < _largest_square(dtype):
+                return x.astype(dtype)
+        except RuntimeWarning:  # the square overflowed, in a program that makes warnings errors
+            pass
+    elif "f" not in kinds:
+        cast = x.astype(dtype)
+        if not np.count_nonzero(cast != x):
+            return cast
+    with np.errstate(all="ignore"):
+        cast = x.astype(dtype)
+        back = cast.astype(x.dtype) if dtype.kind == "f" else cast
+        wrong = np.isfinite(x) & ~np.isfinite(cast) if kinds == "ff" else back != x
+    if not wrong.any():
+        return cast
+    raise UserValueError(f"{where} contains {x[wrong].flat[0]!s}, which {dtype} does not have: {remedy}")
+
+
+can_cast = functools.cache(np.can_cast)
+
+
+@functools.cache
+def _largest_square(dtype: np.dtype[Any]) -> float:
+    return float(np.finfo(dtype).max) ** 2

@@ -15,6 +15,7 @@ from .._base.hyperparameters import check_count, check_takes
 from .._base.trees import without_weak_types
 from ..functional._common import ShapeError, unsqueezed
 from ._env import Array, Env, Transition, describe
+from ._rendering import as_frame
 
 
 class EpisodeState(NamedTuple):
@@ -176,7 +177,7 @@ def auto_reset(
 
     def render_first(state: EpisodeState) -> np.ndarray:
         assert render is not None
-        return np.asarray(render(jax.tree.map(lambda x: x[0], state.inner)), np.uint8)
+        return as_frame("auto_reset", render(jax.tree.map(lambda x: x[0], state.inner)))
 
     env = Env(
         reset_all,

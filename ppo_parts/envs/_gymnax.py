@@ -11,7 +11,7 @@ import numpy as np
 
 from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
-from ._env import Array, Env, Transition, unknown_env
+from ._env import Array, Env, Transition, check_interface, unknown_env
 from ._episodes import EpisodeState
 from ._rendering import gymnax_renderer
 
@@ -46,12 +46,8 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
         env: the environment.
         env_params: its parameters; None: its `default_params`.
     """
-    for name in ("default_params", "reset", "step", "observation_space", "action_space"):
-        if not hasattr(env, name):
-            raise UserTypeError(
-                f"from_gymnax: {env!r} has no {name}, so it is not a gymnax environment: make one with envs.make(...), "
-                "or write an envs.Env"
-            )
+    names = ("default_params", "reset", "step", "observation_space", "action_space")
+    check_interface("from_gymnax", env, names, "make a gymnax environment with envs.make(...)")
     env_params = env.default_params if env_params is None else env_params
     step_all = jax.vmap(env.step, in_axes=(0, 0, 0, None))
 

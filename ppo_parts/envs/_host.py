@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.errors import UserValueError
-from .._base.hyperparameters import check_number
+from .._base.hyperparameters import check_number, check_takes
 from ._callback import numpy_callback
 from ._env import TAKEN, Array, Env, Observation, Transition
 from ._episodes import EpisodeState
@@ -84,6 +84,7 @@ def from_gymnasium(
         >>> obs.shape
         (2, 4)
     """
+    check_takes("from_gymnasium", "make", make, ("num_envs",))
     if timeout is not None:
         check_number("from_gymnasium", "timeout", timeout, 0, open_low=True, schedule=False)
     names = (info,) if isinstance(info, str) else info

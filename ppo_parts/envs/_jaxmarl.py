@@ -13,7 +13,19 @@ import jax.numpy as jnp
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._base.trees import without_weak_types
-from ._env import Array, Box, Discrete, Env, Observation, Transition, action_struct, is_discrete, size, unknown_env
+from ._env import (
+    Array,
+    Box,
+    Discrete,
+    Env,
+    Observation,
+    Transition,
+    action_struct,
+    check_interface,
+    is_discrete,
+    size,
+    unknown_env,
+)
 from ._episodes import EpisodeState, choose
 from ._registry import split_settings
 
@@ -87,8 +99,8 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
 
     If agents differ in the size of their observations, these are padded with zeros; if they differ in the number of
     actions, the padding actions are not available. An agent whose own `done` comes before the end of the episode is
-    absent from then on: its `Transition.mask` is 0. SMAX is an exception: dead units receive the rewards of their team,
-    so they end with the episode, as in JaxMARL's baselines.
+    absent from then on: its `Transition.mask` and its rewards are 0. SMAX is an exception: dead units receive the
+    rewards of their team, so they end with the episode, as in JaxMARL's baselines.
 
     JaxMARL does not distinguish time limits from other ends. This wrapper treats all ends as time limits in the MPE and
     overcooked environments, those with both sides alive in SMAX, those that Brax truncates in MABrax, and none
@@ -100,6 +112,8 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         timed_out: function of the state in which an episode ended that returns whether this was a time limit; None: as
             above.
     """
+    names = ("name", "agents", "reset", "step_env", "action_space", "observation_space")
+    check_interface("from_jaxmarl", env, names, "make an environment with envs.make_agents(...)")
     if getattr(env, "auto_reset", False):
         raise UserValueError(
             f"{env.name}: it resets itself, so the final observations of episodes are lost: make it with "
@@ -188,6 +202,7 @@ class _Agents:
             gone = jnp.broadcast_to(ended[:, None], gone.shape)
         died = gone & ~jnp.all(gone, axis=1, keepdims=True)  # at the end of an episode all agents are done
         truncated = cut[:, None] & alive & ~died
+        reward = jnp.where(alive, reward, 0)  # those that left may still be given some
         counted = state.add(reward)
         first_obs, first = jax.vmap(self.reset_one)(reset_keys)
         everybody = jnp.ones_like(alive)

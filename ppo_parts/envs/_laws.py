@@ -71,6 +71,22 @@ def finite(played: Played) -> str | None:
     return None
 
 
+def integers(played: Played) -> str | None:
+    """Where the space of observations consists of integers, observations are integers within its bounds."""
+    space, seen = played.env.observation_space, array_of(played.out.obs)
+    if seen.dtype.kind == "f":
+        return (
+            f"observations are {seen.dtype}, but those of the observation space, {space}, are {np.dtype(space.dtype)}: "
+            "give the space the dtype and the bounds of what reset and step return"
+        )
+    outside = (seen < space.low) | (seen > space.high)
+    found = _first(outside)
+    return found and (
+        f"obs contains {seen[outside][0]} {found}, outside of the observation space, {space}: change its bounds, or "
+        "what step returns"
+    )
+
+
 def masks(played: Played) -> str | None:
     """At least one action is available wherever the policy acts."""
     if not played.first.available.any(axis=-1).all():
@@ -139,10 +155,11 @@ def episode_length(played: Played) -> str | None:
 
 
 def episode_return(played: Played) -> str | None:
-    """`episode_return` is the sum of the unscaled rewards of the episode so far."""
+    """`episode_return` is the sum of the unscaled rewards of the episode so far, without those of absent agents."""
     out, total = played.unscaled, np.zeros(played.unscaled.reward.shape[1:])
+    reward = out.reward if out.mask is None else np.where(out.mask, out.reward, 0)
     for t, ended in enumerate(ended_in(out)):
-        total = total + out.reward[t]
+        total = total + reward[t]
         wrong = ~np.isclose(out.episode_return[t], total, rtol=1e-3, atol=1e-3)
         if wrong.any():
             place = tuple(np.argwhere(wrong)[0])
@@ -170,14 +187,16 @@ def seats(played: Played) -> str | None:
 
 
 LAWS: tuple[Law, ...] = (
-    reproducible, separate, finite, masks, flags, final_observation, episode_length, episode_return, seats,
+    reproducible, separate, finite, integers, masks, flags, final_observation, episode_length, episode_return, seats,
 )  # fmt: skip
 """What `check_laws` checks, in this order."""
 
 
 def applies(law: Law, played: Played) -> bool:
     """Return whether a law says anything about this environment."""
+    space = played.env.observation_space
     has: dict[Law, bool] = {
+        integers: hasattr(space, "low") and np.dtype(getattr(space, "dtype", None) or np.float32).kind in "iu",
         masks: isinstance(played.first, Observation) and played.first.available is not None,
         flags: played.out.ended is not None,
         seats: played.env.zero_sum,

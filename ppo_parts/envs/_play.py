@@ -14,7 +14,7 @@ from .._base.errors import UserValueError
 from .._base.hyperparameters import check_count
 from ..distributions import Categorical, MultiCategorical
 from ._check import check, evaluation_of
-from ._env import Array, Env, Observation, Transition, count_options
+from ._env import Array, Env, Observation, Transition, action_struct, check_env, count_options
 from ._laws import LAWS, Played, alike, applies, array_of, ended_in
 
 
@@ -52,6 +52,7 @@ def check_laws(
         >>> envs.check_laws(envs.make("CartPole-v1", max_steps_in_episode=15), num_steps=30).notes
         ()
     """
+    check_env("check_laws", env)
     check_count("check_laws", "num_steps", num_steps)
     check_count("check_laws", "num_envs", num_envs)
     act = act or random_action(env)
@@ -121,11 +122,11 @@ def random_action(env: Env) -> Callable[[Array, Any], Array]:
             logits = jnp.zeros((*each, sum(options))) if available is None else jnp.where(available, 0.0, -1e9)
             policy = MultiCategorical(logits, options) if hasattr(space, "nvec") else Categorical(logits)
             return policy.sample(seed=key)
-        shape = (*each, *space.shape)
+        shape = action_struct(space, each).shape
         low, high = (jnp.broadcast_to(np.asarray(x, np.float32), shape) for x in (space.low, space.high))
         bounded = (jnp.abs(low) < 1e6) & (jnp.abs(high) < 1e6)
         low, high = jnp.where(bounded, low, -1.0), jnp.where(bounded, high, 1.0)
-        return low + jax.random.uniform(key, shape) * (high - low)
+        return jax.random.uniform(key, shape, minval=low, maxval=high)
 
     return act
 

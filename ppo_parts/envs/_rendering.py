@@ -14,6 +14,7 @@ import numpy as np
 
 from .._base.errors import UserValueError
 from .._base.extras import require_package
+from ._env import exactly
 
 _mode: contextvars.ContextVar[str | None] = contextvars.ContextVar("render_mode", default=None)
 
@@ -45,6 +46,11 @@ def opengl_errors() -> Iterator[None]:
         raise UserValueError(
             f"MuJoCo cannot draw: {error}. On a machine without a display, set the environment variable MUJOCO_GL=egl"
         ) from error
+
+
+def as_frame(where: str, image: Any) -> np.ndarray:
+    """Return an image that an environment rendered, whose numbers are those of uint8."""
+    return exactly(f"{where}: the image of render", np.asarray(image), np.dtype(np.uint8), "return uint8, 0 to 255")
 
 
 def mujoco_renderer(model: Any, positions: Callable[[Any], dict[str, Any]]) -> Callable[[Any], np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,15 +16,16 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count
 from .._base.spaces import count_options
 from .._base.trees import axis_sharding, without_weak_types
-from .._core.checks import check_env, check_key
+from .._core.checks import check_key
 from .._core.metrics import Metrics
-from .._core.moments import divided_moments, merged_moments
+from .._core.moments import Moments, divided_moments, merged_moments
 from .._core.policy import apply_policy, check_value, evaluate_policy, initial_carry_of
 from .._core.shards import check_shards, joined, split
 from .._core.types import ABSENT, Array, Batch, Evaluate, Output, Params, kind
 from ..distributions import check_distribution
 from ..functional import next_values
 from ..functional._common import ShapeError, unsqueezed
+from ._env import check_env
 
 
 class RolloutState(NamedTuple):
@@ -146,8 +148,7 @@ def rollout(
     check_env("rollout", env)
     if not callable(policy):
         raise UserTypeError(f"rollout: policy must be a Policy or a function (params, batch) -> Output, got {policy!r}")
-    agents = getattr(env, "num_agents", None)
-    each = (num_envs,) if agents is None else (num_envs, agents)
+    each = (num_envs,) if env.num_agents is None else (num_envs, env.num_agents)
     keeps = {"keep_next_obs": keep_next_obs, "keep_distribution": keep_distribution}
     collector = _Collector(
         env,
@@ -161,8 +162,8 @@ def rollout(
         shards=shards,
         **keeps,
     )
-    restarts = getattr(env, "restart", None) is not None
-    return Rollout(collector.init, collector.collect, collector.sharding, collector.restart if restarts else None)
+    restart = None if env.restart is None else collector.restart
+    return Rollout(collector.init, collector.collect, collector.sharding, restart)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -197,15 +198,16 @@ class _Collector:
 
     def sharding(self, mesh: jax.sharding.Mesh) -> RolloutState:
         sharding = axis_sharding("Rollout.sharding", mesh, self.shards)
-        twice = dataclasses.replace(self, each=(2 * self.each[0], *self.each[1:]))
-        shapes = (jax.eval_shape(one.init, jax.random.key(0)) for one in (self, twice))
+        shapes = jax.eval_shape(self.init, jax.random.key(0))
 
-        def of_leaf(once: Any, twice: Any) -> Any:
-            """Shard the axis that grows with the number of environments."""
-            grown = (axis for axis, (a, b) in enumerate(zip(once.shape, twice.shape, strict=True)) if a != b)
-            return sharding(next(grown, None))
+        def of_leaf(x: Any) -> Any:
+            """Shard the rows of the environments; all of them share statistics and numbers, which no shard owns."""
+            if isinstance(x, Moments):
+                return jax.tree.map(lambda leaf: sharding(None), x)
+            rows = x.shape[0] if x.shape else 0  # N, or fewer inside fold_agents
+            return sharding(0 if rows and self.each[0] % rows == 0 and rows % self.shards == 0 else None)
 
-        return jax.tree.map(of_leaf, *shapes)
+        return jax.tree.map(of_leaf, shapes, is_leaf=lambda x: isinstance(x, Moments))
 
     def estimates(self, output: Output) -> dict[str, Array]:
         """Return the value and the recorded entries of aux, by name."""
@@ -230,7 +232,7 @@ class _Collector:
         """
         output = apply_policy(self.policy, params, state.obs, state.carry, state.reset)
         action, log_prob = sample_action(output.distribution, keys[0])
-        check_action(output.distribution, action, getattr(self.env, "action_space", None), self.each)
+        check_action(output.distribution, action, self.env.action_space, self.each)
         env_state, out = self.env.step(keys[1], state.env_state, action)
         out.check(state.obs, self.each)
         check_info(out.info, self.keep_info)
@@ -367,6 +369,12 @@ def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ..
         elif options:
             (n,) = options
             remedy = f"one of {n} actions: return distributions.Categorical(logits), with logits [..., {n}]"
+        elif len(shape) != 1:
+            n = math.prod(shape)
+            remedy = (
+                f"numbers of shape {tuple(shape)}: wrap it in envs.flatten_action, and return "
+                f"distributions.Normal(mean, scale), with a mean [..., {n}]"
+            )
         else:
             remedy = f"numbers of shape {tuple(shape)}: return distributions.Normal(mean, scale), with a mean [{axes}]"
         raise UserTypeError(

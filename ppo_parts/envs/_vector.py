@@ -6,12 +6,15 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from .._base.errors import UserTimeoutError, UserTypeError, UserValueError
 from ..functional import ShapeError
-from ._env import Discrete, MultiDiscrete, count_options, size
-from ._rendering import opengl_errors
+from ._env import Discrete, MultiDiscrete, can_cast, count_options, exactly, size
+from ._rendering import as_frame, opengl_errors
+
+FLOAT = np.dtype(np.float32)
 
 
 class HostStep(NamedTuple):
@@ -62,6 +65,12 @@ class GymnasiumVector:
         self.action_dtype = np.dtype(env.single_action_space.dtype)
         self.shape = tuple(self.observation_space.shape)
         self.dtype = obs_dtype(self.observation_space)
+        self.edges = unrounded_bounds(env.single_action_space)
+        self.takes = f"the environment takes {self.action_dtype} ({env.single_action_space})"
+        self.remedy = (
+            f"the observation space is {self.observation_space}; give it the dtype of what the environment returns, or "
+            "convert that in a wrapper; integers keep 64 bits with jax_enable_x64"
+        )
         self.call, self.info, self.action_mask = Deadline(timeout), info, action_mask
         self.options = count_options(self.action_space)
         if action_mask is not None and not self.options:
@@ -79,12 +88,12 @@ class GymnasiumVector:
 
     def step(self, action: np.ndarray) -> HostStep:
         """Step all environments once."""
-        if not np.can_cast(action.dtype, self.action_dtype, "same_kind"):
-            raise UserTypeError(
-                f"from_gymnasium: the environment takes {self.action_dtype} ({self.env.single_action_space}), but the "
-                f"policy's actions are {action.dtype}"
-            )
-        action = action.astype(self.action_dtype)
+        if not can_cast(action.dtype, self.action_dtype, "same_kind"):
+            raise UserTypeError(f"from_gymnasium: {self.takes}, but the policy's actions are {action.dtype}")
+        given, action = action, exactly("from_gymnasium: the action", action, self.action_dtype, self.takes)
+        if self.edges is not None:  # an action at a bound, in the precision of the policy, is at the bound
+            inside = np.clip(action, *self.edges)
+            action = np.where(inside.astype(given.dtype) == given, inside, action)
         if not self.counts_from_0:
             action = action + self.starts
         returned = self.call("step", lambda: self.env.step(action))
@@ -114,7 +123,7 @@ class GymnasiumVector:
             )
         with opengl_errors():
             frame, *_ = self.call("render", self.env.render)
-        return np.asarray(frame, np.uint8)
+        return as_frame("from_gymnasium", frame)
 
     def close(self) -> None:
         """Release the environments."""
@@ -177,7 +186,7 @@ class GymnasiumVector:
                         f"from_gymnasium: info[{name!r}] of environment {i} must be a number, got {source[name][i]!r}: "
                         "leave it out of info=, or reduce it to a number in a wrapper"
                     )
-                numbers[i] = one.item()
+                numbers[i] = exactly(f"from_gymnasium: info[{name!r}]", one, FLOAT, "report it as a float").item()
         if missing := np.flatnonzero(over & np.isnan(numbers)).tolist():
             hidden = {name, "final_obs", "final_info"}
             others = sorted(key for key in {**info, **final} if not key.startswith("_") and key not in hidden)
@@ -198,7 +207,7 @@ class GymnasiumVector:
                     f"shape {self.shape}, because its episode ended; got {got}. The autoreset mode SAME_STEP promises "
                     "it; without it, use DISABLED"
                 )
-            final[i] = one
+            final[i] = self._cast("final_obs", np.asarray(one))
         return final
 
     def _validate(self, obs: Any, *fields: Any) -> tuple[np.ndarray, ...]:
@@ -212,16 +221,21 @@ class GymnasiumVector:
                 raise UserTypeError(f"from_gymnasium: {name} of step must be boolean, got {x.dtype}: return {name} > 0")
         if not _is_numeric(reward):
             raise UserTypeError(f"from_gymnasium: reward of step must be numbers, got {reward.dtype}")
-        return self._checked_obs("step", obs), reward.astype(np.float32), terminated, truncated
+        reward = exactly("from_gymnasium: reward of step", reward, FLOAT, "scale it in a wrapper")
+        return self._checked_obs("step", obs), reward, terminated, truncated
 
     def _checked_obs(self, what: str, obs: Any) -> np.ndarray:
         obs = np.asarray(obs)
         if obs.shape != (self.num_envs, *self.shape):
             expected = (self.num_envs, *self.shape)
             raise ShapeError(f"from_gymnasium: the obs of {what} must have shape {expected}, got {obs.shape}")
+        return self._cast(f"the obs of {what}", obs)
+
+    def _cast(self, name: str, obs: np.ndarray) -> np.ndarray:
+        """Return a copy of observations in the dtype that the device has for the space."""
         if not _is_numeric(obs):
-            raise UserTypeError(f"from_gymnasium: the obs of {what} must be numbers, got {obs.dtype}")
-        return obs.astype(self.dtype)  # a copy
+            raise UserTypeError(f"from_gymnasium: {name} must be numbers, got {obs.dtype}")
+        return exactly(f"from_gymnasium: {name}", obs, self.dtype, self.remedy)
 
 
 class Deadline:
@@ -278,10 +292,20 @@ def policy_space(space: Any) -> Any:
     )
 
 
-def obs_dtype(space: Any) -> Any:
-    """Return the dtype of observations on the device: 32 bits instead of 64."""
+def obs_dtype(space: Any) -> np.dtype[Any]:
+    """Return the dtype of observations on the device: floats have 32 bits at most; integers also, unless x64 is on."""
     dtype = np.dtype(getattr(space, "dtype", None) or np.float32)
-    return {"float64": np.dtype(np.float32), "int64": np.dtype(np.int32)}.get(dtype.name, dtype)
+    return FLOAT if dtype == np.float64 else np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def unrounded_bounds(space: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the bounds of a box of actions, or None where float32, the precision of policies, has exactly these."""
+    if np.dtype(space.dtype).kind != "f":
+        return None
+    low, high = np.asarray(space.low), np.asarray(space.high)
+    with np.errstate(over="ignore"):
+        exact = all(np.array_equal(bound, bound.astype(FLOAT)) for bound in (low, high))
+    return None if exact else (low, high)
 
 
 def _is_numeric(x: np.ndarray) -> bool:

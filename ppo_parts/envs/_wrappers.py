@@ -15,13 +15,13 @@ from .._base.hyperparameters import check_number
 from .._core.moments import Moments as Moments
 from .._core.moments import NormalizedState
 from ..functional._common import unsqueezed
-from ._env import Array, Box, Env, Observation, Transition, is_discrete, size
+from ._env import Array, Box, Env, Observation, Transition, array_shape, check_env, is_discrete
 
 
 def clip_action(env: Env) -> Env:
     """Clip the actions that enter the environment to the bounds of its box; the batch keeps the unclipped actions."""
-    low, high = _bounds(env, "clip")
-    return _with_actions(env, lambda action: jnp.clip(action, low, high), clip_action)
+    low, high = _bounds("clip_action", env)
+    return _with_actions(env, lambda action: jnp.clip(action, *_like(action, low, high)), clip_action)
 
 
 def rescale_action(env: Env) -> Env:
@@ -34,28 +34,50 @@ def rescale_action(env: Env) -> Env:
     Raises:
         ValueError: actions are discrete or integers, or the bounds are not finite and in order.
     """
-    space = env.action_space
-    low, high = _bounds(env, "rescale")
-    if np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer):
-        raise UserValueError(f"rescale_action: the actions are integers ({space}), but those of a policy are not")
+    low, high = _bounds("rescale_action", env)
     with np.errstate(over="ignore", invalid="ignore"):
         center, half = (low + high) / 2, (high - low) / 2
-    if not np.all(np.isfinite(center) & np.isfinite(half) & (half >= 0)):
+        finite = np.isfinite(center.astype(np.float32)) & np.isfinite(half.astype(np.float32))
+    if not np.all(finite & (half >= 0)):
+        space = env.action_space
         raise UserValueError(
             f"rescale_action: bounds must be finite, with low <= high, got low={space.low}, high={space.high}"
         )
-    rescaled = _with_actions(env, lambda action: jnp.clip(center + half * action, low, high), rescale_action)
-    return rescaled._replace(action_space=Box(space.shape, -1.0, 1.0))
+
+    def change(action: Array) -> Array:
+        middle, scale, *bounds = _like(action, center, half, low, high)
+        return jnp.clip(middle + scale * action, *bounds)
+
+    return _with_actions(env, change, rescale_action)._replace(action_space=Box(env.action_space.shape, -1.0, 1.0))
 
 
-def _bounds(env: Env, verb: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of the actions, `[1, ...]`; `verb` states their use in error messages."""
+def flatten_action(env: Env) -> Env:
+    """Make the actions of a box of any shape vectors, as distributions such as `Normal` have them.
+
+    Raises:
+        ValueError: actions are discrete or integers.
+    """
+    low, high = _bounds("flatten_action", env)
+    shape = tuple(env.action_space.shape)
+    wrapped = _with_actions(env, lambda action: action.reshape(*action.shape[:-1], *shape), flatten_action)
+    return wrapped._replace(action_space=Box((low.size,), low.ravel(), high.ravel()))
+
+
+def _bounds(where: str, env: Env) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bounds of the actions, `[1, ...]`, in the precision of their box."""
+    check_env(where, env)
     space = env.action_space
     if is_discrete(space):
-        raise UserValueError(f"{verb}_action: this environment's actions are discrete: there is nothing to {verb}")
-    size(space)  # raises if actions are not arrays
-    low, high = (np.broadcast_to(np.asarray(bound, np.float32), space.shape)[None] for bound in (space.low, space.high))
-    return low, high
+        raise UserValueError(f"{where}: this environment's actions are discrete, but it needs a box: leave it out")
+    shape = array_shape("actions", space)
+    if np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer):
+        raise UserValueError(f"{where}: the actions are integers ({space}), but those of a policy are not")
+    return np.broadcast_to(np.asarray(space.low), shape)[None], np.broadcast_to(np.asarray(space.high), shape)[None]
+
+
+def _like(action: Array, *constants: np.ndarray) -> list[np.ndarray]:
+    """Return constants in the precision of actions, which is at least that of float32."""
+    return [x.astype(jnp.promote_types(action.dtype, jnp.float32)) for x in constants]
 
 
 def _with_actions(env: Env, change: Callable[[Array], Array], wrap: Callable[[Env], Env]) -> Env:
@@ -77,6 +99,7 @@ def clip_reward(env: Env) -> Env:
 
     Reference: Mnih et al. 2015, doi:10.1038/nature14236, Methods.
     """
+    check_env("clip_reward", env)
 
     def step(key: Array, state: Any, action: Any) -> tuple[Any, Transition]:
         state, out = env.step(key, state, action)
@@ -96,6 +119,8 @@ def prepare(
 ) -> Env:
     """Apply PPO's usual wrappers: clip actions to their box and, with `normalize`, normalize observations and rewards.
 
+    Actions of a box that is not a vector are flattened.
+
     Args:
         env: the environment.
         normalize: apply `normalize_observation` and `normalize_reward`.
@@ -108,8 +133,10 @@ def prepare(
         >>> from ppo_parts import envs
         >>> env = envs.prepare(envs.make("Pendulum-v1"), normalize=True, gamma=.99)
     """
+    check_env("prepare", env)
     if not is_discrete(env.action_space):
         env = rescale_action(env) if rescale else clip_action(env)
+        env = env if len(env.action_space.shape) == 1 else flatten_action(env)
     if not normalize:
         if per_agent:
             raise UserValueError("prepare: per_agent=True applies to statistics, so it needs normalize=True")
@@ -150,9 +177,10 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 28 and 29.
     """
-
-    size(env.observation_space)
+    check_env("normalize_observation", env)
+    shape = array_shape("observations", env.observation_space)
     clip, eps = _constants("normalize_observation", clip, eps)
+    spaces: dict[str, Any] = {"observation_space": Box(shape, -clip, clip)}
     rows = _rows("normalize_observation", env, per_agent)
     if env.num_agents is not None and env.privileged_space is not None:
         raise UserValueError(
@@ -195,7 +223,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
         def frozen_observe(inner: Any, obs: Any) -> Any:
             return shown(moments, obs if frozen.observe is None else frozen.observe(inner, obs))
 
-        return frozen._replace(reset=frozen_reset, step=frozen_step, restart=None, observe=frozen_observe)
+        return frozen._replace(reset=frozen_reset, step=frozen_step, restart=None, observe=frozen_observe, **spaces)
 
     def restart(key: Array, state: NormalizedState) -> tuple[NormalizedState, Any]:
         inner, obs = _restarted(env, key, state.inner)
@@ -212,6 +240,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
         restart=None if env.restart is None else restart,
         observe=observe,
         render=_of_inner(env.render),
+        **spaces,
     )
 
 
@@ -240,7 +269,7 @@ def normalize_reward(
 
     Reference: Huang et al. 2022, details 30 and 31; Engstrom et al. 2020, arXiv:2005.12729, section 3.
     """
-
+    check_env("normalize_reward", env)
     rows = _rows("normalize_reward", env, per_agent)
     if callable(gamma):
         raise UserTypeError("normalize_reward: gamma must be a number: an environment does not count learner updates")
@@ -301,6 +330,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         ValueError: the environment has no axis of agents; `agent_id` for observations that are not vectors; at
             `reset`, A does not divide the number of environments.
     """
+    check_env("fold_agents", env)
     if env.num_agents is None:
         raise UserValueError("fold_agents: this environment has one agent already")
     agents, shape = env.num_agents, getattr(env.observation_space, "shape", None)

@@ -7,10 +7,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._base.errors import UserValueError
 from .._core.types import Batch, Output, Policy
 from ..envs import Env, is_discrete
+from ..envs._env import check_env
 from ._dense import orthogonal
 from ._flax import dense
 from ._heads import Array, action_distribution, action_size
@@ -64,12 +66,13 @@ class NatureCNN(nn.Module):
 
     space: Any
     features: int
+    largest: float
 
     @nn.compact
     def __call__(self, frames: Array) -> Output:
         """Evaluate frames `[..., C, H, W]`."""
         dtype = jnp.promote_types(frames.dtype, jnp.float32)
-        x = jnp.moveaxis(frames.reshape(-1, *frames.shape[-3:]), 1, -1).astype(dtype) / 255
+        x = jnp.moveaxis(frames.reshape(-1, *frames.shape[-3:]), 1, -1).astype(dtype) / self.largest
         for features, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             x = nn.relu(Conv(features, kernel, stride)(x))
         x = nn.relu(dense(self.features)(x.reshape(*frames.shape[:-3], -1)))
@@ -82,7 +85,8 @@ def nature_cnn(env: Env, features: int = 512) -> Policy:
 
     Convolutions of 32 8x8 filters with stride 4, 64 4x4 filters with stride 2 and 64 3x3 filters with stride 1, and a
     dense layer, each with ReLU. Weights are orthogonal with a gain of sqrt(2), 0.01 in the policy head and 1 in the
-    value head. Pixels are divided by 255.
+    value head. The space of the observations decides how pixels are scaled: with bounds of 0 and 255 they are
+    divided by 255, and with bounds within [-1, 1], or after `envs.normalize_observation`, they are not.
 
     Args:
         env: the environment; observations are `[C, H, W]` frames of at least 36 x 36 pixels, actions are discrete.
@@ -92,11 +96,13 @@ def nature_cnn(env: Env, features: int = 512) -> Policy:
         `ppo_parts.Policy`, for any leading axes.
 
     Raises:
-        ValueError: other observations, or actions that are not discrete.
+        ValueError: other observations, or actions that are not discrete; the space has other bounds, or bounds of 0 and
+            255 although its dtype is floating, so that its frames may have been divided already.
 
     Reference: Mnih et al. 2015, doi:10.1038/nature14236, Methods; Huang et al. 2022, The 37 Implementation Details of
     PPO, detail 8 of Atari.
     """
+    check_env("nature_cnn", env)
     shape = tuple(getattr(env.observation_space, "shape", None) or ())
     if len(shape) != 3 or min(shape[1:]) < 36:
         raise UserValueError(
@@ -105,9 +111,24 @@ def nature_cnn(env: Env, features: int = 512) -> Policy:
         )
     if not is_discrete(env.action_space):
         raise UserValueError(f"nature_cnn: actions must be discrete, got {env.action_space}: use your own network")
-    network = NatureCNN(env.action_space, features)
+    network = NatureCNN(env.action_space, features, largest_pixel(env.observation_space))
 
     def evaluate(params: Any, batch: Batch) -> Any:
         return network.apply(params, batch.obs)
 
     return Policy(lambda key: network.init(key, jnp.zeros((1, *shape))), evaluate)
+
+
+def largest_pixel(space: Any) -> float:
+    """Return what to divide frames by: 255, or 1 if they are scaled already."""
+    low, high = np.min(getattr(space, "low", -np.inf)), np.max(getattr(space, "high", np.inf))
+    dtype = getattr(space, "dtype", None)
+    floating = dtype is not None and np.issubdtype(dtype, np.floating)
+    if (low, high) == (0, 255) and not floating:
+        return 255.0
+    if -np.inf < low <= high <= 1 or (low == -high > -np.inf):  # standardized
+        return 1.0
+    raise UserValueError(
+        f"nature_cnn: the bounds of {space} do not tell whether pixels must be divided by 255: use bounds of 0 and 255 "
+        "and a dtype of integers where they must, and bounds of 0 and 1 where they are scaled already"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
-FEW, MANY = 32, 128  # below FEW inputs, transposing them is cheaper than the gradient; above MANY, XLA decides
+FEW = 32  # outputs; with more of them, the gradient of XLA is as fast
 
 
 def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Callable[..., Array]:
@@ -56,33 +57,33 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Ca
     return initialize
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _product(x: Array, kernel: Array) -> Array:
     return jnp.matmul(x, kernel)
 
 
-def _forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return jnp.matmul(x, kernel), (x, kernel)
+@_product.defjvp
+def _derivative(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    (x, kernel), (dx, dkernel) = primals, tangents
+    rows = x.reshape(-1, x.shape[-1])
+    of_kernel = jax.lax.platform_dependent(rows, dkernel, cpu=_by_columns, default=jnp.matmul)
+    return jnp.matmul(x, kernel), jnp.matmul(dx, kernel) + of_kernel.reshape(*x.shape[:-1], -1)
 
 
-def _transposed_first(x: Array, g: Array) -> Array:
-    """Compute `x.T @ g` of `[rows, n]` and `[rows, m]` by transposing one of them in memory first."""
-    if x.shape[1] > MANY:
-        return jnp.matmul(x.T, g)
+def _by_columns(x: Array, kernel: Array) -> Array:
+    """Compute `x @ kernel` so that its transpose, the gradient `x.T @ g`, is the product of a copy of `g.T` and x."""
     copy = jax.lax.optimization_barrier  # otherwise the compiler would fold the transposition into the product
-    if x.shape[1] < min(FEW, g.shape[1]):
-        return jnp.matmul(copy(x.T), g)
-    return copy(jnp.matmul(copy(g.T), x)).T
+    return copy(jax.lax.dot_general(copy(kernel.T), x, (((1,), (1,)), ((), ())))).T
 
 
-def _backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    x, kernel = saved
-    rows, g = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
-    of_kernel = jax.lax.platform_dependent(rows, g, cpu=_transposed_first, default=lambda x, g: jnp.matmul(x.T, g))
-    return jnp.matmul(gradient, kernel.T), of_kernel
-
-
-_product.defvjp(_forward, _backward)
+@functools.cache
+def _copies_have_gradients() -> bool:
+    """Return whether `optimization_barrier` can be differentiated, as in recent versions of JAX."""
+    try:
+        jax.eval_shape(jax.grad(jax.lax.optimization_barrier), 1.0)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def dense_dot_general(
@@ -91,11 +92,11 @@ def dense_dot_general(
     r"""`jax.lax.dot_general` for dense layers: the same numbers, with a gradient that is faster on a CPU.
 
     The gradient of a layer's kernel, :math:`x^\top g`, sums over the rows of both operands. XLA's fast matrix products
-    on a CPU sum over the columns of the left operand, so this function first copies one operand into its transpose: g,
-    which also makes few outputs cheap, or x if it has few columns. For 2048 rows on one core, the times in
-    microseconds (and those of `lax.dot_general`) are: 64 inputs and outputs, 199 (351); 64 and 2, 39 (214); 4 and 64,
-    16 (20). Nothing changes with more than 128 inputs, or on other devices. Because it defines its own gradient, it
-    has no forward-mode derivative (`jax.jvp`, `jax.linearize`): use `jax.lax.dot_general` for networks that need one.
+    on a CPU sum over the columns of the left operand, so for few outputs, as in the heads of a policy, this function
+    first copies g into its transpose. For 2048 rows on one core, the times in microseconds (and those of
+    `lax.dot_general`) are: 64 inputs and 6 outputs, 35 (160); 64 and 32, 141 (385); 512 and 6, 247 (3071). Nothing
+    changes with more than 32 outputs, with as many outputs as inputs, on other devices, or in versions of JAX that
+    cannot differentiate `jax.lax.optimization_barrier`.
 
     Args:
         lhs: `[..., n]`, the layer's input.
@@ -117,4 +118,5 @@ def dense_dot_general(
         raise ValueError(f"dense_dot_general: only [..., n] x [n, m] is supported, got {dimension_numbers}")
     if precision is not None or preferred_element_type is not None:
         raise ValueError("dense_dot_general: precision and preferred_element_type have to be None; use lax.dot_general")
-    return _product(lhs, rhs)
+    few = rhs.shape[1] <= FEW and rhs.shape[1] < rhs.shape[0]
+    return _product(lhs, rhs) if few and _copies_have_gradients() else jnp.matmul(lhs, rhs)

@@ -12,9 +12,9 @@ import numpy as np
 
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_choice, check_count, check_number
-from .._core.checks import check_env
 from .._core.types import Batch, Output, Policy
 from ..envs import Env, Observation, is_discrete, size
+from ..envs._env import check_env
 from . import _dense
 from ._heads import Array, action_distribution, action_size, check_continuous
 
@@ -220,6 +220,7 @@ def actor_critic(
             "shared=False, or make the environment without the critic's observations"
         )
     check_number("actor_critic", "log_std", log_std, -np.inf, schedule=False)
+    action_size(env.action_space)  # raises if actions are neither discrete nor vectors
     check_continuous("actor_critic", env.action_space, squash=squash, gsde=gsde)
     if squash and not (np.isfinite(env.action_space.low).all() and np.isfinite(env.action_space.high).all()):
         raise UserValueError(
@@ -304,6 +305,7 @@ def multi_agent_actor_critic(
         ... )
     """
     _check_layers("multi_agent_actor_critic", hidden, activation, memory)
+    check_env("multi_agent_actor_critic", env)
     if env.num_agents is None:
         raise UserValueError(
             "multi_agent_actor_critic: this environment has no axis of agents: use actor_critic, or give it one"

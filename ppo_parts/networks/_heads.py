@@ -18,14 +18,20 @@ def action_size(space: Any) -> int:
     """Return how many outputs a policy head needs: one for each option of each choice, or D for D real numbers.
 
     Raises:
-        ValueError: the space is neither discrete nor a box.
+        ValueError: the space is neither discrete nor a box of vectors.
 
     Example:
         >>> from ppo_parts import envs
         >>> action_size(envs.make("CartPole-v1").action_space), action_size(envs.make("Pendulum-v1").action_space)
         (2, 1)
     """
-    return sum(count_options(space)) or size(space)
+    number = sum(count_options(space)) or size(space)
+    if not is_discrete(space) and len(space.shape) != 1:
+        raise UserValueError(
+            f"action_size: the actions of distributions are vectors, but those of {space} have shape "
+            f"{tuple(space.shape)}: wrap the environment in envs.flatten_action"
+        )
+    return number
 
 
 def action_distribution(

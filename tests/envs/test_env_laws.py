@@ -331,13 +331,14 @@ def test_new_episodes_are_computed_only_where_one_ended_also_under_vmap():
 )
 def test_limits_and_ratios_are_checked(settings, says):
     with pytest.raises(ValueError, match=says):
-        envs.auto_reset(None, None, None, None, **settings)
+        envs.auto_reset(lambda key: 0, lambda key, state, action: 0, None, None, **settings)
 
 
 @pytest.mark.parametrize(
     ("reset", "step", "says"),
     [
         (lambda: 0, lambda key, state, action: 0, r"reset must take \(key\); this one takes \(\)"),
+        (None, lambda key, state, action: 0, r"reset must be a function \(key\), got None"),
         (lambda key: 0, lambda state, action: 0, r"step must take \(key, state, action\); .* \(state, action\)"),
     ],
 )

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import envs
+from ppo_parts import envs, networks
 from tests.common import Softmax, assert_same
 
 TYPICAL = ("CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "FourRooms-misc", "FrozenLake-misc")
@@ -387,7 +387,7 @@ def test_wrappers_refuse_what_they_cannot_wrap():
         envs.rescale_action(envs.make("CartPole-v1"))
     for space in (
         envs.Box((1,), -1.0, np.inf),
-        envs.Box((1,), -3e38, 3e38),
+        envs.Box((1,), -1e300, 1e300),
         SimpleNamespace(low=1, high=-1, shape=(1,)),
     ):
         other = envs.make("Pendulum-v1")._replace(action_space=space)
@@ -403,6 +403,70 @@ def test_wrappers_refuse_what_they_cannot_wrap():
         envs.normalize_observation(envs.make("CartPole-v1")._replace(observation_space=parts))
     assert envs.size(gymnax.environments.spaces.Discrete(3)) == 1
     assert envs.size(gymnax.environments.spaces.Box(0, 1, (10, 10, 4))) == 400
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: envs.Discrete("x"), "n must be a whole number"),
+        (lambda: envs.Discrete(0), "n must be at least 1"),
+        (lambda: envs.MultiDiscrete(None), "nvec must be a tuple"),
+        (lambda: envs.MultiDiscrete(()), "nvec must be a tuple"),
+        (lambda: envs.MultiDiscrete((2, 1.5)), "nvec must be a whole number"),
+        (lambda: envs.Box(("a",)), "shape must be a whole number"),
+        (lambda: envs.Box((-1,)), "shape must be at least 0"),
+        (lambda: envs.Box((2,), "a"), "low must be a number"),
+        (lambda: envs.Box((2,), 0.0, np.nan), "high must lie in"),
+        (lambda: envs.Box((2,), np.zeros(3), 1.0), r"low must fit the shape \(2,\), got shape \(3,\)"),
+        (lambda: envs.register(0, lambda name: None), "a prefix consists of letters"),
+        (lambda: envs.from_gymnasium(None), "make must be a function"),
+        (lambda: envs.from_brax(None, time_limit=1), "None has no reset"),
+        (lambda: envs.from_jaxmarl(None), "None has no name"),
+        (lambda: envs.from_gymnax(None), "None has no default_params"),
+        *(
+            (lambda wrap=wrap: wrap(3), "3 is not an environment")
+            for wrap in (
+                envs.clip_action, envs.rescale_action, envs.flatten_action, envs.clip_reward, envs.prepare, envs.check,
+                envs.normalize_observation, lambda env: envs.normalize_reward(env, gamma=0.9), envs.fold_agents,
+                envs.check_laws, networks.actor_critic, networks.multi_agent_actor_critic, networks.nature_cnn,
+                lambda env: pp.rollout(env, lambda params, batch: None, num_envs=1, num_steps=1),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_no_space_or_environment_is_refused_at_the_door(make, says):
+    with pytest.raises(pp.errors.UserError, match=says):
+        make()
+
+
+def matrix_env(low=-2.0, high=2.0):
+    """The reward is the sum of the first row of an action [2, 3] minus that of the second."""
+    step = lambda key, state, action: envs.Step(state, state, jnp.sum(action[0] - action[1]), False)  # noqa: E731
+    return envs.auto_reset(lambda key: (jnp.zeros(2),) * 2, step, envs.Box((2,)), envs.Box((2, 3), low, high))
+
+
+def test_actions_of_any_shape_are_flattened_for_distributions():
+    with pytest.raises(
+        pp.errors.UserValueError, match=r"have shape \(2, 3\): wrap the environment in envs.flatten_action"
+    ):
+        networks.actor_critic(matrix_env())
+    env = envs.prepare(matrix_env(high=np.arange(6.0).reshape(2, 3)))
+    assert env.action_space.shape == (6,)
+    assert env.action_space.high.tolist() == [0, 1, 2, 3, 4, 5]
+    policy = networks.actor_critic(env, (4,))
+    rollout = pp.rollout(env, policy, num_envs=3, num_steps=2)
+    _, batch, _ = rollout.collect(jax.random.key(0), policy.init(jax.random.key(1)), rollout.init(jax.random.key(2)))
+    assert (batch.action.shape, batch.log_prob.shape) == ((2, 3, 6), (2, 3))
+    clipped = np.clip(np.asarray(batch.action), -2, np.arange(6.0))
+    np.testing.assert_allclose(batch.reward, clipped[..., :3].sum(-1) - clipped[..., 3:].sum(-1), rtol=1e-5)
+
+
+def test_actions_that_are_trees_need_a_function_of_your_own():
+    parts = gymnax.environments.spaces.Dict({"a": gymnax.environments.spaces.Discrete(2)})
+    env = envs.make("CartPole-v1")._replace(action_space=parts)
+    for function in (envs.check, envs.check_laws):
+        with pytest.raises(pp.errors.UserValueError, match=r"not a space of arrays.*check\(env, action="):
+            function(env)
 
 
 def test_clipped_rewards_are_signs_and_returns_are_not():

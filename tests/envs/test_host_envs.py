@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.envs._ale import _Atari, _Games
+from ppo_parts.envs._gymnasium import _Environments
 from ppo_parts.envs._host import from_host
 from tests.common import Softmax
 
@@ -719,3 +720,91 @@ def test_gymnasium_wrappers_processes_and_memory_go_together():
     np.testing.assert_array_equal(batch.obs[:, 0, 1, 1], [0, 1, 2, 0])  # the newest frame has the time
     np.testing.assert_array_equal(batch.obs[:, 0, 0, 1], [0, 0, 1, 0])  # and the one before; the first is repeated
     np.testing.assert_array_equal(batch.truncated[:, 0] > 0, [False, False, True, False])
+
+
+class Constant(gymnasium.Env):
+    """Gives the same observation and reward for ever, keeps the actions, and ends episodes after `limit` steps."""
+
+    def __init__(self, space, obs, action_space=None, reward=1.0, final=None, limit=2):
+        self.observation_space, self.action_space = space, action_space or gymnasium.spaces.Discrete(2)
+        self.obs, self.reward, self.final, self.limit, self.seen = np.asarray(obs), reward, final, limit, []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.obs, {}
+
+    def step(self, action):
+        self.seen.append(action)
+        self.time += 1
+        over = self.time == self.limit
+        return np.asarray(self.final) if over and self.final is not None else self.obs, self.reward, over, False, {}
+
+
+def stepped_twice(one, action=0):
+    env = envs.from_gymnasium(lambda n: _Environments(lambda: one, n))
+    state, obs = env.reset(jax.random.key(0), 1)
+    for _ in range(2):
+        state, out = env.step(jax.random.key(0), state, jnp.asarray([action]))
+    return obs, jax.block_until_ready(out)
+
+
+def whole(low, high, dtype):
+    return gymnasium.spaces.Box(low, high, (1,), dtype)
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "changes", "says"),
+    [
+        (whole(-(2**40), 2**40, np.int64), [3_000_000_000], {}, "obs of reset contains 3000000000, which int32"),
+        (whole(0, 2**63, np.uint64), np.array([2**63], np.uint64), {}, "contains 9223372036854775808, which uint32"),
+        (whole(0, 255, np.uint8), [0.5], {}, "contains 0.5, which uint8 does not have: the observation space is Box"),
+        (whole(0, 255, np.uint8), [-1], {}, "contains -1, which uint8"),
+        (whole(0, 255, np.uint8), [np.nan], {}, "contains nan, which uint8"),
+        (whole(0, 1, np.float32), [2**24 + 1], {}, "contains 16777217, which float32"),
+        (whole(-np.inf, np.inf, np.float64), [1e300], {}, "contains 1e.300, which float32"),
+        (whole(0, 255, np.uint8), [7], {"final": [300.7]}, "step contains 300.7, which uint8"),
+        (whole(0, 255, np.uint8), [7], {"reward": 1e39}, "reward of step contains 1e.39, which float32"),
+    ],
+)
+def test_no_cast_changes_a_number_that_an_environment_gives(space, obs, changes, says):
+    with pytest.raises(pp.errors.UserValueError, match=says), envs.host_errors():
+        stepped_twice(Constant(space, obs, **changes))
+
+
+@pytest.mark.parametrize(
+    ("space", "given"),
+    [
+        (whole(-(2**40), 2**40, np.int64), np.array([-(2**31)])),
+        (whole(0, 255, np.uint8), np.array([255.0])),
+        (whole(0, 1, np.float32), np.array([3_000_000_000])),
+        (whole(-np.inf, np.inf, np.float64), np.array([np.inf])),
+        (whole(0, 1, np.float64), np.array([0.1])),  # floats may be rounded
+    ],
+)
+def test_numbers_that_fit_arrive_as_they_are(space, given):
+    obs, out = stepped_twice(Constant(space, given))
+    expected = given.astype(np.float32) if given[0] == 0.1 else given
+    assert float(obs[0, 0]) == float(out.final_obs[0, 0]) == float(expected[0])
+
+
+@pytest.mark.parametrize("wrap", [envs.clip_action, envs.rescale_action, lambda env: env])
+def test_actions_at_a_bound_lie_in_a_box_of_float64(wrap):
+    one = Constant(whole(0, 1, np.float32), [0.0], whole(-0.1, 0.3, np.float64))
+    env = wrap(envs.from_gymnasium(lambda n: _Environments(lambda: one, n)))
+    state, _ = env.reset(jax.random.key(0), 1)
+    raw = wrap(env) is env
+    for action in (-0.1, 0.3) if raw else (-5.0, 5.0):  # raw: a bound as a bounded distribution in float32 has it
+        state, _ = jax.block_until_ready(env.step(jax.random.key(0), state, jnp.array([[action]])))
+    assert [x.tolist() for x in one.seen] == [[-0.1], [0.3]]
+    if raw:  # any other action is passed on
+        jax.block_until_ready(env.step(jax.random.key(0), state, jnp.array([[5.0]])))
+        assert one.seen[-1].tolist() == [5.0]
+
+
+def test_frames_in_unit_range_are_not_drawn_black():
+    step = lambda key, state, action: envs.Step(state, state, 0.0, False)  # noqa: E731
+    spaces = envs.Box((1,)), envs.Discrete(2)
+    env = envs.auto_reset(lambda key: (jnp.zeros(1),) * 2, step, *spaces, render=lambda x: np.full((2, 2, 3), 0.5))
+    with pytest.raises(pp.errors.UserValueError, match=r"image of render contains 0\.5, which uint8"):
+        env.render(env.reset(jax.random.key(0), 1)[0])

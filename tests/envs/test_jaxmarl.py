@@ -66,7 +66,8 @@ def test_agents_that_leave_early_are_absent_until_the_next_episode():
     np.testing.assert_array_equal(out.final_obs.obs[3, 0, 0], [4, -4])
     np.testing.assert_array_equal(out.obs.obs[3, 0, 0], [0, 0])  # the first of a new episode
     np.testing.assert_array_equal(out.episode_length[:, 0], [1, 2, 3, 4, 1, 2])
-    np.testing.assert_array_equal(out.episode_return[3, 0], [8, 40])
+    np.testing.assert_array_equal(out.reward[:4, 0, 1], [10, 10, 0, 0])  # it is still given 10
+    np.testing.assert_array_equal(out.episode_return[3, 0], [8, 20])
 
 
 def test_agents_follow_the_laws_of_environments():

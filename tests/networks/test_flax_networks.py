@@ -229,7 +229,8 @@ def test_actor_critic_refuses_noise_and_bounds_that_cannot_be():
 
 
 def test_nature_cnn_evaluates_frames_with_any_leading_axes():
-    policy = networks.nature_cnn(env(DISCRETE, (2, 36, 36)), features=8)
+    pixels = envs.Box((2, 36, 36), 0, 255)
+    policy = networks.nature_cnn(env(DISCRETE)._replace(observation_space=pixels), features=8)
     params = policy.init(jax.random.key(0))
     frames = jax.random.randint(jax.random.key(1), (2, 3, 2, 36, 36), 0, 256).astype(jnp.uint8)
     whole = policy(params, pp.Batch(obs=frames))
@@ -244,5 +245,12 @@ def test_nature_cnn_evaluates_frames_with_any_leading_axes():
         pp.errors.UserValueError, match=r"\[C, H, W\] frames of at least 36 x 36 pixels, got shape \(10, 10, 4\)"
     ):
         networks.nature_cnn(env(DISCRETE, (10, 10, 4)))
+    scaled = networks.nature_cnn(env(DISCRETE)._replace(observation_space=envs.Box((2, 36, 36), 0, 1)), features=8)
+    value = scaled(params, pp.Batch(obs=frames / 255)).value  # floats in [0, 1] are not divided again
+    np.testing.assert_allclose(value, whole.value, rtol=1e-4, atol=1e-6)
+    floats = SimpleNamespace(shape=(2, 36, 36), low=0.0, high=255.0, dtype=np.dtype(np.float32))
+    for space in (floats, envs.Box((2, 36, 36)), envs.Box((2, 36, 36), 0, 128)):
+        with pytest.raises(pp.errors.UserValueError, match="do not tell whether pixels must be divided by 255"):
+            networks.nature_cnn(env(DISCRETE)._replace(observation_space=space))
     with pytest.raises(pp.errors.UserValueError, match="nature_cnn: actions must be discrete"):
         networks.nature_cnn(env(envs.Box((2,)), (2, 36, 36)))
