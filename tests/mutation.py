@@ -2,11 +2,12 @@
 
 `python -m tests.mutation --number 200` works in a copy, goes on where it ended, and appends a line for each mutant to
 mutation.jsonl: the place, what changed, and the test that failed, or null. A person adds "judgement" to a line
-that survived: what is equivalent, or the test that now catches it. `--score` prints the share that was killed.
+that survived: what is equivalent, or the test that now catches it. `--number 0` prints the share that was killed.
 """
 
 import argparse
 import ast
+import itertools
 import json
 import os
 import random
@@ -28,7 +29,10 @@ TESTS = {  # what tells most stands first: a mutant ends with the first failure
     "functional": ["tests/functional/test_[!r]*.py", "tests/docs/*gallery*"],
     "_core/(shards|pieces|moments)": ["tests/core/test_shards.py"],
     "_core/optim": ["tests/parts/test_optim.py"],
+    "_core/(chain|checks)": ["tests/core/test_bad_input.py"],
     "_core": [*CORE, "tests/core/test_s*.py", "tests/core/test_laws.py", "tests/golden"],
+    "_parts/(tokens|replay)": ["tests/functional/*token*"],
+    "_parts/(advantage|lens|samplers|stop)": CORE,
     "_parts": ["tests/parts", "tests/docs/*gallery*", *CORE, "tests/core/test_laws.py", "tests/golden"],
 }
 UNKNOWN = "nothing within the time limit"
@@ -81,45 +85,48 @@ def mutants(seed: int, number: int) -> list[dict]:
     found: dict[str, list[dict]] = {}
     for path in sorted(path for room in ROOMS for path in (ROOT / "ppo_parts" / room).rglob("*.py")):
         source = path.read_text()
-        starts = [0]
-        for line in source.encode().splitlines(keepends=True):
-            starts.append(starts[-1] + len(line))
+        starts = [0, *itertools.accumulate(map(len, source.encode().splitlines(keepends=True)))]
         for kind, node, new in changes(source):
             span = [starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset]
             was = " ".join(source.encode()[slice(*span)].decode().split())
-            row = {"place": f"{path.relative_to(ROOT)}:{node.lineno}", "kind": kind, "was": was}
-            mutant = row | {"new": " ".join(new.split()), "span": span, "by": new}
+            place, brief = f"{path.relative_to(ROOT)}:{node.lineno}", " ".join(new.split())
+            mutant = {"place": place, "kind": kind, "was": was, "new": brief, "span": span, "by": new}
             if mutant["was"] != new and "\\\n" not in new:
                 found.setdefault(kind, []).append(mutant)
     rng = random.Random(seed)
     for some in found.values():
         rng.shuffle(some)
-    chosen: list[dict] = []
-    while len(chosen) < number and any(found.values()):
-        chosen += [found[kind].pop() for kind in sorted(found) if found[kind]]
-    return chosen[:number]
+    in_turn = itertools.chain(*itertools.zip_longest(*(found[kind] for kind in sorted(found))))
+    return [mutant for mutant in in_turn if mutant][:number]
 
 
 def killer(mutant: dict, copy: Path, limit: float) -> str | None:
-    """The test that fails first, or what ended the tests; None if all pass."""
+    """The test that fails first."""
     place = mutant["place"].partition(":")[0]
-    path, source = copy / place, (ROOT / place).read_bytes()
-    tests = [place]  # its own examples
+    path, source, tests = copy / place, (ROOT / place).read_bytes(), [place]  # its own examples first
     for pattern, globs in TESTS.items():
         if re.match(f"ppo_parts/({pattern})", place):
             tests += [str(x.relative_to(copy)) for glob in globs for x in sorted(copy.glob(glob))]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", *dict.fromkeys(tests)]
-    env = os.environ | {"PYTHONPATH": str(copy)}
+
+    options: dict = {"cwd": copy, "env": os.environ | {"PYTHONPATH": str(copy)}, "timeout": limit}
+
+    def run(*tests: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", *tests]
+        return subprocess.run(command, **options, capture_output=True, text=True, check=False)
+
     start, end = mutant["span"]
     try:
         path.write_bytes(source[:start] + mutant["by"].encode() + source[end:])
-        done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, timeout=limit, check=False)
+        done = run(*dict.fromkeys(tests))
     except subprocess.TimeoutExpired:
         return UNKNOWN
     finally:
         path.write_bytes(source)
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return failed[1] if failed else None if done.returncode == 0 else f"exit {done.returncode}"
+    if not done.returncode:
+        return None
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    killer = failed[1] if failed else place
+    return UNKNOWN if run(killer).returncode else killer  # it has to pass without the mutant
 
 
 def main() -> None:
@@ -127,19 +134,17 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for each mutant")
-    parser.add_argument("--score", action="store_true")
     given = parser.parse_args()
     known = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
-    if not given.score:
-        done = {(m["place"], m["kind"], m["was"], m["new"]) for m in known}
-        with tempfile.TemporaryDirectory() as folder, RESULTS.open("a") as results:
-            ignored = shutil.ignore_patterns(".git", ".venv", "runs", "*_cache", "__pycache__")
-            copy = Path(shutil.copytree(ROOT, Path(folder) / "copy", ignore=ignored))
-            for mutant in mutants(given.seed, given.number):
-                if (mutant["place"], mutant["kind"], mutant["was"], mutant["new"]) not in done:
-                    row = {name: mutant[name] for name in ("place", "kind", "was", "new")}
-                    known.append(row | {"killed_by": killer(mutant, copy, given.limit)})
-                    print(json.dumps(known[-1]), file=results, flush=True)
+    done = {(row["place"], row["kind"], row["was"], row["new"]) for row in known}
+    with tempfile.TemporaryDirectory() as folder, RESULTS.open("a") as results:
+        ignored = shutil.ignore_patterns(".git", ".venv", "runs", ".mypy_cache", "__pycache__")
+        copy = Path(shutil.copytree(ROOT, Path(folder) / "copy", ignore=ignored))
+        for mutant in mutants(given.seed, given.number):
+            row = {name: mutant[name] for name in ("place", "kind", "was", "new")}
+            if tuple(row.values()) not in done:
+                known.append(row | {"killed_by": killer(mutant, copy, given.limit)})
+                print(json.dumps(known[-1]), file=results, flush=True)
     left = [row for row in known if row["killed_by"] in (None, UNKNOWN)]
     print(f"{len(known) - len(left)} of {len(known)} mutants killed")
     for row in left:
