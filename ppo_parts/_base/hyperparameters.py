@@ -66,8 +66,8 @@ def _nan_outside(x: Any, low: float, high: float, open_low: bool) -> Array:
 
 
 def _rounded(low: float, high: float) -> tuple[float, float]:
-    """Widen a range by the rounding error of float32: a schedule from 1 may begin at 1.0000001."""
-    return low - 1e-6 * abs(low), high + 1e-6 * abs(high)
+    """Widen a range by the rounding error of float32: a schedule from 1 to 0 may go from 1.0000001 to -1e-9."""
+    return low - 1e-6 * max(abs(low), 0.1), high + 1e-6 * max(abs(high), 0.1)
 
 
 LATE = (np.int32(2**29), np.int32(2**30))

@@ -29,30 +29,22 @@ def copies(tree: Any) -> Any:
 def varying_like(tree: Any, like: Any) -> Any:
     """Mark the arrays of the tree as varying over the same devices as `like`, inside `jax.shard_map`.
 
-    Inside `shard_map`, a loop must not turn a carry that all devices share into one that differs between them.
-    Elsewhere, nothing changes.
+    Inside `shard_map`, a loop must not turn a carry that all devices share into one that differs between them. Arrays
+    get a zero that is computed from `like`, instead of `jax.lax.pcast`: on several devices without `shard_map`, this
+    also leaves XLA free to divide a state that was replicated. A cast would not, and `replay` would gather rollouts.
     """
-    axes = _varying_axes(like)
-    if not axes:
+    if not hasattr(jax, "typeof"):  # before JAX 0.6, types do not record this
+        return tree
+    zero = jnp.sum(jnp.zeros_like(like, jnp.int32))
+    if jax.typeof(zero) == jax.typeof(jnp.zeros((), jnp.int32)):
         return tree
 
     def varying(x: Any) -> Any:
-        new = tuple(axes - _varying_axes(x))
-        if not new:
-            return x
-        if hasattr(jax.lax, "pcast"):
-            return jax.lax.pcast(x, new, to="varying")
-        return getattr(jax.lax, "pvary")(x, new)  # noqa: B009 # its name before JAX 0.9
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(varying(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+        return x | zero.astype(bool) if x.dtype == bool else x + zero.astype(x.dtype)
 
     return jax.tree.map(lambda x: varying(jnp.asarray(x)), tree)
-
-
-def _varying_axes(x: Any) -> frozenset[str]:
-    """Return the axes of a mesh over which an array varies; before JAX 0.6, types do not record them."""
-    if not hasattr(jax, "typeof"):
-        return frozenset()
-    kind = jax.typeof(x)
-    return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying  # its names before JAX 0.10 and since
 
 
 def has_explicit_axes(x: Any) -> bool:

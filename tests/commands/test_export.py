@@ -34,7 +34,7 @@ def normalized(name):
 def frames():
     pixels = jnp.zeros((1, 4, 36, 36), jnp.uint8)
     return envs.make("CartPole-v1")._replace(
-        observation_space=envs.Box((4, 36, 36)), reset=lambda key, n: ((), jnp.repeat(pixels, n, 0))
+        observation_space=envs.Box((4, 36, 36), 0, 255), reset=lambda key, n: ((), jnp.repeat(pixels, n, 0))
     )
 
 

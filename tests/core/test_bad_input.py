@@ -320,7 +320,7 @@ bad(
     "the name of an environment",
     lambda: pp.rollout("CartPole-v1", evaluate, num_envs=1, num_steps=1),
     pp.errors.UserTypeError,
-    "rollout: env must be an envs.Env, got 'CartPole-v1': make one",
+    "rollout: 'CartPole-v1' is not an environment: make one with envs.make(...)",
 )
 
 
@@ -336,7 +336,7 @@ bad(
     "an environment of gymnax that is not wrapped",
     lambda: pp.rollout(gymnax.make("CartPole-v1")[0], evaluate, num_envs=1, num_steps=1),
     pp.errors.UserTypeError,
-    "rollout: env must be an envs.Env, got ... envs.from_gymnax(...)",
+    "rollout: ... is not an environment: make one with envs.make(...)",
 )
 bad(
     "numbers for one of two actions",
@@ -797,7 +797,12 @@ bad(
     "add_stop: discard must be one boolean, got shape ... jnp.any",
 )
 bad("a box in another order", lambda: envs.Box(-1, 1, (1,)), TypeError, "Box ... got -1; the order is Box(shape, low")
-bad("a name in place of an environment", lambda: networks.actor_critic("CartPole-v1"), TypeError, "must be an envs.Env")
+bad(
+    "a name in place of an environment",
+    lambda: networks.actor_critic("CartPole-v1"),
+    TypeError,
+    "is not an environment",
+)
 bad(
     "several keys",
     lambda: update(GAE, FULL, SURROGATE, key=jax.random.split(jax.random.key(0))),
@@ -1068,7 +1073,9 @@ bad(
     ValueError,
     "final_value ... together",
 )
-bad("indices that are floats", lambda: f.importance_weights(FIVE, FIVE, beta=1.0), TypeError, "integers ... float32")
+bad(
+    "indices that are floats", lambda: f.importance_weights(FIVE / 5, FIVE, beta=1.0), TypeError, "integers ... float32"
+)
 bad(
     "divergence",
     lambda: pp.kl_penalty(coef=1.0, estimator="k4"),

@@ -5,7 +5,6 @@ are drawn again, and those of later steps are compared as sums (`golden/_sketch.
 """
 
 import json
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -58,8 +57,8 @@ def sums(params: dict) -> Arrays:
 def test_learner_reproduces_cleanrl_on_frames():
     z = dict(np.load(FOLDER / "cleanrl_f_atari.npz"))
     args = json.loads(str(z["meta"]))["args"]
-    space = SimpleNamespace(observation_space=envs.Box((4, 84, 84)), action_space=envs.Discrete(4), num_agents=None)
-    policy = networks.nature_cnn(space)
+    spaces = {"observation_space": envs.Box((4, 84, 84), 0, 255), "action_space": envs.Discrete(4)}
+    policy = networks.nature_cnn(envs.make("CartPole-v1")._replace(**spaces))
     optimizer = pp.clipped_adam(
         pp.linear_schedule(args["learning_rate"], 0.0, args["num_iterations"]), args["max_grad_norm"]
     )

@@ -307,7 +307,7 @@ def test_commands_of_the_pages_give_a_configuration():
     seen = set()
     for page in (root / "README.md", *root.glob("docs/*.md")):
         for recipe, options in re.findall(r"python -m recipes\.(\w+)((?:\\\n|[^`#&|\n])*)", page.read_text()):
-            argv = shlex.split(options)
+            argv = shlex.split(options.replace("\\\n", " "))  # a command may continue on the next line
             if not others & set(argv):
                 with pytest.raises(Reached):
                     training.main(make_train, importlib.import_module(f"recipes.{recipe}").PRESETS, argv)
