@@ -62,12 +62,12 @@ def _inside(x: Any, low: float, high: float, open_low: bool) -> Any:
 
 
 def _nan_outside(x: Any, low: float, high: float, open_low: bool) -> Array:
-    return jnp.where(_inside(x, *_rounded(low, high), open_low), x, jnp.nan)
+    return jnp.where(_inside(x, *_rounded(low, high, open_low), open_low), x, jnp.nan)
 
 
-def _rounded(low: float, high: float) -> tuple[float, float]:
+def _rounded(low: float, high: float, open_low: bool) -> tuple[float, float]:
     """Widen a range by the rounding error of float32: a schedule from 1 to 0 may go from 1.0000001 to -1e-9."""
-    return low - 1e-6 * max(abs(low), 0.1), high + 1e-6 * max(abs(high), 0.1)
+    return low - 1e-6 * (abs(low) if open_low else max(abs(low), 0.1)), high + 1e-6 * max(abs(high), 0.1)
 
 
 LATE = (np.int32(2**29), np.int32(2**30))
@@ -100,7 +100,7 @@ def _schedule(
                 argument=name,
             )
         opened = open_low and when == "at step 0"  # a value that must not be 0 may still be annealed to 0
-        if not isinstance(end, jax.core.Tracer) and not _inside(np.float64(end), *_rounded(low, high), opened):
+        if not isinstance(end, jax.core.Tracer) and not _inside(np.float64(end), *_rounded(low, high, opened), opened):
             raise UserValueError(
                 f"must lie in {bounds(low, high, open_low)}, but its schedule is {float(end):g} {when}",
                 where=where,
