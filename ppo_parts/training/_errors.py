@@ -19,3 +19,9 @@ class RunNotFoundError(RunFolderError, FileNotFoundError):
 
 class NonFiniteError(UserError, FloatingPointError):
     """A run ended because of non-finite numbers."""
+
+
+class MetricNotFoundError(UserError, KeyError):
+    """No update has a metric of this name."""
+
+    __str__ = Exception.__str__  # that of KeyError puts the message in quotes

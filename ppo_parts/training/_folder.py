@@ -6,7 +6,7 @@ import inspect
 import itertools
 import typing
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -28,20 +28,15 @@ class RunFolder:
     """A read-only view of a run on the disk; another process may be writing to it.
 
     Attributes:
-        path: the folder.
+        path, log_path: the folder, and `metrics.jsonl` in it.
         stored: the contents of `config.json`.
         options: the options of the run.
     """
 
-    def __init__(self, path: str | Path, stored: dict[str, Any] | None = None) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path, stored: dict[str, Any] | None = None) -> None:
+        self.path, self.log_path = path, path / "metrics.jsonl"
         self.stored = stored_run(self.path) if stored is None else stored
         self.options = stored_options(self.stored)
-
-    @property
-    def log_path(self) -> Path:
-        """Path of `metrics.jsonl`."""
-        return self.path / "metrics.jsonl"
 
     def checkpoints(self) -> Checkpoints:
         """The checkpoints that belong to this run's configuration."""
@@ -92,15 +87,14 @@ class RunFolder:
     def judged(self, steps: list[int], num_updates: int) -> Best | None:
         """Judge the checkpoints by `best_metric`; None without one.
 
-        The value is that of the evaluation at the checkpoint, or the mean since the previous checkpoint. Checkpoints
-        that were saved at irregular times, for example because of a signal, are not compared.
+        The value is that of the evaluation at the checkpoint, or the mean since the previous checkpoint.
         """
         metric = self.options.best_metric
         if metric is None:
             return None
-        window = self._window(num_updates)
-        compared, last = self.comparable(steps, num_updates), max(steps, default=0)
-        best = Best(metric, self.options.best_mode, window)
+        window = 1 if metric.startswith(EVALUATION) else checkpoint_interval(self.options, num_updates)
+        best = Best(metric, self.options.best_mode, window, num_updates)
+        compared, last = best.comparable(steps), max(steps, default=0)
 
         def wanted(update: int) -> bool:  # also by the next checkpoint
             return update >= last - window or any(step - window <= update < step for step in compared)
@@ -108,24 +102,15 @@ class RunFolder:
         best.add(read_rows(self.log_path, wanted=wanted), compared)
         return best
 
-    def comparable(self, steps: Iterable[int], num_updates: int) -> list[int]:
-        """Return those of the checkpoints that are compared."""
-        every = self._window(num_updates)
-        return [step for step in steps if step % every == 0 or step == num_updates]
-
-    def _window(self, num_updates: int) -> int:
-        evaluated = str(self.options.best_metric).startswith(EVALUATION)
-        return 1 if evaluated else checkpoint_interval(self.options, num_updates)
-
     def rows(self, update: int, pending: list[Row]) -> Iterator[Row]:
         """Yield the rows before a checkpoint, with its `pending` updates; warn if the log lacks some of them."""
         log = scan(self.log_path, before=update)
         lacking = unwritten(log, pending)
         if log.update + len(lacking) < update:
-            state = "is damaged and has only" if self.log_path.exists() else "is missing, and with it all"
-            held = f" {log.update}" if self.log_path.exists() else ""
+            there = self.log_path.exists()
+            state = f"is damaged and has only {log.update}" if there else "is missing, and with it all"
             warnings.warn(
-                f"{self.log_path} {state}{held} of the {update} updates before the checkpoint, which is sound",
+                f"{self.log_path} {state} of the {update} updates before the checkpoint, which is sound",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -12,13 +12,15 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._base.errors import UserTypeError, UserValueError
 from .._core.types import Reduction
+from ._errors import MetricNotFoundError
 from ._evaluate import EVALUATION
 from ._files import plain, replacing, to_path
 from ._train import NONFINITE
@@ -69,9 +71,7 @@ class Thinning(NamedTuple):
                 finished.append(self.merged(pending))
                 pending = []
             pending.append(row)
-            done = row["update"] + 1
-            evaluated = any(name.startswith(EVALUATION) for name in row)
-            if alone or evaluated or done % self.every == 0 or done == self.num_updates:
+            if alone or ends_row(row, self.every, self.num_updates):
                 finished.append(self.merged(pending))
                 pending = []
         return finished, pending
@@ -94,6 +94,12 @@ class Thinning(NamedTuple):
                 found = found / np.maximum(np.sum(weight, axis=0), 1e-9) if way == "mean" else found
             whole[name] = np.where(np.any(weight > 0, axis=0), found, np.nan)
         return whole
+
+
+def ends_row(row: Row, every: int, num_updates: int) -> bool:
+    """Return whether a row or a record ends with an update: a multiple of `every`, an evaluation, or the last one."""
+    done = row["update"] + 1
+    return done % every == 0 or done == num_updates or any(name.startswith(EVALUATION) for name in row)
 
 
 class MetricsFile:
@@ -201,54 +207,79 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def column(rows: list[Row], name: str) -> np.ndarray:
-    """Return one metric over all rows, `[rows]` or `[rows, seeds]`, NaN where it was not measured."""
+    """Return one metric over all rows, `[rows]` or `[rows, seeds]`, NaN where it was not measured.
+
+    Raises:
+        KeyError: no row has it; the message names the metrics that there are.
+    """
+    if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
+        raise UserTypeError(
+            f"must be a list of rows, as read_metrics returns them, got {rows!r:.100}", where="column", argument="rows"
+        )
     if rows and not any(name in row for row in rows):
-        raise KeyError(f"no update has {name}; there are {', '.join(sorted(set().union(*rows)))}")
+        raise MetricNotFoundError(f"no update has {name}; there are {', '.join(sorted(set().union(*rows)))}")
     missing = next((np.full(np.shape(row[name]), np.nan) for row in rows if name in row), None)
-    return np.asarray([np.asarray(row.get(name, missing), float) for row in rows])
+    try:
+        return np.asarray([np.asarray(row.get(name, missing), float) for row in rows])
+    except (TypeError, ValueError):
+        given = [row[name] for row in rows if name in row]
+        raise UserValueError(f"{name} must be numbers, and as many in each row, got {given!r:.100}") from None
 
 
 class Best:
     """The best of the checkpoints: their values of a metric, each the mean over the last `window` updates and seeds.
 
+    Checkpoints after an irregular number of updates, for example because of a signal, are not compared.
+
     Args:
         metric: name of the metric.
         mode: "max" or "min".
-        window: number of updates.
+        window: number of updates; checkpoints at its multiples are compared.
+        num_updates: number of updates in the run; its last checkpoint is compared, too.
     """
 
-    def __init__(self, metric: str, mode: str = "max", window: int = 1) -> None:
+    def __init__(self, metric: str, mode: str = "max", window: int = 1, num_updates: int = 0) -> None:
         self._metric, self._window, self._better = metric, window, min if mode == "min" else max
+        self._num_updates = num_updates
         self._recent: collections.deque[tuple[int, float, int]] = collections.deque()
         self._values: dict[int, float] = {}
 
+    def comparable(self, steps: Iterable[int]) -> list[int]:
+        """Return those of the checkpoints that are compared, in order."""
+        return sorted(step for step in steps if step % self._window == 0 or step == self._num_updates)
+
     def add(self, rows: Iterable[Row], checkpoints: Iterable[int] = ()) -> None:
         """Take later rows, and judge the checkpoints among them."""
-        waiting = collections.deque(sorted(checkpoints))
+        waiting = collections.deque(self.comparable(checkpoints))
         for row in rows:
             while waiting and waiting[0] <= row["update"]:
-                self.judge(waiting.popleft())
+                self._judge(waiting.popleft())
             x = np.asarray(row.get(self._metric, np.nan), float)
             self._recent.append((row["update"], float(np.sum(x, where=np.isfinite(x))), int(np.isfinite(x).sum())))
             while self._recent[0][0] <= row["update"] - self._window:
                 self._recent.popleft()
         for step in waiting:
-            self.judge(step)
+            self._judge(step)
 
-    def judge(self, step: int) -> None:
-        """Remember the value of a checkpoint after the rows so far."""
-        sums = [(total, number) for update, total, number in self._recent if step - self._window <= update < step]
-        total, number = np.sum(sums, axis=0) if sums else (0.0, 0)
-        if number:
-            self._values[step] = float(total / number)
+    def of(self, steps: Iterable[int], new: int | None = None) -> tuple[int, float] | None:
+        """Return the best of these checkpoints and of a `new` one after the rows so far, and its value.
 
-    def of(self, steps: Iterable[int]) -> tuple[int, float] | None:
-        """Return the best of these checkpoints and its value; among equal ones the first; None without a value."""
-        self._values = known = {step: self._values[step] for step in sorted(steps) if step in self._values}
+        Among equal ones it is the first; None if none has a value.
+        """
+        for step in self.comparable(() if new is None else [new]):
+            self._judge(step)
+        kept = {*steps, new}
+        self._values = known = {step: x for step, x in sorted(self._values.items()) if step in kept}
         if not known:
             return None
         best = self._better(known, key=known.__getitem__)
         return best, known[best]
+
+    def _judge(self, step: int) -> None:
+        sums = [(total, number) for update, total, number in self._recent if step - self._window <= update < step]
+        total, number = np.sum(sums, axis=0) if sums else (0.0, 0)
+        if number:
+            self._values[step] = float(total / number)
 
 
 CHECKSUM = b', "checksum": "'

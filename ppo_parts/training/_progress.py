@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from .._base.extras import require_package
 from ._evaluate import EVALUATION
-from ._metrics_file import Row
+from ._metrics_file import Row, ends_row
 from ._options import RunOptions, log_interval
 from ._train import NONFINITE, Train
+from ._writer import Follower, RunWriter
 
 OnRows = Callable[[list[Row]], object]
 """`on_rows(rows)` is called with the metrics of new updates, in order, after they were written to `metrics.jsonl`."""
@@ -29,14 +32,30 @@ class StopRun(Exception):
     __module__ = "ppo_parts.training"
 
 
-class ProgressBar:
-    """Shows environment steps, steps per second, and the mean return of the last updates.
+@contextlib.contextmanager
+def listeners(
+    train: Train, options: RunOptions, folder: RunWriter | Follower, done: int, on_rows: OnRows | None
+) -> Iterator[list[OnRows]]:
+    """Open all that the first process calls with new rows after `done` updates; the other processes report nothing."""
+    if isinstance(folder, Follower):
+        yield []
+        return
+    destinations: list[TensorBoard | WeightsAndBiases] = []
+    if options.tensorboard:
+        continued = done or options.resume is not None
+        destinations.append(TensorBoard(folder.path, done * train.steps_per_update if continued else None))
+    if options.track:
+        destinations.append(WeightsAndBiases(folder.path, folder.stored["config"], options.track_project))
+    with contextlib.ExitStack() as stack:
+        opened: list[Any] = [ProgressBar(train, options, done)]
+        opened += [Records(train, options, folder.tail, done, destination) for destination in destinations]
+        for listener in opened:
+            stack.enter_context(closing(listener))
+        yield opened if on_rows is None else [*opened, on_rows]
 
-    Args:
-        train: the run.
-        options: the options of the run; without `progress`, nothing is shown.
-        done: number of updates that are done.
-    """
+
+class ProgressBar:
+    """Shows environment steps, steps per second, and the mean return of the last updates, after `done` updates."""
 
     def __init__(self, train: Train, options: RunOptions, done: int) -> None:
         self._steps = train.steps_per_update * options.num_seeds
@@ -47,6 +66,7 @@ class ProgressBar:
             unit_scale=True,
             disable=None if options.progress else True,  # None: shown only on terminals
         )
+        self.close = self._bar.close
 
     def __call__(self, rows: list[Row]) -> None:
         """Show new rows."""
@@ -54,23 +74,6 @@ class ProgressBar:
         if np.isfinite(returns).any():
             self._bar.set_postfix_str(f"return {np.nanmean(returns):.1f}")
         self._bar.update(len(rows) * self._steps)
-
-    def close(self) -> None:
-        """Close the bar."""
-        self._bar.close()
-
-
-class Destination(Protocol):
-    """Where records go: `TensorBoard` or `WeightsAndBiases`."""
-
-    def write(self, record: dict[str, float], step: int) -> None:
-        """Write numbers by tag, after `step` environment steps."""
-
-    def flush(self) -> None:
-        """Return when all records are safely written."""
-
-    def close(self) -> None:
-        """Release files and connections."""
 
 
 class Records:
@@ -80,8 +83,7 @@ class Records:
     the number of updates per device call nor on interruptions. On return from a call they are on the disk.
 
     Args:
-        train: the run.
-        options: the options of the run.
+        train, options: the run.
         tail: `tail(first)` yields the rows of the updates from `first` on that are done.
         done: number of updates that are done.
         destination: where the records go.
@@ -93,47 +95,34 @@ class Records:
         options: RunOptions,
         tail: Callable[[int], Iterable[Row]],
         done: int,
-        destination: Destination,
+        destination: TensorBoard | WeightsAndBiases,
     ) -> None:
         self._log_every, self._num_updates = log_interval(options, train.num_updates), train.num_updates
         self._steps = train.steps_per_update * options.num_seeds
         self._destination = destination
-        self._updates: int
-        self._sums: dict[str, tuple[float, int]]
+        self._updates, self._sums = 0, dict[str, tuple[float, int]]()
         self._began = time.perf_counter()
-        self._begin()
-        for row in tail(done - done % self._log_every):
-            self._add(row)
-            if self._ends_record(row):
-                self._begin()
+        self.close = destination.close
+        for _ in self._ended(tail(done - done % self._log_every)):
+            pass  # these records are written already
 
     def __call__(self, rows: list[Row]) -> None:
         """Write the records that end in new rows."""
-        for row in rows:
-            self._add(row)
-            if self._ends_record(row):
-                self._destination.write(self._record(), row["env_steps"])
-                self._begin()
+        for step, record in self._ended(rows):
+            self._destination.write(record, step)
         self._destination.flush()
 
-    def close(self) -> None:
-        """Close the destination."""
-        self._destination.close()
-
-    def _ends_record(self, row: Row) -> bool:
-        done = row["update"] + 1
-        evaluated = any(name.startswith(EVALUATION) for name in row)
-        return done % self._log_every == 0 or done == self._num_updates or evaluated
-
-    def _begin(self) -> None:
-        self._updates, self._sums = 0, {}
-
-    def _add(self, row: Row) -> None:
-        self._updates += 1
-        for name, x in row.items():
-            known = np.isfinite(x := np.asarray(x, float))
-            total, number = self._sums.get(name, (0.0, 0))
-            self._sums[name] = total + float(np.sum(x, where=known)), number + int(np.sum(known))
+    def _ended(self, rows: Iterable[Row]) -> Iterator[tuple[int, dict[str, float]]]:
+        """Add rows; yield the records that end in them, with their environment steps."""
+        for row in rows:
+            self._updates += 1
+            for name, x in row.items():
+                known = np.isfinite(x := np.asarray(x, float))
+                total, number = self._sums.get(name, (0.0, 0))
+                self._sums[name] = total + float(np.sum(x, where=known)), number + int(np.sum(known))
+            if ends_row(row, self._log_every, self._num_updates):
+                yield row["env_steps"], self._record()
+                self._updates, self._sums = 0, {}
 
     def _record(self) -> dict[str, float]:
         now = time.perf_counter()
@@ -177,22 +166,15 @@ class TensorBoard:
         # Names resolve seconds, and two processes may start in one.
         suffix = "" if continued_at is None else f".{purge}"
         self._writer = EventsWriter(str(folder / "events"), suffix)
+        self.flush, self.close = self._writer.flush, self._writer.close
         if continued_at is not None:
             self._writer.write_event(Event(step=purge, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, record: dict[str, float], step: int) -> None:
-        """Write a record."""
+        """Write numbers by tag, after `step` environment steps."""
         for name, value in record.items():
             event = self._event(wall_time=time.time(), step=step, summary=self._scalar(name, value))
             self._writer.write_event(event)
-
-    def flush(self) -> None:
-        """Flush the file."""
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._writer.close()
 
 
 class WeightsAndBiases:
@@ -212,18 +194,14 @@ class WeightsAndBiases:
         path = folder / "wandb_id.txt"
         if not path.exists():
             path.write_text(secrets.token_hex(4))
-        identifier = path.read_text()
         self._run = wandb.init(
-            project=project, name=folder.name, id=identifier, resume="allow", config=dict(config), dir=str(folder)
+            project=project, name=folder.name, id=path.read_text(), resume="allow", config=dict(config), dir=str(folder)
         )
+        self.close = self._run.finish  # uploads what is left
 
     def write(self, record: dict[str, float], step: int) -> None:
-        """Write a record."""
+        """Write numbers by tag, after `step` environment steps."""
         self._run.log(record, step=step)
 
     def flush(self) -> None:
         """Do nothing: `wandb` has its own process."""
-
-    def close(self) -> None:
-        """Finish the run, which uploads what is left."""
-        self._run.finish()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,13 @@ import numpy as np
 from .._base.errors import UserTypeError
 from .._core.checks import nonfinite_report
 from ._devices import devices_of
-from ._errors import NonFiniteError
+from ._errors import NonFiniteError, RunFolderError
 from ._messages import logger
 from ._metrics_file import Row
 from ._options import RunOptions, checkpoint_interval, validate
-from ._processes import agree, broadcast_first, is_first, noticing_losses, together
+from ._processes import agree, broadcast_first, noticing_losses, together
 from ._program import Program
-from ._progress import Destination, OnRows, ProgressBar, Records, StopRun, TensorBoard, WeightsAndBiases
+from ._progress import OnRows, StopRun, listeners
 from ._result import announce, beginning_of_result, curve_of, draw, evaluation_of, result_of, timing_of
 from ._signals import Interrupt
 from ._train import NONFINITE, Train
@@ -78,53 +77,40 @@ def run(
         raise UserTypeError(f"must be an instance of a dataclass, got {config!r}", where="run", argument="config")
     options = validate(options or RunOptions(), train)
     program = make_program(train, config.seed, options)
-    if not is_first():
-        return follow(train, config, options, program)
     with contextlib.ExitStack() as stack, noticing_losses():
         with together("open the folder of the run"):
-            folder = stack.enter_context(open_run(train, config, options))
-            begun, state = folder.begin(train)
+            folder, begun, state = stack.enter_context(open_run(train, config, options))
+        begun, state = begun_by_first(train, options, begun, state)
         logger.info(introduction(train, options, folder.path, begun))
         if state is not None and train.rollout.restart is not None:
             logger.info("the environments are on the host, where no checkpoint can store them: new episodes begin")
-        begun, state = begun_by_first(train, options, begun, state)
         with Interrupt() as interrupt:
-            loop = Loop(train, options, folder, program, interrupt, on_rows)
-            done, state = loop(begun, program.start(state))
-        earlier = folder.earlier_result() if begun == train.num_updates else {}  # such as the timing
-        result = earlier | beginning_of_result(train, config, options.num_seeds, done)
-        if done < train.num_updates:  # the sender of the signal is waiting for this process to end
-            logger.info(f"interrupted after update {done} of {train.num_updates}; continue with --resume {folder.path}")
+            loop = Loop(train, options, folder, program, interrupt, on_rows, begun, program.start(state))
+            loop.run()
+        result = beginning_of_result(train, config, options.num_seeds, loop.done)
+        if loop.done < train.num_updates:  # the sender of the signal is waiting for this process to end
+            logger.info(
+                f"interrupted after update {loop.done} of {train.num_updates}; continue with --resume {folder.path}"
+            )
             return result | interrupt.reason
         if options.eval_episodes:
-            result["evaluation"] = evaluation_of(loop.evaluate(state, done), options.eval_episodes)
+            result["evaluation"] = evaluation_of(loop.evaluate(), options.eval_episodes)
+        if isinstance(folder, Follower):
+            return beginning_of_result(train, config, options.num_seeds, loop.done) | interrupt.reason
+        if begun == train.num_updates:
+            result = folder.earlier_result() | result  # such as the timing
         best = folder.best()
         if best is not None:
             result["best"] = {"metric": options.best_metric, "update": best[0], "value": best[1]}
         if (curve := curve_of(folder.tail(0))) is not None:
             result |= result_of(curve)
             result |= draw(folder.path / "curve.png", curve, title=str(getattr(config, "env_id", "")))
-        if done > begun:
-            env_steps = (done - begun) * train.steps_per_update * options.num_seeds
+        if loop.done > begun:
+            env_steps = (loop.done - begun) * train.steps_per_update * options.num_seeds
             result["timing"] = timing_of(env_steps, loop.seconds)
         folder.write_result(result)
     announce(result)
     return result
-
-
-def follow(train: Train, config: Any, options: RunOptions, program: Program) -> dict[str, Any]:
-    """Run what the first process of a distributed run does, without its files."""
-    options = dataclasses.replace(options, progress=False)
-    with noticing_losses():
-        with together("open the folder of the run"):
-            folder = Follower()
-        begun, state = begun_by_first(train, options, *folder.begin(train))
-        with Interrupt() as interrupt:
-            loop = Loop(train, options, folder, program, interrupt, None)
-            done, state = loop(begun, program.start(state))
-        if done == train.num_updates and options.eval_episodes:
-            loop.evaluate(state, done)
-        return beginning_of_result(train, config, options.num_seeds, done) | interrupt.reason
 
 
 def begun_by_first(train: Train, options: RunOptions, begun: int, state: Any) -> tuple[int, Any]:
@@ -142,6 +128,9 @@ class Loop:
 
     Attributes:
         train, options, folder, program, interrupt, on_rows: see `run`.
+        done, state: number of updates so far, and the state after them; None while a call overwrites it.
+        rows: rows that are not written yet.
+        saved: the update of the latest checkpoint.
         seconds: how long the updates took, without the time to compile them and without evaluations.
         played: the last evaluation, and the update before it.
     """
@@ -152,130 +141,114 @@ class Loop:
     program: Program
     interrupt: Interrupt
     on_rows: OnRows | None
+    done: int
+    state: Any
+    rows: list[Row] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
     played: tuple[int, Row] | None = None
 
-    def evaluate(self, state: Any, done: int) -> Row:
-        """Play the evaluation after update `done`, unless it was the last one played."""
-        if self.played is None or self.played[0] != done:
-            self.played = done, self.program.evaluate(state, done)
+    def __post_init__(self) -> None:
+        self.saved = self.done
+        self.checkpoint_every = checkpoint_interval(self.options, self.train.num_updates)
+
+    def run(self) -> None:
+        """Run all remaining updates, or as many as are done before a request to stop."""
+        if self.done == self.train.num_updates:
+            return
+        advance = self.program.advance_from(self.state)
+        overwrites = self.train.rollout.restart is None
+        with listeners(self.train, self.options, self.folder, self.done, self.on_rows) as told:
+            self.interrupt.working, began = True, time.monotonic()
+            last_save = began
+            try:
+                while self.done < self.train.num_updates and not self.interrupt.agree():
+                    state, self.state = self.state, None if overwrites else self.state
+                    state, metrics = advance(state, self.next_goal() - self.done)
+                    rows = rows_of(metrics, self.done, self.train.steps_per_update)
+                    self.check_finite(metrics, rows, told)
+                    self.done, self.state, self.rows = self.done + len(rows), state, rows
+                    evaluated = self.is_due(self.options.eval_every)
+                    if evaluated:
+                        paused = time.monotonic()
+                        rows[-1] |= self.evaluate()
+                        self.seconds -= time.monotonic() - paused
+                    self.folder.append(rows)
+                    self.rows = []
+                    self.tell(told, rows)
+                    late = time.monotonic() - last_save > 60 * self.options.checkpoint_minutes
+                    due = self.is_due(self.checkpoint_every) or late or self.interrupt.save
+                    if any(agree(due or (evaluated and self.folder.is_best(self.done)))):
+                        self.save()
+                        self.interrupt.save, last_save = False, time.monotonic()
+                if self.saved < self.done:  # the run was asked to stop
+                    self.save()
+            except Exception as error:
+                self.rescue(error)
+                raise
+            self.seconds += time.monotonic() - began
+
+    def evaluate(self) -> Row:
+        """Play the evaluation after the updates so far, unless it was the last one played."""
+        if self.played is None or self.played[0] != self.done:
+            self.played = self.done, self.program.evaluate(self.state, self.done)
         return self.played[1]
 
-    def __call__(self, done: int, state: Any) -> tuple[int, Any]:
-        """Run all remaining updates, or as many as are done before a request to stop."""
-        train, options, folder, interrupt = self.train, self.options, self.folder, self.interrupt
-        if done == train.num_updates:
-            return done, state
-        folder.remove_result()
-        advance = self.program.advance_from(state)
-        with self._listeners(done) as listeners:
-            interrupt.working, saved, began = True, done, time.monotonic()
-            last_save = began
-            while done < train.num_updates and not interrupt.agree():
-                with self._saving_before_errors(done, state, saved, if_=train.rollout.restart is not None):
-                    state, metrics = advance(state, self._next_goal(done) - done)
-                rows = rows_of(metrics, done, train.steps_per_update)
-                self._check_finite(metrics, rows, listeners)
-                done += len(rows)
-                evaluated = self._due(done, options.eval_every)
-                if evaluated:
-                    paused = time.monotonic()
-                    with self._saving_before_errors(done, state, saved, rows):
-                        rows[-1] |= self.evaluate(state, done)
-                    self.seconds -= time.monotonic() - paused
-                with self._rescuing(done, state, rows):
-                    folder.append(rows)
-                    with self._saving_before_errors(done, state, saved):
-                        self._tell(listeners, rows)
-                    late = time.monotonic() - last_save > 60 * options.checkpoint_minutes
-                    due = self._due(done, self._checkpoint_every) or late or interrupt.save
-                    if any(agree(due or (evaluated and folder.is_best(done)))):
-                        folder.save(done, self.program.whole(state))
-                        interrupt.save, last_save, saved = False, time.monotonic(), done
-            if saved < done:  # the run was asked to stop
-                with self._rescuing(done, state, []):
-                    folder.save(done, self.program.whole(state))
-            self.seconds += time.monotonic() - began
-        return done, state
+    def save(self) -> None:
+        """Write a checkpoint."""
+        self.folder.save(self.done, self.program.whole(self.state))
+        self.saved = self.done
 
-    @contextlib.contextmanager
-    def _saving_before_errors(
-        self, done: int, state: Any, saved: int, rows: Sequence[Row] = (), *, if_: bool = True
-    ) -> Iterator[None]:
-        """Save the state from before a call that raised an error, such as one of an environment or of a listener.
-
-        Args:
-            done, state: the updates so far, and the state after them.
-            saved: the update of the latest checkpoint.
-            rows: rows that are not written yet.
-            if_: whether the state is still valid after the call; a call on a device overwrites it.
-        """
-        try:
-            yield
-        except Exception:
-            if if_ and jax.process_count() == 1:  # one of several processes has only a part of the state
-                if rows:
-                    self.folder.append(list(rows))
-                if saved < done:
-                    self.folder.save(done, state)
-                    logger.info(f"saved after update {done}; continue with --resume {self.folder.path}")
-            raise
-
-    def _rescuing(self, done: int, state: Any, rows: list[Row]) -> contextlib.AbstractContextManager[None]:
-        """Save as much as possible if a file cannot be written; one of several processes has only part of the state."""
-        if isinstance(self.folder, Follower) or jax.process_count() > 1:
-            return contextlib.nullcontext()
-        return self.folder.rescuing(done, state, rows)
-
-    @contextlib.contextmanager
-    def _listeners(self, done: int) -> Iterator[list[OnRows]]:
-        """Yield the listeners that are called with new rows."""
-        with contextlib.ExitStack() as stack:
-            listeners: list[OnRows] = [stack.enter_context(closing(ProgressBar(self.train, self.options, done)))]
-            if isinstance(self.folder, Follower):  # the first process reports
-                yield listeners
-                return
-            destinations: list[Destination] = []
-            if self.options.tensorboard:
-                begun = done * self.train.steps_per_update if done or self.options.resume is not None else None
-                destinations.append(TensorBoard(self.folder.path, begun))
-            if self.options.track:
-                config = self.folder.stored["config"]
-                destinations.append(WeightsAndBiases(self.folder.path, config, self.options.track_project))
-            for destination in destinations:
-                records = Records(self.train, self.options, self.folder.tail, done, destination)
-                listeners.append(stack.enter_context(closing(records)))
-            yield listeners if self.on_rows is None else [*listeners, self.on_rows]
-
-    def _tell(self, listeners: list[OnRows], rows: list[Row]) -> None:
-        for listen in listeners:
+    def tell(self, told: list[OnRows], rows: list[Row]) -> None:
+        """Call the listeners, each with rows of its own."""
+        for listen in told:
             try:
                 listen([dict(row) for row in rows])
             except StopRun as stop:
                 self.interrupt.ask("StopRun", str(stop))
 
-    @property
-    def _checkpoint_every(self) -> int:
-        return checkpoint_interval(self.options, self.train.num_updates)
+    def rescue(self, error: Exception) -> None:
+        """Save what an error left of the run: of an environment, of a listener, or of a file that cannot be written.
 
-    def _next_goal(self, done: int) -> int:
+        Nothing can be saved if a call was overwriting the state, or if this is one of several processes, which has only
+        a part of the state. Non-finite numbers are never saved.
+
+        Raises:
+            RunFolderError: a file could not be written; the message states how much was saved.
+        """
+        if self.state is None or jax.process_count() > 1 or isinstance(error, NonFiniteError):
+            return
+        assert isinstance(self.folder, RunWriter)
+        failure = error
+        if not isinstance(error, RunFolderError):
+            try:
+                self.folder.append(self.rows)
+                self.rows = []
+                if self.saved < self.done:
+                    self.save()
+                    logger.info(f"saved after update {self.done}; continue with --resume {self.folder.path}")
+                return
+            except RunFolderError as second:
+                failure = second
+        raise self.folder.rescued(self.done, self.state, self.rows, failure) from error
+
+    def next_goal(self) -> int:
         """Return the next update after which the host has something to do."""
-        goals = [(done // every + 1) * every for every in (self._checkpoint_every, self.options.eval_every) if every]
-        return min(self.train.num_updates, *goals)
+        intervals = filter(None, (self.checkpoint_every, self.options.eval_every))
+        return min(self.train.num_updates, *((self.done // every + 1) * every for every in intervals))
 
-    def _due(self, done: int, every: int | None) -> bool:
-        return every is not None and (done % every == 0 or done == self.train.num_updates)
+    def is_due(self, every: int | None) -> bool:
+        """Return whether it is time for something that happens every so many updates and at the end."""
+        return every is not None and (self.done % every == 0 or self.done == self.train.num_updates)
 
-    def _check_finite(self, metrics: Mapping[str, np.ndarray], rows: list[Row], listeners: list[OnRows]) -> None:
+    def check_finite(self, metrics: Mapping[str, np.ndarray], rows: list[Row], told: list[OnRows]) -> None:
         """Raise at the first update with non-finite numbers, after recording the rows up to it."""
         found = None if self.options.on_nonfinite == "skip" else first_nonfinite(metrics)
         if found is None:
             return
         index, report = found
         self.folder.append(rows[: index + 1])
-        self._tell(listeners, rows[: index + 1])
-        latest = self.folder.latest()
-        last = "there is no checkpoint yet" if latest is None else f"its last checkpoint, of update {latest}, is sound"
+        self.tell(told, rows[: index + 1])
+        last = f"its last checkpoint, of update {self.saved}, is sound" if self.saved else "there is no checkpoint yet"
         update = rows[index]["update"]
         raise NonFiniteError(
             f"update {update}{report}. The run ends here; {last}. --on-nonfinite skip skips such updates "

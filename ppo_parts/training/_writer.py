@@ -20,12 +20,17 @@ from ._folder import RunFolder, unwritten
 from ._messages import logger
 from ._metrics_file import Best, Log, MetricsFile, Row, Thinning, read_rows, scan, write_rows
 from ._options import RunOptions, kept_options, row_interval
+from ._processes import is_first
 from ._train import Train
 
 
 @contextlib.contextmanager
-def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[RunWriter]:
+def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[RunWriter | Follower, int, Any]]:
     """Open the folder of a new run, or of the run to resume, and lock it against other writers.
+
+    Yields:
+        The folder, how many updates are done, and the state after them (None for a new run). Processes other than the
+        first get a `Follower`, and no state.
 
     Raises:
         RunExistsError: the folder already contains a run, or another process is writing to it.
@@ -33,12 +38,16 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[RunWrit
         RunFolderError: the folder cannot be created, or not be written.
         UserValueError: it has another configuration or recipe, or its state does not fit. No folder was created.
     """
+    if not is_first():
+        yield Follower(), 0, None
+        return
     if options.resume is not None:
         path, stored = options.resume, stored_run(options.resume)
         check_unchanged(stored, config, options, train.recipe)
     else:
-        source = {} if options.init_from is None else {"continued_from": _continued_from(train, config, options)}
-        stored = {**describe(config, options, train.steps_per_update, train.recipe), **source}
+        stored = describe(config, options, train.steps_per_update, train.recipe)
+        if options.init_from is not None:
+            stored["continued_from"] = _continued_from(train, config, options, options.init_from)
         try:
             path = _new_folder(config, options)
         except OSError as error:
@@ -50,15 +59,11 @@ def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[RunWrit
             check_unused(path)
             write_json(path / "config.json", stored)
         with contextlib.closing(RunWriter(path, stored, options, train)) as folder:
-            yield folder
+            yield folder, *folder.begin(train)
 
 
 def check_unused(path: Path) -> None:
-    """Raise if a folder contains a run.
-
-    Raises:
-        RunExistsError: it does.
-    """
+    """Raise `RunExistsError` if a folder contains a run."""
     if (path / "config.json").exists() or (path / "checkpoints").exists():
         raise RunExistsError(f"{path} already holds a run: continue it with --resume {path}, or give another --name")
 
@@ -73,13 +78,13 @@ class RunWriter(RunFolder):
     def __init__(self, path: Path, stored: dict[str, Any], options: RunOptions, train: Train) -> None:
         super().__init__(path, stored)
         self.options = options
-        self._num_updates = train.num_updates
         metrics: Any = train.shapes[1]
         reductions = dict(zip(metrics.names, metrics.reductions, strict=True))
-        self._thinning = Thinning(row_interval(options, self._num_updates), self._num_updates, reductions)
+        self._thinning = Thinning(row_interval(options, train.num_updates), train.num_updates, reductions)
         self._best: Best | None = None
         self._log: MetricsFile | None = None
         self._checkpoints = self.checkpoints()
+        self._result_path = path / "result.json"
 
     @property
     def log(self) -> MetricsFile:
@@ -87,17 +92,9 @@ class RunWriter(RunFolder):
         assert self._log is not None, "begin() comes first"
         return self._log
 
-    def latest(self) -> int | None:
-        """Return the update of the latest checkpoint."""
-        return max(self._checkpoints.steps(), default=None)
-
     def best(self, new: int | None = None) -> tuple[int, float] | None:
         """Return the best of the checkpoints and of a `new` one, and its value; None without a `best_metric`."""
-        if self._best is None:
-            return None
-        if new is not None and self.comparable([new], self._num_updates):
-            self._best.judge(new)
-        return self._best.of([*self._checkpoints.steps(), *([] if new is None else [new])])
+        return None if self._best is None else self._best.of(self._checkpoints.steps(), new)
 
     def is_best(self, update: int) -> bool:
         """Return whether a checkpoint of this update would be the best so far."""
@@ -105,7 +102,7 @@ class RunWriter(RunFolder):
         return found is not None and found[0] == update
 
     def begin(self, train: Train) -> tuple[int, Any]:
-        """Load the log; return how many updates are done, and the state after them (None for a new run).
+        """Load the log; see `open_run`.
 
         Later checkpoints and rows are set aside only after the state has been accepted.
         """
@@ -115,7 +112,7 @@ class RunWriter(RunFolder):
         if begun:
             done, state, pending = self.restore(train, self.options.checkpoint)
         elif source is not None:
-            before = RunFolder(source["folder"])
+            before = RunFolder(Path(source["folder"]))
             done, state, pending = before.restore(train, source["update"])
             self._set_aside_log()
             write_rows(self.log_path, before.rows(done, pending))
@@ -130,8 +127,10 @@ class RunWriter(RunFolder):
         log = scan(self.log_path) if inherited else self._accepted(done, pending)
         self._log = MetricsFile(self.log_path, log, self._thinning, unwritten(log, pending))
         self.append([])  # rows that a full disk left to the checkpoint
-        self._best = self.judged(self._checkpoints.steps(), self._num_updates)
+        self._best = self.judged(self._checkpoints.steps(), train.num_updates)
         self._write_config()
+        if done < train.num_updates and self._result_path.exists():  # the run is not complete
+            os.rename(self._result_path, self._aside("result.json"))
         if inherited:
             self.save(done, state)
         return done, state
@@ -170,24 +169,15 @@ class RunWriter(RunFolder):
         note = json.dumps(plain(without_row)) if without_row else ""
         self._checkpoints.save(update, state, best=found and found[0], note=note)
 
-    @contextlib.contextmanager
-    def rescuing(self, update: int, state: Any, rows: list[Row]) -> Iterator[None]:
-        """After a failure to write inside this context, save as much of the state and the rows as possible.
+    def rescued(self, update: int, state: Any, rows: list[Row], error: Exception) -> RunFolderError:
+        """Save as much as possible of the state and of `rows`, which are not written yet, after a failure to write.
 
-        If files were removed, this recreates the configuration, the rows that were written before, the rows that were
-        to be written now, and the state. If the disk is full, it writes what fits.
+        If files were removed, this recreates the configuration, the rows that were written before, `rows`, and the
+        state. If the disk is full, it writes what fits.
 
-        Raises:
-            RunFolderError: after any failure; the message states how much was saved.
+        Returns:
+            The error to raise; its message states how much was saved.
         """
-        try:
-            yield
-        except RunFolderError as error:
-            raise self._rescue(update, state, rows, error) from error
-
-    def _rescue(self, update: int, state: Any, rows: list[Row], error: RunFolderError) -> RunFolderError:
-        written = max([self.log.update, *(row["update"] + 1 for row in self.log.pending)])
-        missing = [row for row in rows if row["update"] >= written]
         try:
             if not (self.log.intact() and (self.path / "config.json").exists()):
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -195,35 +185,31 @@ class RunWriter(RunFolder):
                 if not self.log.intact():
                     self._set_aside_log()
                     self.log.recreate()
-                self.append(missing)
-                missing = []
+                self.append(rows)
+                rows = []
             self._checkpoints.close()
             self._checkpoints = self.checkpoints()
-            self.save(update, state, missing)
+            self.save(update, state, rows)
         except OSError as second:
-            latest = "there is no checkpoint" if self.latest() is None else f"the latest checkpoint is {self.latest()}"
+            latest = max(self._checkpoints.steps(), default=None)
+            there = "there is no checkpoint" if latest is None else f"the latest checkpoint is {latest}"
             because = "" if str(second) == str(error) else f" ({second})"
-            return RunFolderError(f"{error}. The state after update {update} is lost{because}; {latest}")
+            return RunFolderError(f"{error}. The state after update {update} is lost{because}; {there}")
         return RunFolderError(
             f"{error}. The run ends here; the state after update {update} is saved: continue with --resume {self.path}"
         )
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write `result.json`, which marks the run as complete."""
-        write_json(self.path / "result.json", result)
+        write_json(self._result_path, result)
 
     def earlier_result(self) -> dict[str, Any]:
         """Return the content of `result.json`; nothing if the run was not complete."""
         try:
-            found = parse_json((self.path / "result.json").read_bytes())
+            found = parse_json(self._result_path.read_bytes())
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
-
-    def remove_result(self) -> None:
-        """Move `result.json` aside, because the run is not complete."""
-        if (self.path / "result.json").exists():
-            os.rename(self.path / "result.json", self._aside("result.json"))
 
     def close(self) -> None:
         """Release the files."""
@@ -265,41 +251,23 @@ class RunWriter(RunFolder):
 class Follower:
     """Stands in for the folder in all processes but the first, which write nothing."""
 
-    path = "the folder of the first process"
-
-    def __init__(self) -> None:
-        self._saved: int | None = None
-
-    def begin(self, train: Train) -> tuple[int, Any]:
-        """Return the beginning of a new run; the first process knows the actual state."""
-        del train
-        return 0, None
+    path = Path("the folder of the first process")
 
     def append(self, rows: list[Row]) -> None:
         """Leave it to the first process."""
 
     def save(self, update: int, state: Any) -> None:
-        """Remember the update; the first process writes the checkpoint."""
-        del state
-        self._saved = update
-
-    def latest(self) -> int | None:
-        """Return the update of the latest checkpoint that this process knows of."""
-        return self._saved
+        """Leave it to the first process."""
 
     def is_best(self, update: int) -> bool:
         """Leave it to the first process."""
         del update
         return False
 
-    def remove_result(self) -> None:
-        """Leave it to the first process."""
 
-
-def _continued_from(train: Train, config: Any, options: RunOptions) -> dict[str, Any]:
-    """Describe the run that `options.init_from` starts from, for `config.json`; raise if its state does not fit."""
-    assert options.init_from is not None
-    run = RunFolder(options.init_from.resolve())
+def _continued_from(train: Train, config: Any, options: RunOptions, source: Path) -> dict[str, Any]:
+    """Describe the run that a new one starts from, for `config.json`; raise if its state does not fit."""
+    run = RunFolder(source.resolve())
     changed = changes(run.stored, config, options)
     if fixed := {name: changed[name] for name in ("seed", "num_seeds") if name in changed}:
         raise UserValueError(

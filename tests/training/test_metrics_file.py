@@ -84,7 +84,7 @@ def test_metrics_best():
     table = [{"update": update, **row} for update, row in enumerate(table)]
 
     def best(rows, updates, mode="max", window=1):
-        judged = Best("x", mode, window)
+        judged = Best("x", mode, window, num_updates=6)
         judged.add(rows, updates)
         return judged.of(updates)
 
@@ -96,11 +96,10 @@ def test_metrics_best():
     assert best([{"update": 0, "x": [1.0, None]}, {"update": 1, "x": [3.0, 0.0]}], [1, 2]) == (2, 1.5)
     assert best(table[2:], range(1, 7), window=2) == (4, 3.0)  # a log that begins later
     later = Best("x", window=2)
-    later.add(table[:2], [1])
+    later.add(table[:2], [1, 2])
     later.add(table[2:])
-    assert later.of([1, 6]) == (1, 1.0)
-    later.judge(6)
-    assert later.of([1, 6]) == (6, 3.0)
+    assert later.of([1, 2, 6]) == (2, 3.0)  # nothing at 1, between two windows
+    assert later.of([6], new=6) == (6, 3.0)
     assert training.column(table, "y").tolist()[4] == 0
     with pytest.raises(KeyError, match="no update has z; there are update, x, y"):
         training.column(table, "z")

@@ -159,7 +159,7 @@ def test_run_without_a_name_gets_a_new_folder(monkeypatch, train, tmp_path):
     monkeypatch.setattr(time, "strftime", lambda format: "now")
     folders = []
     for _ in range(2):
-        with open_run(train, tiny(), RunOptions(directory=tmp_path)) as folder:
+        with open_run(train, tiny(), RunOptions(directory=tmp_path)) as (folder, *_):
             folders.append(folder.path.name)
     assert folders == ["CartPole-v1-s1-now", "CartPole-v1-s1-now-2"]
 
@@ -180,7 +180,7 @@ def test_run_seeds_that_do_not_exist_are_refused_before_a_folder_is_made(train, 
 def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
     for name, recipe in (("named", "here.mine"), ("unnamed", None)):
         named = train if recipe is None else train.of_recipe(recipe)
-        with open_run(named, tiny(), RunOptions(name=name, directory=tmp_path)) as folder:
+        with open_run(named, tiny(), RunOptions(name=name, directory=tmp_path)) as (folder, *_):
             assert folder.stored["recipe"] == (recipe or "recipes.cleanrl_ppo")
     assert train.recipe is None
     resumed = RunOptions(resume=tmp_path / "named")
