@@ -1,10 +1,11 @@
-"""What the parity tests share: tapes that write down what happens inside an update, and a comparison.
+"""What the parity tests share: a replay of recorded rollouts, tapes of what happens inside an update, a comparison.
 
 The environment variable `PPO_PARTS_GOLDEN` names a folder that takes the place of `golden/`, for recordings made anew.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,6 @@ import optax
 import ppo_parts as pp
 
 GOLDEN = Path(os.environ.get("PPO_PARTS_GOLDEN", Path(__file__).parent / "golden"))
-FOLDER = GOLDEN / "cleanrl_pufferlib"
 RTOL = 1e-4
 EPS = float(np.finfo(np.float32).eps)
 METRICS = {  # the peers' name: the learner's
@@ -26,10 +26,28 @@ METRICS = {  # the peers' name: the learner's
     "approx_kl": "approx_kl",
     "old_approx_kl": "approx_kl_k1",
     "clipfrac": "clip_fraction",
+    "loss": "loss",
 }
 # Means over a minibatch of terms of size 1 that cancel (at ratio 1 all three are 0): float32 leaves this much.
 ROUNDING = {"pg_loss": 1e-6, "old_approx_kl": 5e-7, "approx_kl": 1e-7}
 Arrays = dict[str, np.ndarray]
+Params = dict[str, jax.Array]
+
+
+def load(name: str) -> Arrays:
+    """A recording."""
+    return dict(np.load(GOLDEN / f"{name}.npz"))
+
+
+def sub(z: Arrays, prefix: str) -> Arrays:
+    """The arrays whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): x for name, x in z.items() if name.startswith(prefix)}
+
+
+def padded(x: np.ndarray, *sizes: int) -> jax.Array:
+    """With zeros after the entries of the first axes, so that cases of all sizes share one compilation."""
+    room = [(0, size - n) for size, n in zip(sizes, x.shape, strict=False)]
+    return jnp.asarray(np.pad(x, room + [(0, 0)] * (x.ndim - len(room))))
 
 
 class Tape(NamedTuple):
@@ -51,39 +69,97 @@ def blank(length: int, row: Any) -> Tape:
 
 
 def record(length: int, read: Callable[[pp.Batch], Any], **shapes: tuple[int, ...]) -> pp.Part:
-    """A part that changes nothing and writes down what `read` sees: arrays of these names and shapes, float32."""
-    row = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    """A part that changes nothing and writes down what `read` sees: arrays of these names and shapes."""
     return pp.Part(
-        init=lambda params, key: blank(length, row),
+        init=lambda params, key: blank(length, {name: jnp.zeros(shape) for name, shape in shapes.items()}),
         update=lambda batch, tape, context: (batch, tape.write(read(batch))),
         name="record",
     )
 
 
-def record_gradients(length: int) -> optax.GradientTransformation:
-    """An optimizer that changes nothing and writes down gradients, and the parameters they were taken at."""
-    return optax.GradientTransformation(
-        init=lambda params: blank(length, {"grad": params, "params": params}),
-        update=lambda grads, tape, params: (grads, tape.write({"grad": grads, "params": params})),
-    )
-
-
-def read_minibatch(batch: pp.Batch) -> dict[str, jax.Array]:
-    """What the learner computed on a minibatch, by the peers' names."""
-    return {theirs: batch.metrics[ours] for theirs, ours in METRICS.items()} | {
-        "loss": sum(jnp.mean(loss) for loss in batch.losses.values()),
-        "newlogprob": batch.current.log_prob,
-        "ratio": jnp.exp(batch.current_log_ratio()),
-        "newvalue": batch.current.value,
-        "entropy": batch.current.distribution.entropy(),
-        "adv": batch.advantage,
-    }
-
-
 def record_minibatches(length: int, shape: tuple[int, ...]) -> pp.Part:
-    """A tape of `read_minibatch` for minibatches of this shape."""
-    elements = dict.fromkeys(("newlogprob", "ratio", "newvalue", "entropy", "adv"), shape)
-    return record(length, read_minibatch, loss=(), **dict.fromkeys(METRICS, ()), **elements)
+    """What the learner computed on minibatches of this shape, by the peers' names; theirs are `[S, T]` or `[M]`."""
+
+    def read(batch: pp.Batch) -> dict[str, jax.Array]:
+        current = batch.current
+        found = {"newlogprob": current.log_prob, "ratio": jnp.exp(batch.current_log_ratio()), "adv": batch.advantage}
+        found |= {"newvalue": current.value, "entropy": current.distribution.entropy()}
+        return {name: x.T for name, x in found.items()}
+
+    return record(length, read, **dict.fromkeys(("newlogprob", "ratio", "adv", "newvalue", "entropy"), shape[::-1]))
+
+
+def record_steps(length: int, *metrics: str) -> optax.GradientTransformationExtraArgs:
+    """An optimizer that changes nothing and writes down gradients, the parameters they were taken at, and numbers."""
+
+    def init(params: Any) -> Tape:
+        numbers = dict.fromkeys(("loss", *metrics), jnp.zeros(()))
+        return blank(length, {"grad": params, "params": params, **numbers})
+
+    def update(grads: Any, tape: Tape, params: Any, *, value: jax.Array, metrics: Any, **_: Any) -> Any:
+        numbers = {name: metrics[name] for name in tape.rows if name not in ("grad", "params", "loss")}
+        return grads, tape.write({"grad": grads, "params": params, "loss": value, **numbers})
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def is_tape(x: Any) -> bool:
+    return isinstance(x, Tape)
+
+
+def tapes(tree: Any) -> list[Any]:
+    """What is written on the tapes among states, in their order."""
+    return [x.read() for x in jax.tree.leaves(tree, is_leaf=is_tape) if is_tape(x)]
+
+
+def steps(tape: Tape, last: Any) -> dict[str, Any]:
+    """What `record_steps` wrote, with the parameters after the last step as one more row of `params`."""
+    rows = tape.read()
+    return rows | {"params": jax.tree.map(lambda x, y: np.concatenate([x, y[None]]), rows["params"], last)}
+
+
+@cache
+def programs(make_learner: Callable[..., pp.Learner]) -> tuple[Any, Any]:
+    """Compiled `init` and `update` of the learner that is made of traced arguments."""
+
+    def init(given: Any, params: Any) -> pp.LearnerState:
+        return make_learner(*given).init(params)
+
+    def update(given: Any, state: pp.LearnerState, batch: pp.Batch) -> Any:
+        rewound = jax.tree.map(lambda x: x._replace(count=0 * x.count) if is_tape(x) else x, state, is_leaf=is_tape)
+        return make_learner(*given).update(jax.random.key(0), rewound, batch)
+
+    return jax.jit(init), jax.jit(update)
+
+
+def replay(
+    make_learner: Callable[..., pp.Learner],
+    params: Any,
+    updates: Iterable[tuple[tuple[Any, ...], pp.Batch]],
+    amend: Callable[[pp.LearnerState], pp.LearnerState] | None = None,
+) -> list[Any]:
+    """The state and the metrics after each update, in a free run from the recorded parameters.
+
+    Parameters, optimizer and step go on from one update to the next and are never put back on the recorded track.
+
+    Args:
+        updates: for each one, the recorded arrays that the learner is made of (such as indices), and the rollout.
+        amend: changes the first state.
+    """
+    init, update = programs(make_learner)
+    state, played = None, []
+    with jax.default_matmul_precision("float32"):
+        for given, batch in updates:
+            if state is None:
+                state = init(given, params) if amend is None else amend(init(given, params))
+            state, metrics = update(given, state, batch)
+            played.append(jax.tree.map(np.asarray, (state, metrics)))
+    return played
+
+
+def norms(grad: Arrays) -> np.ndarray:
+    """The norm of all tensors together, of each row."""
+    return np.sqrt(sum(np.square(x).sum(axis=tuple(range(1, x.ndim))) for x in grad.values()))
 
 
 class Comparison:
@@ -109,6 +185,12 @@ class Comparison:
         """
         travelled = np.max(np.abs(np.asarray(recorded) - start))
         self._within(name, ours, recorded, RTOL * travelled + 2 * EPS * np.max(np.abs(start)))
+
+    def close_tensors(self, kind: str, ours: Arrays, recorded: Arrays, start: Arrays | None = None) -> None:
+        """`close_tensor` for each tensor of a network or a rollout."""
+        assert recorded, f"{kind}: nothing is recorded"
+        for name, x in recorded.items():
+            self.close_tensor(f"{kind} {name}", ours[name], x, start[name] if start else 0.0)
 
     def equal(self, name: str, ours: Any, recorded: Any) -> None:
         """Exactly the same."""

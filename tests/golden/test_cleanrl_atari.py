@@ -1,6 +1,6 @@
 """CleanRL's `ppo_atari.py`, number by number: the convolutional network, and its updates by our chain and learner.
 
-As in `test_golden_cleanrl.py`, only rollouts and minibatch indices are taken from the recording. The first parameters
+As in `test_cleanrl.py`, only rollouts and minibatch indices are taken from the recording. The first parameters
 are drawn again, and those of later steps are compared as sums (`golden/_sketch.py`), in float64.
 """
 
@@ -14,8 +14,8 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import envs, networks
 from tests.golden import _sketch
-from tests.golden.test_cleanrl import given_epochs, iteration, rollout
-from tests.golden_traces import FOLDER, METRICS, Arrays
+from tests.golden.test_cleanrl import played
+from tests.golden_traces import METRICS, Arrays, load
 
 BOUND = 1e-5  # torch divides by the gradient's norm + 1e-6, and optax takes Adam's bias correction in float32
 LAYERS = {  # ours: CleanRL's name, the shape of its weight, its gain
@@ -55,44 +55,19 @@ def sums(params: dict) -> Arrays:
 
 @pytest.mark.lenient_ranks  # of flax
 def test_learner_reproduces_cleanrl_on_frames():
-    z = dict(np.load(FOLDER / "cleanrl_f_atari.npz"))
+    z = load("cleanrl_pufferlib/cleanrl_f_atari")
     args = json.loads(str(z["meta"]))["args"]
     spaces = {"observation_space": envs.Box((4, 84, 84), 0, 255), "action_space": envs.Discrete(4)}
     policy = networks.nature_cnn(envs.make("CartPole-v1")._replace(**spaces))
-    optimizer = pp.clipped_adam(
-        pp.linear_schedule(args["learning_rate"], 0.0, args["num_iterations"]), args["max_grad_norm"]
-    )
-
-    def learner(indices: jax.Array) -> pp.Learner:
-        return pp.learner(
-            policy,
-            pp.chain(
-                pp.gae(gamma=args["gamma"], gae_lambda=args["gae_lambda"]),
-                pp.given_indices(indices),
-                pp.advantage_normalize(ddof=1),
-                pp.clipped_surrogate(clip_eps=args["clip_coef"]),
-                pp.policy_diagnostics(),
-                pp.clipped_value_loss(clip_eps=args["clip_coef"], coef=args["vf_coef"]),
-                pp.entropy_bonus(coef=args["ent_coef"]),
-            ),
-            optimizer,
-        )
-
-    @jax.jit
-    def update(state: pp.LearnerState, batch: pp.Batch, indices: jax.Array) -> tuple[pp.LearnerState, pp.Metrics]:
-        return learner(indices).update(jax.random.key(0), state, batch)
-
-    indices = [given_epochs(iteration(z, i), args).astype(np.int32) for i in range(args["num_iterations"])]
+    rate = pp.linear_schedule(args["learning_rate"], 0.0, args["num_iterations"])
     with jax.enable_x64(True):
-        state = learner(indices[0]).init(first_params())
-        start = sums(state.params)
+        params = first_params()
+        start = sums(params)
         for name, first in start.items():
             np.testing.assert_array_equal(first, z[f"it0/params_start/{name}"], name)
-        for i, each in enumerate(indices):
-            recorded = iteration(z, i)
-            batch = rollout(recorded | {"obs": recorded["obs"].astype(float)})
-            state, metrics = update(state, batch, each)
-            for theirs, ours in {**METRICS, "loss": "loss", "grad_norm": "grad_norm"}.items():
+        optimizer = pp.clipped_adam(rate, args["max_grad_norm"])
+        for i, (recorded, state, metrics) in enumerate(played(z, args, params, policy, optimizer)):
+            for theirs, ours in {**METRICS, "grad_norm": "grad_norm"}.items():
                 np.testing.assert_allclose(metrics[ours], recorded[f"mb/{theirs}"].mean(), BOUND, 1e-12, err_msg=ours)
             for name, ours in sums(state.params).items():
                 theirs = recorded[f"mb/param_after/{name}"][-1]

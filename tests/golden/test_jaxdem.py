@@ -1,22 +1,31 @@
-"""JaxDEM's PPOTrainer, number by number, from our functions, chain and learner.
+"""JaxDEM's PPOTrainer in two versions, number by number, from our functions, chain and learner.
 
-Only rollouts, first parameters, drawn segments and their weights are taken from the recordings (see
-`golden/jaxdem_jaxagents/`); all else comes out of `learner.update`, in one free run per case: parameters and optimizer
-go on from minibatch to minibatch and from epoch to epoch, and are never put back on the recorded track.
+Only rollouts, first parameters, drawn segments, their weights and the noise of samples are taken from the recordings
+(see `golden/jaxdem_jaxagents/`); all else comes out of `learner.update`, in one free run per case.
 
-The peer recomputes advantages of the drawn segments after each minibatch, from the values and ratios it had before the
-step; that is `given_indices(refresh="minibatch")` behind `vtrace`.
+`head` (June 2026) recomputes advantages of the drawn segments after each minibatch, from the values and ratios it had
+before the step; that is `given_indices(refresh="minibatch")` after `vtrace`. `seed` (September 2025) draws the epoch at
+once from the rollout's advantages, and each minibatch has its advantages and targets from the policy being trained.
 
 Deviations, stated in the tests by name:
 
-* `mass`: the peer's priorities are divided by sum(w) + eps, not by sum(w + eps), so they sum to slightly more than 1
-  (to N where no segment has any advantage). This lowers its importance weights by mass^-beta.
+* `peer_sum`: the peer's priorities do not sum to 1: head divides by sum(w) + eps, not by sum(w + eps); seed divides
+  w, without an eps, by sum(w) + 1e-8. This changes its importance weights by peer_sum^-beta.
+* `never_drawn`: where the probability is 0 the weight of seed is infinite, ours 0; and ours counts only the segments
+  that can be drawn.
 * `own_last_value`: without a value after the last step the peer bootstraps there from the last step's own value.
-* the entropy in a box (a squashed Gaussian, by quadrature) and the shaping of rewards are no parts of ours: the
-  distribution is written here, the shaping is `functional.reverse_recurrence`.
+* `variance_floor`: 1e-8 in the denominator of seed's explained variance.
+
+Written here, because they are not parts of ours:
+
+* the entropy in a box (a squashed Gaussian, by quadrature). The shaping of rewards is `functional.reverse_recurrence`.
+* `rho_on_reward`: the V-trace of seed weighs the reward by the clipped ratio, and the rest of the TD error not at all.
+  That is `functional.gae` with a reward rho r and a decay lambda c of each step's own.
+* the two samples per state behind the entropy of seed are recorded noise, given to `entropy_bonus` by a distribution
+  without `entropy()`.
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import distrax
@@ -27,20 +36,66 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from tests.golden_traces import GOLDEN, Arrays, Comparison, record, record_gradients
+from tests.golden_traces import (
+    Arrays,
+    Comparison,
+    Params,
+    load,
+    padded,
+    record,
+    record_steps,
+    replay,
+    steps,
+    sub,
+    tapes,
+)
 
-FOLDER = GOLDEN / "jaxdem_jaxagents"
-ADVANTAGES = dict(np.load(FOLDER / "jaxdem_head_advantages.npz"))
-PRIORITY = dict(np.load(FOLDER / "jaxdem_head_priority.npz"))
-LOSS = dict(np.load(FOLDER / "jaxdem_head_loss.npz"))
+VERSIONS = ("head", "seed")
+CASES = {"head": ("single", "multi", "lrzero"), "seed": ("single", "multi", "lrfloor")}
+PRIORITY_EPS = {"head": 1e-6, "seed": 0.0}
+MUON_EPS = {"head": 1e-12, "seed": 1e-5}
+METRICS = {  # the peer's name: ours
+    "loss": "loss",
+    "actor_loss": "policy_loss",
+    "value_loss": "value_loss",
+    "entropy": "entropy",
+}
+SCALARS = {
+    "head": METRICS | {"approx_KL": "approx_kl_k2", "explained_variance": "peer_explained_variance"},
+    "seed": METRICS | {"approx_KL": "approx_kl", "explained_variance": "peer_explained_variance"},
+}
+# Means over a minibatch of terms of size 1 that cancel, or squares of rounding errors: float32 leaves this much.
+# The KL of seed is (ratio - 1) - log_ratio, which carries the rounding of ratio.
+ROUNDING: dict[str, dict[str, float]] = {
+    "head": {"actor_loss": 1e-6, "loss": 1e-6, "approx_KL": 1e-12},
+    "seed": {"actor_loss": 1e-6, "loss": 1e-6, "approx_KL": 1e-7, "explained_variance": 1e-6},
+}
+ELEMENTS = {  # what is recorded for each step of a minibatch, ours: the peer's name
+    "head": {
+        "value": "aux/value",
+        "ratio": "aux/ratio",
+        "returns": "returns",
+        "advantage": "advantage_norm_weighted",
+        "entropy_per_state": "entropy_per_state",
+    },
+    "seed": {"ratio": "aux/ratio", "returns": "aux/returns", "advantage": "advantage_norm_weighted"},
+}
+GIVEN = {  # the fields of a minibatch alone
+    "head": {"advantage": "advantage", "target": "returns"},
+    "seed": {"reward": "reward", "terminated": "done"},
+}
+ROOM = (9, 7)  # of the largest minibatch alone
 VTRACE = jax.jit(pp.functional.vtrace)
-EPS = 1e-6  # in the peer's priorities and ours
-Params = dict[str, jax.Array]
 
 
-def sub(z: Arrays, prefix: str) -> Arrays:
-    """The arrays whose names begin with `prefix`, without it."""
-    return {name.removeprefix(prefix): x for name, x in z.items() if name.startswith(prefix)}
+def recording(version: str, name: str) -> Arrays:
+    return load(f"jaxdem_jaxagents/jaxdem_{version}_{name}")
+
+
+def units(version: str, name: str) -> list[Arrays]:
+    """Calls of one function of the peer."""
+    z = recording(version, name)
+    return [sub(z, f"{i}/") for i in range(int(z["n"]))]
 
 
 def numbers(z: Arrays) -> dict[str, float]:
@@ -51,63 +106,105 @@ def numbers(z: Arrays) -> dict[str, float]:
 def peer_vtrace(
     config: dict[str, float], reward: Any, value: Any, ratio: Any, done: Any, last_value: Any = None
 ) -> Any:
-    """Our V-trace on the peer's arrays."""
+    """Our V-trace on the arrays of head."""
     own_last_value = value[-1] if last_value is None else last_value
     next_value = pp.functional.next_values(jnp.asarray(value), jnp.asarray(own_last_value))
     return VTRACE(jnp.log(ratio), reward, value, next_value, done, **config)
 
 
-@pytest.mark.parametrize("shape", sorted({x.shape for name, x in ADVANTAGES.items() if name.endswith("/reward")}))
-def test_vtrace_reproduces_advantages(shape):
+def rho_on_reward(
+    log_ratio: Any,
+    reward: Any,
+    value: Any,
+    done: Any,
+    mask: Any = None,
+    *,
+    gamma: Any,
+    gae_lambda: Any,
+    rho_clip: Any,
+    c_clip: Any,
+) -> pp.functional.Advantages:
+    """The V-trace of seed; the mask is 0 after the last step of a padded batch."""
+    ratio = jnp.exp(log_ratio)
+    mask = jnp.ones_like(value) if mask is None else mask
+    last = jnp.concatenate([mask[1:] == 0, jnp.ones_like(mask[:1], bool)])
+    own_last_value = pp.functional.next_values(value, value[-1], last, value)
+    rho, c = jnp.minimum(ratio, rho_clip), jnp.minimum(ratio, c_clip)
+    return pp.functional.gae(
+        rho * reward, value, own_last_value, done, gamma=gamma, gae_lambda=gae_lambda * c, mask=mask
+    )
+
+
+RHO_ON_REWARD = jax.jit(rho_on_reward)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_functions_reproduce_advantages(version):
     check = Comparison()
-    for i in range(int(ADVANTAGES["n"])):
-        z = sub(ADVANTAGES, f"{i}/")
-        if z["reward"].shape != shape:
-            continue
+    for z in units(version, "advantages"):
         config = numbers(z)
-        given = bool(config.pop("has_last_value"))
-        fields = [z[name] for name in ("reward", "value", "ratio", "done")]
-        ours = peer_vtrace(config, *fields, z["last_value"] if given else None)
-        check.close_tensor("advantage", ours.error, z["advantage"])
+        if version == "head":
+            last_value = z["last_value"] if config.pop("has_last_value") else None
+            ours = peer_vtrace(config, z["reward"], z["value"], z["ratio"], z["done"], last_value)
+            advantage = ours.error
+        else:
+            ours = RHO_ON_REWARD(z["new_log_prob"] - z["log_prob"], z["reward"], z["value"], z["done"], **config)
+            advantage = ours.advantage
+        check.close_tensor("advantage", advantage, z["advantage"])
         check.close_tensor("returns", ours.target, z["returns"])
     check.finish()
 
 
-def mass(advantage: Any, alpha: float) -> float:
-    """What the peer's priorities sum to."""
-    total, segments = np.sum(np.abs(advantage).sum(0, dtype=np.float64) ** alpha), advantage.shape[1]
-    return 1 + (segments - 1) * EPS / (total + EPS)
+@partial(jax.jit, static_argnames="eps")
+def priorities_and_weights(advantage: jax.Array, indices: jax.Array, alpha: Any, beta: Any, eps: float) -> Any:
+    probabilities = pp.functional.segment_priorities(advantage, alpha=alpha, eps=eps)
+    return probabilities, pp.functional.importance_weights(probabilities, indices, beta=beta)
 
 
-@jax.jit
-def priorities_and_weights(advantage: jax.Array, indices: jax.Array, alpha: Any, beta: Any) -> Any:
-    probabilities = pp.functional.segment_priorities(advantage, alpha=alpha, eps=EPS)
-    weights = pp.functional.importance_weights(probabilities, indices, beta=beta)
-    normalized = pp.functional.advantage_normalize(advantage[:, indices], ddof=0)
-    return probabilities, weights, normalized * weights[None]
+def compare_priorities(
+    check: Comparison, version: str, advantage: Any, drawn: Any, alpha: float, beta: float, recorded: Any, weights: Any
+) -> None:
+    """Probabilities and weights from these advantages."""
+    eps = PRIORITY_EPS[version]
+    p, w = priorities_and_weights(advantage, drawn, alpha, beta, eps)
+    total = np.sum(np.abs(advantage).sum(0, dtype=np.float64) ** alpha)
+    peer_sum = (total + len(p) * eps) / (total + (eps or 1e-8))
+    check.close("peer_sum", peer_sum, recorded.sum())
+    check.close("prio_probs", p * peer_sum, recorded)
+    never_drawn = np.isinf(weights)
+    np.testing.assert_array_equal(never_drawn, (recorded[drawn] == 0) & (beta > 0))
+    # Where all advantages are 0, the probabilities of seed are 0 and its weights infinite; here segments are equal.
+    np.testing.assert_array_equal(w[never_drawn], 0 if np.any(advantage) else 1)
+    if not np.all(never_drawn):
+        fewer = np.mean(recorded > 0)
+        check.close("seg_w", (w * (peer_sum / fewer) ** -beta)[~never_drawn], weights[~never_drawn])
 
 
-@pytest.mark.parametrize("i", range(int(PRIORITY["n"])))
-def test_priorities_and_weights_reproduce_the_peer(i):
-    z, check = sub(PRIORITY, f"{i}/"), Comparison()
-    config = numbers(z)
-    end = config["beta0"] + config["anneal"] * (1 - config["beta0"])
-    beta = pp.linear_schedule(config["beta0"], end, int(config["num_epochs"]))(int(config["epoch"]))
-    check.close("beta", beta, z["beta_t"])
-    p, w, weighted = priorities_and_weights(z["advantage"], z["idx"], config["alpha"], beta)
-    heavier = mass(z["advantage"], config["alpha"])
-    check.close("mass", heavier, z["prio_probs"].sum())
-    check.close("prio_probs", p * heavier, z["prio_probs"])
-    check.close("seg_w", w * heavier**-beta, z["seg_w"])
-    check.close_tensor("advantage_norm_weighted", weighted * heavier**-beta, z["advantage_norm_weighted"])
+def annealed(start: float, anneal: float, num_epochs: float, epoch: float) -> float:
+    """The exponent of the importance weights."""
+    return float(pp.linear_schedule(start, start + anneal * (1 - start), int(num_epochs))(int(epoch)))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_priorities_and_weights_reproduce_the_peer(version):
+    check = Comparison()
+    for z in units(version, "priority"):
+        config, weights = numbers(z), z["seg_w"].reshape(-1)
+        beta = annealed(config["beta0"], config["anneal"], config["num_epochs"], config["epoch"])
+        check.close("beta", beta, z["beta_t"])
+        compare_priorities(check, version, z["advantage"], z["idx"], config["alpha"], beta, z["prio_probs"], weights)
+        if version == "head":
+            normalized = pp.functional.advantage_normalize(jnp.asarray(z["advantage"][:, z["idx"]]), ddof=0)
+            check.close_tensor("normalized", normalized * weights[None], z["advantage_norm_weighted"])
     check.finish()
 
 
-@pytest.mark.parametrize("i", range(sum(name.startswith("drip") and name.endswith("out") for name in PRIORITY)))
-def test_reverse_recurrence_reproduces_the_shaping_of_rewards(i):
-    z, check = sub(PRIORITY, f"drip{i}/"), Comparison()
-    ours = pp.functional.reverse_recurrence(z["reward"], jnp.asarray(numbers(z)["decay"] * (1 - z["done"])))
-    check.close_tensor("shaped reward", ours, z["out"])
+def test_reverse_recurrence_reproduces_the_shaping_of_rewards():
+    recorded, check = recording("head", "priority"), Comparison()
+    for i in range(sum(name.startswith("drip") and name.endswith("out") for name in recorded)):
+        z = sub(recorded, f"drip{i}/")
+        ours = pp.functional.reverse_recurrence(z["reward"], jnp.asarray(numbers(z)["decay"] * (1 - z["done"])))
+        check.close_tensor(f"shaped reward {i}", ours, z["out"])
     check.finish()
 
 
@@ -141,7 +238,26 @@ class Box(NamedTuple):
         return base + jnp.einsum("k,k...a->...", weights, slope)
 
 
-def evaluate(params: Params, batch: pp.Batch, box: dict[str, jax.Array] | None = None) -> tuple[Any, jax.Array]:
+class Sampled(NamedTuple):
+    """A Gaussian or a box, whose samples are made of given noise, and which has no entropy()."""
+
+    policy: Any
+    noise: jax.Array
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        return jax.vmap(self.policy.log_prob)(action)
+
+    def sample(self, *, seed: jax.Array, sample_shape: tuple[int, ...]) -> jax.Array:
+        del seed
+        assert sample_shape == self.noise.shape[:1]
+        policy = self.policy
+        if not isinstance(policy, Box):
+            return policy.loc[None] + policy.scale_diag[None] * self.noise
+        x = policy.mean[None] + policy.std[None] * self.noise
+        return policy.center[None] + policy.half[None] * jnp.tanh(x / policy.width)
+
+
+def evaluate(params: Params, batch: pp.Batch, box: Any = None, slack: Any = 0.0) -> tuple[Any, jax.Array]:
     """A shared layer, two heads and a deviation that does not depend on the state."""
 
     def layer(name: str, x: jax.Array) -> jax.Array:
@@ -154,101 +270,42 @@ def evaluate(params: Params, batch: pp.Batch, box: dict[str, jax.Array] | None =
     if box is None:
         return distrax.MultivariateNormalDiag(mean, std), value
     center, half = (jnp.broadcast_to(box[f"box_{name}"], mean.shape) for name in ("center", "half"))
-    return Box(mean, std, center, half, box["box_width"], box["box_eps"]), value
+    return Box(mean, std, center, half, box["box_width"], box["box_eps"], slack), value
 
 
-def losses(clip_eps: Any, value_coef: Any, entropy_coef: Any, num_samples: int = 1) -> pp.Part:
+def losses(version: str, config: Any, length: int, shape: tuple[int, ...]) -> pp.Part:
+    """The losses, and a tape of minibatches of this shape."""
+
+    def peer_metrics(batch: pp.Batch) -> pp.Batch:
+        k2 = pp.functional.approx_kl(batch.current_log_ratio(), estimator="k2")
+        explained = pp.functional.explained_variance(batch.current.value, batch.target, mask=batch.mask)
+        mean = pp.functional.masked_mean(k2, batch.mask)
+        return batch.add_metrics(approx_kl_k2=mean, peer_explained_variance=explained)
+
+    def read(batch: pp.Batch) -> dict[str, jax.Array]:
+        ratio = jnp.exp(batch.current_log_ratio())
+        found = {"ratio": ratio, "returns": batch.target, "advantage": batch.advantage}
+        if version == "head":
+            found |= {"value": batch.current.value, "entropy_per_state": batch.current.distribution.entropy()}
+        return found
+
     return pp.chain(
-        pp.clipped_surrogate(clip_eps=clip_eps),
+        pp.clipped_surrogate(clip_eps=config["clip_eps"]),
         pp.policy_diagnostics(),
-        pp.clipped_value_loss(clip_eps=clip_eps, coef=value_coef),
-        pp.entropy_bonus(coef=entropy_coef, num_samples=num_samples),
+        pp.clipped_value_loss(clip_eps=config["clip_eps"], coef=config["value_coeff"]),
+        pp.entropy_bonus(coef=config["entropy_coeff"], num_samples=1 if version == "head" else 2),
+        pp.stateless(peer_metrics),
+        record(length, read, **dict.fromkeys(ELEMENTS[version], shape)),
     )
 
 
-def read_minibatch(batch: pp.Batch) -> dict[str, jax.Array]:
-    """What the learner computed on a minibatch, by the peer's names."""
-    return {
-        "loss": sum(pp.functional.masked_mean(loss, batch.mask) for loss in batch.losses.values()),
-        "actor_loss": batch.metrics["policy_loss"],
-        "value_loss": batch.metrics["value_loss"],
-        "entropy": batch.metrics["entropy"],
-        "approx_KL": batch.metrics["kl"],
-        "explained_variance": pp.functional.explained_variance(batch.current.value, batch.target, mask=batch.mask),
-        "value": batch.current.value,
-        "ratio": jnp.exp(batch.current_log_ratio()),
-        "advantage": batch.advantage,
-        "returns": batch.target,
-        "entropy_per_state": batch.current.distribution.entropy(),
-    }
+def vtrace_config(config: Any) -> dict[str, Any]:
+    return {name: config[name] for name in ("gamma", "gae_lambda", "rho_clip", "c_clip")}
 
 
-SCALARS = ("loss", "actor_loss", "value_loss", "entropy", "approx_KL", "explained_variance")
-# Means over a minibatch of terms of size 1 that cancel, or squares of rounding errors: float32 leaves this much.
-ROUNDING = {"actor_loss": 1e-6, "loss": 1e-6, "approx_KL": 1e-12}
-
-
-def record_minibatches(length: int, shape: tuple[int, ...]) -> pp.Part:
-    """The peer's KL, which is k2, and a tape of `read_minibatch`."""
-
-    def kl(batch: pp.Batch) -> pp.Batch:
-        k2 = pp.functional.approx_kl(batch.current_log_ratio(), estimator="k2")
-        return batch.add_metrics(kl=pp.functional.masked_mean(k2, batch.mask))
-
-    elements = dict.fromkeys(("value", "ratio", "advantage", "returns", "entropy_per_state"), shape)
-    return pp.chain(pp.stateless(kl), record(length, read_minibatch, **dict.fromkeys(SCALARS, ()), **elements))
-
-
-def padded(x: np.ndarray) -> jax.Array:
-    """With zeros behind, so that cases of all sizes share one compilation."""
-    room = [(0, size - n) for size, n in zip((9, 7), x.shape, strict=False)]
-    return jnp.asarray(np.pad(x, room + [(0, 0)] * (x.ndim - 2)))
-
-
-@cache
-def one_gradient(boxed: bool) -> Any:
-    """Everything about a given minibatch, and the gradient."""
-
-    def run(config: Any, params: Params, batch: pp.Batch) -> Any:
-        pipeline = pp.chain(
-            pp.full_batch(),
-            losses(config["clip_eps"], config["value_coeff"], config["entropy_coeff"]),
-            record_minibatches(1, batch.log_prob.shape),
-        )
-        box = sub(config, "box/") if boxed else None
-        learner = pp.learner(lambda p, b: evaluate(p, b, box), pipeline, record_gradients(1))
-        state, _ = learner.update(jax.random.key(0), learner.init(params), batch)
-        return jax.tree.map(lambda x: x[0], (state.pipeline[1][1][-1].rows, state.opt_state.rows["grad"]))
-
-    return jax.jit(run)
-
-
-@pytest.mark.parametrize("i", range(int(LOSS["n"])))
-def test_losses_and_gradients_reproduce_the_unit_cases(i):
-    """The minibatches are padded to one size behind a mask, which every part has to honor."""
-    z, check = sub(LOSS, f"{i}/"), Comparison()
-    fields = {"obs": "obs", "action": "action", "log_prob": "old_log_prob", "value": "old_value"}
-    fields |= {"advantage": "advantage", "target": "returns"}
-    shape = z["advantage"].shape
-    batch = pp.Batch(**{ours: padded(z[theirs]) for ours, theirs in fields.items()}, mask=padded(np.ones(shape)))
-    config = {name: jnp.asarray(x, jnp.float32) for name, x in sub(z, "cfg/").items()}
-    config |= {f"box/{name}": x for name, x in config.items()}
-    with jax.default_matmul_precision("float32"):
-        ours, grads = one_gradient(bool(z["cfg/box"]))(config, sub(z, "params/"), batch)
-    ours = {name: x[: shape[0], : shape[1]] if x.ndim else x for name, x in ours.items()}
-    check.close("entropy_per_state", ours["entropy_per_state"], np.broadcast_to(z["entropy_per_state"], shape))
-    check.close_tensor("value", ours["value"], z["new_value"])
-    check.close_tensor("ratio", ours["ratio"], z["aux/ratio"])
-    check.close("loss", ours["loss"], z["loss"], ROUNDING["loss"])
-    for name in SCALARS[1:]:
-        check.close(name, ours[name], z[f"aux/{name}"], ROUNDING.get(name, 0.0))
-    for name, grad in grads.items():
-        check.close_tensor(f"grad {name}", grad, z[f"grads/{name}"])
-    check.finish()
-
-
-def jaxdem_chain(config: dict[str, float], indices: jax.Array, weights: jax.Array, shape: tuple[int, int]) -> pp.Part:
-    """The peer's epoch, with a tape on either side of the sampler."""
+def head_chain(config: Any, indices: Any, weights: Any, noise: Any, shape: tuple[int, int]) -> pp.Part:
+    """The epoch of head, with a tape on either side of the sampler."""
+    del noise
 
     def read_rollout(batch: pp.Batch) -> dict[str, jax.Array]:
         ratio = jnp.exp(batch.log_ratio)
@@ -260,167 +317,203 @@ def jaxdem_chain(config: dict[str, float], indices: jax.Array, weights: jax.Arra
         pp.given_indices(indices, axis="segment", weights=weights, refresh="minibatch"),
         pp.advantage_normalize(ddof=0),
         pp.advantage_weight(),
-        losses(config["ppo_clip_eps"], config["ppo_value_coeff"], config["ppo_entropy_coeff"]),
-        record_minibatches(len(indices), (shape[0], indices.shape[1])),
+        losses("head", config, len(indices), (shape[0], indices.shape[1])),
     )
 
 
-def vtrace_config(config: dict[str, float]) -> dict[str, float]:
-    names = {"gamma": "gamma", "gae_lambda": "lambda", "rho_clip": "rho_clip", "c_clip": "c_clip"}
-    return {ours: config[f"advantage_{theirs}"] for ours, theirs in names.items()}
+def seed_chain(config: Any, indices: Any, weights: Any, noise: Any, shape: tuple[int, int]) -> pp.Part:
+    """The epoch of seed: drawn segments, advantages under the policy being trained, and a tape at the end."""
 
+    def advantages(batch: pp.Batch) -> pp.Batch:
+        log_ratio, value = jax.lax.stop_gradient((batch.current_log_ratio(), batch.current.value))
+        out = rho_on_reward(log_ratio, batch.reward, value, batch.terminated, batch.mask, **vtrace_config(config))
+        return batch.replace(advantage=out.advantage, target=out.target)
 
-def jaxdem_optimizer(config: dict[str, float], length: int) -> optax.GradientTransformation:
-    """The peer's schedule counts minibatches, and reaches 0 after as many of them as there are epochs."""
-    rate = optax.cosine_decay_schedule(config["learning_rate"], int(config["num_epochs"]))
-    return optax.chain(
-        record_gradients(length),
-        optax.clip_by_global_norm(config["max_grad_norm"]),
-        optax.contrib.muon(rate, eps=1e-12),
+    def with_noise(batch: pp.Batch, state: Any, context: pp.Context) -> tuple[pp.Batch, Any]:
+        distribution = Sampled(batch.current.distribution, noise[context.minibatch])
+        return batch.replace(current=batch.current._replace(distribution=distribution)), state
+
+    return pp.chain(
+        pp.given_indices(indices, axis="segment", weights=weights),
+        pp.stateless(advantages, provides=("advantage", "target"), place="after_sampler", needs_time=True),
+        pp.advantage_normalize(ddof=0),
+        pp.advantage_weight(),
+        pp.Part(init=lambda params, key: (), update=with_noise, name="with_noise", place="after_sampler"),
+        losses("seed", config, len(indices), (shape[0], indices.shape[1])),
     )
 
 
-def rollout(z: Arrays) -> pp.Batch:
-    value = jnp.asarray(z["init/value"])
-    return pp.Batch(
-        obs=jnp.asarray(z["td_end/obs"]),
-        action=jnp.asarray(z["td_end/action"]),
-        log_prob=jnp.asarray(z["td_end/log_prob"]),
-        value=value,
-        reward=jnp.asarray(z["init/reward"]),
-        terminated=jnp.asarray(z["init/done"]),
-        next_value=pp.functional.next_values(value, jnp.asarray(z["init/last_value"])),
-    )
+def compare_minibatches(check: Comparison, version: str, rows: Arrays, elements: Arrays, z: Arrays) -> None:
+    """What the peer's `loss_fn` saw and gave, and its gradients; leading axis: minibatches."""
+    scalars = {theirs: rows[ours] for theirs, ours in SCALARS[version].items()}
+    if version == "seed":
+        variance = elements["returns"].var(axis=(1, 2), dtype=np.float64)
+        variance_floor = variance / (variance + 1e-8)
+        scalars["explained_variance"] = 1 - (1 - scalars["explained_variance"]) * variance_floor
+    for name, x in scalars.items():
+        check.close(name, x, z["loss" if name == "loss" else f"aux/{name}"], ROUNDING[version].get(name, 0.0))
+    assert "aux/ratio" in z
+    for ours, theirs in ELEMENTS[version].items():
+        if theirs in z:
+            check.close_tensor(theirs, elements[ours], np.broadcast_to(z[theirs], elements[ours].shape))
+    check.close_tensors("grad", rows["grad"], sub(z, "grads/"))
 
 
-def importance_weights(z: Arrays, beta: float) -> np.ndarray:
-    """What the peer made of its own probabilities."""
-    drawn = np.take_along_axis(z["mb/prio_probs"], z["mb/idx"], axis=1)
-    return (z["mb/prio_probs"].shape[1] * drawn) ** np.float32(-beta)
+@cache
+def unit_learner(version: str, boxed: bool) -> Any:
+    """A learner that changes nothing and writes everything down about one minibatch."""
 
-
-def beta_of(config: dict[str, float], epoch: int) -> float:
-    start = config["importance_sampling_beta"]
-    end = start + config["anneal_importance_sampling_beta"] * (1 - start)
-    return float(pp.linear_schedule(start, end, int(config["num_epochs"]))(epoch))
-
-
-class Played(NamedTuple):
-    """What ours did in one epoch; leading axis: minibatches."""
-
-    buffers: Arrays
-    minibatch: Arrays
-    grad: Arrays
-    params: Arrays  # before each minibatch, and once more after the last
-    metrics: Arrays
-    moments: dict[str, Any]
-
-
-def play(z: Arrays, config: dict[str, float]) -> list[Played]:
-    """All epochs of a case through the learner."""
-    length = int(config["num_minibatches"])
-    optimizer = jaxdem_optimizer(config, length)
-
-    @jax.jit
-    def epoch(params: Params, opt_state: Any, batch: pp.Batch, indices: jax.Array, weights: jax.Array) -> Any:
-        learner = pp.learner(evaluate, jaxdem_chain(config, indices, weights, batch.value.shape), optimizer)
-        fresh = learner.init(params)
-        fresh = fresh._replace(
-            opt_state=(fresh.opt_state[0], *(fresh.opt_state if opt_state is None else opt_state)[1:])
+    def make_learner(config: Any, weights: Any, noise: Any) -> pp.Learner:
+        box = {"box": config, "slack": config["box_eps"] if version == "seed" else 0.0} if boxed else {}
+        if version == "head":
+            pipeline = pp.chain(pp.full_batch(), losses(version, config, 1, ROOM))
+        else:
+            pipeline = seed_chain(config, np.arange(ROOM[1])[None], weights, noise, ROOM)
+        return pp.learner(
+            partial(evaluate, **box), pipeline, record_steps(1, *set(SCALARS[version].values()) - {"loss"})
         )
-        return learner.update(jax.random.key(0), fresh, batch)
 
-    params = {name: jnp.asarray(x) for name, x in sub(z, "epoch0/params_before/").items()}
-    opt_state, played = jax.jit(optimizer.init)(params), []
-    for i in range(int(config["n_epochs_recorded"])):
-        recorded = sub(z, f"epoch{i}/")
-        drawn = jnp.asarray(recorded["mb/idx"]), jnp.asarray(importance_weights(recorded, beta_of(config, i)))
-        state, metrics = epoch(params, opt_state, rollout(recorded), *drawn)
-        params, opt_state = state.params, state.opt_state
-        (before, after), steps = state.pipeline[1], opt_state[0].read()
-        history = {name: np.concatenate([x, np.asarray(params[name])[None]]) for name, x in steps["params"].items()}
-        metrics = jax.tree.map(np.asarray, metrics)
-        tapes = before[-1].read(), after[-1].read()
-        played.append(Played(*tapes, steps["grad"], history, metrics, moments(opt_state[2])))
-    return played
+    return make_learner
 
 
-def moments(state: Any) -> dict[str, Any]:
-    """Muon's optimizer state, by the peer's names."""
-    (muon, *_), (adam, *_) = (state.inner_states[name].inner_state for name in ("muon", "adam"))
-    trees = {"muon_mu": muon.mu, "adam_mu": adam.mu, "adam_nu": adam.nu}
-    flat = {f"{tree}/{name}": x for tree, leaves in trees.items() for name, x in leaves.items() if hasattr(x, "shape")}
-    return {"muon_count": muon.count, "adam_count": adam.count, **flat}
+@pytest.mark.parametrize("version", VERSIONS)
+def test_losses_and_gradients_reproduce_the_unit_cases(version):
+    """The minibatches are padded to one size behind a mask, which every part has to honor."""
+    fields = {"obs": "obs", "action": "action", "log_prob": "old_log_prob", "value": "old_value", **GIVEN[version]}
+    check = Comparison()
+    for z in units(version, "loss"):
+        time, segments = z["old_value"].shape
+        mask = padded(np.ones((time, segments)), *ROOM)
+        batch = pp.Batch(**{ours: padded(z[theirs], *ROOM) for ours, theirs in fields.items()}, mask=mask)
+        config = {name: jnp.asarray(x, jnp.float32) for name, x in sub(z, "cfg/").items()}
+        weights = noise = None
+        if version == "seed":
+            weights = np.pad(z["seg_w"], ((0, 0), (0, ROOM[1] - segments)), constant_values=1)
+            noise = jnp.stack([padded(x, *ROOM) for x in z["entropy_noise"]])[None]
+        make_learner = unit_learner(version, bool(z["cfg/box"]))
+        ((state, _),) = replay(make_learner, sub(z, "params/"), [((config, weights, noise), batch)])
+        elements = {name: x[:, :time, :segments] for name, x in tapes(state.pipeline)[-1].items()}
+        rows = steps(state.opt_state, state.params)
+        compare_minibatches(check, version, rows, elements, {name: x[None] for name, x in z.items()})
+    check.finish()
 
 
-@pytest.mark.parametrize("case", ["single", "multi", "lrzero"])
-def test_learner_reproduces_jaxdem(case):
-    z = dict(np.load(FOLDER / f"jaxdem_head_epoch_{case}.npz"))
-    config, check = numbers(z), Comparison()
-    with jax.default_matmul_precision("float32"):
-        played = play(z, config)
+def rollout(version: str, z: Arrays) -> pp.Batch:
+    """The rollout of an epoch."""
+    if version == "seed":
+        fields = sub(z, "td/")
+        next_value = None
+    else:
+        fields = sub(z, "td_end/") | sub(z, "init/")
+        next_value = pp.functional.next_values(jnp.asarray(fields["value"]), jnp.asarray(fields["last_value"]))
+    given = {name: jnp.asarray(fields[name]) for name in ("obs", "action", "log_prob", "value", "reward")}
+    return pp.Batch(**given, terminated=jnp.asarray(fields["done"]), next_value=next_value)
+
+
+def drawn(version: str, z: Arrays, beta: float) -> tuple[Any, Any, Any]:
+    """The segments of each minibatch, their importance weights, and the noise of samples."""
+    if version == "seed":
+        return z["idx"], z["mb/seg_w"][:, 0], z["mb/entropy_noise"]
+    probabilities = np.take_along_axis(z["mb/prio_probs"], z["mb/idx"], axis=1)
+    return z["mb/idx"], (z["mb/prio_probs"].shape[1] * probabilities) ** np.float32(-beta), None
+
+
+def peer_optimizer(version: str, config: dict[str, float]) -> optax.GradientTransformation:
+    """The peer's schedule counts minibatches, and reaches its end after as many of them as there are epochs."""
+    rate = optax.cosine_decay_schedule(
+        config["learning_rate"],
+        int(config["num_epochs"]),
+        alpha=config.get("learning_rate_decay_min_fraction", 0.0),
+        exponent=config.get("learning_rate_decay_exponent", 1.0),
+    )
+    return optax.chain(
+        record_steps(int(config["num_minibatches"]), *set(SCALARS[version].values()) - {"loss"}),
+        optax.clip_by_global_norm(config["max_grad_norm"]),
+        optax.contrib.muon(rate, eps=MUON_EPS[version]),
+    )
+
+
+@pytest.mark.parametrize(("version", "case"), [(version, case) for version in VERSIONS for case in CASES[version]])
+def test_learner_reproduces_jaxdem(version, case):
+    z, check = recording(version, f"epoch_{case}"), Comparison()
+    config = numbers(z)
+    config |= {name.removeprefix("ppo_"): x for name, x in config.items() if name.startswith("ppo_")}
+    config |= {name.removeprefix("advantage_"): x for name, x in config.items() if name.startswith("advantage_")}
+    config["gae_lambda"] = config["lambda"]
+    optimizer = peer_optimizer(version, config)
+    shape = z["epoch0/mb/td/value"].shape[1], int(config["num_segments"])
+    make_chain = {"head": head_chain, "seed": seed_chain}[version]
+
+    def make_learner(indices: Any, weights: Any, noise: Any) -> pp.Learner:
+        return pp.learner(evaluate, make_chain(config, indices, weights, noise, shape), optimizer)
+
+    epochs = [sub(z, f"epoch{i}/") for i in range(int(config["n_epochs_recorded"]))]
+    schedule = [config[f"{name}importance_sampling_beta"] for name in ("", "anneal_")]
+    betas = [annealed(*schedule, config["num_epochs"], i) for i in range(len(epochs))]
+    given = [drawn(version, one, beta) for one, beta in zip(epochs, betas, strict=True)]
+    updates = [(each, rollout(version, one)) for each, one in zip(given, epochs, strict=True)]
     start = sub(z, "epoch0/params_before/")
-    for i, ours in enumerate(played):
-        compare_epoch(check, ours, sub(z, f"epoch{i}/"), config, beta_of(config, i), start)
+    for i, (state, metrics) in enumerate(replay(make_learner, start, updates)):
+        compare_epoch(check, version, state, metrics, epochs[i], start)
+        if version == "head":
+            compare_refresh(check, config, tapes(state.pipeline), epochs[i], given[i], betas[i])
+        else:
+            compare_first_advantages(check, config, epochs[i], given[i], betas[i])
     check.finish()
 
 
 def compare_epoch(
-    check: Comparison, ours: Played, z: Arrays, config: dict[str, float], beta: float, start: Arrays
+    check: Comparison, version: str, state: pp.LearnerState, metrics: Any, z: Arrays, start: Arrays
 ) -> None:
-    """Everything recorded within one epoch."""
-    steps = int(config["num_minibatches"])
-    for name in ("value", "ratio", "advantage", "returns"):
-        check.close_tensor(f"init {name}", ours.buffers[name][0], z[f"init/{name}"])
-    for k in range(steps):
-        compare_drawn(check, ours, z, config, k)
-        compare_priorities(check, ours.buffers["advantage"][k], z, k, config["importance_sampling_alpha"], beta)
-    check.close_tensor("loss", ours.minibatch["loss"], z["mb/loss"])
-    for name in SCALARS[1:]:
-        check.close(name, ours.minibatch[name], z[f"mb/aux/{name}"], ROUNDING.get(name, 0.0))
-    for name, theirs in {
-        "advantage": "advantage_norm_weighted",
-        "returns": "returns",
-        "value": "aux/value",
-        "ratio": "aux/ratio",
-    }.items():
-        check.close_tensor(f"mb {name}", ours.minibatch[name], z[f"mb/{theirs}"])
-    metrics = {"policy_loss": "actor_loss", "ratio_mean": "ratio"}
-    for name in ("policy_loss", "value_loss", "entropy", "loss", "grad_norm", "ratio_mean"):
-        theirs = metrics.get(name, name)
-        check.close(f"metric {name}", ours.metrics[name], z[f"metrics/{theirs}"], ROUNDING.get(theirs, 0.0))
-    for name, first in start.items():
-        check.close_tensor(f"grad {name}", ours.grad[name], z[f"mb/grads/{name}"])
-        check.close_tensor(f"params {name}", ours.params[name][:-1], z[f"mb/params_before/{name}"], first)
-        check.close_tensor(f"params {name}", ours.params[name][1:], z[f"mb/params_after/{name}"], first)
-    for name, x in ours.moments.items():
-        check.close_tensor(name.split("/")[0], x, z[f"opt_after/{name}"])
+    """Everything recorded within one epoch that both versions have."""
+    rows = steps(state.opt_state[0], state.params)
+    compare_minibatches(check, version, rows, tapes(state.pipeline)[-1], sub(z, "mb/"))
+    theirs = {**SCALARS[version], "grad_norm": "grad_norm", "ratio": "ratio_mean"}
+    for name, ours in theirs.items():
+        if name != "explained_variance":
+            check.close(f"metric {name}", metrics[ours], z[f"metrics/{name}"], ROUNDING[version].get(name, 0.0))
+    for kind, place in {"before": slice(-1), "after": slice(1, None)}.items():
+        params = {name: x[place] for name, x in rows["params"].items()}
+        check.close_tensors(f"params {kind}", params, sub(z, f"mb/params_{kind}/"), start)
+    (muon, *_), (adam, *_) = (state.opt_state[2].inner_states[name].inner_state for name in ("muon", "adam"))
+    for name, x in {"muon_count": muon.count, "adam_count": adam.count}.items():
+        check.equal(name, x, z[f"opt_after/{name}"])
+    for name, tree in {"muon_mu": muon.mu, "adam_mu": adam.mu, "adam_nu": adam.nu}.items():
+        check.close_tensors(name, tree, sub(z, f"opt_after/{name}/"))
 
 
-def compare_drawn(check: Comparison, ours: Played, z: Arrays, config: dict[str, float], k: int) -> None:
-    """What the buffers hold of the drawn segments before minibatch k, and of it afterwards."""
-    drawn = z["mb/idx"][k]
-    check.close_tensor("old value", ours.buffers["value"][k][:, drawn], z["mb/td/value"][k])
-    check.close_tensor("old ratio", ours.buffers["ratio"][k][:, drawn], z["mb/td/ratio"][k])
-    new = {name: ours.minibatch[name][k] for name in ("value", "ratio")}
-    if k + 1 < len(z["mb/idx"]):
-        for name in ("value", "ratio", "advantage", "returns"):
-            check.close_tensor(f"next {name}", ours.buffers[name][k + 1][:, drawn], z[f"recompute/{name}"][k])
-    else:  # the last refresh has nothing after it
-        args = z["recompute/reward"][k], *new.values(), z["recompute/done"][k], z["init/last_value"][drawn]
-        again = peer_vtrace(vtrace_config(config), *args)
-        check.close_tensor("next advantage", again.error, z["recompute/advantage"][k])
-        check.close_tensor("next returns", again.target, z["recompute/returns"][k])
-        for name, x in new.items():
-            buffer = ours.buffers[name][k].copy()
-            buffer[:, drawn] = x
-            check.close_tensor(f"final {name}", buffer, z[f"td_end/{name}"])
+def compare_refresh(
+    check: Comparison, config: dict[str, float], tape: list[Arrays], z: Arrays, given: Any, beta: float
+) -> None:
+    """What the buffers of head hold before each minibatch, of the drawn segments afterwards, and its priorities."""
+    buffers, minibatch = tape
+    names, (_, weights, _) = ("value", "ratio", "advantage", "returns"), given
+    check.close_tensors("init", {name: buffers[name][0] for name in names}, {name: z[f"init/{name}"] for name in names})
+    for k, indices in enumerate(z["mb/idx"]):
+        advantage, alpha = buffers["advantage"][k], config["importance_sampling_alpha"]
+        compare_priorities(check, "head", advantage, indices, alpha, beta, z["mb/prio_probs"][k], weights[k])
+        for name in ("value", "ratio"):
+            check.close_tensor(f"old {name}", buffers[name][k][:, indices], z[f"mb/td/{name}"][k])
+        recomputed = {name: z[f"recompute/{name}"][k] for name in names}
+        if k + 1 < len(z["mb/idx"]):
+            check.close_tensors("next", {name: buffers[name][k + 1][:, indices] for name in names}, recomputed)
+    # The last refresh has nothing after it.
+    new = {name: minibatch[name][-1] for name in ("value", "ratio")}
+    last = z["recompute/reward"][-1], *new.values(), z["recompute/done"][-1], z["init/last_value"][indices]
+    again = peer_vtrace(vtrace_config(config), *last)
+    check.close_tensors("last", {**new, "advantage": again.error, "returns": again.target}, recomputed)
+    for name, x in new.items():
+        buffer = buffers[name][-1].copy()
+        buffer[:, indices] = x
+        check.close_tensor(f"final {name}", buffer, z[f"td_end/{name}"])
 
 
-def compare_priorities(check: Comparison, advantage: np.ndarray, z: Arrays, k: int, alpha: float, beta: float) -> None:
-    """Probabilities and weights from our advantages before minibatch k."""
-    p, w, _ = priorities_and_weights(advantage, z["mb/idx"][k], alpha, beta)
-    heavier = mass(advantage, alpha)
-    check.close("mass", heavier, z["mb/prio_probs"][k].sum())
-    check.close("prio_probs", p * heavier, z["mb/prio_probs"][k])
-    check.close("weights", w * heavier**-beta, importance_weights(z, beta)[k])
+def compare_first_advantages(check: Comparison, config: dict[str, float], z: Arrays, given: Any, beta: float) -> None:
+    """What seed draws from, once per epoch."""
+    args = jnp.zeros_like(z["td/value"]), z["td/reward"], z["td/value"], z["td/done"]
+    before = RHO_ON_REWARD(*args, **vtrace_config(config))
+    check.close_tensor("rollout advantage", before.advantage, z["td/advantage"])
+    check.close_tensor("rollout returns", before.target, z["td/returns"])
+    for indices, weights in zip(*given[:2], strict=True):
+        alpha = config["importance_sampling_alpha"]
+        compare_priorities(check, "seed", z["td/advantage"], indices, alpha, beta, z["prio_probs"], weights)

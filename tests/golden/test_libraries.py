@@ -22,9 +22,8 @@ from ppo_parts import envs
 from ppo_parts._core.sampling import Sampler
 from recipes import libraries
 from recipes.libraries.parts import Moments, clip_each_network
-from tests.golden_traces import GOLDEN, Arrays, blank
+from tests.golden_traces import GOLDEN, Arrays, load, record, record_steps, replay, steps, tapes
 
-FOLDER = GOLDEN / "libraries"
 HIDDEN, ACTIONS = 8, 2
 
 
@@ -79,30 +78,6 @@ def rollout(z: Arrays) -> pp.Batch:
     return pp.Batch(**recorded, next_value=jnp.asarray(next_value), behavior=distribution)
 
 
-def flat_of(params: dict[str, jax.Array]) -> jax.Array:
-    return jnp.concatenate([params["policy"], params["value"]])
-
-
-def record_steps(length: int, size: int, entropy_coef: float) -> optax.GradientTransformationExtraArgs:
-    """An optimizer that changes nothing and writes down losses, and the parameters at which they were taken."""
-
-    def update(grads: Any, tape: Any, params: Any, *, value: jax.Array, metrics: Any, **extra: Any) -> Any:
-        return grads, tape.write({"losses": value + entropy_coef * metrics["entropy"], "params": flat_of(params)})
-
-    row = {"losses": jnp.zeros(()), "params": jnp.zeros(size)}
-    return optax.GradientTransformationExtraArgs(lambda params: blank(length, row), update)
-
-
-def keep_estimates(like: Arrays) -> pp.Part:
-    """A part whose state is the last advantage and target that it has seen."""
-    names = ("advantage", "target")
-    return pp.Part(
-        init=lambda params, key: {name: jnp.zeros(like[name].shape) for name in names},
-        update=lambda batch, state, context: (batch, {name: getattr(batch, name) for name in names}),
-        name="estimates",
-    )
-
-
 def with_recorded_keys(part: pp.Part, keys: np.ndarray) -> pp.Part:
     """A part that draws its random numbers from brax's keys, `[E, K, 2]`."""
     table = jnp.asarray(keys)
@@ -115,7 +90,7 @@ def with_recorded_keys(part: pp.Part, keys: np.ndarray) -> pp.Part:
 
 
 def instrumented(pipeline: pp.Part, z: Arrays) -> pp.Part:
-    """The chain with the recorded minibatches and keys, and with a part that keeps the estimates."""
+    """The chain with the recorded minibatches and keys, and with a tape of the estimates."""
     parts = list(pipeline.parts)
     (at,) = (i for i, part in enumerate(parts) if isinstance(part, Sampler))
     for name, axis in {"indices": "step", "segments": "segment"}.items():
@@ -123,40 +98,45 @@ def instrumented(pipeline: pp.Part, z: Arrays) -> pp.Part:
             parts[at] = pp.given_indices(z[name], axis, refresh=parts[at].refresh)
     estimators = [i for i, part in enumerate(parts) if "advantage" in part.provides]
     before = [i for i in estimators if i < at]
-    parts.insert(1 + (before[-1] if before else estimators[0]), keep_estimates(z))
+    shapes = {name: z[name].shape for name in ("advantage", "target")}
+    estimates = record(len(z["params"]), lambda b: {"advantage": b.advantage, "target": b.target}, **shapes)
+    parts.insert(1 + (before[-1] if before else estimators[0]), estimates)
     if "keys" in z:
         parts = [with_recorded_keys(x, z["keys"]) if x.name == "entropy_bonus" else x for x in parts]
     return pp.chain(*parts)
 
 
-def replay(z: Arrays, meta: dict[str, Any]) -> Arrays:
+def reproduced(z: Arrays, meta: dict[str, Any]) -> Arrays:
     """What ours makes of the recorded rollout."""
     pipeline, optimizer = getattr(libraries, meta["preset"])(**meta["options"])
     pipeline = instrumented(pipeline, z)
-    # brax takes a part of the entropy in closed form, with the same gradient: its losses are recorded without it.
-    without = meta["options"].get("entropy_coef", 1e-4) if "keys" in z else 0.0
-    steps = record_steps(len(z["losses"]) + 1, z["params"].shape[1], without)
+    tape = record_steps(len(z["params"]), *(["entropy"] if "keys" in z else []))
     network = evaluate_tanh if "keys" in z else evaluate
-    learner = pp.learner(network, pipeline, optax.chain(steps, optimizer))
-    state = jax.jit(learner.init)(split(z["params"][0], z))
-    if "moments" in z:  # of a run that is under way
-        moments = Moments(*map(jnp.asarray, z["moments"]))
-        state = jax.tree.map(
-            lambda x: moments if isinstance(x, Moments) else x,
-            state,
-            is_leaf=lambda x: isinstance(x, Moments),
-        )
-    state, _ = jax.jit(learner.update)(jax.random.key(0), state, rollout(z))
-    tape = state.opt_state[0].read()
-    history = np.concatenate([tape["params"], flat_of(state.params)[None]])
-    return pp.part_state(state, pipeline, "estimates") | {"losses": tape["losses"], "params": history}
+
+    def make_learner() -> pp.Learner:
+        return pp.learner(network, pipeline, optax.chain(tape, optimizer))
+
+    def under_way(state: pp.LearnerState) -> pp.LearnerState:
+        def with_moments(x: Any) -> Any:
+            return Moments(*map(jnp.asarray, z["moments"])) if isinstance(x, Moments) else x
+
+        return jax.tree.map(with_moments, state, is_leaf=lambda x: isinstance(x, Moments)) if "moments" in z else state
+
+    ((state, _),) = replay(make_learner, split(z["params"][0], z), [((), rollout(z))], under_way)
+    rows = steps(state.opt_state[0], state.params)
+    losses = rows["loss"]
+    if "keys" in z:  # brax takes a part of the entropy in closed form, with the same gradient: recorded without it
+        losses = losses + meta["options"].get("entropy_coef", 1e-4) * rows["entropy"]
+    params = np.concatenate([rows["params"][name] for name in ("policy", "value")], axis=1)
+    (estimates,) = tapes(state.pipeline)
+    return {name: x[-1] for name, x in estimates.items()} | {"losses": losses, "params": params}
 
 
-@pytest.mark.parametrize("case", sorted(path.stem for path in FOLDER.glob("*.npz")))
+@pytest.mark.parametrize("case", sorted(path.stem for path in (GOLDEN / "libraries").glob("*.npz")))
 def test_preset_reproduces_the_library(case):
-    z = dict(np.load(FOLDER / f"{case}.npz"))
+    z = load(f"libraries/{case}")
     meta = json.loads(str(z["meta"]))
-    ours = replay(z, meta)
+    ours = reproduced(z, meta)
     assert len(ours["params"]) == len(z["params"])
     for name in ("advantage", "target", "losses"):
         np.testing.assert_allclose(ours[name], z[name], rtol=1e-5, atol=1e-7, err_msg=name)

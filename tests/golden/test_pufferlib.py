@@ -8,9 +8,9 @@ Deviations, stated in the tests by name:
 * `unwritten_last_column`: the kernel leaves the last column of the advantages as it was (0) and has no bootstrap there.
 * `mass`: the peer's priorities are divided by sum(w) + eps, not by sum(w + eps), so they sum to slightly more than 1.
 * `stale_explained_variance`: the peer mixes the advantages of the last minibatch with the values after it.
-* Adam and the gradient clip deviate as in `test_golden_cleanrl.py`.
+* Adam and the gradient clip deviate as in `test_cleanrl.py`.
 
-The recordings with Muon are left out: heavyball's optimizer is no part of this package.
+The recordings with Muon are left out: heavyball's optimizer is not a part of this package.
 """
 
 import json
@@ -22,13 +22,27 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.flatten_util import ravel_pytree
 
 import ppo_parts as pp
-from tests.golden_traces import FOLDER, ROUNDING, Arrays, Comparison, record, record_gradients, record_minibatches
+from tests.golden_traces import (
+    METRICS,
+    ROUNDING,
+    Arrays,
+    Comparison,
+    Params,
+    load,
+    norms,
+    record,
+    record_minibatches,
+    record_steps,
+    replay,
+    steps,
+    sub,
+    tapes,
+)
 
 VTRACE = jax.jit(pp.functional.vtrace)
-KERNEL = dict(np.load(FOLDER / "puffer_kernel.npz"))
+KERNEL = load("cleanrl_pufferlib/puffer_kernel")
 
 
 def puffer_vtrace(values, rewards, terminals, ratio, gamma, gae_lambda, rho_clip, c_clip) -> np.ndarray:
@@ -41,16 +55,15 @@ def puffer_vtrace(values, rewards, terminals, ratio, gamma, gae_lambda, rho_clip
 
 @pytest.mark.parametrize("case", [str(case) for case in KERNEL["cases"] if KERNEL[f"{case}/values"].shape[1] > 1])
 def test_vtrace_reproduces_the_kernel(case):
-    recorded = {name: KERNEL[f"{case}/{name}"] for name in ("values", "rewards", "terminals", "ratio")}
-    gamma, gae_lambda, rho_clip, c_clip, fill = (float(x) for x in KERNEL[f"{case}/hyper"])
-    check = Comparison()
-    ours = puffer_vtrace(**recorded, gamma=gamma, gae_lambda=gae_lambda, rho_clip=rho_clip, c_clip=c_clip)
-    check.close("advantages", ours, KERNEL[f"{case}/advantages"][:, :-1], atol=1e-6)
-    check.equal("unwritten_last_column", KERNEL[f"{case}/advantages"][:, -1], np.full(len(ours), fill, np.float32))
+    z, check = sub(KERNEL, f"{case}/"), Comparison()
+    *hyper, fill = map(float, z["hyper"])
+    ours = puffer_vtrace(z["values"], z["rewards"], z["terminals"], z["ratio"], *hyper)
+    check.close("advantages", ours, z["advantages"][:, :-1], atol=1e-6)
+    check.equal("unwritten_last_column", z["advantages"][:, -1], np.full(len(ours), fill, np.float32))
     check.finish()
 
 
-def evaluate(params: dict[str, jax.Array], batch: pp.Batch) -> tuple[Any, jax.Array]:
+def evaluate(params: Params, batch: pp.Batch) -> tuple[Any, jax.Array]:
     """A shared trunk of two tanh layers, and two heads; torch's layout, y = x Wᵀ + b."""
 
     def layer(name: str, x: jax.Array) -> jax.Array:
@@ -79,25 +92,20 @@ def unwritten_last_column(batch: pp.Batch) -> pp.Batch:
     return batch.replace(reward=batch.reward.at[-1].set(batch.value[-1]))
 
 
-def puffer_chain(config: dict[str, Any], indices: np.ndarray, weights: np.ndarray, shape: tuple[int, int]) -> pp.Part:
+def puffer_chain(config: dict[str, Any], indices: jax.Array, weights: jax.Array) -> pp.Part:
     """PufferLib's update, with a tape on either side of the sampler."""
+    clips = {"rho_clip": config["vtrace_rho_clip"], "c_clip": config["vtrace_c_clip"]}
+    horizon = config["bptt_horizon"]
+    shape = (config["batch_size"] // horizon, horizon)
 
     def read_rollout(batch: pp.Batch) -> dict[str, jax.Array]:
-        return {
-            "values_before": batch.value,
-            "ratio_before": jnp.exp(batch.log_ratio),
-            "advantages": batch.advantage,
-            "targets": batch.target,
-        }
+        found = {"values_before": batch.value, "ratio_before": jnp.exp(batch.log_ratio)}
+        found |= {"advantages": batch.advantage, "targets": batch.target}
+        return {name: x.T for name, x in found.items()}
 
     return pp.chain(
         pp.stateless(unwritten_last_column),
-        pp.vtrace(
-            gamma=config["gamma"],
-            gae_lambda=config["gae_lambda"],
-            rho_clip=config["vtrace_rho_clip"],
-            c_clip=config["vtrace_c_clip"],
-        ),
+        pp.vtrace(gamma=config["gamma"], gae_lambda=config["gae_lambda"], **clips),
         record(
             len(indices),
             read_rollout,
@@ -110,102 +118,92 @@ def puffer_chain(config: dict[str, Any], indices: np.ndarray, weights: np.ndarra
         pp.policy_diagnostics(),
         pp.clipped_value_loss(clip_eps=config["vf_clip_coef"], coef=config["vf_coef"]),
         pp.entropy_bonus(coef=config["ent_coef"]),
-        record_minibatches(len(indices), (shape[0], indices.shape[1])),
+        record_minibatches(len(indices), (horizon, indices.shape[1])),
     )
 
 
-def play(z: Arrays, meta: dict[str, Any]) -> tuple[Arrays, Arrays, Arrays, Arrays]:
-    """The update through the learner: tapes of the rollout, the minibatches, the gradients and the parameters.
+def play(z: Arrays, meta: dict[str, Any], rate: optax.Schedule) -> Any:
+    """The update: tapes of the rollout, the minibatches and the steps.
 
     One more minibatch is given than the peer ran, so that the tapes also show what the last one left behind.
     """
     config = meta["config"]
-    indices, weights = (np.concatenate([x, x[-1:]]) for x in (z["mb/idx"], z["mb/mb_prio"][..., 0]))
-    start = {str(name): jnp.asarray(z[f"params_start/{name}"]) for name in z["param_names"]}
-    params, unravel = ravel_pytree(start)
+    given = [np.concatenate([x, x[-1:]]) for x in (z["mb/idx"].astype(np.int32), z["mb/mb_prio"][..., 0])]
     optimizer = optax.chain(
-        record_gradients(len(indices)),
+        record_steps(len(given[0]), *set(METRICS.values()) - {"loss"}),
         optax.clip_by_global_norm(config["max_grad_norm"]),
         optax.scale_by_adam(config["adam_beta1"], config["adam_beta2"], config["adam_eps"]),
-        pp.optim.scale_by_update_schedule(learning_rate(meta)),
-    )
-    pipeline = puffer_chain(config, indices, weights, z["values"].T.shape)
-    learner = pp.learner(lambda flat, batch: evaluate(unravel(flat), batch), pipeline, optimizer)
-    state = learner.init(params)._replace(step=jnp.asarray(meta["epoch"], jnp.int32))
-    state, _ = jax.jit(learner.update)(jax.random.key(0), state, rollout(z))
-    (before, after), steps = state.pipeline[1], state.opt_state[0].read()
-    grad, history = (jax.tree.map(np.asarray, jax.vmap(unravel)(steps[name])) for name in ("grad", "params"))
-    buffers, minibatches = before[-1].read(), after[-1].read()
-    return (
-        {name: x.swapaxes(1, 2) for name, x in buffers.items()},
-        {name: x.swapaxes(1, 2) if x.ndim == 3 else x for name, x in minibatches.items()},
-        grad,
-        history,
+        pp.optim.scale_by_update_schedule(rate),
     )
 
+    def make_learner(indices: jax.Array, weights: jax.Array) -> pp.Learner:
+        return pp.learner(evaluate, puffer_chain(config, indices, weights), optimizer)
 
-def learning_rate(meta: dict[str, Any]) -> Any:
-    return optax.cosine_decay_schedule(meta["config"]["learning_rate"], meta["total_epochs"])
+    def under_way(state: pp.LearnerState) -> pp.LearnerState:
+        return state._replace(step=jnp.asarray(meta["epoch"], jnp.int32))
+
+    start = sub(z, "params_start/")
+    ((state, _),) = replay(make_learner, start, [(tuple(given), rollout(z))], under_way)
+    return *tapes(state.pipeline), steps(state.opt_state[0], state.params)
 
 
 @pytest.mark.parametrize("case", ["adam_epoch0", "adam_epoch6", "adam_tinyadv_h16"])
 def test_learner_reproduces_pufferlib(case):
-    z = dict(np.load(FOLDER / f"puffer_{case}.npz"))
+    z, check = load(f"cleanrl_pufferlib/puffer_{case}"), Comparison()
     meta = json.loads(str(z["meta"]))
-    check, steps = Comparison(), meta["total_minibatches"]
-    with jax.default_matmul_precision("float32"):
-        buffers, minibatches, grad, params = play(z, meta)
+    rate = optax.cosine_decay_schedule(meta["config"]["learning_rate"], meta["total_epochs"])
+    buffers, minibatches, rows = play(z, meta, rate)
+    number, recorded = meta["total_minibatches"], sub(z, "mb/")
 
-    check.close("learning rate", learning_rate(meta)(meta["epoch"]), z["lr"])
-    check.close("next learning rate", learning_rate(meta)(meta["epoch"] + 1), z["lr_next"])
+    check.close("learning rate", rate(meta["epoch"]), z["lr"])
+    check.close("next learning rate", rate(meta["epoch"] + 1), z["lr_next"])
     for name in ("values_before", "ratio_before", "advantages"):
-        check.close_tensor(name, buffers[name][:steps], z[f"mb/{name}"])
-    check.close_tensor("final_values", buffers["values_before"][steps], z["final_values"])
-    check.close_tensor("final_ratio", buffers["ratio_before"][steps], z["final_ratio"])
-    for k in range(steps):
-        compare_priorities(check, z, meta, k, buffers["advantages"][k])
-        compare_drawn(check, z, meta, k, {name: x[k] for name, x in buffers.items()}, minibatches["ratio"][k])
+        check.close_tensor(name, buffers[name][:number], recorded[name])
+    last = {name: x[number] for name, x in buffers.items()}
+    check.close_tensor("final_values", last["values_before"], z["final_values"])
+    check.close_tensor("final_ratio", last["ratio_before"], z["final_ratio"])
+    for k in range(number):
+        row = {name: x[k] for name, x in recorded.items()}
+        compare_priorities(check, z, meta, row, buffers["advantages"][k])
+        compare_drawn(check, z, meta, row, {name: x[k] for name, x in buffers.items()}, minibatches["ratio"][k])
     for name, x in minibatches.items():
-        ours, recorded = x[:steps].reshape(z[f"mb/{name}"].shape), z[f"mb/{name}"]
-        if ours.ndim == 1:
-            check.close(name, ours, recorded, ROUNDING.get(name, 0.0))
-        else:
-            check.close_tensor(name, ours, recorded)
-    norm = np.sqrt(sum(np.square(g[:steps]).sum(axis=tuple(range(1, g.ndim))) for g in grad.values()))
-    check.close("grad_norm", norm, z["mb/grad_norm"])
-    for name in grad:
-        check.close_tensor(f"grad {name}", grad[name][:steps], z[f"mb/grad/{name}"])
-        after, start = z[f"mb/param_after/{name}"], z[f"params_start/{name}"]
-        check.close_tensor(f"param_after {name}", params[name][1:], after, start)
+        check.close_tensor(name, x[:number].reshape(recorded[name].shape), recorded[name])
+    for name, ours in METRICS.items():
+        check.close(name, rows[ours][:number], recorded[name], ROUNDING.get(name, 0.0))
+    grad = {name: x[:number] for name, x in rows["grad"].items()}
+    after = {name: x[1 : number + 1] for name, x in rows["params"].items()}
+    check.close("grad_norm", norms(grad), recorded["grad_norm"])
+    check.close_tensors("grad", grad, sub(recorded, "grad/"))
+    check.close_tensors("param_after", after, sub(recorded, "param_after/"), sub(z, "params_start/"))
     stale_explained_variance = pp.functional.explained_variance(
-        buffers["values_before"][steps], buffers["advantages"][steps - 1] + buffers["values_before"][steps]
+        last["values_before"], buffers["advantages"][number - 1] + last["values_before"]
     )
     check.close("explained_variance", stale_explained_variance, z["explained_variance"], atol=1e-5)
     check.finish()
 
 
-def compare_priorities(check: Comparison, z: Arrays, meta: dict[str, Any], k: int, advantage: np.ndarray) -> None:
-    """Probabilities and importance weights from our advantages `[S, T]` before minibatch k."""
+def compare_priorities(check: Comparison, z: Arrays, meta: dict[str, Any], row: Arrays, advantage: np.ndarray) -> None:
+    """Probabilities and importance weights from our advantages `[S, T]` before a minibatch."""
     config, eps = meta["config"], 1e-6
     alpha, beta0 = config["prio_alpha"], config["prio_beta0"]
     beta = pp.linear_schedule(beta0, beta0 + (1 - beta0) * alpha, meta["total_epochs"])(meta["epoch"])
     ours = pp.functional.segment_priorities(jnp.asarray(advantage.T), alpha=alpha, eps=eps)
-    total = float(z["mb/prio_weights"][k].sum())
+    total = float(row["prio_weights"].sum())
     mass = (total + len(ours) * eps) / (total + eps)
     assert 1 < mass < 1 + len(ours) * eps / total
     check.close("anneal_beta", beta, z["anneal_beta"])
-    check.close("mass", mass, z["mb/prio_probs"][k].sum())
-    check.close("prio_probs", ours * mass, z["mb/prio_probs"][k])
-    weights = pp.functional.importance_weights(ours, jnp.asarray(z["mb/idx"][k]), beta=beta)
-    check.close("mb_prio", weights * mass**-beta, z["mb/mb_prio"][k, :, 0])
+    check.close("mass", mass, row["prio_probs"].sum())
+    check.close("prio_probs", ours * mass, row["prio_probs"])
+    weights = pp.functional.importance_weights(ours, jnp.asarray(row["idx"]), beta=beta)
+    check.close("mb_prio", weights * mass**-beta, row["mb_prio"][:, 0])
 
 
-def compare_drawn(check: Comparison, z: Arrays, meta: dict[str, Any], k: int, buffers: Arrays, ratio: Any) -> None:
-    """Raw advantages and targets of minibatch k, and V-trace under its new ratio, which the peer computes and drops."""
-    config, drawn = meta["config"], z["mb/idx"][k]
-    check.close_tensor("mb_advantages", buffers["advantages"][drawn], z["mb/mb_advantages"][k])
-    check.close_tensor("mb_returns", buffers["targets"][drawn], z["mb/mb_returns"][k])
-    check.equal("unwritten_last_column", buffers["advantages"][:, -1], z["mb/advantages"][k][:, -1])
+def compare_drawn(check: Comparison, z: Arrays, meta: dict[str, Any], row: Arrays, buffers: Arrays, ratio: Any) -> None:
+    """Raw advantages and targets of a minibatch, and V-trace under its new ratio, which the peer computes and drops."""
+    config, drawn = meta["config"], row["idx"]
+    check.close_tensor("mb_advantages", buffers["advantages"][drawn], row["mb_advantages"])
+    check.close_tensor("mb_returns", buffers["targets"][drawn], row["mb_returns"])
+    check.equal("unwritten_last_column", buffers["advantages"][:, -1], row["advantages"][:, -1])
     hyper = [config[name] for name in ("gamma", "gae_lambda", "vtrace_rho_clip", "vtrace_c_clip")]
     again = puffer_vtrace(buffers["values_before"][drawn], z["rewards"][drawn], z["terminals"][drawn], ratio, *hyper)
-    check.close_tensor("adv_recomputed_unused", again, z["mb/adv_recomputed_unused"][k][:, :-1])
+    check.close_tensor("adv_recomputed_unused", again, row["adv_recomputed_unused"][:, :-1])
