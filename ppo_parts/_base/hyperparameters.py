@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -121,15 +122,17 @@ def _next_above(low: float, dtype: Any) -> Any:
     return jnp.finfo(dtype).tiny if low == 0 else jnp.nextafter(jnp.asarray(low, dtype), jnp.asarray(jnp.inf, dtype))
 
 
-def spread_nan(x: Array, *hyperparameters: Any) -> Array:
-    """Return `x`, or NaN everywhere if one of the hyperparameters is NaN because it is out of range.
+def any_nan(*hyperparameters: Any) -> Array | None:
+    """Return whether one of the hyperparameters is NaN because it is out of range; None: that is impossible."""
+    arrays = [x for x in hyperparameters if isinstance(x, jax.Array)]  # others were checked when the part was built
+    numbers = [x for x in arrays if x.ndim == 0 and jnp.issubdtype(x.dtype, jnp.floating)]
+    return functools.reduce(jnp.logical_or, map(jnp.isnan, numbers)) if numbers else None
 
-    Comparisons and minima may discard a NaN. A loss must not, because the learner counts the NaNs of losses.
-    """
-    for value in hyperparameters:
-        if isinstance(value, jax.Array) and not value.ndim:  # others were checked when the part was built
-            x = jnp.where(jnp.isnan(value), jnp.asarray(jnp.nan, x.dtype), x)
-    return x
+
+def spread_nan(x: Array, *hyperparameters: Any) -> Array:
+    """Return `x`, or NaN everywhere if one of the hyperparameters is NaN because it is out of range."""
+    bad = any_nan(*hyperparameters)
+    return x if bad is None else jnp.where(bad, jnp.asarray(jnp.nan, x.dtype), x)
 
 
 def check_ddof(where: str, ddof: Any) -> None:

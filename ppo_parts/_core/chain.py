@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import at
-from .types import Array, Batch, Context, Divider, Params, Part, field_at, kind, with_field_at
-from .wiring import check_batch, check_order, find_sampler
+from .._base.hyperparameters import any_nan, at
+from .types import Batch, Context, Divider, Params, Part, field_at, kind, with_field_at
+from .wiring import check_batch, check_order, find_sampler, readings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,50 +54,27 @@ def chain(*parts: Part) -> Part:
 time axis: move vtrace before it, or use segment_minibatches()
     """
     for part in parts:
+        if isinstance(part, (list, tuple)):
+            raise UserTypeError(f"chain: expected parts, got a {type(part).__name__} of them: chain(*parts)")
         if not isinstance(part, Part):
-            if isinstance(part, (list, tuple)):
-                raise UserTypeError(f"chain: expected parts, got a {type(part).__name__} of them: chain(*parts)")
             called = f": did you forget to call it, {part.__name__}(...)?" if hasattr(part, "__name__") else ""
             raise UserTypeError(f"chain: expected parts, got {part!r}{called}")
-    flat = tuple(inner for part in parts for inner in (part.parts if isinstance(part, Chain) else (part,)))
+    flat = tuple(inner for part in parts for inner in parts_of(part))
     check_order(flat)
-
-    def init(params: Params, key: Array | None = None) -> tuple[Any, ...]:
-        return tuple(part.init(params, part_key(key, index)) for index, part in enumerate(flat))
-
-    def update(batch: Batch, state: tuple[Any, ...], context: Context) -> tuple[Batch, tuple[Any, ...]]:
-        return fold(flat, batch, state, context)
-
-    def amended(params: Params, old: tuple[Any, ...], new: tuple[Any, ...]) -> Params:
-        return amend(flat, params, old, new)
-
-    def finished(batch: Batch, state: tuple[Any, ...], context: Context) -> tuple[Any, ...]:
-        return finish(flat, batch, state, context)
-
     return Chain(
-        init,
-        update,
+        functools.partial(init_parts, flat),
+        functools.partial(fold, flat),
         "chain",
-        _open_requirements(flat),
-        _all_provided(flat),
         parts=flat,
+        amend=functools.partial(amend, flat) if any(part.amend is not None for part in flat) else None,
+        finish=functools.partial(finish, flat) if any(part.finish is not None for part in flat) else None,
         **_declarations(flat),
-        amend=amended if any(part.amend is not None for part in flat) else None,
-        finish=finished if any(part.finish is not None for part in flat) else None,
     )
 
 
 def identity() -> Part:
     """The empty chain, which changes nothing: `chain(identity(), p)`, `chain(p, identity())` and `p` agree."""
     return chain()
-
-
-def inner_key(part: Part, key: Any) -> Any:
-    """Return the key of a part that another part wraps.
-
-    The parts of a wrapped chain must not receive the keys of the parts of the outer chain.
-    """
-    return jax.random.fold_in(key, 2**30) if isinstance(part, Chain) and key is not None else key
 
 
 def parts_of(part: Part) -> tuple[Part, ...]:
@@ -122,28 +99,39 @@ def part_key(key: Any, index: int) -> Any:
     return key if index == 0 or key is None else jax.random.fold_in(key, 2**31 + index)
 
 
-def fold(
-    parts: Sequence[Part], batch: Batch, states: tuple[Any, ...], context: Context
-) -> tuple[Batch, tuple[Any, ...]]:
+def inner_key(part: Part, key: Any) -> Any:
+    """Return the key of a part that another part wraps.
+
+    The parts of a wrapped chain must not receive the keys of the parts of the outer chain.
+    """
+    return jax.random.fold_in(key, 2**30) if isinstance(part, Chain) and key is not None else key
+
+
+def init_parts(parts: Sequence[Part], params: Params, key: Any = None) -> tuple[Any, ...]:
+    """Return the first state of each part, each drawn with its own key."""
+    return tuple(part.init(params, part_key(key, index)) for index, part in enumerate(parts))
+
+
+def fold(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: Context) -> tuple[Batch, Any]:
     """Run `parts` in order, each with its own state and its own key."""
-    if len(parts) != len(states):
+    if len(parts) != len(state):
         raise UserValueError(
-            f"chain: {len(parts)} parts but {len(states)} states: was the state made by this chain's init?"
+            f"chain: {len(parts)} parts but {len(state)} states: was the state made by this chain's init?"
         )
     after = []
-    for index, (part, state) in enumerate(zip(parts, states, strict=True)):
+    for index, (part, own) in enumerate(zip(parts, state, strict=True)):
         check_batch(part, batch)
-        given, earlier = batch, batch.stop
-        result = part.update(batch, state, context.replace(key=part_key(context.key, index)))
+        given = batch
+        result = part.update(batch, own, context.replace(key=part_key(context.key, index)))
         if not isinstance(result, tuple) or len(result) != 2:
             raise UserTypeError(f"{part.name}: update must return (batch, state), got {kind(result)}")
-        batch, state = result
+        batch, new = result
         if not isinstance(batch, Batch):
             raise UserTypeError(f"{part.name}: update must return (batch, state), its first item is {kind(batch)}")
         batch = _nan_if_out_of_range(part, given, batch, context.step)
-        if earlier is not None and batch.stop is not earlier:  # a part may ask to stop, but not withdraw a request
-            batch = batch.replace(stop=earlier.merge(batch.stop))
-        after.append(state)
+        if given.stop is not None and batch.stop is not given.stop:
+            batch = batch.replace(stop=given.stop.merge(batch.stop))  # a part may not withdraw a request
+        after.append(new)
     return batch, tuple(after)
 
 
@@ -152,42 +140,37 @@ def _nan_if_out_of_range(part: Part, before: Batch, after: Batch, step: Any) -> 
 
     Comparisons and minima may discard a NaN. A loss must not, because the learner counts the NaNs of losses.
     """
-    numbers = [at(number, step) for number in part.numbers]
-    # Others were checked when the part was built.
-    found = [x for x in numbers if isinstance(x, jax.Array) and not x.ndim and jnp.issubdtype(x.dtype, jnp.floating)]
-    if not found:
+    bad = any_nan(*(at(number, step) for number in part.numbers))
+    if bad is None:
         return after
-    bad = functools.reduce(jnp.logical_or, map(jnp.isnan, found))
 
     def nan(x: Any) -> Any:
         return jnp.where(bad, jnp.nan, x).astype(x.dtype) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
 
     for path in part.provides:
-        if path in ("metrics", "stop"):
-            continue
         if path == "losses":
             own = {name: nan(x) for name, x in after.losses.items() if before.losses.get(name) is not x}
             after = after.replace(losses={**after.losses, **own})
-        else:
+        elif path not in ("metrics", "stop"):
             after = with_field_at(after, path, jax.tree.map(nan, field_at(after, path)))
     return after
 
 
-def amend(parts: Sequence[Part], params: Params, old: tuple[Any, ...], new: tuple[Any, ...]) -> Params:
+def amend(parts: Sequence[Part], params: Params, old_state: tuple[Any, ...], new_state: tuple[Any, ...]) -> Params:
     """Return the parameters after each part has amended them."""
-    for part, before, after in zip(parts, old, new, strict=True):
+    for part, old, new in zip(parts, old_state, new_state, strict=True):
         if part.amend is not None:
-            params = part.amend(params, before, after)
+            params = part.amend(params, old, new)
     return params
 
 
-def finish(parts: Sequence[Part], batch: Batch, states: tuple[Any, ...], context: Context) -> tuple[Any, ...]:
+def finish(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: Context) -> tuple[Any, ...]:
     """Return the states after each part has finished the update, each with its own key."""
     after = tuple(
-        state if part.finish is None else part.finish(batch, state, context.replace(key=part_key(context.key, index)))
-        for index, (part, state) in enumerate(zip(parts, states, strict=True))
+        own if part.finish is None else part.finish(batch, own, context.replace(key=part_key(context.key, index)))
+        for index, (part, own) in enumerate(zip(parts, state, strict=True))
     )
-    check_states("finish", parts, states, after)
+    check_states("finish", parts, state, after)
     return after
 
 
@@ -212,48 +195,34 @@ def describe(parts: Sequence[Part]) -> str:
     width = max(len(part.name) for part in parts) + 2
     divides, lines = find_sampler(parts), []
     for index, part in enumerate(parts):
-        if isinstance(part, Divider):
-            stage = part.stage
+        phases = part.phases if isinstance(part, Divider) else {}
+        if index == divides:
+            stage = "phases" if phases else "sampler"
         else:
             stage = "" if divides is None else "rollout" if index < divides else "minibatch"
-        reads = ", ".join(dict.fromkeys((*part.requires, *(part.reads or ()))))
-        writes = ", ".join(part.provides)
-        text = f"{stage:<11}{part.name:<{width}}"
-        text += f"reads {reads or ('nothing' if part.reads is not None else 'undeclared fields')}"
-        lines.append(text + (f"; writes {writes}" if writes else ""))
-        for name, inner in (part.chains if isinstance(part, Divider) else {}).items():
-            lines += [f"  {name}:", *("    " + line for line in describe(inner).splitlines())]
+        reads = ", ".join(readings(part)) or ("undeclared fields" if part.reads is None else "nothing")
+        line = f"{stage:<11}{part.name:<{width}}reads {reads}"
+        lines.append(line + (f"; writes {', '.join(part.provides)}" if part.provides else ""))
+        for name, phase in phases.items():
+            lines += [f"  {name}:", *("    " + line for line in describe(phase.chain.parts).splitlines())]
     return "\n".join(lines)
 
 
-def _open_requirements(parts: tuple[Part, ...]) -> tuple[str, ...]:
-    written: set[str] = set()
-    needed: dict[str, None] = {}
+def _declarations(parts: Sequence[Part]) -> dict[str, Any]:
+    """Return what a chain declares: it reads what no earlier part of its own has written."""
+    written: dict[str, None] = {}
+    requires: dict[str, None] = {}
+    reads: dict[str, None] = {}
     for part in parts:
-        needed.update(dict.fromkeys(field for field in part.requires if field not in written))
-        written.update(part.provides)
-    return tuple(needed)
-
-
-def _declarations(parts: tuple[Part, ...]) -> dict[str, Any]:
-    """Return the declarations of a chain without a sampler: its reads, its place, and whether it needs time."""
+        requires.update(dict.fromkeys(field for field in part.requires if field not in written))
+        reads.update(dict.fromkeys(field for field in part.reads or () if field not in written))
+        written.update(dict.fromkeys(part.provides))
+    declared = {"requires": tuple(requires), "provides": tuple(written)}
     if find_sampler(parts) is not None:
-        return {}
-    reads: dict[str, None] | None = {}
-    written: set[str] = set()
-    for part in parts:
-        if part.reads is None or reads is None:
-            reads = None
-        else:
-            reads.update(dict.fromkeys(field for field in part.reads if field not in written))
-        written.update(part.provides)
+        return declared
     places = {"before_sampler" if part.place == "first" else part.place for part in parts} - {"anywhere"}
-    return {
-        "reads": None if reads is None else tuple(reads),
+    return declared | {
+        "reads": None if any(part.reads is None for part in parts) else tuple(reads),
         "place": places.pop() if len(places) == 1 else "anywhere",
         "needs_time": any(part.needs_time for part in parts),
     }
-
-
-def _all_provided(parts: tuple[Part, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(field for part in parts for field in part.provides))

@@ -12,15 +12,15 @@ import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
 from .._base.trees import copies, has_explicit_axes, on_automatic_mesh, varying_like
-from .chain import chain, finish, part_key
+from .chain import chain, finish, init_parts, part_key
 from .checks import check_key, check_params, check_rollout, check_trainable, count_nonfinite, finite_where_masked
-from .loop import GradientMetrics, PhaseLoop, if_due, run_if_due
-from .metrics import Metrics, join_metrics
+from .loop import GradientMetrics, PhaseLoop
+from .metrics import join_metrics, split_metrics
 from .optim import may_skip
+from .phases import PhaseSpec, by_phase, divide, with_optimizers, without_names
 from .pieces import evaluate_shards
 from .policy import evaluate_current
 from .refresh import PhaseState, Upstream
-from .spec import PhaseSpec, by_phase, divide, with_optimizers, without_names
 from .types import Array, Batch, Context, Evaluate, Output, Params, Part
 from .wiring import check_every_write_has_an_effect
 
@@ -124,23 +124,23 @@ def learner(
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, algorithm 1.
     """
+    expected = "learner: evaluate must be a Policy or a function (params, batch) -> Output"
     if isinstance(evaluate, Part):
         raise UserTypeError(
-            f"learner: evaluate must be a Policy or a function (params, batch) -> Output, got the part "
-            f"{evaluate.name!r}: the order is learner(evaluate, pipeline, optimizer)"
+            f"{expected}, got the part {evaluate.name!r}: the order is learner(evaluate, pipeline, optimizer)"
         )
     if not callable(evaluate):
-        raise UserTypeError(
-            f"learner: evaluate must be a Policy or a function (params, batch) -> Output, got {evaluate!r}"
-        )
+        raise UserTypeError(f"{expected}, got {evaluate!r}")
     if not (gradient_metrics is None or callable(gradient_metrics)):
         raise UserTypeError(f"learner: gradient_metrics must be a function of the gradient, got {gradient_metrics!r}")
     shared, specs = divide(chain(pipeline))
     phases = with_optimizers(specs, optimizer)
     for spec in phases:
         check_first(spec.before)
-    first = shared if return_batch and phases[0].every > 1 else (*shared, *phases[0].before) if return_batch else ()
-    check_every_write_has_an_effect(shared, [(*spec.before, spec.sampler, *spec.after) for spec in phases], first)
+    returned: tuple[Part, ...] = ()
+    if return_batch:
+        returned = shared if phases[0].every > 1 else (*shared, *phases[0].before)
+    check_every_write_has_an_effect(shared, [(*spec.before, spec.sampler, *spec.after) for spec in phases], returned)
     made = _Update(shared, phases, evaluate, gradient_metrics or (lambda gradient: {}), return_batch)
     return Learner(made.init, made.update)
 
@@ -165,10 +165,10 @@ class _Update:
         states = {}
         for number, spec in enumerate(self.phases):
             phase_key = part_key(key, number + 1)
-            before = chain(*spec.before).init(params, part_key(phase_key, 1))
-            states[spec.name] = before, chain(*spec.after).init(params, part_key(phase_key, 2))
+            before = init_parts(spec.before, params, part_key(phase_key, 1))
+            states[spec.name] = before, init_parts(spec.after, params, part_key(phase_key, 2))
         opt_states = {spec.name: spec.optimizer.init(spec.trained(params)) for spec in self.phases}
-        pipeline = (chain(*self.shared).init(params, key), without_names(states, self.phases))
+        pipeline = init_parts(self.shared, params, key), without_names(states, self.phases)
         opt_state = without_names(opt_states, self.phases)
         return LearnerState(params, opt_state, copies(pipeline), jnp.zeros((), jnp.int32))
 
@@ -192,38 +192,29 @@ class _Update:
         context = Context(key=key, step=state.step, params=state.params, evaluate=self.evaluate)
         params, (shared, states) = state.params, state.pipeline
         opt_states, states = by_phase(state.opt_state, self.phases), by_phase(states, self.phases)
-        metrics = [count_nonfinite(recorded)]
+        keep_finite = any(may_skip(opt_state) for opt_state in opt_states.values())
+        metrics, stopped = [count_nonfinite(recorded)], jnp.zeros_like(state.step, bool)
 
         # The parts that all phases share run once, for the phases that do not run them again, and for `finish`.
-        upstream = Upstream((), self.shared, self.evaluate, recorded, recorded, False, self._keeps_finite(opt_states))
-        start = PhaseState(params, None, (), shared, (), jnp.zeros_like(state.step, bool))
+        upstream = Upstream((), self.shared, self.evaluate, recorded, recorded, False, keep_finite)
+        start = PhaseState(params, None, (), shared, (), stopped)
         prepared, started = upstream.run(start, context.replace(key=jax.random.fold_in(key, 0)))
         if any(spec.sampler.refresh.shares_upstream for spec in self.phases):
             params, shared = started.params, started.before
-            metrics.append(Metrics.of(prepared.metrics, dict(prepared.reductions)))
+            metrics.append(split_metrics(prepared)[0])
 
         rollouts = {}
         for number, spec in enumerate(self.phases):
-            upstream = Upstream(
-                shared=self.shared,
-                own=spec.before,
-                evaluate=self.evaluate,
-                recorded=recorded,
-                prepared=prepared,
-                moved=number > 0,
-                keep_finite=self._keeps_finite(opt_states),
-            )
-            phase_context = context.replace(
-                key=jax.random.fold_in(key, number + 1), num_minibatches=spec.sampler.num_minibatches
-            )
+            upstream = Upstream(self.shared, spec.before, self.evaluate, recorded, prepared, number > 0, keep_finite)
+            phase_key = jax.random.fold_in(key, number + 1)
+            phase_context = context.replace(key=phase_key, num_minibatches=spec.sampler.num_minibatches)
             loop = PhaseLoop(spec, upstream, phase_context, self.gradient_metrics)
             before, after = states[spec.name]
-            stopped = jnp.zeros_like(state.step, bool)
             begin = PhaseState(params, opt_states[spec.name], shared, before, after, stopped)
-            end, measured, rollouts[spec.name] = loop.run(begin) if spec.every == 1 else run_if_due(loop, begin)
+            end, measured, rollouts[spec.name] = loop.run(begin) if spec.every == 1 else loop.run_if_due(begin)
             params, shared = end.params, end.shared
             opt_states[spec.name], states[spec.name] = end.opt_state, (end.before, end.after)
-            metrics.append(measured.prefixed(f"{spec.name}/") if spec.name else measured)
+            metrics.append(measured)
 
         context = context.replace(key=jax.random.fold_in(key, len(self.phases) + 1), params=params)
         shared, states = self._finish(shared, states, prepared, rollouts, context)
@@ -232,30 +223,24 @@ class _Update:
         joined = join_metrics(*metrics)
         return (result, joined, rollouts[self.phases[0].name]) if self.return_batch else (result, joined)
 
-    def _keeps_finite(self, opt_states: dict[str, Any]) -> bool:
-        return any(may_skip(opt_state) for opt_state in opt_states.values())
-
     def _finish(
-        self,
-        shared: tuple[Any, ...],
-        states: dict[str, tuple[Any, Any]],
-        prepared: Batch,
-        rollouts: dict[str, Batch],
-        context: Context,
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self, shared: Any, states: dict[str, Any], prepared: Batch, rollouts: dict[str, Batch], context: Context
+    ) -> tuple[Any, dict[str, Any]]:
         """Return the states of all parts, after calling `finish` on the rollout under the updated policy."""
-        shared_context, *contexts = (
-            context.replace(key=jax.random.fold_in(context.key, i)) for i in range(1 + 2 * len(self.phases))
-        )
+        keys = [jax.random.fold_in(context.key, i) for i in range(1 + 2 * len(self.phases))]
         finished = {}
-        for spec, before_context, after_context in zip(self.phases, contexts[::2], contexts[1::2], strict=True):
+        for number, spec in enumerate(self.phases):
             before, after = states[spec.name]
-            before = finish_update(spec.before, before, prepared, before_context)
-            finish_phase = functools.partial(
-                finish_update, spec.after, rollout=rollouts[spec.name], context=after_context
+            before = finish_parts(spec.before, prepared, context.replace(key=keys[2 * number + 1]), before)
+            finish_after = functools.partial(
+                finish_parts, spec.after, rollouts[spec.name], context.replace(key=keys[2 * number + 2])
             )
-            finished[spec.name] = before, if_due(spec.every, context.step, finish_phase, after)
-        return finish_update(self.shared, shared, prepared, shared_context), finished
+            if spec.every == 1:
+                after = finish_after(after)
+            else:
+                after = jax.lax.cond(spec.is_due(context.step), finish_after, lambda states: states, after)
+            finished[spec.name] = before, after
+        return finish_parts(self.shared, prepared, context.replace(key=keys[0]), shared), finished
 
 
 def check_first(parts: Sequence[Part]) -> None:
@@ -268,9 +253,7 @@ def check_first(parts: Sequence[Part]) -> None:
             )
 
 
-def finish_update(
-    parts: tuple[Part, ...], states: tuple[Any, ...], rollout: Batch, context: Context
-) -> tuple[Any, ...]:
+def finish_parts(parts: tuple[Part, ...], rollout: Batch, context: Context, states: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the states of the parts, after calling `finish` on the rollout under the updated policy."""
     if all(part.finish is None for part in parts):
         return states
@@ -298,12 +281,12 @@ def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
         0.0
     """
     shared, specs = divide(chain(pipeline))
-    found = [(part.name, own) for part, own in zip(shared, state.pipeline[0], strict=True)]
-    by_name = by_phase(state.pipeline[1], specs)
+    found = list(zip([part.name for part in shared], state.pipeline[0], strict=True))
+    states = by_phase(state.pipeline[1], specs)
     for spec in specs:
-        prefix = f"{spec.name}/" if spec.name else ""
-        for parts, own in zip((spec.before, spec.after), by_name[spec.name], strict=True):
-            found += [(prefix + part.name, one) for part, one in zip(parts, own, strict=True)]
+        names = [spec.prefix + part.name for part in (*spec.before, *spec.after)]
+        before, after = states[spec.name]
+        found += zip(names, (*before, *after), strict=True)
     matches = [own for called, own in found if called == name]
     if len(matches) != 1:
         there = ", ".join(called for called, _ in found)

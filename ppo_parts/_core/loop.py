@@ -32,20 +32,21 @@ import jax.numpy as jnp
 import optax
 
 from .._base.errors import UserValueError
-from .._base.trees import varying_like
+from .._base.trees import varying_like, where
 from ..functional import masked_mean
 from ..functional._common import ShapeError, masked_sum
 from .chain import amend, check_states, fold
-from .metrics import Metrics, join_metrics
+from .metrics import Metrics, join_metrics, split_metrics
 from .optim import may_skip, skipped
+from .phases import PhaseSpec
 from .policy import evaluate_current
 from .refresh import PhaseState, Upstream
 from .sampling import Sampler
-from .spec import PhaseSpec
 from .types import Array, Batch, Context, Params
 from .wiring import check_batch
 
 GradientMetrics = Callable[[Any], Mapping[str, Array]]
+CHANGED_BY_A_STEP = ("params", "opt_state", "after")  # fields of `PhaseState` that keep their value if it is discarded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,13 +71,13 @@ class PhaseLoop:
         sampler, refresh, key = self.spec.sampler, self.spec.sampler.refresh, self.context.key
         context = self.context.replace(key=jax.random.fold_in(key, 0))
         rollout, state = refresh.before_phase(self.upstream, state, context)
-        first, rollout = _split_metrics(rollout)
+        first, rollout = split_metrics(rollout)
 
         def epoch(state: PhaseState, number: Array) -> tuple[PhaseState, tuple[Metrics, Metrics, Array]]:
             keys = jax.random.split(jax.random.fold_in(key, number + 1), 3)
             context = self.context.replace(key=keys[0], epoch=number)
             drawn_from, state = refresh.before_epoch(self.upstream, rollout, state, context)
-            refreshed, drawn_from = _split_metrics(drawn_from)
+            refreshed, drawn_from = split_metrics(drawn_from)
             items = sampler.plan(keys[1], drawn_from, number)
             check_plan(sampler, items)
             minibatch = functools.partial(self._minibatch, drawn_from, context.replace(key=keys[2]))
@@ -88,7 +89,24 @@ class PhaseLoop:
         state, (refreshed, measured, ran), begun = scan_until(epoch, state, epochs, can_stop)
         own = {"epochs": jnp.sum(begun)} | ({"early_stopped": state.stopped} if can_stop else {})
         metrics = join_metrics(first, refreshed.reduce(begun), measured.reduce(ran), Metrics.of(own))
-        return state._replace(estimates=None), metrics, rollout
+        return state._replace(estimates=None), metrics.prefixed(self.spec.prefix), rollout
+
+    def run_if_due(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
+        """Run a phase that is not due in every update; if it is not, the state stays, and metrics are NaN (sums: 0).
+
+        The third result is the rollout that parts with `finish` receive.
+        """
+
+        def run(state: PhaseState) -> tuple[PhaseState, Metrics]:
+            return self.run(state)[:2]
+
+        def skip(state: PhaseState) -> tuple[PhaseState, Metrics]:
+            metrics = jax.eval_shape(run, state)[1]
+            absent = [0.0 if way == "sum" else jnp.nan for way in metrics.reductions]
+            return state, dataclasses.replace(metrics, array=jnp.array(absent, metrics.array.dtype))
+
+        state, metrics = jax.lax.cond(self.spec.is_due(self.context.step), run, skip, state)
+        return state, metrics, self.upstream.prepared
 
     def _minibatch(
         self, rollout: Batch, context: Context, state: PhaseState, numbered: Any
@@ -101,27 +119,28 @@ class PhaseLoop:
         upstream_key, loss_key, draw_key = (jax.random.fold_in(key, i) for i in range(3))
         context = context.replace(key=upstream_key, minibatch=index)
         rollout, state = refresh.before_minibatch(self.upstream, rollout, state, context)
-        params, (refreshed, rollout) = state.params, _split_metrics(rollout)
-        context = context.replace(params=params)
+        refreshed, rollout = split_metrics(rollout)
+        context = context.replace(params=state.params)
         check_batch(sampler, rollout)
         indices, weight = sampler.draw(item, rollout, context.replace(key=draw_key))
         minibatch = sampler.take(rollout, indices, weight)
 
         (loss, (batch, after, current)), gradient = jax.value_and_grad(self._loss, has_aux=True)(
-            spec.trained(params), params, minibatch, state.after, context.replace(key=loss_key)
+            spec.trained(state.params), minibatch, state, context.replace(key=loss_key)
         )
-        gradient = spec.masked(gradient, params)
+        gradient = spec.masked(gradient, state.params)
         new, applied = self._step(state, after, gradient, loss, batch.metrics)
         if batch.stop is not None:
             spec.check_stop()
-            applied &= ~batch.stop.discard
-            new = _keep(~batch.stop.discard, new, state)
-            new = new._replace(stopped=batch.stop.discard | batch.stop.after)
+            keep = ~batch.stop.discard
+            applied &= keep
+            step = {name: where(keep, getattr(new, name), getattr(state, name)) for name in CHANGED_BY_A_STEP}
+            new = new._replace(**step, stopped=batch.stop.discard | batch.stop.after)
 
         minibatch = minibatch.replace(current=current)
         new = refresh.after_minibatch(self.upstream, new, sampler, minibatch, indices)
         measured = self._measured(loss, gradient, applied, minibatch)
-        return new, join_metrics(refreshed, _split_metrics(batch)[0], *measured)
+        return new, join_metrics(refreshed, split_metrics(batch)[0], *measured)
 
     def _step(
         self, state: PhaseState, after: tuple[Any, ...], gradient: Params, loss: Array, metrics: Mapping[str, Array]
@@ -136,19 +155,19 @@ class PhaseLoop:
         applied = jnp.ones((), bool)
         if may_skip(opt_state):
             applied = ~skipped(opt_state)
-            after = _where(applied, after, state.after)
+            after = where(applied, after, state.after)
         params = amend(spec.after, params, state.after, after)
         return state._replace(params=params, opt_state=opt_state, after=after), applied
 
     def _loss(
-        self, trained: Params, params: Params, minibatch: Batch, states: tuple[Any, ...], context: Context
+        self, trained: Params, minibatch: Batch, state: PhaseState, context: Context
     ) -> tuple[Array, tuple[Batch, tuple[Any, ...], Any]]:
         """Return the sum of the reduced losses that the parts after the sampler add."""
-        params = self.spec.merged(params, trained)
+        params = self.spec.merged(state.params, trained)
         current = evaluate_current(self.context.evaluate, params, minibatch)
         batch = minibatch.replace(current=current)
-        batch, after = fold(self.spec.after, batch, states, context.replace(params=params))
-        check_states("update", self.spec.after, states, after)
+        batch, after = fold(self.spec.after, batch, state.after, context.replace(params=params))
+        check_states("update", self.spec.after, state.after, after)
         if not batch.losses:
             raise UserValueError(
                 "learner: no part added a loss: put one, such as clipped_surrogate(), after the sampler"
@@ -164,9 +183,9 @@ class PhaseLoop:
         norm = optax.tree.norm(jnp.concatenate([jnp.reshape(x, -1) for x in jax.tree.leaves(gradient)]))
         counts = {"minibatches": applied, "nonfinite/gradient": ~jnp.isfinite(norm)}
         if minibatch.advantage is not None:
-            bad = ~jnp.isfinite(minibatch.advantage)
             # As floats, because devices then sum this count together with the other numbers.
-            counts["nonfinite/advantage"] = masked_sum(bad.astype(jnp.float32), minibatch.mask)
+            bad = (~jnp.isfinite(minibatch.advantage)).astype(jnp.float32)
+            counts["nonfinite/advantage"] = masked_sum(bad, minibatch.mask)
         own = Metrics.of({"loss": loss, "grad_norm": norm, **counts}, dict.fromkeys(counts, "sum"))
         measured = self.gradient_metrics(gradient)
         for name, value in measured.items():
@@ -175,36 +194,6 @@ class PhaseLoop:
                     f"learner: gradient_metrics must return scalars, but {name!r} has shape {jnp.shape(value)}"
                 )
         return own, Metrics.of(measured)
-
-
-def run_if_due(phase: PhaseLoop, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
-    """Run a phase that does not run in every update; otherwise the state is unchanged, and metrics are NaN (sums: 0).
-
-    The third result is the rollout that parts with `finish` receive.
-    """
-
-    def run(state: PhaseState) -> tuple[PhaseState, Metrics]:
-        return phase.run(state)[:2]
-
-    def skip(state: PhaseState) -> tuple[PhaseState, Metrics]:
-        metrics = jax.eval_shape(run, state)[1]
-        absent = jnp.array([0.0 if way == "sum" else jnp.nan for way in metrics.reductions], metrics.array.dtype)
-        return state, Metrics(absent, metrics.names, metrics.reductions)
-
-    state, metrics = jax.lax.cond(is_due(phase.spec.every, phase.context.step), run, skip, state)
-    return state, metrics, phase.upstream.prepared
-
-
-def is_due(every: int, step: Any) -> Any:
-    """Return whether a phase that runs once in `every` updates runs in this one."""
-    return (step + 1) % every == 0
-
-
-def if_due(every: int, step: Any, finish: Callable[[Any], Any], states: Any) -> Any:
-    """Return `finish(states)` in the updates in which the phase runs, and the same states in others."""
-    if every == 1:
-        return finish(states)
-    return jax.lax.cond(is_due(every, step), finish, lambda states: states, states)
 
 
 def reduce_loss(loss: Array, batch: Batch) -> Array:
@@ -250,17 +239,3 @@ def scan_until(
 
     state, (ys, ran) = jax.lax.scan(guarded, state, xs)
     return state, ys, ran
-
-
-def _where(condition: Array, new: Any, old: Any) -> Any:
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
-
-
-def _keep(condition: Array, new: PhaseState, old: PhaseState) -> PhaseState:
-    """Return the new state with the old parameters and states of a gradient step, unless the condition holds."""
-    changed = ("params", "opt_state", "after")
-    return new._replace(**{name: _where(condition, getattr(new, name), getattr(old, name)) for name in changed})
-
-
-def _split_metrics(batch: Batch) -> tuple[Metrics, Batch]:
-    return Metrics.of(batch.metrics, dict(batch.reductions)), batch.replace(metrics={}, reductions=())

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .._base.errors import UserValueError
 from ..functional._common import check_same_shape, stacked
-from .types import Array, Reduction
+from .types import Array, Batch, Reduction
 
 REDUCE = {
     "sum": lambda x, ran: jnp.sum(x, axis=0, where=ran),
@@ -87,6 +87,11 @@ class Metrics(Mapping[str, Array]):
     def prefixed(self, prefix: str) -> Metrics:
         """Return the same numbers with a prefix on each name."""
         return dataclasses.replace(self, names=tuple(prefix + name for name in self.names))
+
+
+def split_metrics(batch: Batch) -> tuple[Metrics, Batch]:
+    """Return the metrics of a batch, and the batch without them."""
+    return Metrics.of(batch.metrics, dict(batch.reductions)), batch.replace(metrics={}, reductions=())
 
 
 def join_metrics(*groups: Metrics) -> Metrics:

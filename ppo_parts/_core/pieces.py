@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .._base.errors import UserTypeError
 from .policy import evaluate_policy
-from .shards import field_axes, split
+from .shards import field_axes, split_fields
 from .types import Array, Batch, Evaluate, Output, Params, kind
 
 Piece = Callable[[Params, dict[str, Any]], Output]
@@ -108,11 +108,7 @@ def evaluate_pieces(
     def piece(params: Params, fields: dict[str, Any]) -> Output:
         return evaluate_leaves(params, whole.replace(**fields, weight=None))
 
-    fields = {
-        name: jax.tree.map(lambda x, along=along: split(x, pieces, along), getattr(batch, name))
-        for name, along in axes.items()
-    }
-    results = run(piece, params, fields, axes)
+    results = run(piece, params, split_fields(batch, pieces), axes)
 
     def join(along: int) -> Callable[[Array, Any], Array]:
         def joined(x: Array, whole: Any) -> Array:

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
+from .._base.trees import where
 from .chain import amend, check_states, fold
 from .checks import check_axes
+from .metrics import split_metrics
 from .policy import evaluate_current, follow
 from .types import Array, Batch, Context, Current, Evaluate, Params, Part
 
@@ -78,7 +80,7 @@ class Upstream:
     def run(self, state: PhaseState, context: Context, estimates: Estimates | None = None) -> tuple[Batch, PhaseState]:
         """Run the phase's own parts on the prepared rollout or, with new estimates, all parts on the recorded one."""
         if estimates is None:
-            parts, states, batch = self.own, state.before, self.prepared.replace(metrics={}, reductions=())
+            parts, states, batch = self.own, state.before, split_metrics(self.prepared)[1]
         else:
             parts, states = (*self.shared, *self.own), (*state.shared, *state.before)
             batch = self.recorded.replace(**estimates._asdict())
@@ -175,11 +177,10 @@ class EachEpoch(Refresh):
     ) -> tuple[Batch, PhaseState]:
         """Evaluate the rollout, unless the policy is still the behavior policy, and run the parts."""
         if upstream.moved or not self.on_policy:
-            estimates = upstream.evaluated(state.params)
-        else:
-            estimates = jax.lax.cond(
-                context.epoch > 0, upstream.evaluated, lambda params: upstream.recorded_estimates(), state.params
-            )
+            return upstream.run(state, context, upstream.evaluated(state.params))
+        estimates = jax.lax.cond(
+            context.epoch > 0, upstream.evaluated, lambda params: upstream.recorded_estimates(), state.params
+        )
         return upstream.run(state, context, estimates)
 
 
@@ -256,5 +257,4 @@ def finite_or_old(new: Any, old: Any) -> Any:
     floats = [x for x in jax.tree.leaves(new) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
     if not floats:
         return new
-    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats]))
-    return jax.tree.map(lambda x, y: jnp.where(finite, x, y), new, old)
+    return where(jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats])), new, old)

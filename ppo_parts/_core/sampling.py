@@ -16,7 +16,7 @@ from .._base.trees import on_automatic_mesh
 from ..functional._common import ShapeError, unsqueezed
 from .policy import evaluate_current
 from .refresh import Refresh, RefreshName, refresh_of
-from .shards import field_axes, joined, map_shards, split
+from .shards import field_axes, joined, map_shards, side_by_side, split
 from .types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, EmptyState, Part, no_state
 
 Axis = Literal["step", "segment", "window"]
@@ -64,89 +64,74 @@ class Sampler(Divider):
     draw: Draw
     in_range: bool = False
 
-    @property
-    def cuts_time(self) -> bool:
-        return self.axis == "step"
-
     def take(self, batch: Batch, indices: Any, weight: Array | None) -> Batch:
         """Return the minibatch with these indices; metrics and losses start empty."""
         self._check_drawn(indices, weight, batch.shards)
-        batch = batch.replace(metrics={}, reductions=(), losses={}, weight=weight)
+        batch = batch.replace(metrics={}, reductions=(), losses={})
+        weight = None if weight is None else weight.reshape(-1)
         if indices is None:
-            return batch.replace(weight=None if weight is None else weight.reshape(-1))
-        time, segments = batch.log_prob.shape[0], batch.log_prob.shape[1] // batch.shards
-        axes = ("step",) if self.axis == "step" else batch.axes
+            return batch.replace(weight=weight)
+        minibatch = batch.replace(axes=("step",) if self.axis == "step" else batch.axes, weight=weight)
         if batch.shards == 1:
-            minibatch = batch.replace(**self._take(batch, indices), axes=axes)
+            minibatch = minibatch.replace(**self._take(batch, indices))
         else:
-            taken, minibatch = map_shards(self._take, batch, indices), batch.replace(axes=axes)
-            for name, axis in field_axes(minibatch).items():
-                fields = jax.tree.map(functools.partial(_side_by_side, axis=axis), taken[name])
-                minibatch = minibatch.replace(**{name: fields})
+            taken, axes = map_shards(self._take, batch, indices), field_axes(minibatch)
+            minibatch = minibatch.replace(**{name: side_by_side(taken[name], axis) for name, axis in axes.items()})
             indices = _in_one_row(indices)
-            weight = None if weight is None else weight.reshape(-1)
         if not self.in_range:
-            minibatch = minibatch.replace(log_prob=self._nan_outside(minibatch.log_prob, indices, (time, segments)))
-        minibatch = minibatch.replace(weight=weight)
+            time, segments = batch.log_prob.shape[0], batch.log_prob.shape[1] // batch.shards
+            minibatch = minibatch.replace(log_prob=self._nan_outside(minibatch.log_prob, indices, time, segments))
         return _from_windows(minibatch, indices) if self.axis == "window" else minibatch
 
     def _check_drawn(self, indices: Any, weight: Array | None, shards: int) -> None:
         """Raise unless `draw` returned integers `[M]`, or `Windows`, and one weight for each; a shard is a row."""
-        windows = isinstance(indices, Windows)
         if indices is None:
             return
+        windows, where = isinstance(indices, Windows), f"{self.name}: draw must return"
         if windows != (self.axis == "window"):
             expected = "Windows" if self.axis == "window" else "an array"
-            raise UserTypeError(
-                f"{self.name}: draw must return {expected} for axis={self.axis!r}, got {type(indices).__name__}"
-            )
-        rank, drawn = (1 if shards == 1 else 2), (*indices[:2],) if windows else (indices,)
+            raise UserTypeError(f"{where} {expected} for axis={self.axis!r}, got {type(indices).__name__}")
+        drawn = (indices.start, indices.segment) if windows else (indices,)
+        shape = jnp.shape(drawn[0])
         for x in drawn:
             if not jnp.issubdtype(jnp.result_type(x), jnp.integer):
-                raise UserTypeError(f"{self.name}: draw must return integers, got {jnp.result_type(x)}")
-            if jnp.ndim(x) != rank or jnp.shape(x) != jnp.shape(drawn[0]):
+                raise UserTypeError(f"{where} integers, got {jnp.result_type(x)}")
+            if jnp.ndim(x) != (1 if shards == 1 else 2) or jnp.shape(x) != shape:
                 rows = "[M]" if shards == 1 else f"[{shards}, M], one row for each shard"
-                raise ShapeError(f"{self.name}: draw must return indices of shape {rows}, got {jnp.shape(x)}")
-        if windows and (*jnp.shape(indices.counts)[:-2], jnp.shape(indices.counts)[-1]) != jnp.shape(drawn[0]):
+                raise ShapeError(f"{where} indices of shape {rows}, got {jnp.shape(x)}")
+        if windows and (*jnp.shape(indices.counts)[:-2], jnp.shape(indices.counts)[-1]) != shape:
             raise ShapeError(
-                f"{self.name}: draw must return counts [L, M] for M windows, got {jnp.shape(indices.counts)} for "
-                f"starts of shape {jnp.shape(drawn[0])}"
+                f"{where} counts [L, M] for M windows, got {jnp.shape(indices.counts)} for starts of shape {shape}"
             )
-        if weight is not None and jnp.shape(weight) != jnp.shape(drawn[0]):
-            raise ShapeError(
-                f"{self.name}: draw must return one weight for each index, {jnp.shape(drawn[0])}, got "
-                f"{jnp.shape(weight)}"
-            )
+        if weight is not None and jnp.shape(weight) != shape:
+            raise ShapeError(f"{where} one weight for each index, {shape}, got {jnp.shape(weight)}")
 
     def _take(self, batch: Batch, indices: Any) -> dict[str, Any]:
         """Return the fields of a batch with one shard at these indices."""
         segments = batch.log_prob.shape[1]
-        in_segments = indices.segment if self.axis == "window" else indices
-        if self.axis == "step":
-            in_segments = indices % segments
-
         # Samplers draw indices in range; "clip" avoids the default's handling of negative and too large ones.
-        def per_step(x: Array) -> Array:
-            if self.axis == "segment":
-                return jnp.take(x, indices, axis=1, mode="clip")
-            return jnp.take(x.reshape((-1, *x.shape[2:])), self._rows(indices, segments), axis=0, mode="clip")
+        take = functools.partial(jnp.take, mode="clip")
+        steps = {field: getattr(batch, field) for field in PER_STEP}
+        if self.axis == "segment":
+            in_segments, per_step = indices, functools.partial(take, indices=indices, axis=1)
+        else:
+            in_segments = indices.segment if self.axis == "window" else indices % segments
+            steps = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), steps)
+            per_step = functools.partial(take, indices=self._rows(indices, segments), axis=0)
+        per_segment = functools.partial(take, indices=in_segments, axis=0)
+        return jax.tree.map(per_step, steps) | jax.tree.map(
+            per_segment, {field: getattr(batch, field) for field in PER_SEGMENT}
+        )
 
-        def per_segment(x: Array) -> Array:
-            return jnp.take(x, in_segments, axis=0, mode="clip")
-
-        steps = jax.tree.map(per_step, {field: getattr(batch, field) for field in PER_STEP})
-        return steps | jax.tree.map(per_segment, {field: getattr(batch, field) for field in PER_SEGMENT})
-
-    def _nan_outside(self, log_prob: Array, indices: Any, shape: tuple[int, int]) -> Array:
+    def _nan_outside(self, log_prob: Array, indices: Any, time: int, segments: int) -> Array:
         """Return the log-probabilities, with NaN where an index is out of range."""
-        time, segments = shape
         if self.axis == "window":
             last = indices.start + indices.counts.shape[0] - 1
             inside = (indices.start >= 0) & (last < time) & (indices.segment >= 0) & (indices.segment < segments)
         else:
             inside = (indices >= 0) & (indices < (time * segments if self.axis == "step" else segments))
-        leading = 1 if self.axis == "step" else 2
-        inside = inside.reshape((1,) * (leading - 1) + inside.shape + (1,) * (log_prob.ndim - leading))
+        leading = 0 if self.axis == "step" else 1
+        inside = inside.reshape((1,) * leading + inside.shape + (1,) * (log_prob.ndim - leading - 1))
         return jnp.where(inside, log_prob, jnp.nan)
 
     def put(self, buffer: Array, indices: Any, rows: Array, shards: int = 1) -> Array:
@@ -220,17 +205,9 @@ def sampler(
         >>> newest = pp.sampler("newest", plan, draw, num_minibatches=2, axis="step")
     """
     return sampler_of_shards(
-        name,
-        _plan_shards(plan),
-        _draw_shards(draw),
-        num_epochs=num_epochs,
-        num_minibatches=num_minibatches,
-        axis=axis,
-        refresh=refresh,
-        weighs=weighs,
-        requires=requires,
-        in_range=in_range,
-    )
+        name, _plan_shards(plan), _draw_shards(draw), num_epochs=num_epochs, num_minibatches=num_minibatches,
+        axis=axis, refresh=refresh, weighs=weighs, requires=requires, in_range=in_range,
+    )  # fmt: skip
 
 
 def sampler_of_shards(
@@ -270,6 +247,7 @@ def sampler_of_shards(
         provides=("weight",) if weighs else (),
         reads=(),
         place="before_sampler",
+        cuts_time=axis == "step",
         num_epochs=num_epochs,
         num_minibatches=num_minibatches,
         axis=axis,
@@ -319,11 +297,6 @@ def _draw_shards(draw: Draw) -> Draw:
         return map_shards(lambda shard, item, key: draw(item, shard, context.replace(key=key)), batch, item, keys)
 
     return drawn
-
-
-def _side_by_side(x: Array, axis: int) -> Array:
-    """Join the elements taken from several shards, `[shards, ...]`, along `axis`."""
-    return joined(jnp.moveaxis(x, 0, axis), axis)
 
 
 def _in_one_row(indices: Any) -> Any:

@@ -22,9 +22,22 @@ def joined(x: Array, axis: int) -> Array:
     return x.reshape((*x.shape[:axis], -1, *x.shape[axis + 2 :]))
 
 
+def side_by_side(tree: Any, axis: int) -> Any:
+    """Join the results of several shards, leaves `[shards, ...]`, along `axis`."""
+    return jax.tree.map(lambda x: joined(jnp.moveaxis(x, 0, axis), axis), tree)
+
+
 def field_axes(batch: Batch) -> dict[str, int]:
     """Return for each field the axis of segments, or of steps if there is no time axis."""
     return dict.fromkeys(PER_STEP, len(batch.axes) - 1) | dict.fromkeys(PER_SEGMENT, 0)
+
+
+def split_fields(batch: Batch, pieces: int) -> dict[str, Any]:
+    """Divide the axis of segments or steps of each field into two axes, pieces and the positions within a piece."""
+    return {
+        name: jax.tree.map(lambda x, axis=axis: split(x, pieces, axis), getattr(batch, name))
+        for name, axis in field_axes(batch).items()
+    }
 
 
 def check_shards(where: str, shards: int, what: str, size: int) -> None:
@@ -51,10 +64,7 @@ def map_shards(f: Callable[..., Any], batch: Batch, *each: Any) -> Any:
     Every call receives the segments of one shard as a batch with one shard.
     """
     axes = field_axes(batch)
-    fields = {
-        name: jax.tree.map(lambda x, axis=axis: split(x, batch.shards, axis), getattr(batch, name))
-        for name, axis in axes.items()
-    }
+    fields = split_fields(batch, batch.shards)
 
     def one(fields: dict[str, Any], *each: Any) -> Any:
         return f(batch.replace(**fields, shards=1), *each)

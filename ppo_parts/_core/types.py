@@ -302,24 +302,11 @@ class Context:
         return dataclasses.replace(self, **changes)
 
 
-PER_STEP = (  # fields of a batch with the axes `[T, N]`, from which samplers draw
-    "obs",
-    "action",
-    "log_prob",
-    "value",
-    "reward",
-    "terminated",
-    "truncated",
-    "next_value",
-    "mask",
-    "advantage",
-    "target",
-    "log_ratio",
-    "reset",
-    "next_obs",
-    "behavior",
-    "extras",
-)
+# Fields of a batch with the axes `[T, N]`, from which samplers draw.
+PER_STEP = (
+    "obs", "action", "log_prob", "value", "reward", "terminated", "truncated", "next_value", "mask", "advantage",
+    "target", "log_ratio", "reset", "next_obs", "behavior", "extras",
+)  # fmt: skip
 PER_SEGMENT = ("carry", "per_segment")  # fields of a batch without a time axis, `[N, ...]`
 
 
@@ -390,24 +377,17 @@ class Part:
                 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Divider(Part):
-    """Base class of the parts that divide a chain: parts before it see the rollout, parts after it see minibatches."""
+    """Base class of the parts that divide a chain: parts before it see the rollout, parts after it see minibatches.
 
-    @property
-    def stage(self) -> str:
-        """Its label in a printed chain."""
-        return "sampler"
+    Attributes:
+        cuts_time: whether the minibatches have no time axis.
+        phases: the phases inside it, by name.
+    """
 
-    @property
-    def cuts_time(self) -> bool:
-        """Whether the minibatches have no time axis."""
-        return False
-
-    @property
-    def chains(self) -> Mapping[str, tuple[Part, ...]]:
-        """The parts of the chains inside it, by name."""
-        return {}
+    cuts_time: bool = False
+    phases: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
 
 def no_state(params: Params, key: Array | None = None) -> EmptyState:

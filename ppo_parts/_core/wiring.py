@@ -29,6 +29,60 @@ def find_sampler(parts: Sequence[Part]) -> int | None:
     return found[0] if found else None
 
 
+def readings(part: Part) -> tuple[str, ...]:
+    """Return all fields that a part declares to read."""
+    return tuple(dict.fromkeys((*part.requires, *(part.reads or ()))))
+
+
+def reads_field(part: Part, field: str) -> bool:
+    """Return whether a part declares that it reads a field, an entry of the field, or the field that contains it."""
+    return any(field == read or field.startswith(f"{read}.") or read.startswith(f"{field}.") for read in readings(part))
+
+
+def _adds_loss(part: Part, *, of_policy: bool = False) -> bool:
+    """Return whether a part adds a loss; `of_policy`: one that an advantage weighs."""
+    return "losses" in part.provides and (reads_field(part, "advantage") or not of_policy)
+
+
+# --- when a chain is built -------------------------------------------------------------------------------------------
+
+
+def check_order(parts: Sequence[Part]) -> None:
+    """Raise if a part is on the wrong side of the sampler, or before the part that writes what it needs."""
+    divides = find_sampler(parts)
+    for index, part in enumerate(parts):
+        if divides is not None:
+            _check_side(part, index - divides, parts[divides])
+        written = {field for earlier in parts[:index] for field in earlier.provides}
+        for field in part.requires:
+            # A part that requires a field which it provides changes it, and so does not produce it.
+            makers = [x for x in parts[index + 1 :] if field in x.provides and field not in x.requires]
+            if field not in written and makers:
+                raise UserValueError(
+                    f"chain: {part.name} needs {field}, which only {makers[0].name} after it produces: put "
+                    f"{makers[0].name} before {part.name}"
+                )
+
+
+def _check_side(part: Part, side: int, sampler: Part) -> None:
+    """Raise if the part is on the wrong side of the sampler: before it where `side` < 0, after it where `side` > 0."""
+    if side < 0 and part.place == "after_sampler":
+        raise UserValueError(
+            f"chain: {part.name} needs the policy being trained, which is evaluated after the sampler: move it after "
+            f"{sampler.name}"
+        )
+    if side > 0 and part.place in ("first", "before_sampler"):
+        raise UserValueError(f"chain: {part.name} works on the whole rollout: move it before {sampler.name}")
+    if side > 0 and part.needs_time and isinstance(sampler, Divider) and sampler.cuts_time:
+        raise UserValueError(
+            f"chain: {part.name} works along time, but {sampler.name} before it cuts the time axis: move {part.name} "
+            "before it, or use segment_minibatches()"
+        )
+
+
+# --- when a learner is built -----------------------------------------------------------------------------------------
+
+
 def check_every_write_has_an_effect(
     shared: Sequence[Part], tails: Iterable[Sequence[Part]], returned: Sequence[Part] = ()
 ) -> None:
@@ -50,24 +104,15 @@ def check_every_write_has_an_effect(
                 _check_read(part, [tail[index + 1 :]])
 
 
-def reads_field(part: Part, field: str) -> bool:
-    """Return whether a part declares that it reads a field, an entry of the field, or the field that contains it."""
-    return any(
-        field == read or field.startswith(f"{read}.") or read.startswith(f"{field}.")
-        for read in (*part.requires, *(part.reads or ()))
-    )
-
-
-def _check_read(part: Part, paths: Iterable[Sequence[Part]]) -> None:
+def _check_read(part: Part, paths: Sequence[Sequence[Part]]) -> None:
     """Raise if the part writes fields, and none of the paths after it reads any of them."""
-    paths = tuple(paths)
     written = [field for field in part.provides if field.partition(".")[0] not in BY_THE_LEARNER]
     if not written or any(_is_read(written, path) for path in paths):
         return
     why, remedy = "so it would have no effect", "put it before the losses that should use it, or leave it out"
     if written == ["weight"]:
         remedy = "add advantage_weight() or loss_weight(...) after it, or set beta=0"
-    elif not any("losses" in later.provides for path in paths for later in path):
+    elif not any(_adds_loss(later) for path in paths for later in path):
         why, remedy = "because there is no loss", "put one, such as clipped_surrogate(), after the sampler"
     raise UserValueError(
         f"learner: {part.name} writes {' and '.join(written)}, and no part after it reads "
@@ -90,14 +135,13 @@ def _check_in_time(part: Part, earlier: Sequence[Part], later: Sequence[Part]) -
     Paths must be equal: a loss that declares "current" may not read the one field of it that the part changes.
     """
     for field in part.provides:
-        losses = [loss for loss in earlier if "losses" in loss.provides]
-        missed = [loss for loss in losses if field in (*loss.requires, *(loss.reads or ()))]
+        missed = [loss for loss in earlier if _adds_loss(loss) and field in readings(loss)]
         if field in BY_THE_LEARNER or not missed or not reads_field(part, field):
             continue
         why = "no loss after it does, so the change would have no effect on learning"
         if field == "mask":
             why = "that loss would be computed with one mask and averaged with another"
-        elif _reaches_a_loss(field, later, policy=any(reads_field(loss, "advantage") for loss in missed)):
+        elif _reaches_a_loss(field, later, of_policy=any(_adds_loss(loss, of_policy=True) for loss in missed)):
             continue
         raise UserValueError(
             f"learner: {part.name} changes {field} after {missed[0].name} has used it, and {why}: put {part.name} "
@@ -105,52 +149,20 @@ def _check_in_time(part: Part, earlier: Sequence[Part], later: Sequence[Part]) -
         )
 
 
-def _reaches_a_loss(field: str, later: Sequence[Part], *, policy: bool) -> bool:
-    """Return whether a later loss (with `policy`, a policy loss) may read the field, or a field derived from it."""
+def _reaches_a_loss(field: str, later: Sequence[Part], *, of_policy: bool) -> bool:
+    """Return whether a later loss (with `of_policy`, a policy loss) may read the field, or one derived from it."""
     changed = {field}
     for reader in later:
         if reader.reads is None:
             return True
         if any(reads_field(reader, each) for each in changed):
-            if "losses" in reader.provides and (reads_field(reader, "advantage") or not policy):
+            if _adds_loss(reader, of_policy=of_policy):
                 return True
             changed.update(set(reader.provides) - BY_THE_LEARNER)
     return False
 
 
-def check_order(parts: tuple[Part, ...]) -> None:
-    divides = find_sampler(parts)
-    for index, part in enumerate(parts):
-        if divides is not None:
-            sampler = parts[divides]
-            assert isinstance(sampler, Divider)
-            if index < divides and part.place == "after_sampler":
-                raise UserValueError(
-                    f"chain: {part.name} needs the policy being trained, which is evaluated after the sampler: move it "
-                    f"after {sampler.name}"
-                )
-            if index > divides and part.place in ("first", "before_sampler"):
-                raise UserValueError(f"chain: {part.name} works on the whole rollout: move it before {sampler.name}")
-            if index > divides and part.needs_time and sampler.cuts_time:
-                raise UserValueError(
-                    f"chain: {part.name} works along time, but {sampler.name} before it cuts the time axis: move "
-                    f"{part.name} before it, or use segment_minibatches()"
-                )
-        written = {field for earlier in parts[:index] for field in earlier.provides}
-        for field in part.requires:
-            if field in written:
-                continue
-            later = [other.name for other in parts[index + 1 :] if field in other.provides and _makes(other, field)]
-            if later:
-                raise UserValueError(
-                    f"chain: {part.name} needs {field}, which only {later[0]} after it produces: put {later[0]} before "
-                    f"{part.name}"
-                )
-
-
-def _makes(part: Part, field: str) -> bool:
-    """Return whether the part creates the field, instead of changing an existing one."""
-    return field not in part.requires
+# --- when a part runs ------------------------------------------------------------------------------------------------
 
 
 def check_batch(part: Part, batch: Batch) -> None:
@@ -174,6 +186,5 @@ def _remedy(path: str) -> str:
     field, _, entry = path.partition(".")
     if field == "metrics":
         return "put the part that adds it before this one, on the same side of the sampler"
-    if entry:
-        return f"give the batch {field}[{entry!r}], or put the part that writes it before this one"
-    return REMEDY.get(field, f"give the batch {field}, or put the part that writes it before this one")
+    wanted = f"{field}[{entry!r}]" if entry else field
+    return REMEDY.get(path, f"give the batch {wanted}, or put the part that writes it before this one")
