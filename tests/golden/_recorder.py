@@ -1,19 +1,24 @@
-"""What the recorders of other libraries' PPO share: a synthetic rollout, and a tape for torch.
+"""What the recorders of other libraries' PPO share: a synthetic rollout, tapes, the files and the command line.
 
 Each recorder runs on its own, in an environment with the library that it is named after:
 
     pip install stable-baselines3 && python tests/golden/record_stable_baselines3.py --seed 0
 
-It feeds the library's own code with a rollout of random numbers, and writes what came out to `libraries/`.
-Everything is computed in float64, so that a difference of the algorithm is not mistaken for a rounding error: torch's
-default is float64, and `Tensor.float()` and `as_tensor(dtype=torch.float32)` return float64.
+Those that call `record_library` feed the library's own code with a rollout of random numbers, and write what came out
+to `libraries/`. There, everything is computed in float64, so that a difference of the algorithm is not mistaken for a
+rounding error: torch's default is float64, and `Tensor.float()` and `as_tensor(dtype=torch.float32)` return float64.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import hashlib
 import json
+import multiprocessing
 import platform
+import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
@@ -21,9 +26,10 @@ from typing import Any
 
 import numpy as np
 
-FOLDER = Path(__file__).parent / "libraries"
+FOLDER = Path(__file__).parent
 TIME, ENVS, OBS, ACTIONS, HIDDEN = 16, 4, 4, 2, 8
 EPOCHS, MINIBATCHES = 3, 2
+MINIBATCH = TIME * ENVS // MINIBATCHES
 Arrays = dict[str, np.ndarray]
 
 
@@ -40,18 +46,74 @@ def rollout(seed: int) -> Arrays:
     return {"obs": obs, "next_obs": next_obs, "reward": reward} | {k: x.astype(float) for k, x in flags.items()}
 
 
-def after(data: Arrays, t: int, rng: np.random.Generator) -> np.ndarray:
-    """The observations that the environments return from step t: those of step t + 1, or of a new episode."""
-    if t + 1 < TIME:
-        return data["obs"][t + 1]
-    ended = (data["terminated"][t] + data["truncated"][t])[:, None] > 0
-    return np.where(ended, rng.normal(size=(ENVS, OBS)), data["next_obs"][t])
+class Scripted:
+    """Environments that return a rollout step by step, whatever the actions are."""
+
+    def __init__(self, seed: int) -> None:
+        self.data, self.t, self.rng = rollout(seed), 0, np.random.default_rng(seed)
+
+    def next(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The next or first observations, rewards, terminations, truncations, and the next or final observations."""
+        row = {name: x[self.t].copy() for name, x in self.data.items()}
+        self.t += 1
+        terminated, truncated = row["terminated"] > 0, row["truncated"] > 0
+        if self.t < TIME:
+            obs = self.data["obs"][self.t]
+        else:
+            first = self.rng.normal(size=(ENVS, OBS))
+            obs = np.where((terminated | truncated)[:, None], first, row["next_obs"])
+        return obs, row["reward"], terminated, truncated, row["next_obs"]
 
 
 def time_major(rows: Any) -> np.ndarray:
     """Rows n * T + t of a rollout that is flattened environment by environment, as rows t * N + n."""
     rows = np.asarray(rows)
     return rows % TIME * ENVS + rows // TIME
+
+
+def by_time(x: Any) -> np.ndarray:
+    """Numbers of such a rollout as `[T, N]`."""
+    return x.numpy().reshape(ENVS, TIME).T
+
+
+def minibatches(permutations: Iterable[Any]) -> np.ndarray:
+    """One permutation of the rows for each epoch as indices `[E, K, M]`."""
+    return np.stack([np.reshape(p, (MINIBATCHES, -1)) for p in permutations]).astype(np.int16)
+
+
+def under(prefix: str, parts: dict[str, Any]) -> Arrays:
+    """Copies of arrays or tensors, with names that begin with `prefix/`."""
+    arrays = {name: x.detach() if hasattr(x, "detach") else x for name, x in parts.items()}
+    return {f"{prefix}/{name}": np.array(x) for name, x in arrays.items()}
+
+
+class Tape:
+    """Rows of arrays, by the names of what they belong to."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[np.ndarray]] = defaultdict(list)
+
+    def write(self, prefix: str, parts: dict[str, Any]) -> None:
+        for name, x in under(prefix, parts).items():
+            self.rows[name].append(x)
+
+    def read(self, prefix: str) -> Arrays:
+        found = {name.removeprefix(f"{prefix}/"): x for name, x in self.rows.items() if name.startswith(f"{prefix}/")}
+        return {name: np.stack(x) for name, x in found.items()}
+
+
+def on_backward(before: Callable[[Any, Any], None], after: Callable[[], None] = lambda: None) -> None:
+    """Call `before(loss, frame of the caller)` and then `after()` whenever torch differentiates a loss."""
+    import torch
+
+    backward = torch.Tensor.backward
+
+    def recorded(loss: Any, *args: Any, **kwargs: Any) -> None:
+        before(loss, sys._getframe(1))
+        backward(loss, *args, **kwargs)
+        after()
+
+    torch.Tensor.backward = recorded
 
 
 class TorchTape:
@@ -62,7 +124,7 @@ class TorchTape:
             the standard deviation of the policy, then w0, b0, w1, b1 of the value.
     """
 
-    def __init__(self, parameters: Iterable[Any]) -> None:
+    def __init__(self, *parameters: Any) -> None:
         self.parameters = list(parameters)
         self.losses: list[float] = []
         self.steps = [self.flat()]
@@ -75,13 +137,7 @@ class TorchTape:
         """Start to write."""
         import torch
 
-        backward = torch.Tensor.backward
-
-        def recorded(loss: Any, *args: Any, **kwargs: Any) -> Any:
-            self.losses.append(loss.item())
-            return backward(loss, *args, **kwargs)
-
-        torch.Tensor.backward = recorded
+        on_backward(lambda loss, _: self.losses.append(loss.item()))
         optimizer.register_step_post_hook(lambda *_: self.steps.append(self.flat()))
         for module, name in ((np.random, "permutation"), (torch, "randperm")):
             setattr(module, name, self._recorded_permutation(getattr(module, name)))
@@ -115,30 +171,44 @@ def in_double_precision(seed: int) -> None:
     np.random.seed(seed)  # noqa: NPY002 (the libraries draw from the global generator)
 
 
-def minibatches(permutations: Iterable[Any]) -> np.ndarray:
-    """One permutation of the rows for each epoch as indices `[E, K, M]`."""
-    return np.stack([np.reshape(p, (MINIBATCHES, -1)) for p in permutations]).astype(np.int16)
+def space(size: int, limit: float = 1e3) -> Any:
+    """A box as the space of observations or actions."""
+    import gymnasium
+
+    return gymnasium.spaces.Box(-limit, limit, (size,), dtype=np.float64)
 
 
-def save(preset: str, package: str, case: str, seed: int, options: dict[str, Any], arrays: Arrays) -> None:
-    """Write `libraries/<preset>_<case>.npz`; `options` are the hyperparameters by our names, if not the defaults."""
-    meta = {"preset": preset, "options": options, "seed": seed, "package": package, "version": version(package)}
-    path = FOLDER / f"{preset}_{case}.npz"
-    write(path, meta=json.dumps({**meta, "python": platform.python_version()}), **arrays)
-
-
-def write(path: Path, **arrays: Any) -> None:
-    """Write a trace and say how large it is."""
+def write(path: Path, meta: dict[str, Any] | None = None, **arrays: Any) -> None:
+    """Write a recording, with `meta` as JSON, and say how large it is."""
+    if meta is not None:
+        arrays["meta"] = json.dumps(meta, sort_keys=True)
     np.savez_compressed(path, **arrays)
     print(f"{path.name}: {path.stat().st_size:,} bytes")
 
 
-def record(cases: dict[str, Callable[..., None]], parser: argparse.ArgumentParser | None = None) -> None:
-    """Command line: record all cases, each in a process of its own, with `seed` and the options of the parser."""
-    import multiprocessing
+def versions(*packages: str) -> dict[str, str]:
+    """Of Python, too."""
+    return {name: version(name) for name in packages} | {"python": platform.python_version()}
 
-    parser = parser or argparse.ArgumentParser()
+
+def digest(path: Path) -> str:
+    """The hash of a file that ran."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def record(cases: dict[str, Callable[..., None]], folder: str | None = None, source: bool = False) -> None:
+    """Command line: record all cases, each in a process of its own, with `seed` and the options that it takes.
+
+    Args:
+        folder: the default of `out`, the folder to write to, in this one.
+        source: each case also takes the path of a checkout.
+    """
+    parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
+    if source:
+        parser.add_argument("--source", type=Path, required=True)
+    if folder:
+        parser.add_argument("--out", type=Path, default=FOLDER / folder)
     options = vars(parser.parse_args())
     for case in cases.values():
         process = multiprocessing.Process(target=case, kwargs=options)
@@ -146,3 +216,57 @@ def record(cases: dict[str, Callable[..., None]], parser: argparse.ArgumentParse
         process.join()
         if process.exitcode:
             raise SystemExit(process.exitcode)
+
+
+def record_library(
+    preset: str,
+    package: str,
+    update: Callable[..., Arrays],
+    options: dict[str, tuple[str, Any]],
+    ours: dict[str, Any] | None = None,
+    theirs: dict[str, Any] | None = None,
+    always: dict[str, Any] | None = None,
+) -> None:
+    """Command line: record `update(seed, **settings of the library)` with its defaults, and with other settings.
+
+    Args:
+        options: our name of a hyperparameter: the library's name, and the value.
+        ours: hyperparameters whose values differ, by our names.
+        theirs: the same by the library's names.
+        always: hyperparameters by our names that the defaults need, too.
+    """
+    ours = {name: x for name, (_, x) in options.items()} | (ours or {})
+    theirs = dict(options.values()) | (theirs or {})
+    case = functools.partial(_record_case, preset, package, update, always or {})
+    record(
+        {
+            "default": functools.partial(case, "default", {}, {}),
+            "options": functools.partial(case, "options", ours, theirs),
+        }
+    )
+
+
+def _record_case(
+    preset: str, package: str, update: Any, always: dict[str, Any], case: str, ours: Any, theirs: Any, seed: int
+) -> None:
+    """Write `libraries/<preset>_<case>.npz`; its options are the hyperparameters by our names, if not the defaults."""
+    arrays = update(seed, **theirs)
+    meta = {"preset": preset, "options": ours | always, "seed": seed, "package": package, "version": version(package)}
+    meta["python"] = platform.python_version()
+    write(FOLDER / "libraries" / f"{preset}_{case}.npz", meta, **arrays)
+
+
+def values_and_gradients(prefix: str, runs: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
+    """The values and the gradients of losses, by the names of a recording."""
+    values = {f"{prefix}loss/{name}": value for name, (value, _) in runs.items()}
+    return values | {f"{prefix}gradient/{name}": gradient for name, (_, gradient) in runs.items()}
+
+
+def record_functions(name: str, functions: Callable[[np.random.Generator], dict[str, Any]]) -> None:
+    """Command line: write what functions return on the random arrays that they are given, to `out`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=FOLDER / name)
+    given = parser.parse_args()
+    recorded = functions(np.random.default_rng(given.seed))
+    write(given.out, **{name: np.asarray(x) for name, x in recorded.items()})

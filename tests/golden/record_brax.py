@@ -19,6 +19,20 @@ from brax.training import types
 from brax.training.agents.ppo import losses, networks
 from brax.training.agents.ppo import optimizer as ppo_optimizer
 
+OPTIONS = {
+    "gamma": ("discounting", 0.95),
+    "gae_lambda": ("gae_lambda", 0.9),
+    "clip_eps": ("clipping_epsilon", 0.1),
+    "value_clip_eps": ("clipping_epsilon_value", 0.1),
+    "value_coef": ("vf_coefficient", 0.8),
+    "entropy_coef": ("entropy_cost", 0.02),
+    "reward_scale": ("reward_scaling", 2.0),
+    "learning_rate": ("learning_rate", 5e-3),
+    "target_kl": ("desired_kl", 0.004),
+    "max_grad_norm": ("max_grad_norm", 0.3),
+}
+OPTIMIZING = ("learning_rate", "desired_kl", "max_grad_norm")
+
 
 def flat(params: losses.PPONetworkParams) -> np.ndarray:
     """Weights in torch's layout `[out, in]`."""
@@ -26,8 +40,9 @@ def flat(params: losses.PPONetworkParams) -> np.ndarray:
     return np.concatenate([np.ravel(x) for layer in layers for x in (layer["kernel"].T, layer["bias"])])
 
 
-def run(case: str, ours: dict[str, Any], theirs: dict[str, Any], optimizing: dict[str, Any], seed: int) -> None:
+def update(seed: int, **settings: Any) -> recorder.Arrays:
     jax.config.update("jax_enable_x64", True)
+    optimizing = {name: settings.pop(name) for name in OPTIMIZING if name in settings}
     data, keys = recorder.rollout(seed), iter(jax.random.split(jax.random.PRNGKey(seed), 20))
     hidden = (recorder.HIDDEN,)
     made = {"policy_hidden_layer_sizes": hidden, "value_hidden_layer_sizes": hidden, "activation": jnp.tanh}
@@ -50,7 +65,7 @@ def run(case: str, ours: dict[str, Any], theirs: dict[str, Any], optimizing: dic
     segments = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), transition)
 
     loss = jax.jit(
-        jax.value_and_grad(functools.partial(losses.compute_ppo_loss, ppo_network=nets, **theirs), has_aux=True)
+        jax.value_and_grad(functools.partial(losses.compute_ppo_loss, ppo_network=nets, **settings), has_aux=True)
     )
 
     def estimates(params: losses.PPONetworkParams, minibatch: types.Transition) -> Any:
@@ -59,11 +74,11 @@ def run(case: str, ours: dict[str, Any], theirs: dict[str, Any], optimizing: dic
         return losses.compute_gae(
             truncation=truncation,
             termination=(1 - data.discount) * (1 - truncation),
-            rewards=data.reward * theirs.get("reward_scaling", 1.0),
+            rewards=data.reward * settings.get("reward_scaling", 1.0),
             values=nets.value_network.apply(None, params.value, data.observation),
             bootstrap_value=nets.value_network.apply(None, params.value, data.next_observation[-1]),
-            lambda_=theirs.get("gae_lambda", 0.95),
-            discount=theirs.get("discounting", 0.9),
+            lambda_=settings.get("gae_lambda", 0.95),
+            discount=settings.get("discounting", 0.9),
         )
 
     adaptive = "desired_kl" in optimizing
@@ -95,17 +110,8 @@ def run(case: str, ours: dict[str, Any], theirs: dict[str, Any], optimizing: dic
     arrays |= {"action": np.asarray(action), "value": np.asarray(extras["value"]), "behavior": flat(behavior)}
     arrays["log_prob"] = np.asarray(extras["log_prob"])
     arrays["segments"] = arrays.pop("indices")
-    arrays |= {"target": np.asarray(target), "advantage": np.asarray(advantage)}  # of the last minibatch
-    recorder.save("brax", "brax", case, seed, ours, arrays)
-
-
-def options(seed: int) -> None:
-    ours = {"gamma": 0.95, "gae_lambda": 0.9, "clip_eps": 0.1, "value_clip_eps": 0.1, "value_coef": 0.8}
-    theirs = {"discounting": 0.95, "gae_lambda": 0.9, "clipping_epsilon": 0.1, "clipping_epsilon_value": 0.1}
-    ours |= {"entropy_coef": 0.02, "reward_scale": 2.0, "learning_rate": 5e-3, "target_kl": 0.004, "max_grad_norm": 0.3}
-    theirs |= {"vf_coefficient": 0.8, "entropy_cost": 0.02, "reward_scaling": 2.0}
-    run("options", ours, theirs, {"learning_rate": 5e-3, "desired_kl": 0.004, "max_grad_norm": 0.3}, seed)
+    return arrays | {"target": np.asarray(target), "advantage": np.asarray(advantage)}  # of the last minibatch
 
 
 if __name__ == "__main__":
-    recorder.record({"default": functools.partial(run, "default", {}, {}, {}), "options": options})
+    recorder.record_library("brax", "brax", update, OPTIONS)

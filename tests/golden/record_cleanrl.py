@@ -11,16 +11,11 @@ and when the script logs. It takes the place of TensorBoard.
 
 from __future__ import annotations
 
-import argparse
 import functools
-import hashlib
-import json
-import platform
 import runpy
 import sys
 import types
 from collections import defaultdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -49,41 +44,37 @@ SCALARS = ("old_approx_kl", "approx_kl", "pg_loss", "v_loss", "entropy_loss", "l
 SNAPSHOTS = {0: 4, 1: 1}  # how many minibatches of an iteration keep whole gradients and parameters
 
 
-class Tape:
-    """What the script computes in each iteration."""
+class Tape(recorder.Tape):
+    """What the script computes in each iteration, and what it logs."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.arrays: recorder.Arrays = {}
-        self.rows: dict[str, list[Any]] = defaultdict(list)
         self.logged: dict[str, list[Any]] = defaultdict(list)
         self.script: dict[str, Any] = {}
 
-    def copy(self, prefix: str, parts: dict[str, Any]) -> None:
-        self.arrays |= {f"{prefix}/{name}": np.array(x) for name, x in parts.items()}
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return dict(self.script["agent"].named_parameters())
 
-    def parameters(self) -> dict[str, np.ndarray]:
-        return {name: p.detach().numpy().copy() for name, p in self.script["agent"].named_parameters()}
-
-    def before_backward(self, script: dict[str, Any]) -> None:
-        self.script = script
+    def before_backward(self, loss: Any, frame: Any) -> None:
+        script = self.script = frame.f_globals
         if not self.rows:  # the first minibatch of an iteration
             prefix = f"it{script['iteration'] - 1}"
-            self.copy(f"{prefix}/params_start", self.parameters())
-            self.copy(prefix, {name: script[name] for name in ROLLOUT} | {"next_value": script["next_value"][0]})
-        read = {"epoch": np.int32(script["epoch"]), "mb_inds": script["mb_inds"].astype(np.int16)}
-        read |= {name: script[name].detach().numpy().copy() for name in (*MINIBATCH, *SCALARS)}
-        for name, x in (read | {"clipfrac": script["clipfracs"][-1]}).items():
-            self.rows[name].append(x)
+            self.arrays |= recorder.under(f"{prefix}/params_start", self.parameters())
+            whole = {name: script[name] for name in ROLLOUT} | {"next_value": script["next_value"][0]}
+            self.arrays |= recorder.under(prefix, whole)
+        self.write("mb", {"epoch": np.int32(script["epoch"]), "mb_inds": script["mb_inds"].astype(np.int16)})
+        self.write("mb", {name: script[name] for name in (*MINIBATCH, *SCALARS)})
+        self.write("mb", {"clipfrac": script["clipfracs"][-1]})
 
     def after_backward(self) -> None:
-        grads = {name: p.grad.numpy().copy() for name, p in self.script["agent"].named_parameters()}
-        self.rows["grad"].append(grads)
-        norms = [torch.linalg.vector_norm(torch.from_numpy(g)).numpy() for g in grads.values()]
-        self.rows["grad_l2"].append(np.stack(norms))
-        self.rows["grad_norm"].append(torch.nn.utils.get_total_norm(map(torch.from_numpy, grads.values())).numpy())
+        grads = {name: p.grad for name, p in self.parameters().items()}
+        self.write("grad", grads)
+        norms = torch.stack([torch.linalg.vector_norm(g) for g in grads.values()])
+        self.write("mb", {"grad_l2": norms, "grad_norm": torch.nn.utils.get_total_norm(grads.values())})
 
     def after_step(self, *_: Any) -> None:
-        self.rows["param_after"].append(self.parameters())
+        self.write("param_after", self.parameters())
 
     def add_text(self, *_: Any) -> None: ...
     def close(self) -> None: ...
@@ -95,20 +86,18 @@ class Tape:
 
     def end_iteration(self, i: int, target_kl: float | None) -> None:
         snapshots = SNAPSHOTS.get(i, 0)
-        for kind in ("grad", "param_after"):
-            for name in self.parameters() if snapshots else ():
-                self.arrays[f"it{i}/mb/{kind}/{name}"] = np.stack([row[name] for row in self.rows[kind][:snapshots]])
-            del self.rows[kind]
-        if snapshots:
-            self.arrays[f"it{i}/mb/snap"] = np.arange(snapshots, dtype=np.int32)
-        self.copy(f"it{i}/mb", self.rows)
+        for kind in ("grad", "param_after") if snapshots else ():
+            whole = {name: x[:snapshots] for name, x in self.read(kind).items()}
+            self.arrays |= recorder.under(f"it{i}/mb/{kind}", whole)
+        rows = self.read("mb") | ({"snap": np.arange(snapshots, dtype=np.int32)} if snapshots else {})
+        self.arrays |= recorder.under(f"it{i}/mb", rows)
         stopped = target_kl is not None and self.script["approx_kl"].item() > target_kl
-        ended = {"last_epoch": np.int32(self.rows["epoch"][-1]), "early_stop": stopped}
-        self.copy(f"it{i}", ended | {"lr": float(self.logged["charts/learning_rate"][-1])})
+        ended = {"last_epoch": np.int32(rows["epoch"][-1]), "early_stop": stopped}
+        self.arrays |= recorder.under(f"it{i}", ended | {"lr": float(self.logged["charts/learning_rate"][-1])})
         self.rows.clear()
 
-    def read(self) -> recorder.Arrays:
-        self.copy("final", self.parameters())
+    def recording(self) -> recorder.Arrays:
+        self.arrays |= recorder.under("final", self.parameters())
         self.arrays["param_names"] = np.array(list(self.parameters()))
         logged = {"explained_variance": "losses/explained_variance", "logged_clipfrac": "losses/clipfrac"}
         return self.arrays | {name: np.array(self.logged[tag], float) for name, tag in logged.items()}
@@ -127,29 +116,18 @@ def run(case: str, source: Path, out: Path, seed: int) -> None:
     torch.set_num_threads(1)
     gym.register("PendulumLimit11-v1", "gymnasium.envs.classic_control:PendulumEnv", max_episode_steps=11)
     file, options = CASES[case]
-    tape, backward = Tape(), torch.Tensor.backward
-
-    def recorded(loss: Any, *args: Any, **kwargs: Any) -> None:
-        tape.before_backward(sys._getframe(1).f_globals)
-        backward(loss, *args, **kwargs)
-        tape.after_backward()
-
-    torch.Tensor.backward = recorded
+    tape = Tape()
+    recorder.on_backward(tape.before_backward, tape.after_backward)
     register_optimizer_step_post_hook(tape.after_step)
     sys.modules["torch.utils.tensorboard"] = types.SimpleNamespace(SummaryWriter=lambda _: tape)  # type: ignore
     sys.argv = [file, *flags({"seed": seed, **SIZES, **options, "cuda": False})]
     runpy.run_path(str(source / file), run_name="__main__")
     settings = {name: x for name, x in vars(tape.script["args"]).items() if name != "exp_name"}
     meta = {"peer": "CleanRL", "commit": COMMIT, "file": f"cleanrl/{file}", "case": f"cleanrl_{case}", "seed": seed}
-    meta |= {"file_sha256": hashlib.sha256((source / file).read_bytes()).hexdigest(), "argv": sys.argv[1:]}
-    meta |= {"args": settings, "versions": {name: version(name) for name in ("torch", "numpy", "gymnasium")}}
-    meta["versions"] |= {"python": platform.python_version()}
-    path = out / f"cleanrl_{case}.npz"
-    recorder.write(path, meta=json.dumps(meta, sort_keys=True), **tape.read())
+    meta |= {"file_sha256": recorder.digest(source / file), "argv": sys.argv[1:], "args": settings}
+    meta["versions"] = recorder.versions("torch", "numpy", "gymnasium")
+    recorder.write(out / f"cleanrl_{case}.npz", meta, **tape.recording())
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--source", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "cleanrl_pufferlib")
-    recorder.record({case: functools.partial(run, case) for case in CASES}, parser)
+    recorder.record({case: functools.partial(run, case) for case in CASES}, "cleanrl_pufferlib", source=True)

@@ -12,7 +12,6 @@ enlarges the small differences of the gradients.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import re
 from pathlib import Path
@@ -79,20 +78,17 @@ def run(source: Path, out: Path, seed: int) -> None:
     record_cleanrl.SNAPSHOTS.update(dict.fromkeys((0, 1), 4))
     write = recorder.write
 
-    def write_sums(path: Path, **arrays: Any) -> None:
+    def write_sums(path: Path, meta: dict[str, Any], **arrays: Any) -> None:
         for name, x in arrays.items():
             if LARGE.match(name):  # those of minibatches have one row for each
                 arrays[name] = np.stack([*map(_sketch.sketch, x)]) if "/mb/" in name else _sketch.sketch(x)
             elif name.endswith(("/obs", "/next_obs")):
                 arrays[name] = x.astype(np.uint8)
-        write(path, **arrays)
+        write(path, meta, **arrays)
 
     recorder.write = write_sums
     record_cleanrl.run(CASE, source, out, seed)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--source", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "cleanrl_pufferlib")
-    recorder.record({CASE: run}, parser)
+    recorder.record({CASE: run}, "cleanrl_pufferlib", source=True)

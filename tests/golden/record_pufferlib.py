@@ -7,17 +7,11 @@ The environment sends random numbers. The tape reads the local variables of `tra
 
 from __future__ import annotations
 
-import argparse
 import ast
 import configparser
 import functools
-import hashlib
 import itertools
-import json
-import platform
-import sys
 import types
-from collections import defaultdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -89,42 +83,35 @@ class Trainer(pufferl.PuffeRL):
     def print_dashboard(self, *_: Any, **__: Any) -> None: ...
 
 
-class Tape:
+class Tape(recorder.Tape):
     """What `train` computes in each minibatch."""
 
     def __init__(self, policy: torch.nn.Module) -> None:
-        self.policy, self.backward, self.kernel = policy, torch.Tensor.backward, pufferl.compute_puff_advantage
-        self.rows: dict[str, list[np.ndarray]] = defaultdict(list)
-
-    def copy(self, prefix: str, named: Any) -> None:
-        for name, x in named:
-            self.rows[f"{prefix}{name}"].append(x.detach().numpy().copy())
+        super().__init__()
+        self.policy, self.kernel = policy, pufferl.compute_puff_advantage
 
     def watch(self) -> None:
-        def backward(loss: Any, *args: Any, **kwargs: Any) -> None:
-            found = sys._getframe(1).f_locals
-            self.copy("", [(name, found[name]) for name in ROWS])
-            self.beta = found["anneal_beta"]
-            self.backward(loss, *args, **kwargs)
-            grads = [(name, p.grad) for name, p in self.policy.named_parameters()]
-            self.copy("grad/", grads)
-            self.copy("", [("grad_norm", torch.nn.utils.get_total_norm([g for _, g in grads]))])
+        recorder.on_backward(self.before_backward, self.after_backward)
+        pufferl.compute_puff_advantage = self.recorded_kernel
+        register_optimizer_step_post_hook(lambda *_: self.write("mb/param_after", dict(self.policy.named_parameters())))
 
-        def kernel(values: Any, rewards: Any, terminals: Any, ratio: Any, *args: Any) -> Any:
-            whole = len(values) == SEGMENTS
-            if whole:
-                self.copy("", [("values_before", values), ("ratio_before", ratio)])
-            out = self.kernel(values, rewards, terminals, ratio, *args)
-            if not whole:
-                self.copy("", [("adv_recomputed_unused", out)])
-            return out
+    def before_backward(self, loss: Any, frame: Any) -> None:
+        self.write("mb", {name: frame.f_locals[name] for name in ROWS})
+        self.beta = frame.f_locals["anneal_beta"]
 
-        torch.Tensor.backward, pufferl.compute_puff_advantage = backward, kernel
-        register_optimizer_step_post_hook(lambda *_: self.copy("param_after/", self.policy.named_parameters()))
+    def after_backward(self) -> None:
+        grads = {name: p.grad for name, p in self.policy.named_parameters()}
+        self.write("mb/grad", grads)
+        self.write("mb", {"grad_norm": torch.nn.utils.get_total_norm(grads.values())})
 
-    def read(self) -> recorder.Arrays:
-        rows = {f"mb/{name}": np.stack(x) for name, x in self.rows.items()}
-        return rows | {"mb/idx": rows["mb/idx"].astype(np.int16)}
+    def recorded_kernel(self, values: Any, rewards: Any, terminals: Any, ratio: Any, *args: Any) -> Any:
+        whole = len(values) == SEGMENTS
+        if whole:
+            self.write("mb", {"values_before": values, "ratio_before": ratio})
+        out = self.kernel(values, rewards, terminals, ratio, *args)
+        if not whole:
+            self.write("mb", {"adv_recomputed_unused": out})
+        return out
 
 
 def configuration(changes: dict[str, Any]) -> dict[str, Any]:
@@ -158,35 +145,28 @@ def run(case: str, out: Path, seed: int) -> None:
     buffers = ("observations", "actions", "logprobs", "rewards", "terminals", "truncations", "values")
     arrays = {name: getattr(trainer, name).numpy().copy() for name in buffers}
     arrays |= {"env/rewards_raw": np.stack(vecenv.rewards, 1), "env/truncated": np.stack(vecenv.truncated, 1)}
-    arrays |= {f"params_start/{name}": p.detach().numpy().copy() for name, p in policy.named_parameters()}
+    arrays |= recorder.under("params_start", dict(policy.named_parameters()))
     arrays["param_names"] = np.array([name for name, _ in policy.named_parameters()])
     tape = Tape(policy)
     tape.watch()
     trainer.train()
-    arrays |= tape.read()
-    config = trainer.config
+    rows = tape.read("mb")
+    arrays |= recorder.under("mb", rows | {"idx": rows["idx"].astype(np.int16)})
     arrays |= {"lr": np.array(rate), "lr_next": np.array(trainer.optimizer.param_groups[0]["lr"])}
-    arrays |= {
-        "epoch": np.int32(epoch),
-        "total_epochs": np.int32(trainer.total_epochs),
-        "anneal_beta": np.array(tape.beta),
-    }
+    arrays |= {"epoch": np.int32(epoch), "total_epochs": np.int32(trainer.total_epochs)}
     arrays |= {"final_values": trainer.values.numpy(), "final_ratio": trainer.ratio.numpy()}
-    arrays |= {"final_advantages": arrays["mb/advantages"][-1]}
+    arrays |= {"final_advantages": rows["advantages"][-1], "anneal_beta": np.array(tape.beta)}
     arrays |= {"explained_variance": np.array(trainer.losses["explained_variance"])}
     sizes = {"hidden": hidden, "horizon": HORIZON, "segments": SEGMENTS, "epoch": epoch}
     sizes |= {"total_minibatches": trainer.total_minibatches, "minibatch_segments": trainer.minibatch_segments}
     folder = Path(pufferlib.__file__).parent
-    hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES}
-    meta = {"peer": "PufferLib", "version": version("pufferlib"), "case": f"puffer_{case}", "file_sha256": hashes}
-    meta |= {"config": config, "seed": seed, "total_epochs": trainer.total_epochs, **sizes}
-    save(out, case, arrays, meta)
+    meta = {"file_sha256": {name: recorder.digest(folder / name) for name in FILES}, "config": trainer.config}
+    save(out, case, seed, arrays, meta | {"total_epochs": trainer.total_epochs, **sizes})
 
 
-def save(out: Path, case: str, arrays: recorder.Arrays, meta: dict[str, Any]) -> None:
-    meta["versions"] = {name: version(name) for name in ("torch", "numpy")} | {"python": platform.python_version()}
-    path = out / f"puffer_{case}.npz"
-    recorder.write(path, meta=json.dumps(meta, sort_keys=True), **arrays)
+def save(out: Path, case: str, seed: int, arrays: recorder.Arrays, meta: dict[str, Any]) -> None:
+    meta |= {"peer": "PufferLib", "version": version("pufferlib"), "case": f"puffer_{case}", "seed": seed}
+    recorder.write(out / f"puffer_{case}.npz", meta | {"versions": recorder.versions("torch", "numpy")}, **arrays)
 
 
 def kernel(out: Path, seed: int) -> None:
@@ -222,13 +202,9 @@ def kernel(out: Path, seed: int) -> None:
         inputs = {name: torch.tensor(x, dtype=torch.float32) for name, x in given.items()}
         advantages = torch.full_like(inputs["values"], fill)
         written = pufferl.compute_puff_advantage(*inputs.values(), advantages, *hyper)
-        arrays |= {f"{case}/{name}": x.numpy() for name, x in (inputs | {"advantages": written}).items()}
-        arrays[f"{case}/hyper"] = np.array([*hyper, fill])
-    meta = {"peer": "PufferLib", "version": version("pufferlib"), "case": "puffer_kernel", "seed": seed}
-    save(out, "kernel", arrays | {"cases": np.array(list(cases))}, meta)
+        arrays |= recorder.under(case, inputs | {"advantages": written, "hyper": [*hyper, fill]})
+    save(out, "kernel", seed, arrays | {"cases": np.array(list(cases))}, {})
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "cleanrl_pufferlib")
-    recorder.record({case: functools.partial(run, case) for case in CASES} | {"kernel": kernel}, parser)
+    recorder.record({case: functools.partial(run, case) for case in CASES} | {"kernel": kernel}, "cleanrl_pufferlib")

@@ -17,15 +17,28 @@ from rsl_rl.models import MLPModel
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
+OPTIONS = {
+    "gamma": ("gamma", 0.95),
+    "gae_lambda": ("lam", 0.9),
+    "clip_eps": ("clip_param", 0.1),
+    "value_coef": ("value_loss_coef", 0.8),
+    "entropy_coef": ("entropy_coef", 0.02),
+    "target_kl": ("desired_kl", 0.003),
+    "learning_rate": ("learning_rate", 5e-3),
+    "max_grad_norm": ("max_grad_norm", 0.3),
+    "clip_value": ("use_clipped_value_loss", False),
+}
 
-def run(case: str, ours: dict[str, Any], theirs: dict[str, Any], seed: int) -> None:
+
+def observation(x: np.ndarray) -> TensorDict:
+    return TensorDict({"obs": torch.as_tensor(x)}, batch_size=[recorder.ENVS])
+
+
+def update(seed: int, **settings: Any) -> recorder.Arrays:
     recorder.in_double_precision(seed)
-    data, rng = recorder.rollout(seed), np.random.default_rng(seed)
-
-    def observation(x: np.ndarray) -> TensorDict:
-        return TensorDict({"obs": torch.as_tensor(x)}, batch_size=[recorder.ENVS])
-
-    first = observation(data["obs"][0])
+    scripted = recorder.Scripted(seed)
+    data = scripted.data
+    obs = first = observation(data["obs"][0])
     model = functools.partial(
         MLPModel, first, {"actor": ["obs"], "critic": ["obs"]}, hidden_dims=[recorder.HIDDEN], activation="tanh"
     )
@@ -33,40 +46,30 @@ def run(case: str, ours: dict[str, Any], theirs: dict[str, Any], seed: int) -> N
     actor, critic = model("actor", recorder.ACTIONS, distribution_cfg=gaussian), model("critic", 1)
     storage = RolloutStorage("rl", recorder.ENVS, recorder.TIME, first, [recorder.ACTIONS])
     sizes = {"num_learning_epochs": recorder.EPOCHS, "num_mini_batches": recorder.MINIBATCHES}
-    algorithm = PPO(actor, critic, storage, **sizes, **theirs)
-    names = [*actor.mlp.parameters(), actor.distribution.log_std_param, *critic.parameters()]
-    behavior = recorder.TorchTape(names).flat()
-    for t in range(recorder.TIME):
-        algorithm.act(observation(data["obs"][t]))
-        ended = torch.as_tensor(data["terminated"][t] + data["truncated"][t])
-        extras = {"time_outs": torch.as_tensor(data["truncated"][t])}
-        obs = observation(recorder.after(data, t, rng))
-        algorithm.process_env_step(obs, torch.as_tensor(data["reward"][t]), ended, extras)
+    algorithm = PPO(actor, critic, storage, **sizes, **settings)
+    parameters = [*actor.mlp.parameters(), actor.distribution.log_std_param, *critic.parameters()]
+    behavior = recorder.TorchTape(*parameters).flat()
+    for _ in range(recorder.TIME):
+        algorithm.act(obs)
+        after, reward, terminated, truncated, _ = scripted.next()
+        obs, ended = observation(after), torch.as_tensor((terminated | truncated).astype(float))
+        time_outs = torch.as_tensor(truncated.astype(float))
+        algorithm.process_env_step(obs, torch.as_tensor(reward), ended, {"time_outs": time_outs})
     algorithm.compute_returns(observation(data["next_obs"][-1]))
-    kept = {"action": "actions", "value": "values", "log_prob": "actions_log_prob"}
-    kept |= {"advantage": "advantages", "target": "returns"}
-    arrays = {ours: getattr(storage, name).numpy().copy() for ours, name in kept.items()}
-    arrays = {name: x[..., 0] if name != "action" else x for name, x in arrays.items()}
+    kept = {"value": "values", "log_prob": "actions_log_prob", "advantage": "advantages", "target": "returns"}
+    arrays = {ours: getattr(storage, theirs).numpy()[..., 0].copy() for ours, theirs in kept.items()}
+    arrays["action"] = storage.actions.numpy().copy()
     with torch.no_grad():
-        for tensor in names:
+        for tensor in parameters:
             tensor += 0.02 * torch.randn_like(tensor)
-    tape = recorder.TorchTape(names)
+    tape = recorder.TorchTape(*parameters)
     tape.watch(algorithm.optimizer)
     algorithm.update()
     indices = recorder.minibatches(tape.permutations * recorder.EPOCHS)  # one permutation for all epochs
-    arrays |= data | tape.read() | {"indices": indices, "behavior": behavior}
-    recorder.save("rsl_rl", "rsl-rl-lib", case, seed, ours, arrays)
-
-
-def options(seed: int) -> None:
-    common = {"gamma": 0.95, "learning_rate": 5e-3, "max_grad_norm": 0.3, "value_loss_coef": 0.8}
-    ours = {"gae_lambda": 0.9, "clip_eps": 0.1, "value_coef": 0.8, "entropy_coef": 0.02, "target_kl": 0.003}
-    theirs = {"lam": 0.9, "clip_param": 0.1, "entropy_coef": 0.02, "desired_kl": 0.003}
-    ours |= {name: common[name] for name in ("gamma", "learning_rate", "max_grad_norm")}
-    ours |= {"advantage_normalize_rollout": False, "clip_value": False}
-    theirs |= common | {"normalize_advantage_per_mini_batch": True, "use_clipped_value_loss": False}
-    run("options", ours, theirs, seed)
+    return arrays | data | tape.read() | {"indices": indices, "behavior": behavior}
 
 
 if __name__ == "__main__":
-    recorder.record({"default": functools.partial(run, "default", {}, {}), "options": options})
+    ours = {"advantage_normalize_rollout": False}
+    theirs = {"normalize_advantage_per_mini_batch": True}
+    recorder.record_library("rsl_rl", "rsl-rl-lib", update, OPTIONS, ours, theirs)

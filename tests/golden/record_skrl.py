@@ -5,11 +5,9 @@ The environment returns the final observation of an episode with its last step, 
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import _recorder as recorder
-import gymnasium as gym
 import numpy as np
 import torch
 from skrl.agents.torch import ExperimentCfg
@@ -18,6 +16,19 @@ from skrl.memories.torch import RandomMemory
 from skrl.models.torch import DeterministicMixin, GaussianMixin, Model
 from skrl.resources.preprocessors.torch import RunningStandardScaler
 from skrl.resources.schedulers.torch import KLAdaptiveLR
+
+MOMENTS = {"running_mean": 0.3, "running_variance": 2.0, "current_count": 50.0}  # of a run that is under way
+OPTIONS = {
+    "gamma": ("discount_factor", 0.95),
+    "gae_lambda": ("gae_lambda", 0.9),
+    "clip_eps": ("ratio_clip", 0.1),
+    "value_clip_eps": ("value_clip", 0.05),
+    "value_coef": ("value_loss_scale", 0.8),
+    "entropy_coef": ("entropy_loss_scale", 0.02),
+    "learning_rate": ("learning_rate", 5e-3),
+    "max_grad_norm": ("grad_norm_clip", 0.3),
+    "bootstrap_truncations": ("time_limit_bootstrap", True),
+}
 
 
 def network(outputs: int) -> torch.nn.Module:
@@ -45,71 +56,53 @@ class Value(DeterministicMixin, Model):
         return self.net(inputs["observations"]), {}
 
 
-def run(case: str, ours: dict[str, Any], theirs: dict[str, Any], moments: dict[str, float], seed: int) -> None:
+def update(seed: int, **settings: Any) -> recorder.Arrays:
     recorder.in_double_precision(seed)
     torch.float32 = torch.float64  # the dtype of the memory
     data = recorder.rollout(seed)
-    box = functools.partial(gym.spaces.Box, -np.inf, np.inf, dtype=np.float64)
-    spaces = {"observation_space": box((recorder.OBS,)), "action_space": box((recorder.ACTIONS,))}
-    models = {"policy": Policy(**spaces), "value": Value(**spaces)}
-    sizes = {"rollouts": recorder.TIME, "learning_epochs": recorder.EPOCHS, "mini_batches": recorder.MINIBATCHES}
-    quiet = {"write_interval": 0, "checkpoint_interval": 0}
+    sizes = {"observation_space": recorder.OBS, "action_space": recorder.ACTIONS}
+    spaces = {name: recorder.space(size, np.inf) for name, size in sizes.items()}
+    policy, value = Policy(**spaces), Value(**spaces)
     memory = RandomMemory(memory_size=recorder.TIME, num_envs=recorder.ENVS, device="cpu")
-    agent = PPO(
-        models=models,
-        memory=memory,
-        device="cpu",
-        cfg=sizes | theirs | {"experiment": ExperimentCfg(**quiet)},
-        **spaces,
-    )
+    cfg = {"rollouts": recorder.TIME, "learning_epochs": recorder.EPOCHS, "mini_batches": recorder.MINIBATCHES}
+    cfg |= {"experiment": ExperimentCfg(write_interval=0, checkpoint_interval=0), **settings}
+    agent = PPO(models={"policy": policy, "value": value}, memory=memory, device="cpu", cfg=cfg, **spaces)
     agent.init()
     agent.enable_training_mode(True)
-    for name, x in moments.items():  # of a run that is under way
-        getattr(agent._value_preprocessor, name).fill_(x)
-    policy, value = models["policy"], models["value"]
-    tape = recorder.TorchTape([*policy.net.parameters(), policy.log_std, *value.parameters()])
+    tape = recorder.TorchTape(*policy.net.parameters(), policy.log_std, *value.parameters())
     with torch.no_grad():
         arrays = {"value": value.net(torch.as_tensor(data["obs"]))[..., 0].numpy()}
+    if "value_preprocessor" in settings:
+        for name, x in MOMENTS.items():
+            getattr(agent._value_preprocessor, name).fill_(x)
+        arrays["moments"] = np.array(list(MOMENTS.values()))
     tape.watch(agent.optimizer)
-    column = {"dtype": torch.float64, "device": "cpu"}
     for t in range(recorder.TIME):
-        obs, next_obs = (torch.as_tensor(data[name][t]) for name in ("obs", "next_obs"))
+        row = {name: torch.as_tensor(x[t]) for name, x in data.items()}
         with torch.no_grad():
-            actions, _ = agent.act(obs, None, timestep=t, timesteps=recorder.TIME)
+            actions, _ = agent.act(row["obs"], None, timestep=t, timesteps=recorder.TIME)
             agent.record_transition(
-                observations=obs,
+                observations=row["obs"],
                 states=None,
                 actions=actions,
-                rewards=torch.tensor(data["reward"][t][:, None], **column),
-                next_observations=next_obs,
+                rewards=row["reward"][:, None],
+                next_observations=row["next_obs"],
                 next_states=None,
-                terminated=torch.as_tensor(data["terminated"][t][:, None] > 0),
-                truncated=torch.as_tensor(data["truncated"][t][:, None] > 0),
+                terminated=row["terminated"][:, None] > 0,
+                truncated=row["truncated"][:, None] > 0,
                 infos={},
                 timestep=t,
                 timesteps=recorder.TIME,
             )
         agent.post_interaction(timestep=t, timesteps=recorder.TIME)
     arrays["action"] = memory.get_tensor_by_name("actions").detach().numpy()
-    for name, theirs_ in {"log_prob": "log_prob", "advantage": "advantages", "target": "returns"}.items():
-        arrays[name] = memory.get_tensor_by_name(theirs_).detach().numpy()[..., 0]
-    if moments:
-        arrays["moments"] = np.array([moments[x] for x in ("running_mean", "running_variance", "current_count")])
-    arrays |= data | tape.read() | {"indices": recorder.minibatches(tape.permutations)}
-    recorder.save("skrl", "skrl", case, seed, ours, arrays)
-
-
-def options(seed: int) -> None:
-    ours = {"gamma": 0.95, "gae_lambda": 0.9, "clip_eps": 0.1, "value_clip_eps": 0.05, "value_coef": 0.8}
-    theirs = {"discount_factor": 0.95, "gae_lambda": 0.9, "ratio_clip": 0.1, "value_clip": 0.05}
-    ours |= {"entropy_coef": 0.02, "learning_rate": 5e-3, "target_kl": 0.004, "max_grad_norm": 0.3}
-    theirs |= {"value_loss_scale": 0.8, "entropy_loss_scale": 0.02, "learning_rate": 5e-3, "grad_norm_clip": 0.3}
-    theirs |= {"learning_rate_scheduler": KLAdaptiveLR, "learning_rate_scheduler_kwargs": {"kl_threshold": 0.004}}
-    ours |= {"bootstrap_truncations": True, "normalize_value": True, "num_minibatches": recorder.MINIBATCHES}
-    theirs |= {"time_limit_bootstrap": True, "value_preprocessor": RunningStandardScaler}
-    theirs |= {"value_preprocessor_kwargs": {"size": 1, "device": "cpu"}}
-    run("options", ours, theirs, {"running_mean": 0.3, "running_variance": 2.0, "current_count": 50.0}, seed)
+    for ours, theirs in {"log_prob": "log_prob", "advantage": "advantages", "target": "returns"}.items():
+        arrays[ours] = memory.get_tensor_by_name(theirs).detach().numpy()[..., 0]
+    return arrays | data | tape.read() | {"indices": recorder.minibatches(tape.permutations)}
 
 
 if __name__ == "__main__":
-    recorder.record({"default": functools.partial(run, "default", {}, {}, {}), "options": options})
+    ours = {"target_kl": 0.004, "normalize_value": True, "num_minibatches": recorder.MINIBATCHES}
+    theirs = {"learning_rate_scheduler": KLAdaptiveLR, "learning_rate_scheduler_kwargs": {"kl_threshold": 0.004}}
+    scaler = {"value_preprocessor": RunningStandardScaler, "value_preprocessor_kwargs": {"size": 1, "device": "cpu"}}
+    recorder.record_library("skrl", "skrl", update, OPTIONS, ours, theirs | scaler)

@@ -4,10 +4,9 @@ Run it where Tunix is installed (`pip install google-tunix==0.1.7`): `python tes
 The network is replaced by the log-probabilities themselves, so that gradients are those with respect to each token.
 """
 
-import argparse
 import types
-from pathlib import Path
 
+import _recorder as recorder
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,34 +72,21 @@ def losses(given):
         return jax.value_and_grad(value)(jnp.asarray(given["log_prob"]))
 
     common.compute_per_token_logps = per_token_log_prob
-    tokens = given["advantage"][:, None] * np.ones((1, T), np.float32)
-    runs = {
-        f"grpo/{mode}": (algo_core.grpo_loss_fn, config(loss_agg_mode=mode), given["advantage"])
-        for mode in AGGREGATIONS
-    }
-    runs |= {
-        "grpo/dual_clip": (algo_core.grpo_loss_fn, config(epsilon_c=1.1), given["advantage"]),
-        "grpo/kl": (algo_core.grpo_loss_fn, config(beta=0.04), given["advantage"]),
-        "grpo/low_var_kl": (algo_core.grpo_loss_fn, config(beta=0.04, kl_loss_mode="low_var_kl"), given["advantage"]),
-        "gspo_token": (
-            algo_core.grpo_loss_fn,
-            config(loss_algo="gspo-token", loss_agg_mode="sequence-mean-token-mean", epsilon=0.02, epsilon_high=0.03),
-            given["advantage"],
-        ),
-        "ppo": (algo_core.ppo_policy_loss_fn, config(epsilon_high=0.2, epsilon_c=3.0), tokens),
-    }
-    for name, arguments in runs.items():
-        value, gradient = run(*arguments)
-        yield f"loss/{name}", value
-        yield f"gradient/{name}", gradient
+    sequences = given["advantage"]
+    tokens = sequences[:, None] * np.ones((1, T), np.float32)
+    grpo = {mode: {"loss_agg_mode": mode} for mode in AGGREGATIONS}
+    grpo |= {"dual_clip": {"epsilon_c": 1.1}, "kl": {"beta": 0.04}}
+    grpo["low_var_kl"] = {"beta": 0.04, "kl_loss_mode": "low_var_kl"}
+    gspo = {"loss_algo": "gspo-token", "loss_agg_mode": "sequence-mean-token-mean"}
+    gspo |= {"epsilon": 0.02, "epsilon_high": 0.03}
+    runs = {f"grpo/{name}": run(algo_core.grpo_loss_fn, config(**x), sequences) for name, x in grpo.items()}
+    runs["gspo_token"] = run(algo_core.grpo_loss_fn, config(**gspo), sequences)
+    runs["ppo"] = run(algo_core.ppo_policy_loss_fn, config(epsilon_high=0.2, epsilon_c=3.0), tokens)
+    return recorder.values_and_gradients("", runs)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("tunix.npz"))
-    arguments = parser.parse_args()
-    given = inputs(np.random.default_rng(arguments.seed))
+def record(rng):
+    given = inputs(rng)
     recorded = {f"input/{name}": x for name, x in given.items()}
     estimators = {
         "grpo": algo_core.compute_advantages,
@@ -113,9 +99,8 @@ def main():
         mask = jnp.asarray(given[name], jnp.float32)
         advantage, target = algo_core.compute_gae_advantages(given["reward"], given["value"], mask, 0.99, 0.9)
         recorded |= {f"gae/{name}/advantage": advantage, f"gae/{name}/target": target}
-    recorded |= dict(losses(given))
-    np.savez_compressed(arguments.out, **{name: np.asarray(x) for name, x in recorded.items()})
+    return recorded | losses(given)
 
 
 if __name__ == "__main__":
-    main()
+    recorder.record_functions("tunix.npz", record)

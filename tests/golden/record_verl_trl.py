@@ -5,12 +5,11 @@ and what `verl.trainer.ppo.core_algos` imports): `python tests/golden/record_ver
 float64. TRL's loss is a method of its trainer, and gets one that has only the settings and the log-probabilities.
 """
 
-import argparse
 import collections
 import dataclasses
 import types
-from pathlib import Path
 
+import _recorder as recorder
 import numpy as np
 import torch
 from trl import GRPOConfig, GRPOTrainer
@@ -64,10 +63,8 @@ def verl_advantages(x):
         "reinforce_plus_plus": core_algos.compute_reinforce_plus_plus_outcome_advantage(x["reward"], mask, config),
         "gae": core_algos.compute_gae_advantage_return(x["reward"], x["value"], mask, 0.97, 0.9),
     }
-    for name, (advantage, returns) in calls.items():
-        yield f"verl/advantage/{name}", advantage
-        if name == "gae":
-            yield "verl/return/gae", returns
+    recorded = {f"verl/advantage/{name}": advantage for name, (advantage, _) in calls.items()}
+    return recorded | {"verl/return/gae": calls["gae"][1]}
 
 
 def verl_losses(x):
@@ -102,9 +99,7 @@ def verl_losses(x):
     runs["cispo"] = run("cispo", "token-mean", "tokens")
     runs["gpg"] = run("gpg", "token-mean", "tokens")
     runs["kl_cov"] = run("kl_cov", "token-mean", "tokens", kl_cov_ratio=0.2, ppo_kl_coef=0.7)
-    for name, (loss, gradient) in runs.items():
-        yield f"verl/loss/{name}", loss
-        yield f"verl/gradient/{name}", gradient
+    return recorder.values_and_gradients("verl/", runs)
 
 
 def trl_losses(x):
@@ -156,23 +151,15 @@ def trl_losses(x):
     runs["grpo/empty"] = run("tokens", "empty", loss_type="grpo")
     runs["grpo/sequence"] = run("sequences", loss_type="grpo", **sequence)
     runs["luspo"] = run("sequences", loss_type="luspo", **sequence)
-    for name, (loss, gradient) in runs.items():
-        yield f"trl/loss/{name}", loss
-        yield f"trl/gradient/{name}", gradient
+    return recorder.values_and_gradients("trl/", runs)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("verl_trl.npz"))
-    arguments = parser.parse_args()
-    given = inputs(np.random.default_rng(arguments.seed))
+def record(rng):
+    given = inputs(rng)
     x = {name: torch.as_tensor(value) for name, value in given.items()}
-    recorded = {f"input/{name}": value for name, value in given.items()}
-    for records in (verl_advantages(x), verl_losses(x), trl_losses(x)):
-        recorded |= {name: value.detach().numpy() for name, value in records}
-    np.savez_compressed(arguments.out, **recorded)
+    found = verl_advantages(x) | verl_losses(x) | trl_losses(x)
+    return {f"input/{name}": x for name, x in given.items()} | {name: x.detach() for name, x in found.items()}
 
 
 if __name__ == "__main__":
-    main()
+    recorder.record_functions("verl_trl.npz", record)
