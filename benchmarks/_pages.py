@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,6 +12,11 @@ import numpy as np
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A Markdown table."""
     return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)] + [""]
+
+
+def span(ratio: dict[str, float]) -> str:
+    """Median and quartiles of a ratio."""
+    return "{median:.2f} ({q1:.2f} - {q3:.2f})".format(**ratio)
 
 
 def interval(found: dict[str, Any], digits: int = 0) -> str:
@@ -32,12 +36,6 @@ def difference(now: Sequence[float], before: Sequence[float], samples: int = 500
 def signed(change: dict[str, Any]) -> str:
     """A difference and its interval."""
     return "{:+.0f} [{:+.0f}, {:+.0f}]".format(change["mean"], *change["95"])
-
-
-def filled(page: str, name: str, lines: Sequence[str]) -> str:
-    """`page` with these lines between `<!-- name -->` and `<!-- end -->`."""
-    block = "\n".join([f"<!-- {name} -->", *lines, "<!-- end -->"])
-    return re.sub(rf"<!-- {re.escape(name)} -->.*?<!-- end -->", lambda _: block, page, flags=re.DOTALL)
 
 
 def canvas(panels: int, width: float = 5, columns: int | None = None) -> tuple[Any, Any]:

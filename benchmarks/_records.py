@@ -5,15 +5,39 @@ An address such as "benchmarks/results/parts.jsonl#cpu" says which file and whic
 
 from __future__ import annotations
 
+import datetime
+import importlib.metadata
 import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from ppo_parts.training._files import plain, write_whole
 
 Record = dict[str, Any]
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results"
+PACKAGES = (
+    "jax", "jaxlib", "optax", "flax", "distrax", "ale-py", "gymnasium", "gymnax", "jaxmarl", "brax", "craftax",
+    "mujoco", "mujoco-mjx", "pgx", "playground", "rejax", "rlax", "numpy", "sbx-rl", "stable_baselines3", "torch",
+    "torchrl", "ppo_parts",
+)  # fmt: skip
+
+
+def git(*args: str) -> str:
+    """Return the output of a git command in this checkout; nothing if it fails."""
+    return subprocess.run(("git", "-C", ROOT, *args), capture_output=True, text=True, check=False).stdout.strip()
+
+
+# Asked when a benchmark starts, because it does not measure what is committed while it runs.
+COMMIT = git("rev-parse", "HEAD")
+UNCOMMITTED = git("status", "--porcelain", "--untracked-files=no", "--", "ppo_parts", "recipes", "benchmarks/*.py")
 
 
 def read(path: Path) -> dict[str, Record]:
@@ -32,10 +56,8 @@ def find(address: str | Path) -> Record:
     return read(ROOT / path)[name]
 
 
-def store(address: str | Path | None, record: Record) -> None:
-    """Write a record, in the place of an earlier one of the same name; None: nowhere."""
-    if address is None:
-        return
+def store(address: str | Path, record: Record) -> None:
+    """Write a record, in the place of an earlier one of the same name."""
     file, _, name = str(address).partition("#")
     if not name:
         raise ValueError(f"a record needs a name: {file}#name, got {file!r}")
@@ -44,3 +66,37 @@ def store(address: str | Path | None, record: Record) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(records[each], separators=(",", ":")) for each in sorted(records)]
     write_whole(path, ("\n".join(lines) + "\n").encode())
+
+
+def write(address: str | None, results: Any) -> None:
+    """Store `results` with command, date, commit, machine and versions; None: nowhere."""
+    if address is not None:
+        store(address, provenance() | {"results": results})
+
+
+def provenance() -> Record:
+    """What a reader needs to know to measure again."""
+    cpu, info = platform.processor(), Path("/proc/cpuinfo")
+    if info.exists():
+        models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        cpu = models[0] if models else cpu
+    installed = {d.metadata["Name"] for d in importlib.metadata.distributions()}
+    given = [os.path.basename(text) if os.path.isabs(text) else text for text in sys.argv[1:]]  # without local folders
+    return {
+        "command": shlex.join([*sys.argv[0].split(), *given]),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": COMMIT,
+        "uncommitted": UNCOMMITTED,
+        "hardware": {
+            "cpu": cpu,
+            "cores": os.cpu_count(),
+            "cores_used": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "device": jax.devices()[0].device_kind,
+            "load_average": os.getloadavg(),
+        },
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in PACKAGES if name in installed},
+        },
+    }

@@ -7,6 +7,7 @@ between them. `link(text, *addresses)` is text that links to a record, with a pl
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from ppo_parts import training
 
-from ._pages import difference, interval, signed, table
+from ._pages import difference, interval, signed, span, table
 from ._records import RESULTS, Record, read
 from .train import ONE_SEED, RECIPES
 
@@ -33,11 +34,6 @@ PUBLISHED = {  # task: Tianshou's mean and standard deviation after 1M steps, an
 def records(benchmark: str) -> dict[str, Record]:
     """The committed records of a benchmark by name."""
     return read(RESULTS / f"{benchmark}.jsonl")
-
-
-def span(ratio: dict[str, float]) -> str:
-    """Median and quartiles of a ratio."""
-    return "{median:.2f} ({q1:.2f} - {q3:.2f})".format(**ratio)
 
 
 def short(x: float) -> str:
@@ -330,6 +326,27 @@ def kuhn(link: Link) -> list[str]:
     return table(["surrogate", "exploitability", "worst seed"], rows)
 
 
+def papers(link: Link, name: str) -> list[str]:
+    """How each chain of the index of papers differs from plain PPO; differences whose interval excludes 0 are bold."""
+    from .paper_index import PLAIN, papers
+
+    index, measures = papers(), ("return_over_training", "evaluation_return")
+    rows = []
+    for paper, arm in records("papers")[name]["results"]["arms"].items():
+        reference, change, *_ = index[paper]
+        if paper == PLAIN:
+            rows.append([reference, change, *(f"{arm[what]['mean']:.1f}" for what in measures)])
+            continue
+        authors, arxiv = reference.partition(",")[0], re.search(r"arXiv:([\d.]+)", reference)
+        cells = []
+        for what in measures:
+            low, high = arm[what]["difference"]["95"]
+            text = f"{arm[what]['difference']['mean']:+.1f} [{low:+.1f}, {high:+.1f}]"
+            cells.append(f"**{text}**" if low > 0 or high < 0 else text)
+        rows.append([f"[{authors}](https://arxiv.org/abs/{arxiv[1]})" if arxiv else authors, change, *cells])
+    return table(["paper", "what differs from the plain chain", "return over training", "return after training"], rows)
+
+
 def study(link: Link) -> list[str]:
     """Interquartile means of every arm of the study."""
     found = {task: record["results"] for task, record in records("study").items()}
@@ -444,7 +461,7 @@ def growth(link: Link, name: str) -> list[str]:
         if before and before["quantity"] == quantity:
             more = math.log(row["ms"]["median"] / before["ms"]["median"])
             power = f"{more / math.log(row[quantity] / before[quantity]):.2f}"
-        size, before = row["bytes"], row
+        size, before = row.get("bytes"), row
         memory = (size["temp"], size["argument"] + size["output"]) if size else ()
         lines.append(
             [
@@ -531,7 +548,7 @@ def hosts(link: Link, name: str) -> list[str]:
 BLOCKS: dict[str, Callable[..., list[str]]] = {
     each.__name__: each
     for each in (
-        learning, published, games, atari, mujoco, mujoco_runs, choices, libraries, settings, ewma, ppg, kuhn, study,
-        provenance, parts, rivals, update, growth, speed, extrapolated, train, hosts,
+        learning, published, games, atari, mujoco, mujoco_runs, choices, libraries, settings, ewma, ppg, kuhn, papers,
+        study, provenance, parts, rivals, update, growth, speed, extrapolated, train, hosts,
     )
 }  # fmt: skip

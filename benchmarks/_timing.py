@@ -1,63 +1,45 @@
-"""Interleaved timing, paired ratios, and records of the measurements and the machine."""
+"""Timing of alternatives, in turn: ratios within a round hold on a machine that others use, too."""
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 import math
-import os
-import pathlib
-import platform
 import random
-import shlex
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-
-from . import _records
 
 Thunk = Callable[[], Any]
 Samples = dict[str, list[float]]
-ROOT = pathlib.Path(__file__).parent.parent
+Quartiles = dict[str, float]
 
 
-def git(*args: str) -> str:
-    """Return the output of a git command in this checkout; nothing if it fails."""
-    return subprocess.run(("git", "-C", ROOT, *args), capture_output=True, text=True, check=False).stdout.strip()
-
-
-# Asked when a benchmark starts, because it does not measure what is committed while it runs.
-COMMIT = git("rev-parse", "HEAD")
-UNCOMMITTED = git("status", "--porcelain", "--untracked-files=no", "--", "ppo_parts", "recipes", "benchmarks/*.py")
-
-
-def positive(text: str) -> int:
-    """A number of rounds from the command line."""
-    number = int(text)
-    if number < 1:
-        raise ValueError  # argparse says which option, and of what
-    return number
-
-
-def size(text: str) -> tuple[int, int]:
-    """Steps and environments from the command line, "128x64"."""
-    steps, environments = map(positive, text.split("x"))
-    return steps, environments
-
-
-def compile_cold(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], float, float]:
+def compile_cold(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], dict[str, float]]:
     """The compiled function, and the seconds that tracing and compiling it took, from cold caches."""
     jax.clear_caches()
     start = time.perf_counter()
     lowered = jax.jit(function).lower(*args)
     traced = time.perf_counter()
-    return lowered.compile(), traced - start, time.perf_counter() - traced
+    compiled = lowered.compile()
+    return compiled, {"trace": traced - start, "compile": time.perf_counter() - traced}
+
+
+def repeated(method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method` n times in one program; the barrier keeps the repeats from being merged or moved out of the loop."""
+
+    def run(n: Any, *args: Any) -> Any:
+        def body(_: Any, carry: Any) -> Any:
+            args, _ = jax.lax.optimization_barrier(carry)
+            return args, method(*args)
+
+        start = jax.tree.map(lambda out: jnp.zeros(out.shape, out.dtype), jax.eval_shape(method, *args))
+        return jax.lax.fori_loop(0, n, body, (args, start))[1]
+
+    return run
 
 
 def seconds(thunk: Thunk, calls: int = 1) -> tuple[float, float]:
@@ -69,7 +51,7 @@ def seconds(thunk: Thunk, calls: int = 1) -> tuple[float, float]:
 
 
 def interleaved(
-    thunks: dict[str, Thunk], rounds: int, at_least: float = 0.02, long: float = math.inf, seed: int = 0
+    thunks: Mapping[str, Thunk], rounds: int, at_least: float = 0.0, long: float = math.inf
 ) -> tuple[Samples, Samples]:
     """Wall-clock and CPU seconds per call, one sample of each method per round, in a new random order each round.
 
@@ -86,7 +68,7 @@ def interleaved(
         rounds = max(3, rounds // 3)
     walls: Samples = {name: [] for name in thunks}
     cpus: Samples = {name: [] for name in thunks}
-    names, shuffle = list(thunks), random.Random(seed).shuffle
+    names, shuffle = list(thunks), random.Random(0).shuffle
     for _ in range(rounds):
         shuffle(names)
         for name in names:
@@ -96,52 +78,30 @@ def interleaved(
     return walls, cpus
 
 
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Median, first and third quartile."""
-    low, _, high = np.quantile(values, (0.25, 0.5, 0.75))
-    return statistics.median(values), float(low), float(high)
+def quartiles(values: Sequence[float], scale: float = 1.0) -> Quartiles:
+    """Median, first and third quartile, times `scale`."""
+    low, high = np.quantile(values, (0.25, 0.75))
+    return {"median": scale * statistics.median(values), "q1": scale * float(low), "q3": scale * float(high)}
 
 
-def ratio(samples: Samples, name: str, reference: str) -> dict[str, float]:
+def ratio(samples: Samples, name: str, reference: str) -> Quartiles:
     """Median and quartiles of the paired ratios `name / reference`."""
-    pairs = zip(samples[name], samples[reference], strict=True)
-    median, low, high = quartiles([a / b for a, b in pairs])
-    return {"median": median, "q1": low, "q3": high}
+    return quartiles([a / b for a, b in zip(samples[name], samples[reference], strict=True)])
 
 
-def record(module: str, results: Any) -> dict[str, Any]:
-    """`results` with commit, date, hardware, versions and command."""
-
-    cpu = platform.processor()
-    info = pathlib.Path("/proc/cpuinfo")
-    if info.exists():
-        models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
-        cpu = models[0] if models else cpu
-    installed = {d.metadata["Name"] for d in importlib.metadata.distributions()}
-    names = (
-        "jax jaxlib optax flax distrax ale-py gymnasium gymnax jaxmarl brax craftax mujoco mujoco-mjx pgx playground "
-        "rejax rlax numpy sbx-rl stable_baselines3 torch torchrl ppo_parts"
-    )
-    packages = [p for p in names.split() if p in installed]
-    given = [os.path.basename(text) if os.path.isabs(text) else text for text in sys.argv[1:]]  # without local folders
-    return {
-        "command": shlex.join(["python", "-m", *module.split(), *given]),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": COMMIT,
-        "uncommitted": UNCOMMITTED,
-        "hardware": {
-            "cpu": cpu,
-            "cores": os.cpu_count(),
-            "cores_used": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "device": jax.devices()[0].device_kind,
-            "load_average": os.getloadavg(),
-        },
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in packages}},
-        "results": results,
-    }
+def error(actual: Any, expected: Any) -> float:
+    """The largest difference between two trees, relative to the largest number of each pair of leaves."""
+    worst = 0.0
+    for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        worst = np.maximum(worst, np.max(np.abs(x - y)) / max(np.max(np.abs(y)), 1e-3))
+    return float(worst)
 
 
-def write(address: str | None, module: str, results: Any) -> None:
-    """Store the record under an address, if one is given."""
-    _records.store(address, record(module, results))
+def assert_same(results: Mapping[str, Any], tolerance: float = 1e-3) -> None:
+    """Raise unless all programs return what the first one does: what differs is not to be compared."""
+    first, *others = results
+    for name in others:
+        off = error(results[name], results[first])
+        if not off <= tolerance:
+            raise AssertionError(f"{name} differs from {first} by {off:.1e} of the largest number")

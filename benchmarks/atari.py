@@ -12,13 +12,15 @@ games against environment steps.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import functools
 import hashlib
+import itertools
 import json
 import re
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,9 @@ from ppo_parts import envs
 from recipes import atari_ppo
 
 from . import hosts
-from ._records import RESULTS
-from ._timing import positive, write
+from ._options import parser
+from ._records import RESULTS, write
+from ._runs import seeds_of
 
 PACKAGES = ("ale-py", "gymnasium", "numpy", "opencv-python", "opencv-python-headless", "Shimmy", "torch")
 
@@ -70,44 +73,34 @@ def versions(python: str, script: str) -> dict[str, str]:
     return found | {"sha256 of the script": hashlib.sha256(Path(script).read_bytes()).hexdigest()}
 
 
-def measure(config: atari_ppo.Config, seeds: int, python: str | None, script: str | None) -> None:
-    """Train the seeds in turn, and write the record after each of them."""
-    result: dict[str, Any] = {
-        "task": config.env_id,
-        "config": dataclasses.asdict(config),
-        "env_steps": config.num_updates * config.num_envs * config.num_steps,
-        "runs": {"ppo_parts": []},
-    }
-    if python and script:
-        result["cleanrl_versions"] = versions(python, script)
-        result["runs"]["cleanrl"] = []
+def measure(config: atari_ppo.Config, seeds: range, script: tuple[str, str] | None) -> None:
+    """Train the seeds in turn, and write the record after each; `script`: a Python, and CleanRL's script."""
+    programs: dict[str, Callable[[atari_ppo.Config], dict[str, Any]]] = {"ppo_parts": ours}
+    result: dict[str, Any] = {"task": config.env_id, "config": dataclasses.asdict(config)}
+    result["env_steps"] = config.num_updates * config.num_envs * config.num_steps
+    if script:
+        programs["cleanrl"] = functools.partial(cleanrl, *script)
+        result["cleanrl_versions"] = versions(*script)
+    runs = result["runs"] = {program: [] for program in programs}
     name = f"{config.env_id.removeprefix('ale:')}_{config.total_timesteps}_{config.seed}"
-    for number in range(seeds):
-        now = dataclasses.replace(config, seed=config.seed + number)
-        for program, runs in result["runs"].items():
-            runs.append(ours(now) if program == "ppo_parts" else cleanrl(str(python), str(script), now))
-            result["complete"] = all(len(each) == seeds for each in result["runs"].values())
-            write(f"{RESULTS}/atari.jsonl#{name}", "benchmarks atari", result)
-            shown = f"{runs[-1]['steps_per_second']:.0f} steps/s, {len(runs[-1]['games'])} games"
-            print(f"{now.env_id} seed {now.seed}, {program}: {shown}", flush=True)
+    for seed, program in itertools.product(seeds, programs):
+        run = programs[program](dataclasses.replace(config, seed=seed))
+        runs[program].append(run)
+        result["complete"] = all(len(each) == len(seeds) for each in runs.values())
+        write(f"{RESULTS}/atari.jsonl#{name}", result)
+        shown = f"{run['steps_per_second']:.0f} steps/s, {len(run['games'])} games"
+        print(f"{config.env_id} seed {seed}, {program}: {shown}", flush=True)
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", help="ale:breakout, ale:pong, ...")
-    parser.add_argument("--steps", type=float, default=200_000, help="environment steps of each seed")
-    parser.add_argument("--seeds", type=positive, default=1, help="how many seeds")
-    parser.add_argument("--first-seed", type=int, default=1)
-    parser.add_argument("--python", help="the Python that CleanRL's script needs")
-    parser.add_argument("--script", help="CleanRL's ppo_atari.py; without it, only the recipe is trained")
-    args = parser.parse_args()
-    if (args.python is None) != (args.script is None):
-        parser.error("--python and --script belong together: give both, or neither")
-    given = {"env_id": args.task, "total_timesteps": int(args.steps), "seed": args.first_seed}
-    config = dataclasses.replace(atari_ppo.PRESETS["atari"], **given)
-    measure(config, args.seeds, args.python, args.script)
-
-
-if __name__ == "__main__":
-    main()
+    options = parser(__doc__, steps=200_000, seeds=1, first_seed=1)
+    options.add_argument("task", help="ale:breakout, ale:pong, ...")
+    options.add_argument("--python", help="the Python that CleanRL's script needs")
+    options.add_argument("--script", help="CleanRL's ppo_atari.py; without it, only the recipe is trained")
+    given = options.parse_args()
+    if (given.python is None) != (given.script is None):
+        options.error("--python and --script belong together: give both, or neither")
+    fields = {"env_id": given.task, "total_timesteps": given.steps, "seed": given.first_seed}
+    config = dataclasses.replace(atari_ppo.PRESETS["atari"], **fields)
+    measure(config, seeds_of(given), (given.python, given.script) if given.script else None)

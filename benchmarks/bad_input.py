@@ -11,7 +11,6 @@ returns; the record counts those per kind of value, because accepting is right f
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import inspect
 import io
@@ -29,8 +28,8 @@ import ppo_parts as pp
 from ppo_parts import distributions, envs, functional, networks, training
 from ppo_parts.errors import UserError
 
-from . import _timing
-from ._records import ROOT
+from ._options import parser
+from ._records import ROOT, write
 
 FAMILIES = (pp, pp.tokens, pp.exploration, pp.critics, pp.regularizers, pp.symmetry, pp.optim)
 ROOMS = (*FAMILIES, functional, distributions, envs, networks, training)
@@ -128,9 +127,7 @@ def measure() -> dict[str, Any]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE#NAME", help="write the record here")
-    options = parser.parse_args()
+    options = parser(__doc__, json=None).parse_args()
     with tempfile.TemporaryDirectory() as folder:  # some of the calls write files
         os.chdir(folder)
         results = measure()
@@ -141,4 +138,4 @@ def main() -> None:
         print(f"{kind:14} {dict(counts)}")
     named = f"{results['names']} names ({len(results['not_called'])} not called)"
     print(f"{named}, {results['calls']} calls: {dict(results['total'])}")
-    _timing.write(options.json, "benchmarks bad_input", results)
+    write(options.json, results)

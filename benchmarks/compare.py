@@ -11,13 +11,12 @@ or the two have nothing in common.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import Any
 
+from ._options import parser
 from ._records import find
-
-Quartiles = dict[str, float]
+from ._timing import Quartiles
 
 
 def figures(record: dict[str, Any]) -> dict[str, Quartiles]:
@@ -61,11 +60,11 @@ def verdict(old: Quartiles, new: Quartiles, threshold: float) -> str:
 
 def main() -> None:
     """Print what changed; exit with the verdict."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", metavar="FILE#NAME")
-    parser.add_argument("new", metavar="FILE#NAME")
-    parser.add_argument("--threshold", type=float, default=0.15, help="growth of the median that counts, 0.15 = 15 %%")
-    options = parser.parse_args()
+    command_line = parser(__doc__)
+    command_line.add_argument("old", metavar="FILE#NAME")
+    command_line.add_argument("new", metavar="FILE#NAME")
+    command_line.add_argument("--threshold", type=float, default=0.15, help="growth of the median, 0.15 = 15 %%")
+    options = command_line.parse_args()
     old, new = ratios(options.old), ratios(options.new)
     common = [name for name in old if name in new]
     changes = {name: verdict(old[name], new[name], options.threshold) for name in common}

@@ -6,10 +6,10 @@ same on every machine. Strong scaling divides a fixed number of environments; we
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,8 +18,9 @@ from ppo_parts import training
 from ppo_parts.training._devices import placement
 from recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
-from . import _records
+from . import _pages, _records
 from ._collectives import collectives
+from ._options import parser, positive
 
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
 ENVS = 32
@@ -70,44 +71,23 @@ def configured(config: Any, scaling: str, num_devices: int) -> Any:
     return dataclasses.replace(config, **sizes, num_envs=ENVS * shards, shards=shards, microbatch=None)
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """The counts as a Markdown table."""
-    lines = [
-        "| recipe | devices | all-reduce | all-gather | bytes | relative FLOPs per device | temporaries per device |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    first = {row["recipe"]: row["flops"] for row in reversed(rows) if row["scaling"] == "strong"}
-    for row in rows:
+def table(rows: list[dict[str, Any]], scalings: Sequence[str], devices: Sequence[int]) -> list[str]:
+    """The counts of some of the programs as a Markdown table."""
+    first: dict[str, float] = {}  # the FLOPs of each recipe on the fewest devices
+    for row in sorted(rows, key=lambda row: row["devices"]):
         if row["scaling"] == "strong":
-            counts = [row["operations"].get(kind, 0) for kind in ("all-reduce", "all-gather")]
-            others = sum(row["operations"].values()) - sum(counts)
-            assert not others, row
-            lines.append(
-                f"| {row['recipe']} | {row['devices']} | {counts[0]} | {counts[1]} | "
-                f"{sum(row['bytes'].values()) / 1e6:.2f} MB | {row['flops'] / first[row['recipe']]:.4f} | "
-                f"{row['temporaries'] / 1e6:.1f} MB |"
-            )
-    return "\n".join(lines)
-
-
-def comparison(rows: list[dict[str, Any]]) -> str:
-    """The counts of four devices with one shard, and with a shard for each device or more, as a Markdown table."""
-    lines = [
-        "| recipe | shards | all-reduce | all-gather | others | bytes | relative FLOPs per device |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    first = {row["recipe"]: row["flops"] for row in rows if row["devices"] == 1 and row["scaling"] == "strong"}
+            first.setdefault(row["recipe"], row["flops"])
+    lines = []
     for row in rows:
-        if row["devices"] == COMPARED and row["scaling"] in ("strong", "one shard"):
+        if row["scaling"] in scalings and row["devices"] in devices:
             counts = dict(row["operations"])
-            cells = [counts.pop(kind, 0) for kind in ("all-reduce", "all-gather")]
+            sums, gathers = (counts.pop(kind, 0) for kind in ("all-reduce", "all-gather"))
             shards = 1 if row["scaling"] == "one shard" else DEVICES[-1]
-            lines.append(
-                f"| {row['recipe']} | {shards} | {cells[0]} | {cells[1]} | "
-                f"{sum(counts.values())} | {sum(row['bytes'].values()) / 1e6:.2f} MB | "
-                f"{row['flops'] / first[row['recipe']]:.4f} |"
-            )
-    return "\n".join(lines)
+            cells = [row["recipe"], row["devices"], shards, sums, gathers, sum(counts.values())]
+            cells += [f"{sum(row['bytes'].values()) / 1e6:.2f} MB", f"{row['flops'] / first[row['recipe']]:.4f}"]
+            lines.append([*map(str, cells), f"{row['temporaries'] / 1e6:.1f} MB"])
+    head = ["recipe", "devices", "shards", "all-reduce", "all-gather", "others", "bytes"]
+    return _pages.table([*head, "relative FLOPs per device", "temporaries per device"], lines)
 
 
 PREDICTED = (1, 2, 4, 8, 16, 64, 256, 1024)
@@ -144,43 +124,40 @@ def predicted(devices: int, num_envs: int, operations: float, size: float, rate:
     return steps / (steps / devices / rate + launches + talk)
 
 
-def predictions(rows: list[dict[str, Any]], rate: float = 1e7, launches: float = 4e-3) -> str:
+def predictions(rows: list[dict[str, Any]], rate: float = 1e7, launches: float = 4e-3) -> list[str]:
     """Steps per second in millions, and the share of ideal scaling, as a Markdown table."""
-    lines = ["| GPUs | 4,096 environments per GPU | 65,536 in total | 1,024 in total |", "|---|---|---|---|"]
     found = [row for row in rows if row["recipe"].startswith("CleanRL") and row["devices"] > 1]
     operations, size = sum(found[-1]["operations"].values()), sum(found[-1]["bytes"].values())
+    lines = []
     for devices in PREDICTED:
-        cells = []
+        cells = [f"{devices:,}"]
         for num_envs, on_one in ((4096 * devices, 4096), (65536, 65536), (1024, 1024)):
             speed = predicted(devices, num_envs, operations, size, rate, launches)
             ideal = devices * predicted(1, on_one, 1, 0, rate, launches)
             cells.append(f"{speed / 1e6:,.1f} M ({speed / ideal:.0%})")
-        lines.append(f"| {devices:,} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return _pages.table(["GPUs", "4,096 environments per GPU", "65,536 in total", "1,024 in total"], lines)
 
 
 def main() -> None:
     """Compile, count, print the tables, and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", metavar="FILE#NAME", help="write the record here")
-    parser.add_argument("--devices", type=int, nargs="+", default=DEVICES)
-    parser.add_argument("--recipe", default="", help="part of the names of the recipes to count")
-    given = parser.parse_args()
+    options = parser(__doc__, json=None)
+    options.add_argument("--devices", type=positive, nargs="+", default=DEVICES)
+    options.add_argument("--recipe", default="", help="part of the names of the recipes to count")
+    given, rows = options.parse_args(), []
     flags = f"--xla_force_host_platform_device_count={max(COMPARED, *given.devices)} --xla_backend_optimization_level=0"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     jax.config.update("jax_platforms", "cpu")
-    rows = []
     for name, (module, config) in recipes().items():
         for scaling in ("one shard", "strong", "weak") if given.recipe in name else ():
             for devices in [COMPARED] if scaling == "one shard" else given.devices:
-                began = time.perf_counter()
-                sized = configured(config, scaling, devices)
+                began, sized = time.perf_counter(), configured(config, scaling, devices)
                 row = {"recipe": name, "scaling": scaling, "devices": devices, "num_envs": sized.num_envs}
-                rows.append(
-                    row | {"num_steps": sized.num_steps} | measured(module, sized, devices, scaling == "one shard")
-                )
+                found = measured(module, sized, devices, scaling == "one shard")
+                rows.append(row | {"num_steps": sized.num_steps} | found)
                 print(f"{name}, {scaling}, {devices}: {time.perf_counter() - began:.0f} s", flush=True)
-                _records.store(given.json, {"versions": training.versions(), "rows": rows})
-    print(table(rows))
-    print(comparison(rows))
-    print(predictions(rows))
+                if given.json:
+                    _records.store(given.json, {"versions": training.versions(), "rows": rows})
+    for lines in (table(rows, ["strong"], given.devices), table(rows, ["one shard", "strong"], [COMPARED])):
+        print("\n".join(lines))
+    print("\n".join(predictions(rows)))

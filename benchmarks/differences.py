@@ -48,7 +48,7 @@ def chain(
     refresh: Any = "rollout",
     sampler: Callable[[Config], pp.Part] | None = None,
     brax_advantages: bool = False,
-    value: tuple[pp.Part, ...] | None = None,
+    value: pp.Part | None = None,
     last: pp.Part | None = None,
 ) -> pp.Part:
     """The chain with some choices changed; None and the defaults are CleanRL's, except for the time limit."""
@@ -65,7 +65,7 @@ def chain(
         standardize if normalize == "minibatch" else pp.identity(),
         pp.clipped_surrogate(clip_eps=config.clip_coef),
         pp.policy_diagnostics(),
-        *(value or (pp.clipped_value_loss(clip_eps=config.clip_coef, coef=0.5),)),
+        value or pp.clipped_value_loss(clip_eps=config.clip_coef, coef=0.5),
         last or pp.identity(),
     )
 
@@ -120,76 +120,58 @@ def difference(what: str, who: str, **choices: Any) -> Difference:
 DIFFERENCES = {
     "none": difference("nothing", "the chain above"),
     "time_limit_terminates": difference(
-        "a time limit ends the episode", "CleanRL", time_limit=terminate_at_time_limits()
-    ),
+        "a time limit ends the episode", "CleanRL", time_limit=terminate_at_time_limits()),
     "current_value": difference(
-        "a time limit bootstraps from V of the current state",
-        "rsl_rl, rl_games",
-        time_limit=parts.truncate_at_current_value(),
-    ),
+        "a time limit bootstraps from V of the current state", "rsl_rl, rl_games",
+        time_limit=parts.truncate_at_current_value()),
     "time_limit_ignored": difference("time limits ignored", "skrl", time_limit=parts.ignore_truncations()),
     "rollout_normalize": difference("A standardized over the rollout", "rsl_rl, skrl, rl_games", normalize="rollout"),
     "no_normalize": difference("A not standardized", "Tianshou's examples", normalize="nowhere"),
     "refresh_epoch": difference("A recomputed before each epoch", "Tianshou's examples", refresh="epoch"),
     "value_normalize": difference("V in units of running moments", "rl_games", values_normalized=True),
     "value_without_half": difference(
-        "weight of the value loss doubled", "the others", value=(pp.clipped_value_loss(clip_eps=0.2, coef=1.0),)
-    ),
+        "weight of the value loss doubled", "the others", value=pp.clipped_value_loss(clip_eps=0.2, coef=1.0)),
     "value_unclipped": difference(
-        "V not clipped", "Stable-Baselines3, Tianshou, brax", value=(pp.value_loss(coef=0.5),)
-    ),
+        "V not clipped", "Stable-Baselines3, Tianshou, brax", value=pp.value_loss(coef=0.5)),
     "value_clipped_prediction": difference(
-        "only the prediction of V clipped", "skrl", value=(parts.clip_prediction(0.2), pp.value_loss(coef=0.5))
-    ),
+        "only the prediction of V clipped", "skrl",
+        value=pp.chain(parts.clip_prediction(0.2), pp.value_loss(coef=0.5))),
     "separate_norms": difference(
-        "gradient clipped separately for each network", "rsl_rl", clip=parts.clip_each_network(0.5)
-    ),
+        "gradient clipped separately for each network", "rsl_rl", clip=parts.clip_each_network(0.5)),
     "no_gradient_clip": difference("gradient not clipped", "Tianshou, brax", clip=optax.identity()),
     "adaptive_rate": difference(
-        "learning rate adapted to the KL divergence",
-        "rsl_rl, with k3",
-        rate=pp.optim.scale_by_kl_adaptive_rate(3e-4, target_kl=0.01),
-    ),
+        "learning rate adapted to the KL divergence", "rsl_rl, with k3",
+        rate=pp.optim.scale_by_kl_adaptive_rate(3e-4, target_kl=0.01)),
     "constant_rate": difference(
-        "learning rate constant", "Stable-Baselines3, Tianshou, skrl", rate=pp.optim.scale_by_update_schedule(3e-4)
-    ),
+        "learning rate constant", "Stable-Baselines3, Tianshou, skrl", rate=pp.optim.scale_by_update_schedule(3e-4)),
     "adaptive_rate_epoch": difference(
-        "learning rate adapted after each epoch",
-        "skrl's option",
-        rate=pp.optim.scale_by_kl_adaptive_rate(3e-4, target_kl=0.008, average_over=32, low=1e-6),
-    ),
+        "learning rate adapted after each epoch", "skrl's option",
+        rate=pp.optim.scale_by_kl_adaptive_rate(3e-4, target_kl=0.008, average_over=32, low=1e-6)),
     "early_stop": difference(
-        "update ends where the KL divergence exceeds 0.015", "Stable-Baselines3's option", last=pp.kl_early_stop(0.015)
-    ),
+        "update ends where the KL divergence exceeds 0.015", "Stable-Baselines3's option",
+        last=pp.kl_early_stop(0.015)),
     "value_weight_2.5": difference(
-        "weight of the squared error of V ten times as large",
-        "skrl",
-        value=(pp.clipped_value_loss(clip_eps=0.2, coef=5.0),),
-    ),
+        "weight of the squared error of V ten times as large", "skrl",
+        value=pp.clipped_value_loss(clip_eps=0.2, coef=5.0)),
     "entropy_0.01": difference("entropy bonus of 0.01", "Tianshou, rsl_rl", last=pp.entropy_bonus(coef=0.01)),
     "bounds_loss": difference(
-        "loss for means out of bounds", "rl_games' option", last=pp.regularizers.bounds_loss(coef=1e-4)
-    ),
+        "loss for means out of bounds", "rl_games' option", last=pp.regularizers.bounds_loss(coef=1e-4)),
     "segments": difference("minibatches of consecutive steps", "as in brax", sampler=segments),
     "segments_in_order": difference(
-        "minibatches of consecutive steps, in order", "as in rl_games", sampler=segments_in_order
-    ),
+        "minibatches of consecutive steps, in order", "as in rl_games", sampler=segments_in_order),
     "brax_advantages": difference(
-        "minibatches of consecutive steps, with A and V of the policy being trained",
-        "brax",
-        sampler=segments,
-        brax_advantages=True,
-    ),
+        "minibatches of consecutive steps, with A and V of the policy being trained", "brax", sampler=segments,
+        brax_advantages=True),
     "squashed": difference("actions squashed by tanh", "brax", squash=True),
     "adam_eps_1e-8": difference("Adam's epsilon 1e-8", "all but CleanRL and Stable-Baselines3", eps=1e-8),
-}
+}  # fmt: skip
 VARIANTS = {name: each.make_train for name, each in DIFFERENCES.items()}
 
 
 def main() -> None:
     """Command line."""
-    args = mujoco.parser_of(__doc__, VARIANTS).parse_args()
-    config = Config(env_id=f"gym:{args.task}", total_timesteps=int(args.steps), seed=args.first_seed)
-    if args.task in mujoco.WITH_FORCES:
+    given, fields = mujoco.read_command_line(__doc__, VARIANTS)
+    config = Config(**fields)
+    if given.task in mujoco.WITH_FORCES:
         config = mujoco.without_contact_forces(config)
-    mujoco.measure(config, args, VARIANTS, "differences")
+    mujoco.measure(config, given, VARIANTS, "differences")

@@ -16,23 +16,22 @@ from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.training import at_least
 
-from . import _arms
-from ._arms import outcome, show, summarized
-from ._records import RESULTS
-from ._timing import write
+from . import _runs
+from ._options import parser
+from ._records import RESULTS, write
+from ._runs import outcome, seeds_of, show, summarized
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(_arms.Config):
+class Config(_runs.Config):
     """Hyperparameters of the largest batch, of `num_envs * num_steps` steps."""
 
     total_timesteps: int = 200_000
@@ -54,7 +53,7 @@ ARMS = {
     "PPO-EWMA, all but its decay": Arm(True, ("rate", "moments")),
     "PPO-EWMA, adjusted": Arm(True, ("rate", "moments", "decay")),
 }
-DIVISORS = (1, 64, 16, 4)  # c, the extremes first
+DIVISORS = (1, 4, 16, 64)  # c
 
 
 class Numbers(NamedTuple):
@@ -116,20 +115,18 @@ def make_train(config: Config, average: bool, adjusted: Numbers) -> training.Tra
 
 
 def measure(config: Config, c: int, seeds: range) -> dict[str, Any]:
-    """All arms with batches that are c times smaller, in two programs; arms with the same numbers are trained once."""
+    """All arms with batches that are c times smaller: those with an average in one program, the others in another."""
     smaller, results = dataclasses.replace(config, num_envs=config.num_envs // c), {}
     for average in (False, True):
         named = {name: numbers(config, arm, c) for name, arm in ARMS.items() if arm.average == average}
-        distinct = list(dict.fromkeys(named.values()))
-        columns = [(seed, *adjusted) for adjusted in distinct for seed in seeds]
+        columns = [(seed, *adjusted) for adjusted in named.values() for seed in seeds]
 
         def one(seed: Array, *adjusted: Array, average: bool = average) -> dict[str, Array]:
             return outcome(make_train(smaller, average, Numbers(*adjusted)), seed)
 
         found = jax.jit(jax.vmap(one))(*map(jnp.asarray, zip(*columns, strict=True)))
-        for name, adjusted in named.items():
-            first = distinct.index(adjusted) * len(seeds)
-            chosen = {what: np.asarray(x)[first : first + len(seeds)] for what, x in found.items()}
+        for k, (name, adjusted) in enumerate(named.items()):
+            chosen = {what: x[k * len(seeds) : (k + 1) * len(seeds)] for what, x in found.items()}
             results[name] = adjusted._asdict() | summarized(chosen)
             print(f"c = {c:2} {name:22} {show(results[name])}", flush=True)
     return results
@@ -137,11 +134,9 @@ def measure(config: Config, c: int, seeds: range) -> dict[str, Any]:
 
 def main() -> None:
     """Command line."""
-    options = _arms.parser_of(__doc__, Config().total_timesteps).parse_args()
-    config = Config(total_timesteps=options.steps)
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    options = parser(__doc__, seeds=10, first_seed=1, steps=Config().total_timesteps).parse_args()
+    config, seeds = Config(total_timesteps=options.steps), seeds_of(options)
     results: dict[str, Any] = {"config": dataclasses.asdict(config), "seeds": list(seeds), "arms": {}}
     for c in DIVISORS:
-        found = results["arms"] | {str(c): measure(config, c, seeds)}
-        results["arms"] = dict(sorted(found.items(), key=lambda item: int(item[0])))
-        write(f"{RESULTS}/ewma.jsonl#ewma", "benchmarks ewma", results)
+        results["arms"][str(c)] = measure(config, c, seeds)
+        write(f"{RESULTS}/ewma.jsonl#ewma", results)

@@ -17,7 +17,6 @@ Without a GPU, or with `--dry-run`, everything is tiny, kernels are emulated, an
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import itertools
@@ -35,6 +34,8 @@ from ppo_parts.functional import _kernel, _recurrence
 from recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
 from . import _timing, train
+from ._options import parser
+from ._records import write
 
 Row = dict[str, Any]
 GAMMA = {"gamma": 0.99, "gae_lambda": 0.95}
@@ -163,7 +164,7 @@ class Bench:
         for row in found:
             self.rows.append({"section": section, "what": what, **row, "measuring_seconds": seconds / len(found)})
             print(show(self.rows[-1]), flush=True)
-        _timing.write(self.path, "benchmarks gpu", self.rows)
+        write(self.path, self.rows)
 
 
 def show(row: Row) -> str:
@@ -203,29 +204,22 @@ def emulated() -> Iterator[None]:
         _kernel.backwards = backwards
 
 
-def repeated(method: Callable[..., Any], n: int) -> Callable[..., Any]:
-    """`method` n times in one program, a number that the compiler knows: else it asks the GPU whether to go on."""
-
-    def run(*args: Any) -> Any:
-        def body(_: Any, carry: Any) -> Any:
-            args, _ = jax.lax.optimization_barrier(carry)
-            return args, method(*args)
-
-        start = jax.tree.map(lambda out: jnp.zeros(out.shape, out.dtype), jax.eval_shape(method, *args))
-        return jax.lax.fori_loop(0, n, body, (args, start))[1]
-
-    return run
-
-
 def timed(plan: Plan, method: Callable[..., Any], *args: Any) -> tuple[Row, Any]:
     """Microseconds inside a program and alone (median, and quartiles of the first), seconds to compile; the result."""
-    call, traced, compiling = _timing.compile_cold(method, *args)
-    loop = _timing.compile_cold(repeated(method, plan.repeats), *args)[0]
+    call, took = _timing.compile_cold(method, *args)
+    # The compiler knows how often the loop repeats: else it asks the GPU whether to go on.
+    loop = _timing.compile_cold(functools.partial(_timing.repeated(method), plan.repeats), *args)[0]
     thunks = {"inside": functools.partial(loop, *args), "alone": functools.partial(call, *args)}
-    walls = _timing.interleaved(thunks, plan.rounds, at_least=0)[0]
-    inside, low, high = (1e6 * x / plan.repeats for x in _timing.quartiles(walls["inside"]))
-    row = {"us": inside, "us_q1": low, "us_q3": high, "us_alone": 1e6 * _timing.quartiles(walls["alone"])[0]}
-    return row | {"trace_seconds": traced, "compile_seconds": compiling}, call(*args)
+    walls = _timing.interleaved(thunks, plan.rounds)[0]
+    inside = _timing.quartiles(walls["inside"], 1e6 / plan.repeats)
+    row = {"us": inside["median"], "us_q1": inside["q1"], "us_q3": inside["q3"]}
+    row["us_alone"] = _timing.quartiles(walls["alone"], 1e6)["median"]
+    return row | seconds_of(took), call(*args)
+
+
+def seconds_of(took: dict[str, float]) -> Row:
+    """The fields of a row for what `_timing.compile_cold` took."""
+    return {f"{name}_seconds": seconds for name, seconds in took.items()}
 
 
 def memory() -> Row:
@@ -241,15 +235,6 @@ def steps_of(name: str, steps: int, num_envs: int, dtype: str) -> list[jax.Array
     given = [jnp.asarray(rng.standard_normal(shape, np.float32), dtype) for _ in floats]
     kind = rng.random(shape, np.float32)
     return [*given, jnp.asarray(kind < 0.02), jnp.asarray(kind > 0.99)]
-
-
-def error(actual: Any, expected: Any) -> float:
-    """The largest difference between two trees, relative to the largest number of each pair of leaves."""
-    worst = 0.0
-    for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-        worst = max(worst, float(np.max(np.abs(x - y)) / max(1e-30, np.max(np.abs(y)))))
-    return worst
 
 
 # --- the sections ---------------------------------------------------------------------------------------------------
@@ -284,12 +269,11 @@ def kernel(plan: Plan, name: str, steps: int, num_envs: int, dtype: str, bandwid
     touched = sum(x.nbytes for x in (*given, *expected))
     for way, method in ways.items():
         row, out = timed(plan, method, *given)
-        off = error(out, expected)
+        off = _timing.error(out, expected)
         if off > (2e-2 if dtype == "bfloat16" else 1e-3):
             raise AssertionError(f"{way} differs from the scan by {off:.2g} of the largest number")
         row = {"way": way, "g_elements_per_second": elements / row["us"] / 1e3, "relative_error": off, **row}
-        row["bytes_per_element"] = touched / elements
-        row["share_of_bandwidth"] = touched / row["us"] * 1e6 / bandwidth
+        row |= {"bytes_per_element": touched / elements, "share_of_bandwidth": touched / row["us"] * 1e6 / bandwidth}
         if dtype == "float32" and (published := RL_TRITON.get((name, steps, num_envs))):
             row |= {"rl_triton_us": published, "over_rl_triton": row["us"] / published}
         rows.append(row)
@@ -299,12 +283,8 @@ def kernel(plan: Plan, name: str, steps: int, num_envs: int, dtype: str, bandwid
 def run(plan: Plan, setting: Setting) -> list[Row]:
     """A recipe from its start: environment steps of all seeds per second."""
     steps = setting.updates * setting.num_envs * setting.num_steps
-    common = {
-        "env_id": setting.env_id,
-        "total_timesteps": steps,
-        "num_envs": setting.num_envs,
-        "num_steps": setting.num_steps,
-    }
+    sizes = {"total_timesteps": steps, "num_envs": setting.num_envs, "num_steps": setting.num_steps}
+    common: dict[str, Any] = {"env_id": setting.env_id, **sizes}
     if setting.recipe == "pufferlib":
         made = pufferlib_ppo.make_train(pufferlib_ppo.Config(**common, optimizer="adam"))
     elif setting.recipe == "ippo":
@@ -314,13 +294,12 @@ def run(plan: Plan, setting: Setting) -> list[Row]:
     key = jax.random.key(0)
     function, argument = (made, key) if setting.seeds == 1 else (jax.vmap(made), jax.random.split(key, setting.seeds))
     with jax.default_matmul_precision(setting.precision) if setting.precision else contextlib.nullcontext():
-        call, traced, compiling = _timing.compile_cold(function, argument)
-    wall = _timing.interleaved({"run": functools.partial(call, argument)}, min(3, plan.rounds), at_least=0)[0]["run"]
-    per_second = steps * setting.seeds / _timing.quartiles(wall)[0]
-    needed = call.memory_analysis()
-    row: Row = {**setting._asdict(), "steps_per_second": per_second, "run_seconds": _timing.quartiles(wall)[0]}
-    row |= {"trace_seconds": traced, "compile_seconds": compiling, **memory()}
-    row["temporary_bytes"] = needed.temp_size_in_bytes if needed else None
+        call, took = _timing.compile_cold(function, argument)
+    walls = _timing.interleaved({"run": functools.partial(call, argument)}, min(3, plan.rounds))[0]
+    seconds, needed = _timing.quartiles(walls["run"])["median"], call.memory_analysis()
+    per_second = steps * setting.seeds / seconds
+    row: Row = {**setting._asdict(), "steps_per_second": per_second, "run_seconds": seconds}
+    row |= {**seconds_of(took), **memory(), "temporary_bytes": needed.temp_size_in_bytes if needed else None}
     return [row | {"over_goal": per_second / GOALS[setting.env_id]}]
 
 
@@ -357,17 +336,16 @@ def everything(bench: Bench, wanted: tuple[str, ...]) -> None:
 
 
 def main() -> None:
-    """Measure and print; write with `--json`."""
+    """Measure and print; write with `--json`, after each measurement."""
     names = ("kernels", "train", "tune")
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sections", nargs="+", choices=names, default=names)
-    parser.add_argument("--minutes", type=float, default=8, help="of all sections, each of which has a share")
-    parser.add_argument("--dry-run", action="store_true", help="tiny sizes and emulated kernels, for a test")
-    parser.add_argument("--json", metavar="FILE#NAME", help="write the record here, after each measurement")
-    options = parser.parse_args()
-    dry = options.dry_run or not _recurrence.has("cuda")
+    options = parser(__doc__, json=None)
+    options.add_argument("--sections", nargs="+", choices=names, default=names)
+    options.add_argument("--minutes", type=float, default=8, help="of all sections, each of which has a share")
+    options.add_argument("--dry-run", action="store_true", help="tiny sizes and emulated kernels, for a test")
+    given = options.parse_args()
+    dry = given.dry_run or not _recurrence.has("cuda")
     if dry:
         print("a dry run: sizes are tiny, kernels are emulated, and times mean nothing")
     with emulated() if dry else contextlib.nullcontext():
-        sections = tuple(options.sections)
-        everything(Bench(TINY if dry else FULL, options.minutes, options.json, sections), sections)
+        sections = tuple(given.sections)
+        everything(Bench(TINY if dry else FULL, given.minutes, given.json, sections), sections)

@@ -10,13 +10,14 @@ one minibatch does, over the size of the rollout.
 
 from __future__ import annotations
 
-import argparse
 import functools
 from typing import Any
 
 import jax
 
 from . import _timing, update
+from ._options import parser
+from ._records import write
 
 SWEEPS: dict[str, tuple[int, ...]] = {
     "environments": (8, 32, 128, 512),
@@ -36,7 +37,7 @@ def program(
     shape = (steps, environments) if agents == 1 else (steps, environments, agents)
 
     def start(key: jax.Array) -> tuple[Any, Any]:
-        params = update.init_params(key)
+        params = update.POLICY.init(key)
         return learner.init(params), update.rollout(key, params, *shape)
 
     keys = jax.random.split(jax.random.key(0), seeds)
@@ -48,8 +49,7 @@ def program(
 def beyond_a_minibatch(setting: dict[str, int], needed: int, batch: Any) -> float:
     """Bytes that an update needs and one gradient step on one of its minibatches does not, in sizes of the rollout."""
     pieces = setting["minibatches"]
-    alone = setting | {"steps": setting["steps"] // pieces, "minibatches": 1}
-    function, args = program(**alone, epochs=1)
+    function, args = program(**setting | {"steps": setting["steps"] // pieces, "minibatches": 1}, epochs=1)
     step = _timing.compile_cold(function, *args)[0].memory_analysis().temp_size_in_bytes
     return (needed - step) / sum(x.nbytes for x in jax.tree.leaves(batch))
 
@@ -60,44 +60,35 @@ def sweep(quantity: str, values: tuple[int, ...], rounds: int) -> list[dict[str,
     for value in values:
         setting = BASE | {quantity: value}
         function, args = program(**setting)
-        call, traced, compiled = _timing.compile_cold(function, *args)
-        memory = call.memory_analysis()
-        fields = ("temp", "argument", "output")
-        rows.append(
-            {
-                "quantity": quantity,
-                **setting,
-                "trace_seconds": traced,
-                "compile_seconds": compiled,
-                "bytes": {name: getattr(memory, f"{name}_size_in_bytes") for name in fields} if memory else None,
-                "beyond": beyond_a_minibatch(setting, memory.temp_size_in_bytes, args[2]) if memory else None,
-            }
-        )
+        call, took = _timing.compile_cold(function, *args)
         thunks[str(value)] = functools.partial(call, *args)
-    walls = _timing.interleaved(thunks, rounds, at_least=0)[0]
+        row = {"quantity": quantity, **setting, **{f"{name}_seconds": x for name, x in took.items()}}
+        memory = call.memory_analysis()
+        if memory:
+            fields = ("temp", "argument", "output")
+            row["bytes"] = {name: getattr(memory, f"{name}_size_in_bytes") for name in fields}
+            row["beyond"] = beyond_a_minibatch(setting, memory.temp_size_in_bytes, args[2])
+        rows.append(row)
+    walls = _timing.interleaved(thunks, rounds)[0]
     for row, samples in zip(rows, walls.values(), strict=True):
-        row["ms"] = dict(zip(("median", "q1", "q3"), (1e3 * x for x in _timing.quartiles(samples)), strict=True))
+        row["ms"] = _timing.quartiles(samples, 1e3)
         row["over_first"] = _timing.ratio(walls, str(row[quantity]), str(values[0]))
     return rows
 
 
 def main() -> None:
     """Print the table; write it with `--json`."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quantities", nargs="+", choices=tuple(SWEEPS), default=tuple(SWEEPS))
-    parser.add_argument("--rounds", type=_timing.positive, default=9, help="interleaved rounds")
-    parser.add_argument("--points", type=int, help="only the first so many values of each")
-    parser.add_argument("--json", metavar="FILE#NAME", help="write the record here")
-    options = parser.parse_args()
-    results = []
-    for quantity in options.quantities:
-        rows = sweep(quantity, SWEEPS[quantity][: options.points], options.rounds)
-        for row in rows:
-            needed = "" if row["bytes"] is None else f"{row['bytes']['temp'] / 2**20:8.2f} MiB temporary"
-            print(
-                f"{quantity:13} {row[quantity]:6} {row['ms']['median']:10.2f} ms  x{row['over_first']['median']:.2f} "
-                f"compile {row['compile_seconds']:.1f} s {needed} beyond a minibatch {row['beyond'] or 0:.2f} rollouts",
-                flush=True,
-            )
-        results += rows
-    _timing.write(options.json, "benchmarks growth", results)
+    options = parser(__doc__, rounds=9, json=None)
+    options.add_argument("--quantities", nargs="+", choices=tuple(SWEEPS), default=tuple(SWEEPS))
+    options.add_argument("--points", type=int, help="only the first so many values of each")
+    given, results = options.parse_args(), []
+    for quantity in given.quantities:
+        for row in sweep(quantity, SWEEPS[quantity][: given.points], given.rounds):
+            results.append(row)
+            took = f"{row['ms']['median']:10.2f} ms  x{row['over_first']['median']:.2f}"
+            built = f"compile {row['compile_seconds']:.1f} s"
+            if "bytes" in row:
+                built += f" {row['bytes']['temp'] / 2**20:8.2f} MiB temporary"
+                built += f" beyond a minibatch {row['beyond']:.2f} rollouts"
+            print(f"{quantity:13} {row[quantity]:6} {took} {built}", flush=True)
+    write(given.json, results)

@@ -13,7 +13,6 @@ own count of steps per second is read. Programs run in turn; compile time is not
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib.util
 import re
@@ -31,6 +30,8 @@ from ppo_parts import training
 from recipes import async_ppo, cleanrl_ppo, mujoco_ppo
 
 from . import _timing
+from ._options import parser, positive
+from ._records import write
 
 ENVS, STEPS, EPOCHS, MINIBATCHES, HIDDEN = 8, 256, 10, 32, 64
 
@@ -149,44 +150,36 @@ def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> l
     steps = dict.fromkeys(thunks, updates * ENVS * STEPS)
     if "stable-baselines3" in steps:
         steps["stable-baselines3"] = max(1, updates // 4) * ENVS * STEPS
-    walls: dict[str, list[float]] = {name: [] for name in thunks}
-    for thunk in thunks.values():
-        thunk()  # compiles
-    for _ in range(rounds):
-        for name, thunk in thunks.items():
-            walls[name].append(_timing.seconds(thunk)[0] / steps[name])
-        if script:
-            walls.setdefault("cleanrl", []).append(1 / cleanrl(*script, task, max(2, updates // 4)))
+    speeds: list[float] = []
+    if script:
+        thunks["cleanrl"] = lambda: speeds.append(cleanrl(*script, task, max(2, updates // 4)))
+    taken = _timing.interleaved(thunks, rounds)[0]
+    walls = {name: [sample / steps[name] for sample in taken[name]] for name in steps}
+    if script:  # it counts its own time, without that of starting
+        walls["cleanrl"] = [1 / speed for speed in speeds[-rounds:]]
     return [
         {
             "task": task,
             "num_envs": ENVS,
             "program": name,
-            "steps_per_second": 1 / _timing.quartiles(taken)[0],
+            "steps_per_second": 1 / _timing.quartiles(samples)["median"],
             "over_recipe": _timing.ratio(walls, name, "recipe"),
             "over_environments": _timing.ratio(walls, name, "environments alone"),
         }
-        for name, taken in walls.items()
+        for name, samples in walls.items()
     ]
 
 
 def main() -> None:
     """Print the table; write it with `--json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", default=["HalfCheetah-v5"])
-    parser.add_argument("--updates", type=_timing.positive, default=20, help="in each sample")
-    parser.add_argument("--rounds", type=_timing.positive, default=5, help="interleaved")
-    parser.add_argument("--cleanrl", nargs=2, metavar=("PYTHON", "SCRIPT"), help="its ppo_continuous_action.py")
-    parser.add_argument("--json", metavar="FILE#NAME", help="write the record here")
-    options = parser.parse_args()
-    results = []
-    for task in options.tasks:
-        for row in measure(task, options.updates, options.rounds, options.cleanrl):
+    options = parser(__doc__, rounds=5, json=None)
+    options.add_argument("--tasks", nargs="+", default=["HalfCheetah-v5"])
+    options.add_argument("--updates", type=positive, default=20, help="in each sample")
+    options.add_argument("--cleanrl", nargs=2, metavar=("PYTHON", "SCRIPT"), help="its ppo_continuous_action.py")
+    given, results = options.parse_args(), []
+    for task in given.tasks:
+        for row in measure(task, given.updates, given.rounds, given.cleanrl):
             results.append(row)
             shown = "takes {median:5.2f} ({q1:.2f} - {q3:.2f}) times the recipe's time".format(**row["over_recipe"])
             print(f"{task:16} {row['program']:20} {row['steps_per_second']:9,.0f} steps/s, {shown}", flush=True)
-        _timing.write(options.json, "benchmarks hosts", results)
-
-
-if __name__ == "__main__":
-    main()
+        write(given.json, results)

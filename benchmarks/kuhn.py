@@ -13,7 +13,6 @@ Quantal Response Equilibria, and Two-Player Zero-Sum Games, arXiv:2206.05825.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import time
@@ -27,8 +26,9 @@ import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.training import at_least, more_than
 
-from ._records import RESULTS
-from ._timing import positive, write
+from ._options import parser
+from ._records import RESULTS, write
+from ._runs import keys_of, seeds_of, stages
 
 Array = jax.Array
 CARDS, NODES, END = 3, 4, 4
@@ -157,34 +157,27 @@ def exploitability(table: np.ndarray) -> float:
     return float(np.mean(best))
 
 
-def measure(config: Config, seeds: int) -> dict[str, Any]:
+def measure(config: Config, seeds: range) -> dict[str, Any]:
     """Train the seeds of an arm in one program."""
-    train = make_train(config)
-    every = train.num_updates // EVALUATIONS
-    keys = jnp.stack([jax.random.key(config.seed + i) for i in range(seeds)])
-    advance = jax.jit(jax.vmap(lambda s: jax.lax.scan(lambda s, _: (train.step(s)[0], None), s, None, length=every)[0]))
-    table = jax.jit(jax.vmap(lambda state: bets(train, state.learner.params)))
-    state, began, rows = jax.jit(jax.vmap(train.init))(keys), time.perf_counter(), []
-    for number in range(EVALUATIONS):
-        state = advance(state)
-        steps = (number + 1) * every * train.steps_per_update
-        rows.append({"env_steps": steps, "exploitability": [exploitability(x) for x in np.asarray(table(state))]})
-        print(f"{config.arm} {steps:>9,}: {np.mean(rows[-1]['exploitability']):.4f}", flush=True)
+    train, began, rows = make_train(config), time.perf_counter(), []
+    bets_of = jax.jit(jax.vmap(lambda state: bets(train, state.learner.params)))
+    for stage in stages(train, keys_of(seeds), EVALUATIONS):
+        tables = np.asarray(bets_of(stage.state))
+        rows.append({"env_steps": stage.env_steps, "exploitability": [exploitability(table) for table in tables]})
+        print(f"{config.arm} {stage.env_steps:>9,}: {np.mean(rows[-1]['exploitability']):.4f}", flush=True)
     return {
         "arm": config.arm,
         "config": dataclasses.asdict(config),
-        "seeds": list(range(config.seed, config.seed + seeds)),
+        "seeds": list(seeds),
         "seconds": time.perf_counter() - began,
         "exploitability": training.summary(np.array(rows[-1]["exploitability"])),
-        "bets": np.asarray(table(state)),
+        "bets": tables,
         "curve": rows,
     }
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=positive, default=10, help="how many seeds")
-    args = parser.parse_args()
-    arms = [measure(Config(arm=arm), args.seeds) for arm in ("mirror", "clipped")]
-    write(f"{RESULTS}/kuhn.jsonl#kuhn", "benchmarks kuhn", {"arms": arms})
+    options = parser(__doc__, seeds=10, first_seed=1).parse_args()
+    arms = [measure(Config(arm=arm), seeds_of(options)) for arm in ("mirror", "clipped")]
+    write(f"{RESULTS}/kuhn.jsonl#kuhn", {"arms": arms})

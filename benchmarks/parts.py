@@ -15,7 +15,6 @@ thread, where torchrl is installed.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib.util
 import itertools
@@ -30,6 +29,9 @@ import ppo_parts as pp
 from ppo_parts import distributions, functional
 
 from . import _timing
+from ._options import parser, size
+from ._pages import span
+from ._records import write
 
 try:
     import rlax
@@ -230,8 +232,11 @@ def cases() -> dict[str, Case]:
     values = ("current_value", "value", "target", "log_prob")
     estimate = {"gamma": GAMMA, "gae_lambda": LAMBDA}
 
+    def associative(function: Method) -> Method:
+        return functools.partial(function, implementation="associative")
+
     def ways(function: Method) -> dict[str, Method]:
-        return {"unrolled": unrolled, "associative": functools.partial(function, implementation="associative")}
+        return {"unrolled": unrolled, "associative": associative(function)}
 
     def written(batch: pp.Batch) -> Any:
         return batch.advantage, batch.target, dict(batch.metrics)
@@ -250,9 +255,7 @@ def cases() -> dict[str, Case]:
         "gae_terminated": Case(uncut, gae, with_rlax("rlax", rlax_gae)),
         "vtrace": Case(("log_ratio", *steps), vtrace, ways(vtrace), {"numpy": numpy_loop}),
         "vtrace_terminated": Case(("log_ratio", *uncut), vtrace, with_rlax("rlax", rlax_vtrace)),
-        "reverse_recurrence": Case(
-            ("delta", "trace"), recurrence, {"associative": functools.partial(recurrence, implementation="associative")}
-        ),
+        "reverse_recurrence": Case(("delta", "trace"), recurrence, {"associative": associative(recurrence)}),
         "next_values": Case(("value", "last_value", "truncated", "final_value"), functional.next_values),
         "advantage_normalize": Case(("advantage",), functional.advantage_normalize),
         "clipped_surrogate": Case(("log_ratio", "advantage"), surrogate, with_rlax("rlax", rlax_surrogate), wrt=0),
@@ -325,26 +328,22 @@ def gradient(method: Method, wrt: int) -> Method:
     return jax.value_and_grad(lambda *args: jnp.mean(jnp.mean(method(*args).astype(jnp.float32), axis=0)), wrt)
 
 
-def repeated(method: Method) -> Callable[..., Any]:
-    """`method` n times in one program; the barrier keeps the repeats from being merged or moved out of the loop."""
+def loop_of(method: Method, args: tuple[Any, ...]) -> tuple[Callable[[], Any], int]:
+    """A program that calls `method` many times, and how often: as many as take 5 ms, and four where that is fewer.
 
-    def run(n: int, *args: jax.Array) -> Any:
-        def body(_: Any, carry: Any) -> Any:
-            args, _ = jax.lax.optimization_barrier(carry)
-            return args, jax.tree.leaves(method(*args))
-
-        start = [jnp.zeros(out.shape, out.dtype) for out in jax.tree.leaves(jax.eval_shape(method, *args))]
-        return jax.lax.fori_loop(0, n, body, (args, start))[1]
-
-    return run
+    A call also allocates its outputs and fills them.
+    """
+    call, n = _timing.compile_cold(_timing.repeated(method), 1, *args)[0], 1
+    for _ in range(3):
+        once = _timing.seconds(functools.partial(call, n, *args))[0] / n
+        n = max(round(0.005 / once), 4 if once < 1 else 1)
+    return functools.partial(call, n, *args), n
 
 
 def check(results: Mapping[str, Any]) -> None:
     """All ways give the same numbers, as far as both give any (rlax's policy advantage is another)."""
-    expected = jax.tree.leaves(results["ours"])[:2]
-    for name, result in results.items():
-        for x, y in zip(jax.tree.leaves(result), expected, strict=False):
-            np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-3, err_msg=name)
+    common = min(2, *(len(jax.tree.leaves(result)) for result in results.values()))
+    _timing.assert_same({name: jax.tree.leaves(result)[:common] for name, result in results.items()})
 
 
 def measure(case: Case, arrays: Arrays, direction: str, rounds: int, clocks: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -357,8 +356,8 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int, clocks: tup
         methods = {name: gradient(method, case.wrt) for name, method in methods.items()}
     alone, compiling = {}, {}
     for name, method in methods.items():
-        call, traced, compiled = _timing.compile_cold(method, *args)
-        alone[name], compiling[name] = functools.partial(call, *args), traced + compiled
+        call, took = _timing.compile_cold(method, *args)
+        alone[name], compiling[name] = functools.partial(call, *args), sum(took.values())
     if arrays["value"].dtype == jnp.float32:
         if "alone" in clocks:
             host = tuple(map(np.array, args))
@@ -369,72 +368,57 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int, clocks: tup
     traffic = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((args, outputs)))
     methods["floor"] = floor(outputs)
     alone["floor"] = functools.partial(_timing.compile_cold(methods["floor"], *args)[0], *args)
-    seconds = {}
+    rows = []
     for clock in clocks:
-        thunks, repeats = alone, {}
-        if clock == "inside":
-            thunks = {}
-            for name, method in methods.items():
-                # As many as take 5 ms, and four where that is fewer: a call also allocates its outputs and fills them.
-                call, n = _timing.compile_cold(repeated(method), 1, *args)[0], 1
-                for _ in range(3):
-                    once = _timing.seconds(functools.partial(call, n, *args))[0] / n
-                    n = max(round(0.005 / once), 4 if once < 1 else 1)
-                thunks[name], repeats[name] = functools.partial(call, n, *args), n
-        taken = _timing.interleaved(thunks, rounds, 0.005 if clock == "alone" else 0, long=0.5)[0]
-        seconds[clock] = {name: [s / repeats.get(name, 1) for s in samples] for name, samples in taken.items()}
-    return [
-        {
-            "method": name,
-            "clock": clock,
-            "us": dict(zip(("median", "q1", "q3"), (1e6 * x for x in _timing.quartiles(samples[name])), strict=True)),
-            "gb_per_s": traffic / _timing.quartiles(samples[name])[0] / 1e9,
-            "over_floor": _timing.ratio(samples, name, "floor"),
-            "over_ours": _timing.ratio(samples, name, "ours"),
-            "rounds": len(samples[name]),
-            **({"compile_seconds": compiling[name]} if clock == "alone" and name in compiling else {}),
-        }
-        for clock, samples in seconds.items()
-        for name in samples
-    ]
+        if clock == "alone":
+            samples = _timing.interleaved(alone, rounds, 0.005, long=0.5)[0]
+        else:
+            loops = {name: loop_of(method, args) for name, method in methods.items()}
+            taken = _timing.interleaved({name: loop for name, (loop, _) in loops.items()}, rounds, long=0.5)[0]
+            samples = {name: [x / loops[name][1] for x in each] for name, each in taken.items()}
+        for name, each in samples.items():
+            row = {
+                "method": name,
+                "clock": clock,
+                "us": _timing.quartiles(each, 1e6),
+                "gb_per_s": traffic / _timing.quartiles(each)["median"] / 1e9,
+                "over_floor": _timing.ratio(samples, name, "floor"),
+                "over_ours": _timing.ratio(samples, name, "ours"),
+                "rounds": len(each),
+            }
+            if clock == "alone" and name in compiling:
+                row["compile_seconds"] = compiling[name]
+            rows.append(row)
+    return rows
 
 
 def show(row: dict[str, Any]) -> str:
     """A line of the table."""
     what = f"{row['part']} {row['direction'] if row['direction'] == 'gradient' else ''}"
     size = "x".join(map(str, row["size"]))
-    ratios = " ".join(
-        f"{row[over]['median']:9.2f} ({row[over]['q1']:.2f} - {row[over]['q3']:.2f})"
-        for over in ("over_floor", "over_ours")
-    )
     return (
         f"{what:32} {size:>10} {row['dtype']:9} {row['clock']:7} {row['method']:12} {row['us']['median']:12.1f} us "
-        f"{row['gb_per_s']:7.1f} GB/s {ratios}"
+        f"{row['gb_per_s']:7.1f} GB/s {span(row['over_floor']):>22} {span(row['over_ours']):>22}"
     )
 
 
 def main() -> None:
     """Print the table; write it with `--json`."""
     known = cases()
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--parts", nargs="+", choices=tuple(known), default=tuple(known), metavar="PART")
-    parser.add_argument("--sizes", nargs="+", type=_timing.size, default=SIZES, metavar="TxN")
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
-    parser.add_argument("--clocks", nargs="+", choices=("alone", "inside"), default=("alone", "inside"))
-    parser.add_argument(
-        "--rounds", type=_timing.positive, default=15, help="interleaved; a third where one takes over 0.5 s"
-    )
-    parser.add_argument("--json", metavar="FILE#NAME", help="write the record here")
-    options = parser.parse_args()
-    rows = []
+    options = parser(__doc__, rounds=15, json=None)
+    options.add_argument("--parts", nargs="+", choices=tuple(known), default=tuple(known), metavar="PART")
+    options.add_argument("--sizes", nargs="+", type=size, default=SIZES, metavar="TxN")
+    options.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
+    options.add_argument("--clocks", nargs="+", choices=("alone", "inside"), default=("alone", "inside"))
+    given, rows = options.parse_args(), []
     print(f"{'part':32} {'size':>10} {'dtype':9} {'clock':7} {'method':12}  over the floor, over ours (quartiles)")
-    for (time, envs), dtype in itertools.product(options.sizes, options.dtypes):
+    for (time, envs), dtype in itertools.product(given.sizes, given.dtypes):
         arrays = workload(time, envs, dtype)
-        for name in options.parts:
+        for name in given.parts:
             case = known[name]
             for direction in ("forward",) if case.wrt is None else ("forward", "gradient"):
                 where = {"part": name, "direction": direction, "size": [time, envs], "dtype": dtype}
-                for row in measure(case, arrays, direction, options.rounds, tuple(options.clocks)):
+                for row in measure(case, arrays, direction, given.rounds, tuple(given.clocks)):
                     rows.append(where | row)
                     print(show(rows[-1]), flush=True)
-        _timing.write(options.json, "benchmarks parts", rows)  # after each size: a long run can be cut short
+        write(given.json, rows)  # after each size: a long run can be cut short

@@ -25,16 +25,16 @@ import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.training import at_least
 
-from . import _arms
-from ._arms import outcome, show, summarized
-from ._records import RESULTS
-from ._timing import write
+from . import _runs
+from ._options import parser
+from ._records import RESULTS, write
+from ._runs import outcome, seeds_of, show, summarized
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(_arms.Config):
+class Config(_runs.Config):
     """Hyperparameters of all arms; those of PPO hold for PPG's phases of policy and value, too."""
 
     total_timesteps: int = 100_000
@@ -151,23 +151,19 @@ def measure(config: Config, seeds: range) -> dict[str, Any]:
     def one(column: tuple[Array, Array]) -> dict[str, Array]:
         return outcome(make_train(dataclasses.replace(config, learning_rate=column[1])), column[0])
 
-    columns = (jnp.tile(jnp.arange(seeds.start, seeds.stop), len(RATES)), jnp.repeat(jnp.asarray(RATES), len(seeds)))
-    found = jax.tree.map(np.asarray, jax.jit(lambda columns: jax.lax.map(one, columns))(columns))
-    pieces = [slice(k * len(seeds), (k + 1) * len(seeds)) for k in range(len(RATES))]
-    return {
-        f"{rate:g}": summarized({what: x[piece] for what, x in found.items()})
-        for rate, piece in zip(RATES, pieces, strict=True)
-    }
+    columns = (jnp.tile(jnp.asarray(seeds), len(RATES)), jnp.repeat(jnp.asarray(RATES), len(seeds)))
+    found = jax.jit(lambda columns: jax.lax.map(one, columns))(columns)
+    by_rate = {what: np.split(np.asarray(x), len(RATES)) for what, x in found.items()}
+    return {f"{rate:g}": summarized({what: x[k] for what, x in by_rate.items()}) for k, rate in enumerate(RATES)}
 
 
 def main() -> None:
     """Command line."""
-    options = _arms.parser_of(__doc__, Config().total_timesteps).parse_args()
-    config = Config(total_timesteps=options.steps)
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    options = parser(__doc__, seeds=10, first_seed=1, steps=Config().total_timesteps).parse_args()
+    config, seeds = Config(total_timesteps=options.steps), seeds_of(options)
     results: dict[str, Any] = {"config": dataclasses.asdict(config), "seeds": list(seeds), "arms": {}}
     for name, arm in ARMS.items():
         results["arms"][name] = measure(dataclasses.replace(config, arm=arm), seeds)
         for rate, found in results["arms"][name].items():
             print(f"{name:18} rate {rate}: {show(found)}", flush=True)
-        write(f"{RESULTS}/ppg.jsonl#ppg", "benchmarks ppg", results)
+        write(f"{RESULTS}/ppg.jsonl#ppg", results)

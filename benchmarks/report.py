@@ -6,12 +6,12 @@ the figures of docs/img are those of `_figures`. The same records give the same 
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 from pathlib import Path
 
 from . import _figures
+from ._options import parser
 from ._records import RESULTS, ROOT
 from ._tables import BLOCKS
 
@@ -35,9 +35,9 @@ def filled(page: str, folder: Path) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--no-figures", action="store_true", help="only the tables")
-    options = parser.parse_args()
+    command_line = parser(__doc__)
+    command_line.add_argument("--no-figures", action="store_true", help="only the tables")
+    options = command_line.parse_args()
     for path in PAGES:
         text = path.read_text()
         if (now := filled(text, path.parent)) != text:

@@ -9,10 +9,9 @@ seeds are then trained with it. Writes a record of benchmarks/results/study.json
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -23,8 +22,9 @@ import ppo_parts as pp
 from ppo_parts import training
 from recipes import pufferlib_ppo
 
-from ._records import RESULTS
-from ._timing import write
+from ._options import parser
+from ._records import RESULTS, write
+from ._runs import outcome
 
 
 class Arm(NamedTuple):
@@ -67,7 +67,7 @@ ARMS = {
 """Without a refresh V-trace is GAE: the ratios before the sampler are 1."""
 
 TUNING_SEEDS, SEEDS = 3, 10
-
+WHOLE, LAST = "return_over_training", "last_100_episodes_return"
 DISCRETE, CONTINUOUS = (pufferlib_ppo.PRESETS[name] for name in ("discrete", "continuous"))
 BREAKOUT = pufferlib_ppo.Config(
     env_id="Breakout-MinAtar", total_timesteps=500_000, num_envs=64, normalize_env=False, vf_coef=0.5, ent_coef=0.1,
@@ -80,67 +80,45 @@ TASKS: dict[str, tuple[pufferlib_ppo.Config, tuple[float, ...]]] = {
 }
 
 
-class Outcome(NamedTuple):
-    """One number per seed: mean return of all episodes of the training, and of the last hundred."""
+def trained(config: pufferlib_ppo.Config, arm: Arm) -> Callable[[Sequence[tuple[int, float]]], dict[str, np.ndarray]]:
+    """A function of `SEEDS` seeds with their learning rates: that many runs in one program, compiled once."""
 
-    whole: np.ndarray
-    last: np.ndarray
-
-
-def trained(config: pufferlib_ppo.Config, arm: Arm) -> Callable[[jax.Array, jax.Array], Outcome]:
-    """`run(seeds, learning_rates)`, both `[SEEDS]`: that many runs in one program, compiled once."""
-
-    def one(seed: jax.Array, learning_rate: jax.Array) -> tuple[jax.Array, jax.Array]:
+    @jax.jit
+    @jax.vmap
+    def program(seed: jax.Array, learning_rate: jax.Array) -> dict[str, jax.Array]:
         here = dataclasses.replace(config, learning_rate=learning_rate)
-        train = pufferlib_ppo.make_train(here, pipeline=arm.chain(here))
-        _, metrics = train(jax.random.key(seed))
-        returns, episodes = metrics["episode_return"], metrics["episodes"]
-        whole = jnp.sum(jnp.where(episodes > 0, returns * episodes, 0)) / jnp.sum(episodes)
-        return whole, training.last_episodes_return(returns, episodes)
+        found = outcome(pufferlib_ppo.make_train(here, pipeline=arm.chain(here)), seed)
+        return {what: found[what] for what in (WHOLE, LAST)}
 
-    program = jax.jit(jax.vmap(one)).lower(jnp.zeros(SEEDS, jnp.int32), jnp.zeros(SEEDS)).compile()
-    return lambda seeds, rates: Outcome(*map(np.asarray, program(jnp.asarray(seeds), jnp.asarray(rates, jnp.float32))))
+    def run(columns: Sequence[tuple[int, float]]) -> dict[str, np.ndarray]:
+        seeds, rates = zip(*columns, strict=True)
+        return jax.tree.map(np.asarray, program(jnp.asarray(seeds), jnp.asarray(rates, jnp.float32)))
+
+    return run
 
 
 def measure(task: str) -> dict[str, Any]:
     """All arms of one task."""
     config, rates = TASKS[task]
     tuned = [(seed, rate) for rate in rates for seed in range(100, 100 + TUNING_SEEDS)]
-    columns = (tuned * SEEDS)[:SEEDS]  # repeats only fill the program up
-    arms = {}
+    arms: dict[str, Any] = {}
     for name, arm in ARMS.items():
-        began = time.perf_counter()
-        run = trained(config, arm)
-        whole = run(*zip(*columns, strict=True)).whole[: len(tuned)].reshape(len(rates), TUNING_SEEDS).mean(axis=1)
+        began, run = time.perf_counter(), trained(config, arm)
+        found = run((tuned * SEEDS)[:SEEDS])  # repeats only fill the program up
+        whole = found[WHOLE][: len(tuned)].reshape(len(rates), TUNING_SEEDS).mean(axis=1)
         rate = rates[int(np.nanargmax(whole))]
-        outcome = run(range(1, 1 + SEEDS), [rate] * SEEDS)
-        arms[name] = {
-            **arm._asdict(),
-            "learning_rate": rate,
-            "tuning": {str(r): float(w) for r, w in zip(rates, whole, strict=True)},
-            "return_over_training": training.summary(outcome.whole),
-            "last_100_episodes_return": training.summary(outcome.last),
-        }
-        iqm, low, high = _interval(arms[name], "return_over_training")
-        last = arms[name]["last_100_episodes_return"]["iqm"]
-        print(
-            f"{task:9} {name:22} learning rate {rate:g}: {iqm:8.1f} [{low:.1f}, {high:.1f}], last {last:.1f} "
-            f"({time.perf_counter() - began:.0f} s)",
-            flush=True,
-        )
+        summaries = {what: training.summary(x) for what, x in run([(1 + i, rate) for i in range(SEEDS)]).items()}
+        tuning = {str(r): float(w) for r, w in zip(rates, whole, strict=True)}
+        arms[name] = {**arm._asdict(), "learning_rate": rate, "tuning": tuning, **summaries}
+        iqm, (low, high) = arms[name][WHOLE]["iqm"], arms[name][WHOLE]["iqm_95"]
+        took = f"last {arms[name][LAST]['iqm']:.1f} ({time.perf_counter() - began:.0f} s)"
+        print(f"{task:9} {name:22} learning rate {rate:g}: {iqm:8.1f} [{low:.1f}, {high:.1f}], {took}", flush=True)
     return {"task": task, "config": dataclasses.asdict(config), "seeds": SEEDS, "arms": arms}
-
-
-def _interval(arm: dict[str, Any], what: str) -> tuple[float, float, float]:
-    return arm[what]["iqm"], *arm[what]["iqm_95"]
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="+", metavar="task", help=f"of {', '.join(TASKS)}")
-    tasks = parser.parse_args().tasks
-    if unknown := set(tasks) - set(TASKS):
-        parser.error(f"no such task: {', '.join(unknown)}; there are {', '.join(TASKS)}")
-    for task in tasks:
-        write(f"{RESULTS}/study.jsonl#{task}", "benchmarks study", measure(task))
+    options = parser(__doc__)
+    options.add_argument("tasks", nargs="+", choices=TASKS)
+    for task in options.parse_args().tasks:
+        write(f"{RESULTS}/study.jsonl#{task}", measure(task))

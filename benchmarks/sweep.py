@@ -9,17 +9,16 @@ benchmarks/results/sweep.jsonl.
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppo_parts import training
 from recipes import ippo
 
-from ._records import RESULTS
-from ._timing import write
+from ._records import RESULTS, write
+from ._runs import outcome
+from ._timing import compile_cold, seconds
 
 CONFIG = dataclasses.replace(ippo.PRESETS["spread"], total_timesteps=200_000)
 GRID = {
@@ -27,30 +26,23 @@ GRID = {
     "clip_coef": (0.1, 0.2, 0.4),
     "ent_coef": (0.0, 0.01, 0.1),
 }
+RETURN = "last_100_episodes_return"
 
 
-def final_return(seed: jax.Array, **numbers: jax.Array) -> jax.Array:
+def final_return(numbers: dict[str, jax.Array]) -> jax.Array:
     """One run: mean return of its last hundred episodes."""
-    _, metrics = ippo.make_train(dataclasses.replace(CONFIG, **numbers))(jax.random.key(seed))
-    return training.last_episodes_return(metrics["episode_return"], metrics["episodes"])
+    return outcome(ippo.make_train(dataclasses.replace(CONFIG, **numbers)), CONFIG.seed)[RETURN]
 
 
 def main() -> None:
     """Command line."""
     points = [x.ravel() for x in jnp.meshgrid(*map(jnp.array, GRID.values()), indexing="ij")]
-    seeds = jnp.full(len(points[0]), CONFIG.seed)
-    began = time.perf_counter()
-    program = jax.jit(jax.vmap(final_return)).lower(seeds, **dict(zip(GRID, points, strict=True))).compile()
-    compiled = time.perf_counter()
-    returns = np.asarray(program(seeds, **dict(zip(GRID, points, strict=True))))
-    returns = returns.reshape([len(values) for values in GRID.values()])
-    result = {
-        "config": dataclasses.asdict(CONFIG),
-        "grid": GRID,
-        "last_100_episodes_return": returns,
-        "compile_seconds": compiled - began,
-        "run_seconds": time.perf_counter() - compiled,
-    }
-    write(f"{RESULTS}/sweep.jsonl#sweep", "benchmarks sweep", result)
+    numbers = dict(zip(GRID, points, strict=True))
+    program, compiling = compile_cold(jax.vmap(final_return), numbers)
+    took, _ = seconds(lambda: program(numbers))
+    returns = np.asarray(program(numbers)).reshape([len(values) for values in GRID.values()])
+    result = {"config": dataclasses.asdict(CONFIG), "grid": GRID, RETURN: returns}
+    result |= {"compile_seconds": sum(compiling.values()), "run_seconds": took}
+    write(f"{RESULTS}/sweep.jsonl#sweep", result)
     best = np.unravel_index(np.argmax(returns), returns.shape)
     print("best:", {name: values[i] for (name, values), i in zip(GRID.items(), best, strict=True)}, returns.max())

@@ -8,7 +8,6 @@ fraction of its four places that are right. What comes after END is masked.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,9 @@ import optax
 
 import ppo_parts as pp
 
-from ._timing import positive, write
+from ._options import parser, positive
+from ._records import write
+from ._timing import compile_cold
 
 DIGITS, PROMPT, ANSWER, GROUP = 6, 3, 5, 8
 END = DIGITS
@@ -30,7 +31,10 @@ UPDATES, SEQUENCES = 300, 256
 
 def init(key: jax.Array) -> dict[str, Any]:
     """Draw the parameters of the transformer."""
-    draw = lambda key, *shape: jax.random.normal(key, shape) / shape[0] ** 0.5  # noqa: E731
+
+    def draw(key: jax.Array, *shape: int) -> jax.Array:
+        return jax.random.normal(key, shape) / shape[0] ** 0.5
+
     keys = iter(jax.random.split(key, 3 + 4 * LAYERS))
     shapes = {"qkv": (WIDTH, 3 * WIDTH), "out": (WIDTH, WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
     return {
@@ -136,45 +140,37 @@ def trained(pipeline: pp.Part, updates: int) -> Callable[[jax.Array], jax.Array]
 
 def measure(pipeline: pp.Part, seeds: int, updates: int) -> dict[str, Any]:
     """Train seeds one after another with one compiled program."""
-    began = time.perf_counter()
-    train = jax.jit(trained(pipeline, updates)).lower(jax.random.key(0)).compile()
-    compiled, curves, times = time.perf_counter() - began, [], []
+    train, compiling = compile_cold(trained(pipeline, updates), jax.random.key(0))
+    curves, times = [], []
     for seed in range(seeds):
         began = time.perf_counter()
-        curves.append(np.asarray(jax.block_until_ready(train(jax.random.key(seed)))))
+        curves.append(np.asarray(train(jax.random.key(seed))))
         times.append(time.perf_counter() - began)
     everything = np.stack(curves)
     last = everything[:, -10:].mean(axis=1)
     return {
-        "compile_seconds": compiled,
+        "compile_seconds": sum(compiling.values()),
         "seconds": times,
-        "first_score": everything[:, 0, 0].tolist(),
-        "final_score": last[:, 0].tolist(),
-        "final_perfect": last[:, 1].tolist(),
-        "every_tenth_score": everything[:, ::10, 0].round(4).tolist(),
+        "first_score": everything[:, 0, 0],
+        "final_score": last[:, 0],
+        "final_perfect": last[:, 1],
+        "every_tenth_score": everything[:, ::10, 0].round(4),
     }
 
 
 def main() -> None:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=positive, default=10)
-    parser.add_argument("--updates", type=positive, default=UPDATES)
-    parser.add_argument("--chains", nargs="+", choices=list(chains()), default=list(chains()))
-    parser.add_argument("--json", metavar="FILE#NAME", help="write the record here")
-    options = parser.parse_args()
-    results = {}
-    for name in options.chains:
-        results[name] = measure(chains()[name], options.seeds, options.updates)
-        scores, perfect = np.array(results[name]["final_score"]), np.array(results[name]["final_perfect"])
+    """Command line."""
+    options = parser(__doc__, seeds=10, json=None)
+    options.add_argument("--updates", type=positive, default=UPDATES)
+    options.add_argument("--chains", nargs="+", choices=list(chains()), default=list(chains()))
+    given, results = options.parse_args(), {}
+    for name in given.chains:
+        found = results[name] = measure(chains()[name], given.seeds, given.updates)
+        score, took = found["final_score"], np.median(found["seconds"])
         print(
-            f"{name:12} score {scores.mean():.3f} ({scores.std(ddof=min(1, len(scores) - 1)):.3f}), perfect "
-            f"{perfect.mean():.3f}, worst seed {scores.min():.3f}; {np.median(results[name]['seconds']):.1f} s a seed, "
-            f"compiled in {results[name]['compile_seconds']:.1f} s",
+            f"{name:12} score {score.mean():.3f} ({score.std(ddof=min(1, len(score) - 1)):.3f}), perfect "
+            f"{found['final_perfect'].mean():.3f}, worst seed {score.min():.3f}; {took:.1f} s a seed, compiled in "
+            f"{found['compile_seconds']:.1f} s",
             flush=True,
         )
-    write(options.json, "benchmarks tokens", results)
-
-
-if __name__ == "__main__":
-    main()
+    write(given.json, results)

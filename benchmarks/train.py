@@ -13,7 +13,6 @@ in Python.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import importlib.util
@@ -29,6 +28,9 @@ from ppo_parts import envs
 from recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
 from . import _timing, handwritten
+from ._options import parser
+from ._pages import span
+from ._records import write
 
 STEPS, EPOCHS, MINIBATCHES, HIDDEN = 128, 4, 4, 64
 CARTPOLE, BREAKOUT = "CartPole-v1", "Breakout-MinAtar"
@@ -101,16 +103,10 @@ def rejax(env_id: str, num_envs: int, updates: int) -> Callable[[jax.Array], Any
             return obs, state, reward, terminated | truncated, info
 
     algorithm = PPO.create(
-        env=FiveTuple(),
-        env_params=env_params,
-        num_envs=num_envs,
-        num_steps=STEPS,
-        num_epochs=EPOCHS,
-        num_minibatches=MINIBATCHES,
-        max_grad_norm=0.5,
-        learning_rate=2.5e-4,
+        env=FiveTuple(), env_params=env_params, num_envs=num_envs, num_steps=STEPS, num_epochs=EPOCHS,
+        num_minibatches=MINIBATCHES, max_grad_norm=0.5, learning_rate=2.5e-4,
         agent_kwargs={"activation": "tanh", "hidden_layer_sizes": (HIDDEN, HIDDEN)},
-    )
+    )  # fmt: skip
 
     def train(key: jax.Array) -> Any:
         state = algorithm.init_state(key)
@@ -123,25 +119,20 @@ def on_host(name: str, env_id: str, num_envs: int, updates: int) -> Callable[[],
     """sbx or stable-baselines3, with their own vectorized environments in this process."""
     from stable_baselines3.common.env_util import make_vec_env
 
-    environments = make_vec_env(env_id, num_envs)
-    common = {
-        "n_steps": STEPS,
-        "batch_size": STEPS * num_envs // MINIBATCHES,
-        "n_epochs": EPOCHS,
-        "learning_rate": 2.5e-4,
-        "ent_coef": 0.01,
-    }
-    layers = {"pi": [HIDDEN, HIDDEN], "vf": [HIDDEN, HIDDEN]}
+    settings = {
+        "n_steps": STEPS, "batch_size": STEPS * num_envs // MINIBATCHES, "n_epochs": EPOCHS, "learning_rate": 2.5e-4,
+        "ent_coef": 0.01, "policy_kwargs": {"net_arch": {"pi": [HIDDEN, HIDDEN], "vf": [HIDDEN, HIDDEN]}},
+    }  # fmt: skip
     if name == "sb3":
         import torch
         from stable_baselines3 import PPO
 
         torch.set_num_threads(1)
-        model = PPO("MlpPolicy", environments, device="cpu", policy_kwargs={"net_arch": layers}, **common)
+        settings["device"] = "cpu"
     else:
         from sbx import PPO
 
-        model = PPO("MlpPolicy", environments, policy_kwargs={"net_arch": layers}, **common)
+    model = PPO("MlpPolicy", make_vec_env(env_id, num_envs), **settings)
     return lambda: model.learn(updates * num_envs * STEPS).num_timesteps
 
 
@@ -163,13 +154,7 @@ def programs(env_id: str, num_envs: int, updates: int, seeds: int) -> dict[str, 
         found["cleanrl, all at once"] = cleanrl_ppo.make_train(dataclasses.replace(config, microbatch=None))
     common = {"total_timesteps": config.total_timesteps, "num_envs": num_envs, "num_steps": STEPS}
     puffer = pufferlib_ppo.Config(
-        env_id=env_id,
-        update_epochs=EPOCHS,
-        num_minibatches=MINIBATCHES,
-        hidden=HIDDEN,
-        activation="tanh",
-        optimizer="adam",
-        **common,
+        env_id=env_id, update_epochs=EPOCHS, num_minibatches=MINIBATCHES, hidden=HIDDEN, optimizer="adam", **common
     )
     agents = ippo.Config(env_id=env_id, hidden=HIDDEN, **common)
     found |= {
@@ -186,45 +171,39 @@ def programs(env_id: str, num_envs: int, updates: int, seeds: int) -> dict[str, 
 def measure(setting: str, rounds: int, host: bool = True, compilations: int = 1) -> list[dict[str, Any]]:
     """One row for each program of a setting, timed in turn; compiled in turn, too, if more than once."""
     env_id, num_envs, seeds, updates = SETTINGS[setting]
-    key, each = jax.random.key(0), num_envs * STEPS
+    each, key = num_envs * STEPS, jax.random.key(0)
     chosen = programs(env_id, num_envs, updates, seeds)
     calls = {name: (train, key) for name, train in chosen.items()}
-    steps = dict.fromkeys(calls, each * updates)
     if seeds > 1:
         keys = jax.random.split(key, seeds)
-        one, calls = calls["cleanrl"], {name: (jax.vmap(train), keys) for name, train in chosen.items()}
-        calls[ONE_SEED] = one
-        steps = dict.fromkeys(calls, each * updates * seeds) | {ONE_SEED: each * updates}
+        calls = {name: (jax.vmap(train), keys) for name, train in chosen.items()}
+        calls[ONE_SEED] = (chosen["cleanrl"], key)
+    steps = {name: each * updates * argument.size for name, (_, argument) in calls.items()}
     thunks: dict[str, Callable[[], Any]] = {}
-    compiled: dict[str, dict[str, Any]] = {}
-    compiling: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    rows: dict[str, dict[str, Any]] = {name: {} for name in calls}
+    compiling: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
     for _ in range(compilations):
         for name, (train, argument) in calls.items():
-            call, *took = _timing.compile_cold(train, argument)
-            compiling[name].append(tuple(took))
+            call, took = _timing.compile_cold(train, argument)
+            compiling[name].append(took)
             memory = call.memory_analysis()
-            compiled[name] = {"temporary_bytes": memory.temp_size_in_bytes if memory else None}
+            rows[name]["temporary_bytes"] = memory.temp_size_in_bytes if memory else None
             thunks[name] = functools.partial(call, argument)
-    for name, took in compiling.items():
-        traced, built = map(statistics.median, zip(*took, strict=True))
-        compiled[name]["compile_seconds"] = {"trace": traced, "compile": built}
-    whole = {name: [sum(each) for each in took] for name, took in compiling.items()}
+    for name, all_of_them in compiling.items():
+        medians = {step: statistics.median(took[step] for took in all_of_them) for step in ("trace", "compile")}
+        rows[name]["compile_seconds"] = medians
+    whole = {name: [sum(took.values()) for took in all_of_them] for name, all_of_them in compiling.items()}
     if host and env_id == CARTPOLE and seeds == 1 and num_envs <= 64:
         for name in filter(installed, HOST_RIVALS):
             fewer = max(1, updates // 10)
-            thunks[name], steps[name] = on_host(name, env_id, num_envs, fewer), each * fewer
-    walls = _timing.interleaved(thunks, rounds, at_least=0, long=20)[0]
+            thunks[name], steps[name], rows[name] = on_host(name, env_id, num_envs, fewer), each * fewer, {}
+    walls = _timing.interleaved(thunks, rounds, long=20)[0]
     per_step = {name: [sample / steps[name] for sample in samples] for name, samples in walls.items()}
-
-    def over(name: str) -> dict[str, Any]:
-        recipe = RECIPES.get(name)
-        if recipe is None:
-            return {}
-        return {
-            "over_recipe": _timing.ratio(per_step, name, recipe),
-            "compile_of_recipe_over_this": _timing.ratio(whole, recipe, name),
-        }
-
+    for name in rows:
+        rows[name]["over_cleanrl"] = _timing.ratio(per_step, name, "cleanrl")
+        if recipe := RECIPES.get(name):
+            rows[name]["over_recipe"] = _timing.ratio(per_step, name, recipe)
+            rows[name]["compile_of_recipe_over_this"] = _timing.ratio(whole, recipe, name)
     return [
         {
             "setting": setting,
@@ -233,41 +212,30 @@ def measure(setting: str, rounds: int, host: bool = True, compilations: int = 1)
             "seeds": 1 if name == ONE_SEED else seeds,
             "program": name,
             "env_steps": steps[name],
-            "steps_per_second": 1 / _timing.quartiles(per_step[name])[0],
-            "over_cleanrl": _timing.ratio(per_step, name, "cleanrl"),
-            **over(name),
-            **compiled.get(name, {}),
+            "steps_per_second": 1 / _timing.quartiles(per_step[name])["median"],
+            **row,
         }
-        for name in walls
+        for name, row in rows.items()
     ]
 
 
 def main() -> None:
     """Print the table; write it with `--json`."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=tuple(SETTINGS))
-    parser.add_argument(
-        "--rounds", type=_timing.positive, default=7, help="interleaved; a third where one takes over 20 s"
-    )
-    parser.add_argument("--compilations", type=int, default=1, help="of each program; the median counts")
-    parser.add_argument("--no-host", action="store_true", help="without sbx and stable-baselines3")
-    parser.add_argument("--json", metavar="FILE#NAME", help="write the record here")
-    options = parser.parse_args()
+    options = parser(__doc__, rounds=7, json=None)
+    options.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=tuple(SETTINGS))
+    options.add_argument("--compilations", type=int, default=1, help="of each program; the median counts")
+    options.add_argument("--no-host", action="store_true", help="without sbx and stable-baselines3")
+    given, results = options.parse_args(), []
     for name in sorted({"rejax", *HOST_RIVALS}):
         if not installed(name):
             print(f"{name}: left out, it is not installed")
-    results = []
-    for setting in options.settings:
-        rows = measure(setting, options.rounds, host=not options.no_host, compilations=options.compilations)
-        for row in rows:
-            compiling = row.get("compile_seconds")
-            said = "" if compiling is None else f"trace {compiling['trace']:.1f} compile {compiling['compile']:.1f} s"
-            ratio = "x{median:.2f} ({q1:.2f} - {q3:.2f})"
-            shown = ratio.format(**row["over_cleanrl"])
+    for setting in given.settings:
+        for row in measure(setting, given.rounds, host=not given.no_host, compilations=given.compilations):
+            results.append(row)
+            shown = f"x{span(row['over_cleanrl'])}"
             if "over_recipe" in row:
-                shown += f", over {RECIPES[row['program']]} " + ratio.format(**row["over_recipe"])
-            print(
-                f"{setting:24} {row['program']:24} {row['steps_per_second']:10,.0f} steps/s {shown} {said}", flush=True
-            )
-        results += rows
-        _timing.write(options.json, "benchmarks train", results)  # after each: a long run can be cut short
+                shown += f", over {RECIPES[row['program']]} x{span(row['over_recipe'])}"
+            if "compile_seconds" in row:
+                shown += " trace {trace:.1f} compile {compile:.1f} s".format(**row["compile_seconds"])
+            print(f"{setting:24} {row['program']:24} {row['steps_per_second']:10,.0f} steps/s {shown}", flush=True)
+        write(given.json, results)  # after each: a long run can be cut short
