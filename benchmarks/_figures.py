@@ -47,7 +47,7 @@ def mujoco(path: Path) -> None:
     """A panel for each task: the runs of each variant, which has a color, and Tianshou's means as lines."""
     runs = whole_runs()
     tasks, variants = sorted({run["task"] for run in runs}), list(dict.fromkeys(run["variant"] for run in runs))
-    figure, panels = canvas(len(tasks), columns=3)
+    figure, panels = canvas(len(tasks), width=4.6, columns=2)
     for task, panel in zip(tasks, panels, strict=True):
         for run in (run for run in runs if run["task"] == task):
             steps = [row["env_steps"] / 1e6 for row in run["curve"]]
@@ -88,7 +88,7 @@ def choices(path: Path) -> None:
 def atari(path: Path) -> None:
     """A panel for each game: moving means of the returns of games, a line for each seed."""
     tasks = list(dict.fromkeys(record["results"]["task"] for record in records("atari").values()))
-    figure, panels = canvas(len(tasks))
+    figure, panels = canvas(len(tasks), width=4.6)
     for task, panel in zip(tasks, panels, strict=True):
         for color, name in enumerate(("ppo_parts", "cleanrl")):
             found = [x["results"] for x in records("atari").values() if x["results"]["task"] == task]
@@ -96,9 +96,9 @@ def atari(path: Path) -> None:
                 steps, returns, games = np.array(run["games"], float).reshape(-1, 3).T
                 steps, returns = (np.repeat(x, games.astype(int)) for x in (steps, returns))
                 means = np.convolve(returns, np.ones(GAMES_AVERAGED) / GAMES_AVERAGED, "valid")
-                label = None if number else {"ppo_parts": "atari_ppo", "cleanrl": "CleanRL"}[name]
+                label = None if number else {"ppo_parts": "atari_ppo, each seed", "cleanrl": "CleanRL, each seed"}[name]
                 panel.plot(steps[len(steps) - len(means) :] / 1000, means, color=f"C{color}", lw=1.2, label=label)
-        panel.set(title=task, xlabel="thousand environment steps", ylabel="return of a game")
+        panel.set(title=task, xlabel="thousand environment steps", ylabel="mean return of 20 games")
         panel.legend(fontsize=8)
     save(figure, path)
 
@@ -106,8 +106,8 @@ def atari(path: Path) -> None:
 def curves(axes: Any, steps: int, curves: Any, label: str, color: Any) -> None:
     """Windows of training: mean over seeds against environment steps."""
     values = np.array(curves, float).T
-    draw_mean(axes, (np.arange(len(values)) + 0.5) * steps / len(values), values, color, label)
-    axes.set(xlabel="environment steps", ylim=(0, 520))
+    draw_mean(axes, (np.arange(len(values)) + 0.5) * steps / 1000 / len(values), values, color, label)
+    axes.set(xlabel="thousand environment steps", ylim=(0, 520))
 
 
 def ewma(path: Path) -> None:
@@ -115,18 +115,17 @@ def ewma(path: Path) -> None:
     results = records("ewma")["ewma"]["results"]
     config, by_divisor = results["config"], results["arms"]
     size, names = config["num_envs"] * config["num_steps"], list(by_divisor["1"])
-    figure, panels = canvas(len(names) + 1, width=4.2, columns=3)
+    figure, panels = canvas(len(names) + 1, width=4.6, columns=2)
     for axes, name in zip(panels, names, strict=False):
         for k, (c, arms) in enumerate(by_divisor.items()):
-            color = str(0.75 * k / max(1, len(by_divisor) - 1))
-            curves(axes, config["total_timesteps"], arms[name]["curves"], f"batch of {size // int(c):,}", color)
+            curves(axes, config["total_timesteps"], arms[name]["curves"], f"batch of {size // int(c):,}", f"C{k}")
         axes.set(title=name, ylabel="return")
-        axes.legend(fontsize=8, framealpha=0.9)
-    for color, name in zip(("C7", "C1", "C2", "C0"), names, strict=True):
+    panels[1].legend(fontsize=8, loc="lower right")  # the only one of these panels with room for it
+    for k, name in enumerate(names):
         found = [arms[name]["second_half"] for arms in by_divisor.values()]
         mean, (low, high) = np.array([x["mean"] for x in found]), np.array([x["mean_95"] for x in found]).T
         x = [size // int(c) for c in by_divisor]
-        panels[-1].errorbar(x, mean, [mean - low, high - mean], color=color, marker=".", capsize=3, label=name)
+        panels[-1].errorbar(x, mean, [mean - low, high - mean], color=f"C{k + 4}", marker=".", capsize=3, label=name)
     panels[-1].set(xscale="log", xlabel="batch, steps", title="return in the second half", ylim=(0, 520))
     panels[-1].set_xticks(x, [f"{batch:,}" for batch in x])
     panels[-1].minorticks_off()
@@ -138,12 +137,12 @@ def ppg(path: Path) -> None:
     """Return against environment steps, for each learning rate."""
     results = records("ppg")["ppg"]["results"]
     rates = list(next(iter(results["arms"].values())))
-    figure, panels = canvas(len(rates), width=4)
+    figure, panels = canvas(len(rates), width=3.2)
     for axes, rate in zip(panels, rates, strict=True):
         for k, (name, arm) in enumerate(results["arms"].items()):
             curves(axes, results["config"]["total_timesteps"], arm[rate]["curves"], name, f"C{k}")
         axes.set(title=f"learning rate {rate}", ylabel="return")
-    panels[0].legend(frameon=False)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     save(figure, path)
 
 
@@ -219,7 +218,11 @@ def devices(path: Path) -> None:
     rows = records("devices")["devices"]["rows"]
     names = list(dict.fromkeys(row["recipe"] for row in rows))
     figure, panels = canvas(3, width=3.6)
-    titles = ("FLOPs per device, of one", "temporaries per device, of one", "collective operations per update")
+    titles = (
+        "FLOPs of each device / of one",
+        "temporaries of each device / of one",
+        "collective operations per update",
+    )
     for color, name in enumerate(names):
         for scaling, style in (("strong", "-"), ("weak", "--")):
             mine = [row for row in rows if row["recipe"] == name and row["scaling"] == scaling]
