@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import inspect
 import os
 import sys
 from typing import Any
 
 from .._base.arguments import seed
 from .._base.errors import UserError, UserTypeError, UserValueError
+from .._base.hyperparameters import check_takes
 from ..functional import ShapeError
+from ._callback import host_errors
+from ._check import check_laws
 from ._env import Env
-from ._host import host_errors
-from ._play import check_laws
 from ._registry import make, prefixes, split_id
 
 
@@ -43,10 +43,8 @@ def load(name: str) -> Env:
             f"Gymnasium class and check gym:{prefix}:<its id>, or return envs.from_gymnasium(...) from a function"
         )
     if callable(found):
-        parameters = inspect.signature(found).parameters.values()
-        if any(x.default is x.empty and x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD) for x in parameters):
-            raise UserTypeError(f"{attribute} must take no arguments, got {attribute}{inspect.signature(found)}")
-    env = found if isinstance(found, Env) or not callable(found) else found()
+        check_takes("check", attribute, found, ())
+    env = found() if callable(found) else found
     if not isinstance(env, Env):
         raise UserTypeError(f"must be an envs.Env or a function that returns one, got {type(env).__name__}")
     return env

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .._base.extras import require_package
-from ._env import Env, unknown_env
+from ._env import Env, check_known
 from ._host import from_host
 from ._vector import GymnasiumVector
 
@@ -43,8 +43,7 @@ def make(
     2022, The 37 Implementation Details of PPO, details 1 to 9 of Atari.
     """
     roms, vector = require_package("ale_py.roms", "atari"), require_package("ale_py.vector_env", "atari")
-    if game not in roms.get_all_rom_ids():
-        raise unknown_env(game, "Atari", roms.get_all_rom_ids())
+    check_known(game, "Atari", roms.get_all_rom_ids())
 
     def make_game() -> Any:
         mode = {"autoreset_mode": "NextStep", "reward_clipping": False, "stack_num": 1, "use_fire_reset": False}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._base.errors import UserValueError
 from .._base.hyperparameters import check_count
-from ._env import Array, Box, Env, Observation, check_interface, unknown_env
+from ._env import Array, Box, Env, Observation, check_interface, check_known
 from ._episodes import Step, auto_reset
 from ._rendering import mujoco_renderer
 
@@ -22,8 +22,7 @@ def make(name: str, *, time_limit: int = 1000, reset_ratio: int = 1, **settings:
     """
     from brax import envs
 
-    if name not in envs._envs:
-        raise unknown_env(name, "Brax", envs._envs)
+    check_known(name, "Brax", envs._envs)
     return from_brax(envs.get_environment(name, **settings), time_limit=time_limit, reset_ratio=reset_ratio)
 
 

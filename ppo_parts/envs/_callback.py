@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,10 +21,9 @@ Shapes = tuple[jax.ShapeDtypeStruct, ...]
 def numpy_callback(function: Callable[..., Any], shapes: Any, *args: Array) -> Any:
     """Call `function` on NumPy arrays; under `vmap`, once for the whole batch, with a leading axis on each array.
 
-    The result is that of `jax.pure_callback(function, shapes, *args, vmap_method="broadcast_all")`. That function first
-    converts its arguments to JAX arrays on the host, which takes longer than the rest of a call: with three arguments
-    and six results, a call took 94 us on one core, and 13 us without. On devices other than CPUs, and in programs for
-    several devices, this calls `jax.pure_callback`.
+    The result is that of `jax.pure_callback(function, shapes, *args, vmap_method="broadcast_all")`, which this calls on
+    devices other than CPUs, and in programs for several devices. That function first converts its arguments to JAX
+    arrays on the host: with three arguments and six results, a call took 94 us on one core, and 13 us without.
 
     Args:
         function: takes NumPy arrays, which it must not keep or write to. Returns arrays in the structure of `shapes`.
@@ -33,9 +33,28 @@ def numpy_callback(function: Callable[..., Any], shapes: Any, *args: Array) -> A
     leaves, structure = jax.tree.flatten(shapes)
 
     def flat(*args: Any) -> list[Any]:
-        return jax.tree.leaves(function(*(np.asarray(x) for x in args)))
+        try:
+            return jax.tree.leaves(function(*(np.asarray(x) for x in args)))
+        except BaseException as error:
+            _raised[:] = [error]
+            raise
 
     return jax.tree.unflatten(structure, _numpy_callback.bind(*args, function=flat, shapes=tuple(leaves)))
+
+
+_raised: list[BaseException] = []  # the latest error of a function, which XLA reports as text only
+
+
+@contextlib.contextmanager
+def host_errors() -> Iterator[None]:
+    """Raise the original error of an environment on the host, instead of XLA's report of it."""
+    _raised.clear()
+    try:
+        yield
+    except Exception as error:
+        if not _raised or _raised[0] is error:
+            raise
+        raise _raised.pop() from None
 
 
 _numpy_callback = Primitive("numpy_callback")

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ._env import Array, Env, unknown_env
+from ._env import Array, Env, check_known
 from ._episodes import Step, auto_reset
 from ._gymnax import changed
 
@@ -27,8 +27,7 @@ def make(name: str, *, reset_ratio: int = 16, **params: Any) -> Env:
     """
     from craftax.craftax_env import make_craftax_env_from_name
 
-    if name not in NAMES:
-        raise unknown_env(name, "Craftax", NAMES)
+    check_known(name, "Craftax", NAMES)
     env = make_craftax_env_from_name(name, auto_reset=False)
     env_params = changed(name, env.default_params, params)
 

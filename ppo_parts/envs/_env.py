@@ -72,43 +72,40 @@ class Transition(NamedTuple):
         Raises:
             UserTypeError, ShapeError: names the first invalid field, and what it must be.
         """
-        where = "Transition"
         for name, tree in {"obs": self.obs, "final_obs": self.final_obs}.items():
             if describe(tree) != describe(obs):
                 raise UserTypeError(
-                    f"{where}: {name} must be like the observation before, {describe(obs)}, got {describe(tree)}"
+                    f"Transition: {name} must be like the observation before, {describe(obs)}, got {describe(tree)}"
                     + FINAL_OBS * (name == "final_obs")
                 )
         for leaf in jax.tree.leaves(obs):
             if leaf.shape[: len(each)] != each:
-                raise ShapeError(f"{where}: obs must begin with the axes {each}, got shape {leaf.shape}")
-        whole, flags = (each[0],), ("terminated", "truncated", "mask", "ended")
-        fields = {"reward": each, "episode_return": each, "episode_length": whole, "terminated": each}
-        fields |= {"truncated": each, "mask": each, "ended": whole}
-        for name, shape in fields.items():
-            x = getattr(self, name)
-            if x is None and name == "ended" and len(each) > 1:
-                raise UserTypeError(
-                    f"{where}: with several agents, ended must say where the episode of all ended, a boolean array of "
-                    f"shape {shape}, such as jnp.all(terminated | truncated, axis=1)"
-                )
-            if x is None and name in ("mask", "ended"):
-                continue
-            if not hasattr(x, "dtype"):
-                raise UserTypeError(f"{where}: {name} must be an array of shape {shape}, got {x!r}")
-            if x.shape != shape:
-                raise ShapeError(f"{where}: {name} must have shape {shape}, got {x.shape}")
-            if name in flags and x.dtype != bool:
-                raise UserTypeError(
-                    f"{where}: {name} must be boolean, got {x.dtype}: return a comparison, such as {name} > 0"
-                )
-            if name in ("reward", "episode_return") and not jnp.issubdtype(x.dtype, jnp.floating):
-                raise UserTypeError(f"{where}: {name} must be floating, got {x.dtype}: {name}.astype(jnp.float32)")
+                raise ShapeError(f"Transition: obs must begin with the axes {each}, got shape {leaf.shape}")
+        for name in ("reward", "episode_return", "episode_length", "terminated", "truncated", "mask", "ended"):
+            self._check_field(name, each[:1] if name in ("episode_length", "ended") else each, several=len(each) > 1)
         for name, x in self.info.items():
             if name in TAKEN:
-                raise UserValueError(f"{where}: info[{name!r}] has the name of a metric of every episode: rename it")
-            if jnp.shape(x) != whole:
-                raise ShapeError(f"{where}: info[{name!r}] must have shape {whole}, got {jnp.shape(x)}")
+                raise UserValueError(f"Transition: info[{name!r}] has the name of a metric of every episode: rename it")
+            if jnp.shape(x) != each[:1]:
+                raise ShapeError(f"Transition: info[{name!r}] must have shape {each[:1]}, got {jnp.shape(x)}")
+
+    def _check_field(self, name: str, shape: tuple[int, ...], several: bool) -> None:
+        x = getattr(self, name)
+        if x is None and name == "ended" and several:
+            raise UserTypeError(
+                "Transition: with several agents, ended must say where the episode of all ended, a boolean array of "
+                f"shape {shape}, such as jnp.all(terminated | truncated, axis=1)"
+            )
+        if x is None and name in ("mask", "ended"):
+            return
+        if not hasattr(x, "dtype"):
+            raise UserTypeError(f"Transition: {name} must be an array of shape {shape}, got {x!r}")
+        if x.shape != shape:
+            raise ShapeError(f"Transition: {name} must have shape {shape}, got {x.shape}")
+        if name in ("reward", "episode_return") and not jnp.issubdtype(x.dtype, jnp.floating):
+            raise UserTypeError(f"Transition: {name} must be floating, got {x.dtype}: {name}.astype(jnp.float32)")
+        if name in ("terminated", "truncated", "mask", "ended") and x.dtype != bool:
+            raise UserTypeError(f"Transition: {name} must be boolean, got {x.dtype}: return {name} > 0")
 
 
 TAKEN = ("return", "length", "episode_return", "episode_length", "terminated", "truncated")
@@ -122,12 +119,13 @@ FINAL_OBS = ". It is the observation that followed, before any reset; where no e
 
 def describe(tree: Any) -> str:
     """Describe a pytree by the shapes and dtypes of its leaves."""
-    words = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}" if _is_array(x) else repr(x), tree)
-    return words if isinstance(words, str) else repr(words)
 
+    def words(x: Any) -> str:
+        is_array = hasattr(x, "dtype") or isinstance(x, (bool, int, float))
+        return f"{jnp.result_type(x)}{list(jnp.shape(x))}" if is_array else repr(x)
 
-def _is_array(x: Any) -> bool:
-    return hasattr(x, "dtype") or isinstance(x, (bool, int, float))
+    described = jax.tree.map(words, tree)
+    return described if isinstance(described, str) else repr(described)
 
 
 class Observation(NamedTuple):
@@ -263,17 +261,18 @@ def check_interface(where: str, env: Any, names: tuple[str, ...], remedy: str) -
             raise UserTypeError(f"{where}: {env!r} has no {name}: {remedy}, or write an envs.Env")
 
 
-def unknown_env(env_id: Any, library: str, known: Iterable[str]) -> UserValueError:
-    """Make the error for an unknown environment; it lists similar ones, and mentions Gymnasium if it has this one."""
+def check_known(env_id: Any, library: str, known: Iterable[str]) -> None:
+    """Raise unless a library has an environment; the error lists similar ones, and Gymnasium's of this name."""
+    if env_id in known:
+        return
     text = f"{library} has no environment {env_id!r}"
     lowered = {name.lower(): name for name in known}
     near = [lowered[name] for name in difflib.get_close_matches(str(env_id).lower(), lowered, 3, 0.6)]
     if _in_gymnasium(env_id):
-        text += ", but Gymnasium has"
-        text += ", with one agent" * (library == "JaxMARL") + f": its name here is 'gym:{env_id}'"
-        text += ", in the recipes for one agent" * (library == "JaxMARL")
-        return UserValueError(text + f"; {library} has {', '.join(near)}" * bool(near))
-    return UserValueError(text + (f"; did you mean {' or '.join(near)}?" if near else f"; it has {', '.join(known)}"))
+        one, where = (", with one agent", ", in the recipes for one agent") if library == "JaxMARL" else ("", "")
+        text += f", but Gymnasium has{one}: its name here is 'gym:{env_id}'{where}"
+        raise UserValueError(text + f"; {library} has {', '.join(near)}" * bool(near))
+    raise UserValueError(text + (f"; did you mean {' or '.join(near)}?" if near else f"; it has {', '.join(known)}"))
 
 
 def _in_gymnasium(env_id: Any) -> bool:
@@ -325,31 +324,31 @@ def exactly(where: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str) -> np.
     Raises:
         UserValueError: a number does not fit the dtype, as 0.5 or 300 in uint8, 1e39 in float32 or 2**40 in int32.
     """
-    if can_cast(x.dtype, dtype):
-        return x.astype(dtype)
     kinds = x.dtype.kind + dtype.kind
-    # First what is fast: this runs in each step of each environment on the host.
-    if kinds == "ff":
-        flat = x.ravel()
-        try:
-            if flat.dot(flat) < _largest_square(dtype):
-                return x.astype(dtype)
-        except RuntimeWarning:  # the square overflowed, in a program that makes warnings errors
-            pass
-    elif "f" not in kinds:
+    if can_cast(x.dtype, dtype) or (kinds == "ff" and is_below(x.ravel(), dtype)):
+        return x.astype(dtype)
+    if "f" not in kinds:
         cast = x.astype(dtype)
-        if not np.count_nonzero(cast != x):
-            return cast
-    with np.errstate(all="ignore"):
-        cast = x.astype(dtype)
-        back = cast.astype(x.dtype) if dtype.kind == "f" else cast
-        wrong = np.isfinite(x) & ~np.isfinite(cast) if kinds == "ff" else back != x
-    if not wrong.any():
+        wrong = cast != x
+    else:
+        with np.errstate(all="ignore"):
+            cast = x.astype(dtype)
+            back = cast.astype(x.dtype) if dtype.kind == "f" else cast
+            wrong = np.isfinite(x) & ~np.isfinite(cast) if kinds == "ff" else back != x
+    if not np.count_nonzero(wrong):
         return cast
     raise UserValueError(f"{where} contains {x[wrong].flat[0]!s}, which {dtype} does not have: {remedy}")
 
 
 can_cast = functools.cache(np.can_cast)
+
+
+def is_below(x: np.ndarray, dtype: np.dtype[Any]) -> bool:
+    """Return True only if the floats of a vector are finite in another dtype: a fast test, which may miss some."""
+    try:
+        return bool(x.dot(x) < _largest_square(dtype))
+    except RuntimeWarning:  # the square overflowed, in a program that makes warnings errors
+        return False
 
 
 @functools.cache

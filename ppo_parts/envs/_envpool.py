@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .._base.extras import require_package
-from ._env import Env, unknown_env
+from ._env import Env, check_known
 from ._host import from_gymnasium
 
 
@@ -23,8 +23,7 @@ def make(env_id: str, *, info: str | tuple[str, ...] = (), timeout: float | None
         UserValueError: unknown name (similar names are listed). MissingPackage: EnvPool is not installed.
     """
     envpool = require_package("envpool", "envpool")
-    if env_id not in envpool.list_all_envs():
-        raise unknown_env(env_id, "EnvPool", envpool.list_all_envs())
+    check_known(env_id, "EnvPool", envpool.list_all_envs())
     return from_gymnasium(lambda num_envs: _EnvPool(envpool, env_id, num_envs, kwargs), info=info, timeout=timeout)
 
 

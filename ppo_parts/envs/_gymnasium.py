@@ -12,7 +12,7 @@ import numpy as np
 
 from .._base.errors import MissingPackage, UserValueError
 from .._base.extras import require_package
-from ._env import Env, unknown_env
+from ._env import Env, check_known
 from ._host import from_gymnasium
 from ._rendering import render_settings
 
@@ -52,8 +52,8 @@ def make(
     gymnasium = require_package("gymnasium", "gymnasium")
     if vectorization not in ("sync", "async"):
         raise UserValueError(f'vectorization must be "sync" or "async", got {vectorization!r}')
-    if ":" not in env_id and env_id not in gymnasium.registry:
-        raise unknown_env(env_id, "Gymnasium", gymnasium.registry)
+    if ":" not in env_id:
+        check_known(env_id, "Gymnasium", gymnasium.registry)
     limit = kwargs.get("max_episode_steps")
     if limit is not None and (not isinstance(limit, numbers.Integral) or (limit < 1 and limit != -1)):
         raise UserValueError(

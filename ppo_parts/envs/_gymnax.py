@@ -11,7 +11,7 @@ import numpy as np
 
 from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
-from ._env import Array, Env, Transition, check_interface, unknown_env
+from ._env import Array, Env, Transition, check_interface, check_known
 from ._episodes import EpisodeState
 from ._rendering import gymnax_renderer
 
@@ -19,8 +19,7 @@ from ._rendering import gymnax_renderer
 def make(name: str, **params: Any) -> Env:
     """Make one of `gymnax.registered_envs`; `params` are fields of its `EnvParams`, e.g. `max_steps_in_episode=200`."""
     gymnax = require_package("gymnax", "envs")
-    if name not in gymnax.registered_envs:
-        raise unknown_env(name, "gymnax", gymnax.registered_envs)
+    check_known(name, "gymnax", gymnax.registered_envs)
     inner, env_params = gymnax.make(name)
     return from_gymnax(inner, changed(name, env_params, params))
 

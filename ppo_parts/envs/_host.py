@@ -9,8 +9,8 @@ action returns the same result, so that JAX may repeat or batch a callback.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,7 @@ from .._base.hyperparameters import check_number, check_takes
 from ._callback import numpy_callback
 from ._env import TAKEN, Array, Env, Observation, Transition
 from ._episodes import EpisodeState
-from ._vector import GymnasiumVector, HostStep
+from ._vector import GymnasiumVector
 
 
 class HostState(NamedTuple):
@@ -114,7 +114,7 @@ def from_host(make: Callable[[int], GymnasiumVector]) -> Env:
         def reset(key: Array, num_envs: int) -> tuple[EpisodeState, Any]:
             shapes = _shape((), np.int32), *observed(num_envs)
             seed = jax.random.bits(key, (), np.uint32)
-            instance, obs, available = _callback(lambda seed: instances.open(num_envs, seed), shapes, seed)
+            instance, obs, available = numpy_callback(lambda seed: instances.open(num_envs, seed), shapes, seed)
             obs = Observation(obs, available) if options else obs
             return EpisodeState.begin(HostState(instance, jnp.zeros_like(instance)), num_envs), obs
 
@@ -125,7 +125,7 @@ def from_host(make: Callable[[int], GymnasiumVector]) -> Env:
             # Every argument and result makes a call slower, so small ones are packed into one array.
             which = jnp.stack([state.inner.instance, state.inner.steps])
             shapes = obs, obs, mask, _shape((4 + len(names), num_envs), np.float32)
-            obs, final_obs, available, numbers = _callback(instances.step, shapes, which, action)
+            obs, final_obs, available, numbers = numpy_callback(instances.step, shapes, which, action)
             reward, (terminated, truncated, ended) = numbers[0], numbers[1:4] > 0
             if options:  # nothing is masked where an episode is over, because no action follows
                 final_obs = Observation(final_obs, available | (terminated | truncated)[:, None])
@@ -152,12 +152,49 @@ def from_host(make: Callable[[int], GymnasiumVector]) -> Env:
             return env_of(evaluating)
 
         def render(state: EpisodeState) -> np.ndarray:
-            return instances.envs[int(state.inner.instance)].render()
+            return instances.each[int(state.inner.instance)].env.render()
 
         return Env(reset, step, observation_space, action_space, evaluation, restart=restart, render=render)
 
     evaluating = Instances(make, reuse=True)
     return env_of(Instances(make, reuse=False))
+
+
+@dataclasses.dataclass
+class Instance:
+    """A vector environment that steps each of its states once, and can repeat its last step.
+
+    Attributes:
+        env: the vector environment.
+        count: how many times it has been stepped.
+        latest: the action and the result of the last step.
+        failed: whether its state is unknown because a step failed.
+    """
+
+    env: GymnasiumVector
+    count: int = 0
+    latest: tuple[np.ndarray, tuple[Any, ...]] | None = None
+    failed: bool = False
+
+    def step(self, count: int, action: np.ndarray) -> tuple[Any, ...]:
+        """Step the state that follows `count` steps."""
+        if self.latest is not None and count == self.count - 1 and np.array_equal(self.latest[0], action):
+            return self.latest[1]
+        if count != self.count:
+            raise UserValueError(
+                f"this state of an environment on the host is from step {count}, but the environment is at step "
+                f"{self.count} and cannot go back: step the latest state, or {BEGIN}"
+            )
+        if self.failed:
+            raise UserValueError(f"an earlier step of this environment failed, so its state is unknown: {BEGIN}")
+        action = action.copy()  # XLA will write to its memory
+        self.failed = True
+        result = self.env.step(action)
+        self.failed, self.count, self.latest = False, count + 1, (action, result)
+        return result
+
+
+BEGIN = "begin new episodes with env.restart(key, state)"
 
 
 class Instances:
@@ -170,108 +207,47 @@ class Instances:
 
     def __init__(self, make: Callable[[int], GymnasiumVector], reuse: bool) -> None:
         self.make, self.reuse = make, reuse
-        self.envs: list[GymnasiumVector] = []
-        self.counts: list[int] = []
-        self.latest: list[tuple[np.ndarray, HostStep] | None] = []  # the action and the result of the last step
-        self.failed: set[int] = set()  # instances whose state is unknown because a step failed
+        self.each: list[Instance] = []
 
-    def open(self, num_envs: int, seed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    def open(self, num_envs: int, seed: np.ndarray) -> tuple[Any, ...]:
         """Reset a vector environment for each seed; return their numbers, observations and action masks."""
         each = [self._open(index, num_envs, int(one)) for index, one in enumerate(seed.ravel())]
         return _stacked(each, seed.shape)
 
-    def _open(self, index: int, num_envs: int, seed: int) -> tuple[np.integer[Any], np.ndarray, np.ndarray | None]:
-        if not self.reuse or index == len(self.envs):
-            index = len(self.envs)
-            self.envs.append(self.make(num_envs))
-            self.counts.append(0)
-            self.latest.append(None)
-        elif self.envs[index].num_envs != num_envs:
-            self.envs[index].close()
-            self.envs[index] = self.make(num_envs)
-        self.counts[index], self.latest[index] = 0, None
-        self.failed.discard(index)
-        return np.int32(index), *self.envs[index].reset(seed % 2**31)
+    def _open(self, index: int, num_envs: int, seed: int) -> tuple[Any, ...]:
+        if not self.reuse or index == len(self.each):
+            index = len(self.each)
+            self.each.append(Instance(self.make(num_envs)))
+        env = self.each[index].env
+        if env.num_envs != num_envs:
+            env.close()
+            env = self.make(num_envs)
+        self.each[index] = Instance(env)
+        return np.int32(index), *env.reset(seed % 2**31)
 
-    def step(self, which: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Step vector environments.
+    def step(self, which: np.ndarray, action: np.ndarray) -> tuple[Any, ...]:
+        """Step vector environments, as `GymnasiumVector.step` does with one.
 
         Args:
             which: `[..., 2]`, the number of each vector environment, and how many steps it has done.
             action: `[..., N, ...]`.
-
-        Returns:
-            The next observations, the final observations, the masks of the next actions (or None), and
-            `[..., 4 + K, N]`: reward, terminated, truncated, ended and K numbers of `info`.
         """
         if which.ndim == 1:
             index, count = which.tolist()  # Python's integers are faster to compare than NumPy's
-            return _packed(self._step(index, count, action))
+            return self._step(index, count, action)
         actions = action.reshape(-1, *action.shape[which.ndim - 1 :])
-        each = zip(which.reshape(-1, 2), actions, strict=True)
-        return _stacked([_packed(self._step(index, count, one)) for (index, count), one in each], which.shape[:-1])
+        each = zip(which.reshape(-1, 2).tolist(), actions, strict=True)
+        return _stacked([self._step(index, count, one) for (index, count), one in each], which.shape[:-1])
 
-    def _step(self, index: int, count: int, action: np.ndarray) -> HostStep:
-        if not 0 <= index < len(self.envs):
-            raise UserValueError(
-                "this state of an environment on the host was made in another process: begin new episodes with "
-                "env.restart(key, state)"
-            )
-        latest = self.latest[index]
-        if latest is not None and count == self.counts[index] - 1 and np.array_equal(latest[0], action):
-            return latest[1]
-        if count != self.counts[index]:
-            raise UserValueError(
-                f"this state of an environment on the host is from step {count}, but the environment is at step "
-                f"{self.counts[index]} and cannot go back: step the latest state, or env.restart(key, state)"
-            )
-        if index in self.failed:
-            raise UserValueError(
-                "an earlier step of this environment failed, so its state is unknown: begin new episodes with "
-                "env.restart(key, state)"
-            )
-        action = action.copy()  # an environment may keep or change it, and XLA will write to its memory
-        self.failed.add(index)
-        result = self.envs[index].step(action)
-        self.failed.discard(index)
-        self.counts[index], self.latest[index] = count + 1, (action, result)
-        return result
-
-
-def _packed(step: HostStep) -> tuple[Any, ...]:
-    numbers = np.array([step.reward, step.terminated, step.truncated, step.ended, *step.info.values()], np.float32)
-    return step.obs, step.final_obs, step.available, numbers
+    def _step(self, index: int, count: int, action: np.ndarray) -> tuple[Any, ...]:
+        if not 0 <= index < len(self.each):
+            raise UserValueError(f"this state of an environment on the host was made in another process: {BEGIN}")
+        return self.each[index].step(count, action)
 
 
 def _stacked(results: list[tuple[Any, ...]], shape: tuple[int, ...]) -> tuple[Any, ...]:
     """Stack the results of several vector environments along new axes of this shape."""
     return jax.tree.map(lambda *x: np.reshape(np.stack(x), (*shape, *np.shape(x[0]))), *results)
-
-
-_raised: list[BaseException] = []  # the latest error of an environment, which XLA reports as text only
-
-
-@contextlib.contextmanager
-def host_errors() -> Iterator[None]:
-    """Raise the original error of an environment on the host, instead of XLA's report of it."""
-    _raised.clear()
-    try:
-        yield
-    except Exception as error:
-        if not _raised or _raised[0] is error:
-            raise
-        raise _raised.pop() from None
-
-
-def _callback(function: Callable[..., Any], shapes: Any, *args: Array) -> Any:
-    def call(*args: np.ndarray) -> Any:
-        try:
-            return function(*args)
-        except BaseException as error:
-            _raised[:] = [error]
-            raise
-
-    return numpy_callback(call, shapes, *args)
 
 
 def _shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:

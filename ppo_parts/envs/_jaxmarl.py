@@ -13,19 +13,8 @@ import jax.numpy as jnp
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._base.trees import without_weak_types
-from ._env import (
-    Array,
-    Box,
-    Discrete,
-    Env,
-    Observation,
-    Transition,
-    action_struct,
-    check_interface,
-    is_discrete,
-    size,
-    unknown_env,
-)
+from . import _env
+from ._env import Array, Box, Discrete, Env, Observation, Transition, is_discrete, size
 from ._episodes import EpisodeState, choose
 from ._registry import split_settings
 
@@ -36,11 +25,9 @@ SMAX_SETTINGS = {"see_enemy_actions": True, "walls_cause_death": True, "attack_m
 def make_agents(env_id: str, **settings: Any) -> Env:
     """Make a JaxMARL environment from its name: "MPE_simple_spread_v3", "overcooked", "switch_riddle", "SMAX/3m", ...
 
-    "SMAX/<map>" plays against the built-in opponent, with the settings of JaxMARL's baselines.
-
     Args:
-        env_id: a name that `jaxmarl.make` knows, or "SMAX/" and the name of a map; it may begin with the prefix
-            "jaxmarl:", and end with settings, as in `make`.
+        env_id: a name that `jaxmarl.make` knows, or "SMAX/" and the name of a map, which is played against the built-in
+            opponent with the settings of JaxMARL's baselines; settings may follow, as in `make`.
         **settings: passed to `jaxmarl.make`, e.g. `num_agents=3`.
 
     Raises:
@@ -64,9 +51,12 @@ def make_agents(env_id: str, **settings: Any) -> Env:
     return env
 
 
+make = make_agents  # as in the other adapters
+
+
 def _one_step(env: Env) -> Transition:
     state, _ = env.reset(jax.random.key(0), 1)
-    action = action_struct(env.action_space, (1, env.num_agents or 1))
+    action = _env.action_struct(env.action_space, (1, env.num_agents or 1))
     return env.step(jax.random.key(0), state, jnp.zeros(action.shape, action.dtype))[1]
 
 
@@ -83,8 +73,8 @@ def _made(env_id: str, settings: dict[str, Any]) -> Any:
             raise UserValueError(
                 f"SMAX has no map {scenario!r}; there are 3m, 2s3z, 25m, 3s5z, ... (see JaxMARL)"
             ) from None
-    elif env_id not in registered_envs:
-        raise unknown_env(env_id, "JaxMARL", registered_envs)
+    else:
+        _env.check_known(env_id, "JaxMARL", registered_envs)
     try:
         made = jaxmarl.make(name, **settings)
         if getattr(made, "auto_reset", False) and "auto_reset" not in settings:
@@ -113,7 +103,7 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
             above.
     """
     names = ("name", "agents", "reset", "step_env", "action_space", "observation_space")
-    check_interface("from_jaxmarl", env, names, "make an environment with envs.make_agents(...)")
+    _env.check_interface("from_jaxmarl", env, names, "make an environment with envs.make_agents(...)")
     if getattr(env, "auto_reset", False):
         raise UserValueError(
             f"{env.name}: it resets itself, so the final observations of episodes are lost: make it with "
@@ -131,7 +121,8 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
         raise UserValueError(f"{env.name}: agents' boxes of actions differ ({listed}); wrap it so that all agree")
     family, options = _family(env), tuple(space.n for space in spaces) if discrete else ()
     limited = discrete and (family.available is not None or len(set(options)) > 1)
-    wrapper = _Agents(env, agents, family, timed_out or family.timed_out(env), observed, options if limited else None)
+    timed_out = timed_out or functools.partial(family.timed_out, env)
+    wrapper = _Agents(env, agents, family, timed_out, observed, options if limited else None)
     observation_space = Box((observed,))
     action_space = Discrete(max(options)) if discrete else spaces[0]
     wrapped = Env(
@@ -195,7 +186,7 @@ class _Agents:
         step_keys, reset_keys = jax.random.split(key, (2, state.episode_length.shape[0]))
         inner, alive = state.inner
         final_obs, inner, reward, gone, ended = jax.vmap(self.step_one)(step_keys, inner, action)
-        cut = ended & jax.vmap(self.timed_out)(inner)
+        cut = ended & jax.vmap(lambda inner: jnp.asarray(self.timed_out(inner)))(inner)
         won = self.family.won
         info = {} if won is None else {"won": jax.vmap(functools.partial(won, self.env))(inner)}
         if self.family.together:
@@ -237,33 +228,18 @@ def _spaces(env: Any) -> tuple[list[Any], int]:
         ) from error
 
 
-def _never(env: Any) -> Callable[[Any], Array]:
-    del env
-    return lambda inner: jnp.zeros((), bool)
-
-
-def _always(env: Any) -> Callable[[Any], Array]:
-    del env
-    return lambda inner: jnp.ones((), bool)
-
-
-def _alive(env: Any, inner: Any) -> tuple[Array, Array]:
+def _units_alive(env: Any, inner: Any) -> tuple[Array, Array]:
     """Return whether any ally, and whether any enemy, is alive in a state of SMAX."""
     units = (inner if hasattr(inner, "unit_alive") else inner.state).unit_alive
     return jnp.any(units[: env.num_allies]), jnp.any(units[env.num_allies :])
 
 
-def _both_sides_alive(env: Any) -> Callable[[Any], Array]:
-    return lambda inner: jnp.logical_and(*_alive(env, inner))
-
-
-def _truncated_by_brax(env: Any) -> Callable[[Any], Array]:
-    del env
-    return lambda inner: inner.info["truncation"] > 0
+def _both_sides_alive(env: Any, inner: Any) -> Array:
+    return jnp.logical_and(*_units_alive(env, inner))
 
 
 def _won(env: Any, inner: Any) -> Array:
-    allies, enemies = _alive(env, inner)
+    allies, enemies = _units_alive(env, inner)
     return allies & ~enemies
 
 
@@ -283,15 +259,14 @@ class _Family(NamedTuple):
 
     Attributes:
         kinds: names of their base classes.
-        timed_out: takes the environment; the result takes a state in which an episode ended, and returns whether it is
-            at a time limit.
+        timed_out: takes the environment and the state in which an episode ended; returns whether it is at a time limit.
         together: whether the episode ends for all agents at once.
         available: takes the environment and a state; returns the available actions of each agent. None: all.
         won: takes the environment and a state; returns whether the episode was won. None: episodes are not won.
     """
 
     kinds: frozenset[str] = frozenset()
-    timed_out: Callable[[Any], Callable[[Any], Array]] = _never
+    timed_out: Callable[[Any, Any], Any] = lambda env, inner: False
     together: bool = False
     available: Callable[[Any, Any], list[Array]] | None = None
     won: Callable[[Any, Any], Array] | None = None
@@ -300,9 +275,10 @@ class _Family(NamedTuple):
 FAMILIES = (
     # In SMAX dead units also receive the rewards of their team.
     _Family(frozenset({"SMAX", "EnemySMAX"}), _both_sides_alive, True, _available_in_smax, _won),
-    _Family(frozenset({"SimpleMPE", "Overcooked", "OvercookedV2"}), _always, True),  # endless except for the time limit
-    _Family(frozenset({"MABraxEnv"}), _truncated_by_brax, True),
-    _Family(frozenset({"SwitchRiddle"}), _never, True, _available_in_the_room),
+    # These are endless except for the time limit.
+    _Family(frozenset({"SimpleMPE", "Overcooked", "OvercookedV2"}), lambda env, inner: True, True),
+    _Family(frozenset({"MABraxEnv"}), lambda env, inner: inner.info["truncation"] > 0, True),
+    _Family(frozenset({"SwitchRiddle"}), together=True, available=_available_in_the_room),
 )
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserValueError
-from ._env import Array, Box, Discrete, Env, Observation, unknown_env
+from ._env import Array, Box, Discrete, Env, Observation, check_known
 from ._episodes import Step, auto_reset
 
 
@@ -25,8 +25,7 @@ def make(name: str, *, reset_ratio: int = 1, **settings: Any) -> Env:
     """
     import jumanji
 
-    if name not in jumanji.registered_environments():
-        raise unknown_env(name, "Jumanji", jumanji.registered_environments())
+    check_known(name, "Jumanji", jumanji.registered_environments())
     env: Any = jumanji.make(name, **settings)
     choices = tuple(jnp.ravel(getattr(env.action_spec, "num_values", jnp.zeros(0))).tolist())
     _, first = jax.eval_shape(env.reset, jax.random.key(0))

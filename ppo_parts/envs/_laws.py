@@ -92,9 +92,7 @@ def masks(played: Played) -> str | None:
     if not played.first.available.any(axis=-1).all():
         return "obs.available leaves no action after reset: at least one must be available wherever the policy acts"
     found = _first(~played.out.obs.available.any(axis=-1))
-    if found is None:
-        return None
-    return (
+    return found and (
         f"obs.available leaves no action {found}: at least one must be available wherever the policy acts (obs is what "
         "it acts on next; where an episode ended it is the first observation of the next)"
     )
@@ -138,11 +136,9 @@ def final_observation(played: Played) -> str | None:
 
 def episode_length(played: Played) -> str | None:
     """`episode_length` counts the steps of an episode from 1, and starts again after its end."""
-    length = np.zeros(played.ended.shape, int)
-    steps = np.zeros(played.ended.shape[1], int)
-    for t, ended in enumerate(played.ended):
-        length[t] = steps + 1
-        steps = np.where(ended, 0, length[t])
+    length = np.ones(played.ended.shape, int)
+    for t, ended in enumerate(played.ended[:-1]):
+        length[t + 1] += np.where(ended, 0, length[t])
     wrong = np.asarray(played.out.episode_length != length)
     found = _first(wrong)
     if found is None:
@@ -158,7 +154,7 @@ def episode_return(played: Played) -> str | None:
     """`episode_return` is the sum of the unscaled rewards of the episode so far, without those of absent agents."""
     out, total = played.unscaled, np.zeros(played.unscaled.reward.shape[1:])
     reward = out.reward if out.mask is None else np.where(out.mask, out.reward, 0)
-    for t, ended in enumerate(ended_in(out)):
+    for t, ended in enumerate(np.asarray(out.episode_ends()[0])):
         total = total + reward[t]
         wrong = ~np.isclose(out.episode_return[t], total, rtol=1e-3, atol=1e-3)
         if wrong.any():
@@ -175,12 +171,11 @@ def episode_return(played: Played) -> str | None:
 def seats(played: Played) -> str | None:
     """In a game in which the policy plays both sides, `info` tells who moved, and who moves next."""
     moved, following = (np.asarray(played.out.info[name]) for name in SEATS)
-    goes_on = ~played.ended[:-1]
     for name, seat, known in ((SEATS[0], moved, True), (SEATS[1], following, ~played.ended)):
         wrong = (np.abs(seat) != 1) & known
         if found := _first(wrong):
             return f"info[{name!r}] is {seat[wrong][0]:g} {found}: return 1 for the first player, and -1 for the second"
-    found = _first((following[:-1] != moved[1:]) & goes_on)
+    found = _first((following[:-1] != moved[1:]) & ~played.ended[:-1])
     return found and (
         f"info['next_seat'] {found} is not the info['seat'] of the step after it: it must be the player to move in obs"
     )
@@ -202,11 +197,6 @@ def applies(law: Law, played: Played) -> bool:
         seats: played.env.zero_sum,
     }
     return has.get(law, True)
-
-
-def ended_in(out: Transition) -> np.ndarray:
-    """Return where an episode ended, `[T, N]`."""
-    return np.asarray(out.episode_ends()[0])
 
 
 def array_of(obs: Any) -> np.ndarray:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserValueError
-from ._env import Array, Box, Discrete, Env, Observation, unknown_env
+from .._core.policy import apply_policy, initial_carry_of
+from ._env import Array, Box, Discrete, Env, Observation, check_known
 from ._episodes import Step, auto_reset
-from ._opponents import Opponent, random_opponent, until_turn
+
+Opponent = Callable[[Array, Observation], Array]
+"""`opponent(key, obs) -> action`, for one observation."""
 
 
 def make(
@@ -36,8 +40,7 @@ def make(
     """
     import pgx
 
-    if name not in pgx.available_envs():
-        raise unknown_env(name, "Pgx", pgx.available_envs())
+    check_known(name, "Pgx", pgx.available_envs())
     env = pgx.make(name)
     if env.num_players > 2:
         raise UserValueError(f"{name} has {env.num_players} players, but this adapter is for one or two")
@@ -84,3 +87,45 @@ def make(
         return made
     against_random = make(name, time_limit=time_limit, reset_ratio=reset_ratio)
     return made._replace(evaluation=lambda state: against_random)
+
+
+def until_turn(move: Callable[[Array, Any], Any], key: Array, state: Any) -> tuple[Any, Array]:
+    """Let the opponent `move(key, state) -> state` until it is the turn of player 0, or the game is over.
+
+    Returns:
+        The state, and the reward of player 0 since its move, including that of `state`.
+    """
+
+    def waits(carry: Any) -> Array:
+        _, state, _ = carry
+        return (state.current_player != 0) & ~state.terminated & ~state.truncated
+
+    def wait(carry: Any) -> Any:
+        key, state, reward = carry
+        key, move_key = jax.random.split(key)
+        state = move(move_key, state)
+        return key, state, reward + state.rewards[0]
+
+    return jax.lax.while_loop(waits, wait, (key, state, state.rewards[0]))[1:]
+
+
+def random_opponent(key: Array, obs: Observation) -> Array:
+    """Draw one of the legal actions."""
+    return jax.random.categorical(key, jnp.where(obs.available, 0.0, -jnp.inf)).astype(jnp.int32)
+
+
+def frozen_opponent(policy: Any, params: Any) -> Opponent:
+    """Make an opponent for `envs.make("pgx:...", opponent=...)` that plays a policy with fixed parameters.
+
+    Args:
+        policy: `ppo_parts.Policy` without memory, or `evaluate`.
+        params: its parameters.
+    """
+    if initial_carry_of(policy) is not None:
+        raise UserValueError("frozen_opponent: a policy with memory needs its state; give one without memory")
+
+    def act(key: Array, obs: Observation) -> Array:
+        distribution = apply_policy(policy, params, jax.tree.map(lambda x: x[None], obs)).distribution
+        return distribution.sample(seed=key)[0]
+
+    return act

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._brax import from_brax
-from ._env import Env, unknown_env
+from ._env import Env, check_known
 
 
 def make(
@@ -32,8 +32,7 @@ def make(
     """
     from mujoco_playground import registry
 
-    if name not in registry.ALL_ENVS:
-        raise unknown_env(name, "MuJoCo Playground", registry.ALL_ENVS)
+    check_known(name, "MuJoCo Playground", registry.ALL_ENVS)
     config = registry.get_default_config(name)
     config.update({**({"impl": impl} if "impl" in config else {}), **overrides})
     env = registry.load(name, config=config)

@@ -20,24 +20,16 @@ class UnknownPrefixError(UserValueError):
 
 
 class Source(NamedTuple):
-    """Where the environments of a prefix come from.
-
-    Attributes:
-        adapter: the module of this package with the function that wraps them.
-        package: the module that must be installed.
-        extra: the extra of `ppo_parts` that installs it.
-        make: the name of the function, which is called as `make(name, **settings)`.
-    """
+    """The module of this package that adapts environments, the module that must be installed, and its extra."""
 
     adapter: str
     package: str
     extra: str
-    make: str = "make"
 
 
 SOURCES = {
     "gymnax": Source("_gymnax", "gymnax", "envs"),
-    "jaxmarl": Source("_jaxmarl", "jaxmarl", "marl", "make_agents"),
+    "jaxmarl": Source("_jaxmarl", "jaxmarl", "marl"),
     "brax": Source("_brax", "brax.envs", "brax"),
     "playground": Source("_playground", "mujoco_playground", "playground"),
     "craftax": Source("_craftax", "craftax.craftax_env", "craftax"),
@@ -77,13 +69,7 @@ def make(env_id: str, **settings: Any) -> Env:
     """
     env_id, settings = split_settings(env_id, settings)
     prefix, name = split_id(env_id)
-    if prefix not in prefixes():
-        near = difflib.get_close_matches(prefix, prefixes(), 1)
-        there = f"did you mean {near[0]!r}?" if near else f"the prefixes are {', '.join(prefixes())}"
-        raise UnknownPrefixError(
-            f"{env_id!r}: {prefix!r} is not a prefix of environments; {there} (envs.register adds prefixes)"
-        )
-    make_env = _registered[prefix] if prefix in _registered else _adapter(SOURCES[prefix])
+    make_env = _registered.get(prefix) or _adapter(env_id, prefix)
     try:
         env = make_env(name, **settings)
     except TypeError as error:
@@ -95,11 +81,18 @@ def make(env_id: str, **settings: Any) -> Env:
     return env
 
 
-def _adapter(source: Source) -> Callable[..., Env]:
+def _adapter(env_id: str, prefix: str) -> Callable[..., Env]:
     """Import the function that makes environments of a package."""
+    if prefix not in SOURCES:
+        near = difflib.get_close_matches(prefix, prefixes(), 1)
+        there = f"did you mean {near[0]!r}?" if near else f"the prefixes are {', '.join(prefixes())}"
+        raise UnknownPrefixError(
+            f"{env_id!r}: {prefix!r} is not a prefix of environments; {there} (envs.register adds prefixes)"
+        )
+    source = SOURCES[prefix]
     require_package(source.package, source.extra)
-    made: Callable[..., Env] = getattr(importlib.import_module(f".{source.adapter}", __package__), source.make)
-    return made
+    make_env: Callable[..., Env] = importlib.import_module(f".{source.adapter}", __package__).make
+    return make_env
 
 
 def register(prefix: str, make: Callable[..., Env]) -> None:
@@ -156,10 +149,9 @@ def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str
     Raises:
         ValueError: what follows the first comma is not a list of settings, or a setting is given twice.
     """
-    name = without_settings(env_id)
-    if name == env_id:
+    if not isinstance(env_id, str) or "," not in env_id:
         return env_id, settings
-    text = env_id[len(name) + 1 :]
+    name, _, text = env_id.partition(",")
     quoted = KEYWORDS.sub(lambda found: f'"{found[1]}"' if found[1] else found[0], text)
     try:
         call = ast.parse(f"dict({quoted})", mode="eval").body
@@ -173,8 +165,7 @@ def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str
     except (SyntaxError, TypeError, ValueError):
         raise UserValueError(
             f"{env_id!r}: settings after the name must be given once each and look like "
-            f"'a=1,b=True,c=word,d=\"some words\"', with quotes around values that are neither numbers nor words; "
-            f"got {text!r}"
+            f"'a=1,b=True,c=word,d=\"some words\"', with quotes around other values; got {text!r}"
         ) from None
     if twice := sorted(named.keys() & settings.keys()):
         raise UserValueError(f"{env_id!r}: {', '.join(twice)} is also given as an argument: give it once")
@@ -182,11 +173,7 @@ def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str
 
 
 def _value(node: ast.expr) -> Any:
-    """Return the value of a literal; a bare word is a string, so that shells need no quotes.
-
-    Raises:
-        ValueError: it is neither; or it is a keyword of JSON, which was hardly meant as a string.
-    """
+    """Return the value of a literal; a bare word is a string, so that shells need no quotes."""
     if isinstance(node, (ast.Tuple, ast.List)):
         return tuple(map(_value, node.elts))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

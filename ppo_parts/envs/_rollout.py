@@ -79,8 +79,7 @@ def rollout(
 ) -> Rollout:
     """Step N environments T times with the current policy; with A agents in each, `[T, N]` below is `[T, N, A]`.
 
-    The value is computed for all steps at once, after the last step, or at each step (as for a recurrent policy). V of
-    the final observation, from which a truncated episode is bootstrapped, is computed only in steps in which some
+    V of the final observation, from which a truncated episode is bootstrapped, is computed only in steps in which some
     environment was truncated (even under `vmap`).
 
     Args:
@@ -91,8 +90,8 @@ def rollout(
             `(distribution, value, carry after the last step)`. If the policy has no value, the batch has none.
         num_envs: N.
         num_steps: T.
-        value_each_step: keep the value that is computed along with each step's action. The numbers are the same; this
-            is faster if policy and value share layers, and slower if they do not.
+        value_each_step: keep the value that is computed along with each step's action, as for recurrent policies,
+            instead of computing all after the last step. This is faster if policy and value share layers.
         record: names of entries of the policy's `aux`, one number per element, to keep for each step: `extras[name]`,
             and `extras["next_" + name]` for the observation that followed, as `next_value` is for `value`.
         keep_next_obs: keep the observation that followed each step as `next_obs`, including final observations.
@@ -102,9 +101,8 @@ def rollout(
             rollout; from `distributions.StateDependentNormal`, they have the same noise matrix, and from other
             distributions the same noise. More than `num_steps`: the same key for each whole rollout.
         shards: S, `batch.shards`: equal blocks of environments that samplers do not mix, so that each can stay on a
-            separate device. This changes which minibatches are drawn. So that devices do not wait for each other at
-            every step, with S > 1 all final observations are kept and evaluated after the last step, and the shards
-            merge the running statistics of normalizing wrappers after it.
+            separate device. So that devices do not wait for each other at every step, with S > 1 final observations
+            are evaluated, and the running statistics of normalizing wrappers merged, after the last step.
 
     Returns:
         `Rollout(init, collect, sharding, restart)`; the batch has the fields obs, action, log_prob, value, reward,
@@ -136,9 +134,7 @@ def rollout(
     taken = {"value": "batch.value"} | {f"next_{name}": f"the next value of {name!r}" for name in record}
     for argument, names, owner in (("record", record, "aux"), ("keep_info", keep_info, "info")):
         if isinstance(names, str):
-            raise UserTypeError(
-                f"rollout: {argument} must be a tuple of names, got {names!r}: write {argument}=({names!r},)"
-            )
+            raise UserTypeError(f"rollout: {argument} must be a tuple, got {names!r}: write {argument}=({names!r},)")
         if clash := [name for name in names if name in taken]:
             raise UserValueError(
                 f"rollout: {argument}={clash[0]!r} has the name of {taken[clash[0]]}: give this entry of {owner} "
@@ -149,26 +145,17 @@ def rollout(
     if not callable(policy):
         raise UserTypeError(f"rollout: policy must be a Policy or a function (params, batch) -> Output, got {policy!r}")
     each = (num_envs,) if env.num_agents is None else (num_envs, env.num_agents)
-    keeps = {"keep_next_obs": keep_next_obs, "keep_distribution": keep_distribution}
     collector = _Collector(
-        env,
-        policy,
-        each,
-        num_steps,
-        value_each_step,
-        record,
-        keep_info,
-        noise_steps=noise_steps,
-        shards=shards,
-        **keeps,
-    )
+        env, policy, each, num_steps, value_each_step, record, keep_next_obs, keep_distribution, keep_info, noise_steps,
+        shards,
+    )  # fmt: skip
     restart = None if env.restart is None else collector.restart
     return Rollout(collector.init, collector.collect, collector.sharding, restart)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Collector:
-    """The functions of a rollout; see `rollout` for the fields. `each`: `(N,)`, or `(N, A)` with agents."""
+    """The functions of a rollout; the fields are its arguments, with `each` `(N,)`, or `(N, A)` with agents."""
 
     env: Any
     policy: Evaluate
@@ -176,9 +163,9 @@ class _Collector:
     num_steps: int
     value_each_step: bool
     record: tuple[str, ...]
-    keep_info: tuple[str, ...]
     keep_next_obs: bool
     keep_distribution: bool
+    keep_info: tuple[str, ...]
     noise_steps: int
     shards: int
 
@@ -190,11 +177,10 @@ class _Collector:
         return self._beginning(*self.env.restart(key, state.env_state))
 
     def _beginning(self, env_state: Any, obs: Any) -> RolloutState:
-        initial_carry = initial_carry_of(self.policy)
-        if initial_carry is None:
-            return without_weak_types(RolloutState(env_state, obs))
-        carry, reset = initial_carry(self.each[0]), jnp.ones(self.each, bool)
-        return without_weak_types(RolloutState(env_state, obs, carry, reset))
+        state = RolloutState(env_state, obs)
+        if (initial_carry := initial_carry_of(self.policy)) is not None:
+            state = state._replace(carry=initial_carry(self.each[0]), reset=jnp.ones(self.each, bool))
+        return without_weak_types(state)
 
     def sharding(self, mesh: jax.sharding.Mesh) -> RolloutState:
         sharding = axis_sharding("Rollout.sharding", mesh, self.shards)
@@ -211,7 +197,7 @@ class _Collector:
 
     def estimates(self, output: Output) -> dict[str, Array]:
         """Return the value and the recorded entries of aux, by name."""
-        check_recorded(output, self.record)
+        check_entries("record", self.record, "the policy's aux", output.aux, "return Output(..., aux={{{!r}: ...}})")
         found = {} if output.value is None else {"value": output.value}
         return found | {name: output.aux[name] for name in self.record}
 
@@ -224,23 +210,27 @@ class _Collector:
 
         return jax.jit(estimates)
 
+    def no_estimates(self, params: Params, seen: tuple[Any, Any]) -> dict[str, Array]:
+        shapes = jax.eval_shape(self.estimates_after, params, seen)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
     def step(self, params: Params, state: RolloutState, keys: Array) -> tuple[RolloutState, Any]:
         """Step all environments; return the record, the estimates, those of final observations, and the episodes.
 
-        With several shards, return the final observations themselves, because testing whether there is one would
-        require communication between all devices.
+        With several shards, return the final observations themselves: testing whether there is one needs all devices.
         """
         output = apply_policy(self.policy, params, state.obs, state.carry, state.reset)
-        action, log_prob = sample_action(output.distribution, keys[0])
+        action, log_prob = _sampled(output.distribution, keys[0])
         check_action(output.distribution, action, self.env.action_space, self.each)
         env_state, out = self.env.step(keys[1], state.env_state, action)
         out.check(state.obs, self.each)
-        check_info(out.info, self.keep_info)
+        remedy = "return it in each step, info={{{!r}: ...}}"
+        check_entries("keep_info", self.keep_info, "the environment's info", out.info, remedy)
         if self.keep_distribution:
             check_is_tree(output.distribution)
         final: Any = (out.final_obs, output.carry)
         if self.shards == 1:
-            final = where_any(self.estimates_after, out.truncated, params, final)
+            final = cond_any(out.truncated, self.estimates_after, self.no_estimates, params, final)
         recorded = Batch(
             obs=state.obs,
             action=action,
@@ -282,7 +272,7 @@ class _Collector:
         if self.shards > 1:
             state = state._replace(env_state=merged_moments(state.env_state))
             after = functools.partial(self.estimates_after, params)
-            final = where_any_of_steps(after, batch.truncated, final, self.shards)
+            final = evaluate_steps(after, batch.truncated, final, self.shards)
         last = self.estimates_after(params, (state.obs, state.carry)) if found else {}
         following = {name: next_values(x, last[name], batch.truncated, final[name]) for name, x in found.items()}
         if "value" in found:
@@ -302,24 +292,13 @@ def check_estimates(found: dict[str, Array], shape: tuple[int, ...]) -> None:
             )
 
 
-def check_recorded(output: Output, record: tuple[str, ...]) -> None:
-    """Raise unless the policy's `aux` has the entries to record."""
-    for name in record:
-        if not isinstance(output.aux, Mapping) or name not in output.aux:
-            there = f"the entries {sorted(output.aux)}" if isinstance(output.aux, Mapping) else kind(output.aux)
+def check_entries(argument: str, names: tuple[str, ...], owner: str, entries: Any, remedy: str) -> None:
+    """Raise unless there are entries with the names of an argument of `rollout`."""
+    for name in names:
+        if not isinstance(entries, Mapping) or name not in entries:
+            has = f"has the entries {sorted(entries)}" if isinstance(entries, Mapping) else f"is {kind(entries)}"
             raise UserValueError(
-                f"rollout: record={name!r} must be an entry of the policy's aux, but aux is {there}: return "
-                f"Output(..., aux={{{name!r}: ...}})"
-            )
-
-
-def check_info(info: Mapping[str, Any], keep_info: tuple[str, ...]) -> None:
-    """Raise unless the environment's `info` has the entries to keep."""
-    for name in keep_info:
-        if name not in info:
-            raise UserValueError(
-                f"rollout: keep_info={name!r} must be an entry of the environment's info, which has {sorted(info)}: "
-                f"return it in each step, info={{{name!r}: ...}}"
+                f"rollout: {argument}={name!r} must be an entry of {owner}, which {has}: {remedy.format(name)}"
             )
 
 
@@ -347,7 +326,7 @@ def check_shapes(batch: Batch, expected: tuple[int, ...]) -> None:
             )
 
 
-def sample_action(distribution: Any, key: Array) -> tuple[Any, Array]:
+def _sampled(distribution: Any, key: Array) -> tuple[Any, Array]:
     """Sample an action and return it with its log-probability."""
     if hasattr(distribution, "sample_and_log_prob"):
         return distribution.sample_and_log_prob(seed=key)
@@ -403,16 +382,7 @@ def episode_metrics(ended: Array, measured: dict[str, Array]) -> Metrics:
     return Metrics.of(named, {"episodes": "sum"})
 
 
-def where_any(f: Callable[..., Any], wanted: Array, params: Any, x: Any) -> Any:
-    """Return `f(params, x)` if any element of `wanted` is True, else zeros; see `cond_any`."""
-
-    def zeros(params: Any, x: Any) -> Any:
-        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(f, params, x))
-
-    return cond_any(wanted, f, zeros, params, x)
-
-
-def where_any_of_steps(f: Callable[[Any], Any], wanted: Array, x: Any, shards: int) -> Any:
+def evaluate_steps(f: Callable[[Any], Any], wanted: Array, x: Any, shards: int) -> Any:
     """Compute `f(x[t])` for the steps t in which any element of `wanted` `[T, N]` is True; other results are undefined.
 
     In round i, every shard evaluates the i-th of its own steps. Devices with one shard each communicate only once, to

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from .._base.errors import UserTimeoutError, UserTypeError, UserValueError
 from ..functional import ShapeError
-from ._env import Discrete, MultiDiscrete, can_cast, count_options, exactly, size
+from ._env import Discrete, MultiDiscrete, can_cast, count_options, exactly, is_below, size
 from ._rendering import as_frame, opengl_errors
 
 FLOAT = np.dtype(np.float32)
-
-
-class HostStep(NamedTuple):
-    """The result of one step of a vector environment, arrays `[N, ...]`; the fields are those of `Transition`.
-
-    `available` is the action mask of `obs`, `[N, n]`; None without one.
-    """
-
-    obs: Any
-    reward: Any
-    terminated: Any
-    truncated: Any
-    final_obs: Any
-    ended: Any
-    available: Any = None
-    info: Any = {}  # noqa: RUF012 - never written to
 
 
 class GymnasiumVector:
@@ -60,8 +46,8 @@ class GymnasiumVector:
         self.observation_space, self.action_space = env.single_observation_space, policy_space(env.single_action_space)
         size(self.observation_space)  # raises if observations are not arrays
         # The integers of the space need not start at 0, and its dtype need not be that of the policy's actions.
-        self.starts = np.asarray(getattr(env.single_action_space, "start", 0))
-        self.counts_from_0 = not self.starts.any()
+        starts = np.asarray(getattr(env.single_action_space, "start", 0))
+        self.starts = starts if starts.any() else None
         self.action_dtype = np.dtype(env.single_action_space.dtype)
         self.shape = tuple(self.observation_space.shape)
         self.dtype = obs_dtype(self.observation_space)
@@ -81,33 +67,32 @@ class GymnasiumVector:
 
     def reset(self, seed: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Start new episodes in all environments; return their observations and action masks."""
-        returned = self.call("reset", lambda: self.env.reset(seed=seed))
+        returned = self.call("reset", functools.partial(self.env.reset, seed=seed))
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise UserTypeError(f"from_gymnasium: reset must return (obs, info), got {_kind(returned)}")
         return self._checked_obs("reset", returned[0]), self._available("reset", returned[1], range(self.num_envs))
 
-    def step(self, action: np.ndarray) -> HostStep:
-        """Step all environments once."""
-        if not can_cast(action.dtype, self.action_dtype, "same_kind"):
-            raise UserTypeError(f"from_gymnasium: {self.takes}, but the policy's actions are {action.dtype}")
-        given, action = action, exactly("from_gymnasium: the action", action, self.action_dtype, self.takes)
-        if self.edges is not None:  # an action at a bound, in the precision of the policy, is at the bound
-            inside = np.clip(action, *self.edges)
-            action = np.where(inside.astype(given.dtype) == given, inside, action)
-        if not self.counts_from_0:
-            action = action + self.starts
-        returned = self.call("step", lambda: self.env.step(action))
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
+        """Step all environments once.
+
+        Returns:
+            The observations to act on next, those that followed the step, the masks of the next actions (or None), and
+            `[4 + K, N]` of float32: reward, terminated, truncated, ended and K numbers of `info`.
+        """
+        returned = self.call("step", functools.partial(self.env.step, self._checked_action(action)))
         if not isinstance(returned, tuple) or len(returned) != 5:
             raise UserTypeError(
                 "from_gymnasium: step must return (obs, reward, terminated, truncated, info), as in Gymnasium 1.0, got "
                 + _kind(returned)
             )
-        obs, reward, terminated, truncated = self._validate(*returned[:4])
+        obs, reward, terminated, truncated, info = returned
+        reward, terminated = self._checked("reward", reward), self._checked("terminated", terminated)
+        truncated, obs = self._checked("truncated", truncated), self._checked_obs("step", obs)
         over = terminated | truncated
-        ended = self.game_over(over, returned[4])
-        numbers = {name: self._info(name, returned[4], over) for name in self.info}
-        obs, final_obs, available = self._after_reset(obs, over, returned[4])
-        return HostStep(obs, reward, terminated, truncated, final_obs, ended, available, numbers)
+        ended, reported = self.game_over(over, info), [self._info(name, info, over) for name in self.info]
+        # Pack what is small, which also copies what the environment may overwrite when it resets or steps.
+        numbers = np.array([reward, terminated, truncated, ended, *reported], FLOAT)
+        return *self._after_reset(obs, over, info), numbers
 
     def game_over(self, over: np.ndarray, info: Any) -> np.ndarray:
         """Return where an episode ended for good; environments that end an episode with each life override this."""
@@ -138,7 +123,7 @@ class GymnasiumVector:
             return obs, obs, self._available("step", info, every)
         if self.mode == "SAME_STEP":
             return obs, self._final_obs(obs, over, info), self._available("step", info, every)
-        after, reset_info = self.call("reset", lambda: self.env.reset(options={"reset_mask": over}))
+        after, reset_info = self.call("reset", functools.partial(self.env.reset, options={"reset_mask": over}))
         available = self._available("step", info, np.flatnonzero(~over))
         if available is not None:
             available &= self._available("reset", reset_info, np.flatnonzero(over))
@@ -210,26 +195,38 @@ class GymnasiumVector:
             final[i] = self._cast("final_obs", np.asarray(one))
         return final
 
-    def _validate(self, obs: Any, *fields: Any) -> tuple[np.ndarray, ...]:
-        # Copy, because an environment may write its next step into the same arrays.
-        reward, terminated, truncated = (np.array(x) for x in fields)
-        named = {"reward": reward, "terminated": terminated, "truncated": truncated}
-        for name, x in named.items():
-            if x.shape != (self.num_envs,):
-                raise ShapeError(f"from_gymnasium: {name} of step must have shape {(self.num_envs,)}, got {x.shape}")
-            if name != "reward" and x.dtype.kind != "b":
-                raise UserTypeError(f"from_gymnasium: {name} of step must be boolean, got {x.dtype}: return {name} > 0")
-        if not _is_numeric(reward):
-            raise UserTypeError(f"from_gymnasium: reward of step must be numbers, got {reward.dtype}")
-        reward = exactly("from_gymnasium: reward of step", reward, FLOAT, "scale it in a wrapper")
-        return self._checked_obs("step", obs), reward, terminated, truncated
+    def _checked_action(self, action: np.ndarray) -> np.ndarray:
+        """Return a copy of the policy's actions as the environment takes them."""
+        if can_cast(action.dtype, self.action_dtype):
+            cast = action.astype(self.action_dtype)
+        elif can_cast(action.dtype, self.action_dtype, "same_kind"):
+            cast = exactly("from_gymnasium: the action", action, self.action_dtype, self.takes)
+        else:
+            raise UserTypeError(f"from_gymnasium: {self.takes}, but the policy's actions are {action.dtype}")
+        if self.edges is not None:  # an action at a bound, in the precision of the policy, is at the bound
+            inside = np.clip(cast, *self.edges)
+            cast = np.where(inside.astype(action.dtype) == action, inside, cast)
+        return cast if self.starts is None else cast + self.starts
+
+    def _checked(self, name: str, x: Any) -> np.ndarray:
+        """Return a field of a step with one number for each environment, or one flag if it is not the reward."""
+        x = np.asarray(x)
+        if x.shape != (self.num_envs,):
+            raise ShapeError(f"from_gymnasium: {name} of step must have shape {(self.num_envs,)}, got {x.shape}")
+        if x.dtype.kind == "b" or (name == "reward" and x.dtype.kind == "f" and is_below(x, FLOAT)):
+            return x
+        if name != "reward":
+            raise UserTypeError(f"from_gymnasium: {name} of step must be boolean, got {x.dtype}: return {name} > 0")
+        if not _is_numeric(x):
+            raise UserTypeError(f"from_gymnasium: reward of step must be numbers, got {x.dtype}")
+        return exactly("from_gymnasium: reward of step", x, FLOAT, "scale it in a wrapper")
 
     def _checked_obs(self, what: str, obs: Any) -> np.ndarray:
         obs = np.asarray(obs)
         if obs.shape != (self.num_envs, *self.shape):
             expected = (self.num_envs, *self.shape)
             raise ShapeError(f"from_gymnasium: the obs of {what} must have shape {expected}, got {obs.shape}")
-        return self._cast(f"the obs of {what}", obs)
+        return obs.copy() if obs.dtype is self.dtype else self._cast(f"the obs of {what}", obs)
 
     def _cast(self, name: str, obs: np.ndarray) -> np.ndarray:
         """Return a copy of observations in the dtype that the device has for the space."""
@@ -243,36 +240,32 @@ class Deadline:
 
     def __init__(self, timeout: float | None) -> None:
         self.timeout = timeout
-        self.late: threading.Thread | None = None  # the thread of the latest call
+        self.latest: concurrent.futures.Future[Any] | None = None
 
     def __call__(self, what: str, call: Callable[[], Any]) -> Any:
         """Return or raise what `call` does."""
         if self.timeout is None:
             return call()
-        if self.late is not None:
-            self.late.join(self.timeout)
-            if self.late.is_alive():
-                raise UserTimeoutError("the environment still hangs in an earlier call: make a new one")
-        done: list[Any] = []
+        if self.latest is not None and not self._is_done(self.latest):
+            raise UserTimeoutError("the environment still hangs in an earlier call: make a new one")
+        self.latest = result = concurrent.futures.Future[Any]()
 
         def run() -> None:
             try:
-                done.append((call(), None))
+                result.set_result(call())
             except BaseException as error:  # raised again below, in the calling thread
-                done.append((None, error))
+                result.set_exception(error)
 
-        self.late = threading.Thread(target=run, daemon=True)  # a hanging call must not block exit
-        self.late.start()
-        self.late.join(self.timeout)
-        if not done:
+        threading.Thread(target=run, daemon=True).start()  # a hanging call must not block exit, as one in a pool would
+        if not self._is_done(result):
             raise UserTimeoutError(
                 f"the environment has not returned from {what} within timeout={self.timeout:g} seconds: it hangs, or "
                 "needs a longer timeout"
             )
-        returned, error = done[0]
-        if error is not None:
-            raise error
-        return returned
+        return result.result()
+
+    def _is_done(self, result: concurrent.futures.Future[Any]) -> bool:
+        return bool(concurrent.futures.wait([result], self.timeout).done)
 
 
 def policy_space(space: Any) -> Any:

@@ -28,8 +28,7 @@ def rescale_action(env: Env) -> Env:
     r"""Map actions of [-1, 1] linearly onto the environment's box: :math:`a \mapsto (l + h) / 2 + a\,(h - l) / 2`.
 
     :math:`l` and :math:`h` are the bounds of the box, to which the result is clipped. The batch keeps the original
-    action. A policy's initial noise then has the same size in every environment, relative to the box; in
-    Gymnasium's Humanoid, whose bounds are -0.4 and 0.4, a standard deviation of 1 would otherwise often end at a bound.
+    action. A policy's initial noise then has the same size in every environment, relative to the box.
 
     Raises:
         ValueError: actions are discrete or integers, or the bounds are not finite and in order.
@@ -78,18 +77,6 @@ def _bounds(where: str, env: Env) -> tuple[np.ndarray, np.ndarray]:
 def _like(action: Array, *constants: np.ndarray) -> list[np.ndarray]:
     """Return constants in the precision of actions, which is at least that of float32."""
     return [x.astype(jnp.promote_types(action.dtype, jnp.float32)) for x in constants]
-
-
-def _with_actions(env: Env, change: Callable[[Array], Array], wrap: Callable[[Env], Env]) -> Env:
-    """Change actions before they enter the environment; `wrap` does the same in the environment of evaluations."""
-
-    def step(key: Array, state: Any, action: Array) -> tuple[Any, Transition]:
-        return env.step(key, state, change(action))
-
-    def act(action: Array) -> Array:
-        return change(action) if env.act is None else env.act(change(action))
-
-    return env._replace(step=step, act=act, evaluation=lambda state: wrap(env.evaluation(state)))
 
 
 def clip_reward(env: Env) -> Env:
@@ -152,24 +139,21 @@ def prepare(
 def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, per_agent: bool = False) -> Env:
     r"""Standardize observations by running statistics: :math:`\mathrm{clip}((o-\mu)/\sqrt{\sigma^2+\epsilon}, \pm c)`.
 
-    The statistics are part of the environment's state. They include every observation that the policy acts on, before
-    it acts, including those of resets. Observations are stored as the policy saw them, so the first ratio of an update
-    is 1. `evaluation` freezes the statistics. With several shards (see `rollout`), each of them adds its own
-    observations to the statistics during a rollout, and at its end these are merged.
+    The statistics are part of the environment's state, and `evaluation` freezes them. They include every observation
+    that the policy acts on, before it acts. Observations are stored as the policy saw them, so the first ratio of an
+    update is 1. With several shards (see `rollout`), each of them adds its own observations during a rollout, and at
+    its end these are merged.
 
     A non-finite observation is passed on unchanged, for the learner to count, and the step does not enter the
-    statistics, for all environments of its shard. In an `Observation`, `obs` and `privileged` are standardized, and the
-    mask is not changed.
-
-    With several agents, the statistics are those of all agents' observations, as if each agent were an environment.
-    Observations of absent agents do not enter them, but are standardized too, since a central critic may see them.
+    statistics of its shard. In an `Observation`, `obs` and `privileged` are standardized. With several agents, each
+    counts as an environment; observations of absent agents are standardized, but do not enter the statistics.
 
     Args:
         env: environment with array observations.
         clip: bound after standardization, in standard deviations, > 0.
         eps: added to the variance, >= 0.
-        per_agent: each agent has its own statistics, for agents whose observations differ in meaning or size. If the
-            environment puts an agent's number into its observations, this number then becomes 0.
+        per_agent: each agent has its own statistics, for agents whose observations differ in meaning or size. An
+            agent's number in its observations then becomes 0.
 
     Raises:
         ValueError: `clip` or `eps` is out of range; `per_agent` without an axis of agents; several agents with a
@@ -180,7 +164,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
     check_env("normalize_observation", env)
     shape = array_shape("observations", env.observation_space)
     clip, eps = _constants("normalize_observation", clip, eps)
-    spaces: dict[str, Any] = {"observation_space": Box(shape, -clip, clip)}
+    space = Box(shape, -clip, clip)
     rows = _rows("normalize_observation", env, per_agent)
     if env.num_agents is not None and env.privileged_space is not None:
         raise UserValueError(
@@ -197,51 +181,25 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
         scaled = jnp.where(jnp.isfinite(x), scaled, x)  # the learner counts what is not finite
         return with_seen(obs, scaled.reshape(each.shape))
 
-    def reset(key: Array, num_envs: int) -> tuple[NormalizedState, Any]:
-        inner, obs = env.reset(key, num_envs)
+    def begin(inner: Any, obs: Any, before: NormalizedState | None) -> tuple[NormalizedState, Any]:
         x = rows(seen(obs))
-        moments = Moments.of(x[0], per_agent).updated(x)
+        moments = (Moments.of(x[0], per_agent) if before is None else before.moments).updated(x)
         return NormalizedState(inner, moments), shown(moments, obs)
 
-    def step(key: Array, state: NormalizedState, action: Any) -> tuple[NormalizedState, Transition]:
-        inner, out = env.step(key, state.inner, action)
+    def proceed(state: NormalizedState, inner: Any, out: Transition) -> tuple[NormalizedState, Transition]:
         moments = state.moments.updated(*jax.tree.map(rows, (seen(out.obs), _present_next(out))))
         out = out._replace(obs=shown(moments, out.obs), final_obs=shown(moments, out.final_obs))
         return NormalizedState(inner, moments), out
 
-    def evaluation(state: NormalizedState) -> Env:
-        frozen, moments = env.evaluation(state.inner), state.moments
-
-        def frozen_reset(key: Array, num_envs: int) -> tuple[Any, Any]:
-            inner, obs = frozen.reset(key, num_envs)
-            return inner, shown(moments, obs)
-
-        def frozen_step(key: Array, inner: Any, action: Any) -> tuple[Any, Transition]:
-            inner, out = frozen.step(key, inner, action)
-            return inner, out._replace(obs=shown(moments, out.obs), final_obs=shown(moments, out.final_obs))
-
-        def frozen_observe(inner: Any, obs: Any) -> Any:
-            return shown(moments, obs if frozen.observe is None else frozen.observe(inner, obs))
-
-        return frozen._replace(reset=frozen_reset, step=frozen_step, restart=None, observe=frozen_observe, **spaces)
-
-    def restart(key: Array, state: NormalizedState) -> tuple[NormalizedState, Any]:
-        inner, obs = _restarted(env, key, state.inner)
-        moments = state.moments.updated(rows(seen(obs)))
-        return NormalizedState(inner, moments), shown(moments, obs)
-
     def observe(state: NormalizedState, obs: Any) -> Any:
         return shown(state.moments, obs if env.observe is None else env.observe(state.inner, obs))
 
-    return env._replace(
-        reset=reset,
-        step=step,
-        evaluation=evaluation,
-        restart=None if env.restart is None else restart,
-        observe=observe,
-        render=_of_inner(env.render),
-        **spaces,
-    )
+    def evaluation(state: NormalizedState) -> Env:
+        frozen = _with_observations(env.evaluation(state.inner), lambda obs: shown(state.moments, obs))
+        return frozen._replace(observation_space=space)
+
+    wrapped = _with_state(env, begin, proceed)
+    return wrapped._replace(observation_space=space, observe=observe, evaluation=evaluation)
 
 
 def normalize_reward(
@@ -251,10 +209,9 @@ def normalize_reward(
 
     .. math:: G \leftarrow \gamma G + r, \qquad \hat r = \mathrm{clip}(r / \sqrt{\mathrm{Var}(G) + \epsilon}, \pm c)
 
-    Rewards are not centered, and G starts from 0 in each episode. `evaluation` leaves rewards unscaled. A non-finite
-    reward is passed on unchanged, for the learner to count, and the step does not enter the statistics. Several shards
-    update the statistics as in `normalize_observation`. With several agents, each has its own G, and the variance is
-    that of all of them; absent agents do not enter it.
+    Rewards are not centered, and G starts from 0 in each episode. `evaluation` leaves rewards unscaled. Shards, absent
+    agents and non-finite rewards are treated as in `normalize_observation`. With several agents, each has its own G,
+    and the variance is that of all of them.
 
     Args:
         env: any environment.
@@ -276,13 +233,14 @@ def normalize_reward(
     gamma = check_number("normalize_reward", "gamma", gamma, 0, 1, schedule=False)
     clip, eps = _constants("normalize_reward", clip, eps)
 
-    def reset(key: Array, num_envs: int) -> tuple[NormalizedState, Any]:
-        inner, obs = env.reset(key, num_envs)
+    def begin(inner: Any, obs: Any, before: NormalizedState | None) -> tuple[NormalizedState, Any]:
+        if before is not None:
+            return NormalizedState(inner, before.moments, jnp.zeros_like(before.running_return)), obs
+        num_envs = jax.tree.leaves(obs)[0].shape[0]
         running = jnp.zeros((num_envs,) if env.num_agents is None else (num_envs, env.num_agents))
         return NormalizedState(inner, Moments.of(rows(running)[0], per_agent), running), obs
 
-    def step(key: Array, state: NormalizedState, action: Any) -> tuple[NormalizedState, Transition]:
-        inner, out = env.step(key, state.inner, action)
+    def proceed(state: NormalizedState, inner: Any, out: Transition) -> tuple[NormalizedState, Transition]:
         running = state.running_return * gamma + out.reward
         moments = state.moments.updated(*jax.tree.map(rows, (running, out.mask)))
         rewards = rows(out.reward)
@@ -293,28 +251,7 @@ def normalize_reward(
         running = jnp.where(over if out.mask is None else over | ~out.mask, 0, running)
         return NormalizedState(inner, moments, running), out._replace(reward=reward)
 
-    def restart(key: Array, state: NormalizedState) -> tuple[NormalizedState, Any]:
-        inner, obs = _restarted(env, key, state.inner)
-        return NormalizedState(inner, state.moments, jnp.zeros_like(state.running_return)), obs
-
-    return env._replace(
-        reset=reset,
-        step=step,
-        evaluation=lambda state: env.evaluation(state.inner),
-        restart=None if env.restart is None else restart,
-        observe=_of_inner(env.observe),
-        render=_of_inner(env.render),
-    )
-
-
-def _of_inner(function: Callable[..., Any] | None) -> Any:
-    """Make a function of a wrapper's state from a function of the inner state; None stays None."""
-    return None if function is None else lambda state, *arguments: function(state.inner, *arguments)
-
-
-def _restarted(env: Env, key: Array, state: Any) -> tuple[Any, Any]:
-    assert env.restart is not None
-    return env.restart(key, state)
+    return _with_state(env, begin, proceed)
 
 
 def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
@@ -343,13 +280,18 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
     def folded(x: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
 
+    def unfolded(x: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, agents, *leaf.shape[1:]), x)
+
+    def repeated(x: Any) -> Any:
+        return jax.tree.map(lambda leaf: jnp.repeat(leaf, agents, axis=0), x)
+
     def each_agent(obs: Observation) -> Any:
         if agent_id:
             obs = obs._replace(obs=with_agent_id(obs.obs))
         return folded(obs.obs if obs.available is None and obs.privileged is None else obs)
 
-    def repeated(x: Any) -> Any:
-        return jax.tree.map(lambda leaf: jnp.repeat(leaf, agents, axis=0), x)
+    inner = _with_observations(env, each_agent)
 
     def reset(key: Array, num_envs: int) -> tuple[Any, Any]:
         if num_envs % agents:
@@ -357,21 +299,13 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
                 "fold_agents: the number of environments (num_envs, or the episodes of an evaluation) must be a "
                 f"multiple of the {agents} agents, got {num_envs}"
             )
-        state, obs = env.reset(key, num_envs // agents)
-        return state, each_agent(obs)
+        return inner.reset(key, num_envs // agents)
 
     def step(key: Array, state: Any, action: Any) -> tuple[Any, Transition]:
-        state, out = env.step(key, state, jax.tree.map(lambda a: a.reshape(-1, agents, *a.shape[1:]), action))
-        each = {name: folded(getattr(out, name)) for name in ("reward", "terminated", "truncated", "episode_return")}
+        state, out = inner.step(key, state, unfolded(action))
+        each = {name: folded(getattr(out, name)) for name in PER_AGENT}
         whole = {name: repeated(getattr(out, name)) for name in ("episode_length", "ended", "info")}
-        mask = None if out.mask is None else folded(out.mask)
-        return state, Transition(
-            obs=each_agent(out.obs), final_obs=each_agent(out.final_obs), mask=mask, **each, **whole
-        )
-
-    def restart(key: Array, state: Any) -> tuple[Any, Any]:
-        state, obs = _restarted(env, key, state)
-        return state, each_agent(obs)
+        return state, out._replace(**each, **whole)
 
     def observe(state: Any, obs: Any) -> Any:
         if not isinstance(obs, Observation) or (shape is not None and obs.obs.ndim != 2 + len(shape)):
@@ -384,21 +318,21 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
 
     def act(action: Any) -> Any:
         assert env.act is not None
-        return env.act(jax.tree.map(lambda a: a.reshape(-1, agents, *a.shape[1:]), action))
+        return env.act(unfolded(action))
 
-    space = env.observation_space
-    if agent_id:
-        space = Box((space.shape[0] + agents,))
-    return env._replace(
+    return inner._replace(
         reset=reset,
         step=step,
-        restart=None if env.restart is None else restart,
-        observation_space=space,
+        observation_space=Box((env.observation_space.shape[0] + agents,)) if agent_id else env.observation_space,
         evaluation=lambda state: fold_agents(env.evaluation(state), agent_id=agent_id),
         num_agents=None,
         observe=None if env.observe is None and not agent_id else observe,
         act=None if env.act is None else act,
     )
+
+
+PER_AGENT = ("reward", "terminated", "truncated", "episode_return", "mask")
+"""The fields of a `Transition` that have an axis of agents, besides its observations."""
 
 
 def with_agent_id(obs: Array) -> Array:
@@ -412,6 +346,73 @@ def share_observations(obs: Array) -> Array:
     """Give each agent all agents' observations, `[..., A, D]` to `[..., A, A * D]`, the input of a central critic."""
     everybody = obs.reshape(*obs.shape[:-2], 1, -1)
     return jnp.broadcast_to(everybody, (*obs.shape[:-1], everybody.shape[-1]))
+
+
+def _with_actions(env: Env, change: Callable[[Array], Array], wrap: Callable[[Env], Env]) -> Env:
+    """Change actions before they enter the environment; `wrap` does the same in the environment of evaluations."""
+
+    def step(key: Array, state: Any, action: Array) -> tuple[Any, Transition]:
+        return env.step(key, state, change(action))
+
+    def act(action: Array) -> Array:
+        return change(action) if env.act is None else env.act(change(action))
+
+    return env._replace(step=step, act=act, evaluation=lambda state: wrap(env.evaluation(state)))
+
+
+def _with_observations(env: Env, change: Callable[[Any], Any]) -> Env:
+    """Change the observations that leave the environment."""
+
+    def reset(key: Array, num_envs: int) -> tuple[Any, Any]:
+        state, obs = env.reset(key, num_envs)
+        return state, change(obs)
+
+    def step(key: Array, state: Any, action: Any) -> tuple[Any, Transition]:
+        state, out = env.step(key, state, action)
+        return state, out._replace(obs=change(out.obs), final_obs=change(out.final_obs))
+
+    def restart(key: Array, state: Any) -> tuple[Any, Any]:
+        assert env.restart is not None
+        state, obs = env.restart(key, state)
+        return state, change(obs)
+
+    def observe(state: Any, obs: Any) -> Any:
+        return change(obs if env.observe is None else env.observe(state, obs))
+
+    return env._replace(reset=reset, step=step, restart=None if env.restart is None else restart, observe=observe)
+
+
+def _with_state(
+    env: Env,
+    begin: Callable[[Any, Any, Any], tuple[NormalizedState, Any]],
+    proceed: Callable[[NormalizedState, Any, Transition], tuple[NormalizedState, Transition]],
+) -> Env:
+    """Put the state of the environment into that of a wrapper, which its `evaluation` does not have.
+
+    `begin(inner, obs, before)` follows a reset (before: None) or a restart, `proceed(state, inner, out)` a step.
+    """
+
+    def reset(key: Array, num_envs: int) -> tuple[NormalizedState, Any]:
+        return begin(*env.reset(key, num_envs), None)
+
+    def step(key: Array, state: NormalizedState, action: Any) -> tuple[NormalizedState, Transition]:
+        return proceed(state, *env.step(key, state.inner, action))
+
+    def restart(key: Array, state: NormalizedState) -> tuple[NormalizedState, Any]:
+        assert env.restart is not None
+        return begin(*env.restart(key, state.inner), state)
+
+    def of_inner(function: Callable[..., Any] | None) -> Any:
+        return None if function is None else lambda state, *arguments: function(state.inner, *arguments)
+
+    return env._replace(
+        reset=reset,
+        step=step,
+        evaluation=of_inner(env.evaluation),
+        restart=None if env.restart is None else restart,
+        observe=of_inner(env.observe),
+        render=of_inner(env.render),
+    )
 
 
 def seen(obs: Any) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._base.errors import UserValueError
-from ._env import Array, Box, Discrete, Env, unknown_env
+from ._env import Array, Box, Discrete, Env, check_known
 from ._episodes import Step, auto_reset
 from ._gymnax import changed
 
@@ -18,8 +18,7 @@ def make(name: str, *, reset_ratio: int = 1, **params: Any) -> Env:
     """
     import xminigrid
 
-    if name not in xminigrid.registered_environments():
-        raise unknown_env(name, "XLand-MiniGrid", xminigrid.registered_environments())
+    check_known(name, "XLand-MiniGrid", xminigrid.registered_environments())
     env, env_params = xminigrid.make(name)
     env_params = changed(name, env_params, params)
     shape = env.observation_shape(env_params)

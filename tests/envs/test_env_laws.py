@@ -18,7 +18,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import envs
 from ppo_parts.envs import __main__ as command
-from ppo_parts.envs._play import notes_on
+from ppo_parts.envs._check import notes_on
 from tests import env_fakes
 from tests.env_fakes import LIMIT
 
@@ -544,7 +544,7 @@ def test_the_command_line_checks_a_module_of_yours(tmp_path, monkeypatch, capsys
         ("walks:column", r"^error: walks:column: Transition: reward must have shape \(2,\), got \(2, 1\)"),
         ("walks:host", r"^error: walks:host: from_gymnasium: reward of step must have shape \(2,\), got \(\)"),
         ("walks:number", r"^error: walks:number: must be an envs\.Env"),
-        ("walks:needs", r"needs must take no arguments, got needs\(x\)"),
+        ("walks:needs", r"needs must take \(\); this one takes \(x\)"),
         ("walks:Kind", "got the class Kind: register a Gymnasium class and check gym:walks:<its id>"),
         ("walks", "walks is a module: write walks:<an environment or a function in it>"),
         ("walks:none", "the module walks has no none"),

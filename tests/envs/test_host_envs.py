@@ -524,11 +524,10 @@ def test_atari_lives_begin_with_fire_and_end_no_game(deaths, settings, log, rows
     assert obs.ravel().tolist() == [start] * 4
     assert available is None
     for steps, row in enumerate(rows, 1):
-        out = games.step(np.array([3, 3]))
-        seen = [*out.obs[0].ravel(), *out.final_obs[0].ravel(), out.reward[0], out.terminated[0], out.ended[0]]
-        assert seen == list(row)
-        assert (out.obs[1, -1].item(), out.reward[1], out.ended[1]) == (start + steps, start + steps, False)
-        assert not out.truncated.any()
+        obs, final_obs, _, (reward, terminated, truncated, ended) = games.step(np.array([3, 3]))
+        assert [*obs[0].ravel(), *final_obs[0].ravel(), reward[0], terminated[0], ended[0]] == list(row)
+        assert (obs[1, -1].item(), reward[1], ended[1]) == (start + steps, start + steps, False)
+        assert not truncated.any()
     assert one.log == log
 
 
