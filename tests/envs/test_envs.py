@@ -309,7 +309,7 @@ def own(**changes):
 WRONG = {
     "final_obs": (None, r"final_obs must be like the observation before, float32\[2, 3\], got None.*equals obs"),
     "obs": (jnp.zeros((2, 4)), r"obs must be like the observation before, float32\[2, 3\], got float32\[2, 4\]"),
-    "terminated": (jnp.zeros(2), r"terminated must be boolean, got float32: return a comparison"),
+    "terminated": (jnp.zeros(2), r"terminated must be boolean, got float32: return terminated > 0"),
     "truncated": (False, r"truncated must "),
     "reward": (jnp.zeros((2, 1)), r"reward must have shape \(2,\), got \(2, 1\)"),
     "episode_return": (jnp.zeros(2, int), r"episode_return must be floating, got int32"),
