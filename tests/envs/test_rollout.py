@@ -207,7 +207,7 @@ def test_info_of_every_step_is_kept():
     assert metrics["episode_cost"] == 30
     rollout = pp.rollout(env, uniform, num_envs=1, num_steps=6, keep_info=("cost",))
     with pytest.raises(
-        ValueError, match=r"keep_info='cost' must be an entry of the environment's info, which has \[\]"
+        ValueError, match=r"keep_info='cost' must be an entry of the environment's info, which has the entries \[\]"
     ):
         jax.eval_shape(lambda: rollout.collect(jax.random.key(0), 1.0, rollout.init(jax.random.key(0))))
 
