@@ -34,9 +34,9 @@ def learner(pipeline, optimizer=SGD, **options):
     return pp.learner(evaluate, pipeline, optimizer, **options)
 
 
-def update(*parts, batch=BATCH, evaluate=evaluate, optimizer=SGD, params=None, key=CONTEXT.key):
+def update(*parts, batch=BATCH, evaluate=evaluate, optimizer=SGD, params=None, key=CONTEXT.key, **options):
     """Trace one update; nothing is compiled."""
-    learner = pp.learner(evaluate, pp.chain(*(parts or (GAE, FULL, VALUE))), optimizer)
+    learner = pp.learner(evaluate, pp.chain(*(parts or (GAE, FULL, VALUE))), optimizer, **options)
     state = learner.init(make_params() if params is None else params)
     return jax.eval_shape(lambda state, batch: learner.update(key, state, batch), state, batch)
 
@@ -52,6 +52,19 @@ def returning(result):
 
 def metric(name):
     return pp.stateless(lambda batch: batch.add_metrics(**{name: jnp.zeros(())}))
+
+
+def own_sampler(axis, draw, name="mine", num_minibatches=2):
+    def plan(key, batch, epoch):
+        return jnp.arange(12).reshape(2, 6)
+
+    return pp.sampler(name, plan, lambda item, batch, context: draw(item), num_minibatches=num_minibatches, axis=axis)
+
+
+UNDECLARED_STOP = pp.stateless(
+    lambda batch: batch.replace(stop=pp.Stop(batch.reward[0, 0] > 0, False)), name="undeclared"
+)
+WHOLE_LOSS = pp.stateless(lambda b: b.add_loss("whole", jnp.sum(b.value), per="batch"), provides=("losses",))
 
 
 def rollout_of(env, **options):
@@ -324,6 +337,32 @@ VALUE_ERRORS = {
     "critic_loss: the loss must have the shape of prediction, got ()": lambda: pp.critics.critic_loss(
         lambda prediction, target, mask=None: jnp.mean(prediction)
     ),
+    # parts of one's own, samplers, and what they leave
+    "short: plan must return arrays with leading axis [num_minibatches] = [3]": lambda: update(
+        GAE, own_sampler("step", lambda item: (item, None), name="short", num_minibatches=3), SURROGATE
+    ),
+    "early_stop needs batch.metrics.nothing": lambda: update(GAE, FULL, SURROGATE, pp.early_stop("nothing", 1.0)),
+    "length=4 must divide the 6 steps": lambda: update(GAE, pp.time_chunks(2, length=4), VALUE),
+    "the loss 'early' was added before the sampler": lambda: update(
+        pp.stateless(lambda b: b.add_loss("early", b.reward)), GAE, FULL, SURROGATE
+    ),
+    "requested a stop, which only parts after it may do": lambda: update(UNDECLARED_STOP, GAE, FULL, SURROGATE),
+    "surrogate, undeclared) requested a stop but does not declare it": lambda: update(
+        GAE, FULL, SURROGATE, UNDECLARED_STOP
+    ),
+    "loss 'whole' is a single number, which cannot be weighted": lambda: update(
+        GAE, PRIORITIZED, SURROGATE, WHOLE_LOSS, pp.loss_weight("whole")
+    ),
+    "replay must be the first part of its chain, but scale is: put scale before": lambda: learner(
+        pp.chain(pp.stateless(lambda b: b, name="scale"), pp.replay(3, BATCH), CRITIC)
+    ),
+    "phases needs advantage, which only gae after it produces": lambda: pp.chain(pp.phases(actor=ACTOR), GAE),
+    "put it into phases(name=phase": lambda: learner(pp.chain(GAE, pp.phase(ACTOR))),
+    "the pipeline has no sampler": lambda: learner(pp.stateless(lambda b: b, provides=("current",))),
+    "'loss' is written twice ... gradient_metrics ... another name": lambda: update(
+        gradient_metrics=lambda gradient: {"loss": 99.0}
+    ),
+    "the parameter tree is empty": lambda: learner(CRITIC).init({}),
     # several cases of one rule
     **of_numbers(OUT_OF_RANGE),
     **{f"num_minibatches must divide the {says}": functools.partial(update, GAE, x, VALUE) for x, says in DIVISORS},
@@ -463,6 +502,19 @@ TYPE_ERRORS = {
     "vtrace: next_value must be floating, got bool": lambda: f.vtrace(FIVE, FIVE, FIVE, FIVE > 0, FIVE > 0, gamma=0.9),
     "gae: reward must be an array, got a list": lambda: f.gae([1.0] * 5, FIVE, FIVE, FIVE, **ESTIMATE),
     "gae: reward must be an array, got None": lambda: f.gae(None, FIVE, FIVE, FIVE, **ESTIMATE),
+    # parts of one's own, and samplers
+    "old: init must take (params, key)": lambda: pp.Part(lambda params: (), lambda b, s, c: (b, s), "old"),
+    "short: update must take (batch, state, context); this one takes (batch)": lambda: pp.Part(
+        lambda params, key: (), lambda batch: batch, "short"
+    ),
+    "mine: draw must return integers, got float32": lambda: update(
+        GAE, own_sampler("step", lambda item: (item * 1.0, None)), SURROGATE
+    ),
+    "mine: draw must return Windows for axis='window'": lambda: update(
+        GAE, own_sampler("window", lambda item: (item, None)), SURROGATE
+    ),
+    "a part that is not a sampler, got the sampler full_batch": lambda: pp.within(pp.chain(GAE, FULL), name="cost"),
+    "at ['act'], which is not an array": lambda: learner(CRITIC).init({"w": jnp.ones(2), "act": jnp.tanh}),
     # several cases of one rule
     **of_numbers(NOT_NUMBERS),
     **{
@@ -514,6 +566,24 @@ SHAPE_ERRORS = {
     "'entropy' ... (6, 4, 1)": lambda: update(FULL, pp.entropy_bonus(coef=0.1), evaluate=wide_entropy),
     # the array layer
     "last_value ... (2,) ... ()": lambda: f.next_values(jnp.ones((5, 2)), jnp.ones(())),
+    # samplers, and what is sampled
+    "mine: draw must return indices of shape [M], got ()": lambda: update(
+        GAE, own_sampler("step", lambda item: (item[0], None)), SURROGATE
+    ),
+    "mine: draw must return one weight for each index, (6,), got ()": lambda: update(
+        GAE, own_sampler("step", lambda item: (item, jnp.ones(()))), SURROGATE
+    ),
+    "mine: draw must return counts [L, M] for M windows, got (2, 1) for starts of shape (2,)": lambda: update(
+        GAE, own_sampler("window", lambda item: (pp.Windows(item[:2], item[:2], jnp.ones((2, 1), bool)), None)), VALUE
+    ),
+    "extras['x'] must begin with the axes [T, N] ... per_segment": lambda: update(
+        batch=given(extras={"x": jnp.zeros(SEGMENTS)})
+    ),
+    "per_segment['x'] must begin with the axis [N]": lambda: update(batch=given(per_segment={"x": BATCH.reward})),
+    "next_obs must begin": lambda: update(batch=given(next_obs=jnp.zeros((TIME, 3)))),
+    "gradient_metrics must return scalars, but 'norms' has shape (2,)": lambda: update(
+        gradient_metrics=lambda gradient: {"norms": jnp.ones(2)}
+    ),
     # several cases of one rule
     **{
         f"{name} ... {says}": functools.partial(call, x)

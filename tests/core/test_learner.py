@@ -18,7 +18,6 @@ from tests import reference
 from tests.common import (
     SEGMENTS,
     TIME,
-    Softmax,
     assert_close,
     assert_same,
     evaluate,
@@ -26,15 +25,16 @@ from tests.common import (
     poisoned,
     rollout,
 )
+from tests.core.common import GAE, KEY, ROWS, SURROGATE, VALUE, both, part, probe, recorder, run, two_entries
 
-KEY = jax.random.key(0)
-ROWS = np.random.default_rng(0).permuted(np.tile(np.arange(TIME * SEGMENTS), (2, 1)), axis=1).reshape(2, 3, -1)
+ORDER = np.random.default_rng(0).permuted(np.tile(np.arange(TIME * SEGMENTS), (2, 1)), axis=1).reshape(2, 3, -1)
 COLUMNS = np.array([[[2, 0], [1, 3]], [[3, 2], [0, 1]]])
-GAE = pp.gae(gamma=0.9, gae_lambda=0.8)
-LOSSES = (pp.clipped_surrogate(clip_eps=0.2), pp.value_loss())
+LOSSES = (SURROGATE, VALUE)
+CONTEXT = pp.Context(key=KEY, step=0, params=make_params(), evaluate=evaluate)
 
 
-# --- parts of our own ------------------------------------------------------------------------------------------------
+def stacked(results):
+    return jax.tree.map(lambda *x: jnp.stack(x), *results)
 
 
 def growing_reward() -> pp.Part:
@@ -43,7 +43,7 @@ def growing_reward() -> pp.Part:
     def update(batch, count, context):
         return batch.replace(reward=batch.reward * (1 + 0.1 * count)), count + 1
 
-    return pp.Part(lambda params, key: jnp.zeros(()), update, "growing_reward")
+    return part(update, "growing_reward", jnp.zeros(()))
 
 
 def growing_loss() -> pp.Part:
@@ -52,38 +52,7 @@ def growing_loss() -> pp.Part:
     def update(batch, count, context):
         return batch.add_loss("own", 0.1 * count * batch.current.value), count + 1
 
-    return pp.Part(
-        lambda params, key: jnp.zeros(()), update, "growing_loss", provides=("losses",), place="after_sampler"
-    )
-
-
-def recorder(*shape: int) -> pp.Part:
-    """Keeps `extras["row"]` (and the weight) of every minibatch it sees, in state `[minibatches, ...]`."""
-
-    class Seen(NamedTuple):
-        rows: Any
-        weights: Any
-        count: Any
-
-    def update(batch, seen, context):
-        weights = seen.weights if batch.weight is None else seen.weights.at[seen.count].set(batch.weight)
-        return batch, Seen(seen.rows.at[seen.count].set(batch.extras["row"]), weights, seen.count + 1)
-
-    return pp.Part(
-        lambda params, key: Seen(jnp.full(shape, -1), jnp.zeros((shape[0], shape[-1])), jnp.int32(0)),
-        update,
-        "recorder",
-        place="after_sampler",
-    )
-
-
-def probe(name: str, look) -> pp.Part:
-    """Writes the metric `name`, `look(batch, context)`."""
-
-    def update(batch, state, context):
-        return batch.add_metrics(**{name: look(batch, context)}), state
-
-    return pp.Part(lambda params, key: (), update, "probe")
+    return part(update, "growing_loss", jnp.zeros(()), provides=("losses",), place="after_sampler")
 
 
 # --- the learner, written out ----------------------------------------------------------------------------------------
@@ -102,8 +71,8 @@ class Trace(NamedTuple):
 
 def fold(parts, states, batch, context):
     done = []
-    for part, state in zip(parts, states, strict=True):
-        batch, state = part.update(batch, state, context)
+    for each, state in zip(parts, states, strict=True):
+        batch, state = each.update(batch, state, context)
         done.append(state)
     return batch, tuple(done)
 
@@ -201,12 +170,12 @@ def test_the_learner_is_a_loop_over_epochs_and_minibatches(axis, refresh):
     before = (growing_reward(), pp.vtrace(gamma=0.9, gae_lambda=0.8, rho_clip=1.1))
     after = (
         pp.advantage_normalize(),
-        pp.clipped_surrogate(clip_eps=0.2),
+        SURROGATE,
         pp.clipped_value_loss(clip_eps=0.2, coef=0.5),
         pp.entropy_bonus(coef=0.01),
         growing_loss(),
     )
-    plan = ROWS if axis == "step" else COLUMNS
+    plan = ORDER if axis == "step" else COLUMNS
     sampler, optimizer = pp.given_indices(plan, axis, refresh=refresh), optax.adam(0.05)
     learner = pp.learner(evaluate, pp.chain(*before, sampler, *after), optimizer)
     update, by_hand = jax.jit(learner.update), Manual(before, after, optimizer, plan, axis=axis, refresh=refresh)
@@ -232,16 +201,9 @@ def test_the_learner_is_a_loop_over_epochs_and_minibatches(axis, refresh):
             np.testing.assert_allclose(metrics[name], reduce(values), **close, err_msg=name)
 
 
-def run(pipeline, batch=None, *, optimizer=None, params=None, evaluate=evaluate, key=KEY):
-    """One update of a fresh learner."""
-    learner = pp.learner(evaluate, pipeline, optax.sgd(0.1) if optimizer is None else optimizer)
-    state = learner.init(make_params() if params is None else params)
-    return jax.jit(learner.update)(key, state, rollout() if batch is None else batch)
-
-
 def test_refreshing_before_the_first_epoch_changes_nothing():
-    expected = run(pp.chain(GAE, pp.given_indices(ROWS[0]), *LOSSES))
-    assert_close(run(pp.chain(GAE, pp.given_indices(ROWS[0], refresh="epoch"), *LOSSES)), expected)
+    expected = run(pp.chain(GAE, pp.given_indices(ORDER[0]), *LOSSES))
+    assert_close(run(pp.chain(GAE, pp.given_indices(ORDER[0], refresh="epoch"), *LOSSES)), expected)
 
 
 def test_updates_scan_without_retracing():
@@ -251,8 +213,8 @@ def test_updates_scan_without_retracing():
         traces.append(batch.axes)
         return evaluate(params, batch)
 
-    after = pp.value_loss(), growing_loss(), pp.kl_early_stop(0.5)
-    learner = pp.learner(counted, pp.chain(growing_reward(), GAE, pp.given_indices(ROWS), *after), optax.adam(0.01))
+    after = VALUE, growing_loss(), pp.kl_early_stop(0.5)
+    learner = pp.learner(counted, pp.chain(growing_reward(), GAE, pp.given_indices(ORDER), *after), optax.adam(0.01))
     batches, keys = [rollout(seed) for seed in range(3)], jax.random.split(KEY, 3)
     state = learner.init(make_params())
     update, by_hand = jax.jit(learner.update), []
@@ -267,10 +229,10 @@ def test_updates_scan_without_retracing():
         key, batch = given
         return learner.update(key, state, batch)
 
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
-    scanned, metrics = jax.jit(lambda state: jax.lax.scan(step, state, (keys, stacked)))(learner.init(make_params()))
+    together = stacked(batches)
+    scanned, metrics = jax.jit(lambda state: jax.lax.scan(step, state, (keys, together)))(learner.init(make_params()))
     assert_close(scanned, state)
-    assert_close(metrics, jax.tree.map(lambda *x: jnp.stack(x), *by_hand))
+    assert_close(metrics, stacked(by_hand))
     assert all(x.shape == () for x in by_hand[0].values())
 
 
@@ -301,7 +263,7 @@ def test_mean_divergence_of_an_epoch_begins_anew_after_a_skipped_minibatch():
             pp.given_indices([[[0, 1, 2, 3]] * 2] * 3),
             pp.kl_early_stop(limit, check="epoch", over="mean"),
             pp.stateless(bad, provides=("losses",), place="after_sampler", reads=()),
-            pp.value_loss(),
+            VALUE,
         )
         learner = pp.learner(evaluate, pipeline, optax.apply_if_finite(optax.sgd(0.0), 9))
         state, metrics = learner.update(KEY, learner.init(make_params()), batch)
@@ -317,9 +279,9 @@ def test_mean_divergence_of_an_epoch_begins_anew_after_a_skipped_minibatch():
 def test_masked_places_are_neutral():
     pipeline = pp.chain(
         GAE,
-        pp.given_indices(ROWS, refresh="epoch"),
+        pp.given_indices(ORDER, refresh="epoch"),
         pp.advantage_normalize(),
-        pp.clipped_surrogate(clip_eps=0.2),
+        SURROGATE,
         pp.clipped_value_loss(clip_eps=0.2),
         pp.entropy_bonus(coef=0.01),
         pp.kl_early_stop(1.0),
@@ -357,7 +319,7 @@ def test_an_axis_of_agents_is_like_more_segments():
 
 
 def test_chains_nest_and_have_an_identity():
-    sampler, loss = pp.given_indices(ROWS), pp.value_loss()
+    sampler, loss = pp.given_indices(ORDER), VALUE
     flat = pp.chain(growing_reward(), GAE, sampler, loss, growing_loss())
     nested = pp.chain(
         pp.chain(growing_reward(), pp.chain(GAE)), pp.chain(sampler, pp.chain(loss)), pp.chain(pp.chain(growing_loss()))
@@ -372,24 +334,9 @@ def test_chains_nest_and_have_an_identity():
 def test_a_chain_is_the_fold_of_its_parts():
     parts = (growing_reward(), GAE, pp.advantage_normalize(), growing_reward())
     chained, batch = pp.chain(*parts), rollout()
-    context = pp.Context(key=KEY, step=0)
     state = chained.init(make_params())
-    folded, states = batch, []
-    for part, part_state in zip(parts, state, strict=True):
-        folded, part_state = part.update(folded, part_state, context)
-        states.append(part_state)
-    assert_same(chained.update(batch, state, context), (folded, tuple(states)))
-    assert_same(pp.chain().update(batch, (), context), (batch, ()))
-
-
-def test_parts_get_keys_of_their_own():
-    def noisy(name):
-        return probe(name, lambda batch, context: jax.random.uniform(context.key))
-
-    names = ("first", "second", "third", "fourth")
-    look = [noisy(name) for name in names]
-    _, metrics = run(pp.chain(*look[:2], pp.full_batch(), *look[2:], growing_loss()))
-    assert len({float(metrics[name]) for name in names}) == 4
+    assert_same(chained.update(batch, state, CONTEXT), fold(parts, state, batch, CONTEXT))
+    assert_same(pp.chain().update(batch, (), CONTEXT), (batch, ()))
 
 
 # --- samplers --------------------------------------------------------------------------------------------------------
@@ -398,14 +345,12 @@ def test_parts_get_keys_of_their_own():
 def rows_seen(sampler, shape, batch=None, keys=(KEY,)):
     """Row numbers t*N + n of every minibatch, and the weights; of one update per key."""
     batch = rollout() if batch is None else batch
-    batch = batch.replace(
-        extras={"row": jnp.arange(TIME * SEGMENTS).reshape(TIME, SEGMENTS)}, advantage=batch.value, target=batch.value
-    )
-    learner = pp.learner(evaluate, pp.chain(sampler, recorder(*shape), pp.value_loss()), optax.sgd(0.1))
+    batch = batch.replace(extras={"row": ROWS}, advantage=batch.value, target=batch.value)
+    learner = pp.learner(evaluate, pp.chain(sampler, recorder(*shape), VALUE), optax.sgd(0.1))
     update, state = jax.jit(learner.update), learner.init(make_params())
     seen = [update(key, state, batch)[0].pipeline[1][1][0] for key in keys]
-    assert all(one.count == shape[0] for one in seen)
-    return [(np.asarray(one.rows), np.asarray(one.weights)) for one in seen]
+    assert all(count == shape[0] for _, _, count in seen)
+    return [(np.asarray(rows), np.asarray(weights)) for rows, weights, _ in seen]
 
 
 def test_shuffled_minibatches_see_every_step_once_per_epoch():
@@ -433,8 +378,8 @@ def test_full_batch_is_the_rollout_as_it_is():
 
 
 def test_given_indices_are_what_is_drawn():
-    [(rows, _)] = rows_seen(pp.given_indices(ROWS), (6, 8))
-    np.testing.assert_array_equal(rows.reshape(ROWS.shape), ROWS)
+    [(rows, _)] = rows_seen(pp.given_indices(ORDER), (6, 8))
+    np.testing.assert_array_equal(rows.reshape(ORDER.shape), ORDER)
     given = np.array([[0.5, 1.0], [2.0, 3.0]])
     [(rows, weights)] = rows_seen(pp.given_indices(COLUMNS[0], "segment", given), (2, TIME, 2))
     np.testing.assert_array_equal(rows[:, 0], COLUMNS[0])
@@ -468,8 +413,7 @@ def test_carries_and_extras_go_with_their_segment():
         per_segment={"segment": jnp.arange(SEGMENTS)},
         shared={"table": jnp.arange(7)},
     )
-    context = pp.Context(key=KEY, step=0, params=make_params(), evaluate=evaluate)
-    out, _ = pp.segment_minibatches(2).update(batch, pp.EmptyState(), context)
+    out, _ = pp.segment_minibatches(2).update(batch, pp.EmptyState(), CONTEXT)
     columns = np.asarray(out.extras["segment"])[0]
     np.testing.assert_array_equal(out.carry["memory"], np.broadcast_to(columns[:, None], (2, 3)))
     np.testing.assert_array_equal(out.reset[0], columns)
@@ -481,12 +425,11 @@ def test_carries_and_extras_go_with_their_segment():
 
 def test_weights_reach_the_advantage_or_the_losses():
     sampler = pp.given_indices(COLUMNS[0], "segment", [[0.5, 2.0], [1.5, 0.25]])
-    context = pp.Context(key=KEY, step=0, params=make_params(), evaluate=evaluate)
     batch = rollout().replace(advantage=jnp.ones((TIME, SEGMENTS)), target=jnp.zeros((TIME, SEGMENTS)))
 
     def after(*parts):
         chained = pp.chain(sampler, *parts)
-        return chained.update(batch, chained.init(None), context)[0]
+        return chained.update(batch, chained.init(None), CONTEXT)[0]
 
     weight = np.broadcast_to([[0.5, 2.0]], (TIME, 2))
     np.testing.assert_array_equal(after(pp.advantage_weight()).advantage, weight)
@@ -503,7 +446,7 @@ def stopping_update(**settings):
 
     def learner(target_kl):
         stop = pp.kl_early_stop(target_kl, **settings)
-        pipeline = pp.chain(GAE, pp.given_indices(ROWS), *LOSSES, growing_loss(), stop)
+        pipeline = pp.chain(GAE, pp.given_indices(ORDER), *LOSSES, growing_loss(), stop)
         return pp.learner(evaluate, pipeline, optax.adam(0.1))
 
     state = learner(0.0).init(make_params())
@@ -516,7 +459,7 @@ def unstopped():
     state = stopping_update()[1]
     after, batch = (*LOSSES, growing_loss()), rollout(behavior=make_params())
     states = (GAE.init(None),), tuple(part.init(None, None) for part in after)
-    trace = Manual((GAE,), after, optax.adam(0.1), ROWS).update(state.params, state.opt_state, states, batch)
+    trace = Manual((GAE,), after, optax.adam(0.1), ORDER).update(state.params, state.opt_state, states, batch)
     assert all(kl > 0 for kl in trace.kl[1:])
     return batch, trace
 
@@ -586,8 +529,8 @@ def test_what_is_judged(estimator, reduction):
 def test_a_divergence_that_is_not_a_number_stops(unstopped):
     batch, _ = unstopped
     update, state = stopping_update()
-    row = int(np.flatnonzero(np.asarray(batch.mask).ravel()[ROWS[0, 1]])[0])
-    t, n = divmod(int(ROWS[0, 1, row]), SEGMENTS)
+    row = int(np.flatnonzero(np.asarray(batch.mask).ravel()[ORDER[0, 1]])[0])
+    t, n = divmod(int(ORDER[0, 1, row]), SEGMENTS)
     after, metrics = update(jnp.inf, KEY, state, batch.replace(log_prob=batch.log_prob.at[t, n].set(jnp.nan)))
     assert (metrics["minibatches"], metrics["early_stopped"]) == (1, 1)  # the second is the one that has the NaN
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(after.params))
@@ -597,7 +540,7 @@ def test_several_stops_and_the_first_counts(unstopped):
     batch, trace = unstopped
     loose = pp.kl_early_stop(100.0, name="loose")
     tight = pp.kl_early_stop(0.999 * trace.kl[2], check="epoch", name="tight")
-    pipeline = pp.chain(GAE, pp.given_indices(ROWS), *LOSSES, growing_loss(), tight, loose)
+    pipeline = pp.chain(GAE, pp.given_indices(ORDER), *LOSSES, growing_loss(), tight, loose)
     _, metrics = run(pipeline, batch, optimizer=optax.adam(0.1))
     assert (metrics["minibatches"], metrics["early_stopped"]) == (3, 1)
     assert {"loose", "tight"} <= set(metrics)
@@ -613,8 +556,8 @@ def test_stopping_skips_the_work(unstopped):
 
     threshold = 0.999 * max(trace.kl[1:4])
     first = next(i for i, kl in enumerate(trace.kl) if kl > threshold)
-    pipeline = pp.chain(GAE, pp.given_indices(ROWS), *LOSSES, growing_loss(), pp.kl_early_stop(threshold))
-    _, metrics = jax.block_until_ready(run(pipeline, batch, optimizer=optax.adam(0.1), evaluate=counted))
+    pipeline = pp.chain(GAE, pp.given_indices(ORDER), *LOSSES, growing_loss(), pp.kl_early_stop(threshold))
+    _, metrics = jax.block_until_ready(run(pipeline, batch, optimizer=optax.adam(0.1), policy=counted))
     jax.effects_barrier()
     assert metrics["minibatches"] == first < 5
     assert len(evaluated) == first + 1
@@ -624,10 +567,10 @@ def test_vmapped_updates_equal_a_loop_over_seeds():
     update, state = stopping_update()
     batches = [rollout(seed, behavior=make_params()) for seed in range(4)]
     keys, target_kl = jax.random.split(KEY, 4), 0.02
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
-    vmapped = jax.jit(jax.vmap(update, in_axes=(None, 0, None, 0)))(target_kl, keys, state, stacked)
+    together = stacked(batches)
+    vmapped = jax.jit(jax.vmap(update, in_axes=(None, 0, None, 0)))(target_kl, keys, state, together)
     loop = [update(target_kl, key, state, batch) for key, batch in zip(keys, batches, strict=True)]
-    assert_close(vmapped, jax.tree.map(lambda *x: jnp.stack(x), *loop), rtol=1e-4, atol=1e-5)
+    assert_close(vmapped, stacked(loop), rtol=1e-4, atol=1e-5)
     assert len({int(metrics["minibatches"]) for _, metrics in loop}) > 1  # they did not all stop at once
 
 
@@ -638,7 +581,7 @@ def test_schedules_count_updates():
     count = lambda step: 0.25 * step  # noqa: E731
     optimizer = optax.chain(optax.scale(1.0), pp.optim.scale_by_update_schedule(count))
     look = probe("step", lambda batch, context: context.step), probe("step_after", lambda batch, context: context.step)
-    pipeline = pp.chain(look[0], GAE, pp.given_indices(ROWS), look[1], pp.value_loss(coef=count))
+    pipeline = pp.chain(look[0], GAE, pp.given_indices(ORDER), look[1], pp.value_loss(coef=count))
     learner = pp.learner(evaluate, pipeline, optax.apply_if_finite(optimizer, 1))
     update, state, batch = jax.jit(learner.update), learner.init(make_params()), rollout()
     for step in range(3):
@@ -653,7 +596,7 @@ def test_schedules_count_updates():
 
 def test_the_learning_rate_is_constant_within_an_update():
     rates, batch = (0.1, 0.05), rollout()
-    pipeline = pp.chain(GAE, pp.given_indices(ROWS), *LOSSES)
+    pipeline = pp.chain(GAE, pp.given_indices(ORDER), *LOSSES)
     ours = pp.learner(evaluate, pipeline, pp.optim.scale_by_update_schedule(lambda step: jnp.array(rates)[step]))
 
     @jax.jit
@@ -672,59 +615,61 @@ def test_a_hyperparameter_vmaps():
     batch = rollout()
 
     def update(clip_eps):
-        pipeline = pp.chain(GAE, pp.given_indices(ROWS), pp.clipped_surrogate(clip_eps=clip_eps))
+        pipeline = pp.chain(GAE, pp.given_indices(ORDER), pp.clipped_surrogate(clip_eps=clip_eps))
         learner = pp.learner(evaluate, pipeline, optax.sgd(0.5))
         return learner.update(KEY, learner.init(make_params()), batch)
 
     clips, single = jnp.array([0.01, 0.2, 0.5]), jax.jit(update)
     loop = [single(clip_eps) for clip_eps in clips]
-    assert_close(jax.jit(jax.vmap(update))(clips), jax.tree.map(lambda *x: jnp.stack(x), *loop), rtol=1e-4, atol=1e-5)
+    assert_close(jax.jit(jax.vmap(update))(clips), stacked(loop), rtol=1e-4, atol=1e-5)
     assert len({float(metrics["loss"]) for _, metrics in loop}) == 3
 
 
-def test_entropy_is_estimated_where_it_is_not_defined():
-    # a Gaussian a = mu + sigma*e: -log pi(a) = e^2/2 + log sigma + log(2 pi)/2, whose gradient for log sigma is 1
-    batch, context = rollout(masked=False), pp.Context(key=KEY, step=0)
+@pytest.mark.parametrize("known", ["absent", "undefined", "known"])
+def test_entropy_is_estimated_where_it_is_not_defined(known):
+    """A Gaussian a = mu + sigma*e: -log pi(a) = e^2/2 + log sigma + log(2 pi)/2, whose gradient for log sigma is 1."""
+    batch = rollout(masked=False)
 
-    def bonus(log_sigma, entropy=None, num_samples=1):
+    def undefined():
+        raise NotImplementedError
+
+    def bonus(log_sigma):
         sigma = jnp.exp(log_sigma)
         distribution = SimpleNamespace(
             log_prob=lambda a: -jnp.square(a / sigma) / 2 - jnp.log(sigma) - jnp.log(2 * jnp.pi) / 2,
             sample=lambda seed, sample_shape: sigma * jax.random.normal(seed, (*sample_shape, TIME, SEGMENTS)),
         )
-        if entropy is not None:
-            distribution.entropy = entropy
+        if known != "absent":
+            distribution.entropy = undefined if known == "undefined" else lambda: jnp.full((TIME, SEGMENTS), 7.0)
         current = pp.Current(distribution, batch.log_prob, batch.value)
-        part = pp.entropy_bonus(coef=0.5, num_samples=num_samples)
-        out, _ = part.update(batch.replace(current=current), part.init(None), context)
+        part = pp.entropy_bonus(coef=0.5, num_samples=500)
+        out, _ = part.update(batch.replace(current=current), part.init(None), CONTEXT)
         return jnp.mean(out.losses["entropy"]), out.metrics["entropy"]
 
-    def undefined():
-        raise NotImplementedError
-
-    exact = 0.3 + 0.5 * np.log(2 * np.pi * np.e)
-    for entropy in (None, undefined):
-        (loss, metric), gradient = jax.value_and_grad(bonus, has_aux=True)(0.3, entropy, 500)
+    (loss, metric), gradient = jax.value_and_grad(bonus, has_aux=True)(0.3)
+    np.testing.assert_allclose(loss, -0.5 * metric, rtol=1e-5)
+    if known == "known":
+        assert (metric, gradient) == (7.0, 0.0)
+    else:
         np.testing.assert_allclose(gradient, -0.5, rtol=1e-4)
+        exact = 0.3 + 0.5 * np.log(2 * np.pi * np.e)
         np.testing.assert_allclose(metric, exact, atol=5 * np.sqrt(0.5 / (500 * TIME * SEGMENTS)))
-        np.testing.assert_allclose(loss, -0.5 * metric, rtol=1e-5)
-    loss, metric = bonus(0.3, lambda: jnp.full((TIME, SEGMENTS), 7.0))
-    np.testing.assert_allclose((loss, metric), (-3.5, 7.0))
 
 
 def test_entropy_of_discrete_actions_is_estimated_with_its_gradient():
-    batch, context, part = rollout(masked=False), pp.Context(key=KEY), pp.entropy_bonus(coef=1.0, num_samples=1000)
+    batch, part = rollout(masked=False), pp.entropy_bonus(coef=1.0, num_samples=1000)
 
     def bonus(logits, *known):
-        exact = pp.distributions.Categorical(jnp.broadcast_to(logits, (TIME, SEGMENTS, 3)))
+        exact = distributions.Categorical(jnp.broadcast_to(logits, (TIME, SEGMENTS, 3)))
         distribution = SimpleNamespace(**{name: getattr(exact, name) for name in ("log_prob", "sample", *known)})
         current = pp.Current(distribution, batch.log_prob, batch.value)
-        out, _ = part.update(batch.replace(current=current), part.init(None), context)
+        out, _ = part.update(batch.replace(current=current), part.init(None), CONTEXT)
         return jnp.mean(out.losses["entropy"])
 
     logits = jnp.array([0.0, 1.0, 2.0])
-    estimated, exact = (jax.value_and_grad(bonus)(logits), jax.value_and_grad(lambda x: bonus(x, "entropy"))(logits))
-    for ours, theirs in zip(estimated, exact, strict=True):
+    for ours, theirs in zip(
+        jax.value_and_grad(bonus)(logits), jax.value_and_grad(lambda x: bonus(x, "entropy"))(logits), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, atol=0.03)
 
 
@@ -781,24 +726,15 @@ def test_the_report_names_phases_and_parts_of_ones_own():
 # --- phases ----------------------------------------------------------------------------------------------------------
 
 
-def both(params, batch):
-    """Actor and critic in entries of their own."""
-    return Softmax(batch.obs @ params["actor"]["policy"]), batch.obs @ params["critic"]["value"]
-
-
-def two_entries():
-    params = make_params()
-    return {"actor": {"policy": params["policy"]}, "critic": {"value": params["value"]}, "other": {"x": jnp.ones(2)}}
-
-
-ACTOR = pp.chain(pp.given_indices(ROWS), pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=0.2))
-CRITIC = pp.chain(pp.given_indices(COLUMNS, "segment"), pp.value_loss())
+ENTRIES = two_entries() | {"other": {"x": jnp.ones(2)}}
+ACTOR = pp.chain(pp.given_indices(ORDER), pp.advantage_normalize(), SURROGATE)
+CRITIC = pp.chain(pp.given_indices(COLUMNS, "segment"), VALUE)
 
 
 def run_phases(actor, critic, *before):
     optimizers = {"critic": optax.sgd(0.1), "actor": optax.adam(0.1)}
     pipeline = pp.chain(*(before or (GAE,)), pp.phases(actor=actor, critic=critic))
-    return run(pipeline, optimizer=optimizers, params=two_entries(), evaluate=both)
+    return run(pipeline, optimizer=optimizers, params=ENTRIES, policy=both)
 
 
 @pytest.fixture(scope="module")
@@ -808,13 +744,13 @@ def two_phases():
 
 def test_phases_train_their_own_entry_and_nothing_else(two_phases):
     state, metrics = two_phases
-    actor, actor_metrics = run(pp.chain(GAE, ACTOR), optimizer=optax.adam(0.1), params=two_entries(), evaluate=both)
-    critic, critic_metrics = run(pp.chain(GAE, CRITIC), params=two_entries(), evaluate=both)
+    actor, actor_metrics = run(pp.chain(GAE, ACTOR), optimizer=optax.adam(0.1), params=ENTRIES, policy=both)
+    critic, critic_metrics = run(pp.chain(GAE, CRITIC), params=ENTRIES, policy=both)
     assert_close(state.params["actor"], actor.params["actor"])
     assert_close(state.params["critic"], critic.params["critic"])
-    assert_same(state.params["other"], two_entries()["other"])
+    assert_same(state.params["other"], ENTRIES["other"])
     assert set(state.opt_state) == {"actor", "critic"}
-    assert jax.tree.structure(state.opt_state["actor"][0].mu) == jax.tree.structure(two_entries()["actor"])
+    assert jax.tree.structure(state.opt_state["actor"][0].mu) == jax.tree.structure(ENTRIES["actor"])
     assert metrics["actor/minibatches"] == 6
     assert metrics["critic/minibatches"] == 4
     for name, alone in (("actor", actor_metrics), ("critic", critic_metrics)):
@@ -828,14 +764,14 @@ def test_a_stop_in_one_phase_leaves_the_other_alone(two_phases):
     stopped, metrics = run_phases(pp.chain(ACTOR, pp.kl_early_stop(0.0)), CRITIC)
     assert metrics["actor/early_stopped"] == 1
     assert metrics["actor/minibatches"] == 0  # this rollout is another policy's: the first divergence is positive
-    assert_same(stopped.params["actor"], two_entries()["actor"])
+    assert_same(stopped.params["actor"], ENTRIES["actor"])
     assert_same(stopped.params["critic"], free.params["critic"])
     assert "critic/early_stopped" not in metrics
 
 
 def test_phases_run_in_order_and_share_what_stands_before_them():
     look = probe("actor", lambda batch, context: jnp.sum(jnp.abs(context.params["actor"]["policy"])))
-    epoch = pp.chain(pp.given_indices(COLUMNS, "segment", refresh="epoch"), pp.value_loss())
+    epoch = pp.chain(pp.given_indices(COLUMNS, "segment", refresh="epoch"), VALUE)
     state, metrics = run_phases(ACTOR, pp.chain(epoch, look), growing_reward(), GAE)
     np.testing.assert_allclose(metrics["critic/actor"], np.abs(state.params["actor"]["policy"]).sum(), rtol=1e-5)
     # the shared parts ran once for the actor, and once more before each of the critic's two epochs
@@ -860,7 +796,7 @@ def policy_of(kind):
 @pytest.mark.parametrize(("sampler", "microbatch"), [("step", 3), ("segment", 1), ("full", 12)])
 def test_microbatches_change_rounding_only(sampler, microbatch):
     samplers = {
-        "step": pp.given_indices(ROWS),
+        "step": pp.given_indices(ORDER),
         "segment": pp.given_indices(COLUMNS[0], "segment"),
         "full": pp.full_batch(2),
     }
@@ -868,27 +804,22 @@ def test_microbatches_change_rounding_only(sampler, microbatch):
     batch = batch.replace(shared={"one": jnp.ones(())}, extras={"row": jnp.ones((TIME, SEGMENTS))})
     pipeline = pp.chain(GAE, samplers[sampler], pp.advantage_normalize(), *LOSSES, pp.entropy_bonus(coef=0.1))
     policy = policy_of(distributions.Categorical)
-    results = [
-        jax.jit(learner.update)(KEY, learner.init(make_params()), batch)
-        for learner in (
-            pp.learner(pp.microbatched(policy, microbatch), pipeline, optax.adam(0.1)),
-            pp.learner(policy, pipeline, optax.adam(0.1)),
-        )
-    ]
-    assert_close(*results)
+    policies = (pp.microbatched(policy, microbatch), policy)
+    assert_close(*(run(pipeline, batch, optimizer=optax.adam(0.1), policy=policy) for policy in policies))
+
+
+NO_ESTIMATE = (pp.stateless(lambda b: b.replace(advantage=b.log_prob)), pp.clipped_surrogate(clip_eps=1))
+
+
+def flat_batch(shape, size):
+    return pp.Batch(obs=jnp.ones((*shape, size)), action=jnp.ones(shape, int), log_prob=jnp.zeros(shape))
 
 
 def test_microbatches_need_less_memory():
     def wide(params, batch):
         return distributions.Categorical(jnp.tanh(batch.obs @ params) @ jnp.ones((256, 2))), jnp.zeros(512)
 
-    shape = (32, 16)
-    batch = pp.Batch(obs=jnp.ones((*shape, 4)), action=jnp.ones(shape, int), log_prob=jnp.zeros(shape))
-    pipeline = pp.chain(
-        pp.shuffled_minibatches(1),
-        pp.stateless(lambda b: b.replace(advantage=b.log_prob)),
-        pp.clipped_surrogate(clip_eps=1),
-    )
+    batch, pipeline = flat_batch((32, 16), 4), pp.chain(pp.shuffled_minibatches(1), *NO_ESTIMATE)
     needed = []
     for microbatch in (None, 64):
         policy = wide if microbatch is None else pp.microbatched(wide, microbatch)
@@ -919,35 +850,27 @@ def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, ba
 
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(_microbatch, "usable_cores", lambda: cores)
-    shape = (128, segments)
-    batch = pp.Batch(obs=jnp.ones((*shape, size)), action=jnp.ones(shape, int), log_prob=jnp.zeros(shape))
-    pipeline = pp.chain(
-        pp.segment_minibatches(1),
-        pp.stateless(lambda b: b.replace(advantage=b.log_prob)),
-        pp.clipped_surrogate(clip_eps=1),
-    )
+    batch, pipeline = flat_batch((128, segments), size), pp.chain(pp.segment_minibatches(1), *NO_ESTIMATE)
     learner = pp.learner(pp.microbatched(recording, "auto"), pipeline, optax.sgd(1.0))
     jax.eval_shape(learner.update, KEY, learner.init(jnp.ones(())), batch)
     assert (128, segments // pieces) in seen
     assert {np.prod(x) for x in seen} <= {128 * segments, 128 * segments // pieces}
 
 
-def test_microbatches_that_cannot_be_are_refused():
+class Opaque:
+    def __init__(self, logits):
+        self.logits = logits
+
+
+@pytest.mark.parametrize(
+    ("kind", "indices", "size", "message"),
+    [
+        (distributions.Categorical, ORDER[0, :1, :7], 4, r"about 4 elements: .* divides 7 is 7"),
+        (Opaque, ORDER[0], 4, "Opaque is not: use one of"),
+        (distributions.Categorical, ORDER[0], 0, "size must be at least 1, got 0"),
+    ],
+)
+def test_microbatches_that_cannot_be_are_refused(kind, indices, size, message):
     batch = rollout().replace(shared={"one": jnp.ones(())}, extras={"row": jnp.ones((TIME, SEGMENTS))})
-    update = functools.partial(pp.learner, optimizer=optax.sgd(1.0))
-
-    def run(policy, indices, microbatch):
-        learner = update(pp.microbatched(policy, microbatch), pp.chain(GAE, pp.given_indices(indices), *LOSSES))
-        jax.eval_shape(learner.update, KEY, learner.init(make_params()), batch)
-
-    with pytest.raises(ValueError, match=r"about 4 elements: .* divides 7 is 7"):
-        run(policy_of(distributions.Categorical), ROWS[0, :1, :7], 4)
-
-    class Opaque:
-        def __init__(self, logits):
-            self.logits = logits
-
-    with pytest.raises(TypeError, match="Opaque is not: use one of"):
-        run(policy_of(Opaque), ROWS[0], 4)
-    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
-        run(policy_of(distributions.Categorical), ROWS[0], 0)
+    with pytest.raises((ValueError, TypeError), match=message):
+        run(pp.chain(GAE, pp.given_indices(indices), *LOSSES), batch, policy=pp.microbatched(policy_of(kind), size))

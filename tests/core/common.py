@@ -1,0 +1,68 @@
+"""What the tests of the core share: updates of a fresh learner, parts made on the spot, a policy of two entries."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import ppo_parts as pp
+from tests.common import SEGMENTS, TIME, Softmax, evaluate, make_params, rollout
+
+KEY = jax.random.key(0)
+GAE = pp.gae(gamma=0.9, gae_lambda=0.8)
+SURROGATE, VALUE = pp.clipped_surrogate(clip_eps=0.2), pp.value_loss()
+ROWS = jnp.arange(TIME * SEGMENTS).reshape(TIME, SEGMENTS)
+"""The number t*N + n of each step."""
+
+
+def run(pipeline, batch=None, *, optimizer=None, params=None, policy=evaluate, key=KEY, updates=1, **options):
+    """The last result of updates of a fresh learner on one rollout."""
+    learner = pp.learner(policy, pipeline, optimizer or optax.sgd(0.1), **options)
+    state, update = learner.init(make_params() if params is None else params, key), jax.jit(learner.update)
+    for _ in range(updates):
+        state, *rest = update(key, state, rollout() if batch is None else batch)
+    return (state, *rest)
+
+
+def first_state(state: Any = ()):
+    """The `init` of a part whose state begins with this tree."""
+    return lambda params, key: state
+
+
+def part(update=lambda batch, state, context: (batch, state), name="part", state: Any = (), **attributes):
+    """A part with a first state; without a function, it does nothing."""
+    return pp.Part(attributes.pop("init", first_state(state)), update, name, **attributes)
+
+
+def probe(name, look):
+    """A part that adds the metric `name`, `look(batch, context)`."""
+    return pp.stateless(lambda batch, context: batch.add_metrics(**{name: look(batch, context)}), name="probe")
+
+
+def counter(name="count"):
+    """A part whose state counts its runs."""
+    return part(lambda batch, count, context: (batch, count + 1), name, jnp.zeros(()))
+
+
+def recorder(*shape, unmasked_only=False):
+    """A part that keeps `extras["row"]` and the weight of each minibatch, `[minibatches, ...]`; -1: no such row."""
+
+    def update(batch, state, context):
+        rows, weights, count = state
+        row = jnp.where(batch.mask == 1, batch.extras["row"], -1) if unmasked_only else batch.extras["row"]
+        weights = weights if batch.weight is None else weights.at[count].set(batch.weight)
+        return batch, (rows.at[count].set(row), weights, count + 1)
+
+    state = jnp.full(shape, -1), jnp.zeros((shape[0], shape[-1])), jnp.int32(0)
+    return part(update, "recorder", state, place="after_sampler")
+
+
+def both(params, batch):
+    """Actor and critic in entries of their own."""
+    return Softmax(batch.obs @ params["actor"]["policy"]), batch.obs @ params["critic"]["value"]
+
+
+def two_entries():
+    params = make_params()
+    return {"actor": {"policy": params["policy"]}, "critic": {"value": params["value"]}}
