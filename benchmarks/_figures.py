@@ -219,8 +219,8 @@ def devices(path: Path) -> None:
     names = list(dict.fromkeys(row["recipe"] for row in rows))
     figure, panels = canvas(3, width=3.6)
     titles = (
-        "FLOPs of each device / of one",
-        "temporaries of each device / of one",
+        "FLOPs, relative to one device",
+        "temporaries, relative to one device",
         "collective operations per update",
     )
     for color, name in enumerate(names):
