@@ -25,7 +25,7 @@ CORE = ["tests/core/test_learner.py", "tests/core/test_contract.py", "tests/core
 TESTS = {  # what tells most stands first: a mutant ends with the first failure
     "functional/_policy_losses|functional/_value_losses|functional/_regularizers": ["tests/functional/*losses*"],
     "functional/_sequence_losses|functional/_groups|functional/_corrections": ["tests/functional/*token*"],
-    "functional/_recurrence|functional/_kernel|functional/_backward": ["tests/functional/test_recurrence.py"],
+    "functional/_recurrence|functional/_kernel|functional/_steps": ["tests/functional/test_recurrence.py"],
     "functional": ["tests/functional/test_[!r]*.py", "tests/docs/*gallery*"],
     "_core/(shards|pieces|moments)": ["tests/core/test_shards.py"],
     "_core/optim": ["tests/parts/test_optim.py"],

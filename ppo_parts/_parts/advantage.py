@@ -280,7 +280,7 @@ def _explained_variance(batch: Batch, target: Array) -> Array:
         return functional.explained_variance(batch.value, target, mask=batch.mask)
 
     def of_shard(shard: Batch) -> tuple[Array, Moments]:
-        value, aim = zero_masked("explained_variance", shard.mask, *jax.lax.stop_gradient((shard.value, shard.target)))
+        value, aim = zero_masked(shard.mask, *jax.lax.stop_gradient((shard.value, shard.target)))
         seen = masked_sum(jnp.ones_like(aim), shard.mask)
         some = jnp.where(seen > 0, one_of(aim, shard.mask), 0)
         means, variances = [], []

@@ -233,7 +233,7 @@ def aggregate(
         if jnp.shape(tokens) != jnp.shape(batch.log_prob):
             raise UserValueError(f"{where}: the loss {loss!r} is not per element: it has shape {jnp.shape(tokens)}")
         now = None if length is None else at(length, context.step)
-        reduced = per_sequence(where, tokens, by, now, batch.mask).astype(tokens.dtype)
+        reduced = per_sequence(tokens, by, now, batch.mask).astype(tokens.dtype)
         return batch.replace(losses=losses).add_loss(loss, reduced, per="segment")
 
     return stateless(

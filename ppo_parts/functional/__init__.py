@@ -15,7 +15,6 @@ from ._arguments import Implementation as Implementation
 from ._arguments import KLEstimator as KLEstimator
 from ._arguments import MaskMode as MaskMode
 from ._arguments import Scale as Scale
-from ._backward import reverse_recurrence as reverse_recurrence
 from ._corrections import importance_sampling_weight as importance_sampling_weight
 from ._errors import ShapeError as ShapeError
 from ._gae import Advantages as Advantages
@@ -37,6 +36,7 @@ from ._policy_losses import rollback_surrogate as rollback_surrogate
 from ._policy_losses import self_imitation_loss as self_imitation_loss
 from ._policy_losses import simple_policy_optimization as simple_policy_optimization
 from ._policy_losses import smooth_clipped_surrogate as smooth_clipped_surrogate
+from ._recurrence import reverse_recurrence as reverse_recurrence
 from ._regularizers import bounds_loss as bounds_loss
 from ._regularizers import mirror_loss as mirror_loss
 from ._regularizers import self_imitation_value_loss as self_imitation_value_loss

@@ -22,12 +22,10 @@ from ._common import (
     check_array,
     check_flags,
     check_floating,
-    check_range,
     check_same_shape,
-    check_whole,
-    checked_scalar,
     is_integer,
     known_values,
+    range_error,
     zero_masked,
 )
 from ._errors import ShapeError, UserTypeError, UserValueError
@@ -66,25 +64,43 @@ def number(low: float, high: float = np.inf, *, open_low: bool = False, single: 
     """Return the kind of a hyperparameter in [low, high], for all elements or, unless it is single, for each."""
 
     def check(where: str, name: str, value: Any) -> Any:
-        converted = check_array(where, name, value, "a number or an array")
-        check = checked_scalar if single else check_range
-        check(where, name, value if isinstance(value, int) else converted, low, high, open_low=open_low)
-        return converted
+        x = check_array(where, name, value, "a number or an array")
+        error = range_error(value if isinstance(value, int) else x, low, high, open_low=open_low)
+        if error is not None:
+            raise type(error)(str(error), where=where, argument=name)
+        if single and np.shape(x):
+            raise ShapeError(f"must be one number, got an array of shape {np.shape(x)}", where=where, argument=name)
+        return x
 
     return Kind(check, "number", single=single)
 
 
-def choice(words: Any, *, optional: bool = False) -> Kind:
-    """Return the kind of an argument that is one of some words."""
-    allowed = get_args(words)
-    listed = ", ".join((*map(repr, allowed), *(["None"] if optional else [])))
+def static(
+    what: str,
+    holds: Callable[[Any], bool],
+    convert: Callable[[Any], Any] = lambda value: value,
+    error: type[UserTypeError | UserValueError] = UserValueError,
+) -> Kind:
+    """Return the kind of an argument that is not an array, by a description, a condition and a conversion."""
 
     def check(where: str, name: str, value: Any) -> Any:
-        if not (isinstance(value, str) and value in allowed) and not (optional and value is None):
-            raise UserValueError(f"must be one of {listed}, got {value!r}", where=where, argument=name)
-        return value
+        if not holds(value):
+            raise error(f"must be {what}, got {value!r}", where=where, argument=name)
+        return convert(value)
 
     return Kind(check, "static")
+
+
+def choice(words: Any, *, optional: bool = False) -> Kind:
+    """Return the kind of an argument that is one of some words."""
+    allowed = (*get_args(words), *([None] if optional else []))
+    what = f"one of {', '.join(map(repr, allowed))}"
+    return static(what, lambda value: (value is None or isinstance(value, str)) and value in allowed)
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether a value is a whole number, and not a flag."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _floating(where: str, name: str, value: Any) -> Any:
@@ -100,27 +116,15 @@ def _integers(where: str, name: str, value: Any) -> Any:
     return value
 
 
-def _switch(where: str, name: str, value: Any) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise UserTypeError(f"must be True or False, got {value!r}", where=where, argument=name)
-    return bool(value)
-
-
 def _axes(where: str, name: str, value: Any) -> Any:
     axes = value if isinstance(value, tuple) else () if value is None else (value,)
-    if not all(isinstance(axis, (int, np.integer)) and not isinstance(axis, bool) for axis in axes):
+    if not all(map(is_whole, axes)):
         raise UserTypeError(
             f"must be None, a whole number or a tuple of them, got {value!r}", where=where, argument=name
         )
     if value == ():
         raise UserValueError("must name the axes of the statistics, got (); None means all", where=where, argument=name)
     return value if value is None else tuple(map(int, axes))
-
-
-def _ddof(where: str, name: str, value: Any) -> int:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value not in (0, 1):
-        raise UserValueError(f"must be 0 or 1, got {value!r}", where=where, argument=name)
-    return int(value)
 
 
 def _key(where: str, name: str, value: Any) -> Any:
@@ -143,9 +147,8 @@ def _support(where: str, name: str, value: Any) -> Any:
 def _mean_and_scale(where: str, name: str, value: Any) -> Any:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise UserTypeError(f"must be a mean and a scale, got {value!r}", where=where, argument=name)
-    return number(-np.inf).check(where, f"the {name} mean", value[0]), POSITIVE.check(
-        where, f"the {name} scale", value[1]
-    )
+    mean = number(-np.inf).check(where, f"the {name} mean", value[0])
+    return mean, POSITIVE.check(where, f"the {name} scale", value[1])
 
 
 def _baseline(where: str, name: str, value: Any) -> Any:
@@ -155,14 +158,12 @@ def _baseline(where: str, name: str, value: Any) -> Any:
 FLOATS = Kind(_floating, "float")
 CONSTANT = Kind(_floating, "float", constant=True)
 REALS = Kind(check_array)
-FLAGS = Kind(check_array)
-PROBABILITIES = Kind(check_array)
 INTEGERS = Kind(_integers)
-SWITCH = Kind(_switch, "static")
 POSITIVE = number(0, open_low=True)
 FROM_0 = number(0)
 IN_0_1 = number(0, 1)
-WHOLE = Kind(check_whole, "static")
+WHOLE = static("a whole number of at least 1", lambda value: is_whole(value) and value >= 1, int)
+SWITCH = static("True or False", lambda value: isinstance(value, (bool, np.bool_)), bool, UserTypeError)
 
 
 def _each(kind: Kind, *names: str) -> dict[str, Kind]:
@@ -171,29 +172,27 @@ def _each(kind: Kind, *names: str) -> dict[str, Kind]:
 
 KINDS = {
     **_each(FLOATS, "log_ratio", "value", "next_value", "log_prob", "reference_log_prob", "loss", "score"),
-    **_each(FLOATS, "logits", "quantiles", "mean", "mirrored", "other", "kernel", "bias", "trace", "delta"),
-    **_each(CONSTANT, "advantage", "target", "old_value"),
-    **_each(REALS, "reward", "last_value", "final_value", "length", "x"),
-    **_each(FLAGS, "mask", "truncated"),
+    **_each(FLOATS, "logits", "quantiles", "mean", "other", "kernel", "bias", "trace", "delta"),
+    **_each(CONSTANT, "advantage", "target", "old_value", "mirrored"),
+    **_each(REALS, "reward", "last_value", "final_value", "length", "x", "terminated", "truncated", "mask"),
+    **_each(INTEGERS, "group", "indices"),
     **_each(IN_0_1, "gamma", "gae_lambda", "pg_lambda"),
     **_each(POSITIVE, "rho_clip", "c_clip", "pg_rho_clip", "clip_eps", "clip_eps_high"),
-    **_each(POSITIVE, "slope", "tau", "tau_negative", "high"),
+    **_each(POSITIVE, "slope", "tau", "tau_negative", "high", "alpha", "beta"),
     **_each(FROM_0, "bound", "low"),
     **_each(number(0, single=True), "eps", "kappa", "kl_coef"),
     **_each(number(-np.inf, single=True), "cov_low", "cov_high"),
     **_each(Kind(_mean_and_scale, "other"), "old", "new"),
-    **_each(SWITCH, "stop_gradient", "keepdims"),
-    "terminated": PROBABILITIES,
+    **_each(SWITCH, "stop_gradient", "keepdims", "normalize"),
     "dual_clip": number(1, open_low=True),
     "fraction": number(0, 1, single=True),
     "sigma": number(0, open_low=True, single=True),
     "support": Kind(_support, "other"),
-    "group": INTEGERS,
     "baseline": Kind(_baseline),
     "num_groups": WHOLE,
     "key": Kind(_key, "other"),
     "axis": Kind(_axes, "static"),
-    "ddof": Kind(_ddof, "static"),
+    "ddof": static("0 or 1", lambda value: is_whole(value) and value in (0, 1), int),
     "implementation": choice(Implementation),
     "mask_mode": choice(MaskMode),
     "level": choice(Level),
@@ -206,7 +205,13 @@ KINDS = {
 
 
 def public(
-    *, raw: bool = False, apart: str = "", also: Callable[[str, dict[str, Any]], None] | None = None, **own: Kind
+    *,
+    raw: bool = False,
+    along_time: bool = False,
+    wide: str = "",
+    apart: str = "",
+    also: Callable[[str, dict[str, Any]], None] | None = None,
+    **own: Kind,
 ) -> Callable[[F], F]:
     """Check the arguments of a function, prepare them, and compile the rest.
 
@@ -215,8 +220,10 @@ def public(
     caller that is compiled sees the same operations as without `public`.
 
     Args:
-        raw: leave the arrays as they are, for functions that prepare them in another way.
-        apart: names of arrays whose shape may differ from that of the others.
+        raw: leave the arguments as they are, for functions that prepare them in another way.
+        along_time: axis 0 is time, so that there must be one, and a sampler before such a loss must keep it.
+        wide: names of arrays that have one more axis than the others, the last.
+        apart: names of arrays whose shape may differ in any way.
         also: `(where, arguments)`, checks what concerns several arguments.
         own: the kinds of arguments that are not those in `KINDS`.
     """
@@ -226,16 +233,18 @@ def public(
         kinds = {name: own.get(name) or KINDS[name] for name in signature.parameters}
         optional = {name for name, parameter in signature.parameters.items() if parameter.default is None}
         shaped = [name for name, kind in kinds.items() if kind.role in ("float", "array") and name not in apart.split()]
+
         first = next(iter(kinds))
 
-        def run(options: tuple[tuple[str, Any], ...], arrays: dict[str, Any]) -> Any:
-            if raw:
-                return function(**arrays, **dict(options))
-            out = function(**_prepared(where, kinds, arrays), **dict(options))
-            return jax.tree.map(lambda x: x.astype(jnp.result_type(arrays[first])), out)
+        def prepared(**arguments: Any) -> Any:
+            out = function(**_prepared(where, kinds, arguments))
+            return jax.tree.map(lambda x: x.astype(jnp.result_type(arguments[first])), out)
 
-        run.__name__ = run.__qualname__ = where
-        compiled = jax.jit(run, static_argnums=0, inline=True)
+        prepared.__name__ = prepared.__qualname__ = where
+
+        @functools.cache
+        def compiled(static: tuple[str, ...]) -> Callable[..., Any]:
+            return jax.jit(function if raw else prepared, static_argnames=static, inline=True)
 
         @functools.wraps(function)
         def checked(*args: Any, **kwargs: Any) -> Any:
@@ -248,37 +257,53 @@ def public(
             for name, value in values.items():
                 if value is not None or name not in optional:
                     values[name] = kinds[name].check(where, name, value)
-            check_same_shape(where, **{name: values[name] for name in shaped if not isinstance(values[name], str)})
-            flags = {name: values[name] for name, kind in kinds.items() if kind is FLAGS or kind is PROBABILITIES}
-            check_flags(where, **flags)
+            arrays = {name: values[name] for name in shaped if not isinstance(values[name], (str, type(None)))}
+            _check_shapes(where, arrays, wide.split(), along_time)
+            check_flags(where, **{name: x for name, x in values.items() if name in ("mask", "terminated", "truncated")})
             if also is not None:
                 also(where, values)
-            options = {
-                name: values.pop(name)
-                for name, kind in kinds.items()
-                if kind.role == "static" or isinstance(values[name], str)
-            }
+            static = [name for name, x in values.items() if kinds[name].role == "static" or isinstance(x, str)]
             # What follows converts explicitly, so that it also runs where JAX does not promote dtypes.
             with jax.numpy_dtype_promotion("standard"):
-                return compiled(tuple(options.items()), dict(values))
+                return compiled(tuple(static))(**values)
 
+        checked.along_time = along_time  # type: ignore[attr-defined]
         return checked  # type: ignore[return-value]
 
     return decorate
 
 
-def _prepared(where: str, kinds: dict[str, Kind], arrays: dict[str, Any]) -> dict[str, Any]:
+def _check_shapes(where: str, arrays: dict[str, Any], wide: list[str], along_time: bool) -> None:
+    """Raise unless the arrays have the same shape, those in `wide` with one more axis, and an axis 0 if it is time."""
+    broad, narrow = ({name: x for name, x in arrays.items() if (name in wide) == more} for more in (True, False))
+    check_same_shape(where, **broad)
+    check_same_shape(where, **narrow)
+    for name, x in broad.items():
+        if not jnp.ndim(x):
+            raise ShapeError(f"{where}: {name} must have a last axis, got a single number: add one with {name}[None]")
+        for other, y in narrow.items():
+            if jnp.shape(x)[:-1] != jnp.shape(y):
+                raise ShapeError(
+                    f"{where}: {name} must have the axes of {other} and one more, the last; got {name} {jnp.shape(x)} "
+                    f"and {other} {jnp.shape(y)}. Nothing is broadcast."
+                )
+    if along_time and not jnp.ndim(next(iter(arrays.values()))):
+        raise ShapeError(f"{where} works along axis 0, time, but {next(iter(arrays))} is a single number")
+
+
+def _prepared(where: str, kinds: dict[str, Kind], arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arrays and hyperparameters as the equations read them."""
-    floats = {name: x for name, x in arrays.items() if kinds[name].role == "float" and x is not None}
-    floats = {name: jax.lax.stop_gradient(x) if kinds[name].constant else x for name, x in floats.items()}
-    wide = dict(zip(floats, zero_masked(where, arrays.get("mask"), *floats.values()), strict=True))
-    like = next(iter(wide.values()))
+
+    def given(role: str) -> dict[str, Any]:
+        return {k: arguments[k] for k, kind in kinds.items() if kind.role == role and arguments[k] is not None}
+
+    floats = {k: jax.lax.stop_gradient(x) if kinds[k].constant else x for k, x in given("float").items()}
+    ready = dict(zip(floats, zero_masked(arguments.get("mask"), *floats.values()), strict=True))
+    like = next(iter(ready.values()))
     numbers = {
-        name: fit(where, name, x, () if kinds[name].single else like.shape, like.dtype)
-        for name, x in arrays.items()
-        if kinds[name].role == "number" and x is not None
+        k: fit(where, k, x, () if kinds[k].single else like.shape, like.dtype) for k, x in given("number").items()
     }
-    return arrays | wide | numbers
+    return arguments | ready | numbers
 
 
 def fit(where: str, name: str, value: Any, shape: tuple[int, ...], dtype: Any) -> Array:

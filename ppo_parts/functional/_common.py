@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,6 @@ from ._errors import ShapeError, UserTypeError, UserValueError
 Array = jax.Array
 ArrayLike = jax.typing.ArrayLike
 Axes = int | tuple[int, ...] | None
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def along_time(function: F) -> F:
-    """Mark a loss that works along axis 0, so that a sampler before it must keep the time axis."""
-    function.along_time = True  # type: ignore[attr-defined]
-    return function
 
 
 def check_arrays(where: str, **arrays: Any) -> None:
@@ -123,13 +116,6 @@ def is_integer(x: Any) -> bool:
     return bool(jnp.issubdtype(jnp.result_type(x), jnp.integer))
 
 
-def check_whole(where: str, name: str, value: Any) -> int:
-    """Return `value`, after checking that it is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise UserValueError(f"must be a whole number of at least 1, got {value!r}", where=where, argument=name)
-    return int(value)
-
-
 def bounds(low: float, high: float = np.inf, open_low: bool = False) -> str:
     """Format a range: "[0, 1]", "(0, inf]"."""
     written = (str(x) if isinstance(x, int) else f"{x:g}" for x in (low, high))
@@ -157,22 +143,6 @@ def range_error(
     return UserValueError(f"must lie in {bounds(low, high, open_low)}, got {value!r}")
 
 
-def check_range(where: str, name: str, value: Any, low: float, high: float = np.inf, *, open_low: bool = False) -> None:
-    """Raise unless `value` contains numbers in [low, high]; see `range_error`."""
-    if (error := range_error(value, low, high, open_low=open_low)) is not None:
-        raise type(error)(str(error), where=where, argument=name)
-
-
-def checked_scalar(
-    where: str, name: str, value: Any, low: float, high: float = np.inf, *, open_low: bool = False
-) -> Any:
-    """Return `value`, after checking that it is a single number in [low, high]."""
-    check_range(where, name, value, low, high, open_low=open_low)
-    if np.shape(value):
-        raise ShapeError(f"must be one number, got an array of shape {np.shape(value)}", where=where, argument=name)
-    return value
-
-
 def check_flags(where: str, *, mask: Any = None, **flags: Any) -> None:
     """Raise `ValueError` if the mask, or an unmasked element of a flag array, is known to be neither 0 nor 1.
 
@@ -197,21 +167,36 @@ def visible(x: Array, flag: Any) -> Array:
     return x if flag.dtype == bool else jnp.where((flag == 0) | (flag == 1), x, jnp.nan)
 
 
+def chosen(flag: Any, at_1: Any, at_0: Any) -> Array:
+    """Return `at_1` where a flag is 1, `at_0` where it is 0 or None, and NaN elsewhere: `visible`, in one selection."""
+    if flag is None:
+        return at_0
+    if flag.dtype == bool:
+        return jnp.where(flag, at_1, at_0)
+    return jnp.where(flag == 0, at_0, jnp.where(flag == 1, at_1, jnp.nan))
+
+
 def kept(mask: Any, like: Array) -> Array:
     """Return the mask as booleans; all True without a mask."""
     return jnp.ones_like(like, bool) if mask is None else jnp.asarray(mask).astype(bool)
 
 
-def zero_masked(where: str, mask: Any, *arrays: Any) -> tuple[Array, ...]:
-    """Return the arrays in the accumulator dtype, with masked elements replaced by 0.
+def zero_masked(mask: Any, *arrays: Any) -> tuple[Array, ...]:
+    """Return the arrays in the accumulator dtype, with masked elements replaced by 0; arrays may have further axes.
 
     Masking the inputs makes the gradient of a masked element exactly 0. Masking the results instead would leave 0 * NaN
     in the gradient where an input is not finite.
     """
-    check_flags(where, mask=mask)
     dtype = accumulator_dtype(*arrays)
-    wide = tuple(jnp.asarray(x).astype(dtype) for x in arrays)
-    return wide if mask is None else tuple(jnp.where(kept(mask, x), visible(x, mask), 0) for x in wide)
+
+    def prepared(x: Any) -> Array:
+        x = jnp.asarray(x).astype(dtype)
+        if mask is None:
+            return x
+        counts = unsqueezed(jnp.asarray(mask), x.ndim)
+        return jnp.where(kept(counts, x), visible(x, counts), 0)
+
+    return tuple(map(prepared, arrays))
 
 
 def accumulator_dtype(*arrays: ArrayLike) -> jnp.dtype:

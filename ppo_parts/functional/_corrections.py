@@ -28,14 +28,12 @@ def importance_sampling_weight(
     variance; "mask" drops the elements outside the bounds.
 
     Args:
-        log_ratio: l = log pi(a) - log pi_sampler(a), any shape, in nats.
+        log_ratio: l = log pi(a) - log pi_sampler(a), any shape, in nats. The weight has its shape and dtype, in which
+            it is finite unless the log-ratio is NaN.
         high: largest weight, > 0.
         low: smallest weight, >= 0.
         mode: "truncate" or "mask".
         mask: None, or 0/1 of the same shape: the weight is 0 for masked elements, whatever they contain.
-
-    Returns:
-        The weight per element, same shape, in the dtype of `log_ratio`; finite for every log-ratio that is not NaN.
 
     Raises:
         ShapeError: `mask` has another shape. TypeError: `log_ratio` is not floating. ValueError: `mode` is unknown, a
@@ -50,7 +48,7 @@ def importance_sampling_weight(
     Reference: Ionides 2008, Truncated Importance Sampling, Journal of Computational and Graphical Statistics 17(2).
     """
     where, dtype = "importance_sampling_weight", jnp.result_type(log_ratio)  # in which the weight must be finite
-    (logs,) = zero_masked(where, mask, jax.lax.stop_gradient(log_ratio))
+    (logs,) = zero_masked(mask, jax.lax.stop_gradient(log_ratio))
     most, least = (fit(where, name, x, logs.shape, logs.dtype) for name, x in (("high", high), ("low", low)))
     ratio = jnp.minimum(jnp.exp(logs), jnp.asarray(jnp.finfo(dtype).max, logs.dtype))
     inside = (ratio >= least) & (ratio <= most)

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._arguments import FLOATS, Implementation, MaskMode, fit, public, serializable
-from ._backward import estimate, reverse_recurrence
-from ._common import Array, ShapeError, kept, visible, zero_masked
-from ._steps import Steps, check_padding, unless
+from ._arguments import CONSTANT, Implementation, MaskMode, public, serializable
+from ._common import Array, chosen, kept
+from ._recurrence import reverse_recurrence
+from ._steps import Estimator, Steps, check_padding, unless
 
 
 @serializable
@@ -21,7 +21,7 @@ class Advantages(NamedTuple):
     target: Array
 
 
-@public(raw=True, also=check_padding)
+@public(raw=True, along_time=True, also=check_padding)
 def gae(
     reward: Array,
     value: Array,
@@ -53,11 +53,11 @@ def gae(
 
     Args:
         reward: `[T, ...]`, of the transition out of step t, in reward units.
-        value: `[T, ...]`, V(obs[t]), floating; its dtype is that of the result.
+        value: `[T, ...]`, V(obs[t]), floating; its dtype is that of the result. Narrow floats are accumulated in
+            float32.
         next_value: `[T, ...]`, V of the observation that followed step t.
-        terminated: `[T, ...]`, 1 (or True) where the transition out of step t ended the episode. Numbers
-            between 0 and 1 are read as probabilities. Other numbers raise an error where they are known; under tracing
-            they are not checked, and NaN gives NaN.
+        terminated: `[T, ...]`, 1 (or True) where the transition out of step t ended the episode. Numbers between 0 and
+            1 are read as probabilities.
         truncated: `[T, ...]`, 1 (or True) where a time limit cut the episode at step t, else 0; None: nowhere.
         gamma: discount per step, in [0, 1]: a number, or an array of the shape of the inputs or of their axes after T;
             axes of size 1 are broadcast, so `[T, 1]` is one discount per step.
@@ -79,16 +79,9 @@ def gae(
             for a GPU that can run it, the associative scan on other GPUs or for other values there, and the scan
             everywhere else.
 
-    Returns:
-        `Advantages(advantage, target)`, each `[T, ...]`.
-
     Raises:
         ShapeError: inputs of different shapes. TypeError: `value` or `next_value` is not floating. ValueError: a known
-            number is out of its range; `mask_mode` or `implementation` is unknown, or "pallas" where the kernel cannot
-            run; with "skip", padding is known to follow a step that is neither terminated nor truncated.
-
-    Note:
-        Narrow floats (bfloat16, float16) are accumulated in float32 and cast back.
+            number or flag is out of range; an unknown word; "pallas" where the kernel cannot run; padding, as above.
 
     Example:
         Two steps, of which the second terminates: A_1 = 1 - 0.5 = 0.5 and A_0 = (1 + 0.9*0.5 - 0.5) + 0.9*0.5*A_1.
@@ -104,22 +97,23 @@ def gae(
 
     def terms(x: Steps) -> tuple[Array, Array]:
         delta = x.reward + x.gamma * unless(x.terminated, x.next_value) - x.value
-        trace = unless(x.truncated, unless(x.terminated, x.gamma * x.gae_lambda))
+        trace = chosen(x.truncated, 0, unless(x.terminated, x.gamma * x.gae_lambda))
         return delta, trace
 
-    # `estimate` checks the steps, applies the mask, and solves the recurrence, which as a plain loop is
+    # The solver applies the mask and solves the recurrence, which as a plain loop is
     #
     #     A = 0
     #     for t in reversed(range(T)):
     #         A = advantage[t] = delta[t] + trace[t] * A
     #
     # as a scan, an associative scan or a kernel. Then it adds the value, which gives the target.
+    estimator = Estimator("gae", terms, skip=mask_mode == "skip" and mask is not None)
     steps = Steps(reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda)
-    advantage, target = estimate("gae", steps, terms, stop_gradient, implementation, mask_mode=mask_mode)
-    return Advantages(advantage, target)
+    steps = estimator.prepared(steps, stop_gradient)
+    return Advantages(*estimator.solver(steps, implementation)(steps))
 
 
-@public(raw=True, reward=FLOATS)
+@public(along_time=True, reward=CONSTANT)
 def reward_to_go(
     reward: Array,
     terminated: Array | None = None,
@@ -133,20 +127,16 @@ def reward_to_go(
     .. math:: R_t = r_t + \gamma (1 - \text{terminated}_t)(1 - \text{truncated}_t)\, R_{t+1}, \qquad R_T = 0
 
     Args:
-        reward: `[T, ...]`, of the transition out of step t, floating, in reward units.
-        terminated: None, or `[T, ...]`, 1 (or True) where that transition ended the episode; numbers between 0 and 1
-            are read as probabilities.
+        reward: `[T, ...]`, of the transition out of step t, floating, in reward units; its dtype is that of the result.
+        terminated: None, or `[T, ...]`, as in `gae`.
         truncated: None, or `[T, ...]`, 1 (or True) where a time limit cut the episode at step t. The rewards after it
             count as 0; with a critic, `gae` with `gae_lambda=1` bootstraps from their value.
         gamma: discount per unmasked step, in [0, 1].
         mask: None, or 0/1 `[T, ...]`. Masked steps are skipped, as with `gae(mask_mode="skip")`: they return 0, and
             neither their rewards nor their flags count.
 
-    Returns:
-        `[T, ...]`, in the dtype of `reward`.
-
     Raises:
-        ShapeError: shapes differ. TypeError: `reward` is not floating. ValueError: `gamma`, or a known flag, is out of
+        ShapeError: shapes differ. TypeError: `reward` is not floating. ValueError: `gamma` or a known flag is out of
             range.
 
     Example:
@@ -157,14 +147,7 @@ def reward_to_go(
     Reference: Williams 1992, Simple Statistical Gradient-Following Algorithms, Machine Learning 8; Hu 2025,
     REINFORCE++, arXiv:2501.03262.
     """
-    where = "reward_to_go"
-    if not jnp.ndim(reward):
-        raise ShapeError(f"{where} works along axis 0, time, but reward is a single number")
-    (own,) = zero_masked(where, mask, jax.lax.stop_gradient(reward))  # in float32: bfloat16 would round .999 to 1
-    keep, trace = kept(mask, own), jnp.broadcast_to(fit(where, "gamma", gamma, own.shape, own.dtype), own.shape)
-    if truncated is not None:
-        own = jnp.where(keep, visible(own, truncated), 0)
-    for ends in (terminated, truncated):
-        trace = unless(ends, trace)
-    later = reverse_recurrence(own, jax.lax.stop_gradient(jnp.where(keep, trace, 1)))
-    return jnp.where(keep, later, 0).astype(jnp.result_type(reward))
+    keep, trace = kept(mask, reward), jnp.broadcast_to(gamma, reward.shape)
+    trace = chosen(truncated, 0, unless(terminated, trace))
+    later = reverse_recurrence(reward, jax.lax.stop_gradient(jnp.where(keep, trace, 1)))
+    return jnp.where(keep, later, 0)

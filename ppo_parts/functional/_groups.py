@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._arguments import FLOATS, Aggregation, Baseline, Scale, number, public
+from ._arguments import CONSTANT, Aggregation, Baseline, Scale, number, public
 from ._common import Array, ShapeError, accumulator_dtype, kept, known_values, masked_sum, zero_masked
 from ._errors import UserValueError
 from ._statistics import masked_mean
@@ -34,7 +34,7 @@ def _check_groups(where: str, values: dict[str, Any]) -> None:
         )
 
 
-@public(raw=True, reward=FLOATS, also=_check_groups)
+@public(reward=CONSTANT, also=_check_groups)
 def group_advantage(
     reward: Array,
     group: Array,
@@ -77,8 +77,8 @@ def group_advantage(
         mask: None, or `[N]` of 0/1: masked sequences do not count, and have an advantage of 0.
 
     Returns:
-        `[N]`, the advantage of each sequence, in the dtype of `reward`. It is NaN for sequences whose group is out of
-        range where that is not known before the computation runs.
+        `[N]`, the advantage of each sequence. It is NaN for sequences whose group is out of range where that is not
+        known before the computation runs.
 
     Raises:
         ShapeError: an input is not `[N]`. TypeError: `reward` is not floating, or `group` not integers. ValueError: an
@@ -96,9 +96,7 @@ def group_advantage(
         al. 2024, arXiv:2402.14740. OPO: Hao et al. 2025, arXiv:2505.23585. ReMax: Li et al. 2024, arXiv:2310.10505.
         Lite PPO: Liu et al. 2025, arXiv:2508.08221. REINFORCE++: Hu 2025, arXiv:2501.03262.
     """
-    where = "group_advantage"
-    (rewards,) = zero_masked(where, mask, jax.lax.stop_gradient(reward))
-    keep, size = kept(mask, rewards).astype(rewards.dtype), len(rewards) if num_groups is None else num_groups
+    keep, size = kept(mask, reward).astype(reward.dtype), len(reward) if num_groups is None else num_groups
 
     def total(x: Array) -> Array:
         """Sum over the group of each element."""
@@ -106,15 +104,15 @@ def group_advantage(
 
     count = total(keep)
     # A reward of the group is subtracted first, so that equal rewards have an advantage of exactly 0.
-    some = jax.ops.segment_max(jnp.where(keep > 0, rewards, -jnp.inf), group, size)[group]
-    shifted = jnp.where(keep > 0, rewards - some, 0)
+    some = jax.ops.segment_max(jnp.where(keep > 0, reward, -jnp.inf), group, size)[group]
+    shifted = jnp.where(keep > 0, reward - some, 0)
     mean = total(shifted) / jnp.maximum(count, 1)
     if not isinstance(baseline, str):
-        advantage = rewards - zero_masked(where, mask, jax.lax.stop_gradient(baseline))[0].astype(rewards.dtype)
+        advantage = reward - zero_masked(mask, jax.lax.stop_gradient(baseline))[0].astype(reward.dtype)
     elif baseline == "none":
-        advantage = rewards
+        advantage = reward
     elif baseline == "length_weighted":
-        lengths = zero_masked(where, mask, jnp.asarray(length, rewards.dtype))[0]
+        lengths = zero_masked(mask, jnp.asarray(length, reward.dtype))[0]
         weight = total(lengths)
         advantage = shifted - total(lengths * shifted) / jnp.where(weight == 0, 1, weight)
         advantage = jnp.where(weight == 0, 0, advantage)  # there are no tokens
@@ -126,23 +124,28 @@ def group_advantage(
         variance = total(jnp.square(shifted - mean)) / jnp.maximum(count - ddof, 1)
     elif scale == "batch":
         everything = jnp.sum(keep)
-        deviation = (rewards - jnp.sum(rewards) / jnp.maximum(everything, 1)) * keep
+        deviation = (reward - jnp.sum(reward) / jnp.maximum(everything, 1)) * keep
         variance = jnp.sum(jnp.square(deviation)) / jnp.maximum(everything - ddof, 1)
     if scale is not None:
         deviation = jnp.sqrt(variance) + eps
         # A variance that overflows must not turn the advantage into 0, which looks like equal rewards.
         advantage = advantage / jnp.where(deviation == 0, 1, jnp.where(deviation == jnp.inf, jnp.nan, deviation))
     outside = (group < 0) | (group >= size)
-    return jnp.where(keep == 0, 0, jnp.where(outside, jnp.nan, advantage)).astype(jnp.result_type(reward))
+    return jnp.where(keep == 0, 0, jnp.where(outside, jnp.nan, advantage))
 
 
-def _check_penalty(where: str, values: dict[str, Any]) -> None:
-    coef = values["kl_coef"]
+def _check_outcome(where: str, values: dict[str, Any]) -> None:
+    coef, log_prob, score = values["kl_coef"], jnp.shape(values["log_prob"]), jnp.shape(values["score"])
+    if log_prob[1:] != score:
+        raise ShapeError(
+            f"{where}: score must have the shape of log_prob without axis 0, the tokens; got score {score} and "
+            f"log_prob {log_prob}"
+        )
     if values["reference_log_prob"] is None and ((known := known_values(coef)) is None or known):
         raise UserValueError(f"{where}: kl_coef={coef!r} needs reference_log_prob")
 
 
-@public(raw=True, apart="score", also=_check_penalty)
+@public(raw=True, along_time=True, apart="score", also=_check_outcome)
 def outcome_reward(
     score: Array,
     *,
@@ -157,18 +160,16 @@ def outcome_reward(
 
     .. math:: r_t = [\,t = \text{last}\,]\, R - \text{coef}\left(\log\pi(a_t) - \log\pi_{ref}(a_t)\right)
 
-    The score is the reward of the last unmasked token. The bracket is the estimate k1 of
-    :math:`\mathrm{KL}(\pi \| \pi_{ref})`, the divergence *from the policy that acted to the reference*.
+    The score is the reward of the last unmasked token; a sequence without one has no reward. The bracket is the
+    estimate k1 of :math:`\mathrm{KL}(\pi \| \pi_{ref})`, the divergence *from the policy that acted to the reference*.
 
     Args:
         score: `[...]`, one number per sequence, floating, in reward units.
-        log_prob: `[T, ...]`, log-probability of the tokens under the policy that chose them, in nats.
+        log_prob: `[T, ...]`, log-probability of the tokens under the policy that chose them, in nats; the rewards have
+            its dtype.
         reference_log_prob: `[T, ...]`, the same under the reference policy; None: there is no penalty.
         kl_coef: coefficient, >= 0, in reward units per nat.
         mask: None, or `[T, ...]` of 0/1: the rewards of masked tokens are 0.
-
-    Returns:
-        `[T, ...]` rewards, in the dtype of `log_prob`. A sequence without an unmasked token has no reward.
 
     Raises:
         ShapeError: shapes do not match. TypeError: an input is not floating. ValueError: `kl_coef` < 0, or it is given
@@ -184,15 +185,9 @@ def outcome_reward(
 
     Reference: Ziegler et al. 2019, arXiv:1909.08593, eq. 2; Hu 2025, REINFORCE++, arXiv:2501.03262.
     """
-    where = "outcome_reward"
-    if jnp.shape(log_prob)[1:] != jnp.shape(score) or not jnp.ndim(log_prob):
-        raise ShapeError(
-            f"{where}: score must have the shape of log_prob without axis 0, the tokens; got score "
-            f"{jnp.shape(score)} and log_prob {jnp.shape(log_prob)}"
-        )
     if reference_log_prob is None:  # there is no penalty, and the log-probability may be infinite
         log_prob = reference_log_prob = jnp.zeros_like(log_prob)
-    acted, reference = zero_masked(where, mask, *jax.lax.stop_gradient((log_prob, reference_log_prob)))
+    acted, reference = zero_masked(mask, *jax.lax.stop_gradient((log_prob, reference_log_prob)))
     keep = kept(mask, acted)
     later = jnp.cumsum(keep[::-1], axis=0)[::-1]  # unmasked tokens from here on
     final = keep & (later == 1)
@@ -203,13 +198,11 @@ def outcome_reward(
 
 def _check_aggregate(where: str, values: dict[str, Any]) -> None:
     by = values["by"]
-    if not jnp.ndim(values["loss"]):
-        raise ShapeError(f"{where} works along axis 0, the tokens of a sequence; the loss given is a single number")
     if values["length"] is not None and by != "sequence_sum":
         raise UserValueError(f'{where}: length divides the sums of by="sequence_sum"; leave it out with by={by!r}')
 
 
-@public(raw=True, length=number(0, open_low=True, single=True), also=_check_aggregate)
+@public(along_time=True, length=number(0, open_low=True, single=True), also=_check_aggregate)
 def aggregate(
     loss: Array, *, by: Aggregation = "token_mean", length: float | Array | None = None, mask: Array | None = None
 ) -> Array:
@@ -222,17 +215,14 @@ def aggregate(
     | "sequence_sum" | mean over sequences of :math:`\sum_t m L` | RLOO |
     | "sequence_sum" with `length` | mean over sequences of :math:`\sum_t m L / \text{length}` | Dr.GRPO |
 
-    Means over sequences are over those with an unmasked token. A short sequence has the same weight as a long one with
-    "sequence_mean", and each token has the same weight with the others.
+    Means over sequences are over those with an unmasked token; without any the result is 0. A short sequence has the
+    same weight as a long one with "sequence_mean", and each token has the same weight with the others.
 
     Args:
         loss: `[T, ...]`, one number per token; axis 0 runs over the tokens of a sequence.
         by: "token_mean", "sequence_mean" or "sequence_sum".
         length: None, or the constant that divides the sums of "sequence_sum", > 0; for example the largest length.
         mask: None, or `[T, ...]` of 0/1: masked tokens have no effect, whatever they contain.
-
-    Returns:
-        One number, in the dtype of `loss`; 0 where the mask is all zero.
 
     Raises:
         ShapeError: `mask` has another shape, or there is no time axis. TypeError: `loss` is not floating. ValueError:
@@ -249,12 +239,11 @@ def aggregate(
     """
     if by == "token_mean":
         return masked_mean(loss, mask)
-    sequences = per_sequence("aggregate", loss, by, length, mask)
-    average = masked_mean(sequences, None if mask is None else jnp.any(kept(mask, loss), axis=0))
-    return average.astype(jnp.result_type(loss))
+    sequences = per_sequence(loss, by, length, mask)
+    return masked_mean(sequences, None if mask is None else jnp.any(kept(mask, loss), axis=0))
 
 
-def per_sequence(where: str, loss: Array, by: str, length: Any, mask: Array | None) -> Array:
+def per_sequence(loss: Array, by: str, length: Any, mask: Array | None) -> Array:
     """Return one loss per sequence, which is to be averaged over the sequences, in the accumulator dtype."""
     wide = jnp.asarray(loss).astype(accumulator_dtype(loss))
     if by == "sequence_mean":

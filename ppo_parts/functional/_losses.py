@@ -33,15 +33,13 @@ def clipped_surrogate(
     losses and gradients.
 
     Args:
-        log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats.
+        log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats; the loss, to be minimized, has its
+            shape and dtype.
         advantage: A, same shape.
         clip_eps: clip range below 1 (and above, unless `clip_eps_high` is given), > 0.
         clip_eps_high: clip range above 1 (DAPO's clip-higher); None: the same as `clip_eps`.
         dual_clip: None, or c > 1.
         mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element (to be minimized), same shape, in the dtype of `log_ratio`.
 
     Raises:
         ShapeError: shapes differ. TypeError: an input is not floating. ValueError: a hyperparameter is out of range.
@@ -107,12 +105,9 @@ def value_loss(value: Array, target: Array, *, mask: Array | None = None) -> Arr
     .. math:: L_i = \frac{1}{2}(v_i - \text{target}_i)^2
 
     Args:
-        value: predicted value, any shape.
+        value: predicted value, any shape; the loss has its shape and dtype, and squared reward units.
         target: value target, same shape.
         mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element, same shape, in squared reward units and in the dtype of `value`.
 
     Raises:
         ShapeError: shapes differ (`[N]` is never broadcast against `[N, 1]`). TypeError: an input is not floating.
@@ -140,17 +135,12 @@ def clipped_value_loss(
     form, which takes the larger of the two errors; Stable-Baselines3 uses only the clipped prediction.
 
     Args:
-        value: predicted value, any shape.
         old_value: the prediction to stay close to, same shape: from the rollout, or the latest one written back.
-        target: value target, same shape.
         clip_eps: clip range, > 0, in reward units.
-        mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element, same shape, in squared reward units and in the dtype of `value`.
+        value, target, mask: as in `value_loss`; so are the result and the other errors.
 
     Raises:
-        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: `clip_eps` is out of range.
+        ValueError: `clip_eps` is out of range.
 
     Example:
         >>> import jax.numpy as jnp

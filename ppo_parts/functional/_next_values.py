@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from ._arguments import public
-from ._common import Array, ShapeError, kept, visible
-from ._errors import UserValueError
+from ._common import Array, kept, visible
+from ._errors import ShapeError, UserValueError
 
 
-@public(raw=True, apart="last_value")
+@public(raw=True, along_time=True, apart="last_value")
 def next_values(
     value: Array,
     last_value: Array,
@@ -29,15 +29,12 @@ def next_values(
     that actually followed (the final observation).
 
     Args:
-        value: `[T, ...]`, V(obs[t]).
+        value: `[T, ...]`, V(obs[t]), floating; its dtype is that of the result.
         last_value: `[...]`, V of the observation after the last step.
         truncated: `[T, ...]`, 1 where a time limit cut the episode at step t, else 0; None: nowhere.
         final_value: `[T, ...]`, V(final observation); read only where `truncated` is 1.
         mask: None, or `[T, ...]` of 0/1: the value that follows is that of the next unmasked step, and `last_value`
             where there is none, for `gae(mask_mode="skip")`.
-
-    Returns:
-        `[T, ...]` next values, in the dtype of `value`.
 
     Raises:
         ShapeError: shapes do not match. TypeError: `value` is not floating. ValueError: `truncated` without
@@ -55,9 +52,6 @@ def next_values(
             "next_values: give truncated and final_value together (final_value is V of the final "
             "observation of each truncated episode), or neither"
         )
-    value = jnp.asarray(value)
-    if not value.ndim:
-        raise ShapeError("next_values works along axis 0, time, but value is a single number")
     if jnp.shape(last_value) != value.shape[1:]:
         raise ShapeError(
             f"next_values: last_value must have shape {value.shape[1:]}, value's without its time axis, "
@@ -68,8 +62,8 @@ def next_values(
         shifted = _skip(visible(shifted, mask), kept(mask, shifted))
     if truncated is None or final_value is None:
         return shifted
-    chosen = jnp.where(kept(truncated, value), final_value, shifted).astype(value.dtype)
-    return jnp.where(kept(mask, value), visible(chosen, truncated), chosen)
+    followed = jnp.where(kept(truncated, value), final_value, shifted).astype(value.dtype)
+    return jnp.where(kept(mask, value), visible(followed, truncated), followed)
 
 
 def _skip(shifted: Array, keep: Array) -> Array:

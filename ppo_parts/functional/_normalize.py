@@ -26,16 +26,15 @@ def advantage_normalize(
     jaxagents standardizes over the trajectories of the minibatch (axis 1 in the layout `[T, M, ...]` used here),
     separately for each time step and agent.
 
+    A group of equal elements, or of one, gives 0, not NaN. One whose squares overflow, in float32 from about 1e19,
+    gives NaN.
+
     Args:
-        advantage: any shape, floating.
+        advantage: any shape, floating; the result has its shape and dtype.
         axis: axis or axes over which the statistics are taken; None: all.
         ddof: number subtracted from the count in the variance, 0 (population) or 1 (sample).
         eps: added to the standard deviation, in the units of the advantage.
         mask: None, or 0/1 of the same shape; masked elements do not count, and are 0 in the result.
-
-    Returns:
-        The standardized advantage, same shape and dtype. A group of equal elements, or of one, gives 0, not NaN. One
-        whose squares overflow, in float32 from about 1e19, gives NaN.
 
     Raises:
         ShapeError: `mask` has another shape, or `eps` is not a single number. TypeError: `advantage` is not floating.

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._arguments import is_whole, public, static
 from ._common import Array
 
 SORTED = 128  # the largest size that is sorted
+BELOW_2_31 = static(
+    "a whole number of at least 1 and below 2**31", lambda value: is_whole(value) and 1 <= value < 2**31, int
+)
 ROUNDS = 10  # tests/functional/test_permutation.py sees up to 8 rounds at 128 elements, and up to 6 at 256
 
 
+@public(raw=True, apart="indices", size=BELOW_2_31)
 def permutation(key: Array, size: int, indices: Array | None = None) -> Array:
     r"""Permute the integers below `size` randomly, much faster than `jax.random.permutation`.
 
@@ -53,14 +57,10 @@ def permutation(key: Array, size: int, indices: Array | None = None) -> Array:
     Reference: Black and Rogaway 2002, Ciphers with Arbitrary Finite Domains (generalized Feistel, cycle walking);
     Mitchell et al. 2021, arXiv:2106.06161. Sorting by random keys: Knuth, The Art of Computer Programming 2, 3.4.2.
     """
-    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or not 1 <= size < 2**31:
-        raise ValueError(f"permutation: size must be a whole number of at least 1 and below 2**31, got {size!r}")
-    if indices is not None and not jnp.issubdtype(jnp.result_type(indices), jnp.integer):
-        raise TypeError(f"permutation: indices must be integers, got {jnp.result_type(indices)}")
     if size > SORTED:
-        return feistel(key, jnp.arange(size) if indices is None else jnp.asarray(indices), size=int(size))
-    order = _sorted(key, int(size))
-    return order if indices is None else order[jnp.asarray(indices)]
+        return feistel(key, jnp.arange(size) if indices is None else indices, size)
+    order = _sorted(key, size)
+    return order if indices is None else order[indices]
 
 
 def _sorted(key: Array, size: int) -> Array:
@@ -74,8 +74,7 @@ def _sorted(key: Array, size: int) -> Array:
     return (jnp.sort(words & ~low | position) & low).astype(jnp.int32)
 
 
-@functools.partial(jax.jit, static_argnames=("size", "rounds"), inline=True)
-def feistel(key: Array, indices: Array, *, size: int, rounds: int = ROUNDS) -> Array:
+def feistel(key: Array, indices: Array, size: int, rounds: int = ROUNDS) -> Array:
     """Return the images of `indices` under a keyed bijection of the integers below `size`."""
     width, height = _radices(size)
     words = jax.random.bits(key, (rounds, 2), jnp.uint32)

@@ -25,15 +25,7 @@ def importance_weighted_surrogate(log_ratio: Array, advantage: Array, *, mask: A
     :math:`e^{\ell}` overflows (in float32 from a log-ratio of 88), loss and gradient are infinite unless A is 0.
 
     Args:
-        log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        advantage: A, same shape.
-        mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element (to be minimized), same shape, in the dtype of `log_ratio`.
-
-    Raises:
-        ShapeError: shapes differ. TypeError: an input is not floating.
+        log_ratio, advantage, mask: as in `clipped_surrogate`; so are the result and the errors.
 
     Example:
         >>> import jax.numpy as jnp
@@ -59,16 +51,8 @@ def simple_policy_optimization(
     infinite from a log-ratio of about 44. Otherwise finite inputs give finite losses and gradients.
 
     Args:
-        log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        advantage: A, same shape.
         clip_eps: distance of the minimum from a ratio of 1, > 0.
-        mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element (to be minimized), same shape, in the dtype of `log_ratio`.
-
-    Raises:
-        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: `clip_eps` is out of range.
+        log_ratio, advantage, mask: as in `clipped_surrogate`; so are the result and the errors.
 
     Example:
         >>> import jax.numpy as jnp
@@ -106,16 +90,10 @@ def discovered_policy_optimization(
 
     Args:
         log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        advantage: A, same shape; its scale matters, so normalize it.
         alpha: scale of the drift for A >= 0, > 0: the drift matters where (r - 1) A is about as large.
         beta: scale of the drift for A < 0, > 0: the drift matters where l A is about as large.
-        mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element (to be minimized), same shape, in the dtype of `log_ratio`.
-
-    Raises:
-        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: a hyperparameter is out of range.
+        log_ratio, advantage, mask: as in `clipped_surrogate`; so are the result and the errors. The scale of the
+            advantage matters, so normalize it.
 
     Example:
         >>> import jax.numpy as jnp
@@ -160,18 +138,10 @@ def rollback_surrogate(
     :math:`e^{\ell}` overflows (in float32 from a log-ratio of 88), loss and gradient are infinite unless A is 0.
 
     Args:
-        log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        advantage: A, same shape.
         clip_eps: clip range below 1 (and above, unless `clip_eps_high` is given), > 0.
         slope: strength alpha of the pull back, > 0.
         clip_eps_high: clip range above 1; None: the same as `clip_eps`.
-        mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element (to be minimized), same shape, in the dtype of `log_ratio`.
-
-    Raises:
-        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: a hyperparameter is out of range.
+        log_ratio, advantage, mask: as in `clipped_surrogate`; so are the result and the errors.
 
     Example:
         >>> import jax.numpy as jnp
@@ -203,16 +173,8 @@ def smooth_clipped_surrogate(
     Otherwise finite inputs give finite losses and gradients.
 
     Args:
-        log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        advantage: A, same shape.
         clip_eps: clip range, > 0.
-        mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element (to be minimized), same shape, in the dtype of `log_ratio`.
-
-    Raises:
-        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: `clip_eps` is out of range.
+        log_ratio, advantage, mask: as in `clipped_surrogate`; so are the result and the errors.
 
     Example:
         >>> import jax.numpy as jnp
@@ -243,16 +205,8 @@ def mirror_descent_surrogate(
     log-ratio of about 84), the loss is infinite, and the gradient infinite or NaN.
 
     Args:
-        log_ratio: l = log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        advantage: A, same shape.
         coef: weight beta of the divergence, the inverse of the step size, > 0.
-        mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element (to be minimized), same shape, in the dtype of `log_ratio`.
-
-    Raises:
-        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: `coef` is out of range.
+        log_ratio, advantage, mask: as in `clipped_surrogate`; so are the result and the errors.
 
     Example:
         >>> import jax.numpy as jnp
@@ -278,13 +232,7 @@ def self_imitation_loss(log_prob: Array, advantage: Array, *, mask: Array | None
     Args:
         log_prob: log pi_current(a), any shape, in nats.
         advantage: return minus value, same shape.
-        mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element (to be minimized), same shape, in the dtype of `log_prob`.
-
-    Raises:
-        ShapeError: shapes differ. TypeError: an input is not floating.
+        mask: as in `clipped_surrogate`; so are the result and the errors.
 
     Example:
         >>> import jax.numpy as jnp

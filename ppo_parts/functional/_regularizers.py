@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
-from ._arguments import fit, public
-from ._common import Array, ShapeError, zero_masked
+from ._arguments import public
+from ._common import Array
 
 
-@public(raw=True, apart="mask")
+@public(wide="mean")
 def bounds_loss(mean: Array, *, bound: float | Array = 1.1, mask: Array | None = None) -> Array:
     r"""Compute a penalty for means of actions outside a soft bound. Gradients flow to `mean`.
 
@@ -19,12 +18,10 @@ def bounds_loss(mean: Array, *, bound: float | Array = 1.1, mask: Array | None =
     keeps them close to the bounds. With b = 0 it penalizes the square of the mean.
 
     Args:
-        mean: `[..., D]`, mean of the action, in a scale in which the bounds of actions are -1 and 1.
+        mean: `[..., D]`, mean of the action, in a scale in which the bounds of actions are -1 and 1; the loss, `[...]`,
+            has its dtype.
         bound: the soft bound b, >= 0.
         mask: None, or 0/1 `[...]`: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element, `[...]`, in the dtype of `mean`.
 
     Raises:
         ShapeError: shapes differ. TypeError: `mean` is not floating. ValueError: `bound` is out of range.
@@ -36,12 +33,10 @@ def bounds_loss(mean: Array, *, bound: float | Array = 1.1, mask: Array | None =
 
     Reference: rl_games (Makoviichuk and Makoviychuk), `bounds_loss_coef`, whose bound is 1.1.
     """
-    (center,) = zero_masked("bounds_loss", _wide_mask("bounds_loss", mean, mask), mean)
-    excess = jnp.maximum(jnp.abs(center) - fit("bounds_loss", "bound", bound, center.shape, center.dtype), 0)
-    return jnp.sum(jnp.square(excess), axis=-1).astype(jnp.result_type(mean))
+    return jnp.sum(jnp.square(jnp.maximum(jnp.abs(mean) - bound, 0)), axis=-1)
 
 
-@public(raw=True, apart="mask")
+@public(wide="mean mirrored")
 def mirror_loss(mean: Array, mirrored: Array, *, mask: Array | None = None) -> Array:
     r"""Compute how far actions are from symmetric ones. Gradients flow to `mean`; `mirrored` is a constant.
 
@@ -52,13 +47,7 @@ def mirror_loss(mean: Array, mirrored: Array, *, mask: Array | None = None) -> A
 
     Args:
         mean, mirrored: `[..., D]`, means of actions.
-        mask: None, or 0/1 `[...]`: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element, `[...]`, in the dtype of `mean`.
-
-    Raises:
-        ShapeError: shapes differ. TypeError: a mean is not floating.
+        mask: as in `bounds_loss`; so are the result and the errors.
 
     Example:
         >>> import jax.numpy as jnp
@@ -69,13 +58,10 @@ def mirror_loss(mean: Array, mirrored: Array, *, mask: Array | None = None) -> A
     2024, Symmetry Considerations for Learning Task Symmetric Robot Policies, arXiv:2403.04359, whose target is
     constant.
     """
-    where = "mirror_loss"
-    ours, target = zero_masked(where, _wide_mask(where, mean, mask), mean, mirrored)
-    difference = ours - jax.lax.stop_gradient(target)
-    return jnp.mean(jnp.square(difference), axis=-1).astype(jnp.result_type(mean))
+    return jnp.mean(jnp.square(mean - mirrored), axis=-1)
 
 
-@public(raw=True, apart="mask")
+@public(wide="mean other")
 def smoothness_loss(mean: Array, other: Array, *, mask: Array | None = None) -> Array:
     r"""Compute the distance between the actions for two observations. Gradients flow to both.
 
@@ -86,13 +72,7 @@ def smoothness_loss(mean: Array, other: Array, *, mask: Array | None = None) -> 
 
     Args:
         mean, other: `[..., D]`, means of actions.
-        mask: None, or 0/1 `[...]`: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element, `[...]`, in the units of the action and in the dtype of `mean`.
-
-    Raises:
-        ShapeError: shapes differ. TypeError: a mean is not floating.
+        mask: as in `bounds_loss`; so are the result, in the units of the action, and the errors.
 
     Example:
         >>> import jax.numpy as jnp
@@ -101,11 +81,9 @@ def smoothness_loss(mean: Array, other: Array, *, mask: Array | None = None) -> 
 
     Reference: Mysore et al. 2021, Regularizing Action Policies for Smooth Control (CAPS), arXiv:2012.06644.
     """
-    where = "smoothness_loss"
-    ours, theirs = zero_masked(where, _wide_mask(where, mean, mask), mean, other)
-    squares = jnp.sum(jnp.square(ours - theirs), axis=-1)
+    squares = jnp.sum(jnp.square(mean - other), axis=-1)
     apart = ~(squares <= 1e-12)  # or NaN; at 0, the gradient of the root is not finite
-    return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0).astype(jnp.result_type(mean))
+    return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
 
 
 @public()
@@ -118,15 +96,7 @@ def self_imitation_value_loss(value: Array, target: Array, *, mask: Array | None
     Returns of good episodes are a lower bound of the value of the best policy, so values above them are left alone.
 
     Args:
-        value: predicted value, any shape.
-        target: return, same shape.
-        mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element, same shape, in squared reward units and in the dtype of `value`.
-
-    Raises:
-        ShapeError: shapes differ. TypeError: an input is not floating.
+        value, target, mask: as in `value_loss`; so are the result and the errors. The target is a return.
 
     Example:
         >>> import jax.numpy as jnp
@@ -136,20 +106,3 @@ def self_imitation_value_loss(value: Array, target: Array, *, mask: Array | None
     Reference: Oh et al. 2018, Self-Imitation Learning, arXiv:1806.05635.
     """
     return 0.5 * jnp.square(jnp.maximum(target - value, 0))
-
-
-def _wide_mask(where: str, mean: Array, mask: Array | None) -> Array | None:
-    """Return the mask of elements `[...]` with the axis of actions, `[..., D]`; raise unless it fits the means."""
-    if not jnp.ndim(mean):
-        raise ShapeError(
-            f"{where}: mean must be [..., D], one number per dimension of the action, got a single number: add an axis "
-            "with mean[None]"
-        )
-    if mask is None:
-        return None
-    if jnp.shape(mask) != jnp.shape(mean)[:-1]:
-        raise ShapeError(
-            f"{where}: mask must have the shape of mean without its last axis, {jnp.shape(mean)[:-1]}, got "
-            f"{jnp.shape(mask)}"
-        )
-    return jnp.broadcast_to(jnp.asarray(mask)[..., None], jnp.shape(mean))

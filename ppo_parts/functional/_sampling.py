@@ -8,18 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._common import (
-    Array,
-    ShapeError,
-    accumulator_dtype,
-    check_floating,
-    check_same_shape,
-    checked_scalar,
-    known_values,
-    zero_masked,
-)
+from ._arguments import CONSTANT, WHOLE, number, public
+from ._common import Array, accumulator_dtype, kept, known_values, visible
+from ._errors import ShapeError, UserValueError
 
 
+def _check_axes(where: str, values: dict[str, Any]) -> None:
+    if jnp.ndim(values["advantage"]) != 2:
+        raise ShapeError(f"{where}: advantage must be [T, N], got shape {jnp.shape(values['advantage'])}")
+
+
+@public(alpha=number(0, single=True), also=_check_axes)
 def segment_priorities(
     advantage: Array, *, alpha: float | Array, eps: float | Array = 1e-6, mask: Array | None = None
 ) -> Array:
@@ -32,14 +31,14 @@ def segment_priorities(
     not finite is treated as 0 (the learner reports non-finite advantages separately).
 
     Args:
-        advantage: `[T, N]`; axis 0 is summed over.
+        advantage: `[T, N]`, floating; axis 0 is summed over.
         alpha: exponent, >= 0.
         eps: >= 0, added to every priority, so that every segment has a positive probability.
         mask: None, or 0/1 of the same shape; masked elements have no effect, whatever they contain.
 
     Returns:
-        `[N]` probabilities that sum to 1 (all 0 if everything is masked). They are equal if all priorities are 0, as
-        with `eps=0` and advantages of 0.
+        `[N]` probabilities that sum to 1 (all 0 if everything is masked), in the dtype of `advantage`. They are equal
+        if all priorities are 0, as with `eps=0` and advantages of 0.
 
     Raises:
         ShapeError: `advantage` is not `[T, N]`, `mask` has another shape, or `alpha` or `eps` is not a single number.
@@ -53,25 +52,47 @@ def segment_priorities(
 
     Reference: PufferLib 3.0; the exponent is that of Schaul et al. 2016, arXiv:1511.05952, eq. 1.
     """
-    where = "segment_priorities"
-    check_floating(where, advantage=advantage)
-    check_same_shape(where, advantage=advantage, mask=mask)
-    if jnp.ndim(advantage) != 2:
-        raise ShapeError(f"{where}: advantage must be [T, N], got shape {jnp.shape(advantage)}")
-    alpha, eps = checked_scalar(where, "alpha", alpha, 0), checked_scalar(where, "eps", eps, 0)
-    (kept_advantage,) = zero_masked(where, mask, jax.lax.stop_gradient(advantage))
-    total = jnp.sum(jnp.abs(kept_advantage), axis=0)
+    total = jnp.sum(jnp.abs(advantage), axis=0)
     total = jnp.where(jnp.isfinite(total), total, 0)
-    # Divide by the largest total, so that no power overflows: by its root twice, because XLA may multiply by inverses.
-    root = jnp.sqrt(jnp.maximum(jnp.max(total, initial=0), 1))
-    priority = (total / root / root) ** alpha + eps / root**alpha / root**alpha
+    # Divide by the largest total, so that no power overflows: by its root twice, because XLA may multiply by the
+    # inverse of the product; where that is too small for a float, the totals are scaled first.
+    largest = jnp.max(total, initial=0)
+    scale = jnp.where(largest > 1e37, 2.0**-10, 1)
+    root, scaled = (jnp.sqrt(jnp.maximum(x, 1)) for x in (largest, scale * largest))
+    priority = (scale * total / scaled / scaled) ** alpha + eps / root**alpha / root**alpha
     priority = jnp.where(jnp.all(priority == 0), 1, priority)
     if mask is not None:
-        priority = jnp.where(jnp.any(jnp.asarray(mask).astype(bool), axis=0), priority, 0)
+        priority = jnp.where(jnp.any(kept(mask, advantage), axis=0), priority, 0)
+        priority += jnp.sum(visible(jnp.zeros_like(advantage), mask), axis=0)
     whole = jnp.sum(priority)
-    return (priority / jnp.where(whole > 0, whole, 1)).astype(jnp.result_type(advantage))
+    return priority / jnp.where(whole > 0, whole, 1)
 
 
+def _check_probabilities(where: str, values: dict[str, Any]) -> None:
+    """Raise unless the probabilities are `[N]` and, where they are known, a distribution."""
+    probabilities = values["probabilities"]
+    if jnp.ndim(probabilities) != 1:
+        raise ShapeError(f"{where}: probabilities must have one axis, got shape {jnp.shape(probabilities)}")
+    known = known_values(probabilities)
+    if known is not None and not _is_distribution(known.astype(np.float64), known.dtype):
+        raise UserValueError(
+            f"{where}: probabilities must be at least 0 and sum to 1, got a sum of {known.sum()} and a minimum of "
+            f"{known.min()}; divide them by their sum"
+        )
+
+
+def _check_size(where: str, values: dict[str, Any]) -> None:
+    _check_probabilities(where, values)
+    number = jnp.shape(values["probabilities"])[0]
+    if values["size"] > number:
+        raise UserValueError(
+            f"must be a whole number in [1, {number}], the number of segments, got {values['size']}",
+            where=where,
+            argument="size",
+        )
+
+
+@public(raw=True, apart="probabilities", probabilities=CONSTANT, size=WHOLE, also=_check_size)
 def sample_without_replacement(key: Array, probabilities: Array, size: int) -> tuple[Array, Array]:
     r"""Draw different segments, each next one in proportion to its probability. Gradients are stopped.
 
@@ -105,11 +126,8 @@ def sample_without_replacement(key: Array, probabilities: Array, size: int) -> t
     Reference: Kool et al. 2019, Stochastic Beams and Where to Find Them, arXiv:1903.06059, section 4; Duffield et al.
     2007, Priority sampling for estimation of arbitrary subset sums.
     """
-    where = "sample_without_replacement"
-    probabilities = _checked_probabilities(where, probabilities)
+    probabilities = _distribution(probabilities)
     number = probabilities.shape[0]
-    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or not 1 <= size <= number:
-        raise ValueError(f"{where}: size must be a whole number in [1, {number}], the number of segments, got {size!r}")
     log_p = jnp.log(probabilities)
     keys = log_p - jnp.log(_small_exponential(key, log_p))
     largest, order = jax.lax.top_k(keys, min(size + 1, number))
@@ -127,6 +145,25 @@ def _small_exponential(key: Array, like: Array) -> Array:
     return -jnp.log1p(-jnp.minimum(uniform, 1 - jnp.finfo(like.dtype).epsneg))
 
 
+def _check_drawn(where: str, values: dict[str, Any]) -> None:
+    _check_probabilities(where, values)
+    if jnp.ndim(values["indices"]) != 1:
+        raise ShapeError(f"{where}: indices must have one axis, got shape {jnp.shape(values['indices'])}")
+    if (drawn := known_values(values["indices"])) is not None:  # JAX would clamp or wrap indices out of range
+        last = jnp.shape(values["probabilities"])[0] - 1
+        outside = drawn[(drawn < 0) | (drawn > last)]
+        if outside.size:
+            raise UserValueError(f"{where}: there are segments 0 to {last}, but indices contain {outside[0]}")
+
+
+@public(
+    raw=True,
+    apart="indices",
+    probabilities=CONSTANT,
+    inclusion=CONSTANT,
+    beta=number(0, 1, single=True),
+    also=_check_drawn,
+)
 def importance_weights(
     probabilities: Array,
     indices: Array,
@@ -175,20 +212,7 @@ def importance_weights(
 
     Reference: Schaul et al. 2016, arXiv:1511.05952, section 3.4; Kool et al. 2019, arXiv:1903.06059, section 4.
     """
-    where = "importance_weights"
-    dtype = jnp.result_type(probabilities)
-    probabilities = _checked_probabilities(where, probabilities)
-    check_same_shape(where, probabilities=probabilities, inclusion=inclusion)
-    if not jnp.issubdtype(jnp.result_type(indices), jnp.integer):
-        raise TypeError(f"{where}: indices must be integers, got {jnp.result_type(indices)}")
-    if jnp.ndim(indices) != 1:
-        raise ShapeError(f"{where}: indices must have one axis, got shape {jnp.shape(indices)}")
-    beta = checked_scalar(where, "beta", beta, 0, 1)
-    if (drawn := known_values(indices)) is not None:  # JAX would clamp or wrap indices out of range
-        last = probabilities.shape[0] - 1
-        outside = drawn[(drawn < 0) | (drawn > last)]
-        if outside.size:
-            raise ValueError(f"{where}: there are segments 0 to {last}, but {outside[0]} was drawn")
+    dtype, probabilities = probabilities.dtype, _distribution(probabilities)
     drawable = probabilities != 0  # NaN is drawable, and makes the weights NaN
     number = jnp.sum(drawable)
     if inclusion is None:
@@ -199,20 +223,16 @@ def importance_weights(
     if normalize:
         largest = jnp.max(weight)
         weight = weight / jnp.where(largest == 0, 1, largest)
-    return weight[jnp.asarray(indices)].astype(dtype)
+    return weight[indices].astype(dtype)
 
 
-def _checked_probabilities(where: str, probabilities: Any) -> Array:
-    """Return `[N]` probabilities in the accumulator dtype, NaN if they are traced and are none."""
-    check_floating(where, probabilities=probabilities)
-    if jnp.ndim(probabilities) != 1:
-        raise ShapeError(f"{where}: probabilities must have one axis, got shape {jnp.shape(probabilities)}")
-    x = jax.lax.stop_gradient(jnp.asarray(probabilities)).astype(accumulator_dtype(probabilities))
-    total, rounding = jnp.sum(x), 1e-3 if jnp.finfo(jnp.result_type(probabilities)).bits > 16 else 0.05
-    right = jnp.all(x >= 0) & ((jnp.abs(total - 1) < rounding) | (total == 0))  # all 0: everything is masked
-    if (known := known_values(right)) is not None and not known:
-        raise ValueError(
-            f"{where}: probabilities must be at least 0 and sum to 1, got a sum of {total} and a minimum of "
-            f"{jnp.min(x)}; divide them by their sum"
-        )
-    return jnp.where(right, x, jnp.nan)
+def _distribution(probabilities: Array) -> Array:
+    """Return probabilities in the accumulator dtype; NaN if they are not a distribution."""
+    x = jax.lax.stop_gradient(probabilities).astype(accumulator_dtype(probabilities))
+    return jnp.where(_is_distribution(x, probabilities.dtype), x, jnp.nan)
+
+
+def _is_distribution(x: Any, dtype: Any) -> Any:
+    """Return whether numbers that were computed in `dtype` sum to 1; or to 0, where everything is masked."""
+    total, rounding = x.sum(), 1e-3 if jnp.finfo(dtype).bits > 16 else 0.05
+    return (x >= 0).all() & ((abs(total - 1) < rounding) | (total == 0))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from ._arguments import CONSTANT, Level, Reduction, check_order, number, public
-from ._common import Array, ShapeError, along_time, kept
+from ._common import Array, kept
 from ._losses import as_array, clip_bounds, clipped_surrogate, outside_clip_range
 from ._policy_losses import importance_weighted_surrogate
 from ._statistics import masked_mean
@@ -26,15 +26,7 @@ def policy_gradient_loss(log_ratio: Array, advantage: Array, *, mask: Array | No
     behavior policy. GPG is this loss with the advantage of `group_advantage(..., scale=None)`.
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        advantage: same shape.
-        mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element (to be minimized), same shape, in the dtype of `log_ratio`.
-
-    Raises:
-        ShapeError: shapes differ. TypeError: an input is not floating.
+        log_ratio, advantage, mask: as in `clipped_surrogate`; so are the result and the errors.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -66,17 +58,8 @@ def cispo(
     lower bound: give `clip_eps=1`. TRL's `epsilon_high` is :math:`1 + \epsilon_{high}`.
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        advantage: same shape.
-        clip_eps: clip range of the weight below 1 (and above, unless `clip_eps_high` is given), > 0.
-        clip_eps_high: clip range of the weight above 1; None: the same as `clip_eps`.
-        mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element (to be minimized), same shape, in the dtype of `log_ratio`.
-
-    Raises:
-        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: a hyperparameter is out of range.
+        clip_eps, clip_eps_high: clip range of the weight below and above 1.
+        log_ratio, advantage, mask: as in `clipped_surrogate`; so are the result and the errors.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -108,18 +91,10 @@ def sapo(
     losses and gradients.
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        advantage: same shape, a constant.
         tau: temperature where the advantage is positive, > 0; a larger one suppresses distant ratios more.
         tau_negative: temperature elsewhere, > 0; the paper recommends a larger one.
-        mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element (to be minimized), same shape, in the dtype of `log_ratio`. Aggregate it with
-        `aggregate(..., by="sequence_mean")`, as in the paper.
-
-    Raises:
-        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: a temperature is out of range.
+        log_ratio, advantage, mask: as in `clipped_surrogate`; so are the result and the errors. Aggregate it with
+            `aggregate(..., by="sequence_mean")`, as in the paper.
 
     Example:
         >>> import jax.numpy as jnp
@@ -151,8 +126,7 @@ def _soft_gate_jvp(primals: Any, tangents: Any) -> Any:
 _soft_gate.defjvp(_soft_gate_jvp, symbolic_zeros=True)
 
 
-@along_time
-@public()
+@public(along_time=True)
 def sequence_log_ratio(
     log_ratio: Array,
     *,
@@ -177,7 +151,7 @@ def sequence_log_ratio(
         mask: None, or `[T, ...]` of 0/1: masked tokens do not count, and are 0 in the result and its gradient.
 
     Returns:
-        `[T, ...]`, the same number for every unmasked token of a sequence, in the dtype of `log_ratio`.
+        `[T, ...]`, the same number for every unmasked token of a sequence.
 
     Raises:
         ShapeError: shapes differ, or there is no time axis. TypeError: `log_ratio` is not floating. ValueError: unknown
@@ -190,11 +164,11 @@ def sequence_log_ratio(
 
     Reference: Zheng et al. 2025, Group Sequence Policy Optimization, arXiv:2507.18071, eqs. 7 and 14.
     """
-    return _shared_log_ratio("sequence_log_ratio", log_ratio, level, reduction, mask)
+    return _shared_log_ratio(log_ratio, level, reduction, mask)
 
 
-def _shared_log_ratio(where: str, log_ratio: Array, level: Level, reduction: Reduction, mask: Array | None) -> Array:
-    keep = _keep(where, log_ratio, mask)
+def _shared_log_ratio(log_ratio: Array, level: Level, reduction: Reduction, mask: Array | None) -> Array:
+    keep = kept(mask, log_ratio)
     one = _mean_over_tokens(log_ratio, keep) if reduction == "mean" else jnp.sum(log_ratio, axis=0, keepdims=True)
     whole = jnp.broadcast_to(one, log_ratio.shape)
     if level == "token":
@@ -202,8 +176,7 @@ def _shared_log_ratio(where: str, log_ratio: Array, level: Level, reduction: Red
     return jnp.where(keep, whole, 0)
 
 
-@along_time
-@public()
+@public(along_time=True)
 def gspo(
     log_ratio: Array,
     advantage: Array,
@@ -224,23 +197,11 @@ def gspo(
     sequence with A < 0 is infinite where its ratio overflows, unless `dual_clip` bounds it; see `clipped_surrogate`.
 
     Args:
-        log_ratio: `[T, ...]`, log pi_current(a) - log pi_behavior(a), in nats; axis 0 runs over the tokens of a
-            sequence.
-        advantage: same shape, a constant.
-        clip_eps: clip range of s below 1 (and above, unless `clip_eps_high` is given), > 0; the paper uses 3e-4 and
-            4e-4.
-        clip_eps_high: clip range of s above 1; None: the same as `clip_eps`.
-        dual_clip: None, or c > 1, as in `clipped_surrogate`.
+        log_ratio, advantage, dual_clip, mask: as in `clipped_surrogate`, `[T, ...]`; axis 0 runs over the tokens of a
+            sequence. So are the result, one loss per token, and the errors. Aggregate it with
+            `aggregate(..., by="sequence_mean")`, as in the paper.
+        clip_eps, clip_eps_high: clip range of s below and above 1; the paper uses 3e-4 and 4e-4.
         level: "sequence" or "token": where gradients flow.
-        mask: None, or 0/1 of the same shape: masked tokens do not count; their loss and gradient are 0.
-
-    Returns:
-        The loss per token (to be minimized), `[T, ...]`, in the dtype of `log_ratio`. Aggregate it with
-        `aggregate(..., by="sequence_mean")`, as in the paper.
-
-    Raises:
-        ShapeError: shapes differ, or there is no time axis. TypeError: an input is not floating. ValueError: a
-            hyperparameter is out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -249,13 +210,13 @@ def gspo(
 
     Reference: Zheng et al. 2025, Group Sequence Policy Optimization, arXiv:2507.18071, eqs. 5 to 7, 13 and 14.
     """
-    shared = _shared_log_ratio("gspo", log_ratio, level, "mean", mask)
-    bounds: dict[str, Any] = {"clip_eps": clip_eps, "clip_eps_high": clip_eps_high, "dual_clip": dual_clip}
-    return clipped_surrogate(shared, advantage, **bounds, mask=mask)
+    shared = _shared_log_ratio(log_ratio, level, "mean", mask)
+    return clipped_surrogate(
+        shared, advantage, clip_eps=clip_eps, clip_eps_high=clip_eps_high, dual_clip=dual_clip, mask=mask
+    )
 
 
-@along_time
-@public()
+@public(along_time=True)
 def gmpo(
     log_ratio: Array,
     advantage: Array,
@@ -275,20 +236,10 @@ def gmpo(
     with :math:`\bar A < 0` is infinite where the geometric mean overflows, in float32 from 88 nats.
 
     Args:
-        log_ratio: `[T, ...]`, log pi_current(a) - log pi_behavior(a), in nats; axis 0 runs over the tokens of a
-            sequence.
-        advantage: same shape, a constant; usually the same for all tokens of a sequence.
+        log_ratio, advantage, mask: as in `gspo`; so are the result, the loss of the sequence for each of its unmasked
+            tokens, and the errors.
         clip_eps: clip range of the log-ratio below 0 (and above, unless `clip_eps_high` is given), > 0, in nats.
         clip_eps_high: clip range of the log-ratio above 0, in nats; None: the same as `clip_eps`.
-        mask: None, or 0/1 of the same shape: masked tokens do not count; their loss and gradient are 0.
-
-    Returns:
-        The loss of the sequence for each of its unmasked tokens (to be minimized), `[T, ...]`, in the dtype of
-        `log_ratio`. Aggregate it with `aggregate(..., by="sequence_mean")`.
-
-    Raises:
-        ShapeError: shapes differ, or there is no time axis. TypeError: an input is not floating. ValueError: a
-            hyperparameter is out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -298,7 +249,7 @@ def gmpo(
 
     Reference: Zhao et al. 2025, Geometric-Mean Policy Optimization, arXiv:2507.20673.
     """
-    keep = _keep("gmpo", log_ratio, mask)
+    keep = kept(mask, log_ratio)
     high = clip_eps if clip_eps_high is None else clip_eps_high
     clipped = jnp.where(advantage < 0, jnp.maximum(log_ratio, -clip_eps), jnp.minimum(log_ratio, high))
     gain, mean = _mean_over_tokens(advantage, keep), _mean_over_tokens(clipped, keep)
@@ -331,21 +282,15 @@ def clip_cov(
     compared.
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        advantage: same shape, a constant.
-        log_prob: log pi_current(a), same shape, in nats; a constant.
+        log_prob: log pi_current(a), of the shape of `log_ratio`, in nats; a constant.
         key: PRNG key of the draw.
-        clip_eps, clip_eps_high: as in `clipped_surrogate`.
         fraction: fraction of the tokens to drop, in [0, 1].
         cov_low, cov_high: the range of covariances from which tokens are drawn.
-        mask: None, or 0/1 of the same shape: masked tokens do not count; their loss and gradient are 0.
-
-    Returns:
-        The loss per element (to be minimized), same shape, in the dtype of `log_ratio`.
+        log_ratio, advantage, clip_eps, clip_eps_high, mask: as in `clipped_surrogate`; so are the result and the other
+            errors. Masked tokens do not count.
 
     Raises:
-        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: a hyperparameter is out of range, or
-            `cov_low` is not less than `cov_high`.
+        ValueError: `cov_low` is not less than `cov_high`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -385,18 +330,9 @@ def kl_cov(
     have any layout; all tokens are compared.
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        advantage: same shape, a constant.
-        log_prob: log pi_current(a), same shape, in nats; a constant.
+        log_ratio, advantage, log_prob, mask: as in `clip_cov`; so are the result and the errors.
         fraction: fraction of the tokens to penalize, in [0, 1].
         coef: coefficient of the penalty, >= 0.
-        mask: None, or 0/1 of the same shape: masked tokens do not count; their loss and gradient are 0.
-
-    Returns:
-        The loss per element (to be minimized), same shape, in the dtype of `log_ratio`.
-
-    Raises:
-        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: a hyperparameter is out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -441,12 +377,3 @@ def _mean_over_tokens(x: Array, keep: Array) -> Array:
     """
     share = 1 / jnp.maximum(jnp.sum(keep, axis=0, keepdims=True, dtype=x.dtype), 1)
     return jnp.sum(jnp.where(keep, x, 0) * share, axis=0, keepdims=True)
-
-
-def _keep(where: str, like: Array, mask: Array | None) -> Array:
-    """Return the mask as booleans, after checking that there is a time axis."""
-    if not like.ndim:
-        raise ShapeError(
-            f"{where} works along axis 0, the tokens of a sequence; the log_ratio given is a single number"
-        )
-    return kept(mask, like)

@@ -65,15 +65,12 @@ def approx_kl(log_ratio: Array, *, estimator: KLEstimator = "k3", mask: Array | 
     KL(behavior ‖ current).
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
+        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats, as is the estimate per element.
         estimator: "k1", "k2", "k3" or "k3+".
         mask: None, or 0/1 of the same shape: estimate and gradient are 0 for masked elements, whatever they contain.
 
-    Returns:
-        The estimate per element, same shape, in nats. Its mean estimates the divergence.
-
     Raises:
-        ValueError: `estimator` is unknown. TypeError: `log_ratio` is not floating.
+        ShapeError: `mask` has another shape. TypeError: `log_ratio` is not floating. ValueError: unknown `estimator`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -117,16 +114,8 @@ def clip_fraction(
     .. math:: [\, r_i < 1-\epsilon \ \text{or}\ r_i > 1+\epsilon_{high} \,], \qquad r_i = e^{\ell_i}
 
     Args:
-        log_ratio: log pi_current(a) - log pi_behavior(a), any shape, in nats.
-        clip_eps, clip_eps_high: as in `clipped_surrogate`.
+        log_ratio, clip_eps, clip_eps_high: as in `clipped_surrogate`; so are the errors.
         mask: None, or 0/1 of the same shape: 0.0 for masked elements, whatever they contain.
-
-    Returns:
-        0.0 or 1.0 per element; usually the mean is logged.
-
-    Raises:
-        ShapeError: `mask` has another shape. TypeError: `log_ratio` is not floating. ValueError: a hyperparameter is
-            out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -136,7 +125,8 @@ def clip_fraction(
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, detail 12.
     """
     below, above = outside_clip_range(log_ratio, clip_eps, clip_eps_high)
-    return below | above
+    outside = (below | above).astype(log_ratio.dtype)
+    return outside if mask is None else visible(outside, mask)
 
 
 @public(value=CONSTANT)
@@ -145,16 +135,14 @@ def explained_variance(value: Array, target: Array, *, mask: Array | None = None
 
     .. math:: 1 - \frac{\mathrm{Var}(\text{target} - v)}{\mathrm{Var}(\text{target})}
 
-    A perfect critic has 1, a critic that predicts only the mean has 0, and a worse critic has less than 0.
+    A perfect critic has 1, a critic that predicts only the mean has 0, and a worse critic has less than 0. Without
+    variance to explain it is NaN: if the target is empty, or constant up to rounding (a standard deviation of at most
+    four units in the last place).
 
     Args:
         value: predictions, any shape.
         target: value targets, same shape.
         mask: None, or 0/1 of the same shape; masked elements have no effect, whatever they contain.
-
-    Returns:
-        A scalar; NaN if the target is empty, or constant up to rounding (a standard deviation of at most four units in
-        the last place), because there is no variance to explain.
 
     Raises:
         ShapeError: shapes differ. TypeError: an input is not floating.

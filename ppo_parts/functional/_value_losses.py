@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._arguments import POSITIVE, public
-from ._common import Array, ShapeError, accumulator_dtype, check_same_shape, is_real, known_values, zero_masked
+from ._common import Array, ShapeError, accumulator_dtype, is_real, known_values, zero_masked
 from ._errors import UserValueError
 
 
@@ -47,16 +47,8 @@ def huber_value_loss(value: Array, target: Array, *, delta: float | Array = 1.0,
     Its gradient is that of `value_loss`, clipped to :math:`\pm\delta`, so that no outlier dominates.
 
     Args:
-        value: predicted value, any shape.
-        target: value target, same shape.
         delta: error at which the loss becomes linear, > 0, in reward units.
-        mask: None, or 0/1 of the same shape: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element, same shape, in the dtype of `value`.
-
-    Raises:
-        ShapeError: shapes differ. TypeError: an input is not floating. ValueError: `delta` is out of range.
+        value, target, mask: as in `value_loss`; so are the result and the errors.
 
     Example:
         >>> import jax.numpy as jnp
@@ -68,7 +60,7 @@ def huber_value_loss(value: Array, target: Array, *, delta: float | Array = 1.0,
     return _huber(value - target, delta)
 
 
-@public(raw=True, apart="quantiles")
+@public(wide="quantiles")
 def quantile_value_loss(
     quantiles: Array, target: Array, *, kappa: float | Array = 1.0, mask: Array | None = None
 ) -> Array:
@@ -81,13 +73,10 @@ def quantile_value_loss(
     |u|`. The expected value is the mean of the quantiles.
 
     Args:
-        quantiles: `[..., K]`, predicted quantiles of the return, for k = 0 to K - 1.
+        quantiles: `[..., K]`, predicted quantiles of the return, for k = 0 to K - 1; the loss has their dtype.
         target: `[...]`, value target.
         kappa: error at which the loss becomes linear, >= 0, in reward units.
         mask: None, or 0/1 `[...]`: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element, `[...]`, in the dtype of `quantiles`.
 
     Raises:
         ShapeError: shapes do not fit. TypeError: an input is not floating. ValueError: `kappa` is out of range.
@@ -99,16 +88,13 @@ def quantile_value_loss(
 
     Reference: Dabney et al. 2018, arXiv:1710.10044, eq. 8 to 10.
     """
-    where = "quantile_value_loss"
-    _check_last_axis(where, "quantiles", quantiles, target, mask)
-    q, aim = zero_masked(where, *_beside(quantiles, mask, quantiles, jax.lax.stop_gradient(target)))
-    bound, error = jnp.asarray(kappa, q.dtype), aim - q
-    tau = (jnp.arange(q.shape[-1], dtype=q.dtype) + 0.5) / q.shape[-1]
-    size = jnp.where(bound > 0, _huber(error, bound) / jnp.where(bound > 0, bound, 1), jnp.abs(error))
-    return jnp.mean(jnp.abs(_last(tau, q.ndim) - (error < 0)) * size, axis=-1).astype(jnp.result_type(quantiles))
+    error = target[..., None] - quantiles
+    tau = (jnp.arange(error.shape[-1], dtype=error.dtype) + 0.5) / error.shape[-1]
+    size = jnp.where(kappa > 0, _huber(error, kappa) / jnp.where(kappa > 0, kappa, 1), jnp.abs(error))
+    return jnp.mean(jnp.abs(_last(tau, error.ndim) - (error < 0)) * size, axis=-1)
 
 
-@public(raw=True, also=_check_support)
+@public(also=_check_support)
 def two_hot(target: Array, support: Any) -> Array:
     r"""Divide the probability between the two atoms around each target, so that the mean is the target.
 
@@ -120,11 +106,8 @@ def two_hot(target: Array, support: Any) -> Array:
     for equally spaced x.
 
     Args:
-        target: `[...]`, floating.
+        target: `[...]`, floating; the probabilities `[..., K]`, which sum to 1, have its dtype.
         support: `[K]`, the atoms z, increasing, in the units of the target; K >= 2.
-
-    Returns:
-        `[..., K]`, probabilities that sum to 1, in the dtype of `target`.
 
     Raises:
         TypeError: `target` is not floating. ValueError: `support` is not increasing, or not a list of numbers.
@@ -136,17 +119,15 @@ def two_hot(target: Array, support: Any) -> Array:
 
     Reference: Schrittwieser et al. 2020, arXiv:1911.08265, appendix F; Hafner et al. 2023, arXiv:2301.04104.
     """
-    (y,) = zero_masked("two_hot", None, jax.lax.stop_gradient(target))
-    z = jnp.asarray(support, y.dtype)
+    z = jnp.asarray(support, target.dtype)
     # The share of the upper atom of each pair: 1 for pairs below the target, 0 for pairs above it.
-    lower, gap = (_last(x, y.ndim + 1) for x in (z[:-1], z[1:] - z[:-1]))
-    upper = jnp.clip((y[..., None] - lower) / gap, 0, 1)
+    lower, gap = (_last(x, target.ndim + 1) for x in (z[:-1], z[1:] - z[:-1]))
+    upper = jnp.clip((target[..., None] - lower) / gap, 0, 1)
     one, nothing = jnp.ones_like(upper[..., :1]), jnp.zeros_like(upper[..., :1])
-    probs = jnp.concatenate([one, upper], axis=-1) - jnp.concatenate([upper, nothing], axis=-1)
-    return probs.astype(jnp.result_type(target))
+    return jnp.concatenate([one, upper], axis=-1) - jnp.concatenate([upper, nothing], axis=-1)
 
 
-@public(raw=True, also=_check_support)
+@public(also=_check_support)
 def hl_gauss(target: Array, support: Any, *, sigma: float | Array) -> Array:
     r"""Spread the probability over the atoms around each target as a Gaussian does over bins. No gradients flow.
 
@@ -156,15 +137,11 @@ def hl_gauss(target: Array, support: Any, *, sigma: float | Array) -> Array:
     beyond the outer edges are moved to them.
 
     Args:
-        target: `[...]`, floating.
-        support: `[K]`, the atoms, the centers of the bins, increasing, in the units of the target; K >= 2.
+        target, support: as in `two_hot`; so is the result. The atoms are the centers of the bins.
         sigma: standard deviation of the Gaussian, > 0, in the units of the target; the paper uses 0.75 bin widths.
 
-    Returns:
-        `[..., K]`, probabilities that sum to 1, in the dtype of `target`.
-
     Raises:
-        TypeError: `target` is not floating. ValueError: `support` is not increasing; `sigma` is out of range.
+        TypeError, ValueError: as in `two_hot`; `sigma` is out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -174,16 +151,14 @@ def hl_gauss(target: Array, support: Any, *, sigma: float | Array) -> Array:
 
     Reference: Farebrother et al. 2024, arXiv:2403.03950, section 3.1; Imani and White 2018, arXiv:1806.04613.
     """
-    (y,) = zero_masked("hl_gauss", None, jax.lax.stop_gradient(target))
-    z, width = jnp.asarray(support, y.dtype), jnp.asarray(sigma, y.dtype)
+    z = jnp.asarray(support, target.dtype)
     first, last = z[0] - (z[1] - z[0]) / 2, z[-1] + (z[-1] - z[-2]) / 2
     edges = jnp.concatenate([first[None], (z[1:] + z[:-1]) / 2, last[None]])
-    below = jax.scipy.special.ndtr((_last(edges, y.ndim + 1) - jnp.clip(y, first, last)[..., None]) / width)
-    probs = jnp.diff(below) / (below[..., -1:] - below[..., :1])
-    return probs.astype(jnp.result_type(target))
+    below = jax.scipy.special.ndtr((_last(edges, target.ndim + 1) - jnp.clip(target, first, last)[..., None]) / sigma)
+    return jnp.diff(below) / (below[..., -1:] - below[..., :1])
 
 
-@public(raw=True, apart="logits", also=_check_support)
+@public(wide="logits", also=_check_support)
 def categorical_value_loss(
     logits: Array, target: Array, *, support: Any, sigma: float | Array | None = None, mask: Array | None = None
 ) -> Array:
@@ -195,14 +170,11 @@ def categorical_value_loss(
     not 0 but the entropy of p. `categorical_value` returns the value.
 
     Args:
-        logits: `[..., K]`, floating.
+        logits: `[..., K]`, floating; the loss `[...]`, in nats, has their dtype.
         target: `[...]`, value target.
         support: `[K]`, the atoms, increasing, in reward units.
         sigma: standard deviation of HL-Gauss, > 0, in reward units; None: two-hot.
         mask: None, or 0/1 `[...]`: loss and gradient are 0 for masked elements, whatever they contain.
-
-    Returns:
-        The loss per element, `[...]`, in nats and in the dtype of `logits`.
 
     Raises:
         ShapeError: shapes do not fit. TypeError: an input is not floating. ValueError: as in `hl_gauss`.
@@ -215,28 +187,21 @@ def categorical_value_loss(
 
     Reference: Farebrother et al. 2024, arXiv:2403.03950, eq. 3.1; Schrittwieser et al. 2020, arXiv:1911.08265.
     """
-    where = "categorical_value_loss"
-    _check_last_axis(where, "logits", logits, target, mask)
-    (z,) = zero_masked(where, *_beside(logits, mask, logits))
-    (aim,) = zero_masked(where, mask, jax.lax.stop_gradient(target))
-    probs = two_hot(aim, support) if sigma is None else hl_gauss(aim, support, sigma=sigma)
-    log_probs = jnp.where(probs > 0, jax.nn.log_softmax(z), 0)  # an atom without probability may have a logit of -inf
-    (loss,) = zero_masked(where, mask, -jnp.sum(probs * log_probs, axis=-1))
-    return loss.astype(jnp.result_type(logits))
+    probs = two_hot(target, support) if sigma is None else hl_gauss(target, support, sigma=sigma)
+    # An atom without probability may have a logit of -inf.
+    log_probs = jnp.where(probs > 0, jax.nn.log_softmax(logits), 0)
+    return zero_masked(mask, -jnp.sum(probs * log_probs, axis=-1))[0]
 
 
-@public(raw=True, also=_check_support)
+@public(also=_check_support)
 def categorical_value(logits: Array, support: Any) -> Array:
     r"""Compute the expected value of a critic that classifies, :math:`v = \sum_k \mathrm{softmax}(z)_k\, s_k`.
 
     Gradients flow to `logits`.
 
     Args:
-        logits: `[..., K]`, floating.
-        support: `[K]`, the atoms s, increasing.
-
-    Returns:
-        `[...]`, in the units of the support and in the dtype of `logits`.
+        logits: `[..., K]`, floating; the value `[...]` has their dtype.
+        support: `[K]`, the atoms s, increasing, in the units of the value.
 
     Raises:
         ShapeError: `support` does not have K atoms. TypeError: `logits` are not floating.
@@ -248,9 +213,8 @@ def categorical_value(logits: Array, support: Any) -> Array:
 
     Reference: Bellemare et al. 2017, arXiv:1707.06887; Farebrother et al. 2024, arXiv:2403.03950.
     """
-    (z,) = zero_masked("categorical_value", None, logits)
-    atoms = _last(jnp.asarray(support, z.dtype), z.ndim)
-    return jnp.sum(jax.nn.softmax(z) * atoms, axis=-1).astype(jnp.result_type(logits))
+    atoms = _last(jnp.asarray(support, logits.dtype), logits.ndim)
+    return jnp.sum(jax.nn.softmax(logits) * atoms, axis=-1)
 
 
 @public(raw=True, apart="kernel bias")
@@ -302,25 +266,3 @@ def _huber(error: Array, delta: Any) -> Array:
 def _last(row: Array, rank: int) -> Array:
     """Return `row` as the last of `rank` axes."""
     return row.reshape((1,) * (rank - 1) + row.shape)
-
-
-def _check_last_axis(where: str, name: str, prediction: Array, target: Array, mask: Array | None) -> None:
-    """Raise unless the prediction has one more axis than the target, the last."""
-    check_same_shape(where, target=target, mask=mask)
-    if jnp.shape(prediction)[:-1] != jnp.shape(target) or not jnp.ndim(prediction):
-        raise ShapeError(
-            f"{where}: {name} must have one more axis than the target, the last, got {jnp.shape(prediction)} for a "
-            f"target of shape {jnp.shape(target)}. Nothing is broadcast."
-        )
-
-
-def _beside(wide: Array, mask: Array | None, *arrays: Array) -> tuple[Any, ...]:
-    """Return the mask and the arrays in the shape of `wide`, which may have one more axis, the last."""
-    shape = jnp.shape(wide)
-
-    def widened(x: Any) -> Array:
-        return x if jnp.shape(x) == shape else jnp.broadcast_to(jnp.asarray(x)[..., None], shape)
-
-    if mask is not None:
-        mask = widened(mask)
-    return (mask, *map(widened, arrays))

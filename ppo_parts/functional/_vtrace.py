@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from ._arguments import Implementation, public, serializable
-from ._backward import estimate
-from ._common import Array
-from ._steps import Steps, unless
+from ._common import Array, chosen
+from ._steps import Estimator, Steps, unless
 
 
 @serializable
@@ -23,7 +22,7 @@ class VTrace(NamedTuple):
     policy_advantage: Array
 
 
-@public(raw=True)
+@public(raw=True, along_time=True)
 def vtrace(
     log_ratio: Array,
     reward: Array,
@@ -73,12 +72,8 @@ def vtrace(
         pg_lambda: weight of the target that follows in `policy_advantage`, against the value, in [0, 1]; None: 1, as in
             IMPALA. rlax uses its `lambda_`.
 
-    Returns:
-        `VTrace(error, target, policy_advantage)`, each `[T, ...]` in the dtype of `value`.
-
     Raises:
-        ShapeError: inputs of different shapes. TypeError: `value`, `next_value` or `log_ratio` is not floating.
-            ValueError: as in `gae`.
+        ShapeError, ValueError: as in `gae`. TypeError: `value`, `next_value` or `log_ratio` is not floating.
 
     Example:
         >>> import jax.numpy as jnp
@@ -97,33 +92,21 @@ def vtrace(
 
     def terms(x: Steps) -> tuple[Array, Array]:
         c = jnp.minimum(_ratio(x), x.c_clip)
-        trace = unless(x.truncated, unless(x.terminated, x.gamma * x.gae_lambda * c))
+        trace = chosen(x.truncated, 0, unless(x.terminated, x.gamma * x.gae_lambda * c))
         return td_error(x, x.next_value, x.rho_clip), trace
 
     def policy_advantage(x: Steps, next_target: Array) -> Array:
-        follows = next_target if x.truncated is None else jnp.where(x.truncated, x.next_value, next_target)
+        follows = chosen(x.truncated, x.next_value, next_target)
         if x.pg_lambda is not None:
             follows = x.pg_lambda * follows + (1 - x.pg_lambda) * x.next_value
         return td_error(x, follows, x.rho_clip if x.pg_rho_clip is None else x.pg_rho_clip)
 
-    # `estimate` checks the steps, applies the mask, solves e_t = (rho delta)_t + trace_t e_{t+1}, and adds the value.
-    steps = Steps(
-        reward,
-        value,
-        next_value,
-        terminated,
-        truncated,
-        mask,
-        gamma,
-        gae_lambda,
-        log_ratio,
-        rho_clip,
-        c_clip,
-        pg_rho_clip,
-        pg_lambda,
-    )
-    error, target, advantage = estimate("vtrace", steps, terms, stop_gradient, implementation, policy_advantage)
-    return VTrace(error, target, advantage)
+    # The solver applies the mask, solves e_t = (rho delta)_t + trace_t e_{t+1}, and adds the value.
+    estimator = Estimator("vtrace", terms, policy_advantage)
+    steps = Steps(reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda, log_ratio)
+    steps = steps._replace(rho_clip=rho_clip, c_clip=c_clip, pg_rho_clip=pg_rho_clip, pg_lambda=pg_lambda)
+    steps = estimator.prepared(steps, stop_gradient)
+    return VTrace(*estimator.solver(steps, implementation)(steps))
 
 
 def _ratio(x: Steps) -> Array:

@@ -1,4 +1,4 @@
-"""Laws of every public function, from one table: bad arguments, programs, dtypes, export, hyperparameters."""
+"""Laws of every public function, from one table: bad arguments, programs, dtypes, export, hyperparameters, flags."""
 
 import inspect
 import itertools
@@ -15,15 +15,9 @@ from ppo_parts.functional import _arguments
 
 T, N, K = 8, 6, 5
 FUNCTIONS = {name: x for name, x in vars(f).items() if inspect.isfunction(x)}
-OURS = {name: x for name, x in FUNCTIONS.items() if not x.__module__.endswith(("_sampling", "_permutation"))}
 SHAPES = {  # where it is not [T, N], by function and argument, or by argument
-    "last_value": "n",
-    "score": "n",
-    "logits": "tnk",
-    "quantiles": "tnk",
-    "mean": "tnk",
-    "mirrored": "tnk",
-    "other": "tnk",
+    **dict.fromkeys(("last_value", "score", "probabilities", "inclusion", "indices"), "n"),
+    **dict.fromkeys(("logits", "quantiles", "mean", "mirrored", "other"), "tnk"),
     "kernel": "tk",
     "bias": "k",
     **{f"group_advantage {name}": "n" for name in ("reward", "group", "length", "mask")},
@@ -47,17 +41,20 @@ OTHERS = {
     "new": (0.5, 2.0),
     "key": jax.random.key(0),
     "num_groups": 3,
+    "size": 3,
     "axis": 0,
     "baseline": "length_weighted",
     "by": "sequence_sum",
 }
 FLAGS = ("terminated", "truncated", "mask")
+WHOLE = ("group", "indices")
+SIZED = ("rescale_head", "sample_without_replacement", "permutation")  # their sizes are static
 
 
 def kinds(name):
     """The kind of every argument of a function."""
-    own = inspect.getclosurevars(OURS[name]).nonlocals["kinds"]
-    assert list(own) == list(inspect.signature(OURS[name]).parameters)
+    own = inspect.getclosurevars(FUNCTIONS[name]).nonlocals["kinds"]
+    assert list(own) == list(inspect.signature(FUNCTIONS[name]).parameters)
     return own
 
 
@@ -65,10 +62,7 @@ def arguments(name, dtype=jnp.float32, flags=bool, sizes=(T, N, K)):
     """A value for every argument of a function: the arrays, and the others."""
     sizes, rng, arrays, others = dict(zip("tnk", sizes, strict=True)), np.random.default_rng(0), {}, {}
     for argument, kind in kinds(name).items():
-        axes = SHAPES.get(f"{name} {argument}", SHAPES.get(argument, "tn"))
-        shape = tuple(sizes[axis] for axis in axes)
-        if name in ("bounds_loss", "mirror_loss", "smoothness_loss") and argument == "mask":
-            shape = (sizes["t"], sizes["n"])
+        shape = tuple(sizes[axis] for axis in SHAPES.get(f"{name} {argument}", SHAPES.get(argument, "tn")))
         if argument in OTHERS:
             others[argument] = OTHERS[argument]
         elif kind.role == "number":
@@ -76,58 +70,58 @@ def arguments(name, dtype=jnp.float32, flags=bool, sizes=(T, N, K)):
         elif kind.role == "static":
             others[argument] = inspect.signature(FUNCTIONS[name]).parameters[argument].default
         elif not all(isinstance(n, int) for n in shape):
-            arrays[argument] = jax.ShapeDtypeStruct(shape, flags if argument in FLAGS else dtype)
+            own = flags if argument in FLAGS else jnp.int32 if argument in WHOLE else dtype
+            arrays[argument] = jax.ShapeDtypeStruct(shape, own)
         elif argument in FLAGS:
             arrays[argument] = jnp.asarray((rng.random(shape) < 0.3) ^ (argument == "mask"), flags)
+        elif argument in WHOLE:
+            arrays[argument] = jnp.arange(shape[0]) % 3
+        elif argument in ("probabilities", "inclusion"):
+            arrays[argument] = jnp.asarray(np.arange(1, 1 + shape[0]) / np.arange(1, 1 + shape[0]).sum(), dtype)
         else:
-            whole = argument == "group"
-            arrays[argument] = jnp.asarray(
-                np.arange(shape[0]) % 3 if whole else rng.normal(size=shape), int if whole else dtype
-            )
-    if "length" in arrays:
-        arrays["length"] = jnp.abs(arrays["length"]) if isinstance(arrays["length"], jax.Array) else arrays["length"]
-    if name == "group_advantage" and isinstance(arrays["group"], jax.ShapeDtypeStruct):
-        arrays["group"] = jax.ShapeDtypeStruct(arrays["group"].shape, jnp.int32)
+            drawn = rng.normal(size=shape)
+            arrays[argument] = jnp.asarray(np.abs(drawn) if argument == "length" else drawn, dtype)
     return arrays, others
 
 
 def call(name, arrays, others):
-    return OURS[name](**arrays, **others)
+    return FUNCTIONS[name](**arrays, **others)
 
 
+NO_ARRAYS = (None, "x", [1.0], 1j * jnp.ones((T, N)), jnp.ones((T, N), jnp.float8_e4m3fn), np.array("x"), object())
 BAD = {  # by role: values that no argument of that role may have
-    "float": (None, "x", [1.0], 1j * jnp.ones((T, N)), jnp.ones((T, N), jnp.float8_e4m3fn), np.array("x"), object()),
-    "array": (None, "x", [1.0], 1j * jnp.ones((T, N)), jnp.ones((T, N), jnp.float8_e4m3fn), np.array("x"), object()),
+    "float": NO_ARRAYS,
+    "array": NO_ARRAYS,
     "number": (None, "x", [0.5], True, 1j, np.nan, jnp.float8_e4m3fn(0.5), jnp.full((9, 9, 9, 9), 0.5)),
     "static": ("x", 1j, [1], 0.5, np.ones(2)),
     "other": (None, "x", 1j, [[1.0], 2.0], object()),
 }
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_bad_values_are_refused_by_name(name):
     """Whatever is wrong with an argument, the error is one of ours and names it."""
     arrays, others = arguments(name)
     given, unclear = arrays | others, []
     for argument, kind in kinds(name).items():
-        optional = inspect.signature(OURS[name]).parameters[argument].default is None
+        optional = inspect.signature(FUNCTIONS[name]).parameters[argument].default is None
         for value in BAD[kind.role]:
             if value is None and optional:
                 continue
             try:
-                OURS[name](**{**given, argument: value})
+                FUNCTIONS[name](**{**given, argument: value})
                 unclear.append(f"{argument}={value!r} is accepted")
             except Exception as error:
                 if not isinstance(error, (errors.UserError, f.ShapeError)) or argument not in str(error):
                     unclear.append(f"{argument}={value!r}: {type(error).__name__}: {str(error)[:100]}")
         if kind.role == "number":
             with pytest.raises(TypeError, match=argument):
-                jax.eval_shape(lambda x, argument=argument: OURS[name](**{**given, argument: x}), jnp.ones((), complex))
+                jax.eval_shape(lambda x, k=argument: FUNCTIONS[name](**{**given, k: x}), jnp.ones((), complex))
     assert unclear == []
 
 
 def test_a_call_outside_jit_compiles_once():
-    calls = {name: arguments(name) for name in OURS}
+    calls = {name: arguments(name) for name in FUNCTIONS}
     for name, given in calls.items():
         jax.block_until_ready(call(name, *given))
     compiled = []
@@ -150,7 +144,7 @@ def test_a_call_outside_jit_compiles_once():
         monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_strict_promotion_and_export(name):
     """Every dtype and kind of flag where JAX promotes nothing; any number of environments in an exported program."""
     with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
@@ -164,20 +158,23 @@ def test_strict_promotion_and_export(name):
                 return sum(jnp.sum(x.astype(jnp.float64)) for x in outputs), outputs
 
             outputs = jax.eval_shape(jax.grad(total, has_aux=True), floats)[1]
-            assert {x.dtype for x in outputs} == {jnp.dtype(dtype)}
+            indices = {jnp.dtype(jnp.int32)} if name in ("sample_without_replacement", "permutation") else set()
+            narrow = dtype == jnp.bfloat16 and name == "sample_without_replacement"  # it draws in float32
+            expected = {jnp.dtype(jnp.float32 if narrow else dtype)} if name != "permutation" else set()
+            assert {x.dtype for x in outputs} == expected | indices
+    if name in SIZED:
+        return
     arrays, others = arguments(name, sizes=(T, *export.symbolic_shape("n", constraints=("n >= 1",)), K))
-    if name == "rescale_head":
-        return  # a layer has a size
     exported = export.export(jax.jit(lambda arrays: call(name, arrays, others)))(arrays)
     if hasattr(export, "register_namedtuple_serialization"):
         export.deserialize(exported.serialize())
 
 
 STOPPED = ("reward_to_go",)  # constants, hyperparameters included, as the estimators are by default
-LOSSES = [name for name in OURS if any(kind.role == "number" for kind in kinds(name).values()) and name not in STOPPED]
+LOSSES = [name for name in FUNCTIONS if any(kind.role == "number" for kind in kinds(name).values())]
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", [name for name in LOSSES if name not in STOPPED])
 def test_derivatives_with_respect_to_hyperparameters(name):
     """They are the true ones almost everywhere."""
     with jax.enable_x64(True):
@@ -201,20 +198,23 @@ def test_derivatives_with_respect_to_hyperparameters(name):
     assert moved == set(numbers) - flat.get(name, set())
 
 
-def test_traced_flags_that_are_not_0_or_1_are_seen():
+WAYS = {name: ("auto", "associative") if name in ("gae", "vtrace") else (None,) for name in FUNCTIONS}
+
+
+@pytest.mark.parametrize(("name", "way"), [(name, way) for name, ways in WAYS.items() for way in ways])
+def test_traced_flags_that_are_not_0_or_1_are_seen(name, way):
     """The result is NaN, which the learner counts."""
-    for name in OURS:
-        arrays, others = arguments(name, flags=jnp.float32)
-        for flag in set(FLAGS) & arrays.keys():
-            for bad in (-1.0, 0.5, 2.0) if flag != "terminated" else (-1.0, 2.0):
-                spoilt = arrays | {flag: arrays[flag].at[-1].set(bad)}
-                if flag != "mask" and "mask" in arrays:
-                    spoilt["mask"] = jnp.ones_like(arrays["mask"])
-                out = jax.jit(lambda arrays, name=name, others=others: call(name, arrays, others))(spoilt)
-                if name != "clip_fraction":
-                    assert any(np.isnan(x).any() for x in jax.tree.leaves(out)), (name, flag, bad)
+    arrays, others = arguments(name, flags=jnp.float32)
+    others |= {} if way is None else {"implementation": way}
+    results = jax.jit(lambda arrays: call(name, arrays, others))
+    for flag in sorted(set(FLAGS) & arrays.keys()):
+        for bad in (-1.0, 0.5, 2.0) if flag != "terminated" else (-1.0, 2.0):
+            spoilt = arrays | {flag: arrays[flag].at[-1].set(bad)}
+            if flag != "mask" and "mask" in arrays:
+                spoilt["mask"] = jnp.ones_like(arrays["mask"])
+            assert any(np.isnan(x).any() for x in jax.tree.leaves(results(spoilt))), (flag, bad)
 
 
 def test_every_name_has_one_meaning():
     """No rule in the table of kinds is left over."""
-    assert {argument for name in OURS for argument in kinds(name)} >= _arguments.KINDS.keys()
+    assert {argument for name in FUNCTIONS for argument in kinds(name)} >= _arguments.KINDS.keys()

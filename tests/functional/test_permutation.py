@@ -17,9 +17,7 @@ from ppo_parts.functional import _permutation
 
 def orders_of(size, count, rounds=_permutation.ROUNDS):
     """One order for each of neighboring keys."""
-    shuffle = jax.jit(
-        jax.vmap(lambda seed: _permutation.feistel(jax.random.key(seed), jnp.arange(size), size=size, rounds=rounds))
-    )
+    shuffle = jax.jit(jax.vmap(lambda seed: _permutation.feistel(jax.random.key(seed), jnp.arange(size), size, rounds)))
     pieces = np.array_split(np.arange(count + 1, dtype=np.uint32), max(1, count * size // 4_000_000))
     return np.concatenate([np.asarray(shuffle(seeds)) for seeds in pieces])
 
@@ -131,7 +129,7 @@ def test_sizes_and_indices_of_permutations_are_checked():
     for size in (0, 2.5, 2**31, True):
         with pytest.raises(ValueError, match="permutation: size must be a whole number of at least 1 and below"):
             f.permutation(jax.random.key(0), size)
-    with pytest.raises(TypeError, match="indices must be integers, got float32"):
+    with pytest.raises(TypeError, match="indices must contain whole numbers, got float32"):
         f.permutation(jax.random.key(0), 5, jnp.ones(3))
     largest = jax.eval_shape(lambda key: f.permutation(key, 2**31 - 1, jnp.arange(3)), jax.random.key(0))
     assert largest.shape == (3,)
