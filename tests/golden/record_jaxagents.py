@@ -12,10 +12,9 @@ jax runs without `jit`, so that every minibatch is a call with numbers, which a 
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
-from collections import defaultdict
+import types
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,7 @@ class Agent(IPPO):
         super().__init__(Noise(), EnvParams(max_steps_in_episode=0), config, eval_during_training=False)
         self.discrete = settings["discrete"]
         self.arrays: recorder.Arrays = {}
-        self.rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.tape = recorder.Tape()
 
     def policy(self, training: Any, obs: Any) -> Any:
         return self.distribution(training, training.params, obs)
@@ -107,7 +106,7 @@ class Agent(IPPO):
         return self.policy(training, obs).entropy()
 
     def copy(self, prefix: str, parts: dict[str, Any]) -> None:
-        self.arrays |= {f"{prefix}/{name}": np.asarray(x) for name, x in parts.items()}
+        self.arrays |= recorder.under(prefix, parts)
 
     def _create_update_runner(self, rng: Any, actor: Any, critic: Any, hyperparams: Any) -> Any:
         self.copy("actor_init", flat(actor.params))
@@ -140,22 +139,22 @@ class Agent(IPPO):
             found = grad_fn(*inputs)
             if phase == "actor":
                 grads, (loss, kl) = found[0], self._actor_loss(*inputs)
-                row = {"kl": kl, "loss": loss}
+                self.tape.write(phase, {"mb_kl": kl})
             else:
-                grads, row = found, {"loss": self._critic_loss(*inputs)}
-            norm = optax.global_norm(grads.params)
-            self.rows[phase].append({**row, "grad_norm": norm, "grads": flat(grads.params)})
+                grads, loss = found, self._critic_loss(*inputs)
+            self.tape.write(phase, {"mb_loss": loss, "mb_grad_norm": optax.global_norm(grads.params)})
+            self.tape.write(f"{phase}_mb_grads", flat(grads.params))
             return found
 
         runner = getattr(super(), f"_{phase}_minibatch_update")(i, runner, recorded)
-        self.rows[phase][-1]["params"] = flat(runner[0].params)
+        self.tape.write(f"{phase}_mb_params", flat(runner[0].params))
         return runner
 
     def order(self) -> np.ndarray:
         """The order of the trajectories, which is the same in every epoch."""
         rows = Transition(*[jnp.arange(self.config.batch_size)] * len(Transition._fields))
         with jax.disable_jit():
-            shuffled, *_ = super()._actor_loss_input(argparse.Namespace(hyperparams=None), rows)
+            shuffled, *_ = super()._actor_loss_input(types.SimpleNamespace(hyperparams=None), rows)
         return np.asarray(shuffled).reshape(-1).astype(np.int32)
 
 
@@ -186,19 +185,16 @@ def update(settings: dict[str, Any]) -> recorder.Arrays:
     arrays["traj/truncated"] = truncations(arrays["traj/terminated"], settings["max_episode_steps"])
     arrays["minibatch_idx"] = agent.order()
     for phase, training in (("actor", last.actor_training), ("critic", last.critic_training)):
-        tape = jax.tree.map(lambda *x: np.stack(x), *agent.rows[phase])
-        tape = jax.tree.map(lambda x, k=minibatches: x.reshape(-1, k, *x.shape[1:]), tape)
-        epochs = len(tape["loss"])
-        for kind in ("params", "grads"):
-            agent.copy(f"{phase}_mb_{kind}", tape[kind])
-        agent.copy(f"{phase}_epoch_params", {name: x[:, -1] for name, x in tape["params"].items()})
-        agent.copy(phase, {f"mb_{name}": tape[name] for name in ("kl", "loss", "grad_norm") if name in tape})
-        agent.copy(f"{phase}_final", flat(training.params))
-        adam = training.opt_state[1][0]
-        agent.copy(f"{phase}_adam_mu", flat(adam.mu))
-        agent.copy(f"{phase}_adam_nu", flat(adam.nu))
-        loss = getattr(last, f"{phase}_loss")[0]
-        agent.copy(phase, {"epochs_run": np.int32(epochs), "final_loss": loss, "adam_count": adam.count})
+        for kind in (phase, f"{phase}_mb_grads", f"{phase}_mb_params"):
+            rows = agent.tape.read(kind).items()
+            agent.copy(kind, {name: x.reshape(-1, minibatches, *x.shape[1:]) for name, x in rows})
+        ended = {name: x[:, -1] for name, x in agent.arrays.items() if name.startswith(f"{phase}_mb_params/")}
+        arrays |= {name.replace("_mb_params/", "_epoch_params/"): x for name, x in ended.items()}
+        adam, loss = training.opt_state[1][0], getattr(last, f"{phase}_loss")[0]
+        for kind, tree in {"final": training.params, "adam_mu": adam.mu, "adam_nu": adam.nu}.items():
+            agent.copy(f"{phase}_{kind}", flat(tree))
+        epochs = np.int32(len(agent.arrays[f"{phase}/mb_loss"]))
+        agent.copy(phase, {"epochs_run": epochs, "final_loss": loss, "adam_count": adam.count})
         agent.copy("train", {f"{phase}_loss": loss})
     arrays["actor/epoch_kl"] = arrays["actor/mb_kl"][:, -1]
     arrays["actor/epoch_counter_after"] = 2 + np.arange(len(arrays["actor/epoch_kl"]), dtype=np.int32)
@@ -206,9 +202,8 @@ def update(settings: dict[str, Any]) -> recorder.Arrays:
 
 
 def save(out: Path, case: str, arrays: recorder.Arrays, settings: dict[str, Any]) -> None:
-    kept = {f"cfg/{name}": np.array(x, np.int32 if isinstance(x, int) else np.float64) for name, x in settings.items()}
-    path = out / f"ippo_{case}.npz"
-    recorder.write(path, **arrays, **kept)
+    kinds = {name: np.array(x, np.int32 if isinstance(x, int) else np.float64) for name, x in settings.items()}
+    recorder.write(out / f"ippo_{case}.npz", **arrays, **recorder.under("cfg", kinds))
 
 
 def updates(out: Path, seed: int) -> None:
@@ -246,7 +241,7 @@ def units(out: Path, seed: int) -> None:
         return rng.normal(size=shape).astype(np.float32)
 
     def keep(prefix: str, **parts: Any) -> None:
-        arrays.update({f"{prefix}/{name}": np.asarray(x) for name, x in parts.items()})
+        arrays.update(recorder.under(prefix, parts))
 
     def agent(**changes: Any) -> Agent:
         return Agent({**DEFAULTS, **changes})
@@ -297,6 +292,4 @@ def units(out: Path, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "jaxdem_jaxagents")
-    recorder.record({"updates": updates, "units": units}, parser)
+    recorder.record({"updates": updates, "units": units}, "jaxdem_jaxagents")

@@ -10,12 +10,10 @@ Run it with a checkout of the commit below, where the packages that it imports a
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import itertools
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -72,18 +70,12 @@ def optimizer_state(optimizer: Any) -> recorder.Arrays:
     return {renamed(path): x for path, x in flat(nnx.state(optimizer)).items()}
 
 
-class Tape:
+class Tape(recorder.Tape):
     """What `epoch` passes to the functions that it calls, and what it gets from them."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, list[recorder.Arrays]] = defaultdict(list)
+        super().__init__()
         self.given: dict[str, Callable[..., Any]] = {}  # in place of the library's own functions
-
-    def write(self, kind: str, **row: Any) -> None:
-        self.rows[kind].append({name: np.array(x) for name, x in row.items()})
-
-    def read(self, kind: str) -> recorder.Arrays:
-        return {name: np.stack([row[name] for row in self.rows[kind]]) for name in self.rows[kind][0]}
 
     @contextlib.contextmanager
     def watch(self, trainer: Any) -> Iterator[None]:
@@ -97,34 +89,36 @@ class Tape:
         def recorded_advantages(*args: Any, last_value: Any) -> Any:
             row = dict(zip(GIVEN, args, strict=False)) | {"last_value": last_value}
             out = self.given.get("advantages", advantages)(*args, last_value=last_value)
-            self.write("advantages", **row, returns=out[0], advantage=out[1])
+            kind = "recompute" if "draw/idx" in self.rows else "init"  # of the rollout, or of what was drawn from it
+            self.write(kind, row | {"returns": out[0], "advantage": out[1]})
             return out
 
         def recorded_choice(*args: Any, p: Any = None, **kwargs: Any) -> Any:
             drawn = choice(*args, p=p, **kwargs)
-            self.write("draw", prio_probs=p, idx=drawn)
+            self.write("draw", {"prio_probs": p, "idx": drawn})
             return drawn
 
         def recorded_power(base: Any, exponent: Any) -> Any:
-            self.write("power", exponent=exponent, out=(out := power(base, exponent)))
+            out = power(base, exponent)
+            self.write("power", {"exponent": exponent, "out": out})
             return out
 
         def recorded_gradient(loss: Any, **kwargs: Any) -> Any:
             def call(model: Any, td: Any, returns: Any, advantage: Any, *args: Any, **carry: Any) -> Any:
-                self.write("td", **{name: getattr(td, name) for name in FIELDS})
-                self.write("target", returns=returns, advantage_norm_weighted=advantage)
+                self.write("td", {name: getattr(td, name) for name in FIELDS})
+                self.write("target", {"returns": returns, "advantage_norm_weighted": advantage})
                 (value, aux), grads = gradient(loss, **kwargs)(model, td, returns, advantage, *args, **carry)
-                self.write("loss", loss=value)
-                self.write("aux", **aux)
-                self.write("grads", **flat(grads))
+                self.write("loss", {"loss": value})
+                self.write("aux", aux)
+                self.write("grads", flat(grads))
                 return (value, aux), grads
 
             return call
 
         def recorded_update(optimizer: Any, model: Any, grads: Any) -> None:
-            self.write("params_before", **parameters(model))
+            self.write("params_before", parameters(model))
             update(optimizer, model, grads)
-            self.write("params_after", **parameters(model))
+            self.write("params_after", parameters(model))
 
         with contextlib.ExitStack() as stack:
             for owner, name, function in (
@@ -158,9 +152,12 @@ def network(seed: int, inputs: int, outputs: int, **options: Any) -> Any:
     return Model.create("SharedActorCritic", **sizes, key=nnx.Rngs(seed), **options)
 
 
+def settings_under(prefix: str, settings: dict[str, Any]) -> recorder.Arrays:
+    return recorder.under(prefix, {name: np.asarray(x, np.float64) for name, x in settings.items()})
+
+
 def save(out: Path, name: str, arrays: dict[str, Any]) -> None:
-    path = out / f"jaxdem_head_{name}.npz"
-    recorder.write(path, **arrays)
+    recorder.write(out / f"jaxdem_head_{name}.npz", **arrays)
 
 
 def epochs(source: Path, out: Path, seed: int) -> None:
@@ -177,32 +174,22 @@ def play(case: str, seed: int) -> dict[str, Any]:
     for i in range(number):
         tape = Tape()
 
-        def keep(group: str, parts: dict[str, Any], prefix: str = f"epoch{i}") -> None:
-            arrays.update({f"{prefix}/{group}/{name}": np.array(x) for name, x in parts.items()})
-
         model, optimizer = nnx.merge(trainer.graphdef, trainer.graphstate)
-        keep("params_before", parameters(model))
-        keep("opt_before", optimizer_state(optimizer))
+        kept = {"params_before": parameters(model), "opt_before": optimizer_state(optimizer)}
         with tape.watch(type(trainer)):
             trainer, td, metrics = trainer.epoch(trainer, jnp.asarray(i))
         model, optimizer = nnx.merge(trainer.graphdef, trainer.graphstate)
-        keep("params_after", parameters(model))
-        keep("opt_after", optimizer_state(optimizer))
-        keep("td_end", {name: getattr(td, name) for name in FIELDS})
-        first, *again = tape.rows["advantages"]
-        keep("init", first)
-        tape.rows["advantages"] = again
-        keep("recompute", tape.read("advantages"))
-        keep("metrics", metrics)
-        for group in ("params_before", "td", "aux", "grads", "params_after"):
-            keep(f"mb/{group}", tape.read(group))
-        for group in ("draw", "target", "loss"):
-            keep("mb", tape.read(group))
+        kept |= {"params_after": parameters(model), "opt_after": optimizer_state(optimizer), "metrics": metrics}
+        kept |= {"init": {name: x[0] for name, x in tape.read("init").items()}, "recompute": tape.read("recompute")}
+        kept |= {"td_end": {name: getattr(td, name) for name in FIELDS}}
+        kept |= {f"mb/{group}": tape.read(group) for group in ("params_before", "td", "aux", "grads", "params_after")}
+        kept |= {"mb": tape.read("draw") | tape.read("target") | tape.read("loss")}
+        for group, parts in kept.items():
+            arrays |= recorder.under(f"epoch{i}/{group}", parts)
     settings = CREATE | changes | dict(zip(SIZES, sizes, strict=True))
     settings |= {"num_agents": agents, "num_segments": agents * sizes[0]}
-    arrays |= {f"cfg/{name}": np.float64(x) for name, x in settings.items()}
-    counts = {"seed": seed, "n_epochs_recorded": number}
-    return arrays | {f"cfg/{name}": np.int32(x) for name, x in counts.items()}
+    counts = {"seed": np.int32(seed), "n_epochs_recorded": np.int32(number)}
+    return arrays | settings_under("cfg", settings) | recorder.under("cfg", counts)
 
 
 def advantages(source: Path, out: Path, seed: int) -> None:
@@ -221,9 +208,8 @@ def advantages(source: Path, out: Path, seed: int) -> None:
         returns, advantage = PPOTrainer.compute_advantages(*args, rho_clip, c_clip, gamma, gae_lambda, **last)
         config = {"rho_clip": rho_clip, "c_clip": c_clip, "gamma": gamma, "gae_lambda": gae_lambda}
         config |= {"has_last_value": has_last}
-        arrays |= {f"{i}/{name}": x for name, x in (given | last).items()}
-        arrays |= {f"{i}/returns": returns, f"{i}/advantage": advantage}
-        arrays |= {f"{i}/cfg/{name}": np.float64(x) for name, x in config.items()}
+        arrays |= recorder.under(f"{i}", given | last | {"returns": returns, "advantage": advantage})
+        arrays |= settings_under(f"{i}/cfg", config)
     save(out, "advantages", arrays | {"n": np.int32(i + 1)})
 
 
@@ -267,10 +253,9 @@ def losses(source: Path, out: Path, seed: int) -> None:
             half = (1 - 1e-6) * (limits["x_max"] - limits["x_min"]) / 2
             config |= {"box_center": (limits["x_min"] + limits["x_max"]) / 2, "box_half": half}
             config |= {"box_width": limits["width"], "box_eps": 1e-6}
-        parts = {"params": parameters(model), "aux": aux, "grads": flat(grads)}
-        parts |= {"cfg": {name: np.asarray(x, np.float64) for name, x in (config | {"box": boxed}).items()}}
-        arrays |= {f"{i}/{name}": np.array(x) for name, x in given.items()}
-        arrays |= {f"{i}/{group}/{name}": x for group, part in parts.items() for name, x in part.items()}
+        arrays |= recorder.under(f"{i}", given) | settings_under(f"{i}/cfg", config | {"box": boxed})
+        for group, parts in {"params": parameters(model), "aux": aux, "grads": flat(grads)}.items():
+            arrays |= recorder.under(f"{i}/{group}", parts)
     save(out, "loss", arrays | {"n": np.int32(i + 1)})
 
 
@@ -311,13 +296,13 @@ def priorities(source: Path, out: Path, seed: int) -> None:
         weights |= {"anneal_importance_sampling_beta": anneal}
         advantage = rng.normal(size=(steps, envs)).astype(np.float32) * rng.exponential(size=envs).astype(np.float32)
         tape = one_epoch(create("singleNavigator", {}, sizes, seed, **weights), rng, epoch, advantage)
-        raised, corrected = tape.rows["power"]
-        row = {"advantage": advantage, "prio_weights": raised["out"], "seg_w": corrected["out"]}
-        row |= {"beta_t": -corrected["exponent"], **tape.rows["draw"][0]}
-        row |= {"advantage_norm_weighted": tape.rows["target"][0]["advantage_norm_weighted"]}
+        raised, corrected = tape.rows["power/out"]
+        row = {"advantage": advantage, "prio_weights": raised, "seg_w": corrected}
+        row |= {"beta_t": -tape.rows["power/exponent"][1]}
+        row |= {name: tape.rows[f"draw/{name}"][0] for name in ("prio_probs", "idx")}
+        row |= {"advantage_norm_weighted": tape.rows["target/advantage_norm_weighted"][0]}
         config = {"alpha": alpha, "beta0": beta, "anneal": anneal, "num_epochs": number, "epoch": epoch}
-        arrays |= {f"{i}/{name}": x for name, x in row.items()}
-        arrays |= {f"{i}/cfg/{name}": np.float64(x) for name, x in config.items()}
+        arrays |= recorder.under(f"{i}", row) | settings_under(f"{i}/cfg", config)
     arrays["n"] = np.int32(i + 1)
     for i, (steps, envs, decay) in enumerate(((5, 3, 0.8), (17, 4, 1.0), (9, 2, 0.0), (64, 3, 0.5))):
         trainer = create("singleNavigator", {}, (envs, steps, 1, steps, 10), seed)
@@ -325,15 +310,12 @@ def priorities(source: Path, out: Path, seed: int) -> None:
             one_epoch(dataclasses.replace(trainer, drip_decay=jnp.asarray(x)), np.random.default_rng((seed, i)), 0)
             for x in (0.0, decay)
         )
-        before, after = (tape.rows["advantages"][0] for tape in (plain, shaped))
-        arrays |= {f"drip{i}/{name}": before[name] for name in ("reward", "done")}
-        arrays |= {f"drip{i}/out": after["reward"], f"drip{i}/cfg/decay": np.float64(decay)}
+        before = {name: plain.rows[f"init/{name}"][0] for name in ("reward", "done")}
+        arrays |= recorder.under(f"drip{i}", before | {"out": shaped.rows["init/reward"][0]})
+        arrays |= settings_under(f"drip{i}/cfg", {"decay": decay})
     save(out, "priority", arrays)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--source", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "jaxdem_jaxagents")
     parts = (epochs, advantages, losses, priorities)
-    recorder.record({part.__name__: part for part in parts}, parser)
+    recorder.record({part.__name__: part for part in parts}, "jaxdem_jaxagents", source=True)
