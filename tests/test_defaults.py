@@ -1,38 +1,15 @@
 """The defaults of public functions: numbers and flags that nobody has to give, each of which means something."""
 
+import importlib
 import inspect
 
 import ppo_parts as pp
-from ppo_parts import (
-    agents,
-    critics,
-    distributions,
-    envs,
-    exploration,
-    functional,
-    networks,
-    optim,
-    refresh,
-    regularizers,
-    symmetry,
-    tokens,
-)
+from ppo_parts import distributions
 
-MODULES = [
-    pp,
-    agents,
-    critics,
-    distributions,
-    envs,
-    exploration,
-    functional,
-    networks,
-    optim,
-    refresh,
-    regularizers,
-    symmetry,
-    tokens,
-]
+FAMILIES = (
+    "agents critics distributions envs exploration functional networks optim refresh regularizers symmetry tokens"
+)
+MODULES = [pp, *(importlib.import_module(f"ppo_parts.{name}") for name in FAMILIES.split())]
 
 DEFAULTS = """
 advantage_normalize ddof=0 eps=1e-08

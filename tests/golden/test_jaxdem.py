@@ -54,12 +54,8 @@ VERSIONS = ("head", "seed")
 CASES = {"head": ("single", "multi", "lrzero"), "seed": ("single", "multi", "lrfloor")}
 PRIORITY_EPS = {"head": 1e-6, "seed": 0.0}
 MUON_EPS = {"head": 1e-12, "seed": 1e-5}
-METRICS = {  # the peer's name: ours
-    "loss": "loss",
-    "actor_loss": "policy_loss",
-    "value_loss": "value_loss",
-    "entropy": "entropy",
-}
+# The peer's name: ours.
+METRICS = {"loss": "loss", "actor_loss": "policy_loss", "value_loss": "value_loss", "entropy": "entropy"}
 SCALARS = {
     "head": METRICS | {"approx_KL": "approx_kl_k2", "explained_variance": "peer_explained_variance"},
     "seed": METRICS | {"approx_KL": "approx_kl", "explained_variance": "peer_explained_variance"},
@@ -113,26 +109,16 @@ def peer_vtrace(
 
 
 def rho_on_reward(
-    log_ratio: Any,
-    reward: Any,
-    value: Any,
-    done: Any,
-    mask: Any = None,
-    *,
-    gamma: Any,
-    gae_lambda: Any,
-    rho_clip: Any,
-    c_clip: Any,
+    config: Any, log_ratio: Any, reward: Any, value: Any, done: Any, mask: Any = None
 ) -> pp.functional.Advantages:
     """The V-trace of seed; the mask is 0 after the last step of a padded batch."""
     ratio = jnp.exp(log_ratio)
     mask = jnp.ones_like(value) if mask is None else mask
     last = jnp.concatenate([mask[1:] == 0, jnp.ones_like(mask[:1], bool)])
     own_last_value = pp.functional.next_values(value, value[-1], last, value)
-    rho, c = jnp.minimum(ratio, rho_clip), jnp.minimum(ratio, c_clip)
-    return pp.functional.gae(
-        rho * reward, value, own_last_value, done, gamma=gamma, gae_lambda=gae_lambda * c, mask=mask
-    )
+    rho, c = jnp.minimum(ratio, config["rho_clip"]), jnp.minimum(ratio, config["c_clip"])
+    hyper = {"gamma": config["gamma"], "gae_lambda": config["gae_lambda"] * c}
+    return pp.functional.gae(rho * reward, value, own_last_value, done, mask=mask, **hyper)
 
 
 RHO_ON_REWARD = jax.jit(rho_on_reward)
@@ -148,7 +134,7 @@ def test_functions_reproduce_advantages(version):
             ours = peer_vtrace(config, z["reward"], z["value"], z["ratio"], z["done"], last_value)
             advantage = ours.error
         else:
-            ours = RHO_ON_REWARD(z["new_log_prob"] - z["log_prob"], z["reward"], z["value"], z["done"], **config)
+            ours = RHO_ON_REWARD(config, z["new_log_prob"] - z["log_prob"], z["reward"], z["value"], z["done"])
             advantage = ours.advantage
         check.close_tensor("advantage", advantage, z["advantage"])
         check.close_tensor("returns", ours.target, z["returns"])
@@ -326,7 +312,7 @@ def seed_chain(config: Any, indices: Any, weights: Any, noise: Any, shape: tuple
 
     def advantages(batch: pp.Batch) -> pp.Batch:
         log_ratio, value = jax.lax.stop_gradient((batch.current_log_ratio(), batch.current.value))
-        out = rho_on_reward(log_ratio, batch.reward, value, batch.terminated, batch.mask, **vtrace_config(config))
+        out = rho_on_reward(config, log_ratio, batch.reward, value, batch.terminated, batch.mask)
         return batch.replace(advantage=out.advantage, target=out.target)
 
     def with_noise(batch: pp.Batch, state: Any, context: pp.Context) -> tuple[pp.Batch, Any]:
@@ -511,7 +497,7 @@ def compare_refresh(
 def compare_first_advantages(check: Comparison, config: dict[str, float], z: Arrays, given: Any, beta: float) -> None:
     """What seed draws from, once per epoch."""
     args = jnp.zeros_like(z["td/value"]), z["td/reward"], z["td/value"], z["td/done"]
-    before = RHO_ON_REWARD(*args, **vtrace_config(config))
+    before = RHO_ON_REWARD(config, *args)
     check.close_tensor("rollout advantage", before.advantage, z["td/advantage"])
     check.close_tensor("rollout returns", before.target, z["td/returns"])
     for indices, weights in zip(*given[:2], strict=True):

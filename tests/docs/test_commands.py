@@ -1,0 +1,120 @@
+"""The commands of README.md and docs/see.md run with exactly the extras that the page has named up to there."""
+
+import importlib.metadata
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.docs.test_docs import FENCE, ROOT
+from tests.only_extras import runs_in
+
+PAGES = [ROOT / "README.md", ROOT / "docs" / "see.md"]
+EXTRAS = re.compile(r'pip install (?:--\S+ )*"?\.\[([\w,]+)\]')
+COMMAND = re.compile(r"^((?:[A-Z_]+=\S+ )*)(?:.* && )?(?:\.venv/bin/)?python -m ([\w.]+)(?: ([^#\n]*))?", re.MULTILINE)
+TINY = "--total-timesteps 64 --num-envs 2 --num-steps 8 --num-minibatches 2 --update-epochs 1 --hidden 8 --no-progress"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+class Command(NamedTuple):
+    module: str
+    arguments: list[str]
+    extras: frozenset[str]
+
+
+def commands(page: Path) -> Iterator[Command]:
+    """Those of a page, with the extras that its text has named so far; CI runs the one of pytest as it is."""
+    text = page.read_text()
+    for block in FENCE.finditer(text):
+        if block[1] == "bash":
+            for found in COMMAND.finditer(block[3]):
+                named = EXTRAS.findall(text[: block.start(3) + found.end()])
+                if found[2] != "pytest":
+                    extras = frozenset(extra for some in named for extra in some.split(","))
+                    yield Command(found[2], shlex.split((found[3] or "").replace("<name>", "first")), extras)
+
+
+def normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def installed(extras: frozenset[str]) -> set[str]:
+    """The distributions that the package installs with these extras, and all that they require."""
+    found: set[tuple[str, frozenset[str]]] = set()
+    left = [Requirement(x) for x in PROJECT["dependencies"]] + [Requirement(f"ppo_parts[{','.join(extras)}]")]
+    while left:
+        requirement = left.pop()
+        asked = (normalized(requirement.name), frozenset(requirement.extras))
+        if asked in found:
+            continue
+        found.add(asked)
+        if asked[0] == "ppo-parts":
+            required = [x for extra in asked[1] for x in PROJECT["optional-dependencies"][extra]]
+        else:
+            try:
+                required = importlib.metadata.requires(requirement.name) or []
+            except importlib.metadata.PackageNotFoundError:
+                continue  # of another platform
+        for other in map(Requirement, required):
+            if not other.marker or any(other.marker.evaluate({"extra": extra}) for extra in ("", *asked[1])):
+                left.append(other)
+    return {name for name, _ in found}
+
+
+def hidden(extras: frozenset[str]) -> list[str]:
+    """The modules that are installed here, but not with these extras."""
+    kept = installed(extras)
+    modules = importlib.metadata.packages_distributions().items()
+    return [module for module, owners in modules if kept.isdisjoint(map(normalized, owners))]
+
+
+def rows_of(page: Path, tiny: bool) -> Iterator[Command]:
+    """Its commands with a name for each run, the first of which is `first`; perhaps as tiny runs."""
+    for number, (module, arguments, extras) in enumerate(commands(page)):
+        if module.startswith("recipes.") and "--help" not in arguments:
+            name = "first" if page.stem == "README" else f"{page.stem}{number}"
+            arguments = [*arguments, "--name", name, *(TINY.split() if tiny or "--track" in arguments else [])]
+        yield Command(module, arguments, extras)
+
+
+def run(command: list[str], folder: Path, **options: Any) -> None:
+    environment = os.environ | {"PYTHONPATH": str(folder), "WANDB_MODE": "offline"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_commands_run_with_the_extras_that_the_page_has_named(tmp_path):
+    """With tiny runs, and packages that are installed here, but hidden."""
+    for name in ("ppo_parts", "recipes", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for page in PAGES:
+        rows = [{**x._asdict(), "extras": None, "hidden": hidden(x.extras)} for x in rows_of(page, tiny=True)]
+        assert len(rows) > 2
+        run([sys.executable, "-m", "tests.only_extras"], tmp_path, input=json.dumps(rows))
+
+
+@pytest.mark.slow
+def test_commands_run_where_their_extras_are_installed(tmp_path):
+    """As a reader would run them, in a clone."""
+    copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=shutil.ignore_patterns(".git", ".venv", "runs", ".*_cache"))
+    run([sys.executable, "-m", "venv", ".venv"], copy)
+    python, installed_now = str(copy / ".venv" / "bin" / "python"), None
+    for page in PAGES:
+        for module, arguments, extras in rows_of(page, tiny=False):
+            if extras != installed_now:
+                run([python, "-m", "pip", "install", "--quiet", "--editable", f".[{','.join(sorted(extras))}]"], copy)
+                installed_now = extras
+            for folder in runs_in(arguments):
+                if not (copy / folder).exists():
+                    shutil.copytree(copy / "runs" / "first", copy / folder)
+            run([python, "-m", module, *arguments], copy)
