@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
 
 import jax
 import jax.numpy as jnp
 
 from .. import functional
-from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_choice, check_ddof, check_number
+from .._base.errors import UserValueError
+from .._base.hyperparameters import Numeric
 from .._core.moments import Moments, merged
 from .._core.policy import follow
 from .._core.shards import known_to_all, map_shards
 from .._core.types import Array, Batch, Context, Part, require, stateless
-from ..functional._common import masked_sum, zero_masked
-from ..functional._statistics import masked_mean, one_of, share_explained
+from ..functional._common import zero_masked
+from ..functional._statistics import one_of, share_explained
+from .common import align_weight, at_step, check_numbers, check_options, moments_of
 
 ESTIMATOR_READS = ("reward", "value", "next_value", "terminated", "truncated", "mask", "current.value")
 
@@ -30,16 +30,14 @@ def gae(
 ) -> Part:
     """Write `advantage` and `target` by generalized advantage estimation; see `functional.gae` for the equations.
 
-    Before the sampler it reads the rollout's values. After a sampler that keeps time it reads the values of the policy
-    being trained (`current.value`), and takes `next_value` from them, except at truncations, before masked steps and at
-    the rollout's end. Gradients do not flow through it. Before the sampler it also writes the metric
-    `explained_variance`.
+    Before the sampler it reads the rollout's values, and adds the metric `explained_variance`. After a sampler that
+    keeps time it reads the values of the policy being trained, `current.value`, and takes `next_value` from them,
+    except at truncations, before masked steps and at the rollout's end. Gradients do not flow through it.
 
     Args:
         gamma: discount per step, in [0, 1]; a schedule counts learner updates.
         gae_lambda: trace decay, in [0, 1]; a schedule counts learner updates.
-        mask_mode: "cut": no trace passes from or to a masked step. "skip": masked steps are skipped, as if they were
-            not there; `batch.next_value` must skip them, too. See `functional.gae`.
+        mask_mode: "cut" or "skip", whose `batch.next_value` must skip masked steps, too; see `functional.gae`.
         implementation: "auto", "scan", "associative" or "pallas"; see `functional.gae`.
 
     Place: before the sampler, or after one that keeps time, such as `segment_minibatches` or `full_batch`.
@@ -54,10 +52,8 @@ def gae(
 
     Reference: Schulman et al. 2016, arXiv:1506.02438, eq. 16.
     """
-    gamma = check_number("gae", "gamma", gamma, 0, 1)
-    gae_lambda = check_number("gae", "gae_lambda", gae_lambda, 0, 1)
-    check_choice("gae", "implementation", implementation, get_args(functional.Implementation))
-    check_choice("gae", "mask_mode", mask_mode, get_args(functional.MaskMode))
+    numbers = check_numbers("gae", gamma=gamma, gae_lambda=gae_lambda)
+    check_options("gae", implementation=implementation, mask_mode=mask_mode)
 
     def update(batch: Batch, context: Context) -> Batch:
         value, next_value = _latest_values("gae", batch, skip=mask_mode == "skip")
@@ -67,8 +63,7 @@ def gae(
             next_value,
             batch.terminated,
             batch.truncated,
-            gamma=at(gamma, context.step),
-            gae_lambda=at(gae_lambda, context.step),
+            **at_step(numbers, context),
             mask=batch.mask,
             mask_mode=mask_mode,
             implementation=implementation,
@@ -91,9 +86,9 @@ def vtrace(
 ) -> Part:
     """Write `advantage` and `target` by V-trace, with the latest importance ratios.
 
-    Before the sampler the ratio is `exp(log_ratio)`, which is 1 until a `refresh` writes it. After a sampler that keeps
-    time, ratio and values are those of the policy being trained. See `functional.vtrace` for the equations. Gradients
-    do not flow through it. Before the sampler it also writes the metric `explained_variance`.
+    See `functional.vtrace` for the equations. Before the sampler the ratio is `exp(log_ratio)`, which is 1 until a
+    `refresh` writes it; after a sampler that keeps time, ratio and values are those of the policy being trained, as in
+    `gae`. Gradients do not flow through it. Metric, before the sampler: `explained_variance`.
 
     Args:
         gamma: discount per step, in [0, 1]; a schedule counts learner updates (so do the others).
@@ -114,17 +109,18 @@ def vtrace(
 
     Reference: Espeholt et al. 2018, arXiv:1802.01561, eq. 1.
     """
-    gamma = check_number("vtrace", "gamma", gamma, 0, 1)
-    gae_lambda = check_number("vtrace", "gae_lambda", gae_lambda, 0, 1)
-    rho_clip = check_number("vtrace", "rho_clip", rho_clip, 0, open_low=True)
-    c_clip = check_number("vtrace", "c_clip", c_clip, 0, open_low=True)
+    numbers = check_numbers(
+        "vtrace",
+        gamma=gamma,
+        gae_lambda=gae_lambda,
+        rho_clip=rho_clip,
+        c_clip=c_clip,
+        pg_rho_clip=pg_rho_clip,
+        pg_lambda=pg_lambda,
+    )
     if not policy_gradient and not (pg_rho_clip is None and pg_lambda is None):
         raise UserValueError("vtrace: pg_rho_clip and pg_lambda have an effect only with policy_gradient=True")
-    if pg_rho_clip is not None:
-        pg_rho_clip = check_number("vtrace", "pg_rho_clip", pg_rho_clip, 0, open_low=True)
-    if pg_lambda is not None:
-        pg_lambda = check_number("vtrace", "pg_lambda", pg_lambda, 0, 1)
-    check_choice("vtrace", "implementation", implementation, get_args(functional.Implementation))
+    check_options("vtrace", implementation=implementation)
 
     def update(batch: Batch, context: Context) -> Batch:
         value, next_value = _latest_values("vtrace", batch)
@@ -135,12 +131,7 @@ def vtrace(
             next_value,
             batch.terminated,
             batch.truncated,
-            gamma=at(gamma, context.step),
-            gae_lambda=at(gae_lambda, context.step),
-            rho_clip=at(rho_clip, context.step),
-            c_clip=at(c_clip, context.step),
-            pg_rho_clip=None if pg_rho_clip is None else at(pg_rho_clip, context.step),
-            pg_lambda=None if pg_lambda is None else at(pg_lambda, context.step),
+            **at_step(numbers, context),
             mask=batch.mask,
             implementation=implementation,
         )
@@ -173,34 +164,27 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
 
     Reference: Andrychowicz et al. 2021, arXiv:2006.05990, the section on normalization and clipping.
     """
-    eps = check_number("advantage_normalize", "eps", eps, 0)
-    check_ddof("advantage_normalize", ddof)
+    where = "advantage_normalize"
+    numbers = check_numbers(where, eps=eps)
+    check_options(where, ddof=ddof, axis=axis)
     axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    if not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
-        raise UserTypeError(f"advantage_normalize: axis must be None, a whole number or a tuple of them, got {axis!r}")
 
     def update(batch: Batch, context: Context) -> Batch:
-        rank = jnp.ndim(batch.advantage)
-        if any(not -rank <= a < rank for a in axes):
-            raise UserValueError(
-                f"advantage_normalize: axis={axis} does not exist, the advantage has axes {batch.axes} and shape "
-                f"{jnp.shape(batch.advantage)}"
-            )
         shape = jnp.shape(batch.advantage)
+        of = f"axis={axis} of an advantage with axes {batch.axes} and shape {shape}"
+        if any(not -len(shape) <= a < len(shape) for a in axes):
+            raise UserValueError(f"{where}: {of} does not exist")
         if math.prod(shape if axis is None else [shape[a] for a in axes]) == 1:
             raise UserValueError(
-                f"advantage_normalize: axis={axis} of an advantage with axes {batch.axes} and shape {shape} leaves one "
-                "element for each mean, so that the result is always 0: use fewer minibatches or other axes, or "
-                "normalize before the sampler"
+                f"{where}: {of} leaves one element for each mean, so that the result is always 0: use fewer "
+                "minibatches or other axes, or normalize before the sampler"
             )
         normalized = functional.advantage_normalize(
-            batch.advantage, axis=axis, ddof=ddof, eps=at(eps, context.step), mask=batch.mask
+            batch.advantage, axis=axis, ddof=ddof, **at_step(numbers, context), mask=batch.mask
         )
         return batch.replace(advantage=normalized)
 
-    return stateless(
-        update, name="advantage_normalize", requires=("advantage",), provides=("advantage",), reads=("mask",)
-    )
+    return stateless(update, name=where, requires=("advantage",), provides=("advantage",), reads=("mask",))
 
 
 def advantage_weight() -> Part:
@@ -228,12 +212,6 @@ def advantage_weight() -> Part:
         reads=(),
         place="after_sampler",
     )
-
-
-def align_weight(batch: Batch, like: Array) -> Array:
-    """Return the weight `[M]` of each sampled element with the axes of `like`: time before it, agents after it."""
-    weight, sampled = batch.weight, len(batch.axes) - 1
-    return weight.reshape((1,) * sampled + weight.shape + (1,) * (like.ndim - sampled - 1)).astype(like.dtype)
 
 
 def _latest_values(where: str, batch: Batch, *, skip: bool = False) -> tuple[Array, Array]:
@@ -281,13 +259,10 @@ def _explained_variance(batch: Batch, target: Array) -> Array:
 
     def of_shard(shard: Batch) -> tuple[Array, Moments]:
         value, aim = zero_masked(shard.mask, *jax.lax.stop_gradient((shard.value, shard.target)))
-        seen = masked_sum(jnp.ones_like(aim), shard.mask)
-        some = jnp.where(seen > 0, one_of(aim, shard.mask), 0)
-        means, variances = [], []
-        for x in (aim - some, aim - value):
-            means.append(masked_mean(x, shard.mask))
-            variances.append(masked_mean(jnp.square(x - means[-1]), shard.mask))
-        return some, Moments(jnp.stack(means), jnp.stack(variances), seen)
+        some = one_of(aim, shard.mask)
+        some = jnp.where(some == -jnp.inf, 0, some)  # all steps are masked
+        total, error = (moments_of(x, shard.mask) for x in (aim - some, aim - value))
+        return some, Moments(jnp.stack([total.mean, error.mean]), jnp.stack([total.var, error.var]), total.seen)
 
     some, each = jax.tree.map(known_to_all, map_shards(of_shard, batch.replace(target=target)))
     first = one_of(some, each.seen > 0)

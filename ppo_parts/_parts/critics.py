@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_number
+from .._base.errors import UserValueError
+from .._base.hyperparameters import Numeric, check_number
 from .._core.types import Array, Batch, Context, Params, Part, field_at
-from ..functional import masked_mean
-from .losses import check_loss, measured_loss_part
+from .common import POSITIVE, at_step, check_function, check_numbers, loss_part, moments_of
+from .losses import check_loss
 
 
 def critic_loss(
@@ -24,14 +24,13 @@ def critic_loss(
 ) -> Part:
     """Add `coef` times `loss(prediction, target, mask=mask, **hyperparameters)` as the loss `name`.
 
-    This turns any value loss into a part: one in `functional`, or your own function of the critic's prediction and the
-    value target that returns a loss per element. A critic that predicts more than a value, such as quantiles or the
-    logits of a classification, returns it in `Output.aux`. Metric: `<name>_loss`, the mean without the coefficient.
+    Metric: `<name>_loss`, without the coefficient.
 
     Args:
-        loss: the function.
-        prediction: the entry of the policy's output that is compared with the target: "value", or the path of an entry
-            of `aux`, such as "aux.value_logits".
+        loss: a value loss of `functional`, or your own function of the critic's prediction and the value target that
+            returns a loss per element.
+        prediction: what of the policy's `Output` is compared with the target: "value", or the path of an entry of
+            `aux`, such as "aux.value_logits", for a critic that predicts more than a value.
         coef: coefficient, >= 0; a schedule counts learner updates.
         name: key in `losses`.
         **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates, of which only the
@@ -40,9 +39,8 @@ def critic_loss(
     Place: after the sampler; needs the `target` of `gae` or `vtrace`.
 
     Raises:
-        TypeError: `loss` is not a function, or does not take these arguments. ValueError: `prediction` is
-            neither "value" nor begins with "aux.", `loss` rejects a hyperparameter or returns another shape, or (when
-            traced) the policy returns no such entry.
+        TypeError: `loss` is not a function, or does not take these arguments. ValueError: it rejects a hyperparameter
+            or returns another shape; another `prediction`, or (when traced) one that the policy does not return.
 
     Example:
         >>> import jax.numpy as jnp, ppo_parts as pp
@@ -60,22 +58,18 @@ def critic_loss(
         raise UserValueError(f'critic_loss: prediction must be "value" or "aux.<name>", got {prediction!r}')
     # The shape of an entry of aux is not known yet.
     check_loss("critic_loss", loss, ("prediction", "target"), hyperparameters, call=prediction == "value")
-    coef = check_number("critic_loss", "coef", coef, 0)
+    path = f"current.{prediction}"
 
-    def per_element(batch: Batch, context: Context) -> Array:
-        predicted = field_at(batch, f"current.{prediction}")
+    def per_element(batch: Batch, context: Context, /, **now: Any) -> Array:
+        predicted = field_at(batch, path)
         if predicted is None:
             raise UserValueError(
                 f"critic_loss: the policy returns no {prediction}: return it in Output(distribution, value, aux=...)"
             )
-        now = {key: at(value, context.step) for key, value in hyperparameters.items()}
         return loss(predicted, batch.target, mask=batch.mask, **now)
 
-    reads = (f"current.{prediction}",)
-    numbers = tuple(hyperparameters.values())
-    return measured_loss_part(
-        "critic_loss", name, per_element, coef=coef, requires=("target",), reads=reads, numbers=numbers
-    )
+    declared: Any = {"requires": ("target",), "reads": (path,)}
+    return loss_part("critic_loss", name, per_element, hyperparameters, coef=coef, **declared)
 
 
 class ValueStatistics(NamedTuple):
@@ -94,22 +88,18 @@ def normalize_target(
               \sigma^2 \leftarrow (1 - \beta) \sigma^2 + \beta\, \mathrm{Var}(y) + \beta (1 - \beta) (\bar y - \mu)^2,
               \qquad \hat y = \frac{y - \mu}{\sigma}
 
-    with the mean and variance of the rollout's targets y, and :math:`\beta` = `rate`. These are the exponential
-    averages of the first two moments, computed without cancellation. :math:`\mu` and :math:`\sigma` begin at 0 and 1.
-    Metrics: `target_mean`, `target_scale`.
+    with the mean and variance of the rollout's targets y, and :math:`\beta` = `rate`: exponential averages of the first
+    two moments, computed without cancellation, which begin at 0 and 1. Metrics: `target_mean`, `target_scale`.
 
     The network denormalizes its prediction n, :math:`V = \sigma n(s) + \mu`, so that values are in reward units
-    everywhere else. Therefore the statistics are parameters, without a gradient, and `write` sets them. If it does
-    nothing else, this is running value normalization. If it also rescales the last layer, by
-    `functional.rescale_head`, this is PopArt.
+    everywhere else. Therefore the statistics are parameters, without a gradient, and `write` sets them. If it also
+    rescales the last layer, by `functional.rescale_head`, this is PopArt.
 
     Args:
         write: `write(params, old, new) -> params`, with the `ValueStatistics` before and after; called outside the
-            gradient each time the part runs: once per update, before the first minibatch, or, with `refresh`, before
-            each epoch or minibatch.
-        rate: the share of a new rollout in the statistics, in [0, 1]; a schedule counts learner updates. The schedule
-            `lambda step: 1 / (step + 1)` averages over all rollouts. With `refresh` it applies to each run of the part,
-            so choose a smaller one.
+            gradient each time the part runs.
+        rate: the share of a new rollout in the statistics, in [0, 1], each time the part runs (with `refresh`, more
+            than once per update); a schedule counts learner updates. `lambda step: 1 / (step + 1)` averages over all.
         min_scale: smallest standard deviation, > 0.
 
     Place: after `gae` or `vtrace`, before the sampler.
@@ -127,35 +117,25 @@ def normalize_target(
 
     Reference: van Hasselt et al. 2016, PopArt, arXiv:1602.07714, eq. 5 and proposition 1.
     """
-    if not callable(write):
-        raise UserTypeError(f"normalize_target: give write(params, old, new) -> params, got {write!r}")
-    rate = check_number("normalize_target", "rate", rate, 0, 1)
-    min_scale = check_number("normalize_target", "min_scale", min_scale, 0, open_low=True, schedule=False)
+    where = "normalize_target"
+    check_function(where, "write", write, "a function (params, old, new) -> params")
+    numbers = check_numbers(where, rate=rate)
+    min_scale = check_number(where, "min_scale", min_scale, **POSITIVE, schedule=False)
 
     def init(params: Params, key: Array | None = None) -> ValueStatistics:
         return ValueStatistics(jnp.zeros(()), jnp.ones(()))
 
     def update(batch: Batch, state: ValueStatistics, context: Context) -> tuple[Batch, ValueStatistics]:
-        share = jnp.asarray(at(rate, context.step), state.mean.dtype)
+        share = jnp.asarray(at_step(numbers, context)["rate"], state.mean.dtype)
         if batch.mask is not None:  # without targets, their mean is undefined
             share = jnp.where(jnp.any(batch.mask.astype(bool)), share, 0)
-        target = batch.target.astype(state.mean.dtype)
-        center = masked_mean(target, batch.mask)
-        spread, moved = masked_mean(jnp.square(target - center), batch.mask), center - state.mean
+        dtype, target = batch.target.dtype, batch.target.astype(state.mean.dtype)
+        center, spread, _ = moments_of(target, batch.mask)
+        moved = center - state.mean
         variance = (1 - share) * jnp.square(state.scale) + share * (spread + (1 - share) * jnp.square(moved))
         state = ValueStatistics(state.mean + share * moved, jnp.maximum(jnp.sqrt(variance), min_scale))
-        normalized = ((target - state.mean) / state.scale).astype(batch.target.dtype)
-        batch = batch.add_extras(target_normalized=normalized)
-        dtype = batch.target.dtype
+        batch = batch.add_extras(target_normalized=((target - state.mean) / state.scale).astype(dtype))
         return batch.add_metrics(target_mean=state.mean.astype(dtype), target_scale=state.scale.astype(dtype)), state
 
-    return Part(
-        init,
-        update,
-        "normalize_target",
-        requires=("target",),
-        provides=("extras.target_normalized",),
-        reads=("mask",),
-        place="before_sampler",
-        amend=write,
-    )
+    declared: Any = {"requires": ("target",), "provides": ("extras.target_normalized",), "reads": ("mask",)}
+    return Part(init, update, where, place="before_sampler", amend=write, **declared)

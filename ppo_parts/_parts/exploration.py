@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_count, check_number
+from .._base.errors import UserValueError
+from .._base.hyperparameters import Numeric, check_count
 from .._core.moments import Moments, appended_if_any
 from .._core.types import Array, Batch, Context, Params, Part
 from ..functional import masked_mean
-from .losses import measured_loss_part
+from .common import at_step, check_function, check_numbers, loss_part, moments_of
 
 Embed = Callable[[Any, Any], Array]
 
@@ -41,22 +41,20 @@ def rnd_reward(
               r_t = \frac{e_t}{\sigma}, \qquad R_t = \gamma R_{t-1} + e_t
 
     The network f is random and fixed; `rnd_loss` trains the predictor :math:`\hat f` to agree with it. :math:`\sigma`
-    is the running standard deviation of the discounted sums R, which continue from episode to episode. The reward of
-    masked steps is 0, and they do not enter the sums.
+    is the running standard deviation of the discounted sums R, which continue from episode to episode. Masked steps
+    have no reward, and do not enter the sums.
 
-    The reward is `extras["<name>_reward"]`. A second `gae`, wrapped in `within`, gives it a separate advantage and
-    critic. `extras["<name>_terminated"]` is 0 everywhere, so that this advantage looks beyond the ends of episodes, as
-    in the paper. `extras["<name>_target"]`, `[T, N, K]`, is f of the next observations, for `rnd_loss`. Metric:
-    `<name>_reward`, the mean.
+    It writes the `extras` `<name>_reward`; `<name>_terminated`, which is 0 everywhere, so that the advantage of this
+    reward looks beyond the ends of episodes; and `<name>_target`, `[T, N, K]`, f of the next observations, for
+    `rnd_loss`. Metric: `<name>_reward`, the mean.
 
     Args:
-        init: function of a key that returns the parameters of a network; it is called with the learner's key to draw f.
-        embed: function of these parameters and observations `[..., *shape]`, as the environment returns them, that
-            returns `[..., K]`.
+        init: function of a key that returns the parameters of a network.
+        embed: function of these parameters and observations `[..., *shape]` that returns `[..., K]`.
         num_envs: N.
         gamma: discount of the sums, in [0, 1]; a schedule counts learner updates.
         predictor: the entry of the parameters with those of the predictor.
-        name: prefix of the entries and metrics that it writes; two such rewards in one chain need two names.
+        name: prefix of the entries and metrics that it writes.
 
     Place: before the sampler. It needs `rollout(..., keep_next_obs=True)` and `learner.init(params, key)`. Observations
     should be standardized (`envs.normalize_observation`), because f is random.
@@ -84,11 +82,10 @@ def rnd_reward(
     Reference: Burda et al. 2018, Exploration by Random Network Distillation, arXiv:1810.12894, sections 2.2 to 2.4.
     """
     where = "rnd_reward"
-    for argument, function in {"init": init, "embed": embed}.items():
-        if not callable(function):
-            raise UserTypeError(f"{where}: {argument} must be a function, got {function!r}")
+    check_function(where, "init", init)
+    check_function(where, "embed", embed)
     check_count(where, "num_envs", num_envs)
-    gamma = check_number(where, "gamma", gamma, 0, 1)
+    numbers = check_numbers(where, gamma=gamma)
 
     def first(params: Params, key: Array | None = None) -> RNDState:
         _predictor(where, params, predictor)
@@ -106,7 +103,7 @@ def rnd_reward(
         if error.shape[1:] != (num_envs,):
             raise UserValueError(f"{where}: num_envs={num_envs}, but the rollout has the axes {error.shape}, [T, N]")
         keep = jnp.ones_like(error, bool) if batch.mask is None else batch.mask.astype(bool)
-        error, discount = jnp.where(keep, error, 0).astype(state.discounted.dtype), at(gamma, context.step)
+        error, discount = jnp.where(keep, error, 0).astype(state.discounted.dtype), at_step(numbers, context)["gamma"]
 
         def add(total: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
             error, counts = now
@@ -114,13 +111,10 @@ def rnd_reward(
             return total, total
 
         last, sums = jax.lax.scan(add, state.discounted, (error, keep))
-        mean = masked_mean(sums, keep)
-        seen = Moments(mean, masked_mean(jnp.square(sums - mean), keep), jnp.sum(keep, dtype=sums.dtype))
-        moments = appended_if_any(state.moments, seen)
+        moments = appended_if_any(state.moments, moments_of(sums, keep))
         reward = (error / jnp.sqrt(moments.var + 1e-8)).astype(batch.log_prob.dtype)
-        written = {f"{name}_reward": reward, f"{name}_terminated": jnp.zeros_like(reward)}
-        written[f"{name}_target"] = embedding.astype(reward.dtype)
-        batch = batch.add_extras(**written)
+        written = {"reward": reward, "terminated": jnp.zeros_like(reward), "target": embedding.astype(reward.dtype)}
+        batch = batch.add_extras(**{f"{name}_{entry}": x for entry, x in written.items()})
         measured = {f"{name}_reward": masked_mean(reward, batch.mask)}
         return batch.add_metrics(**measured), RNDState(state.target, last, moments)
 
@@ -129,11 +123,11 @@ def rnd_reward(
         update,
         where,
         requires=("next_obs",),
-        provides=tuple(f"extras.{name}_{what}" for what in ("reward", "terminated", "target")),
+        provides=tuple(f"extras.{name}_{entry}" for entry in ("reward", "terminated", "target")),
         reads=("log_prob", "mask"),
         place="before_sampler",
         needs_time=True,
-        numbers=(gamma,),
+        numbers=tuple(numbers.values()),
     )
 
 
@@ -158,19 +152,16 @@ def rnd_loss(embed: Embed, *, coef: Numeric = 1.0, predictor: str = "predictor",
 
     Reference: Burda et al. 2018, arXiv:1810.12894, section 2.2.
     """
-    where = "rnd_loss"
-    if not callable(embed):
-        raise UserTypeError(f"{where}: embed must be a function, got {embed!r}")
-    coef = check_number(where, "coef", coef, 0)
+    where, target = "rnd_loss", f"{name}_target"
+    check_function(where, "embed", embed)
 
     def loss(batch: Batch, context: Context) -> Array:
         predicted = embed(_predictor(where, context.params, predictor), batch.next_obs)
-        error = predicted - jax.lax.stop_gradient(batch.extras[f"{name}_target"])
+        error = predicted - jax.lax.stop_gradient(batch.extras[target])
         return jnp.mean(jnp.square(error), axis=-1).astype(batch.log_prob.dtype)
 
-    return measured_loss_part(
-        where, name, loss, coef=coef, requires=("next_obs", f"extras.{name}_target"), reads=("log_prob",)
-    )
+    requires = ("next_obs", f"extras.{target}")
+    return loss_part(where, name, loss, coef=coef, requires=requires, reads=("log_prob",))
 
 
 def _predictor(where: str, params: Params, entry: str) -> Any:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
-
-import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_number
@@ -13,6 +11,36 @@ from .._core.chain import check_wrapped, fold, inner_key, parts_of
 from .._core.types import Array, Batch, Context, Params, Part, field_at, stateless, with_field_at
 from .._core.wiring import reads_field
 from ..functional._common import check_same_shape
+from .common import ANY
+
+
+def seen_through(
+    part: Part,
+    name: str,
+    inner: Callable[[Batch], Batch],
+    outer: Callable[[Batch, Batch, Batch], Batch],
+    **declared: Any,
+) -> Part:
+    """Make a part that runs another one on `inner(batch)`, and writes `outer(batch, inner(batch), result)`."""
+
+    def init(params: Params, key: Array | None = None) -> Any:
+        return part.init(params, inner_key(part, key))
+
+    def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
+        seen = inner(batch)
+        result, (state,) = fold((part,), seen, (state,), of_part(context))
+        return outer(batch, seen, result), state
+
+    def finish(batch: Batch, state: Any, context: Context) -> Any:
+        assert part.finish is not None
+        return part.finish(inner(batch), state, of_part(context))
+
+    def of_part(context: Context) -> Context:
+        return context.replace(key=inner_key(part, context.key))
+
+    finished = None if part.finish is None else finish
+    kept: Any = {"place": part.place, "needs_time": part.needs_time, "amend": part.amend, "finish": finished}
+    return Part(init, update, name, **kept, **declared)
 
 
 def within(
@@ -47,10 +75,6 @@ def within(
         ...     write={"advantage": "extras.advantage_intrinsic", "target": "extras.target_intrinsic"},
         ...     name="intrinsic",
         ... )
-        >>> pipeline = pp.chain(
-        ...     pp.gae(gamma=.99, gae_lambda=.95), intrinsic,
-        ...     pp.combine_advantages({"advantage": 1., "extras.advantage_intrinsic": .5}),
-        ... )
 
     Reference: a lens, as in Foster et al. 2007, Combinators for Bidirectional Tree Transformations.
     """
@@ -72,18 +96,14 @@ def within(
         own.update(inner.provides)
     lens = _Lens(part, name, read, write, replaced)
     outer = dict.fromkeys(read.get(field, field) for field in part.requires)
-    reads = None if part.reads is None else (*(field for field in part.reads if field not in replaced), *read.values())
-    return Part(
-        lens.init,
-        lens.update,
+    return seen_through(
+        part,
         name,
+        lens.inner,
+        lens.outer,
         requires=tuple(path for path in outer if not path.startswith("current.")),
         provides=(*write.values(), *(field for field in part.provides if field in ("losses", "stop"))),
-        reads=reads,
-        place=part.place,
-        needs_time=part.needs_time,
-        amend=part.amend,
-        finish=None if part.finish is None else lens.finish,
+        reads=None if part.reads is None else (*(x for x in part.reads if x not in replaced), *read.values()),
     )
 
 
@@ -118,36 +138,18 @@ class _Lens(NamedTuple):
     write: dict[str, str]
     replaced: set[str]  # the fields of the part's batch that `read` replaces
 
-    def init(self, params: Params, key: Array | None = None) -> Any:
-        return self.part.init(params, inner_key(self.part, key))
-
-    def update(self, batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
-        self._check_critic(batch)
-        inner = self._inner(batch)
-        context = context.replace(key=inner_key(self.part, context.key))
-        result, (state,) = fold((self.part,), inner, (state,), context)
-        return self._outer(batch, inner, result), state
-
-    def finish(self, batch: Batch, state: Any, context: Context) -> Any:
-        assert self.part.finish is not None
-        return self.part.finish(self._inner(batch), state, context.replace(key=inner_key(self.part, context.key)))
-
     def _check_critic(self, batch: Batch) -> None:
         """Raise if the part, after a sampler, would take the critic of the batch where `read` names another."""
         takes_current = any("current.value" in (part.reads or ()) for part in parts_of(self.part))
-        if (
-            batch.current is not None
-            and takes_current
-            and "value" in self.replaced
-            and "current.value" not in self.replaced
-        ):
+        another = "value" in self.replaced and "current.value" not in self.replaced
+        if batch.current is not None and takes_current and another:
             raise UserValueError(
                 f"within {self.name!r}: after the sampler, {self.part.name} also reads current.value, the critic of "
                 f"the batch, but value is {self.read['value']!r}: give the path of that critic under current, too, "
                 'e.g. read={"current.value": "current.aux.cost", "value": "extras.cost"}'
             )
 
-    def _inner(self, batch: Batch) -> Batch:
+    def inner(self, batch: Batch) -> Batch:
         """Return the batch that the part receives.
 
         It contains only the metrics and losses that the part requires, so that the part may use any other name.
@@ -158,9 +160,8 @@ class _Lens(NamedTuple):
         for field, path in self.read.items():
             found = field_at(batch, path)
             if found is None:
-                remedy = ""
-                if path.startswith("extras."):
-                    remedy = ": let the rollout record it, or put the part that writes it before this one"
+                written = ": let the rollout record it, or put the part that writes it before this one"
+                remedy = written if path.startswith("extras.") else ""
                 raise UserValueError(
                     f"within {self.name!r}: {self.part.name} reads {path}, which the batch does not have{remedy}"
                 )
@@ -173,8 +174,9 @@ class _Lens(NamedTuple):
             inner = with_field_at(inner, inner_path, found)
         return inner
 
-    def _outer(self, batch: Batch, inner: Batch, result: Batch) -> Batch:
+    def outer(self, batch: Batch, inner: Batch, result: Batch) -> Batch:
         """Return the batch with the fields that the part has written, and its losses and metrics with the prefix."""
+        self._check_critic(batch)  # not in `inner`, because `finish` has a current policy before the sampler, too
         for field, path in self.write.items():
             batch = with_field_at(batch, path, field_at(result, field))
         changed = {name: loss for name, loss in result.losses.items() if name in inner.losses}
@@ -219,7 +221,7 @@ def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
     if not coefficients:
         raise UserValueError("combine_advantages: name at least one advantage")
     coefficients = {
-        path: check_number("combine_advantages", f"coefficient of {path}", coefficient, -jnp.inf)
+        path: check_number("combine_advantages", f"coefficient of {path}", coefficient, **ANY)
         for path, coefficient in coefficients.items()
     }
 

@@ -13,23 +13,18 @@ import numpy as np
 
 from .. import functional
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_count, check_number
+from .._base.hyperparameters import Numeric, at, check_count
 from .._core.types import Array, Batch, Context, Part, require, stateless
 from ..functional import masked_mean
-from .advantage import align_weight
+from .common import LOSS, POLICY, align_weight, check_numbers, loss_part, named_loss
 
 
 def clipped_surrogate(
-    *,
-    clip_eps: Numeric,
-    clip_eps_high: Numeric | None = None,
-    dual_clip: Numeric | None = None,
-    name: str = "policy",
+    *, clip_eps: Numeric, clip_eps_high: Numeric | None = None, dual_clip: Numeric | None = None, name: str = "policy"
 ) -> Part:
     """Add PPO's clipped objective as the loss `name`; see `functional.clipped_surrogate` for the equation.
 
-    Metrics (means over the minibatch): `policy_loss` and `clip_fraction`; with another `name`, `<name>_loss` and
-    `<name>_clip_fraction`. `policy_diagnostics` measures divergences and ratios.
+    Metrics: `policy_loss` and `clip_fraction`; with another `name`, `<name>_loss` and `<name>_clip_fraction`.
 
     Args:
         clip_eps: clip range, > 0; a schedule counts learner updates (so do the others).
@@ -48,30 +43,18 @@ def clipped_surrogate(
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7. Dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """
-    clip_eps = check_number("clipped_surrogate", "clip_eps", clip_eps, 0, open_low=True)
-    if clip_eps_high is not None:
-        clip_eps_high = check_number("clipped_surrogate", "clip_eps_high", clip_eps_high, 0, open_low=True)
-    if dual_clip is not None:
-        dual_clip = check_number("clipped_surrogate", "dual_clip", dual_clip, 1, open_low=True)
+    numbers = check_numbers("clipped_surrogate", clip_eps=clip_eps, clip_eps_high=clip_eps_high, dual_clip=dual_clip)
 
-    def update(batch: Batch, context: Context) -> Batch:
+    def loss(batch: Batch, context: Context, dual_clip: Any, **clips: Any) -> tuple[Array, dict[str, Array]]:
         log_ratio = batch.current_log_ratio()
-        low = at(clip_eps, context.step)
-        high = None if clip_eps_high is None else at(clip_eps_high, context.step)
-        bound = None if dual_clip is None else at(dual_clip, context.step)
-        loss = functional.clipped_surrogate(
-            log_ratio, batch.advantage, clip_eps=low, clip_eps_high=high, dual_clip=bound, mask=batch.mask
+        surrogate = functional.clipped_surrogate(
+            log_ratio, batch.advantage, **clips, dual_clip=dual_clip, mask=batch.mask
         )
-        clipped = functional.clip_fraction(jax.lax.stop_gradient(log_ratio), clip_eps=low, clip_eps_high=high)
+        clipped = functional.clip_fraction(log_ratio, **clips)
         prefix = "" if name == "policy" else f"{name}_"
-        measured = {
-            f"{name}_loss": masked_mean(jax.lax.stop_gradient(loss), batch.mask),
-            f"{prefix}clip_fraction": masked_mean(clipped, batch.mask),
-        }
-        return batch.add_loss(name, loss).add_metrics(**measured)
+        return surrogate, {f"{name}_loss": surrogate, f"{prefix}clip_fraction": clipped}
 
-    reads, numbers = ("current.log_prob", "log_prob"), (clip_eps, clip_eps_high, dual_clip)
-    return loss_part("clipped_surrogate", update, requires=("advantage",), reads=reads, numbers=numbers)
+    return loss_part("clipped_surrogate", name, loss, numbers, **POLICY)
 
 
 def policy_loss(
@@ -79,16 +62,15 @@ def policy_loss(
 ) -> Part:
     r"""Add `loss(log_ratio, advantage, mask=mask, **hyperparameters)` as the loss `name`.
 
-    This turns any policy loss into a part: one in `functional` that takes these arrays, or your own function of
-    :math:`\log\pi_{current}(a) - \log\pi_{behavior}(a)` and the advantage that returns a loss per element. Metric:
-    `<name>_loss`, the mean over the minibatch.
+    Metric: `<name>_loss`.
 
     Args:
-        loss: the function. It is called once with `[1, 1]` arrays when the part is built, so that a hyperparameter
-            that it rejects raises an error at once.
+        loss: a policy loss of `functional`, or your own function of :math:`\log\pi_{current}(a) -
+            \log\pi_{behavior}(a)` and the advantage that returns a loss per element. It is called once with `[1, 1]`
+            arrays when the part is built, so that a hyperparameter that it rejects raises an error at once.
         name: key in `losses`.
-        needs_time: whether the loss works along the time axis, so that the sampler must keep it, as
-            `segment_minibatches` does. The sequence losses of `functional`, such as `gspo`, declare this themselves.
+        needs_time: whether the loss works along the time axis, so that the sampler must keep it. The sequence losses
+            of `functional`, such as `gspo`, declare this themselves.
         **hyperparameters: keyword arguments of `loss`; a callable is a schedule of learner updates, of which only the
             first value is checked.
 
@@ -105,12 +87,11 @@ def policy_loss(
     """
     check_loss("policy_loss", loss, ("log_ratio", "advantage"), hyperparameters)
 
-    def per_element(batch: Batch, context: Context) -> Array:
-        now = {key: at(value, context.step) for key, value in hyperparameters.items()}
+    def per_element(batch: Batch, context: Context, /, **now: Any) -> Array:
         return loss(batch.current_log_ratio(), batch.advantage, mask=batch.mask, **now)
 
-    numbers = tuple(hyperparameters.values())
-    return policy_part("policy_loss", name, per_element, needs_time or works_along_time(loss), numbers)
+    along_time = needs_time or works_along_time(loss)
+    return loss_part("policy_loss", name, per_element, hyperparameters, needs_time=along_time, **POLICY)
 
 
 def works_along_time(loss: Callable[..., Any]) -> bool:
@@ -123,9 +104,8 @@ def works_along_time(loss: Callable[..., Any]) -> bool:
 def policy_diagnostics() -> Part:
     """Measure how far the policy being trained has moved from the policy that acted.
 
-    Metrics, over the unmasked elements of each minibatch: `approx_kl` (k3), `approx_kl_k1`, and `ratio_mean`,
-    `ratio_min` and `ratio_max` of the importance ratio. Over the minibatches of an update they are averaged, except
-    that `ratio_min` is the smallest and `ratio_max` the largest.
+    Metrics: `approx_kl` (k3), `approx_kl_k1`, and `ratio_mean`, `ratio_min` and `ratio_max` of the importance ratio,
+    whose extremes are those of the whole update.
 
     Place: after the sampler.
 
@@ -140,30 +120,29 @@ def policy_diagnostics() -> Part:
         log_ratio = jax.lax.stop_gradient(batch.current_log_ratio())
         ratio = jnp.exp(log_ratio)
         keep = True if batch.mask is None else batch.mask.astype(bool)
-        batch = batch.add_metrics(
-            approx_kl=masked_mean(functional.approx_kl(log_ratio, mask=batch.mask), batch.mask),
-            approx_kl_k1=masked_mean(functional.approx_kl(log_ratio, estimator="k1", mask=batch.mask), batch.mask),
-            ratio_mean=masked_mean(ratio, batch.mask),
-        )
+        measured = {
+            "approx_kl": functional.approx_kl(log_ratio, mask=batch.mask),
+            "approx_kl_k1": functional.approx_kl(log_ratio, estimator="k1", mask=batch.mask),
+            "ratio_mean": ratio,
+        }
+        batch = batch.add_metrics(**{name: masked_mean(x, batch.mask) for name, x in measured.items()})
         # Computed as a maximum, so that devices that share the minibatch reduce it together with `ratio_max`.
         batch = batch.add_metrics("min", ratio_min=-jnp.max(-ratio, where=keep, initial=-jnp.inf))
         return batch.add_metrics("max", ratio_max=jnp.max(ratio, where=keep, initial=-jnp.inf))
 
-    return stateless(
-        update, name="policy_diagnostics", reads=("current.log_prob", "log_prob", "mask"), place="after_sampler"
-    )
+    reads = ("current.log_prob", "log_prob", "mask")
+    return stateless(update, name="policy_diagnostics", reads=reads, place="after_sampler")
 
 
 def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "value") -> Part:
     """Add `coef` times the clipped value loss as the loss `name`; see `functional.clipped_value_loss`.
 
-    The prediction is clipped around `batch.value`: the rollout's, or the latest one that `refresh` wrote back. Metric:
-    `<name>_loss`, without the coefficient.
+    The prediction is clipped around `batch.value`. Metric: `<name>_loss`, without the coefficient.
 
     Args:
         clip_eps: clip range, > 0, in reward units; a schedule counts learner updates.
-        coef: coefficient, >= 0; a schedule counts learner updates. (With CleanRL's 0.5 and the factor 1/2 in the loss,
-            the squared error has weight 0.25.)
+        coef: coefficient, >= 0; a schedule counts learner updates. With CleanRL's 0.5, the squared error has weight
+            0.25, because of the factor 1/2 in the loss.
         name: key in `losses`.
 
     Place: after the sampler; needs the `target` of `gae` or `vtrace`.
@@ -174,21 +153,16 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
 
     Reference: OpenAI baselines' PPO2; Engstrom et al. 2020, arXiv:2005.12729, value function clipping.
     """
-    clip_eps = check_number("clipped_value_loss", "clip_eps", clip_eps, 0, open_low=True)
-    coef = check_number("clipped_value_loss", "coef", coef, 0)
+    where = "clipped_value_loss"
 
-    def loss(batch: Batch, context: Context) -> Array:
-        require_critic("clipped_value_loss", batch)
-        require(batch, "clipped_value_loss", value="it is the prediction to clip around; or use value_loss()")
-        bound = at(clip_eps, context.step)
-        return functional.clipped_value_loss(
-            batch.current.value, batch.value, batch.target, clip_eps=bound, mask=batch.mask
-        )
+    def loss(batch: Batch, context: Context, clip_eps: Any) -> Array:
+        require_critic(where, batch)
+        require(batch, where, value="it is the prediction to clip around; or use value_loss()")
+        value, old_value = batch.current.value, batch.value
+        return functional.clipped_value_loss(value, old_value, batch.target, clip_eps=clip_eps, mask=batch.mask)
 
-    reads, numbers = ("current.value", "value"), (clip_eps,)
-    return measured_loss_part(
-        "clipped_value_loss", name, loss, coef=coef, requires=("target",), reads=reads, numbers=numbers
-    )
+    numbers, reads = check_numbers(where, clip_eps=clip_eps), ("current.value", "value")
+    return loss_part(where, name, loss, numbers, coef=coef, requires=("target",), reads=reads)
 
 
 def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
@@ -209,22 +183,20 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9.
     """
-    coef = check_number("value_loss", "coef", coef, 0)
 
     def loss(batch: Batch, context: Context) -> Array:
         require_critic("value_loss", batch)
         return functional.value_loss(batch.current.value, batch.target, mask=batch.mask)
 
-    return measured_loss_part("value_loss", name, loss, coef=coef, requires=("target",), reads=("current.value",))
+    return loss_part("value_loss", name, loss, coef=coef, requires=("target",), reads=("current.value",))
 
 
 def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy") -> Part:
     r"""Add :math:`-\text{coef} \cdot H(\pi(\cdot|s))` as the loss `name`.
 
-    If the distribution does not define `entropy()` (a tanh-squashed Gaussian, for example), it is estimated from K =
-    `num_samples` fresh samples, :math:`-\frac{1}{K}\sum_k \log\pi(a_k|s)`. The gradient flows through samples that are
-    real numbers, so these must be differentiable with respect to all parameters; samples of a mixture are not, so its
-    distribution must define `entropy()`. If a part of the action is discrete, the gradient is instead
+    If the distribution does not define `entropy()` (as a squashed Gaussian), it is estimated from K = `num_samples`
+    fresh samples, :math:`-\frac{1}{K}\sum_k \log\pi(a_k|s)`. The gradient flows through samples of real numbers, which
+    must be differentiable with respect to all parameters (those of a mixture are not); with a discrete action it is
     :math:`-\frac{1}{K}\sum_k \log\pi(a_k|s)\, \nabla\log\pi(a_k|s)`.
 
     Metric: `<name>`, in nats, without the coefficient.
@@ -242,15 +214,13 @@ def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy")
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9; Williams and Peng 1991.
     """
-    coef = check_number("entropy_bonus", "coef", coef, 0)
     check_count("entropy_bonus", "num_samples", num_samples)
 
-    def update(batch: Batch, context: Context) -> Batch:
+    def loss(batch: Batch, context: Context) -> tuple[Array, dict[str, Array]]:
         entropy = entropy_of(batch.current.distribution, context.key, num_samples)
-        batch = batch.add_loss(name, (-at(coef, context.step) * entropy).astype(entropy.dtype))
-        return batch.add_metrics(**{name: masked_mean(entropy, batch.mask)})
+        return -entropy, {name: entropy}
 
-    return loss_part("entropy_bonus", update, reads=("current.distribution",))
+    return loss_part("entropy_bonus", name, loss, coef=coef, reads=("current.distribution",))
 
 
 def loss_weight(*names: str) -> Part:
@@ -259,8 +229,7 @@ def loss_weight(*names: str) -> Part:
     Args:
         *names: keys of `losses`, e.g. "policy", "value".
 
-    Place: after those losses and a sampler that provides weights. Losses have one number per element or per segment; a
-    loss that is a single number is an error.
+    Place: after those losses, which have one number per element or per segment, and a sampler that provides weights.
 
     Example:
         >>> import ppo_parts as pp
@@ -276,14 +245,7 @@ def loss_weight(*names: str) -> Part:
         weighed = {name: loss * _weight_of(batch, name, loss) for name, loss in found.items()}
         return batch.replace(losses={**batch.losses, **weighed})
 
-    return stateless(
-        update,
-        name="loss_weight",
-        requires=("losses", "weight"),
-        provides=("losses",),
-        reads=(),
-        place="after_sampler",
-    )
+    return stateless(update, name="loss_weight", requires=("losses", "weight"), reads=(), **LOSS)
 
 
 def _weight_of(batch: Batch, name: str, loss: Array) -> Array:
@@ -300,9 +262,11 @@ def _weight_of(batch: Batch, name: str, loss: Array) -> Array:
 
 def entropy_of(distribution: Any, key: Array, num_samples: int) -> Array:
     """Return the entropy per element, estimated from samples if it has no closed form."""
-    entropy = _closed_form_entropy(distribution)
-    if entropy is not None:
-        return entropy
+    if hasattr(distribution, "entropy"):
+        try:
+            return distribution.entropy()
+        except NotImplementedError:
+            pass
     if not hasattr(distribution, "sample"):
         raise UserTypeError(
             f"the distribution {type(distribution).__name__} defines neither entropy() nor sample(), from "
@@ -316,70 +280,10 @@ def entropy_of(distribution: Any, key: Array, num_samples: int) -> Array:
     return -jnp.mean(fixed + fixed * (log_prob - fixed), axis=0)  # the value is -fixed, the slope -fixed * d(log_prob)
 
 
-def _closed_form_entropy(distribution: Any) -> Array | None:
-    """Return the entropy, or None if the distribution does not define it; other errors of `entropy()` are raised."""
-    if not hasattr(distribution, "entropy"):
-        return None
-    try:
-        return distribution.entropy()
-    except NotImplementedError:
-        return None
-
-
 def require_critic(where: str, batch: Batch) -> None:
     """Raise unless the policy being trained has a value."""
     if batch.current.value is None:
         raise UserValueError(f"{where}: the policy has no value to learn: give it a critic, or leave {where} out")
-
-
-def loss_part(
-    where: str,
-    update: Callable[..., Any],
-    *,
-    init: Callable[..., Any] | None = None,
-    finish: Callable[[Batch, Any, Context], Any] | None = None,
-    reads: tuple[str, ...],
-    **declared: Any,
-) -> Part:
-    """Make a part that adds a loss: its place is after the sampler, and it reads the mask as well as `reads`.
-
-    Without `init`, `update` is a function of the batch and the context, as for `stateless`.
-    """
-    declared |= {"provides": ("losses",), "reads": (*reads, "mask"), "place": "after_sampler"}
-    if init is None:
-        return stateless(update, name=where, **declared)
-    return Part(init, update, where, finish=finish, **declared)
-
-
-def measured_loss_part(
-    where: str,
-    name: str,
-    loss: Callable[[Batch, Context], Array],
-    *,
-    coef: Numeric = 1.0,
-    requires: tuple[str, ...] = (),
-    reads: tuple[str, ...],
-    needs_time: bool = False,
-    numbers: tuple[Any, ...] = (),
-) -> Part:
-    """Make a part that adds `coef` times `loss(batch, context)`, a loss per element; see `add_measured_loss`."""
-
-    def update(batch: Batch, context: Context) -> Batch:
-        return add_measured_loss(batch, name, loss(batch, context), at(coef, context.step))
-
-    return loss_part(where, update, requires=requires, reads=reads, needs_time=needs_time, numbers=numbers)
-
-
-def policy_part(
-    where: str,
-    name: str,
-    loss: Callable[[Batch, Context], Array],
-    needs_time: bool = False,
-    numbers: tuple[Any, ...] = (),
-) -> Part:
-    """Make a part that adds a loss per element, which is a function of the log-ratio and the advantage."""
-    reads: Any = {"requires": ("advantage",), "reads": ("current.log_prob", "log_prob")}
-    return measured_loss_part(where, name, loss, **reads, needs_time=needs_time, numbers=numbers)
 
 
 def check_loss(
@@ -417,17 +321,3 @@ def check_loss(
             f"{where}: the loss must have the shape of {inputs[0]}, got {shape} for {probe.shape}: return one number "
             "per element, because the learner takes the mean"
         )
-
-
-def named_loss(where: str, batch: Batch, name: str) -> Array:
-    """Return the loss of this name; raise if there is none."""
-    if name not in batch.losses:
-        there = ", ".join(batch.losses) or "none yet (put it after the losses)"
-        raise UserValueError(f"{where}: no loss is named {name!r}; the losses are: {there}")
-    return batch.losses[name]
-
-
-def add_measured_loss(batch: Batch, name: str, loss: Array, coef: Array | float = 1.0) -> Batch:
-    """Add the loss times its coefficient, and its mean without the coefficient as the metric `<name>_loss`."""
-    measured = masked_mean(jax.lax.stop_gradient(loss), batch.mask)
-    return batch.add_loss(name, (coef * loss).astype(loss.dtype)).add_metrics(**{f"{name}_loss": measured})

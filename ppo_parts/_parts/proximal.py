@@ -8,15 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from .. import functional
-from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_choice, check_number
+from .._base.errors import UserTypeError
+from .._base.hyperparameters import Numeric
 from .._core.policy import POLICY_READS, evaluate_policy
 from .._core.types import Array, Batch, Context, Params, Part, stateless
 from ..distributions import Normal
 from ..functional import masked_mean
-from ..functional._arguments import CorrectionMode
-from ..functional._common import accumulator_dtype, known_values
-from .losses import add_measured_loss, loss_part, require_critic
+from ..functional._arguments import CorrectionMode, check_order
+from ..functional._common import accumulator_dtype
+from .common import at_step, check_numbers, check_options, loss_part
+from .losses import require_critic
 
 
 class ProximalAverageState(NamedTuple):
@@ -33,10 +34,9 @@ def proximal_average(*, decay: Numeric) -> Part:
               A_i \leftarrow \frac{\pi_{prox}(a_i|s_i)}{\pi_{old}(a_i|s_i)} A_i, \qquad
               \log\pi_{old} \leftarrow \log\pi_{prox}
 
-    :math:`\theta_{-k}` are the parameters k gradient steps ago. Their average is the proximal policy around which a
-    surrogate clips. The advantage is multiplied by an importance weight, which corrects for the behavior policy
-    (it is positive, and so can be moved into the minimum of the surrogate). This evaluates the policy once more.
-    Metric: `off_policy_weight`, the mean of the weight.
+    :math:`\theta_{-k}` are the parameters k gradient steps ago. A surrogate clips around the policy of their average,
+    which is evaluated here; an importance weight of the advantage corrects for the behavior policy. Metric:
+    `off_policy_weight`, the mean of the weight.
 
     Args:
         decay: factor beta by which older parameters count less, in [0, 1]; the average spans about 1 / (1 - beta)
@@ -54,15 +54,14 @@ def proximal_average(*, decay: Numeric) -> Part:
 
     Reference: Hilton et al. 2021, Batch size-invariance for policy optimization, arXiv:2110.00641.
     """
-    decay = check_number("proximal_average", "decay", decay, 0, 1)
+    numbers = check_numbers("proximal_average", decay=decay)
 
     def init(params: Params, key: Array | None = None) -> ProximalAverageState:
         zeros = jax.tree.map(lambda x: jnp.zeros_like(x, dtype=accumulator_dtype(x)), params)
         return ProximalAverageState(zeros, jnp.zeros(()))
 
     def update(batch: Batch, state: ProximalAverageState, context: Context) -> tuple[Batch, ProximalAverageState]:
-        beta = at(decay, context.step)
-        weight = (beta * state.weight + 1).astype(state.weight.dtype)
+        weight = (at_step(numbers, context)["decay"] * state.weight + 1).astype(state.weight.dtype)
         latest = jax.lax.stop_gradient(context.params)
         mean = jax.tree.map(lambda m, x: m + ((x - m) / weight).astype(m.dtype), state.params, latest)
         params = jax.tree.map(lambda m, x: m.astype(x.dtype), mean, latest)
@@ -83,7 +82,7 @@ def proximal_average(*, decay: Numeric) -> Part:
         provides=("advantage", "log_prob"),
         reads=("log_prob", *POLICY_READS),
         place="after_sampler",
-        numbers=(decay,),
+        numbers=tuple(numbers.values()),
     )
 
 
@@ -93,10 +92,9 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
     .. math:: \log\pi(a_i|s_i) \leftarrow \log\mathcal N(a_i; \mu(s_i) + z_i, \sigma(s_i)), \qquad
               z_i \sim \mathcal U(-\alpha, \alpha)
 
-    The perturbation z is drawn for every dimension, and again for every minibatch, so that the policy keeps exploring.
-    Actions are sampled without it. The ratio of the first minibatch is therefore not 1. Only `current.log_prob`
-    changes: a part that reads the distribution, such as an entropy bonus or an analytic divergence, sees the policy
-    itself.
+    z is drawn for every dimension and minibatch, so that the policy keeps exploring. Actions are sampled without it, so
+    the ratio of the first minibatch is not 1. Only `current.log_prob` changes: parts that read the distribution, such
+    as an entropy bonus, see the policy itself.
 
     Args:
         scale: the largest perturbation alpha, >= 0, in the units of the action; a schedule counts learner updates.
@@ -110,10 +108,10 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
 
     Reference: Rahman and Xue 2022, Robust Policy Optimization in Deep Reinforcement Learning, arXiv:2212.07536.
     """
-    scale = check_number("perturbed_mean", "scale", scale, 0)
+    numbers = check_numbers("perturbed_mean", scale=scale)
 
     def update(batch: Batch, context: Context) -> Batch:
-        policy, alpha = batch.current.distribution, at(scale, context.step)
+        policy, alpha = batch.current.distribution, at_step(numbers, context)["scale"]
         if not isinstance(policy, Normal):
             kind = type(policy).__name__
             raise UserTypeError(f"perturbed_mean: the policy must be a distributions.Normal, got a {kind}")
@@ -130,7 +128,7 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
         provides=("current.log_prob",),
         reads=("current.distribution", "current.log_prob", "action", "mask"),
         place="after_sampler",
-        numbers=(scale,),
+        numbers=tuple(numbers.values()),
     )
 
 
@@ -148,17 +146,15 @@ def importance_correction(
     .. math:: w_t = \frac{\pi_{old}(a_t|s_t)}{\pi_{sampler}(a_t|s_t)} \quad\text{("token")}, \qquad
               w_t = \prod_k \frac{\pi_{old}(a_k|s_k)}{\pi_{sampler}(a_k|s_k)} \quad\text{("sequence")}
 
-    Use it if `batch.log_prob`, to which the losses refer, is not that of the policy that sampled the actions: for
-    example if the trainer recomputed it because the inference engine rounds differently. See
-    `functional.importance_sampling_weight`. Metrics: `<name>_weight`, the mean weight, and `<name>_fraction`, the share
-    of elements whose ratio was outside [low, high].
+    Use it if `batch.log_prob`, to which the losses refer, is not that of the policy that sampled the actions, for
+    example because the inference engine rounds differently. See `functional.importance_sampling_weight`. Metrics:
+    `<name>_weight`, the mean weight, and `<name>_fraction`, the share of elements whose ratio was outside [low, high].
 
     Args:
         high: largest weight, > 0; a schedule counts learner updates.
         low: smallest weight, >= 0; a schedule counts learner updates.
         mode: "truncate" or "mask".
-        level: "token", the ratio of each step; or "sequence", the product over the unmasked steps of its segment, which
-            is the weight of the whole sequence.
+        level: "token", the ratio of each step; or "sequence", the product over the unmasked steps of its segment.
         reference: key in `extras` of the log-probabilities at the time of sampling, `[T, N]`.
         name: prefix of the metrics.
 
@@ -173,23 +169,21 @@ def importance_correction(
     Reference: Ionides 2008, Truncated Importance Sampling, Journal of Computational and Graphical Statistics 17(2).
     """
     where = "importance_correction"
-    high, low = check_number(where, "high", high, 0, open_low=True), check_number(where, "low", low, 0)
-    check_choice(where, "mode", mode, ("truncate", "mask"))
-    check_choice(where, "level", level, ("token", "sequence"))
-    bounds = [None if callable(x) else known_values(x) for x in (low, high)]
-    if bounds[0] is not None and bounds[1] is not None and bounds[0] > bounds[1]:
-        raise UserValueError(f"{where}: low must not exceed high, got low={low!r} and high={high!r}")
+    numbers = check_numbers(where, high=high, low=low)
+    check_options(where, mode=mode, level=level)
+    if not any(map(callable, numbers.values())):
+        check_order(where, numbers, "low", "high")
 
     def update(batch: Batch, context: Context) -> Batch:
-        most, least = at(high, context.step), at(low, context.step)
+        now = at_step(numbers, context)
         log_ratio = jax.lax.stop_gradient(batch.log_prob - batch.extras[reference])
         if level == "sequence":
             log_ratio = functional.sequence_log_ratio(log_ratio, reduction="sum", mask=batch.mask)
-        weight = functional.importance_sampling_weight(log_ratio, high=most, low=least, mode=mode, mask=batch.mask)
-        outside = (jnp.exp(log_ratio) > most) | (jnp.exp(log_ratio) < least)
-        measured = {"weight": masked_mean(weight, batch.mask)}
-        measured["fraction"] = masked_mean(outside.astype(weight.dtype), batch.mask)
-        batch = batch.add_metrics(**{f"{name}_{key}": value for key, value in measured.items()})
+        weight = functional.importance_sampling_weight(log_ratio, **now, mode=mode, mask=batch.mask)
+        ratio = jnp.exp(log_ratio)
+        outside = (ratio > now["high"]) | (ratio < now["low"])
+        measured = {"weight": weight, "fraction": outside.astype(weight.dtype)}
+        batch = batch.add_metrics(**{f"{name}_{key}": masked_mean(x, batch.mask) for key, x in measured.items()})
         advantage = batch.advantage if batch.mask is None else jnp.where(batch.mask.astype(bool), batch.advantage, 0)
         return batch.replace(advantage=(weight * advantage).astype(advantage.dtype))
 
@@ -200,7 +194,7 @@ def importance_correction(
         provides=("advantage",),
         reads=("log_prob", "mask"),
         needs_time=level == "sequence",
-        numbers=(high, low),
+        numbers=tuple(numbers.values()),
     )
 
 
@@ -227,17 +221,15 @@ def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str
     Reference: Oh et al. 2018, Self-Imitation Learning, arXiv:1806.05635.
     """
     where = "self_imitation"
-    coef, value_coef = check_number(where, "coef", coef, 0), check_number(where, "value_coef", value_coef, 0)
 
-    def update(batch: Batch, context: Context) -> Batch:
+    def loss(batch: Batch, context: Context, value_coef: Any) -> tuple[Array, dict[str, Array]]:
         require_critic(where, batch)
-        current, scale, beta = batch.current, at(coef, context.step), at(value_coef, context.step)
+        current = batch.current
         advantage = jax.lax.stop_gradient(batch.target - current.value)
         policy = functional.self_imitation_loss(current.log_prob, advantage, mask=batch.mask)
         value = functional.self_imitation_value_loss(current.value, batch.target, mask=batch.mask)
-        loss = (policy + beta * value).astype(policy.dtype)
-        better = masked_mean((advantage > 0).astype(policy.dtype), batch.mask)
-        return add_measured_loss(batch, name, loss, scale).add_metrics(**{f"{name}_fraction": better})
+        both, better = (policy + value_coef * value).astype(policy.dtype), (advantage > 0).astype(policy.dtype)
+        return both, {f"{name}_loss": both, f"{name}_fraction": better}
 
-    reads = ("current.log_prob", "current.value")
-    return loss_part(where, update, requires=("target",), reads=reads, numbers=(value_coef,))
+    numbers, reads = check_numbers(where, value_coef=value_coef), ("current.log_prob", "current.value")
+    return loss_part(where, name, loss, numbers, coef=coef, requires=("target",), reads=reads)

@@ -14,7 +14,8 @@ from .._core.policy import POLICY_READS, evaluate_policy
 from .._core.types import Array, Batch, Context, EmptyState, Params, Part
 from ..functional import KLEstimator, masked_mean
 from ..functional._common import unsqueezed
-from .losses import entropy_of, loss_part, measured_loss_part
+from .common import LOSS, POSITIVE, at_step, check_numbers, loss_part
+from .losses import entropy_of
 
 KLDirection = Literal["reference_to_current", "current_to_reference"]
 
@@ -44,14 +45,13 @@ def kl_penalty(
     the updated policy over the rollout is below :math:`d_{targ} / 1.5`, and doubled if d is above
     :math:`1.5\, d_{targ}`.
 
-    The estimators k1, k2, k3 and "k3+" use the actions of the rollout and their log-probabilities (see
-    `functional.approx_kl`). They estimate KL(reference ‖ current) if the reference is the behavior policy, and
-    KL(current ‖ reference) as long as the current policy is close to the behavior policy. In the latter direction, only
-    k2 and "k3+" have the gradient of the divergence, so use one of these. "analytic" needs no actions: it calls
-    `kl_divergence` of the distributions.
+    k1, k2, k3 and "k3+" are estimates from the actions of the rollout (see `functional.approx_kl`): of KL(reference ‖
+    current) if the reference is the behavior policy, and of KL(current ‖ reference) as long as the current policy is
+    close to the behavior policy. In the latter direction, only k2 and "k3+" have the gradient of the divergence.
+    "analytic" calls `kl_divergence` of the distributions.
 
-    Metrics: `<name>`, the mean divergence of the minibatch in nats; with `target_kl` also `<name>_coef`, and
-    `<name>_after`, the divergence after the previous update.
+    Metrics: `<name>`, the divergence in nats; with `target_kl` also `<name>_coef`, and `<name>_after`, the divergence
+    after the previous update.
 
     Args:
         coef: coefficient beta, >= 0; with `target_kl` the initial one, > 0. A schedule counts learner updates (not
@@ -63,9 +63,8 @@ def kl_penalty(
         target_kl: None, or the divergence to keep, in nats, > 0; a schedule counts learner updates.
         name: key in `losses`.
 
-    Place: after the sampler. "analytic" with the behavior policy needs `rollout(..., keep_distribution=True)`. After
-    `proximal_average`, the log-probabilities of the behavior policy are those of the proximal one; with `target_kl`,
-    put this part before it.
+    Place: after the sampler; with `target_kl`, before `proximal_average`. "analytic" with the behavior policy needs
+    `rollout(..., keep_distribution=True)`.
 
     Raises:
         ValueError: an unknown option, or k1 with "current_to_reference", whose gradient is 0 in expectation.
@@ -89,10 +88,9 @@ def kl_penalty(
         raise UserTypeError(f'{where}: reference must be "behavior" or a key of extras, got {reference!r}')
     if estimator == "k1" and direction == "current_to_reference":
         raise UserValueError(f'{where}: in this direction the expected gradient of k1 is 0: use "k3+" or "k2"')
-    adaptive = target_kl is not None
+    adaptive, analytic, forward = target_kl is not None, estimator == "analytic", direction == "reference_to_current"
     coef = check_number(where, "coef", coef, 0, open_low=adaptive, schedule=not adaptive)
-    target_kl = check_number(where, "target_kl", target_kl, 0, open_low=True) if adaptive else None
-    analytic, forward = estimator == "analytic", direction == "reference_to_current"
+    target: Any = check_number(where, "target_kl", target_kl, **POSITIVE) if adaptive else None
 
     def divergence(batch: Batch) -> Array:
         if analytic:
@@ -107,28 +105,28 @@ def kl_penalty(
 
     def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
         beta, kl = state.coef if adaptive else at(coef, context.step), divergence(batch)
-        loss = (beta * kl).astype(kl.dtype)
         measured = {name: masked_mean(jax.lax.stop_gradient(kl), batch.mask)}
         if adaptive:
             measured |= {f"{name}_coef": state.coef.astype(kl.dtype), f"{name}_after": state.kl.astype(kl.dtype)}
-        return batch.add_loss(name, loss).add_metrics(**measured), state
+        return batch.add_loss(name, (beta * kl).astype(kl.dtype)).add_metrics(**measured), state
 
     def finish(batch: Batch, state: KLPenaltyState, context: Context) -> KLPenaltyState:
-        assert target_kl is not None
-        goal, kl = at(target_kl, context.step), masked_mean(divergence(batch), batch.mask).astype(state.kl.dtype)
+        goal, kl = at(target, context.step), masked_mean(divergence(batch), batch.mask).astype(state.kl.dtype)
         factor = jnp.where(kl < goal / 1.5, 0.5, jnp.where(kl > 1.5 * goal, 2.0, 1.0))
         limits = jnp.finfo(state.coef.dtype)  # no factor changes 0 or infinity
         return KLPenaltyState(jnp.clip(state.coef * factor, limits.tiny, limits.max).astype(state.coef.dtype), kl)
 
     field = reference if reference == "behavior" else f"extras.{reference}"
-    return loss_part(
-        where,
+    reads = ("current.distribution",) if analytic else ("current.log_prob", "log_prob")
+    return Part(
+        init,
         update,
+        where,
         requires=() if field == "behavior" and not analytic else (field,),
-        reads=("current.distribution",) if analytic else ("current.log_prob", "log_prob"),
-        init=init,
+        reads=(*reads, "mask"),
         finish=finish if adaptive else None,
-        numbers=(target_kl,) if adaptive else (coef,),
+        numbers=(target,) if adaptive else (coef,),
+        **LOSS,
     )
 
 
@@ -182,9 +180,9 @@ def adaptive_entropy_bonus(
     .. math:: L_i = -\alpha H(\pi(\cdot|s_i)), \qquad
               \log\alpha \leftarrow \log\alpha - \eta \left(\bar H - H_{targ}\right)
 
-    :math:`\bar H` is the mean over the minibatch. As in soft actor-critic, this is a gradient step on the dual of the
-    constraint :math:`\bar H \ge H_{targ}`. The coefficient grows for as long as the entropy is below the target, so
-    choose one that the policy can reach. Metrics: `<name>`, in nats, and `<name>_coef`.
+    :math:`\bar H` is the mean over the minibatch: this is a gradient step on the dual of the constraint
+    :math:`\bar H \ge H_{targ}`. The coefficient grows for as long as the entropy is below the target, so choose one
+    that the policy can reach. Metrics: `<name>`, in nats, and `<name>_coef`.
 
     Args:
         target_entropy: entropy in nats; may be negative for continuous actions (soft actor-critic: minus the number of
@@ -203,9 +201,8 @@ def adaptive_entropy_bonus(
     Reference: Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv:1812.05905, section 5.
     """
     where = "adaptive_entropy_bonus"
-    target_entropy = check_number(where, "target_entropy", target_entropy, -jnp.inf)
-    learning_rate = check_number(where, "learning_rate", learning_rate, 0)
-    coef = check_number(where, "coef", coef, 0, open_low=True, schedule=False)
+    numbers = check_numbers(where, target_entropy=target_entropy, learning_rate=learning_rate)
+    coef = check_number(where, "coef", coef, **POSITIVE, schedule=False)
     check_count(where, "num_samples", num_samples)
 
     def init(params: Params, key: Array | None = None) -> EntropyCoefState:
@@ -213,7 +210,7 @@ def adaptive_entropy_bonus(
 
     def update(batch: Batch, state: EntropyCoefState, context: Context) -> tuple[Batch, EntropyCoefState]:
         entropy = entropy_of(batch.current.distribution, context.key, num_samples)
-        goal, rate = at(target_entropy, context.step), at(learning_rate, context.step)
+        goal, rate = at_step(numbers, context).values()
         alpha = jnp.exp(state.log_coef).astype(entropy.dtype)
         batch = batch.add_loss(name, -alpha * entropy)
         batch = batch.add_metrics(**{name: masked_mean(entropy, batch.mask), f"{name}_coef": alpha})
@@ -221,8 +218,8 @@ def adaptive_entropy_bonus(
         excess = masked_mean(jax.lax.stop_gradient(entropy).astype(jnp.float32) - goal, batch.mask)
         return batch, EntropyCoefState((state.log_coef - rate * excess).astype(jnp.float32))
 
-    numbers = (target_entropy, learning_rate)
-    return loss_part(where, update, reads=("current.distribution",), init=init, numbers=numbers)
+    reads = ("current.distribution", "mask")
+    return Part(init, update, where, reads=reads, numbers=tuple(numbers.values()), **LOSS)
 
 
 def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") -> Part:
@@ -243,15 +240,13 @@ def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") ->
 
     Reference: rl_games (Makoviichuk and Makoviychuk), `bounds_loss_coef`.
     """
-    coef = check_number("bounds_loss", "coef", coef, 0)
-    bound = check_number("bounds_loss", "bound", bound, 0)
 
-    def loss(batch: Batch, context: Context) -> Array:
-        mean, limit = mean_of("bounds_loss", batch.current.distribution), at(bound, context.step)
-        return functional.bounds_loss(mean, bound=limit, mask=batch.mask)
+    def loss(batch: Batch, context: Context, bound: Any) -> Array:
+        mean = mean_of("bounds_loss", batch.current.distribution)
+        return functional.bounds_loss(mean, bound=bound, mask=batch.mask)
 
-    reads = ("current.distribution",)
-    return measured_loss_part("bounds_loss", name, loss, coef=coef, reads=reads, numbers=(bound,))
+    numbers = check_numbers("bounds_loss", bound=bound)
+    return loss_part("bounds_loss", name, loss, numbers, coef=coef, reads=("current.distribution",))
 
 
 def smoothness_loss(
@@ -266,9 +261,8 @@ def smoothness_loss(
     .. math:: L_i = \lambda_T \| \mu(s_i) - \mu(s'_i) \|_2 + \lambda_S \| \mu(s_i) - \mu(\bar s_i) \|_2,
               \qquad \bar s_i \sim \mathcal N(s_i, \sigma^2)
 
-    :math:`\mu` is the mode of the policy, and s' the observation that followed, which is the final one where an episode
-    ended. Each term evaluates the policy once more. Metrics: `<name>_temporal` and `<name>_spatial`, the mean
-    distances.
+    :math:`\mu` is the mode of the policy, and s' the observation that followed, the final one where an episode ended.
+    Each term evaluates the policy once more. Metrics: `<name>_temporal` and `<name>_spatial`, the mean distances.
 
     Args:
         temporal: lambda_T, >= 0; None: omit this term. A schedule counts learner updates (so do the others).
@@ -276,8 +270,7 @@ def smoothness_loss(
         noise_scale: standard deviation sigma of the noise, in the units of the observations, >= 0.
         name: key in `losses`.
 
-    Place: after the sampler. The temporal term needs `rollout(..., keep_next_obs=True)`. Recurrent policies are
-    rejected, because their state after the next observation is not known.
+    Place: after the sampler. The temporal term needs `rollout(..., keep_next_obs=True)`.
 
     Raises:
         ValueError: both terms are None; (when traced) a policy with memory. TypeError: (when traced) actions that are
@@ -290,29 +283,27 @@ def smoothness_loss(
     Reference: Mysore et al. 2021, Regularizing Action Policies for Smooth Control (CAPS), arXiv:2012.06644.
     """
     where = "smoothness_loss"
-    given = {"temporal": temporal, "spatial": spatial}
-    coefs = {term: check_number(where, term, value, 0) for term, value in given.items() if value is not None}
-    if not coefs:
+    numbers = check_numbers(where, temporal=temporal, spatial=spatial, noise_scale=noise_scale)
+    if temporal is None and spatial is None:
         raise UserValueError(f"{where}: give temporal, spatial or both")
-    noise_scale = check_number(where, "noise_scale", noise_scale, 0)
 
-    def update(batch: Batch, context: Context) -> Batch:
+    def loss(batch: Batch, context: Context, noise_scale: Any, **coefs: Any) -> tuple[Array, dict[str, Array]]:
         check_no_memory(where, batch)
-        sigma, loss = at(noise_scale, context.step), jnp.zeros_like(batch.log_prob)
+        total, distances = jnp.zeros_like(batch.log_prob), {}
         for term, coef in coefs.items():
-            obs = batch.next_obs if term == "temporal" else _with_noise(where, batch.obs, sigma, context.key)
+            if coef is None:
+                continue
+            obs = batch.next_obs if term == "temporal" else _with_noise(where, batch.obs, noise_scale, context.key)
             other = evaluate_policy(context.evaluate, context.params, batch.replace(obs=obs)).distribution
             modes = mode_of(where, batch.current.distribution), mode_of(where, other)
             distance = functional.smoothness_loss(*modes, mask=batch.mask)
-            weight = at(coef, context.step)
-            loss += (weight * distance).astype(distance.dtype)
-            measured = masked_mean(jax.lax.stop_gradient(distance), batch.mask)
-            batch = batch.add_metrics(**{f"{name}_{term}": measured})
-        return batch.add_loss(name, loss)
+            distances[f"{name}_{term}"] = distance
+            total += (coef * distance).astype(distance.dtype)
+        return total, distances
 
-    requires = ("next_obs",) if "temporal" in coefs else ()
-    reads, numbers = ("current.distribution", *POLICY_READS), (*coefs.values(), noise_scale)
-    return loss_part(where, update, requires=requires, reads=reads, numbers=numbers)
+    requires = () if temporal is None else ("next_obs",)
+    reads = ("current.distribution", *POLICY_READS)
+    return loss_part(where, name, loss, numbers, requires=requires, reads=reads)
 
 
 def check_no_memory(where: str, batch: Batch) -> None:
@@ -350,11 +341,10 @@ def _with_noise(where: str, obs: Any, scale: Any, key: Array) -> Any:
             f"{where}: the spatial term adds noise to observations, but these are not floating: convert them before "
             "the rollout, or omit the term with spatial=None"
         )
-    keys = jax.random.split(key, len(leaves))
-    noisy = [
-        (x + scale * jax.random.normal(k, x.shape, x.dtype)).astype(x.dtype)
-        if jnp.issubdtype(x.dtype, jnp.floating)
-        else x
-        for x, k in zip(leaves, keys, strict=True)
-    ]
-    return jax.tree.unflatten(tree, noisy)
+
+    def noisy(x: Array, key: Array) -> Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        return (x + scale * jax.random.normal(key, x.shape, x.dtype)).astype(x.dtype)
+
+    return jax.tree.unflatten(tree, map(noisy, leaves, jax.random.split(key, len(leaves))))

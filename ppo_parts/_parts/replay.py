@@ -28,8 +28,8 @@ def replay(num_rollouts: int, like: Batch) -> Part:
     Slots that are not filled yet are masked; `replay(1, like)` leaves the rollout unchanged. Each update stores its
     rollout after the parts that all phases share have run, even if the phase with this part does not run.
 
-    Earlier rollouts keep the values and ratios that were stored with them, even with `refresh="epoch"`, which evaluates
-    only this rollout again. To correct for the current policy, put `vtrace` after the sampler instead of before it.
+    Earlier rollouts keep the values and ratios that were stored with them. To correct for the current policy, put
+    `vtrace` after the sampler instead of before it.
 
     Args:
         num_rollouts: k.

@@ -10,12 +10,13 @@ import numpy as np
 
 from .. import functional
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_choice, check_count, check_number, spread_nan
+from .._base.hyperparameters import Numeric, check_choice, check_count, spread_nan
 from .._core.refresh import Refresh, RefreshName
 from .._core.sampling import Axis, Windows, sampler, sampler_of_shards
 from .._core.shards import map_shards
 from .._core.types import Array, Batch, Context, Part
-from ..functional._common import accumulator_dtype, range_error
+from ..functional._common import accumulator_dtype, check_range
+from .common import at_step, check_numbers, is_zero
 
 
 def shuffled_minibatches(
@@ -84,23 +85,13 @@ def full_batch(num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout
     """
 
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Array:
-        del key, batch, epoch
         return jnp.zeros((1,), jnp.int32)
 
     def draw(item: Array, batch: Batch, context: Context) -> tuple[None, None]:
-        del item, batch, context
         return None, None
 
-    return sampler(
-        "full_batch",
-        plan,
-        draw,
-        num_epochs=num_epochs,
-        num_minibatches=1,
-        axis="segment",
-        refresh=refresh,
-        in_range=True,
-    )
+    passes: Any = {"num_epochs": num_epochs, "num_minibatches": 1, "refresh": refresh}
+    return sampler("full_batch", plan, draw, axis="segment", in_range=True, **passes)
 
 
 def given_indices(
@@ -134,7 +125,6 @@ def given_indices(
     traced = isinstance(table, jax.core.Tracer)
 
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Any:
-        del key
         _check_not_recurrent("given_indices", axis, batch)
         size, rows = _number_of(axis, batch), table
         if not traced and (table.min() < 0 or table.max() >= size):
@@ -149,26 +139,16 @@ def given_indices(
                     f"given_indices: this batch has {batch.shards} shards, so each minibatch must be {batch.shards} "
                     f"equal blocks of indices, block s with {axis}s of shard s; no other order is possible"
                 )
-        if weights is None:
-            return jnp.asarray(rows)[epoch], None
-        return jnp.asarray(rows)[epoch], jnp.asarray(weights, batch.log_prob.dtype).reshape(rows.shape)[epoch]
+        given = None if weights is None else jnp.asarray(weights, batch.log_prob.dtype).reshape(rows.shape)
+        return jax.tree.map(lambda x: jnp.asarray(x)[epoch], (rows, given))
 
     def draw(item: Any, batch: Batch, context: Context) -> tuple[Array, Array | None]:
-        del batch, context
         return item
 
     epochs, minibatches = table.shape[:2]
-    return sampler_of_shards(
-        "given_indices",
-        plan,
-        draw,
-        num_epochs=epochs,
-        num_minibatches=minibatches,
-        axis=axis,
-        refresh=refresh,
-        weighs=weights is not None,
-        in_range=not traced,
-    )
+    passes: Any = {"num_epochs": epochs, "num_minibatches": minibatches, "refresh": refresh}
+    options: Any = {"axis": axis, "weighs": weights is not None, "in_range": not traced}
+    return sampler_of_shards("given_indices", plan, draw, **passes, **options)
 
 
 def _checked_indices(indices: Any, weights: Any) -> Any:
@@ -182,10 +162,10 @@ def _checked_indices(indices: Any, weights: Any) -> Any:
         raise UserTypeError(f"{where}: indices must be integers, got {table.dtype}")
     if table.ndim not in (2, 3) or table.size == 0:
         raise UserValueError(f"{where}: indices must be [K, M] or [E, K, M], got shape {table.shape}")
-    if weights is not None and np.shape(weights) != table.shape:
-        raise UserValueError(f"{where}: weights have shape {np.shape(weights)}, indices {table.shape}")
-    if weights is not None and (error := range_error(weights, 0)) is not None:
-        raise UserValueError(f"{where}: weights {error}")
+    if weights is not None:
+        if np.shape(weights) != table.shape:
+            raise UserValueError(f"{where}: weights have shape {np.shape(weights)}, indices {table.shape}")
+        check_range(where, "weights", weights, 0)
     limits = np.iinfo(np.int32)
     if not traced and (table.max() > limits.max or table.min() < limits.min):  # it would wrap around to a valid one
         raise UserValueError(f"{where}: indices must lie in [0, 2**31), got {table.min()} to {table.max()}")
@@ -221,16 +201,14 @@ def prioritized_sampler(
     .. math:: P_n \propto \left(\sum_t |A_{tn}|\right)^{\alpha} + \epsilon, \qquad w = (N' P_n)^{-\beta}
 
     where N' counts the segments with an unmasked step (with `eps` = 0, those with a positive priority). Each minibatch
-    is drawn independently, so a segment can be in several minibatches of an epoch, or in none. The weight is written to
-    `batch.weight`; `advantage_weight` or `loss_weight` applies it. Masked steps do not count, and fully masked segments
-    are never drawn (if there are enough others). If the rollout has S shards, M / S segments are drawn from each shard,
-    with probabilities and weights computed over its N / S segments.
+    is drawn independently, so a segment can be in several minibatches of an epoch, or in none. `advantage_weight` or
+    `loss_weight` applies the weight, `batch.weight`. Fully masked segments are never drawn (if there are enough
+    others). If the rollout has S shards, M / S segments are drawn from each shard, as if it were the whole rollout.
 
     With beta = 1, the weighted mean over a minibatch is an unbiased estimate of the mean over all segments if they are
-    drawn with replacement. Without it, improbable segments are drawn more often than :math:`M P_n`, and the weighted
-    mean is biased, the more the larger the share of segments drawn. `weights="inclusion"` replaces :math:`P_n` by
-    :math:`q_n / M`, where q is the probability that a segment is drawn at all, and is unbiased without replacement (if
-    all segments have the same number of unmasked steps). See `functional.sample_without_replacement`.
+    drawn with replacement. Without it, the weighted mean is biased, the more the larger the share of segments drawn.
+    `weights="inclusion"` replaces :math:`P_n` by :math:`q_n / M`, where q is the probability that a segment is drawn at
+    all, and is unbiased without replacement (if all segments have the same number of unmasked steps).
 
     Args:
         num_minibatches: draws per epoch; divides the number of segments N unless `segments_per_minibatch` is given.
@@ -265,14 +243,11 @@ def prioritized_sampler(
             where=where,
             argument="weights",
         )
-    alpha = check_number(where, "alpha", alpha, 0)
-    beta = check_number(where, "beta", beta, 0, 1)
-    eps = check_number(where, "eps", eps, 0)
+    numbers = check_numbers(where, alpha=alpha, beta=beta, eps=eps)
     if segments_per_minibatch is not None:
         check_count(where, "segments_per_minibatch", segments_per_minibatch)
 
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Array:
-        del epoch, batch
         return jax.random.split(key, num_minibatches)
 
     def draw(item: Array, batch: Batch, context: Context) -> tuple[Array, Array]:
@@ -282,13 +257,13 @@ def prioritized_sampler(
         segments = segments // batch.shards
         if size > segments and not replacement:
             raise UserValueError(f"{where}: {size} of {segments} segments cannot be drawn without replacement")
-        powers = [at(x, context.step) for x in (alpha, beta, eps)]
+        alpha, beta, eps = at_step(numbers, context).values()
 
         def drawn(batch: Batch, key: Array) -> tuple[Array, Array]:
             # At least float32, because bfloat16 has too few digits to draw one of many segments.
             advantage = _steps_of_segments(batch.advantage.astype(accumulator_dtype(batch.advantage)))
             mask = None if batch.mask is None else _steps_of_segments(batch.mask)
-            probabilities = functional.segment_priorities(advantage, alpha=powers[0], eps=powers[2], mask=mask)
+            probabilities = functional.segment_priorities(advantage, alpha=alpha, eps=eps, mask=mask)
             if replacement:
                 indices, inclusion = jax.random.choice(key, segments, (size,), p=probabilities), None
             else:
@@ -296,28 +271,19 @@ def prioritized_sampler(
             weight = functional.importance_weights(
                 probabilities,
                 indices,
-                beta=powers[1],
+                beta=beta,
                 normalize=normalize_weights,
                 inclusion=inclusion if weights == "inclusion" else None,
             )
-            return indices, spread_nan(weight, *powers).astype(batch.advantage.dtype)
+            return indices, spread_nan(weight, alpha, beta, eps).astype(batch.advantage.dtype)
 
         if batch.shards == 1:
             return drawn(batch, item)
         return map_shards(drawn, batch, jax.random.split(item, batch.shards))
 
-    return sampler_of_shards(
-        where,
-        plan,
-        draw,
-        num_epochs=num_epochs,
-        num_minibatches=num_minibatches,
-        axis="segment",
-        refresh=refresh,
-        weighs=not _is_zero(beta),
-        requires=("advantage",),
-        in_range=True,
-    )
+    passes: Any = {"num_epochs": num_epochs, "num_minibatches": num_minibatches, "refresh": refresh}
+    options: Any = {"axis": "segment", "weighs": not is_zero(beta), "requires": ("advantage",), "in_range": True}
+    return sampler_of_shards(where, plan, draw, **passes, **options)
 
 
 def _steps_of_segments(x: Array) -> Array:
@@ -360,7 +326,6 @@ def time_chunks(
     check_count(where, "burn_in", burn_in, 0)
 
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Array:
-        del epoch
         time, segments = batch.log_prob.shape[:2]
         if batch.carry is not None and batch.reset is None:
             raise UserValueError(
@@ -377,52 +342,28 @@ def time_chunks(
         return functional.permutation(key, pieces).reshape(num_minibatches, -1)
 
     def draw(item: Array, batch: Batch, context: Context) -> tuple[Windows, None]:
-        del context
         segments = batch.log_prob.shape[1]
         first, segment = item // segments * length, item % segments
         start = jnp.maximum(first - burn_in, 0)
         step = start[None] + jnp.arange(burn_in + length)[:, None]
         return Windows(start, segment, (step >= first[None]) & (step < first[None] + length)), None
 
-    return sampler(
-        where,
-        plan,
-        draw,
-        num_epochs=num_epochs,
-        num_minibatches=num_minibatches,
-        axis="window",
-        refresh=refresh,
-        in_range=True,
-    )
-
-
-def _is_zero(value: Any) -> bool:
-    return not callable(value) and not isinstance(value, jax.core.Tracer) and not np.any(np.asarray(value))
+    passes: Any = {"num_epochs": num_epochs, "num_minibatches": num_minibatches, "refresh": refresh}
+    return sampler(where, plan, draw, axis="window", in_range=True, **passes)
 
 
 def _shuffled(where: str, axis: Axis, num_minibatches: int, num_epochs: int, refresh: RefreshName | Refresh) -> Part:
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Array:
-        del epoch
         _check_not_recurrent(where, axis, batch)
         size = _number_of(axis, batch)
         _divided(where, num_minibatches, size, "steps T*N" if axis == "step" else "segments N")
         return functional.permutation(key, size).reshape(num_minibatches, -1)
 
-    return sampler(
-        where,
-        plan,
-        _as_planned,
-        num_epochs=num_epochs,
-        num_minibatches=num_minibatches,
-        axis=axis,
-        refresh=refresh,
-        in_range=True,
-    )
+    def draw(item: Array, batch: Batch, context: Context) -> tuple[Array, None]:
+        return item, None
 
-
-def _as_planned(item: Any, batch: Batch, context: Context) -> tuple[Any, None]:
-    del batch, context
-    return item, None
+    passes: Any = {"num_epochs": num_epochs, "num_minibatches": num_minibatches, "refresh": refresh}
+    return sampler(where, plan, draw, axis=axis, in_range=True, **passes)
 
 
 def _number_of(axis: Axis, batch: Batch) -> int:

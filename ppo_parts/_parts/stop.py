@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .. import functional
 from .._base.errors import UserValueError
-from .._base.hyperparameters import Numeric, at, check_choice, check_number
+from .._base.hyperparameters import Numeric, at, check_choice
 from .._core.types import Array, Batch, Context, EmptyState, Params, Part, stateless
 from ..functional import KLEstimator, masked_mean
 from ..functional._common import masked_sum
+from .common import check_numbers, check_options
 
 
 class KLEarlyStopState(NamedTuple):
     """State of `kl_early_stop(over="mean")`.
 
     Attributes:
-        total: the sum of the divergence over the minibatches of an epoch so far.
-        minibatches: how many they are.
-        step, epoch: the update and the epoch in which they are. If the optimizer skips the first minibatch of an epoch,
-            the state remains that of an earlier epoch, and the next minibatch begins anew.
+        total, minibatches: the sum of the divergence over the minibatches of an epoch so far, and their number.
+        step, epoch: the update and the epoch in which they are: if the optimizer skips the first minibatch of an epoch,
+            the next one begins anew.
     """
 
     total: Array
@@ -50,9 +50,8 @@ def kl_early_stop(
     * `check="epoch"`: checked at the end of each epoch, all of whose steps are applied: `over="last"` checks its last
       minibatch (CleanRL; jaxagents with `estimator="k1", reduction="sum"`), `over="mean"` the mean over all of them.
 
-    Without `vmap`, a stop skips the remaining computation. If a chain has several of these parts, the first of them
-    to exceed its threshold ends the phase. Metric: `<name>`, the divergence, averaged over the minibatches that ran.
-    The learner adds `minibatches`, `epochs` and `early_stopped`.
+    Without `vmap`, a stop skips the remaining computation. Metric: `<name>`, the divergence, averaged over the
+    minibatches that ran; the learner adds `minibatches`, `epochs` and `early_stopped`.
 
     Args:
         target_kl: threshold, in nats (with `reduction="sum"`, in nats times elements), >= 0; a schedule counts learner
@@ -61,7 +60,7 @@ def kl_early_stop(
         reduction: over the elements of a minibatch: "mean", or "sum" (which grows with the minibatch).
         check: "minibatch" or "epoch".
         over: with `check="epoch"`: "last" or "mean".
-        name: key in `metrics`; several of these parts in a chain need different names.
+        name: key in `metrics`.
 
     Place: after the sampler.
 
@@ -73,13 +72,13 @@ def kl_early_stop(
     Reference: Dossa et al. 2021, An Empirical Investigation of Early Stopping Optimizations in PPO, IEEE Access.
     Estimators: Schulman 2020, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html.
     """
-    target_kl = check_number("kl_early_stop", "target_kl", target_kl, 0)
-    check_choice("kl_early_stop", "estimator", estimator, get_args(KLEstimator))
-    check_choice("kl_early_stop", "reduction", reduction, ("mean", "sum"))
-    check_choice("kl_early_stop", "check", check, ("minibatch", "epoch"))
-    check_choice("kl_early_stop", "over", over, ("last", "mean"))
-    averaged = check == "epoch" and over == "mean"
-    if check == "minibatch" and over == "mean":
+    where = "kl_early_stop"
+    target_kl = check_numbers(where, target_kl=target_kl)["target_kl"]
+    check_options(where, estimator=estimator, reduction=reduction)
+    check_choice(where, "check", check, ("minibatch", "epoch"))
+    check_choice(where, "over", over, ("last", "mean"))
+    averaged = over == "mean"
+    if averaged and check == "minibatch":
         raise UserValueError('kl_early_stop: over="mean" is the mean over an epoch, so it needs check="epoch"')
 
     def init(params: Params, key: Array | None = None) -> EmptyState | KLEarlyStopState:
@@ -104,14 +103,8 @@ def kl_early_stop(
             batch = batch.add_metrics("sum", **{f"nonfinite/{name}/target_kl": jnp.isnan(threshold)})
         return _stop_if_above(threshold, judged, batch, context, check), state
 
-    return Part(
-        init,
-        update,
-        "kl_early_stop",
-        provides=("stop",),
-        reads=("current.log_prob", "log_prob", "mask"),
-        place="after_sampler",
-    )
+    reads = ("current.log_prob", "log_prob", "mask")
+    return Part(init, update, where, provides=("stop",), reads=reads, place="after_sampler")
 
 
 def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoch"] = "minibatch") -> Part:
@@ -132,20 +125,14 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
         ...     pp.full_batch(10), pp.clipped_surrogate(clip_eps=.2), pp.early_stop("clip_fraction", .3)
         ... )
     """
-    limit = check_number("early_stop", "limit", limit, -jnp.inf)
+    limit = check_numbers("early_stop", limit=limit)["limit"]
     check_choice("early_stop", "check", check, ("minibatch", "epoch"))
 
     def update(batch: Batch, context: Context) -> Batch:
         return _stop_if_above(at(limit, context.step), batch.metrics[metric], batch, context, check)
 
-    return stateless(
-        update,
-        name="early_stop",
-        requires=(f"metrics.{metric}",),
-        provides=("stop",),
-        reads=(),
-        place="after_sampler",
-    )
+    declared: Any = {"requires": (f"metrics.{metric}",), "provides": ("stop",), "reads": ()}
+    return stateless(update, name="early_stop", place="after_sampler", **declared)
 
 
 def _stop_if_above(limit: Array | float, value: Array, batch: Batch, context: Context, check: str) -> Batch:

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from .. import functional
-from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, check_number
+from .._base.errors import UserValueError
+from .._base.hyperparameters import Numeric
 from .._core.policy import POLICY_READS, evaluate_policy
 from .._core.shards import field_axes, joined, split
 from .._core.types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Part, stateless
-from .losses import measured_loss_part
+from .common import check_function, loss_part
 from .regularizers import check_no_memory, mode_of
 
 
@@ -33,7 +33,7 @@ def mirror_segments(*, observation: Callable[[Any], Any], action: Callable[[Any]
         action: function T_a of actions `[T, N, ...]`.
 
     Place: before the sampler, after `gae` or `vtrace`, which then run on N segments only. `refresh="minibatch"` cannot
-    follow it. Recurrent policies are rejected, because their state after mirrored observations is not known.
+    follow it.
 
     Raises:
         TypeError: `observation` or `action` is not a function. ValueError: (when traced) a policy with memory, or a
@@ -87,19 +87,16 @@ def mirror_loss(
 
     .. math:: L_i = \frac{1}{D} \left\| \mu(T_o(s_i)) - \mathrm{sg}\left[T_a(\mu(s_i))\right] \right\|^2
 
-    :math:`T_o` mirrors an observation and :math:`T_a` an action `[D]`, for example by swapping the left and right side
-    of a robot; :math:`\mu` is the mode of the policy, which is evaluated once more, and sg stops the gradient. With
-    several symmetries, add a part with a different name for each. Metric: `<name>_loss`, without the coefficient.
+    :math:`\mu` is the mode of the policy, which is evaluated once more, and sg stops the gradient. With several
+    symmetries, add a part with a different name for each. Metric: `<name>_loss`, without the coefficient.
 
     Args:
-        observation: function T_o of observations, leaves `[M, ...]` or `[T, M, ...]`; for example, it permutes the
-            entries of the last axis and changes their signs.
+        observation: function T_o of observations, leaves `[M, ...]` or `[T, M, ...]`.
         action: function T_a of actions `[..., D]`.
         coef: coefficient, >= 0; a schedule counts learner updates.
         name: key in `losses`.
 
-    Place: after the sampler. Recurrent policies are rejected, because their state after mirrored observations is not
-    known.
+    Place: after the sampler.
 
     Raises:
         TypeError: `observation` or `action` is not a function; (when traced) actions that are not continuous.
@@ -115,7 +112,6 @@ def mirror_loss(
     """
     where = "mirror_loss"
     check_mirrors(where, observation, action)
-    coef = check_number(where, "coef", coef, 0)
 
     def loss(batch: Batch, context: Context) -> Array:
         check_no_memory(where, batch)
@@ -124,11 +120,10 @@ def mirror_loss(
         mirrored = action(mode_of(where, batch.current.distribution))
         return functional.mirror_loss(mode_of(where, other), mirrored, mask=batch.mask)
 
-    return measured_loss_part(where, name, loss, coef=coef, reads=("current.distribution", *POLICY_READS))
+    return loss_part(where, name, loss, coef=coef, reads=("current.distribution", *POLICY_READS))
 
 
 def check_mirrors(where: str, observation: Any, action: Any) -> None:
     """Raise unless both are functions."""
     for argument, function in {"observation": observation, "action": action}.items():
-        if not callable(function):
-            raise UserTypeError(f"{where}: {argument} must be a function that mirrors an {argument}, got {function!r}")
+        check_function(where, argument, function, f"a function that mirrors an {argument}")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .. import functional
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_choice, check_count, check_ddof, check_number
+from .._base.hyperparameters import Numeric, check_choice, check_count, check_number
 from .._core.types import Array, Batch, Context, Part, field_at, stateless
 from ..functional import masked_mean
-from ..functional._common import known_values
+from ..functional._arguments import check_order
 from ..functional._groups import per_sequence
-from .losses import named_loss, policy_part
+from .common import LOSS, POLICY, at_step, check_numbers, check_options, is_zero, loss_part, named_loss
+
+SEQUENCES: Any = {"place": "before_sampler", "needs_time": True}
+"""What a part declares that computes from whole sequences."""
 
 
 def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: str = "reference_log_prob") -> Part:
@@ -36,16 +38,15 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
 
     Reference: Ziegler et al. 2019, arXiv:1909.08593, eq. 2.
     """
-    kl_coef = check_number("outcome_reward", "kl_coef", kl_coef, 0)
-    free = not callable(kl_coef) and not isinstance(kl_coef, jax.Array) and kl_coef == 0
+    numbers, free = check_numbers("outcome_reward", kl_coef=kl_coef), is_zero(kl_coef)
+    score, reference = f"per_segment.{score}", f"extras.{reference}"
 
     def update(batch: Batch, context: Context) -> Batch:
-        coef = at(kl_coef, context.step)
         reward = functional.outcome_reward(
-            field_at(batch, f"per_segment.{score}"),
+            field_at(batch, score),
             log_prob=batch.log_prob,
-            reference_log_prob=None if free else field_at(batch, f"extras.{reference}"),
-            kl_coef=coef,
+            reference_log_prob=None if free else field_at(batch, reference),
+            **at_step(numbers, context),
             mask=batch.mask,
         )
         return batch.replace(reward=reward)
@@ -53,12 +54,11 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
     return stateless(
         update,
         name="outcome_reward",
-        requires=(f"per_segment.{score}", *(() if free else (f"extras.{reference}",))),
+        requires=(score,) if free else (score, reference),
         provides=("reward",),
         reads=("log_prob", "mask"),
-        place="before_sampler",
-        needs_time=True,
-        numbers=(kl_coef,),
+        numbers=tuple(numbers.values()),
+        **SEQUENCES,
     )
 
 
@@ -80,23 +80,21 @@ def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
 
     Reference: Williams 1992; REINFORCE++: Hu 2025, arXiv:2501.03262.
     """
-    gamma = check_number("reward_to_go", "gamma", gamma, 0, 1)
+    numbers = check_numbers("reward_to_go", gamma=gamma)
+    flags = ("terminated", "truncated", "mask")
 
     def update(batch: Batch, context: Context) -> Batch:
-        discount = at(gamma, context.step)
-        flags = {"terminated": batch.terminated, "truncated": batch.truncated, "mask": batch.mask}
-        advantage = functional.reward_to_go(batch.reward, gamma=discount, **flags)
-        return batch.replace(advantage=advantage)
+        given = {name: getattr(batch, name) for name in flags}
+        return batch.replace(advantage=functional.reward_to_go(batch.reward, **at_step(numbers, context), **given))
 
     return stateless(
         update,
         name="reward_to_go",
         requires=("reward",),
         provides=("advantage",),
-        reads=("terminated", "truncated", "mask"),
-        place="before_sampler",
-        needs_time=True,
-        numbers=(gamma,),
+        reads=flags,
+        numbers=tuple(numbers.values()),
+        **SEQUENCES,
     )
 
 
@@ -141,9 +139,8 @@ def group_advantage(
     if size is not None:
         check_count(where, "group", size)
     check_choice(where, "baseline", baseline, (*get_args(functional.Baseline), "given"))
-    check_choice(where, "scale", scale, (*get_args(functional.Scale), None))
-    check_ddof(where, ddof)
-    eps = check_number(where, "eps", eps, 0)
+    check_options(where, scale=scale, ddof=ddof)
+    numbers = check_numbers(where, eps=eps)
 
     def check_group(size: int) -> None:
         if size == 1 and (scale == "group" or baseline not in ("none", "given")):
@@ -161,9 +158,11 @@ def group_advantage(
         if keep.ndim != 2:
             raise UserValueError(f"{where}: the batch must have the axes [T, N] only, got shape {keep.shape}")
         check_group(keep.shape[1])
-        reward = _scores(where, batch, score, keep)
+        if score is None:
+            reward = jnp.sum(jnp.where(keep, batch.reward, 0), axis=0)
+        else:
+            reward = field_at(batch, f"per_segment.{score}")
         some = jnp.any(keep, axis=0)
-        number_at = at(eps, context.step)
         base: Any = field_at(batch, "per_segment.baseline") if baseline == "given" else baseline
         advantage = functional.group_advantage(
             reward,
@@ -171,25 +170,23 @@ def group_advantage(
             baseline=base,
             scale=scale,
             ddof=ddof,
-            eps=number_at,
+            **at_step(numbers, context),
             length=jnp.sum(keep, axis=0, dtype=reward.dtype),
             mask=some,
         )
         batch = batch.add_metrics(zero_advantage=masked_mean((advantage == 0).astype(advantage.dtype), some))
-        whole = jnp.where(keep, advantage, 0).astype(batch.log_prob.dtype)
-        return batch.replace(advantage=whole)
+        return batch.replace(advantage=jnp.where(keep, advantage, 0).astype(batch.log_prob.dtype))
 
-    entries = [name for name in (group if size is None else None, score) if name is not None]
-    entries += ["baseline"] * (baseline == "given")
+    entries = (group if size is None else None, score, "baseline" if baseline == "given" else None)
+    named = [f"per_segment.{entry}" for entry in entries if entry is not None]
     return stateless(
         update,
         name=where,
-        requires=(*(f"per_segment.{name}" for name in entries), *(("reward",) if score is None else ())),
+        requires=(*named, *(("reward",) if score is None else ())),
         provides=("advantage",),
         reads=("log_prob", "mask"),
-        place="before_sampler",
-        needs_time=True,
-        numbers=(eps,),
+        numbers=tuple(numbers.values()),
+        **SEQUENCES,
     )
 
 
@@ -197,8 +194,6 @@ def aggregate(
     loss: str = "policy", *, by: functional.Aggregation = "sequence_mean", length: Numeric | None = None
 ) -> Part:
     """Choose how the losses of tokens become one number; see `functional.aggregate` for the methods that use each way.
-
-    Without this part a loss is averaged over all unmasked tokens of the minibatch ("token_mean").
 
     Args:
         loss: key of `losses`, a loss per element.
@@ -217,35 +212,25 @@ def aggregate(
     Reference: Yu et al. 2025, DAPO, arXiv:2503.14476, section 3.3; Liu et al. 2025, Dr.GRPO, arXiv:2503.20783.
     """
     where = "aggregate"
-    check_choice(where, "by", by, get_args(functional.Aggregation))
+    check_options(where, by=by)
     if not isinstance(loss, str):
         raise UserTypeError(f'{where}: name the loss, e.g. aggregate("policy"), got {loss!r}')
     if length is not None and by != "sequence_sum":
         raise UserValueError(f'{where}: length divides the sums of by="sequence_sum"; leave it out with by={by!r}')
-    if length is not None:
-        length = check_number(where, "length", length, 0, open_low=True)
+    numbers = check_numbers(where, length=length)
 
     def update(batch: Batch, context: Context) -> Batch:
         tokens = named_loss(where, batch, loss)
         if by == "token_mean":
             return batch.replace(losses=dict(batch.losses))
-        losses = {name: x for name, x in batch.losses.items() if name != loss}
         if jnp.shape(tokens) != jnp.shape(batch.log_prob):
             raise UserValueError(f"{where}: the loss {loss!r} is not per element: it has shape {jnp.shape(tokens)}")
-        now = None if length is None else at(length, context.step)
-        reduced = per_sequence(tokens, by, now, batch.mask).astype(tokens.dtype)
-        return batch.replace(losses=losses).add_loss(loss, reduced, per="segment")
+        reduced = per_sequence(tokens, by, mask=batch.mask, **at_step(numbers, context)).astype(tokens.dtype)
+        others = {name: x for name, x in batch.losses.items() if name != loss}
+        return batch.replace(losses=others).add_loss(loss, reduced, per="segment")
 
-    return stateless(
-        update,
-        name=where,
-        requires=("losses",),
-        provides=("losses",),
-        reads=("mask",),
-        place="after_sampler",
-        needs_time=by != "token_mean",
-        numbers=(length,),
-    )
+    needs_time, declared = by != "token_mean", {"requires": ("losses",), "reads": ("mask",), **LOSS}
+    return stateless(update, name=where, needs_time=needs_time, numbers=tuple(numbers.values()), **declared)
 
 
 def clip_cov(
@@ -259,7 +244,7 @@ def clip_cov(
 ) -> Part:
     """Add the clipped surrogate without a few tokens of high covariance as the loss `name`; see `functional.clip_cov`.
 
-    The means and the draw are over the minibatch. Metric: `<name>_loss`.
+    Metric: `<name>_loss`.
 
     Args:
         clip_eps: clip range, > 0; a schedule counts learner updates (so does that of `fraction`).
@@ -276,39 +261,24 @@ def clip_cov(
 
     Reference: Cui et al. 2025, arXiv:2505.22617, Clip-Cov.
     """
-    clip_eps = check_number("clip_cov", "clip_eps", clip_eps, 0, open_low=True)
-    if clip_eps_high is not None:
-        clip_eps_high = check_number("clip_cov", "clip_eps_high", clip_eps_high, 0, open_low=True)
-    fraction = check_number("clip_cov", "fraction", fraction, 0, 1)
-    for argument, value in {"cov_low": cov_low, "cov_high": cov_high}.items():
-        check_number("clip_cov", argument, value, -np.inf, schedule=False)
-    known = known_values(cov_low), known_values(cov_high)
-    if known[0] is not None and known[1] is not None and not known[0] < known[1]:
-        raise UserValueError(f"clip_cov: cov_low must be less than cov_high, got {cov_low!r} and {cov_high!r}")
+    where = "clip_cov"
+    covariances = {"cov_low": cov_low, "cov_high": cov_high}
+    numbers = check_numbers(where, clip_eps=clip_eps, clip_eps_high=clip_eps_high, fraction=fraction)
+    for argument, value in covariances.items():
+        check_number(where, argument, value, -np.inf, schedule=False)
+    check_order(where, covariances, "cov_low", "cov_high", strict=True)
 
-    def loss(batch: Batch, context: Context) -> Array:
-        below, part = at(clip_eps, context.step), at(fraction, context.step)
-        above = None if clip_eps_high is None else at(clip_eps_high, context.step)
-        return functional.clip_cov(
-            batch.current_log_ratio(),
-            batch.advantage,
-            batch.current.log_prob,
-            key=context.key,
-            clip_eps=below,
-            clip_eps_high=above,
-            fraction=part,
-            cov_low=cov_low,
-            cov_high=cov_high,
-            mask=batch.mask,
-        )
+    def loss(batch: Batch, context: Context, **now: Any) -> Array:
+        inputs = batch.current_log_ratio(), batch.advantage, batch.current.log_prob
+        return functional.clip_cov(*inputs, key=context.key, **(now | covariances), mask=batch.mask)
 
-    return policy_part("clip_cov", name, loss, numbers=(clip_eps, clip_eps_high, fraction))
+    return loss_part(where, name, loss, numbers, **POLICY)
 
 
 def kl_cov(*, fraction: Numeric = 2e-4, coef: Numeric = 1.0, name: str = "policy") -> Part:
     """Add the surrogate with a penalty on high-covariance tokens as the loss `name`; see `functional.kl_cov`.
 
-    The tokens of the minibatch are compared with each other. Metric: `<name>_loss`.
+    Metric: `<name>_loss`.
 
     Args:
         fraction: fraction of the tokens to penalize, in [0, 1]; a schedule counts learner updates.
@@ -323,28 +293,13 @@ def kl_cov(*, fraction: Numeric = 2e-4, coef: Numeric = 1.0, name: str = "policy
 
     Reference: Cui et al. 2025, arXiv:2505.22617, KL-Cov.
     """
-    fraction = check_number("kl_cov", "fraction", fraction, 0, 1)
-    coef = check_number("kl_cov", "coef", coef, 0)
+    numbers = check_numbers("kl_cov", fraction=fraction, coef=coef)
 
-    def loss(batch: Batch, context: Context) -> Array:
-        part, scale = at(fraction, context.step), at(coef, context.step)
-        return functional.kl_cov(
-            batch.current_log_ratio(),
-            batch.advantage,
-            batch.current.log_prob,
-            fraction=part,
-            coef=scale,
-            mask=batch.mask,
-        )
+    def loss(batch: Batch, context: Context, **now: Any) -> Array:
+        inputs = batch.current_log_ratio(), batch.advantage, batch.current.log_prob
+        return functional.kl_cov(*inputs, **now, mask=batch.mask)
 
-    return policy_part("kl_cov", name, loss, numbers=(fraction, coef))
-
-
-def _scores(where: str, batch: Batch, score: str | None, keep: Array) -> Array:
-    """Return one number per segment: the sum of its unmasked rewards, or an entry of `per_segment`."""
-    if score is None:
-        return jnp.sum(jnp.where(keep, batch.reward, 0), axis=0)
-    return field_at(batch, f"per_segment.{score}")
+    return loss_part("kl_cov", name, loss, numbers, **POLICY)
 
 
 def _neighbors(where: str, reward: Array, size: int) -> Array:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .._base.errors import UserValueError
-from .._core.chain import check_wrapped, fold, inner_key
-from .._core.types import Array, Batch, Context, Params, Part, field_at
+from .._core.chain import check_wrapped
+from .._core.types import Array, Batch, Part, field_at
+from .lens import seen_through
 
 
 def zero_sum(estimator: Part, *, seat: str = "extras.seat", next_seat: str = "extras.next_seat") -> Part:
@@ -50,37 +49,22 @@ def zero_sum(estimator: Part, *, seat: str = "extras.seat", next_seat: str = "ex
             f"{', '.join(estimator.provides) or 'nothing'}"
         )
 
-    def update(batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
+    written = [name for name in ("advantage", "target") if name in estimator.provides]
+
+    def inner(batch: Batch) -> Batch:
         sign, next_sign = field_at(batch, seat), field_at(batch, next_seat)
         seen = batch.replace(value=_times(sign, batch.value), next_value=_times(next_sign, batch.next_value))
-        if batch.current is not None:
-            seen = seen.replace(current=batch.current._replace(value=_times(sign, batch.current.value)))
-        context = context.replace(key=inner_key(estimator, context.key))
-        out, (state,) = fold((estimator,), seen, (state,), context)
-        signed = {name: _times(sign, getattr(out, name)) for name in written}
-        return out.replace(value=batch.value, next_value=batch.next_value, current=batch.current, **signed), state
+        if batch.current is None:
+            return seen
+        return seen.replace(current=batch.current._replace(value=_times(sign, batch.current.value)))
 
-    def init(params: Params, key: Array | None = None) -> Any:
-        return estimator.init(params, inner_key(estimator, key))
+    def outer(batch: Batch, seen: Batch, result: Batch) -> Batch:
+        signed = {name: _times(field_at(batch, seat), getattr(result, name)) for name in written}
+        return result.replace(value=batch.value, next_value=batch.next_value, current=batch.current, **signed)
 
-    def finish(batch: Batch, state: Any, context: Context) -> Any:
-        assert estimator.finish is not None
-        return estimator.finish(batch, state, context.replace(key=inner_key(estimator, context.key)))
-
-    written = [name for name in ("advantage", "target") if name in estimator.provides]
-    signs = tuple(dict.fromkeys((seat, next_seat)))
-    return Part(
-        init,
-        update,
-        "zero_sum",
-        requires=(*estimator.requires, *signs),
-        provides=estimator.provides,
-        reads=estimator.reads,
-        place=estimator.place,
-        needs_time=estimator.needs_time,
-        amend=estimator.amend,
-        finish=None if estimator.finish is None else finish,
-    )
+    requires = (*estimator.requires, *dict.fromkeys((seat, next_seat)))
+    declared = {"requires": requires, "provides": estimator.provides, "reads": estimator.reads}
+    return seen_through(estimator, "zero_sum", inner, outer, **declared)
 
 
 def _times(sign: Array, x: Array | None) -> Array | None:

@@ -1,0 +1,120 @@
+"""What parts have in common: the ranges of their hyperparameters, and how a loss per element becomes a part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._base.errors import UserTypeError, UserValueError
+from .._base.hyperparameters import Numeric, at, check_number
+from .._core.moments import Moments
+from .._core.types import Array, Batch, Context, Part, stateless
+from ..functional import masked_mean
+from ..functional._arguments import KINDS
+from ..functional._common import masked_sum
+
+POSITIVE: Any = {"low": 0, "open_low": True}
+FROM_0: Any = {"low": 0}
+IN_0_1: Any = {"low": 0, "high": 1}
+ANY: Any = {"low": -np.inf}
+RANGES: dict[str, Any] = {
+    **dict.fromkeys(("clip_eps", "clip_eps_high", "rho_clip", "c_clip", "pg_rho_clip", "high", "length"), POSITIVE),
+    **dict.fromkeys(("coef", "kl_coef", "value_coef", "temporal", "spatial", "learning_rate", "target_kl"), FROM_0),
+    **dict.fromkeys(("eps", "bound", "noise_scale", "scale", "low", "alpha"), FROM_0),
+    **dict.fromkeys(("gamma", "gae_lambda", "pg_lambda", "decay", "rate", "fraction", "beta"), IN_0_1),
+    **dict.fromkeys(("target_entropy", "limit"), ANY),
+    "dual_clip": {"low": 1, "open_low": True},
+}
+"""The range of each hyperparameter; a name has the same range in every part."""
+
+OPTIONAL = ("clip_eps_high", "dual_clip", "pg_rho_clip", "pg_lambda", "temporal", "spatial", "length")
+"""Hyperparameters that may be None."""
+
+LOSS: Any = {"provides": ("losses",), "place": "after_sampler"}
+"""What every loss declares."""
+
+POLICY: Any = {"requires": ("advantage",), "reads": ("current.log_prob", "log_prob")}
+"""What a loss declares that is a function of the log-ratio and the advantage."""
+
+
+def check_numbers(where: str, **given: Any) -> dict[str, Any]:
+    """Return hyperparameters after checking that each is, or can become, a number in the range of its name."""
+    return {
+        name: None if value is None and name in OPTIONAL else check_number(where, name, value, **RANGES[name])
+        for name, value in given.items()
+    }
+
+
+def check_options(where: str, **given: Any) -> None:
+    """Raise unless options are what the functions of `functional` take under the same names."""
+    for name, value in given.items():
+        KINDS[name].check(where, name, value)
+
+
+def at_step(numbers: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    """Return the values of hyperparameters in this update."""
+    return {name: at(value, context.step) for name, value in numbers.items()}
+
+
+def is_zero(value: Any) -> bool:
+    """Return whether a hyperparameter is known to be 0 in every update."""
+    return not callable(value) and not isinstance(value, jax.core.Tracer) and not np.any(np.asarray(value))
+
+
+def check_function(where: str, argument: str, value: Any, expected: str = "a function") -> None:
+    """Raise unless an argument is a function."""
+    if not callable(value):
+        raise UserTypeError(f"must be {expected}, got {value!r}", where=where, argument=argument)
+
+
+def loss_part(
+    where: str,
+    name: str,
+    loss: Callable[..., Any],
+    numbers: Mapping[str, Any] | None = None,
+    *,
+    coef: Numeric = 1.0,
+    requires: tuple[str, ...] = (),
+    reads: tuple[str, ...],
+    needs_time: bool = False,
+) -> Part:
+    """Make a part that adds `coef` times `loss(batch, context, **numbers)`, a loss per element, as the loss `name`.
+
+    `loss` receives the values of the hyperparameters in this update. The metric is `<name>_loss`, the mean without the
+    coefficient. A function that returns `(loss, measured)` has the means of the arrays `measured` as metrics instead.
+    """
+    numbers, coef = numbers or {}, check_number(where, "coef", coef, **FROM_0)
+
+    def update(batch: Batch, context: Context) -> Batch:
+        result = loss(batch, context, **at_step(numbers, context))
+        value, measured = result if isinstance(result, tuple) else (result, {f"{name}_loss": result})
+        batch = batch.add_loss(name, (at(coef, context.step) * value).astype(value.dtype))
+        means = {key: masked_mean(jax.lax.stop_gradient(x), batch.mask) for key, x in measured.items()}
+        return batch.add_metrics(**means)
+
+    declared = {"requires": requires, "reads": (*reads, "mask"), "needs_time": needs_time, **LOSS}
+    return stateless(update, name=where, numbers=tuple(numbers.values()), **declared)
+
+
+def named_loss(where: str, batch: Batch, name: str) -> Array:
+    """Return the loss of this name; raise if there is none."""
+    if name not in batch.losses:
+        there = ", ".join(batch.losses) or "none yet (put it after the losses)"
+        raise UserValueError(f"{where}: no loss is named {name!r}; the losses are: {there}")
+    return batch.losses[name]
+
+
+def align_weight(batch: Batch, like: Array) -> Array:
+    """Return the weight `[M]` of each sampled element with the axes of `like`: time before it, agents after it."""
+    weight, sampled = batch.weight, len(batch.axes) - 1
+    return weight.reshape((1,) * sampled + weight.shape + (1,) * (like.ndim - sampled - 1)).astype(like.dtype)
+
+
+def moments_of(x: Array, mask: Array | None) -> Moments:
+    """Return the moments of the unmasked elements of an array."""
+    mean = masked_mean(x, mask)
+    return Moments(mean, masked_mean(jnp.square(x - mean), mask), masked_sum(jnp.ones_like(x), mask))
