@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from .._base.errors import UserValueError
-from ..functional._common import ShapeError, accumulator_dtype
-from ._checks import (
-    check_box,
-    check_equal_shapes,
-    check_floating,
-    check_real,
-    check_trailing_axes,
-    checked_draw,
-    fit_to_loc,
-)
-from ._distribution import TreeDistribution
+from ..functional._common import ShapeError, accumulator_dtype, check_arrays, check_floating
+from ._distribution import VectorDistribution, check_box, fit_to_loc, same_box, widened
 from ._gamma_functions import beyond_bregman, beyond_stirling, deviance, with_slope
 
 Array = jax.Array
 
 
-class Beta(TreeDistribution):
+class Beta(VectorDistribution):
     r"""Beta distribution scaled to a box, :math:`a = l + (h - l) x,\ x \sim \mathrm{Beta}(\alpha, \beta)`, independent.
 
     .. math:: \log\pi(a) = \sum_d (\alpha_d - 1) \log x_d + (\beta_d - 1) \log(1 - x_d) - \log B(\alpha_d, \beta_d)
@@ -70,7 +58,7 @@ class Beta(TreeDistribution):
 
     def __init__(self, alpha: Array, beta: Any, low: Any = -1.0, high: Any = 1.0) -> None:
         check_floating("Beta", alpha=alpha)
-        check_real("Beta", beta=beta, low=low, high=high)
+        check_arrays("Beta", beta=beta, low=low, high=high)
         if not jnp.ndim(alpha):
             raise ShapeError("Beta: alpha is a single number; its last axis must be that of the action, [..., D]")
         dtype = jnp.result_type(alpha, beta)
@@ -82,11 +70,6 @@ class Beta(TreeDistribution):
             for name, x in (("low", low), ("high", high))
         )
 
-    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
-        """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to `alpha` and `beta`."""
-        alpha, beta = self._wide((*checked_draw("Beta", seed, sample_shape), *self.alpha.shape))
-        return self._scaled(jax.random.beta(seed, alpha, beta, dtype=alpha.dtype))
-
     def mode(self) -> Array:
         r"""The most probable action, :math:`x = (\alpha - 1) / (\alpha + \beta - 2)`, where alpha and beta are above 1.
 
@@ -97,23 +80,6 @@ class Beta(TreeDistribution):
         peaked = (alpha > 1) & (beta > 1)
         above = [jnp.where(peaked, x - 1, x) for x in (alpha, beta)]
         return self._scaled(above[0] / (above[0] + above[1]))
-
-    def log_prob(self, value: Array) -> Array:
-        """Log-density of actions `[..., D]`, summed over D; they may have additional leading axes.
-
-        Actions at the edge of the box or beyond have the density at the nearest x of [1e-6, 1 - 1e-6].
-        """
-        check_trailing_axes("Beta", "its alpha", self.alpha.shape, value)
-        shape = jnp.shape(value)
-        alpha, beta = self._wide(shape)
-        low, high = (jnp.broadcast_to(x, shape) for x in (self.low, self.high))
-        # 1 - x is computed from the upper edge, because actions near that edge resolve it better than x.
-        x, rest = (_inside(distance / (high - low)) for distance in (value - low, high - value))
-        total = alpha + beta
-        peak = 0.5 * (jnp.log(alpha * (beta / total)) - math.log(2 * math.pi))  # of Stirling's approximation
-        peak += beyond_stirling(total) - beyond_stirling(alpha) - beyond_stirling(beta)
-        density = peak - deviance(alpha, beta, x, rest) - jnp.log(x) - jnp.log(rest) - jnp.log(high - low)
-        return jnp.sum(density, axis=-1).astype(self.alpha.dtype)
 
     def entropy(self) -> Array:
         r"""Entropy in nats, with the digamma function :math:`\psi`.
@@ -131,7 +97,7 @@ class Beta(TreeDistribution):
 
         entropy = 0.5 * (jnp.log(alpha / total) + jnp.log(beta / total) - jnp.log(total) + 1 + math.log(2 * math.pi))
         entropy += term(alpha, 1) + term(beta, 1) - term(total, 2)
-        return jnp.sum(entropy + jnp.log(self.high - self.low), axis=-1).astype(self.alpha.dtype)
+        return self._total(entropy + jnp.log(self.high - self.low))
 
     def kl_divergence(self, other: Beta) -> Array:
         r"""KL(self || other) in nats, of two distributions in the same box.
@@ -144,12 +110,8 @@ class Beta(TreeDistribution):
             ValueError: the boxes differ, so each allows actions that the other does not. If they differ but are traced,
                 and so cannot be compared yet, the divergence is infinite instead.
         """
-        self._check_same_kind(other)
-        check_equal_shapes("Beta", self.alpha, other.alpha)
-        same = (self.low == other.low) & (self.high == other.high)
-        if not isinstance(same, jax.core.Tracer) and not np.all(same):
-            described = " and ".join(f"low={x.low}, high={x.high}" for x in (self, other))
-            raise UserValueError(f"Beta.kl_divergence: the two must have the same box, got {described}")
+        self._check_comparable(other)
+        same = same_box("Beta", *({"low": x.low, "high": x.high} for x in (self, other)))
         alpha, beta = self._wide(self.alpha.shape)
         other_alpha, other_beta = other._wide(self.alpha.shape)
 
@@ -158,16 +120,31 @@ class Beta(TreeDistribution):
         divergence += beyond_bregman(alpha, other_alpha) + beyond_bregman(beta, other_beta)
         divergence -= beyond_bregman(total, other_total)
         divergence = jnp.maximum(divergence, 0)  # rounding matters if parameters differ by orders of magnitude
-        divergence = jnp.sum(jnp.where(same, divergence, jnp.inf), axis=-1)
-        return divergence.astype(jnp.result_type(self.alpha, other.alpha))
+        return self._total(jnp.where(same, divergence, jnp.inf), other)
 
-    def _wide(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
-        """Broadcast alpha and beta to a shape, in the accumulator dtype, and limit them."""
-        dtype = accumulator_dtype(self.alpha)
-        alpha, beta = (jnp.broadcast_to(x.astype(dtype), shape) for x in (self.alpha, self.beta))
+    @property
+    def _like(self) -> Array:
+        return self.alpha
+
+    def _wide(self, shape: tuple[int, ...]) -> tuple[Array, ...]:
         # Within these limits no intermediate result of a gradient overflows in float32.
-        alpha, beta = (jnp.where(x >= 0, jnp.clip(x, 1e-6, 1e9), jnp.nan) for x in (alpha, beta))
-        return alpha, beta
+        wide = widened(shape, self.alpha, self.beta)
+        return tuple(jnp.where(x >= 0, jnp.clip(x, 1e-6, 1e9), jnp.nan) for x in wide)
+
+    def _draw(self, seed: Array, sample_shape: tuple[int, ...]) -> Array:
+        alpha, beta = self._wide((*sample_shape, *self.alpha.shape))
+        return self._scaled(jax.random.beta(seed, alpha, beta, dtype=alpha.dtype))
+
+    def _log_probs(self, value: Array) -> Array:
+        shape = jnp.shape(value)
+        alpha, beta = self._wide(shape)
+        low, high = (jnp.broadcast_to(x, shape) for x in (self.low, self.high))
+        # 1 - x is computed from the upper edge, because actions near that edge resolve it better than x.
+        x, rest = (_inside(distance / (high - low)) for distance in (value - low, high - value))
+        total = alpha + beta
+        peak = 0.5 * (jnp.log(alpha * (beta / total)) - math.log(2 * math.pi))  # of Stirling's approximation
+        peak += beyond_stirling(total) - beyond_stirling(alpha) - beyond_stirling(beta)
+        return peak - deviance(alpha, beta, x, rest) - jnp.log(x) - jnp.log(rest) - jnp.log(high - low)
 
     def _scaled(self, x: Array) -> Array:
         low, high = (jnp.broadcast_to(bound, x.shape) for bound in (self.low, self.high))

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.errors import UserTypeError, UserValueError
-from ..functional._common import ShapeError, accumulator_dtype, check_flags
-from ._checks import check_equal_shapes, check_floating, check_real, check_trailing_axes, checked_draw
-from ._distribution import TreeDistribution
+from ..functional._common import ShapeError, accumulator_dtype, check_arrays, check_flags, check_floating
+from ._distribution import TreeDistribution, checked_draw
 
 Array = jax.Array
 
@@ -64,12 +63,8 @@ class Categorical(TreeDistribution):
 
     def log_prob(self, value: Array) -> Array:
         """Log-probability of actions `[...]`, with any additional leading axes; NaN except for 0, 1, ..., n - 1."""
-        check_real("Categorical", value=value)
-        value, shape = jnp.asarray(value), self.logits.shape
-        if value.shape[value.ndim - len(shape) + 1 :] != shape[:-1]:
-            raise ShapeError(
-                f"Categorical: actions have shape {value.shape} and their logits {shape}, but nothing is broadcast"
-            )
+        self._check_action(self._shape[:-1], value)
+        value, shape = jnp.asarray(value), self._shape
         if jnp.issubdtype(value.dtype, jnp.floating):
             value = value.astype(accumulator_dtype(value))  # n may be more than bfloat16 or int8 can hold
             value = jnp.where(value == jnp.floor(value), value, jnp.nan)
@@ -91,13 +86,16 @@ class Categorical(TreeDistribution):
         Actions that are impossible under self contribute 0. The divergence is infinite (with `mask_logits`, as large as
         a float can be) if an action is possible under self but not under the other.
         """
-        self._check_same_kind(other)
-        check_equal_shapes("Categorical", self.logits, other.logits)
+        self._check_comparable(other)
         dtype = jnp.result_type(self.logits, other.logits)
         own, others = (x.logits.astype(accumulator_dtype(x.logits)) for x in (self, other))
         probs = jnp.exp(own)
         ours, theirs = (jnp.where(probs > 0, x, 0) for x in (own, others))
         return jnp.sum(probs * (ours - theirs), axis=-1).astype(dtype)
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return self.logits.shape
 
 
 class MultiCategorical(TreeDistribution):
@@ -171,8 +169,7 @@ class MultiCategorical(TreeDistribution):
 
     def log_prob(self, value: Array) -> Array:
         """Log-probability of actions `[..., K]`, summed over K; they may have additional leading axes."""
-        batch = self.parts[0].logits.shape[:-1]
-        check_trailing_axes("MultiCategorical", "its choices", (*batch, len(self.parts)), value)
+        self._check_action((*self.parts[0].logits.shape[:-1], len(self.parts)), value)
         return _total(part.log_prob(value[..., k]) for k, part in enumerate(self.parts))
 
     def entropy(self) -> Array:
@@ -181,13 +178,12 @@ class MultiCategorical(TreeDistribution):
 
     def kl_divergence(self, other: MultiCategorical) -> Array:
         """KL(self || other) in nats, summed over the choices."""
-        self._check_same_kind(other)
-        if len(self.parts) != len(other.parts):
-            raise ShapeError(
-                f"MultiCategorical.kl_divergence: the two distributions have {len(self.parts)} and {len(other.parts)} "
-                "choices"
-            )
+        self._check_comparable(other)
         return _total(ours.kl_divergence(theirs) for ours, theirs in zip(self.parts, other.parts, strict=True))
+
+    @property
+    def _shape(self) -> tuple[Any, ...]:
+        return tuple(part.logits.shape for part in self.parts)
 
 
 def mask_logits(logits: Array, available: Array) -> Array:
@@ -213,7 +209,7 @@ def mask_logits(logits: Array, available: Array) -> Array:
     Reference: Huang and Ontanon 2022, arXiv:2006.14171.
     """
     check_floating("mask_logits", logits=logits)
-    check_real("mask_logits", available=available)
+    check_arrays("mask_logits", available=available)
     if jnp.shape(available) != jnp.shape(logits):
         raise ShapeError(f"mask_logits: logits have shape {jnp.shape(logits)}, available {jnp.shape(available)}")
     check_flags("mask_logits", available=available)

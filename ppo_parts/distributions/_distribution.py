@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from .._base.errors import UserTypeError
+from .._base.errors import UserTypeError, UserValueError
+from ..functional._common import ShapeError, accumulator_dtype, check_arrays
 
 Array = jax.Array
 
@@ -37,9 +40,111 @@ class TreeDistribution:
         value = self.sample(seed=seed, sample_shape=sample_shape)
         return value, self.log_prob(value)
 
-    def _check_same_kind(self, other: Any) -> None:
+    @property
+    def _shape(self) -> tuple[Any, ...]:
+        """The shape of the parameters."""
+        raise NotImplementedError
+
+    def _check_comparable(self, other: Any) -> None:
+        """Raise unless the other distribution is of the same class and shape."""
+        name = type(self).__name__
         if type(other) is not type(self):
             raise UserTypeError(
-                f"{type(self).__name__}.kl_divergence: the other distribution must be a {type(self).__name__}, too, "
-                f"got {type(other).__name__}"
+                f"{name}.kl_divergence: the other distribution must be a {name}, too, got {type(other).__name__}"
             )
+        if other._shape != self._shape:
+            raise ShapeError(
+                f"{name}.kl_divergence: the two distributions have the shapes {self._shape} and {other._shape}, but "
+                "nothing is broadcast"
+            )
+
+    def _check_action(self, shape: tuple[int, ...], value: Any) -> None:
+        """Raise unless actions are real numbers, and their trailing axes are `shape`."""
+        name = type(self).__name__
+        check_arrays(name, value=value)
+        given = jnp.shape(value)
+        if given[max(len(given) - len(shape), 0) :] != shape:
+            raise ShapeError(f"{name}: actions have shape {given}, their distribution {shape}; nothing is broadcast")
+
+
+class VectorDistribution(TreeDistribution):
+    """A distribution over vectors `[..., D]` of real numbers, which are independent of each other.
+
+    A subclass defines `_like`, a parameter with the shape and dtype of an action; `_draw(seed, sample_shape)`; and
+    `_log_probs(value)`, `[..., D]`. The last two may return a wider dtype.
+    """
+
+    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
+        """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to the parameters."""
+        return self._draw(seed, checked_draw(type(self).__name__, seed, sample_shape)).astype(self._like.dtype)
+
+    def log_prob(self, value: Array) -> Array:
+        """Log-probability of actions `[..., D]`, summed over D; they may have additional leading axes."""
+        self._check_action(self._shape, value)
+        return self._total(self._log_probs(value))
+
+    @property
+    def _like(self) -> Array:
+        raise NotImplementedError
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return self._like.shape
+
+    def _draw(self, seed: Array, sample_shape: tuple[int, ...]) -> Array:
+        raise NotImplementedError
+
+    def _log_probs(self, value: Array) -> Array:
+        raise NotImplementedError
+
+    def _total(self, x: Array, *others: Any) -> Array:
+        """Sum over the dimensions of the action, in the dtype of this distribution and of the others."""
+        return jnp.sum(x, axis=-1).astype(jnp.result_type(self._like, *(other._like for other in others)))
+
+
+def widened(shape: tuple[int, ...], *parameters: Array) -> tuple[Array, ...]:
+    """Broadcast parameters to a shape, in the dtype to compute in."""
+    dtype = accumulator_dtype(parameters[0])
+    return tuple(jnp.broadcast_to(x.astype(dtype), shape) for x in parameters)
+
+
+def checked_draw(where: str, seed: Any, sample_shape: Any) -> tuple[int, ...]:
+    """Return `sample_shape` as a tuple, after checking it and the key."""
+    if not isinstance(seed, jax.Array | np.ndarray):
+        raise UserTypeError(f"must be a key, such as jax.random.key(0), got {seed!r}", where=where, argument="seed")
+    sizes = tuple(sample_shape) if isinstance(sample_shape, Sequence) else (None,)
+    if not all(isinstance(n, int | np.integer) and n >= 0 for n in sizes):
+        raise UserTypeError(
+            f"must be a tuple of whole numbers, got {sample_shape!r}", where=where, argument="sample_shape"
+        )
+    return sizes
+
+
+def fit_to_loc(where: str, name: str, x: Any, loc: Array, dtype: Any, first: str = "loc") -> Array:
+    """Broadcast `x` to the shape of `loc`; it has this shape, that of the last axis, or is a single number."""
+    if jnp.shape(x) not in (loc.shape, loc.shape[-1:], ()):
+        raise ShapeError(
+            f"{where}: {first} has shape {loc.shape} and {name} {jnp.shape(x)}; {name} must have the shape of {first}, "
+            f"{loc.shape[-1:]} or ()"
+        )
+    return jnp.broadcast_to(jnp.asarray(x, dtype), loc.shape)
+
+
+def check_box(where: str, low: Any, high: Any, dtype: Any) -> None:
+    """Raise unless a box is finite, not empty, and wide enough for actions of a dtype; traced bounds pass."""
+    if any(isinstance(x, jax.core.Tracer) for x in (low, high)):
+        return
+    least, most = np.asarray(low, float), np.asarray(high, float)
+    if not (np.all(np.isfinite(least) & np.isfinite(most)) and np.all(least < most)):
+        raise UserValueError(f"{where}: the box must be finite, with low < high, got low={low}, high={high}")
+    if np.any(4 * float(jnp.finfo(dtype).eps) * np.maximum(np.abs(least), np.abs(most)) > (most - least) / 4):
+        raise UserValueError(f"{where}: {dtype} cannot resolve the box low={low}, high={high}: use float32")
+
+
+def same_box(where: str, ours: dict[str, Array], theirs: dict[str, Array]) -> Array:
+    """Return where two boxes are equal; raise if they are known to differ anywhere."""
+    same = jnp.stack([ours[name] == theirs[name] for name in ours]).all(axis=0)
+    if not isinstance(same, jax.core.Tracer) and not np.all(same):
+        described = " and ".join(", ".join(f"{name}={x}" for name, x in box.items()) for box in (ours, theirs))
+        raise UserValueError(f"{where}.kl_divergence: the two must have the same box, got {described}")
+    return same

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,14 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.errors import UserValueError
-from ..functional._common import ShapeError, accumulator_dtype, known_values
-from ._checks import check_equal_shapes, check_floating, check_real, check_trailing_axes, checked_draw, fit_to_loc
-from ._distribution import TreeDistribution
+from ..functional._common import ShapeError, accumulator_dtype, check_arrays, check_floating, known_values
+from ._distribution import VectorDistribution, fit_to_loc, widened
 
 Array = jax.Array
 
 
-class Normal(TreeDistribution):
+class Normal(VectorDistribution):
     r"""Diagonal Gaussian, :math:`a \sim \mathcal N(\mu, \mathrm{diag}(\sigma^2))`, independent over the last axis.
 
     .. math:: \log\pi(a) = \sum_d -\tfrac12 \left(\frac{a_d - \mu_d}{\sigma_d}\right)^2 - \log\sigma_d
@@ -45,7 +43,7 @@ class Normal(TreeDistribution):
 
     def __init__(self, loc: Array, scale: Any) -> None:
         check_floating("Normal", loc=loc)
-        check_real("Normal", scale=scale)
+        check_arrays("Normal", scale=scale)
         if not jnp.ndim(loc):
             raise ShapeError("Normal: loc is a single number; its last axis must be that of the action, [..., D]")
         dtype = jnp.result_type(loc, scale)
@@ -54,24 +52,14 @@ class Normal(TreeDistribution):
         if (known := known_values(self.scale)) is not None and np.any(known < 0):
             raise UserValueError(f"must be greater than 0, got {np.min(known)}", where="Normal", argument="scale")
 
-    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
-        """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to the parameters."""
-        return self._draw(seed, checked_draw(type(self).__name__, seed, sample_shape)).astype(self.loc.dtype)
-
     def mode(self) -> Array:
         """The mean."""
         return self.loc
 
-    def log_prob(self, value: Array) -> Array:
-        """Log-density of actions `[..., D]`, summed over D; they may have additional leading axes."""
-        check_trailing_axes(type(self).__name__, "its mean", self.loc.shape, value)
-        loc, scale = self._wide(jnp.shape(value))
-        return jnp.sum(log_density(value, loc, scale), axis=-1).astype(self.loc.dtype)
-
     def entropy(self) -> Array:
         r"""Entropy in nats, :math:`\sum_d \log\sigma_d + \tfrac12 \log 2\pi e`."""
         _, scale = self._wide(self.loc.shape)
-        return jnp.sum(jnp.log(scale) + 0.5 * (1 + math.log(2 * math.pi)), axis=-1).astype(self.loc.dtype)
+        return self._total(jnp.log(scale) + 0.5 * (1 + math.log(2 * math.pi)))
 
     def kl_divergence(self, other: Normal) -> Array:
         r"""KL(self || other) in nats.
@@ -79,22 +67,23 @@ class Normal(TreeDistribution):
         .. math:: \sum_d \log\frac{\sigma_{2d}}{\sigma_{1d}} - \frac{1}{2}
                   + \frac{\sigma_{1d}^2 + (\mu_{1d} - \mu_{2d})^2}{2 \sigma_{2d}^2}
         """
-        self._check_same_kind(other)
-        check_equal_shapes(type(self).__name__, self.loc, other.loc)
+        self._check_comparable(other)
         log_ratio, shift = relation(self._wide(self.loc.shape), other._wide(self.loc.shape))
-        divergence = 0.5 * (jnp.expm1(2 * log_ratio) - 2 * log_ratio + jnp.square(shift))
-        return jnp.sum(divergence, axis=-1).astype(jnp.result_type(self.loc, other.loc))
+        return self._total(0.5 * (jnp.expm1(2 * log_ratio) - 2 * log_ratio + jnp.square(shift)), other)
 
-    def _draw(self, seed: Array, sample_shape: Sequence[int]) -> Array:
-        """Draw samples in the accumulator dtype."""
+    @property
+    def _like(self) -> Array:
+        return self.loc
+
+    def _wide(self, shape: tuple[int, ...]) -> tuple[Array, ...]:
+        return widened(shape, self.loc, self.scale)
+
+    def _draw(self, seed: Array, sample_shape: tuple[int, ...]) -> Array:
         loc, scale = self._wide((*sample_shape, *self.loc.shape))
         return loc + scale * jax.random.normal(seed, loc.shape, loc.dtype)
 
-    def _wide(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
-        """Broadcast mean and standard deviation to a shape, in the accumulator dtype."""
-        dtype = accumulator_dtype(self.loc)
-        loc, scale = (jnp.broadcast_to(x.astype(dtype), shape) for x in (self.loc, self.scale))
-        return loc, scale
+    def _log_probs(self, value: Array) -> Array:
+        return log_density(value, *self._wide(jnp.shape(value)))
 
 
 class StateDependentNormal(Normal):
@@ -135,7 +124,7 @@ class StateDependentNormal(Normal):
 
     def __init__(self, loc: Array, features: Array, std: Array, eps: float = 1e-6) -> None:
         check_floating("StateDependentNormal", loc=loc, features=features, std=std)
-        check_real("StateDependentNormal", eps=eps)
+        check_arrays("StateDependentNormal", eps=eps)
         (*leading, size), shape = jnp.shape(loc) or (0,), jnp.shape(features)
         wide = (*shape, size)
         if shape[:-1] != tuple(leading) or jnp.shape(std) not in (wide, wide[-2:]) or not shape:
@@ -148,7 +137,7 @@ class StateDependentNormal(Normal):
         super().__init__(loc, jnp.sqrt(jnp.einsum("...l,...ld->...d", *squares) + eps).astype(jnp.result_type(loc)))
         self.features, self.std = jnp.asarray(features), jnp.broadcast_to(std, wide)
 
-    def _draw(self, seed: Array, sample_shape: Sequence[int]) -> Array:
+    def _draw(self, seed: Array, sample_shape: tuple[int, ...]) -> Array:
         loc, _ = self._wide((*sample_shape, *self.loc.shape))
         theta = jax.random.normal(seed, (*sample_shape, *self.std.shape), loc.dtype)  # one matrix for each sample
         weights = self.features.astype(loc.dtype)[..., None] * self.std.astype(loc.dtype)
@@ -160,7 +149,7 @@ def log_density(value: Any, loc: Any, scale: Any) -> Array:
     return -0.5 * jnp.square((value - loc) / scale) - jnp.log(scale) - 0.5 * math.log(2 * math.pi)
 
 
-def relation(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
+def relation(first: tuple[Array, ...], second: tuple[Array, ...]) -> tuple[Array, Array]:
     """Return the log-ratio of the standard deviations, and the difference of the means in units of the second one."""
     (loc, scale), (other_loc, other_scale) = first, second
     return jnp.log(scale / other_scale), (loc - other_loc) / other_scale

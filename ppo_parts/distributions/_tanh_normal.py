@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,15 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.errors import UserValueError
-from ..functional._common import accumulator_dtype, known_values
-from ._checks import check_box, check_equal_shapes, check_real, check_trailing_axes, checked_draw, fit_to_loc
-from ._distribution import TreeDistribution
+from ..functional._common import accumulator_dtype, check_arrays, known_values
+from ._distribution import VectorDistribution, check_box, fit_to_loc, same_box
 from ._normal import Normal, StateDependentNormal, log_density, relation
 
 Array = jax.Array
 
 
-class TanhNormal(TreeDistribution):
+class TanhNormal(VectorDistribution):
     r"""Gaussian squashed into a box, :math:`a = m + h \tanh(u),\ u \sim \mathcal N(\mu, \sigma)`, in each dimension.
 
     .. math:: \log\pi(a) = \sum_d \log\mathcal N(u_d; \mu_d, \sigma_d) - \log h_d - \log(1 - \tanh^2 u_d),
@@ -65,42 +63,20 @@ class TanhNormal(TreeDistribution):
 
     def _squash(self, base: Normal, low: Any, high: Any, eps: float) -> None:
         """Set the attributes."""
-        check_real(type(self).__name__, low=low, high=high, eps=eps)
-        known = known_values(eps)
+        name, known = type(self).__name__, known_values(eps)
+        check_arrays(name, low=low, high=high, eps=eps)
         if known is not None and not np.all((known >= 0) & (known < 1)):
-            raise UserValueError(f"must lie in [0, 1), got {eps!r}", where=type(self).__name__, argument="eps")
-        self.base, name = base, type(self).__name__
-        dtype, wide = base.loc.dtype, accumulator_dtype(base.loc)
-        resolution = 4 * float(jnp.finfo(dtype).eps)
+            raise UserValueError(f"must lie in [0, 1), got {eps!r}", where=name, argument="eps")
+        self.base, dtype, wide = base, base.loc.dtype, accumulator_dtype(base.loc)
         check_box(name, low, high, dtype)
         low, high = (fit_to_loc(name, bound, x, base.loc, wide) for bound, x in (("low", low), ("high", high)))
         self.middle, self.half = (high + low) / 2, (high - low) / 2
         # In a narrow box far from 0, an action has few digits left to resolve the box, so the edge must be wider.
-        self.eps = jnp.maximum(eps, resolution * (1 + jnp.abs(self.middle) / self.half))
-
-    def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
-        """Draw actions, `[*sample_shape, ..., D]`, differentiable with respect to the parameters inside the box."""
-        return self._squashed(self.base._draw(seed, checked_draw(type(self).__name__, seed, sample_shape)))
+        self.eps = jnp.maximum(eps, 4 * float(jnp.finfo(dtype).eps) * (1 + jnp.abs(self.middle) / self.half))
 
     def mode(self) -> Array:
         """The squashed mean (strictly speaking the median, because squashing moves the mode)."""
         return self._squashed(self.base._wide(self.base.loc.shape)[0])
-
-    def log_prob(self, value: Array) -> Array:
-        """Log-probability of actions `[..., D]`, summed over D; they may have additional leading axes."""
-        check_trailing_axes(type(self).__name__, "its mean", self.base.loc.shape, value)
-        shape = jnp.shape(value)
-        loc, scale = self.base._wide(shape)
-        middle, half, eps = (jnp.broadcast_to(x, shape) for x in (self.middle, self.half, self.eps))
-        x = (value - middle) / half
-        edge, limit = jnp.abs(x) > 1 - eps / 2, 1 - eps
-        u = jnp.arctanh(jnp.clip(x, -limit, limit))
-        slope = 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))  # log(1 - tanh(u)^2), without cancellation
-        density = log_density(jnp.where(edge, jax.lax.stop_gradient(loc), u), loc, scale) - slope
-        beyond = (jnp.sign(x) * loc - jnp.arctanh(limit)) / scale
-        mass = jax.scipy.special.log_ndtr(jnp.where(edge, beyond, 0))
-        total = jnp.sum(jnp.where(edge, mass, density - jnp.log(half)), axis=-1)
-        return total.astype(self.base.loc.dtype)
 
     def entropy(self) -> Array:
         """Raise `NotImplementedError`: there is no closed form; `ppo_parts.entropy_bonus` estimates it from samples."""
@@ -127,15 +103,8 @@ class TanhNormal(TreeDistribution):
             ValueError: the boxes differ, so each has edges that the other does not have. If they differ but are traced,
                 and so cannot be compared yet, the divergence is infinite instead.
         """
-        self._check_same_kind(other)
-        check_equal_shapes(type(self).__name__, self.base.loc, other.base.loc)
-        boxes = [jnp.stack([x.middle, x.half, x.eps]) for x in (self, other)]
-        same = jnp.all(boxes[0] == boxes[1], axis=0)
-        if not isinstance(same, jax.core.Tracer) and not np.all(same):
-            described = " and ".join(f"low={m - h}, high={m + h}, eps={eps}" for m, h, eps in boxes)
-            raise UserValueError(
-                f"{type(self).__name__}.kl_divergence: the two must have the same box and eps, got {described}"
-            )
+        self._check_comparable(other)
+        same = same_box(type(self).__name__, self._box(), other._box())
         shape = self.base.loc.shape
         (loc, scale), (other_loc, other_scale) = self.base._wide(shape), other.base._wide(shape)
         log_ratio, shift = relation((loc, scale), (other_loc, other_scale))
@@ -156,8 +125,30 @@ class TanhNormal(TreeDistribution):
             log_q = jax.scipy.special.log_ndtr((sign * other_loc - u_max) / other_scale)
             return jnp.exp(log_p) * (log_p - log_q)
 
-        divergence = jnp.where(same, within + edge(-1.0) + edge(1.0), jnp.inf)
-        return jnp.sum(divergence, axis=-1).astype(jnp.result_type(self.base.loc, other.base.loc))
+        return self._total(jnp.where(same, within + edge(-1.0) + edge(1.0), jnp.inf), other)
+
+    @property
+    def _like(self) -> Array:
+        return self.base.loc
+
+    def _box(self) -> dict[str, Array]:
+        return {"low": self.middle - self.half, "high": self.middle + self.half, "eps": self.eps}
+
+    def _draw(self, seed: Array, sample_shape: tuple[int, ...]) -> Array:
+        return self._squashed(self.base._draw(seed, sample_shape))
+
+    def _log_probs(self, value: Array) -> Array:
+        shape = jnp.shape(value)
+        loc, scale = self.base._wide(shape)
+        middle, half, eps = (jnp.broadcast_to(x, shape) for x in (self.middle, self.half, self.eps))
+        x = (value - middle) / half
+        edge, limit = jnp.abs(x) > 1 - eps / 2, 1 - eps
+        u = jnp.arctanh(jnp.clip(x, -limit, limit))
+        slope = 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))  # log(1 - tanh(u)^2), without cancellation
+        density = log_density(jnp.where(edge, jax.lax.stop_gradient(loc), u), loc, scale) - slope
+        beyond = (jnp.sign(x) * loc - jnp.arctanh(limit)) / scale
+        mass = jax.scipy.special.log_ndtr(jnp.where(edge, beyond, 0))
+        return jnp.where(edge, mass, density - jnp.log(half))
 
     def _squashed(self, u: Array) -> Array:
         middle, half, eps = (jnp.broadcast_to(x, u.shape) for x in (self.middle, self.half, self.eps))
@@ -174,15 +165,12 @@ class StateDependentTanhNormal(TanhNormal):
     As with `StateDependentNormal`, samples that are drawn with the same key have the same matrix :math:`\theta`.
 
     Args:
-        loc: `[..., D]`, mean before squashing.
-        features: `[..., L]`, :math:`\phi(s)`, with `jax.lax.stop_gradient`.
-        std: `[L, D]` or `[..., L, D]`, :math:`\sigma`, >= 0.
-        low, high: `[..., D]`, `[D]` or numbers, the bounds of the box; m is its middle and h half its width.
-        eps: relative width of an edge; see `TanhNormal`.
+        loc, features, std: as in `StateDependentNormal`; `loc` is the mean before squashing.
+        low, high, eps: as in `TanhNormal`.
 
     Attributes:
         base: `StateDependentNormal` of the action before squashing.
-        middle, half, eps: `[..., D]`, m, h and the width of an edge.
+        middle, half, eps: as in `TanhNormal`.
 
     Raises:
         TypeError: `loc` is not floating. ValueError: shapes do not fit; the box is empty or infinite; `eps` is not in
