@@ -15,7 +15,7 @@ from .._core.refresh import Refresh, RefreshName
 from .._core.sampling import Axis, Windows, sampler, sampler_of_shards
 from .._core.shards import map_shards
 from .._core.types import Array, Batch, Context, Part
-from ..functional._common import accumulator_dtype, check_range
+from ..functional._common import accumulator_dtype, range_error
 from .common import at_step, check_numbers, is_zero
 
 
@@ -165,7 +165,8 @@ def _checked_indices(indices: Any, weights: Any) -> Any:
     if weights is not None:
         if np.shape(weights) != table.shape:
             raise UserValueError(f"{where}: weights have shape {np.shape(weights)}, indices {table.shape}")
-        check_range(where, "weights", weights, 0)
+        if (error := range_error(weights, 0)) is not None:
+            raise UserValueError(f"{where}: weights {error}")
     limits = np.iinfo(np.int32)
     if not traced and (table.max() > limits.max or table.min() < limits.min):  # it would wrap around to a valid one
         raise UserValueError(f"{where}: indices must lie in [0, 2**31), got {table.min()} to {table.max()}")

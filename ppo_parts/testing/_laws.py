@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -16,13 +16,12 @@ from jax import experimental
 from .. import functional
 from .._base.trees import without_weak_types
 from .._core.chain import chain
-from .._core.types import Array, Batch, Context, Current, Divider, Part, with_field_at
+from .._core.types import Array, Batch, Context, Divider, Part, field_at, with_field_at
 from .._core.wiring import reads_field
 from .._parts.samplers import given_indices
 from ._example import FLOATS, poisoned, with_current
 
 FIELDS = tuple(Batch.__dataclass_fields__)
-DICTIONARIES = ("extras", "per_segment")
 DTYPES = (jnp.float32, jnp.bfloat16)
 enable_x64: Any = getattr(jax if hasattr(jax, "enable_x64") else experimental, "enable_x64")  # noqa: B009 (typed in neither)
 
@@ -42,6 +41,11 @@ class Subject:
     batch: Callable[..., Batch]
     context: Callable[..., Context]
     after: bool
+
+    def inputs(self, seed: int = 0, dtype: Any = jnp.float32) -> tuple[Batch, Any, Context]:
+        """Return a batch, the first state and a context."""
+        context = self.context(seed, dtype)
+        return self.batch(seed, dtype), self.part.init(context.params, jax.random.key(0)), context
 
     def apply(self, batch: Batch, state: Any, context: Context) -> tuple[Batch, Any]:
         """Run the part; `current` is evaluated here, so that it depends on the batch."""
@@ -73,12 +77,12 @@ Law = Callable[[Subject], str | None]
 
 def needs_what_it_requires(subject: Subject) -> str | None:
     """Without a field in `requires`, the part raises an error that names the field."""
-    part, context = subject.part, subject.context()
-    for field in part.requires:
-        lacking = with_field_at(subject.seen(subject.batch(), context), field, {} if field == "losses" else None)
+    batch, state, context = subject.inputs()
+    for field in subject.part.requires:
+        lacking = with_field_at(subject.seen(batch, context), field, {} if field == "losses" else None)
         named = field if field != "losses" else "no loss is named"
         try:
-            chain(part).update(lacking, (part.init(context.params, jax.random.key(0)),), context)
+            chain(subject.part).update(lacking, (state,), context)
         except ValueError as error:
             if named not in str(error):
                 return f"without {field}, which it requires, its error does not name it: {error}"
@@ -89,14 +93,14 @@ def needs_what_it_requires(subject: Subject) -> str | None:
 
 def writes_what_it_provides(subject: Subject) -> str | None:
     """The part changes the fields in `provides`, and otherwise only metrics."""
-    part, context = subject.part, subject.context()
-    before = subject.seen(subject.batch(), context)
-    after = part.update(before, part.init(context.params, jax.random.key(0)), context)[0]
-    if isinstance(part, Divider):  # everything that has a step or a segment has changed
+    batch, state, context = subject.inputs()
+    before = subject.seen(batch, context)
+    after = subject.part.update(before, state, context)[0]
+    if isinstance(subject.part, Divider):  # everything that has a step or a segment has changed
         same = after.current.log_prob.shape == after.log_prob.shape
         return None if same else "current and log_prob of its minibatch differ in shape"
     changed = {field for field in FIELDS if getattr(after, field) is not getattr(before, field)}
-    provided = {path.partition(".")[0] for path in part.provides}
+    provided = {path.partition(".")[0] for path in subject.part.provides}
     if silent := sorted(changed - provided - {"metrics", "reductions"}):
         return f"it writes {', '.join(silent)} but does not declare it: add it to `provides`"
     if idle := sorted(provided - changed):
@@ -105,114 +109,73 @@ def writes_what_it_provides(subject: Subject) -> str | None:
 
 
 def reads_what_it_declares(subject: Subject) -> str | None:
-    """The part reads only the fields in `requires` and `reads`; `learner` relies on it to reject what nothing reads."""
-    part, context = subject.part, subject.context()
+    """The part computes the same without the fields that are not in `requires` and `reads`; `learner` relies on it to
+    reject what nothing reads.
+    """
+    part = subject.part
     if part.reads is None or isinstance(part, Divider):
         return None
-    read: set[str] = set()
-    entries = True  # whether the entries of a dictionary are noted, and not only the dictionary
-
-    class Spy(Batch):
-        """A batch that notes which of its fields are read, except those that the part itself has written."""
-
-        _written: frozenset[str] = frozenset()
-
-        def __getattribute__(self, name: str) -> Any:
-            value = object.__getattribute__(self, name)
-            if name not in FIELDS or name in object.__getattribute__(self, "_written"):
-                return value
-            read.add(name)
-            noted = entries and name in DICTIONARIES
-            return _Entries(value, lambda key: read.add(f"{name}.{key}")) if noted else value
-
-        def replace(self, **changes: Any) -> Batch:
-            changed = Spy(**{name: object.__getattribute__(self, name) for name in FIELDS} | changes)
-            object.__setattr__(changed, "_written", self._written.union(changes))
-            return changed
-
-    class SpyCurrent(Current):
-        """The policy being trained, which notes the same."""
-
-        def __getattribute__(self, name: str) -> Any:
-            if name in Current._fields:
-                read.add(f"current.{name}")
-            return object.__getattribute__(self, name)
-
-    def spied(batch: Batch) -> Spy:
-        if batch.current is not None:
-            batch = batch.replace(current=SpyCurrent(*batch.current))
-        return Spy(**{name: getattr(batch, name) for name in FIELDS})
-
-    state = part.init(context.params, jax.random.key(0))
-    runs = [(part.update, spied(subject.seen(subject.batch(), context)))]
-    if part.finish is not None:
-        runs.append((part.finish, spied(with_current(subject.batch(), context.params, context.evaluate))))
-    for run, spy in runs:
-        for entries in (True, False):  # `jax.tree.map` over an ordinary dictionary and this one raises ValueError
-            read.clear()
-            try:
-                run(spy, state, context)
-                break
-            except ValueError:
-                if not entries:
-                    raise
-        silent = sorted(path for path in read - _own_fields(part) if not reads_field(part, path))
-        entries_only = silent and all(path.partition(".")[0] in DICTIONARIES for path in silent)
-        if entries_only and run == part.update and _only_copies(subject, state, context):
-            continue
-        if silent:
-            return f"it reads {', '.join(silent)} but does not declare it: add it to `reads`"
-    return None
+    batch, state, context = subject.inputs()
+    read = _undeclared_reads(part, part.update, subject.seen(batch, context), state, context)
+    if (finish := part.finish) is not None:
+        evaluated = with_current(batch, context.params, context.evaluate)
+        read += _undeclared_reads(part, lambda *given: (given[0], finish(*given)), evaluated, state, context)
+    return f"it reads {', '.join(read)} but does not declare it: add it to `reads`" if read else None
 
 
-def _only_copies(subject: Subject, state: Any, context: Context) -> bool:
-    """Return whether a part copies the entries of dictionaries to extend them, and computes nothing from them."""
-    batch = subject.seen(subject.batch(), context)
-    given = {name: getattr(batch, name) for name in DICTIONARIES}
-    other = batch.replace(**jax.tree.map(lambda x: x if x.dtype == bool else x + 1, given))
-    results = []
-    for seen in (batch, other):
-        result, after = subject.part.update(seen, state, context)
-        copied = {name: {k: v for k, v in getattr(result, name).items() if k not in given[name]} for name in given}
-        results.append((result.replace(**copied), after))
-    return difference(*results, exact=True) is None
+def _undeclared_reads(part: Part, run: Callable[..., Any], batch: Batch, state: Any, context: Context) -> list[str]:
+    """Return the fields without which `run(batch, state, context)` differs or raises, of those not declared."""
+    undeclared = [path for path in _paths(batch) if not _may_read(part, path)]
+    expected, after = run(batch, state, context)
+    copied = [path for path in undeclared if field_at(expected, path) is field_at(batch, path)]
+
+    def depends_on(paths: list[str]) -> bool:
+        try:
+            result, other = run(_without(batch, paths), state, context)
+        except Exception:
+            return True
+        return (
+            difference((_without(result, copied), other), (_without(expected, copied), after), exact=True) is not None
+        )
+
+    if not depends_on(undeclared):
+        return []
+    return [path for path in undeclared if depends_on([path])] or undeclared
 
 
-def _own_fields(part: Part) -> set[str]:
-    """Return the fields that a part need not declare: those in which it adds something to what is there."""
+def _paths(batch: Batch) -> Iterable[str]:
+    """List the fields that a batch has; those of dictionaries and of the current policy one by one."""
+    for field in FIELDS:
+        value = getattr(batch, field)
+        if isinstance(value, Mapping) or field == "current":
+            inner = value if isinstance(value, Mapping) else getattr(value, "_fields", ())
+            yield from (f"{field}.{name}" for name in inner)
+        elif value is not None:
+            yield field
+
+
+def _may_read(part: Part, path: str) -> bool:
+    """Return whether a part declares that it reads a field, or need not: where it adds something to what is there."""
     own = {"losses", "metrics", "reductions", "axes", "shards", "stop"}
-    return own | {"log_prob"} if "losses" in part.provides else own
+    own |= {"log_prob"} if "losses" in part.provides else set()
+    return path.partition(".")[0] in own or reads_field(part, path)
 
 
-@jax.tree_util.register_pytree_node_class
-class _Entries(dict[str, Any]):
-    """A dictionary that reports which of its entries are read; a copy of it is an ordinary one."""
-
-    def __init__(self, entries: Any, note: Callable[[str], Any]) -> None:
-        super().__init__(entries)
-        self._note = note
-
-    def __getitem__(self, key: str) -> Any:
-        self._note(key)
-        return super().__getitem__(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self._note(key)
-        return super().get(key, default)
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-        return tuple(self.values()), tuple(self)
-
-    @classmethod
-    def tree_unflatten(cls, names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
-        return dict(zip(names, values, strict=True))
+def _without(batch: Batch, paths: Iterable[str]) -> Batch:
+    """Return the batch without some of its fields, or of their entries."""
+    for path in paths:
+        field, _, entry = path.partition(".")
+        if isinstance(tree := getattr(batch, field), Mapping):
+            batch = batch.replace(**{field: {name: x for name, x in tree.items() if name != entry}})
+        else:
+            batch = with_field_at(batch, path, None)
+    return batch
 
 
 def jit_equals_eager(subject: Subject) -> str | None:
     """The compiled part computes the same, and compiles once: nothing depends on values or on earlier calls."""
-    batch, context = subject.batch(), subject.context()
-    state = subject.part.init(context.params, jax.random.key(0))
-    expected, actual = subject.apply(batch, state, context), subject.update(batch, state, context)
+    given = subject.inputs()
+    expected, actual = subject.apply(*given), subject.update(*given)
     if wrong := difference(actual, expected):
         return f"jit gives another result: {wrong}"
     traced = len(subject.traces)
@@ -224,10 +187,7 @@ def jit_equals_eager(subject: Subject) -> str | None:
 
 def vmap_equals_a_loop(subject: Subject) -> str | None:
     """`jax.vmap` over runs computes what a loop over them does."""
-    inputs = [
-        (subject.batch(seed), subject.part.init(subject.context().params, jax.random.key(0)), subject.context(seed))
-        for seed in (0, 1)
-    ]
+    inputs = [subject.inputs(seed) for seed in (0, 1)]
     actual = jax.jit(jax.vmap(subject.apply))(*stack(inputs))
     wrong = difference(actual, stack([subject.update(*given) for given in inputs]))
     return f"vmap gives another result than a loop: {wrong}" if wrong else None
@@ -239,8 +199,7 @@ def state_is_stable(subject: Subject) -> str | None:
     """
     part = subject.part
     for dtype in DTYPES:
-        batch, context = subject.batch(0, dtype), subject.context(0, dtype)
-        state = part.init(context.params, jax.random.key(0))
+        batch, state, context = subject.inputs(0, dtype)
         for leaf in jax.tree.leaves(state):
             if isinstance(leaf, (bool, int, float)):
                 return f"its state holds the Python number {leaf!r}: make it an array, {_with_dtype(leaf)}"
@@ -251,18 +210,19 @@ def state_is_stable(subject: Subject) -> str | None:
         if part.amend is not None:
             results["amend"] = context.params, jax.eval_shape(part.amend, context.params, state, state)
         for function, (before, after) in results.items():
-            if describe(before) != describe(after):
-                what = "the parameters" if function == "amend" else "its state"
-                strong = [describe(jax.eval_shape(without_weak_types, x)) for x in (before, after)]
-                if strong[0] == strong[1]:
-                    return (
-                        f"{function} changes {what} in its weak type only, so that a loop is compiled twice: give "
-                        f"every number a dtype, as in {_with_dtype(1.0)}"
-                    )
+            if describe(before) == describe(after):
+                continue
+            what = "the parameters" if function == "amend" else "its state"
+            strong = [describe(jax.eval_shape(without_weak_types, x)) for x in (before, after)]
+            if strong[0] == strong[1]:
                 return (
-                    f"with {jnp.dtype(dtype).name} data {function} changes {what} from {describe(before)} to "
-                    f"{describe(after)}: no loop can carry it"
+                    f"{function} changes {what} in its weak type only, so that a loop is compiled twice: give "
+                    f"every number a dtype, as in {_with_dtype(1.0)}"
                 )
+            return (
+                f"with {jnp.dtype(dtype).name} data {function} changes {what} from {describe(before)} to "
+                f"{describe(after)}: no loop can carry it"
+            )
     return None
 
 
@@ -270,8 +230,7 @@ def float_dtype_is_kept(subject: Subject) -> str | None:
     """Every floating array that the part returns has the dtype of the data, also in float64."""
     for dtype in (*DTYPES, jnp.float64):
         with enable_x64(dtype == jnp.float64):
-            batch, context = subject.batch(0, dtype), subject.context(0, dtype)
-            state = subject.part.init(context.params, jax.random.key(0))
+            batch, state, context = subject.inputs(0, dtype)
             out = jax.eval_shape(lambda b, s, c=context: subject.apply(b, s, c)[0], batch, state)
         for path, leaf in jax.tree_util.tree_leaves_with_path(out):
             if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype != dtype:
@@ -281,8 +240,7 @@ def float_dtype_is_kept(subject: Subject) -> str | None:
 
 def masked_elements_are_neutral(subject: Subject) -> str | None:
     """Nothing outside the mask, no metric, no state and no gradient depends on what masked elements contain."""
-    given, context = subject.batch(), subject.context()
-    state = subject.part.init(context.params, jax.random.key(0))
+    given, state, context = subject.inputs()
 
     def losses(current: Any, batch: Batch) -> tuple[Array, Any]:
         seen = batch.replace(current=current) if subject.after else batch
@@ -321,8 +279,7 @@ def masked_elements_are_neutral(subject: Subject) -> str | None:
 
 def inputs_are_not_mutated(subject: Subject) -> str | None:
     """The part does not write into the arrays that it is given."""
-    context = subject.context()
-    given = subject.batch(), subject.part.init(context.params, jax.random.key(0))
+    *given, context = subject.inputs()
     batch, state = jax.tree.map(lambda x: x if _is_key(x) else np.array(x), given)
     before = copy.deepcopy((batch, state))
     subject.apply(batch, state, context)
@@ -334,19 +291,16 @@ def no_mask_is_a_full_mask(subject: Subject) -> str | None:
     """Without a mask the part computes what it does with a mask of ones."""
     if "mask" in subject.part.requires:
         return None
-    batch, context = subject.batch(), subject.context()
-    state = subject.part.init(context.params, jax.random.key(0))
-    without, absent = subject.apply(batch.replace(mask=None), state, context)
-    full, ones = subject.apply(batch.replace(mask=jnp.ones_like(batch.mask)), state, context)
-    # a sampler may add a mask of its own
-    wrong = difference((full.replace(mask=None), ones), (without.replace(mask=None), absent))
+    batch, *others = subject.inputs()
+    results = [subject.apply(batch.replace(mask=mask), *others) for mask in (jnp.ones_like(batch.mask), None)]
+    # A sampler may add a mask of its own.
+    wrong = difference(*((out.replace(mask=None), state) for out, state in results))
     return f"a mask of ones changes the result: {wrong}" if wrong else None
 
 
 def finite_inputs_give_finite_numbers(subject: Subject) -> str | None:
     """Metrics, and what the part writes outside the mask, are finite; also where a whole segment is masked."""
-    context = subject.context()
-    out, _ = subject.apply(subject.batch(), subject.part.init(context.params, jax.random.key(0)), context)
+    out, _ = subject.apply(*subject.inputs())
     for path, x in jax.tree_util.tree_leaves_with_path(outside(out)):
         if jnp.issubdtype(jnp.result_type(x), jnp.inexact) and not np.all(np.isfinite(np.asarray(x, np.float64))):
             return f"{path_name(path)} is not finite: use masked_mean, which divides by at least 1"
@@ -355,13 +309,12 @@ def finite_inputs_give_finite_numbers(subject: Subject) -> str | None:
 
 def steps_equal_a_rollout(subject: Subject) -> str | None:
     """A part that does not declare `needs_time` computes the same for a minibatch of steps, which has no time axis."""
-    part, context = subject.part, subject.context()
+    part = subject.part
     if part.needs_time or part.place in ("first", "before_sampler") or isinstance(part, Divider):
         return None
-    whole = subject.batch()
-    state = part.init(context.params, jax.random.key(0))
+    whole, *others = subject.inputs()
     steps = _in_steps(whole)
-    expected, actual = (subject.apply(batch, state, context)[0] for batch in (whole, steps))
+    expected, actual = (subject.apply(batch, *others)[0] for batch in (whole, steps))
     for field in (*FLOATS, "losses", "extras"):
         values, flat = getattr(expected, field), getattr(actual, field)
         values = jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])) if x.ndim > 1 else x, values)

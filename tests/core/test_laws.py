@@ -230,7 +230,7 @@ FAULTY = {
         (part(after_writing, provides=("reward",), reads=("value",)), "it reads log_prob but does not declare it"),
         (loss(lambda b: b.current.value, reads=("current.log_prob",)), "it reads current.value"),
         (reward(lambda b: b.extras["own"], reads=("extras.other",)), "it reads extras.own but does not declare it"),
-        (part(reads=(), finish=lambda b, s, c: (b.value, s)[1]), "it reads value but does not declare it"),
+        (state(lambda: jnp.zeros(()), reads=(), finish=lambda b, s, c: s + b.value[0, 0]), "it reads value but does"),
         (
             pp.stateless(
                 lambda b: b.add_extras(x=2 * b.extras["own"]), name="faulty", provides=("extras.x",), reads=()
