@@ -11,21 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 import ppo_parts as pp
 from tests import reference
-from tests.common import SEGMENTS, TIME, rollout
+from tests.common import SEGMENTS, TIME, make_params, rollout
 from tests.docs.test_docs import ROOT, blocks
 
 KEY, RATE = jax.random.key(0), 0.3
 MINIBATCHES = np.random.default_rng(3).permutation(TIME * SEGMENTS).reshape(2, -1)
-
-
-@pytest.fixture
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def card(page, heading, number=None):
@@ -69,8 +62,18 @@ def double(seed=0, **options):
     return rollout(seed, dtype=jnp.float64, **options)
 
 
+def linear_params(seed=0):
+    return make_params(seed, jnp.float64)
+
+
+def normal(shapes, seed, scale=1.0):
+    """Parameters of these shapes, in double precision."""
+    rng = np.random.default_rng(seed)
+    return {name: jnp.asarray(scale * rng.normal(size=shape)) for name, shape in shapes.items()}
+
+
 def data_of(batch, **more):
-    """A rollout as plain arrays `[T * N, ...]`, with the advantages and targets of the reference."""
+    """A rollout as plain arrays `[T * N, ...]`."""
     fields = ("obs", "action", "log_prob", "value", "reward", "mask")
     data = {name: getattr(batch, name) for name in fields} | more
     if batch.mask is None:
@@ -81,6 +84,12 @@ def data_of(batch, **more):
 def gae_of(batch, gamma=0.99, gae_lambda=0.95, **other):
     fields = {name: getattr(batch, name) for name in ("reward", "value", "next_value", "terminated", "truncated")}
     return reference.gae(**{**fields, **other}, mask=batch.mask, gamma=gamma, gae_lambda=gae_lambda)
+
+
+def estimated(batch, gamma=0.99, gae_lambda=0.95, **more):
+    """The same with the advantages and targets of the reference."""
+    advantage, target = gae_of(batch, gamma, gae_lambda)
+    return data_of(batch, **{"advantage": advantage, "target": target, **more})
 
 
 def mean(x, mask):
@@ -108,6 +117,10 @@ def clipped(ratio, advantage, low=0.2, high=0.2):
     return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - low, 1 + high) * advantage)
 
 
+def unclipped(ratio, advantage):
+    return -ratio * advantage
+
+
 @functools.cache
 def step_of(loss):
     """A step of gradient descent, which is compiled once for all descents of a loss."""
@@ -131,15 +144,24 @@ def categorical(params, batch):
     return pp.distributions.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
 
 
-def ppo(logits, value, d, entropy=0.01, critic=0.25):
-    """What PPO's three losses sum to, of each element."""
-    ratio = jnp.exp(chosen(logits, d["action"]) - d["log_prob"])
-    policy = clipped(ratio, normalized(d["advantage"], d["mask"])) - entropy * entropy_of(logits)
-    return policy + critic * (value - d["target"]) ** 2
-
-
 def linear(params, obs):
     return obs @ params["policy"], obs @ params["value"]
+
+
+def kl_of(first, second):
+    """The divergence of two categorical distributions, from their logits."""
+    return jnp.sum(jnp.exp(log_probs(first)) * (log_probs(first) - log_probs(second)), axis=-1)
+
+
+def ratio_of(logits, d):
+    return jnp.exp(chosen(logits, d["action"]) - d["log_prob"])
+
+
+def ppo(logits, value, d, entropy=0.01, critic=0.25, surrogate=clipped, normalize=True):
+    """What PPO's three losses sum to, of each element."""
+    advantage = normalized(d["advantage"], d["mask"]) if normalize else d["advantage"]
+    policy = surrogate(ratio_of(logits, d), advantage) - entropy * entropy_of(logits)
+    return policy + critic * (value - d["target"]) ** 2
 
 
 def in_double(tree):
