@@ -30,13 +30,13 @@ class Case(NamedTuple):
     """
 
     make: Callable[..., pp.Part]
-    args: tuple[Any, ...] = ()
-    numeric: Mapping[str, float] = {}
-    options: Mapping[str, Any] = {}
-    after: bool = False
-    note: str = ""
-    continuous: bool = False
-    without: tuple[str, ...] = ()
+    args: tuple[Any, ...]
+    numeric: Mapping[str, float]
+    options: Mapping[str, Any]
+    after: bool
+    note: str
+    continuous: bool
+    without: tuple[str, ...]
 
     @property
     def id(self) -> str:
@@ -44,6 +44,16 @@ class Case(NamedTuple):
 
     def part(self, **numeric: Any) -> pp.Part:
         return self.make(*self.args, **{**self.numeric, **self.options, **numeric})
+
+
+def rollout(make, *args, note="", fixed=None, after=False, continuous=False, without=(), **given) -> Case:
+    """A case on a rollout; all floats that it is given are numeric hyperparameters, except those that are `fixed`."""
+    numeric = {name: x for name, x in given.items() if isinstance(x, float)}
+    options = {name: x for name, x in given.items() if name not in numeric} | (fixed or {})
+    return Case(make, args, numeric, options, after, note, continuous, without)
+
+
+minibatch = functools.partial(rollout, after=True)
 
 
 def _double(batch: pp.Batch) -> pp.Batch:
@@ -68,127 +78,78 @@ def _whole_item(item, batch, context):
 
 _ROWS = np.arange(TIME * SEGMENTS).reshape(2, -1)
 _ESTIMATE = {"gamma": 0.9, "gae_lambda": 0.8}
-_CLIPS = {"rho_clip": 1.2, "c_clip": 0.9}
+_VTRACE = {**_ESTIMATE, "rho_clip": 1.2, "c_clip": 0.9}
+_GAE = pp.gae(**_ESTIMATE)
+_MIRROR = {"observation": lambda obs: -obs, "action": lambda action: action[..., ::-1], "continuous": True}
+_SEATS = {"seat": "extras.own", "next_seat": "extras.own"}
+_OTHER = {"estimator": "k3+", "direction": "current_to_reference", "reference": "own"}
+_WITHIN = {"name": "within", "read": {"reward": "extras.own"}, "write": {"advantage": "extras.advantage"}}
 
 CASES = (
-    Case(pp.identity),
-    Case(pp.policy_diagnostics, after=True),
-    Case(pp.stateless, (_double,)),
-    Case(pp.chain, note="empty"),
-    Case(pp.chain, (pp.gae(**_ESTIMATE), pp.advantage_normalize()), note="of two"),
-    Case(pp.gae, numeric=_ESTIMATE, note="rollout"),
-    Case(pp.gae, numeric=_ESTIMATE, after=True, note="minibatch"),
-    Case(pp.vtrace, numeric=_ESTIMATE | _CLIPS, note="rollout"),
-    Case(pp.vtrace, numeric=_ESTIMATE | _CLIPS, after=True, note="minibatch"),
-    Case(
-        pp.vtrace,
-        numeric={"gamma": 0.9, "pg_rho_clip": 1.1, "pg_lambda": 0.7},
-        options={"policy_gradient": True},
-        after=True,
-        note="policy gradient",
-    ),
-    Case(pp.advantage_normalize, numeric={"eps": 1e-3}, options={"ddof": 1}, after=True),
-    Case(pp.advantage_normalize, options={"axis": 0}, after=True, note="axis 0"),
-    Case(pp.advantage_weight, after=True),
-    Case(pp.clipped_surrogate, numeric={"clip_eps": 0.2}, after=True),
-    Case(
-        pp.clipped_surrogate,
-        numeric={"clip_eps": 0.1, "clip_eps_high": 0.3, "dual_clip": 1.5},
-        options={"name": "other"},
-        after=True,
-        note="all bounds",
-    ),
-    Case(pp.policy_loss, (pp.functional.clipped_surrogate,), {"clip_eps": 0.2, "dual_clip": 3.0}, after=True),
-    Case(pp.kl_penalty, numeric={"coef": 0.1}, after=True),
-    Case(
-        pp.kl_penalty,
-        numeric={"coef": 0.1},
-        options={"estimator": "k3+", "direction": "current_to_reference", "reference": "own"},
-        after=True,
-        note="to another policy",
-    ),
-    Case(pp.kl_penalty, (), {"target_kl": 0.1}, {"coef": 0.5, "estimator": "analytic"}, after=True, note="adaptive"),
-    Case(pp.regularizers.adaptive_entropy_bonus, numeric={"target_entropy": 0.5, "learning_rate": 0.1}, after=True),
-    Case(pp.regularizers.bounds_loss, numeric={"coef": 0.1, "bound": 0.5}, after=True, continuous=True),
-    Case(
-        pp.symmetry.mirror_segments,
-        options={"observation": lambda obs: -obs, "action": lambda action: action[..., ::-1]},
-        continuous=True,
-        without=("behavior",),
-    ),
-    Case(
-        pp.symmetry.mirror_loss,
-        numeric={"coef": 0.5},
-        options={"observation": lambda obs: -obs, "action": lambda action: action[..., ::-1]},
-        after=True,
-        continuous=True,
-    ),
-    Case(
-        pp.regularizers.smoothness_loss,
-        numeric={"temporal": 0.5, "spatial": 2.0, "noise_scale": 0.1},
-        after=True,
-        continuous=True,
-    ),
-    Case(pp.regularizers.proximal_average, numeric={"decay": 0.9}, after=True),
-    Case(pp.regularizers.perturbed_mean, numeric={"scale": 0.5}, after=True, continuous=True),
-    Case(pp.tokens.importance_correction, numeric={"high": 1.2, "low": 0.9}, options={"reference": "own"}),
-    Case(
-        pp.tokens.importance_correction,
-        (),
-        {"high": 1.2},
-        {"reference": "own", "mode": "mask"},
-        after=True,
-        note="mask",
-    ),
-    Case(
-        pp.tokens.importance_correction, (), {"high": 1.2}, {"reference": "own", "level": "sequence"}, note="sequence"
-    ),
-    Case(pp.exploration.self_imitation, numeric={"coef": 0.5, "value_coef": 0.1}, after=True),
-    Case(pp.policy_loss, (pp.functional.gspo,), {"clip_eps": 0.2}, after=True, note="gspo"),
-    Case(pp.tokens.clip_cov, numeric={"clip_eps": 0.2, "fraction": 0.3}, options={"cov_low": 0.01}, after=True),
-    Case(pp.tokens.kl_cov, numeric={"fraction": 0.3, "coef": 0.5}, after=True),
-    Case(pp.tokens.aggregate, ("given",), {"length": 4.0}, {"by": "sequence_sum"}, after=True),
-    Case(pp.tokens.aggregate, ("given",), after=True, note="sequence mean"),
-    Case(pp.tokens.group_advantage, numeric={"eps": 1e-3}, options={"ddof": 0}),
-    Case(pp.tokens.group_advantage, (), {}, {"group": 2, "baseline": "leave_one_out", "scale": None}, note="neighbors"),
-    Case(pp.tokens.outcome_reward, numeric={"kl_coef": 0.1}, options={"score": "score", "reference": "own"}),
-    Case(pp.exploration.rnd_reward, (_draw, _embed), {"gamma": 0.9}, {"num_envs": SEGMENTS, "predictor": "policy"}),
-    Case(pp.tokens.reward_to_go, numeric={"gamma": 0.9}),
-    Case(pp.clipped_value_loss, numeric={"clip_eps": 0.2, "coef": 0.5}, after=True),
-    Case(pp.value_loss, numeric={"coef": 0.5}, after=True),
-    Case(pp.critics.critic_loss, (pp.functional.huber_value_loss,), {"coef": 0.5, "delta": 0.3}, after=True),
-    Case(pp.critics.normalize_target, (lambda params, old, new: params,), {"rate": 0.1}),
-    Case(pp.entropy_bonus, numeric={"coef": 0.01}, after=True),
-    Case(pp.loss_weight, ("given",), after=True),
-    Case(pp.kl_early_stop, (), numeric={"target_kl": 0.1}, after=True),
-    Case(pp.kl_early_stop, (), {"target_kl": 5.0}, {"estimator": "k1", "reduction": "sum"}, after=True, note="sum"),
-    Case(pp.kl_early_stop, (), {"target_kl": 0.1}, {"check": "epoch", "over": "mean"}, after=True, note="epoch mean"),
-    Case(pp.shuffled_minibatches, (2,)),
-    Case(pp.segment_minibatches, (2,)),
-    Case(pp.prioritized_sampler, (2,), numeric={"alpha": 0.8, "beta": 0.4}),
-    Case(pp.prioritized_sampler, (2,), {"alpha": 0.8, "beta": 0.4}, {"replacement": True}, note="replacement"),
-    Case(pp.prioritized_sampler, (2,), {"alpha": 0.8, "beta": 0.4}, {"weights": "inclusion"}, note="inclusion"),
-    Case(pp.full_batch),
-    Case(pp.early_stop, ("given",), {"limit": 0.1}, after=True),
-    Case(
-        pp.within,
-        (pp.gae(**_ESTIMATE),),
-        options={"name": "within", "read": {"reward": "extras.own"}, "write": {"advantage": "extras.advantage"}},
-    ),
-    Case(pp.agents.zero_sum, (pp.gae(**_ESTIMATE),), options={"seat": "extras.own", "next_seat": "extras.own"}),
-    Case(
-        pp.agents.zero_sum,
-        (pp.vtrace(gamma=0.9),),
-        {},
-        {"seat": "extras.own", "next_seat": "extras.own"},
-        True,
-        "vtrace",
-    ),
-    Case(pp.combine_advantages, ({"advantage": 0.5, "extras.own": 2.0},)),
-    Case(pp.time_chunks, (2,), options={"length": 3, "burn_in": 1}),
-    Case(pp.sampler, ("sampler", _halves, _whole_item), options={"num_minibatches": 2, "axis": "step"}),
-    Case(pp.given_indices, (_ROWS,)),
-    Case(pp.given_indices, ([[0, 2], [1, 0]], "segment", [[1.0, 0.5], [2.0, 1.0]]), note="weighted segments"),
+    rollout(pp.identity),
+    minibatch(pp.policy_diagnostics),
+    rollout(pp.stateless, _double),
+    rollout(pp.chain, note="empty"),
+    rollout(pp.chain, _GAE, pp.advantage_normalize(), note="of two"),
+    rollout(pp.gae, note="rollout", **_ESTIMATE),
+    minibatch(pp.gae, note="minibatch", **_ESTIMATE),
+    rollout(pp.vtrace, note="rollout", **_VTRACE),
+    minibatch(pp.vtrace, note="minibatch", **_VTRACE),
+    minibatch(pp.vtrace, note="policy gradient", gamma=0.9, pg_rho_clip=1.1, pg_lambda=0.7, policy_gradient=True),
+    minibatch(pp.advantage_normalize, eps=1e-3, ddof=1),
+    minibatch(pp.advantage_normalize, note="axis 0", axis=0),
+    minibatch(pp.advantage_weight),
+    minibatch(pp.clipped_surrogate, clip_eps=0.2),
+    minibatch(pp.clipped_surrogate, note="all bounds", clip_eps=0.1, clip_eps_high=0.3, dual_clip=1.5, name="other"),
+    minibatch(pp.policy_loss, pp.functional.clipped_surrogate, clip_eps=0.2, dual_clip=3.0),
+    minibatch(pp.policy_loss, pp.functional.gspo, note="gspo", clip_eps=0.2),
+    minibatch(pp.kl_penalty, coef=0.1),
+    minibatch(pp.kl_penalty, note="to another policy", coef=0.1, **_OTHER),
+    minibatch(pp.kl_penalty, note="adaptive", target_kl=0.1, fixed={"coef": 0.5}, estimator="analytic"),
+    minibatch(pp.regularizers.adaptive_entropy_bonus, target_entropy=0.5, learning_rate=0.1),
+    minibatch(pp.regularizers.bounds_loss, coef=0.1, bound=0.5, continuous=True),
+    minibatch(pp.regularizers.smoothness_loss, temporal=0.5, spatial=2.0, noise_scale=0.1, continuous=True),
+    minibatch(pp.regularizers.proximal_average, decay=0.9),
+    minibatch(pp.regularizers.perturbed_mean, scale=0.5, continuous=True),
+    rollout(pp.symmetry.mirror_segments, without=("behavior",), **_MIRROR),
+    minibatch(pp.symmetry.mirror_loss, coef=0.5, **_MIRROR),
+    rollout(pp.tokens.importance_correction, high=1.2, low=0.9, reference="own"),
+    minibatch(pp.tokens.importance_correction, note="mask", high=1.2, reference="own", mode="mask"),
+    rollout(pp.tokens.importance_correction, note="sequence", high=1.2, reference="own", level="sequence"),
+    minibatch(pp.tokens.clip_cov, clip_eps=0.2, fraction=0.3, fixed={"cov_low": 0.01}),
+    minibatch(pp.tokens.kl_cov, fraction=0.3, coef=0.5),
+    minibatch(pp.tokens.aggregate, "given", length=4.0, by="sequence_sum"),
+    minibatch(pp.tokens.aggregate, "given", note="sequence mean"),
+    rollout(pp.tokens.group_advantage, eps=1e-3, ddof=0),
+    rollout(pp.tokens.group_advantage, note="neighbors", group=2, baseline="leave_one_out", scale=None),
+    rollout(pp.tokens.outcome_reward, kl_coef=0.1, score="score", reference="own"),
+    rollout(pp.tokens.reward_to_go, gamma=0.9),
+    minibatch(pp.exploration.self_imitation, coef=0.5, value_coef=0.1),
+    rollout(pp.exploration.rnd_reward, _draw, _embed, gamma=0.9, num_envs=SEGMENTS, predictor="policy"),
+    minibatch(pp.clipped_value_loss, clip_eps=0.2, coef=0.5),
+    minibatch(pp.value_loss, coef=0.5),
+    minibatch(pp.critics.critic_loss, pp.functional.huber_value_loss, coef=0.5, delta=0.3),
+    rollout(pp.critics.normalize_target, lambda params, old, new: params, rate=0.1),
+    minibatch(pp.entropy_bonus, coef=0.01),
+    minibatch(pp.loss_weight, "given"),
+    minibatch(pp.kl_early_stop, target_kl=0.1),
+    minibatch(pp.kl_early_stop, note="sum", target_kl=5.0, estimator="k1", reduction="sum"),
+    minibatch(pp.kl_early_stop, note="epoch mean", target_kl=0.1, check="epoch", over="mean"),
+    minibatch(pp.early_stop, "given", limit=0.1),
+    rollout(pp.within, _GAE, **_WITHIN),
+    rollout(pp.agents.zero_sum, _GAE, **_SEATS),
+    minibatch(pp.agents.zero_sum, pp.vtrace(gamma=0.9), note="vtrace", **_SEATS),
+    rollout(pp.combine_advantages, {"advantage": 0.5, "extras.own": 2.0}),
+    rollout(pp.shuffled_minibatches, 2),
+    rollout(pp.segment_minibatches, 2),
+    rollout(pp.full_batch),
+    rollout(pp.prioritized_sampler, 2, alpha=0.8, beta=0.4),
+    rollout(pp.prioritized_sampler, 2, note="replacement", alpha=0.8, beta=0.4, replacement=True),
+    rollout(pp.prioritized_sampler, 2, note="inclusion", alpha=0.8, beta=0.4, weights="inclusion"),
+    rollout(pp.time_chunks, 2, length=3, burn_in=1),
+    rollout(pp.sampler, "sampler", _halves, _whole_item, num_minibatches=2, axis="step"),
+    rollout(pp.given_indices, _ROWS),
+    rollout(pp.given_indices, [[0, 2], [1, 0]], "segment", [[1.0, 0.5], [2.0, 1.0]], note="weighted segments"),
 )
 ELSEWHERE = {"phase", "phases", "replay"}  # only a learner runs them, or the state has shapes: see test_contract.py
 ELSEWHERE |= {"rnd_loss"}  # it reads what rnd_reward writes: see test_catalogue_values.py
