@@ -1,7 +1,6 @@
 """Multi-agent environments: rollouts, masks, layouts, evaluation, on a probe whose solution is known."""
 
 import dataclasses
-import functools
 from types import SimpleNamespace
 
 import distrax
@@ -13,9 +12,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs, training
-from ppo_parts._core.moments import NormalizedState, ShardMoments, merged_moments
 from recipes import ippo
-from tests.common import assert_close, assert_same
 
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
 AGENTS, EPISODE = 2, 4
@@ -250,162 +247,6 @@ def test_folded_agents_are_environments_of_their_own():
         envs.fold_agents(env)
 
 
-STEPS, ENVS = 24, 3
-
-
-@functools.cache
-def recorded():
-    """What happens in three environments, as NumPy arrays: episodes of six steps, which agent 1 leaves after three.
-
-    Agents see numbers of different scales, and what an absent agent sees and is paid is enormous.
-    """
-    rng = np.random.default_rng(0)
-    age = (np.arange(STEPS)[:, None] + np.arange(ENVS)) % 6
-    ended, alive = age == 5, np.ones((STEPS, ENVS, AGENTS), bool)
-    alive[..., 1] = age < 3
-    stays = alive.copy()
-    stays[..., 1] = age < 2
-    over = ended[..., None]
-    truncated = over & alive & (np.arange(ENVS) == 0)[:, None]
-    present = np.concatenate([np.ones((1, ENVS, AGENTS), bool), stays & ~over | over])
-    obs = rng.normal(5.0, (1.0, 100.0, 0.01), (STEPS + 1, ENVS, AGENTS, 3))
-    obs[..., 1, :] = 3 * obs[..., 1, :] - 7
-    final = np.where(over[..., None], rng.normal(-50.0, 1.0, (STEPS, ENVS, AGENTS, 3)), obs[1:])
-    obs[~present] = 1e4
-    final = np.where((stays | over)[..., None], final, 1e4)
-    reward = np.where(alive, rng.normal((1.0, -20.0), (2.0, 9.0), (STEPS, ENVS, AGENTS)), 1e6)
-    terminated = (alive & ~stays | over) & ~truncated  # says nothing of the absent, before the episode ends
-    obs, final, reward = (x.astype(np.float32) for x in (obs, final, reward))
-    fields = {"obs": obs, "final": final, "reward": reward, "terminated": terminated, "truncated": truncated}
-    return SimpleNamespace(**fields, ended=ended, alive=alive, present=present)
-
-
-def replayed():
-    """The environment of what is recorded, whose options are never available."""
-    record = jax.tree.map(jnp.asarray, vars(recorded()))
-
-    def see(obs):
-        return envs.Observation(obs, jnp.zeros((ENVS, AGENTS, 2), bool))
-
-    def reset(key, num_envs):
-        return jnp.zeros((), int), see(record["obs"][0])
-
-    def step(key, t, action):
-        now = {name: x[t] for name, x in record.items()}
-        out = envs.Transition(
-            see(record["obs"][t + 1]),
-            now["reward"],
-            now["terminated"],
-            now["truncated"],
-            see(now["final"]),
-            now["reward"],
-            jnp.zeros(ENVS, int),
-            mask=now["alive"],
-            ended=now["ended"],
-        )
-        return t + 1, out
-
-    env = envs.Env(reset, step, envs.Box((3,)), envs.Discrete(2), lambda state: env, num_agents=AGENTS)
-    return env
-
-
-def played(env, num_envs=ENVS):
-    """Final state, first observation, and all transitions."""
-
-    def run():
-        state, obs = env.reset(jax.random.key(0), num_envs)
-        end, out = jax.lax.scan(lambda state, _: env.step(jax.random.key(0), state, None), state, length=STEPS)
-        return end, obs, out
-
-    return jax.jit(run)()
-
-
-def standardized(x, seen):
-    return np.clip((x - seen.mean(0, dtype=float)) / np.sqrt(seen.var(0, dtype=float) + 1e-8), -10, 10)
-
-
-GROUPS = {False: (slice(0, 2),), True: (slice(0, 1), slice(1, 2))}  # agents that share statistics
-
-
-@pytest.fixture(scope="module", params=GROUPS)
-def normalized(request):
-    """`(per_agent, env, state, first observation, transitions)`."""
-    env = envs.prepare(replayed(), normalize=True, gamma=0.9, per_agent=request.param)
-    return request.param, env, *played(env)
-
-
-def test_observations_of_agents_are_standardized_by_those_of_the_present(normalized):
-    per_agent, _, state, first, out = normalized
-    record, shown = recorded(), np.concatenate([first.obs[None], out.obs.obs])
-    for agents in GROUPS[per_agent]:
-        for t in range(STEPS + 1):
-            seen = record.obs[: t + 1, :, agents][record.present[: t + 1, :, agents]]
-            expected = standardized(record.obs[t, :, agents], seen)
-            np.testing.assert_allclose(shown[t, :, agents], expected, rtol=2e-3, atol=2e-3)
-            if t > 0:
-                expected = standardized(record.final[t - 1, :, agents], seen)
-                np.testing.assert_allclose(out.final_obs.obs[t - 1, :, agents], expected, rtol=2e-3, atol=2e-3)
-    counted = record.present.sum((0, 1))
-    assert state.inner.moments.seen.ravel().tolist() == (counted.tolist() if per_agent else [counted.sum()])
-    assert not any(x.available.any() for x in (first, out.obs, out.final_obs))
-    np.testing.assert_array_equal(out.mask, record.alive)
-
-
-def test_rewards_of_agents_are_scaled_by_the_returns_of_the_present(normalized):
-    per_agent, _, state, _, out = normalized
-    record, returns, running = recorded(), [], np.zeros((ENVS, AGENTS))
-    for t in range(STEPS):
-        running = 0.9 * running + record.reward[t]
-        returns.append(running)
-        for agents in GROUPS[per_agent]:
-            counted = np.stack(returns)[..., agents][record.alive[: t + 1, :, agents]]
-            expected = np.clip(record.reward[t, :, agents] / np.sqrt(counted.var() + 1e-8), -10, 10)
-            np.testing.assert_allclose(out.reward[t, :, agents], expected, rtol=1e-4, atol=1e-5)
-        running = running * (record.alive[t] & ~record.terminated[t] & ~record.truncated[t])
-    np.testing.assert_allclose(state.running_return, running, rtol=1e-5)
-    np.testing.assert_array_equal(out.episode_return, record.reward)
-
-
-def test_evaluation_of_agents_freezes_their_statistics(normalized):
-    _, env, state, *_ = normalized
-    _, first, out = played(env.evaluation(state))
-    record, (mean, var, _) = recorded(), state.inner.moments
-    for shown, x in ((first.obs, record.obs[0]), (out.obs.obs, record.obs[1:]), (out.final_obs.obs, record.final)):
-        expected = np.clip((x - np.asarray(mean)) / np.sqrt(np.asarray(var) + 1e-8), -10, 10)
-        np.testing.assert_allclose(shown, expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_array_equal(out.reward, record.reward)
-    assert jax.tree.leaves(env.observe(state, first))[0].shape == first.obs.shape
-
-
-def test_agents_share_statistics_as_folded_agents_do():
-    def wrap(env):
-        return envs.normalize_reward(envs.normalize_observation(env), gamma=0.9)
-
-    before, after = (
-        played(env, ENVS * AGENTS)
-        for env in (
-            wrap(envs.fold_agents(replayed())),
-            envs.fold_agents(wrap(replayed())),
-        )
-    )
-    assert_close((before[1], before[2]._replace(info={})), (after[1], after[2]._replace(info={})))
-    assert_close(before[0].inner.moments, after[0].inner.moments)
-
-
-def test_a_step_without_the_agent_leaves_its_statistics_as_they_are():
-    """Numbers of the absent may be anything, in shards too; those of the present may not."""
-    x = jnp.array([[[1.0], [2.0]], [[3.0], [jnp.nan]], [[5.0], [jnp.inf]], [[9.0], [8.0]]])  # [N, A, 1]
-    present = jnp.array([[True, True], [True, False], [True, False], [False, False]])
-    empty = envs.Moments.of(x[0], per_agent=True)
-    after = empty.updated(x, present)
-    assert_close(after, envs.Moments(jnp.array([[3.0], [2.0]]), jnp.array([[8 / 3], [0.0]]), jnp.array([[3.0], [1.0]])))
-    assert_same(after.updated(x, jnp.zeros_like(present)), after)
-    assert_same(after.updated(x, jnp.ones_like(present)), after)
-    shards = ShardMoments.of(empty, 2).updated(x, present)
-    assert_close(shards.of_rows(4).mean[..., 0], jnp.array([[2.0, 2.0]] * 2 + [[5.0, 0.0]] * 2))
-    assert_close(merged_moments(NormalizedState(None, shards)).moments, after)
-
-
 def test_several_agents_say_where_the_episode_of_all_ended():
     env = probe()
 
@@ -417,20 +258,6 @@ def test_several_agents_say_where_the_episode_of_all_ended():
         pp.errors.UserTypeError, match="with several agents, ended must say where the episode of all ended"
     ):
         envs.check(env._replace(step=step))
-
-
-def test_statistics_that_cannot_be_kept_are_refused():
-    folded = envs.fold_agents(probe())
-    with pytest.raises(ValueError, match="normalize_observation: per_agent=True needs an axis of agents"):
-        envs.normalize_observation(folded, per_agent=True)
-    with pytest.raises(ValueError, match="prepare: per_agent=True applies to statistics, so it needs normalize=True"):
-        envs.prepare(probe(), per_agent=True)
-    with pytest.raises(ValueError, match=r"prepare: obs_clip=1\.0 bounds normalized observations: set normalize=True"):
-        envs.prepare(probe(), obs_clip=1.0)
-    with pytest.raises(ValueError, match="normalize_reward: per_agent=True needs an axis of agents"):
-        envs.normalize_reward(folded, gamma=0.9, per_agent=True)
-    with pytest.raises(ValueError, match=r"2 agents have a privileged part \(Box.*set privileged .* to None"):
-        envs.normalize_observation(probe()._replace(privileged_space=envs.Box((4,))))
 
 
 def test_folded_agents_keep_what_only_the_critic_sees():

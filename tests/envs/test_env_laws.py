@@ -3,23 +3,24 @@
 tests/envs/test_envs.py plays those of gymnax, tests/envs/test_jaxmarl.py a stand-in of JaxMARL's.
 """
 
-import importlib
 import itertools
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import envs
+from ppo_parts import envs, networks
 from ppo_parts.envs import __main__ as command
 from ppo_parts.envs._check import notes_on
 from tests import env_fakes
+from tests.common import Softmax
 from tests.env_fakes import LIMIT
 
 pytestmark = pytest.mark.lenient_ranks  # the packages'
@@ -112,12 +113,6 @@ def walk(**broken):
     return made
 
 
-def test_an_environment_that_follows_the_laws_is_counted():
-    seen = envs.check_laws(walk(), num_envs=3, num_steps=9)
-    assert seen == (envs.check_laws(walk(), num_envs=3, num_steps=9, seed=1))
-    assert (seen.episodes, seen.terminated, seen.truncated, seen.notes) == (6, 0, 6, ())
-
-
 def masked(available):
     def see(obs):
         return envs.Observation(obs, jnp.broadcast_to(available(obs[:, :1]), (obs.shape[0], 2)))
@@ -131,31 +126,21 @@ def masked(available):
     return made
 
 
-def reset_alike(env):
+def reset_alike(key, num_envs):
     """All environments begin with the same draw."""
-
-    def reset(key, num_envs):
-        state, obs = env.reset(key, 1)
-        return jax.tree.map(lambda x: jnp.repeat(x, num_envs, axis=0), (state, obs))
-
-    return env._replace(reset=reset)
+    state, obs = walk().reset(key, 1)
+    return jax.tree.map(lambda x: jnp.repeat(x, num_envs, axis=0), (state, obs))
 
 
-def scaled_evaluation():
-    return walk()._replace(evaluation=lambda state: walk(reward=lambda out: 3 * out.reward))
-
-
-def impure():
+def impure(draw):
+    """The reward changes each time that the environment is traced; `draw(number)` adds to it."""
     numbers = itertools.count()
-    return walk(reward=lambda out: out.reward + next(numbers))
+    return walk(reward=lambda out: draw(out.reward, next(numbers)))
 
 
-def impure_inside():
-    """Its random numbers are constants of a function that the step calls."""
-    numbers = itertools.count()
-    return walk(
-        reward=lambda out: jax.jit(lambda x: x + jnp.asarray(np.full(4, next(numbers), np.float32)))(out.reward)
-    )
+def inside(reward, number):
+    """Random numbers that are constants of a function that the step calls."""
+    return jax.jit(lambda x: x + jnp.asarray(np.full(4, number, np.float32)))(reward)
 
 
 def game(seat=lambda seat: seat, next_seat=lambda seat: seat):
@@ -169,91 +154,117 @@ def game(seat=lambda seat: seat, next_seat=lambda seat: seat):
     return env._replace(evaluation=lambda state: env)
 
 
-def test_a_game_tells_whose_turn_it_is():
-    assert envs.check_laws(game(), num_steps=24).episodes == 24
-    with pytest.raises(
-        pp.errors.UserValueError, match=r"plays both sides of this game .* info has no 'seat': return 1"
-    ):
-        envs.check(walk()._replace(zero_sum=True))
+def stepping(**changed):
+    """Automatic resets of a step with changed fields."""
 
-
-BROKEN = {
-    "seat is a number of a player": (lambda: game(seat=lambda x: (1 - x) / 2), r"info\['seat'\] is 0 in step 0 .* -1"),
-    "next_seat is a number of a player": (
-        lambda: game(next_seat=lambda x: 2 * x),
-        r"info\['next_seat'\] is -2 in step 0",
-    ),
-    "next_seat is who moved": (
-        lambda: game(next_seat=lambda x: -x),
-        r"'next_seat'\] in step 0 .* not the info\['seat'\]",
-    ),
-    "reproducible": (impure, r"step returns different results .* same key: draw all random numbers from the key"),
-    "reproducible inside": (impure_inside, r"step returns different results .* same key"),
-    "separate": (lambda: reset_alike(walk()), r"same first observation.*jax\.random\.split"),
-    "finite": (lambda: walk(reward=lambda out: out.reward / 0), r"reward contains NaN or an infinity"),
-    "masks": (lambda: masked(lambda x: x % 2 > 0), r"obs\.available leaves no action"),
-    "final_obs is of the next": (lambda: walk(final_obs=lambda out: out.obs), r"final_obs equals obs .* reset"),
-    "final_obs differs": (lambda: walk(final_obs=lambda out: out.final_obs + 1), r"differs from obs in step 0 .* 0"),
-    "length from 0": (
-        lambda: walk(episode_length=lambda out: out.episode_length - 1),
-        r"episode_length is 0 in step 0",
-    ),
-    "return of a step": (lambda: walk(episode_return=lambda out: out.reward), r"episode_return is .* add up to"),
-    "scaled": (scaled_evaluation, r"add up to .*evaluation\(state\) must not scale"),
-    "ended without an end": (
-        lambda: walk(ended=lambda out: out.truncated, truncated=lambda out: out.truncated & False),
-        r"ended is True in step 3 .* set terminated, or",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_what_breaks_a_law_is_named_with_the_remedy(name):
-    make, says = BROKEN[name]
-    with pytest.raises(pp.errors.UserValueError, match=says):
-        envs.check_laws(make(), num_steps=24)
-
-
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"obs": lambda x: x[None].astype(int)}, r"an observation like that of reset, float32\[1\], got int32\[1\]"),
-        ({"state": lambda x: (x, x)}, r"a state like that of reset, float32\[\], got .*float32\[\].*float32\[\]"),
-        ({"reward": lambda x: jnp.zeros(2)}, r"step must return one number as reward, got shape \(2,\)"),
-        ({"truncated": lambda x: jnp.zeros((1,), bool)}, r"return one number as truncated, got shape \(1,\)"),
-        ({"terminated": lambda x: 0.3}, r"step must return terminated as bool, got float32: return terminated > 0"),
-        ({"info": lambda x: {"return": x}}, r"info\['return'\] has the name of a metric of every episode"),
-    ],
-)
-def test_a_step_returns_what_reset_does_and_reports_no_other_return(changed, says):
     def step(key, x, action):
         out = envs.Step(x, x[None], reward=x, terminated=x > 3)
         return out._replace(**{name: change(x) for name, change in changed.items()})
 
-    env = envs.auto_reset(lambda key: (jnp.zeros(()), jnp.zeros(1)), step, envs.Box((1,)), envs.Discrete(2))
+    return envs.auto_reset(lambda key: (jnp.zeros(()), jnp.zeros(1)), step, envs.Box((1,)), envs.Discrete(2))
+
+
+def like(**changed):
+    return walk()._replace(**changed)
+
+
+TREES = gymnax.environments.spaces.Dict({"a": gymnax.environments.spaces.Discrete(2)})
+FLAGS = {"ended": lambda out: out.truncated, "truncated": lambda out: out.truncated & False}
+BROKEN = [
+    (lambda: game(seat=lambda x: (1 - x) / 2), r"info\['seat'\] is 0 in step 0 .* -1"),
+    (lambda: game(next_seat=lambda x: 2 * x), r"info\['next_seat'\] is -2 in step 0"),
+    (lambda: game(next_seat=lambda x: -x), r"'next_seat'\] in step 0 .* not the info\['seat'\]"),
+    (lambda: impure(jnp.add), r"step returns different results .* same key: draw all random numbers from the key"),
+    (lambda: impure(inside), r"step returns different results .* same key"),
+    (lambda: like(reset=reset_alike), r"same first observation.*jax\.random\.split"),
+    (lambda: walk(reward=lambda out: out.reward / 0), r"reward contains NaN or an infinity"),
+    (lambda: masked(lambda x: x % 2 > 0), r"obs\.available leaves no action"),
+    (lambda: walk(final_obs=lambda out: out.obs), r"final_obs equals obs .* reset"),
+    (lambda: walk(final_obs=lambda out: out.final_obs + 1), r"differs from obs in step 0 .* 0"),
+    (lambda: walk(episode_length=lambda out: out.episode_length - 1), r"episode_length is 0 in step 0"),
+    (lambda: walk(episode_return=lambda out: out.reward), r"episode_return is .* add up to"),
+    (
+        lambda: like(evaluation=lambda state: walk(reward=lambda out: 3 * out.reward)),
+        r"add up to .*evaluation\(state\) must not scale",
+    ),
+    (lambda: walk(**FLAGS), r"ended is True in step 3 .* set terminated, or"),
+    # What `check` finds, which runs first.
+    (lambda: 3, r"3 is not an environment: make one with envs\.make"),
+    (lambda: like(reset=lambda key, n: jnp.zeros((n, 3))), r"reset must return \(state, obs\), got"),
+    (lambda: like(step=lambda *_: (0, 0, 1)), r"step must return \(state, Transition\), got 3"),
+    (lambda: like(step=lambda *_: (0, None)), r"\(state, Transition\), got \(state, NoneType\)"),
+    (lambda: like(step=lambda *x: (0, walk().step(*x)[1])), r"step must keep .* the state"),
+    (lambda: like(observation_space=envs.Box((4,))), r"shape \(4,\), .* have \(2,\)"),
+    (lambda: like(evaluation=lambda state: None), r"evaluation\(state\) must return the Env .* got NoneType"),
+    (lambda: like(zero_sum=True), r"plays both sides of this game .* info has no 'seat': return 1"),
+    (lambda: like(action_space=TREES), r"not a space of arrays.*check\(env, action="),
+    (lambda: masked(lambda x: x.astype(int)), r"obs\.available must be boolean of shape \(4, 2\).* int32"),
+    (lambda: masked(lambda x: x > 0)._replace(action_space=envs.Box(())), r"action_space is not discrete"),
+    (lambda: stepping(obs=lambda x: x[None].astype(int)), r"an observation like that of reset, .*, got int32\[1\]"),
+    (lambda: stepping(state=lambda x: (x, x)), r"a state like that of reset, float32\[\], got .*float32\[\].*float32"),
+    (lambda: stepping(reward=lambda x: jnp.zeros(2)), r"step must return one number as reward, got shape \(2,\)"),
+    (lambda: stepping(truncated=lambda x: jnp.zeros((1,), bool)), r"return one number as truncated, got shape \(1,\)"),
+    (lambda: stepping(terminated=lambda x: 0.3), r"return terminated as bool, got float32: return terminated > 0"),
+    (lambda: stepping(info=lambda x: {"return": x}), r"info\['return'\] has the name of a metric of every episode"),
+]
+
+
+@pytest.mark.parametrize(("make", "says"), BROKEN, ids=[says[:40] for _, says in BROKEN])
+def test_what_breaks_a_law_is_named_with_the_remedy(make, says):
     with pytest.raises((pp.errors.UserError, pp.errors.ShapeError), match=says):
-        envs.check(env)
+        envs.check_laws(make(), num_steps=24)
 
 
-def test_a_mask_has_one_flag_for_each_action():
-    with pytest.raises(pp.errors.ShapeError, match=r"obs\.available must be boolean of shape \(4, 2\).* int32"):
-        envs.check_laws(masked(lambda x: x.astype(int)))
-    with pytest.raises(pp.errors.UserTypeError, match=r"action_space is not discrete"):
-        envs.check(masked(lambda x: x > 0)._replace(action_space=envs.Box(())))
+WRONG = {
+    "final_obs": (None, r"final_obs must be like the observation before, float32\[2, 2\], got None.*equals obs"),
+    "obs": (jnp.zeros((2, 4)), r"obs must be like the observation before, float32\[2, 2\], got float32\[2, 4\]"),
+    "terminated": (jnp.zeros(2), r"terminated must be boolean, got float32: return terminated > 0"),
+    "truncated": (False, r"truncated must "),
+    "reward": (jnp.zeros((2, 1)), r"reward must have shape \(2,\), got \(2, 1\)"),
+    "episode_return": (jnp.zeros(2, int), r"episode_return must be floating, got int32"),
+    "episode_length": (None, r"episode_length must be an array of shape \(2,\), got None"),
+    "mask": (jnp.ones(2), r"mask must be boolean, got float32"),
+    "info": ({"won": jnp.zeros((2, 2))}, r"info\['won'\] must have shape \(2,\), got \(2, 2\)"),
+}
 
 
-def test_an_end_with_both_flags_counts_as_a_termination():
-    seen = envs.check_laws(walk(terminated=lambda out: out.truncated), num_envs=3, num_steps=9)
-    assert (seen.episodes, seen.terminated, seen.truncated) == (6, 6, 0)
+@pytest.mark.parametrize("field", WRONG)
+def test_a_wrong_field_of_a_transition_is_named_by_the_check_and_by_the_rollout(field):
+    value, says = WRONG[field]
+    env = walk(**{field: lambda out: value})
+    evaluate = lambda params, batch: (Softmax(batch.obs), batch.obs[..., 0])  # noqa: E731
+    collector = pp.rollout(env, evaluate, num_envs=2, num_steps=2)
+    for run in (
+        lambda: envs.check(env),
+        lambda: jax.eval_shape(lambda: collector.collect(jax.random.key(0), None, collector.init(jax.random.key(0)))),
+    ):
+        with pytest.raises((pp.errors.UserTypeError, pp.errors.ShapeError), match=says):
+            run()
+
+
+# --- what is counted and noted ---
+
+
+def test_episodes_are_counted():
+    """An end with both flags counts as a termination."""
+    both = {"terminated": lambda out: out.truncated}
+    for make, terminated, truncated in ((walk, 0, 6), (lambda: walk(**both), 6, 0)):
+        seen = envs.check_laws(make(), num_envs=3, num_steps=9)
+        assert (seen.episodes, seen.terminated, seen.truncated) == (6, terminated, truncated)
+    assert envs.check_laws(walk(), num_envs=3, num_steps=9, seed=1).notes == ()
+    assert envs.check_laws(game(), num_steps=24).episodes == 24
+
+
+def notes_of(length, ended, cut):
+    ones = np.ones((len(length), 1), np.float32)
+    out = envs.Transition(ones, ones, ended & ~cut, cut, ones, ones, length, ended=ended)
+    return notes_on(SimpleNamespace(ended=ended, out=out, first=ones[0]))
 
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_flags_that_may_be_swapped_are_noted(swapped):
     length, ended = np.array([1, 2, 1, 2, 3, 4] * 4)[:, None], np.array([0, 1, 0, 0, 0, 1] * 4, bool)[:, None]
-    cut = ended & ((length == 4) != swapped)
-    ones = np.ones((24, 1), np.float32)
-    out = envs.Transition(ones, ones, ended & ~cut, cut, ones, ones, length, ended=ended)
-    notes = notes_on(SimpleNamespace(ended=ended, out=out, first=ones[0]))
+    notes = notes_of(length, ended, ended & ((length == 4) != swapped))
     assert [("swapped" in note, "all 4 episodes of 4 steps" in note) for note in notes] == [(True, True)] * swapped
 
 
@@ -264,9 +275,7 @@ def test_a_time_limit_that_is_reported_as_a_failure_is_noted(share):
     ended = length == 4
     early = np.flatnonzero(~ended[:, 0])[:share]
     length[early], ended[early] = 1, True
-    ones = np.ones((32, 1), np.float32)
-    out = envs.Transition(ones, ones, ended, ended & False, ones, ones, length, ended=ended)
-    notes = notes_on(SimpleNamespace(ended=ended, out=out, first=ones[0]))
+    notes = notes_of(length, ended, ended & False)
     assert [note.partition(" were")[0] for note in notes] == {2: ["8 of 10 episodes"], 9: []}[share]
 
 
@@ -327,51 +336,61 @@ def test_new_episodes_are_computed_only_where_one_ended_also_under_vmap():
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"), [({"time_limit": 0}, "time_limit must be at least 1"), ({"reset_ratio": 0}, "reset_ratio")]
-)
-def test_limits_and_ratios_are_checked(settings, says):
-    with pytest.raises(ValueError, match=says):
-        envs.auto_reset(lambda key: 0, lambda key, state, action: 0, None, None, **settings)
-
-
-@pytest.mark.parametrize(
-    ("reset", "step", "says"),
+    ("changed", "says"),
     [
-        (lambda: 0, lambda key, state, action: 0, r"reset must take \(key\); this one takes \(\)"),
-        (None, lambda key, state, action: 0, r"reset must be a function \(key\), got None"),
-        (lambda key: 0, lambda state, action: 0, r"step must take \(key, state, action\); .* \(state, action\)"),
+        ({"time_limit": 0}, "time_limit must be at least 1"),
+        ({"reset_ratio": 0}, "reset_ratio must be at least 1"),
+        ({"reset": lambda: 0}, r"reset must take \(key\); this one takes \(\)"),
+        ({"reset": None}, r"reset must be a function \(key\), got None"),
+        ({"step": lambda state, action: 0}, r"step must take \(key, state, action\); .* \(state, action\)"),
     ],
 )
-def test_functions_of_one_environment_take_keys(reset, step, says):
-    with pytest.raises(pp.errors.UserTypeError, match=f"^auto_reset: {says}"):
-        envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2))
+def test_arguments_of_automatic_resets_are_checked(changed, says):
+    given = {"reset": lambda key: 0, "step": lambda key, state, action: 0, "observation_space": None}
+    with pytest.raises((pp.errors.UserTypeError, pp.errors.UserValueError), match=f"^auto_reset: {says}"):
+        envs.auto_reset(**{**given, "action_space": None, **changed})
 
 
 def test_a_termination_at_the_time_limit_is_a_termination():
-    env = envs.auto_reset(
-        lambda key: (jnp.zeros(()), jnp.zeros(1)),
-        lambda key, x, action: envs.Step(x, x[None], 0.0, action == 1),
-        envs.Box((1,)),
-        envs.Discrete(2),
-        time_limit=1,
-    )
+    step = lambda key, x, action: envs.Step(x, x[None], 0.0, action == 1)  # noqa: E731
+    reset = lambda key: (jnp.zeros(()), jnp.zeros(1))  # noqa: E731
+    env = envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2), time_limit=1)
     state, _ = env.reset(jax.random.key(0), 2)
     _, out = env.step(jax.random.key(0), state, jnp.array([0, 1]))
     assert (out.terminated.tolist(), out.truncated.tolist()) == ([False, True], [True, False])
+
+
+def test_frames_in_unit_range_are_not_drawn_black():
+    step = lambda key, state, action: envs.Step(state, state, 0.0, False)  # noqa: E731
+    spaces = envs.Box((1,)), envs.Discrete(2)
+    env = envs.auto_reset(lambda key: (jnp.zeros(1),) * 2, step, *spaces, render=lambda x: np.full((2, 2, 3), 0.5))
+    with pytest.raises(pp.errors.UserValueError, match=r"image of render contains 0\.5, which uint8"):
+        env.render(env.reset(jax.random.key(0), 1)[0])
 
 
 # --- adapters ---
 
 
 @pytest.mark.usefixtures("fakes")
-def test_the_policy_sees_one_entry_of_a_dict():
+def test_policy_and_critic_may_see_different_entries_of_the_observations():
+    """The stand-in's entries are each other's negative."""
     env = envs.make("playground:Walk", obs_key="privileged_state")
     state, obs = env.reset(jax.random.key(0), 2)
     np.testing.assert_array_equal(obs, -state.inner.obs["state"])
-    with pytest.raises(
-        pp.errors.UserValueError, match="obs_key='pixels': the observations have the entries state, privileged_state"
-    ):
-        envs.make("playground:Walk", obs_key="pixels")
+    env = envs.make("playground:Walk,critic_obs_key=privileged_state")
+    assert (env.observation_space.shape, env.privileged_space.shape) == ((2,), (2,))
+    normalized = envs.normalize_observation(env)
+    assert envs.check_laws(normalized, num_envs=3, num_steps=30).episodes > 0
+    state, obs = normalized.reset(jax.random.key(0), 4)
+    np.testing.assert_allclose(obs.privileged, -obs.obs)
+    np.testing.assert_allclose(state.moments.mean[:2], jnp.mean(env.reset(jax.random.key(0), 4)[1].obs, axis=0))
+    assert state.moments.mean.shape == (4,)
+    for argument in ("obs_key", "critic_obs_key"):
+        says = rf"{argument}='pixels': the observations have the entries state, privileged_state"
+        with pytest.raises(pp.errors.UserValueError, match=says):
+            envs.make("playground:Walk", **{argument: "pixels"})
+    with pytest.raises(pp.errors.ShapeError, match=r"privileged_space has shape None, but obs.privileged \(2, 2\)"):
+        envs.check(env._replace(privileged_space=None))
 
 
 @pytest.mark.usefixtures("fakes")
@@ -429,7 +448,6 @@ def test_a_policy_that_is_frozen_plays_the_opponent():
 @pytest.mark.usefixtures("fakes")
 def test_standard_policies_play_with_masks_and_flattened_observations():
     """The recipes' policy, on normalized observations: no action is taken that is not available."""
-    networks = importlib.import_module("ppo_parts.networks")
     env = envs.prepare(envs.make("jumanji:Walk-v0"), normalize=True, gamma=0.9)
     policy = networks.actor_critic(env, (8,))
     rollout = pp.rollout(env, policy, num_envs=4, num_steps=16)
@@ -439,31 +457,6 @@ def test_standard_policies_play_with_masks_and_flattened_observations():
     assert not np.asarray(batch.obs.available).all()
     assert batch.obs.obs.shape == (16, 4, 2)
     assert abs(float(batch.obs.obs[..., 1].mean())) < 0.9  # of the time, 0 to 4, if it were not normalized: 1.5 or more
-
-
-def test_a_policy_for_one_agent_refuses_many():
-    networks = importlib.import_module("ppo_parts.networks")
-    with pytest.raises(
-        pp.errors.UserValueError, match=r"an axis of 2 agents: use multi_agent_actor_critic, or envs\.fold"
-    ):
-        networks.actor_critic(walk()._replace(num_agents=2))
-
-
-@pytest.mark.usefixtures("fakes")
-@pytest.mark.parametrize(
-    ("env_id", "says"),
-    [
-        ("brax:Walk", "Brax has no environment 'Walk'; did you mean walk"),
-        ("playground:Run", "MuJoCo Playground has no environment 'Run'; it has Walk"),
-        ("craftax:Craftax-v1", "Craftax has no environment 'Craftax-v1'; did you mean Craftax-"),
-        ("jumanji:Walk", "Jumanji has no environment 'Walk'; did you mean Walk-v0"),
-        ("pgx:go", "Pgx has no environment 'go'; it has nim"),
-        ("xminigrid:Walk", "XLand-MiniGrid has no environment 'Walk'; did you mean Walk-v0"),
-    ],
-)
-def test_an_unknown_name_is_said_with_those_there_are(env_id, says):
-    with pytest.raises(pp.errors.UserValueError, match=says):
-        envs.make(env_id)
 
 
 @pytest.mark.usefixtures("fakes")
@@ -477,47 +470,6 @@ def test_what_an_adapter_cannot_take_is_refused(monkeypatch):
     monkeypatch.setattr(env_fakes.XMiniGrid, "observation_shape", lambda self, params: {"img": (2,)})
     with pytest.raises(pp.errors.UserValueError, match=r"has observations \{'img'"):
         envs.make("xminigrid:Walk-v0")
-
-
-# --- prefixes ---
-
-
-@pytest.mark.parametrize(
-    ("prefix", "package", "extra"),
-    [(prefix, source.package, source.extra) for prefix, source in envs._registry.SOURCES.items()],
-)
-def test_a_missing_package_is_named_with_its_extra(prefix, package, extra, monkeypatch):
-    monkeypatch.setitem(sys.modules, package.partition(".")[0], None)
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(pp.errors.MissingPackage, match=rf'pip install "ppo_parts\[{extra}\]"'):
-        envs.make(f"{prefix}:anything")
-
-
-def test_every_extra_of_a_prefix_exists():
-    import tomllib
-
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert {source.extra for source in envs._registry.SOURCES.values()} <= set(project["optional-dependencies"])
-
-
-def test_a_prefix_of_your_own(monkeypatch):
-    monkeypatch.setattr(envs._registry, "_registered", {})
-    with pytest.raises(pp.errors.UserValueError, match=r"'mine' is not a prefix of environments; .*envs\.register"):
-        envs.make("mine:walk")
-    envs.register("mine", lambda name, **settings: walk() if name == "walk" else settings)
-    assert envs.make("mine:walk").observation_space.shape == (2,)
-    assert "mine" in envs.prefixes()
-    with pytest.raises(pp.errors.UserTypeError, match=r"the prefix 'mine' must return an envs\.Env, got {'size': 3}"):
-        envs.make("mine:other", size=3)
-    with pytest.raises(pp.errors.UserValueError, match="did you mean 'brax'"):
-        envs.make("braks:ant")
-    for prefix, make, says in (
-        ("brax", walk, "comes with ppo_parts"),
-        ("a:b", walk, "consists of letters"),
-        ("b", 3, r"make must be a function"),
-    ):
-        with pytest.raises((pp.errors.UserValueError, pp.errors.UserTypeError), match=says):
-            envs.register(prefix, make)
 
 
 # --- the command line ---
@@ -561,21 +513,6 @@ def test_the_command_line_as_typed():
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "terminated" in done.stdout
-
-
-def test_the_critic_may_see_another_entry_of_the_observations(fakes):
-    env = envs.make("playground:Walk,critic_obs_key=privileged_state")
-    assert (env.observation_space.shape, env.privileged_space.shape) == ((2,), (2,))
-    normalized = envs.normalize_observation(env)
-    assert envs.check_laws(normalized, num_envs=3, num_steps=30).episodes > 0
-    state, obs = normalized.reset(jax.random.key(0), 4)
-    np.testing.assert_allclose(obs.privileged, -obs.obs)  # the stand-in's entries are each other's negative
-    np.testing.assert_allclose(state.moments.mean[:2], jnp.mean(env.reset(jax.random.key(0), 4)[1].obs, axis=0))
-    assert state.moments.mean.shape == (4,)
-    with pytest.raises(ValueError, match=r"critic_obs_key='secret': the observations have the entries state, pri"):
-        envs.make("playground:Walk", critic_obs_key="secret")
-    with pytest.raises(pp.errors.ShapeError, match=r"privileged_space has shape None, but obs.privileged \(2, 2\)"):
-        envs.check(env._replace(privileged_space=None))
 
 
 def test_an_action_of_brax_lasts_for_several_steps_but_not_beyond_the_end():
