@@ -12,8 +12,6 @@ compares the choices.
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import jax
@@ -25,15 +23,6 @@ from ppo_parts.training import at_least, between, more_than
 from recipes import libraries
 
 Library = Literal["rsl_rl", "rl_games", "skrl", "brax", "stable_baselines3", "tianshou"]
-ARGUMENTS = {
-    "learning_rate": "learning_rate", "target_kl": "target_kl", "num_minibatches": "num_minibatches",
-    "update_epochs": "num_epochs", "gamma": "gamma", "gae_lambda": "gae_lambda", "clip_coef": "clip_eps",
-    "vf_coef": "value_coef", "ent_coef": "entropy_coef", "max_grad_norm": "max_grad_norm",
-    "reward_scale": "reward_scale", "segment_length": "segment_length",
-}  # fmt: skip
-"""The fields of `Config` that are arguments of the functions of `recipes.libraries`, and the names of these."""
-NOT_TAKEN = {"target_kl": None, "reward_scale": 1.0, "segment_length": None}
-"""The values of these fields where the function of a library does not take them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,15 +37,15 @@ class Config(training.Config):
     learning_rate: Annotated[float, at_least(0), "learning rate of Adam; with target_kl, the initial one"]
     target_kl: Annotated[
         float | None, more_than(0), "divergence to which the rate adapts; in Stable-Baselines3, it ends the update"
-    ]
+    ] = None
     num_minibatches: Annotated[int, at_least(1), "gradient steps per epoch"]
     update_epochs: Annotated[int, at_least(1), "passes over each rollout"]
-    gamma: Annotated[float, between(0, 1), "discount of rewards per step"]
-    gae_lambda: Annotated[float, between(0, 1), "trace decay: 0 has the least variance, 1 the least bias"]
-    clip_coef: Annotated[float, more_than(0), "how far the probability ratio may move from 1"]
+    gamma: Annotated[float, between(0, 1), "discount of rewards per step"] = 0.99
+    gae_lambda: Annotated[float, between(0, 1), "trace decay: 0 has the least variance, 1 the least bias"] = 0.95
+    clip_coef: Annotated[float, more_than(0), "how far the probability ratio may move from 1"] = 0.2
     vf_coef: Annotated[float, at_least(0), "weight of the value loss; its factor 1/2 is that of the library"]
     ent_coef: Annotated[float, at_least(0), "weight of the entropy bonus"]
-    max_grad_norm: Annotated[float | None, more_than(0), "a gradient with a larger norm is scaled down to this one"]
+    max_grad_norm: Annotated[float | None, more_than(0), "a gradient with a larger norm is scaled down to this"] = None
     reward_scale: Annotated[float, more_than(0), "rewards are multiplied by this; brax only"] = 1.0
     segment_length: Annotated[
         int | None, at_least(1), "steps of each segment of a minibatch, None: those of the rollout; brax only"
@@ -72,72 +61,83 @@ class Config(training.Config):
     ] = None
 
 
-def parameters_of(library: Library) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of the function of `recipes.libraries`."""
-    return inspect.signature(getattr(libraries, library)).parameters
-
-
-def preset(library: Library, **changes: Any) -> Config:
-    """Make the configuration with the defaults of a library, except for `changes`."""
-    taken = parameters_of(library)
-    defaults = {
-        field: taken[argument].default if argument in taken else NOT_TAKEN[field]
-        for field, argument in ARGUMENTS.items()
-    }
-    return Config(library=library, **{**defaults, **changes})
-
-
 PRESETS = {
-    "rsl_rl": preset("rsl_rl"),
-    "rl_games": preset("rl_games"),
-    "skrl": preset("skrl"),
-    "brax": preset("brax", num_envs=64, num_steps=32, squash=True),
-    "playground": preset(  # brax's update with the settings of MuJoCo Playground's DM control suite
-        "brax", env_id="playground:CheetahRun", total_timesteps=60_000_000, num_envs=2048, num_steps=480,
-        segment_length=30, num_minibatches=32, update_epochs=16, learning_rate=1e-3, gamma=0.995, ent_coef=1e-2,
-        reward_scale=10.0, normalize_rewards=False, hidden=(256, 256), activation="silu", squash=True,
+    "rsl_rl": Config(
+        library="rsl_rl", learning_rate=1e-3, target_kl=0.01, num_minibatches=4, update_epochs=5,
+        vf_coef=1.0, ent_coef=0.01, max_grad_norm=1.0,
     ),
-    "stable_baselines3": preset("stable_baselines3"),
-    "tianshou": preset("tianshou"),
+    "rl_games": Config(
+        library="rl_games", learning_rate=3e-4, target_kl=0.008, num_minibatches=2, update_epochs=4,
+        vf_coef=2.0, ent_coef=0.0, max_grad_norm=1.0,
+    ),
+    "skrl": Config(
+        library="skrl", learning_rate=1e-3, num_minibatches=2, update_epochs=8,
+        vf_coef=2.5, ent_coef=0.0, max_grad_norm=0.5,
+    ),
+    "brax": Config(
+        library="brax", learning_rate=1e-4, num_minibatches=16, update_epochs=2,
+        vf_coef=0.5, ent_coef=1e-4, gamma=0.9, clip_coef=0.3, num_envs=64, num_steps=32, squash=True,
+    ),
+    "playground": Config(  # brax's update with the settings of MuJoCo Playground's DM control suite
+        library="brax", learning_rate=1e-3, num_minibatches=32, update_epochs=16,
+        vf_coef=0.5, ent_coef=1e-2, gamma=0.995, clip_coef=0.3, num_envs=2048, num_steps=480, squash=True,
+        segment_length=30, reward_scale=10.0, normalize_rewards=False, hidden=(256, 256), activation="silu",
+        env_id="playground:CheetahRun", total_timesteps=60_000_000,
+    ),
+    "stable_baselines3": Config(
+        library="stable_baselines3", learning_rate=3e-4, num_minibatches=32, update_epochs=10,
+        vf_coef=0.5, ent_coef=0.0, max_grad_norm=0.5,
+    ),
+    "tianshou": Config(
+        library="tianshou", learning_rate=1e-3, num_minibatches=32, update_epochs=1, vf_coef=0.5, ent_coef=0.01,
+    ),
 }  # fmt: skip
-
-
-def check_library(config: Config) -> None:
-    """Raise if the hyperparameters are all those of another library, as after `--library skrl` without `--preset`."""
-    own, here = (tuple(getattr(each, field) for field in ARGUMENTS) for each in (preset(config.library), config))
-    if any(isinstance(x, jax.Array) for x in here):  # of a sweep
-        return
-    for name, other in PRESETS.items():
-        if here != own and here == tuple(getattr(other, field) for field in ARGUMENTS) and other.library == name:
-            raise pp.errors.UserValueError(
-                f"must be {name}, whose hyperparameters these are, got {config.library!r}: --preset {config.library} "
-                "has its own", where="Config", argument="library",
-            )  # fmt: skip
+HYPERPARAMETERS = (  # which differ between the libraries
+    "learning_rate", "target_kl", "num_minibatches", "update_epochs", "gamma", "gae_lambda", "clip_coef", "vf_coef",
+    "ent_coef", "max_grad_norm", "reward_scale", "segment_length",
+)  # fmt: skip
 
 
 def update_of(config: Config, env: envs.Env) -> tuple[pp.Part, optax.GradientTransformation]:
     """Return the chain and the optimizer of the library."""
-    taken = parameters_of(config.library)
-    for field, unused in NOT_TAKEN.items():
-        if ARGUMENTS[field] not in taken and getattr(config, field) != unused:
-            raise pp.errors.UserValueError(
-                f"must be {unused}, because {config.library} has no such option, got {getattr(config, field)!r}",
-                where="Config", argument=field,
-            )  # fmt: skip
-    given = {name: getattr(config, field) for field, name in ARGUMENTS.items() if name in taken}
-    if config.segment_length is not None and config.num_steps % config.segment_length:
-        raise pp.errors.UserValueError(
-            f"must divide the {config.num_steps} steps of a rollout, got {config.segment_length}",
-            where="Config", argument="segment_length",
-        )  # fmt: skip
+    given: dict[str, Any] = {
+        "learning_rate": config.learning_rate, "num_minibatches": config.num_minibatches,
+        "num_epochs": config.update_epochs, "gamma": config.gamma, "gae_lambda": config.gae_lambda,
+        "clip_eps": config.clip_coef, "value_coef": config.vf_coef, "entropy_coef": config.ent_coef,
+        "max_grad_norm": config.max_grad_norm,
+    }  # fmt: skip
+    if config.library != "tianshou":
+        given["target_kl"] = config.target_kl
+    if config.library == "brax":
+        given |= {"reward_scale": config.reward_scale, "segment_length": config.segment_length}
     if config.library == "rl_games":
-        if envs.is_discrete(env.action_space):
-            raise pp.errors.UserValueError(
-                f"library_ppo: rl_games measures the divergence of Gaussians, but the actions of {config.env_id} are "
-                "discrete: use another preset"
-            )
         given |= {"num_envs": config.num_envs, "num_steps": config.num_steps, "num_actions": env.action_space.shape[-1]}
     return getattr(libraries, config.library)(**given)
+
+
+def check_options(config: Config) -> None:
+    """Raise if an option has no effect in the library, or if all hyperparameters are those of another one."""
+    if config.library == "tianshou" and config.target_kl is not None:
+        raise mistake("target_kl", f"must be None, because tianshou has no such option, got {config.target_kl!r}")
+    for name, unused in {"reward_scale": 1.0, "segment_length": None}.items():
+        value = getattr(config, name)
+        if config.library != "brax" and value != unused:
+            raise mistake(name, f"must be {unused}, because {config.library} has no such option, got {value!r}")
+    if config.segment_length is not None and config.num_steps % config.segment_length:
+        steps = f"the {config.num_steps} steps of a rollout"
+        raise mistake("segment_length", f"must divide {steps}, got {config.segment_length}")
+    own, here = ([getattr(x, name) for name in HYPERPARAMETERS] for x in (PRESETS[config.library], config))
+    if any(isinstance(x, jax.Array) for x in here) or here == own:
+        return  # arrays are those of a sweep
+    for name, other in PRESETS.items():  # as after --library skrl without --preset
+        if other.library == name and here == [getattr(other, each) for each in HYPERPARAMETERS]:
+            says = f"must be {name}, whose hyperparameters these are, got {config.library!r}"
+            raise mistake("library", f"{says}: --preset {config.library} has its own")
+
+
+def mistake(argument: str, says: str) -> pp.errors.UserValueError:
+    """Return the error of a field of the configuration."""
+    return pp.errors.UserValueError(says, where="Config", argument=argument)
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
@@ -146,29 +146,29 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
     """
     training.check_config(config)
-    check_library(config)
+    check_options(config)
     if env is None:
         env = envs.make(config.env_id)
         env = env if config.squash else envs.prepare(env)
         env = envs.normalize_observation(env) if config.normalize_observations else env
         env = envs.normalize_reward(env, gamma=config.gamma) if config.normalize_rewards else env
-    gsde = config.noise_steps is not None
-    if gsde and envs.is_discrete(env.action_space):
+    discrete, gsde = envs.is_discrete(env.action_space), config.noise_steps is not None
+    if discrete and config.library == "rl_games":
         raise pp.errors.UserValueError(
-            f"must be None, because gSDE is for continuous actions, got {config.noise_steps}",
-            where="Config", argument="noise_steps",
-        )  # fmt: skip
-    policy = networks.actor_critic(
-        env, config.hidden, config.activation, log_std=config.log_std, squash=config.squash, gsde=gsde
-    )
+            f"library_ppo: rl_games measures the divergence of Gaussians, but the actions of {config.env_id} are "
+            "discrete: use another preset"
+        )
+    if discrete and gsde:
+        raise mistake("noise_steps", f"must be None, because gSDE is for continuous actions, got {config.noise_steps}")
+    layers = {"hidden": config.hidden, "activation": config.activation}
+    policy = networks.actor_critic(env, **layers, log_std=config.log_std, squash=config.squash, gsde=gsde)
     if config.library == "rsl_rl":
         policy = libraries.parts.in_two_entries(policy)
     chain, optimizer = update_of(config, env)
     adaptive = config.target_kl is not None and config.library != "stable_baselines3"
     schedules = {} if adaptive else {"learning_rate": config.learning_rate}
-    return training.Train.of(
-        config, env, policy, pipeline or chain, optimizer, noise_steps=config.noise_steps or 1, schedules=schedules
-    )
+    made = config, env, policy, pipeline or chain, optimizer
+    return training.Train.of(*made, noise_steps=config.noise_steps or 1, schedules=schedules)
 
 
 def main() -> None:

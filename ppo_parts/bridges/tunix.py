@@ -63,12 +63,11 @@ def register(prefix: str = "ppo_parts/") -> tuple[str, ...]:
 def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any) -> None:
     """Register `loss(log_ratio, advantage, *, mask, **hyperparameters)`, one number per token, as a policy loss.
 
-    Tunix's configuration determines the rest, as for Tunix's own losses: `loss_agg_mode` aggregates the tokens, `beta`
-    and `kl_loss_mode` of `GRPOConfig` (or `kl_coef` of `PPOConfig`, whose `beta` is part of the reward) add the
-    divergence from the reference, `entropy_coef` subtracts an entropy bonus, and weights of the sampler multiply the
-    loss. Hyperparameters of the loss, such as `epsilon`, are those given here. Tunix's learners log metrics of the
-    clipped surrogate, which not all losses define: `pg_clipfrac`, `pg_clipfrac_lower` and `pg_loss/clipped_mean` are
-    NaN.
+    Tunix's configuration determines the rest: `loss_agg_mode` aggregates the tokens, `beta` and `kl_loss_mode` of
+    `GRPOConfig` (or `kl_coef` of `PPOConfig`, whose `beta` is part of the reward) add the divergence from the
+    reference, `entropy_coef` subtracts an entropy bonus, and weights of the sampler multiply the loss. Of the metrics
+    that Tunix's learners log, `pg_clipfrac`, `pg_clipfrac_lower` and `pg_loss/clipped_mean` are NaN, because not all
+    losses define them.
 
     Args:
         name: for `policy_loss_fn=`.
@@ -94,7 +93,13 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
             value = getattr(algo_config, name, None)
             return default if value is None else value
 
-        log_prob, logits = _evaluate(common, nnx, model, x, pad_id, eos_id, setting("temperature", 1.0))
+        graphdef, state = nnx.split(model)
+        log_prob, logits = common.compute_per_token_logps(
+            graphdef, state, prompt_tokens=x.prompt_ids, completion_tokens=x.completion_ids, pad_id=pad_id,
+            eos_id=eos_id, stop_gradient=False, return_logits=True, segment_ids=getattr(x, "segment_ids", None),
+            segment_positions=getattr(x, "segment_positions", None), temperature=setting("temperature", 1.0),
+        )  # fmt: skip
+        log_prob, logits = log_prob.astype(jnp.float32), logits.astype(jnp.float32)
         acted = jax.lax.stop_gradient(log_prob) if x.old_per_token_logps is None else x.old_per_token_logps
         whole = x.advantages if jnp.ndim(x.advantages) == 2 else x.advantages[:, None]
         advantage = jnp.broadcast_to(whole, log_prob.shape).astype(log_prob.dtype)
@@ -213,24 +218,3 @@ def advantage(name: str, *, group: int, score: str = "score") -> Part:
 def _registry() -> Any:
     require_package("tunix.rl.algo_core", "tunix")  # registers Tunix's own functions
     return require_package("tunix.rl.function_registry", "tunix").default_registry
-
-
-def _evaluate(
-    common: Any, nnx: Any, model: Any, x: Any, pad_id: int, eos_id: int, temperature: float
-) -> tuple[Array, Array]:
-    """Return the log-probabilities of the tokens, and the logits."""
-    graphdef, state = nnx.split(model)
-    log_prob, logits = common.compute_per_token_logps(
-        graphdef,
-        state,
-        prompt_tokens=x.prompt_ids,
-        completion_tokens=x.completion_ids,
-        pad_id=pad_id,
-        eos_id=eos_id,
-        stop_gradient=False,
-        return_logits=True,
-        segment_ids=getattr(x, "segment_ids", None),
-        segment_positions=getattr(x, "segment_positions", None),
-        temperature=temperature,
-    )
-    return log_prob.astype(jnp.float32), logits.astype(jnp.float32)

@@ -84,9 +84,8 @@ def nature_cnn(env: Env, features: int = 512) -> Policy:
     """Make the policy of most Atari agents: the convolutions of DQN, shared by actor and critic, and two heads.
 
     Convolutions of 32 8x8 filters with stride 4, 64 4x4 filters with stride 2 and 64 3x3 filters with stride 1, and a
-    dense layer, each with ReLU. Weights are orthogonal with a gain of sqrt(2), 0.01 in the policy head and 1 in the
-    value head. The space of the observations decides how pixels are scaled: with bounds of 0 and 255 they are
-    divided by 255, and with bounds within [-1, 1], or after `envs.normalize_observation`, they are not.
+    dense layer, each with ReLU, and the initial weights of `actor_critic`. Pixels are divided by 255 if those are the
+    bounds of their space, and not if it has bounds within [-1, 1], or after `envs.normalize_observation`.
 
     Args:
         env: the environment; observations are `[C, H, W]` frames of at least 36 x 36 pixels, actions are discrete.
@@ -96,8 +95,8 @@ def nature_cnn(env: Env, features: int = 512) -> Policy:
         `ppo_parts.Policy`, for any leading axes.
 
     Raises:
-        ValueError: other observations, or actions that are not discrete; the space has other bounds, or bounds of 0 and
-            255 although its dtype is floating, so that its frames may have been divided already.
+        ValueError: other observations, bounds or actions; bounds of 0 and 255 with a floating dtype, whose frames may
+            have been divided already.
 
     Reference: Mnih et al. 2015, doi:10.1038/nature14236, Methods; Huang et al. 2022, The 37 Implementation Details of
     PPO, detail 8 of Atari.

@@ -18,9 +18,8 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Ca
 
     The weights are uniformly distributed matrices with orthonormal rows or columns (whichever are fewer), times
     `scale`: :math:`Q\,\mathrm{sign}(\mathrm{diag}\,R)`, where :math:`QR` is the factorization of a matrix of standard
-    normal numbers. Since JAX 0.10, JAX on a CPU distributes the matrices of a batch over its threads, and waits for
-    them in one of these threads. A program that factorizes as many batches at once as there are threads deadlocks.
-    Under this initializer, `jax.vmap` makes one matrix after another, which avoids the deadlock.
+    normal numbers. Since JAX 0.10, a program on a CPU that factorizes as many batches of matrices at once as there are
+    threads deadlocks. Under this initializer, `jax.vmap` makes one matrix after another, which avoids that.
 
     Args:
         scale: the gain, for example :math:`\sqrt 2` before tanh or ReLU. It may be a traced array.

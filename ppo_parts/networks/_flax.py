@@ -48,12 +48,10 @@ def mlp(x: Array, hidden: tuple[int, ...], activation: str = "tanh") -> Array:
         `[..., hidden[-1]]`.
 
     Example:
-        >>> import flax.linen as nn
-        >>> from ppo_parts import networks
         >>> class Value(nn.Module):
         ...     @nn.compact
         ...     def __call__(self, obs):
-        ...         return networks.dense(1, gain=1.0)(networks.mlp(obs, (64, 64)))[..., 0]
+        ...         return dense(1, gain=1.0)(mlp(obs, (64, 64)))[..., 0]
     """
     check_choice("mlp", "activation", activation, tuple(ACTIVATIONS))
     for features in hidden:
@@ -132,10 +130,7 @@ class ActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, obs: Array, available: Any, carry: Any, reset: Any, privileged: Any = None) -> Output:
-        """Evaluate observations `[..., D]`, or `[T, N, D]` with memory.
-
-        `available` `[..., n]` masks actions, and the critic sees `privileged` `[..., D']` instead, if it is given.
-        """
+        """Evaluate observations `[..., D]`, or `[T, N, D]` with memory; `available` and `privileged` may be None."""
         size = action_size(self.space)
         x = mlp(obs, self.hidden, self.activation)
         if self.memory is not None:
@@ -167,25 +162,23 @@ def actor_critic(
 ) -> Policy:
     """Make the policy of most PPO implementations: an MLP for the actor and one for the critic, or one for both.
 
-    Observations are converted to float32 and flattened. In an environment whose observations are `envs.Observation`,
-    actions that are not available have probability 0, and the critic sees `privileged` instead of `obs`, if there is
-    such a part. Weights are orthogonal with a gain of sqrt(2) in hidden layers, 0.01 in the policy head and 1 in the
-    value head. The standard deviation of continuous actions is a parameter.
+    Observations are converted to float32 and flattened. Of an `envs.Observation`, actions that are not available have
+    probability 0, and the critic sees `privileged`, if it is given, instead of `obs`. Weights are orthogonal with a
+    gain of sqrt(2) in hidden layers, 0.01 in the policy head and 1 in the value head. The standard deviation of
+    continuous actions is a parameter.
 
     Args:
         env: the environment, whose spaces determine the sizes of inputs and outputs.
         hidden: number of units of each hidden layer.
         activation: activation of the hidden layers, "tanh", "relu", "gelu", "elu" or "silu".
-        shared: actor and critic share all layers except their heads. With `rollout(..., value_each_step=True)`, the
-            rollout keeps the value that is computed with each action.
-        memory: "lstm", "gru" or "mingru": a recurrent cell of `hidden[-1]` units between the shared layers and the
-            heads.
-        squash: squash continuous actions into their box with tanh. Otherwise they are unbounded; see
-            `envs.clip_action`.
+        shared: actor and critic share all layers except their heads; then `rollout(..., value_each_step=True)` keeps
+            the value that is computed with each action.
+        memory: a recurrent cell of `hidden[-1]` units between the shared layers and the heads: "lstm", "gru" or
+            "mingru".
+        squash: squash continuous actions into their box with tanh; otherwise they are unbounded (`envs.clip_action`).
         log_std: initial logarithm of the standard deviation of continuous actions.
-        gsde: state-dependent exploration: the noise of continuous actions is a linear function of the last hidden layer
-            of the actor, and each unit has its own `log_std`; see `distributions.StateDependentNormal`, and with
-            `squash` `distributions.StateDependentTanhNormal`.
+        gsde: state-dependent exploration: the noise of continuous actions is a linear function of the actor's last
+            hidden layer, and each unit has its own `log_std` (`distributions.StateDependentNormal`).
 
     Returns:
         `ppo_parts.Policy`, for any leading axes.
@@ -195,9 +188,8 @@ def actor_critic(
             layers, although the critic sees something else; `squash` or `gsde` with discrete actions.
 
     Example:
-        >>> import jax
-        >>> from ppo_parts import envs, networks
-        >>> policy = networks.actor_critic(envs.make("CartPole-v1"), hidden=(64, 64))
+        >>> from ppo_parts import envs
+        >>> policy = actor_critic(envs.make("CartPole-v1"), hidden=(64, 64))
         >>> sorted(policy.init(jax.random.key(0))["params"])
         ['Dense_0', 'Dense_1', 'Dense_2', 'Dense_3', 'Dense_4', 'Dense_5']
 
@@ -211,13 +203,13 @@ def actor_critic(
     check_env("actor_critic", env)
     if env.num_agents is not None:
         raise UserValueError(
-            f"actor_critic: this environment has an axis of {env.num_agents} agents: use multi_agent_actor_critic, or "
-            "envs.fold_agents to make each agent a separate environment"
+            f"actor_critic: this environment has an axis of {env.num_agents} agents: use multi_agent_actor_critic or "
+            "envs.fold_agents"
         )
     if env.privileged_space is not None and shared:
         raise UserValueError(
             "actor_critic: the critic of this environment sees more than the policy, so they cannot share layers: give "
-            "shared=False, or make the environment without the critic's observations"
+            "shared=False"
         )
     check_number("actor_critic", "log_std", log_std, -np.inf, schedule=False)
     action_size(env.action_space)  # raises if actions are neither discrete nor vectors
@@ -280,15 +272,13 @@ def multi_agent_actor_critic(
     """Make a multi-agent actor and critic, with parameters `{"actor": ..., "critic": ...}` for phases to train.
 
     Args:
-        env: environment with an axis of agents, whose observations are `envs.Observation`. Actions that are not
-            available have probability 0.
-        inputs: function that takes the observations `[..., A, D]` of all agents and returns the inputs of each agent's
-            actor and critic: two arrays `[..., A, D']`.
+        env: environment with an axis of agents; actions that are not available have probability 0.
+        inputs: function from the observations `[..., A, D]` to the inputs of each agent's actor and critic, two arrays
+            `[..., A, D']`.
         hidden: number of units of each hidden layer, in the actor and in the critic.
         activation: activation of the hidden layers, "tanh", "relu", "gelu", "elu" or "silu".
         memory: "lstm", "gru" or "mingru": a recurrent cell of `hidden[-1]` units before each head.
-        independent: each agent has its own actor and critic, whose parameters have a leading axis of agents; otherwise
-            all agents share one actor and one critic.
+        independent: each agent has its own actor and critic, whose parameters have a leading axis of agents.
         gain: gain of the policy head.
 
     Returns:
@@ -321,17 +311,16 @@ def multi_agent_actor_critic(
         return nothing if memory is None else {n: initial_carry(memory, (*leading, hidden[-1])) for n in networks}
 
     def init(key: Array) -> Any:
-        seen = dict(zip(networks, inputs(jnp.zeros((1, 1, agents, size(env.observation_space)))), strict=True))
+        seen = inputs(jnp.zeros((1, 1, agents, size(env.observation_space))))
+        params = {}
+        for name, x, key_of_name in zip(networks, seen, jax.random.split(key), strict=True):
 
-        def init_one(name: str, key: Array) -> Any:
-            return networks[name].init(key, seen[name][..., 0, :], carry_of(1)[name], jnp.zeros((1, 1), bool))
+            def init_one(key: Array, name: str = name, x: Array = x) -> Any:
+                return networks[name].init(key, x[..., 0, :], carry_of(1)[name], jnp.zeros((1, 1), bool))
 
-        def init_all(name: str, key: Array) -> Any:
-            if not independent:
-                return init_one(name, key)
-            return jax.vmap(lambda key: init_one(name, key))(jax.random.split(key, agents))
-
-        return {name: init_all(name, k) for name, k in zip(networks, jax.random.split(key), strict=True)}
+            keys = jax.random.split(key_of_name, agents) if independent else key_of_name
+            params[name] = jax.vmap(init_one)(keys) if independent else init_one(keys)
+        return params
 
     def evaluate(params: Any, batch: Batch) -> Output:
         seen = dict(zip(networks, inputs(batch.obs.obs), strict=True))

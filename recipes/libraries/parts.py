@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 import ppo_parts as pp
-from ppo_parts._core.moments import Moments
+from ppo_parts.envs import Moments
 
 
 def squared_error(coef: float, clip_eps: float | None = None) -> pp.Part:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import signal
+import unittest.mock
 
 import gymnax
 import jax
@@ -37,25 +38,19 @@ def main(*argv, run=training.run):
 
 def test_defaults_are_those_of_cleanrl():
     """`ppo.py` and `ppo_continuous_action.py` at commit fe8d8a0, where the fields exist."""
-    shared = {"gamma": 0.99, "gae_lambda": 0.95, "anneal_lr": True, "norm_adv": True, "clip_coef": 0.2}
-    shared |= {
-        "clip_vloss": True,
-        "vf_coef": 0.5,
-        "max_grad_norm": 0.5,
-        "target_kl": None,
-        "seed": 1,
-        "hidden": (64, 64),
-    }
-    discrete = {"total_timesteps": 500_000, "learning_rate": 2.5e-4, "num_envs": 4, "num_steps": 128}
-    discrete |= {"num_minibatches": 4, "update_epochs": 4, "ent_coef": 0.01, "env_id": "CartPole-v1"}
-    continuous = {"total_timesteps": 1_000_000, "learning_rate": 3e-4, "num_envs": 1, "num_steps": 2048}
-    continuous |= {"num_minibatches": 32, "update_epochs": 10, "ent_coef": 0.0, "normalize_env": True}
-    for preset, expected in (("discrete", shared | discrete), ("continuous", shared | continuous)):
-        for name, value in expected.items():
-            assert getattr(PRESETS[preset], name) == value, name
+    shared = {
+        "gamma": 0.99, "gae_lambda": 0.95, "anneal_lr": True, "norm_adv": True, "clip_coef": 0.2, "clip_vloss": True,
+        "vf_coef": 0.5, "max_grad_norm": 0.5, "target_kl": None, "seed": 1, "hidden": (64, 64),
+    }  # fmt: skip
+    assert dataclasses.asdict(PRESETS["discrete"]).items() >= {
+        **shared, "total_timesteps": 500_000, "learning_rate": 2.5e-4, "num_envs": 4, "num_steps": 128,
+        "num_minibatches": 4, "update_epochs": 4, "ent_coef": 0.01, "env_id": "CartPole-v1",
+    }.items()  # fmt: skip
+    assert dataclasses.asdict(PRESETS["continuous"]).items() >= {
+        **shared, "total_timesteps": 1_000_000, "learning_rate": 3e-4, "num_envs": 1, "num_steps": 2048,
+        "num_minibatches": 32, "update_epochs": 10, "ent_coef": 0.0, "normalize_env": True,
+    }.items()  # fmt: skip
     assert PRESETS["discrete"] == Config()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Config().seed = 2
 
 
 @pytest.mark.parametrize(
@@ -180,29 +175,9 @@ def test_resuming_a_finished_run_ends_where_it_ended(trained, tmp_path):
 
 
 def test_the_continuous_preset_trains(tmp_path):
-    sizes = [
-        "--total-timesteps",
-        "64",
-        "--num-envs",
-        "2",
-        "--num-steps",
-        "16",
-        "--num-minibatches",
-        "4",
-        "--hidden",
-        "8",
-    ]
-    options = [
-        "--directory",
-        str(tmp_path),
-        "--name",
-        "run",
-        "--no-progress",
-        "--no-tensorboard",
-        "--update-epochs",
-        "1",
-    ]
-    result = main("--preset", "continuous", *sizes, *options)
+    config = tiny(env_id="Pendulum-v1", total_timesteps=64, num_steps=16, num_minibatches=4)
+    quiet = ("--directory", str(tmp_path), "--name", "run", "--no-progress", "--no-tensorboard")
+    result = main("--preset", "continuous", *arguments(config), *quiet)
     assert result["config"]["env_id"] == "Pendulum-v1"
     assert result["config"]["learning_rate"] == 3e-4
     found = rows(tmp_path / "run")
@@ -233,15 +208,8 @@ def test_help_and_unknown_flags(capsys):
         main("--help")
     assert ended.value.code == 0
     text = " ".join(capsys.readouterr().out.replace("│", "").split())
-    for word in (
-        "--env-id",
-        "--learning-rate",
-        "--resume",
-        "--num-seeds",
-        "--preset {discrete,continuous}",
-        "annealed",
-    ):
-        assert word.replace("annealed", "linearly to 0 over the updates") in text
+    for words in ("--env-id", "--resume", "--num-seeds", "--preset {discrete,continuous}", "linearly to 0 over the"):
+        assert words in text
     with pytest.raises(SystemExit) as ended:
         main("--learning-rat", "1")
     assert ended.value.code == 2
@@ -260,28 +228,17 @@ def test_a_mistake_in_somebodys_own_recipe_keeps_its_traceback(tmp_path):
             training.main(recipe, PRESETS, argv=["--directory", str(tmp_path)])
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_an_interrupted_run_ends_with_the_signals_exit_status(name):
-    with pytest.raises(SystemExit) as ended:
-        main(run=lambda *_: {"interrupted_by": name})
-    assert ended.value.code == 128 + signal.Signals[name]
-
-
-def test_a_run_that_stopped_itself_ends_normally():
-    assert main(run=lambda *_: {"interrupted_by": "StopRun"}) == {"interrupted_by": "StopRun"}
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [(KeyboardInterrupt(), 130), (OSError(28, "No space left on device", "x"), "error: .*No space left on device")],
-)
-def test_a_run_that_fails_outside_the_code_ends_without_a_traceback(error, code):
-    def run(*_):
-        raise error
-
-    with pytest.raises(SystemExit) as ended:
-        main(run=run)
-    assert ended.value.code == code or re.match(str(code), str(ended.value.code))
+def test_how_a_run_ends_is_how_the_command_ends():
+    for name in ("SIGINT", "SIGTERM"):
+        with pytest.raises(SystemExit) as ended:
+            main(run=lambda *_, name=name: {"interrupted_by": name})
+        assert ended.value.code == 128 + signal.Signals[name]
+    assert main(run=lambda *_: {"interrupted_by": "StopRun"}) == {"interrupted_by": "StopRun"}  # it stopped itself
+    full = OSError(28, "No space left on device", "x")
+    for error, code in ((KeyboardInterrupt(), "130"), (full, "error: .*No space left on device")):
+        with pytest.raises(SystemExit) as ended:
+            main(run=unittest.mock.Mock(side_effect=error))
+        assert re.match(code, str(ended.value.code))
 
 
 @pytest.mark.slow

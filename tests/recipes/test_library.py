@@ -21,22 +21,25 @@ def tiny(preset, **changes):
     return dataclasses.replace(library_ppo.PRESETS[preset], **{**TINY, "total_timesteps": 64, **changes})
 
 
-@pytest.mark.parametrize("library", library_ppo.PRESETS)
-def test_presets_have_the_defaults_of_the_libraries(library):
-    config = library_ppo.PRESETS[library]
-    taken = inspect.signature(getattr(libraries, config.library)).parameters
-    assert {"learning_rate", "num_minibatches", "num_epochs", "gamma", "gae_lambda", "clip_eps"} <= set(taken)
+NAMES = {"update_epochs": "num_epochs", "clip_coef": "clip_eps", "vf_coef": "value_coef", "ent_coef": "entropy_coef"}
+"""Hyperparameters with CleanRL's names, and the arguments of the libraries' functions that they are."""
+
+
+@pytest.mark.parametrize("preset", library_ppo.PRESETS)
+def test_presets_are_the_defaults_of_the_libraries_and_reach_them(preset, monkeypatch):
+    config = library_ppo.PRESETS[preset]
     training.check_config(config)
-    if library != "playground":
-        for field, argument in library_ppo.ARGUMENTS.items():
-            if argument in taken:
-                assert getattr(config, field) == taken[argument].default, field
-
-
-def test_fields_with_names_of_cleanrl_reach_the_library():
-    skrl = library_ppo.PRESETS["skrl"]
-    assert (skrl.update_epochs, skrl.clip_coef, skrl.vf_coef, skrl.ent_coef) == (8, 0.2, 2.5, 0.0)
-    assert library_ppo.PRESETS["rsl_rl"].ent_coef == 0.01
+    taken = inspect.signature(getattr(libraries, config.library)).parameters
+    monkeypatch.setattr(libraries, config.library, lambda **given: given)
+    given = library_ppo.update_of(config, envs.make("Pendulum-v1"))
+    named = {field: NAMES.get(field, field) for field in library_ppo.HYPERPARAMETERS}
+    assert {field for field, name in named.items() if name not in taken} <= {
+        "target_kl", "reward_scale", "segment_length"
+    }  # fmt: skip
+    for field, name in named.items():
+        if name in taken:
+            assert given[name] == getattr(config, field), field
+            assert preset == "playground" or given[name] == taken[name].default, field
 
 
 @pytest.mark.parametrize("preset", ["rl_games", "skrl", "stable_baselines3", "tianshou"])
@@ -97,45 +100,47 @@ def test_segments_of_brax_that_are_shorter_than_the_rollout():
     assert np.all(np.abs(after[0]["value"] / after[2]["value"] - 1) > 1e-3)
 
 
-def test_options_that_a_library_does_not_have_are_refused():
-    with pytest.raises(
-        pp.errors.UserValueError, match=r"target_kl must be None, because tianshou has no such option, got 0\.1"
-    ):
-        library_ppo.make_train(tiny("tianshou", target_kl=0.1))
-    with pytest.raises(
-        pp.errors.UserValueError, match=r"reward_scale must be 1\.0, because skrl has no such option, got 2\.0"
-    ):
-        library_ppo.make_train(tiny("skrl", reward_scale=2.0))
-    with pytest.raises(pp.errors.UserValueError, match="the actions of CartPole-v1 are discrete"):
-        library_ppo.make_train(tiny("rl_games", env_id="CartPole-v1"))
-    with pytest.raises(pp.errors.UserValueError, match="segment_length must divide the 8 steps of a rollout, got 5"):
-        library_ppo.make_train(tiny("brax", segment_length=5))
-    with pytest.raises(pp.errors.UserValueError, match="num_minibatches must divide the 4 environments, got 3"):
-        library_ppo.make_train(tiny("rl_games", num_minibatches=3))
+@pytest.mark.parametrize(
+    ("preset", "changes", "says"),
+    [
+        ("tianshou", {"target_kl": 0.1}, r"target_kl must be None, because tianshou has no such option, got 0\.1"),
+        ("skrl", {"reward_scale": 2.0}, r"reward_scale must be 1\.0, because skrl has no such option, got 2\.0"),
+        ("rl_games", {"env_id": "CartPole-v1"}, "the actions of CartPole-v1 are discrete"),
+        ("brax", {"segment_length": 5}, "segment_length must divide the 8 steps of a rollout, got 5"),
+        ("rl_games", {"num_minibatches": 3}, "num_minibatches must divide the 4 environments, got 3"),
+        (
+            "skrl",
+            {"env_id": "CartPole-v1", "noise_steps": 4},
+            "noise_steps must be None, because gSDE is for continuous",
+        ),
+    ],
+)
+def test_options_that_a_library_does_not_have_are_refused(preset, changes, says):
+    with pytest.raises(pp.errors.UserValueError, match=says):
+        library_ppo.make_train(tiny(preset, **changes))
+
+
+def test_another_library_or_chain_in_the_wrong_place_is_refused():
     swapped = dataclasses.replace(library_ppo.PRESETS["rsl_rl"], library="skrl")
     with pytest.raises(
         pp.errors.UserValueError, match="library must be rsl_rl, whose hyperparameters these are, got 'skrl'"
     ):
         library_ppo.make_train(swapped)
-    with pytest.raises(
-        pp.errors.UserValueError, match="noise_steps must be None, because gSDE is for continuous actions, got 4"
-    ):
-        library_ppo.make_train(tiny("skrl", env_id="CartPole-v1", noise_steps=4))
     with pytest.raises(pp.errors.UserTypeError, match="expected parts, got a tuple of them"):
         library_ppo.make_train(tiny("rsl_rl"), None, libraries.rsl_rl())
 
 
-@pytest.mark.parametrize("preset", [name for name in library_ppo.PRESETS if name != "playground"])
-def test_the_gradient_need_not_be_clipped(preset):
-    config = tiny(preset, max_grad_norm=None)
-    _, optimizer = library_ppo.update_of(config, envs.make("Pendulum-v1"))
+def test_the_gradient_need_not_be_clipped():
     params = {"policy": jnp.ones(2), "value": jnp.ones(2)}
-    metrics, moments = {"kl": jnp.ones(()), "approx_kl": jnp.ones(())}, []
-    for scale in (1.0, 100.0):
-        updates = jax.tree.map(lambda x, scale=scale: scale * x, params)
-        _, state = optimizer.update(updates, optimizer.init(params), params, metrics=metrics, step=0)
-        moments.append(optax.tree_utils.tree_get(state, "mu")["policy"])
-    np.testing.assert_allclose(moments[1], 100 * moments[0], rtol=1e-5)
+    metrics = {"kl": jnp.ones(()), "approx_kl": jnp.ones(())}
+    for preset in library_ppo.PRESETS:
+        _, optimizer = library_ppo.update_of(tiny(preset, max_grad_norm=None), envs.make("Pendulum-v1"))
+        moments = []
+        for scale in (1.0, 100.0):
+            updates = jax.tree.map(lambda x, scale=scale: scale * x, params)
+            _, state = optimizer.update(updates, optimizer.init(params), params, metrics=metrics, step=0)
+            moments.append(optax.tree_utils.tree_get(state, "mu")["policy"])
+        np.testing.assert_allclose(moments[1], 100 * moments[0], rtol=1e-5, err_msg=preset)
 
 
 def test_the_target_of_the_divergence_may_be_traced():
