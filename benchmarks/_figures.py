@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ._pages import canvas, save
-from ._tables import PUBLISHED, comparisons, records, whole_runs
+from ._tables import PUBLISHED, comparisons, grouped, records, results, whole_runs
 
 GAMES_AVERAGED = 20  # by the moving mean of the picture of Atari
 
@@ -87,17 +87,16 @@ def choices(path: Path) -> None:
 
 def atari(path: Path) -> None:
     """A panel for each game: moving means of the returns of games, a line for each seed."""
-    tasks = list(dict.fromkeys(record["results"]["task"] for record in records("atari").values()))
-    figure, panels = canvas(len(tasks), width=4.6)
-    for task, panel in zip(tasks, panels, strict=True):
-        for color, name in enumerate(("ppo_parts", "cleanrl")):
-            found = [x["results"] for x in records("atari").values() if x["results"]["task"] == task]
+    by_task = grouped(results("atari"), "task")
+    figure, panels = canvas(len(by_task), width=4.6)
+    for ((task,), found), panel in zip(by_task.items(), panels, strict=True):
+        for name, label, color in (("ppo_parts", "atari_ppo", "C0"), ("cleanrl", "CleanRL", "C1")):
             for number, run in enumerate(run for result in found for run in result["runs"][name]):
                 steps, returns, games = np.array(run["games"], float).reshape(-1, 3).T
                 steps, returns = (np.repeat(x, games.astype(int)) for x in (steps, returns))
                 means = np.convolve(returns, np.ones(GAMES_AVERAGED) / GAMES_AVERAGED, "valid")
-                label = None if number else {"ppo_parts": "atari_ppo, each seed", "cleanrl": "CleanRL, each seed"}[name]
-                panel.plot(steps[len(steps) - len(means) :] / 1000, means, color=f"C{color}", lw=1.2, label=label)
+                x = steps[len(steps) - len(means) :] / 1000
+                panel.plot(x, means, color=color, lw=1.2, label=None if number else label)
         panel.set(title=task, xlabel="thousand environment steps", ylabel="mean return of 20 games")
         panel.legend(fontsize=8)
     save(figure, path)
@@ -200,11 +199,9 @@ def parts(path: Path) -> None:
 
 def growth(path: Path) -> None:
     """Milliseconds per update against each quantity; dotted: proportional to the last point."""
-    sweeps: dict[str, list[Any]] = {}
-    for row in records("growth")["cpu"]["results"]:
-        sweeps.setdefault(row["quantity"], []).append(row)
+    sweeps = grouped(records("growth")["cpu"]["results"], "quantity")
     figure, panels = canvas(len(sweeps), width=3.2, columns=3)
-    for axes, (quantity, rows) in zip(panels, sweeps.items(), strict=True):
+    for axes, ((quantity,), rows) in zip(panels, sweeps.items(), strict=True):
         x, y = [row[quantity] for row in rows], [row["ms"]["median"] for row in rows]
         axes.plot(x, y, marker=".", label="measured")
         axes.plot(x, [y[-1] * value / x[-1] for value in x], color="black", linestyle=":", label="proportional")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,29 +46,41 @@ def seeds_of(seeds: list[int]) -> str:
     return f"{seeds[0]} - {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
 
 
+def grouped(found: Iterable[Any], *keys: str) -> dict[Any, list[Any]]:
+    """Lists of those that have the same values under these keys."""
+    groups: dict[Any, list[Any]] = {}
+    for each in found:
+        groups.setdefault(tuple(each[key] for key in keys), []).append(each)
+    return groups
+
+
+def results(benchmark: str) -> list[Record]:
+    """The results of all records of a benchmark, each with the address of its record."""
+    found = records(benchmark).values()
+    return [record["results"] | {"address": f"{benchmark}.jsonl#{record['name']}"} for record in found]
+
+
 # --- learning -------------------------------------------------------------------------------------------------------
 
 
-def reached(result: Record) -> list[str]:
-    """Mean (standard deviation), and how many seeds reach the task's threshold, of each kind of return."""
+def reached(result: Record, what: str) -> str:
+    """Mean (standard deviation) of a kind of return, and how many seeds reach the task's threshold."""
     from .learning import task_of
 
-    threshold, cells = task_of(result["task"]).threshold, []
-    for what in RETURNS:
-        found = result[what]
-        digits, returns = 1 if abs(found["mean"]) >= 10 else 3, np.array(found["per_seed"])
-        share = f"{np.sum(returns >= threshold)} of {len(returns)} >= {threshold:g}"
-        cells.append(f"{found['mean']:.{digits}f} ({found['std']:.{digits}f}); {share}")
-    return cells
+    threshold, found = task_of(result["task"]).threshold, result[what]
+    digits, returns = 1 if abs(found["mean"]) >= 10 else 3, np.array(found["per_seed"])
+    count = f"{np.sum(returns >= threshold)} of {len(returns)} >= {threshold:g}"
+    return f"{found['mean']:.{digits}f} ({found['std']:.{digits}f}); {count}"
 
 
 def learning(link: Link, *names: str) -> list[str]:
     """Returns of runs of `benchmarks learning`, and how many seeds reach the threshold."""
     rows = []
     for name in names:
-        result = records("learning")[name]["results"]
-        task = f"{result['config']['env_id']}, {link(f'`{name}`', f'learning.jsonl#{name}')}"
-        rows.append([task, f"{result['env_steps']:,}", seeds_of(result["seeds"]), *reached(result)])
+        found = records("learning")[name]["results"]
+        task = f"{found['config']['env_id']}, {link(f'`{name}`', f'learning.jsonl#{name}')}"
+        steps, returns = f"{found['env_steps']:,}", (reached(found, what) for what in RETURNS)
+        rows.append([task, steps, seeds_of(found["seeds"]), *returns])
     return table(
         ["task", "steps", "seeds", "return of the last 100 training episodes", "return of 100 new episodes"], rows
     )
@@ -82,8 +94,7 @@ def published(link: Link, *names: str) -> list[str]:
     for name in names:
         found, task = records("learning")[name]["results"], task_of(name)
         evaluated = (interval(found[f"{how}_100_episodes_return"], 1) for how in ("evaluation", "evaluation_mode"))
-        linked = link(found["config"]["env_id"], f"learning.jsonl#{name}")
-        steps = f"{found['env_steps']:,}"
+        linked, steps = link(found["config"]["env_id"], f"learning.jsonl#{name}"), f"{found['env_steps']:,}"
         rows.append([linked, steps, seeds_of(found["seeds"]), *evaluated, f"{task.threshold:g}, {task.why}"])
     return table(
         ["task", "steps", "seeds", "sampled actions", "most probable actions", "threshold, and its source"], rows
@@ -92,15 +103,11 @@ def published(link: Link, *names: str) -> list[str]:
 
 def games(link: Link) -> list[str]:
     """The shares of games that were won, of records that differ only in their seeds."""
-    groups: dict[str, list[Record]] = {}
-    for record in records("games").values():
-        groups.setdefault(record["results"]["game"], []).append(record)
     rows = []
-    for game, group in sorted(groups.items()):
-        seeds = [seed for record in group for seed in record["results"]["seeds"]]
+    for (game,), group in sorted(grouped(results("games"), "game").items()):
+        seeds = [seed for found in group for seed in found["seeds"]]
         shares = [share([100 * seed[what] for seed in seeds]) for what in ("won_sampled", "won_mode")]
-        linked = link(game, *(f"games.jsonl#{record['name']}" for record in group))
-        steps = f"{group[0]['results']['env_steps']:,}"
+        linked, steps = link(game, *(found["address"] for found in group)), f"{group[0]['env_steps']:,}"
         rows.append([linked, steps, seeds_of([seed["seed"] for seed in seeds]), *shares])
     return table(["game", "steps", "seeds", "won, sampled actions", "won, most probable actions"], rows)
 
@@ -114,18 +121,15 @@ def share(percentages: list[float]) -> str:
 
 def atari(link: Link) -> list[str]:
     """The recipe beside CleanRL's script."""
-    groups: dict[tuple[str, int], list[Record]] = {}
-    for record in records("atari").values():
-        groups.setdefault((record["results"]["task"], record["results"]["env_steps"]), []).append(record)
     rows = []
-    for (task, steps), group in groups.items():
-        runs = {name: [r for x in group for r in x["results"]["runs"][name]] for name in ("ppo_parts", "cleanrl")}
+    for (task, steps), group in grouped(results("atari"), "task", "env_steps").items():
+        runs = {name: [run for found in group for run in found["runs"][name]] for name in ("ppo_parts", "cleanrl")}
         cells = []
         for part in (0.8, 0.0):
             for name in runs:
                 found = training.summary(np.array([mean_return(run, part * steps) for run in runs[name]]))
                 cells.append(interval(found, 2) if len(runs[name]) > 1 else f"{found['mean']:.2f}")
-        linked = link(task, *(f"atari.jsonl#{record['name']}" for record in group))
+        linked = link(task, *(found["address"] for found in group))
         rows.append([linked, f"{steps:,}", seeds_of([run["seed"] for run in runs["ppo_parts"]]), *cells])
     head = [f"{who}, {when}" for when in ("last 20 %", "all steps") for who in ("`atari_ppo`", "CleanRL")]
     return table(["game", "steps", "seeds", *head], rows)
@@ -142,12 +146,9 @@ def mean_return(run: Record, after: float) -> float:
 
 def runs(benchmark: str) -> list[Record]:
     """The runs of a benchmark that have ended; those that differ only in their seeds become one."""
-    groups: dict[Any, list[Record]] = {}
-    for record in records(benchmark).values():
-        found = record["results"] | {"address": f"{benchmark}.jsonl#{record['name']}"}
-        if found["complete"]:
-            groups.setdefault((found["task"], found["variant"], found["env_steps"]), []).append(found)
-    return [merged(sorted(group, key=lambda x: int(x["seeds"][0]))) for group in groups.values()]
+    ended = (found for found in results(benchmark) if found["complete"])
+    groups = grouped(ended, "task", "variant", "env_steps").values()
+    return [merged(sorted(group, key=lambda found: int(found["seeds"][0]))) for group in groups]
 
 
 def merged(group: list[Record]) -> Record:
@@ -190,38 +191,42 @@ def mujoco(link: Link) -> list[str]:
 
 def mujoco_runs(link: Link) -> list[str]:
     """Every whole run."""
-    rows = [
-        [
-            link(run["task"], *run["addresses"]),
-            f"`{run['variant']}`",
-            f"{run['env_steps']:,}",
-            *(interval(run[what]) for what in ("best_evaluation", "last_evaluation")),
-        ]
-        for run in whole_runs()
-    ]
+    rows = []
+    for run in whole_runs():
+        returns = (interval(run[what]) for what in ("best_evaluation", "last_evaluation"))
+        linked = link(run["task"], *run["addresses"])
+        rows.append([linked, f"`{run['variant']}`", f"{run['env_steps']:,}", *returns])
     return table(["task", "variant", "steps", "best of each seed", "last"], rows)
 
 
-class Comparison:
-    """Runs of one task that differ in one choice each, by the name of the choice; the first is the base."""
+class Comparison(NamedTuple):
+    """Runs of one task that differ in one choice each, by its name, and how they change from the first, the base."""
 
-    def __init__(self, chosen: list[Record]) -> None:
-        base = chosen[0]
-        seen = {run["variant"]: np.array([row["evaluation"] for row in run["curve"]]) for run in chosen}
-        first = seen[base["variant"]]
-        self.task, self.steps, self.seeds = base["task"], base["env_steps"], seeds_of(base["seeds"])
-        self.runs = {run["variant"]: run for run in chosen}
-        self.last = {name: difference(x[-1], first[-1]) for name, x in seen.items() if name != base["variant"]}
-        self.mean = {name: difference(x.mean(0), first.mean(0)) for name, x in seen.items() if name != base["variant"]}
+    task: str
+    steps: int
+    seeds: str
+    runs: dict[str, Record]
+    last: dict[str, Record]
+    mean: dict[str, Record]
+
+    @classmethod
+    def of(cls, chosen: list[Record]) -> Comparison:
+        """Compare the last evaluations, and the means of all of them."""
+        (base, first), *others = [(run, np.array([row["evaluation"] for row in run["curve"]])) for run in chosen]
+        last = {run["variant"]: difference(x[-1], first[-1]) for run, x in others}
+        mean = {run["variant"]: difference(x.mean(0), first.mean(0)) for run, x in others}
+        named = {run["variant"]: run for run in chosen}
+        return cls(base["task"], base["env_steps"], seeds_of(base["seeds"]), named, last, mean)
 
 
 def comparisons(benchmark: str, names: Iterable[str]) -> list[Comparison]:
     """A comparison for each task: of the short runs of a benchmark, in the order of `names`."""
-    names, by_task = list(names), {}
-    for run in runs(benchmark):
-        if run["env_steps"] < 900_000:
-            by_task.setdefault(run["task"], {})[run["variant"]] = run
-    return [Comparison([found[name] for name in names if name in found]) for found in by_task.values()]
+    order = list(names)
+    short = [run for run in runs(benchmark) if run["env_steps"] < 900_000 and run["variant"] in order]
+    return [
+        Comparison.of(sorted(group, key=lambda run: order.index(run["variant"])))
+        for group in grouped(short, "task").values()
+    ]
 
 
 def choices(link: Link, benchmark: str) -> list[str]:
@@ -250,15 +255,11 @@ def choices(link: Link, benchmark: str) -> list[str]:
 def libraries(link: Link) -> list[str]:
     """The presets of `recipes.library_ppo`."""
     found = sorted(runs("libraries"), key=lambda run: -float(run["last_evaluation"]["mean"]))
-    rows = [
-        [
-            link(run["variant"], *run["addresses"]),
-            interval(run["last_evaluation"]),
-            interval(run["last_100_episodes"]),
-            f"{np.mean([row['approx_kl'] for row in run['curve']]):.4f}",
-        ]
-        for run in found
-    ]
+    rows = []
+    for run in found:
+        divergence = np.mean([row["approx_kl"] for row in run["curve"]])
+        returns = (interval(run[what]) for what in ("last_evaluation", "last_100_episodes"))
+        rows.append([link(run["variant"], *run["addresses"]), *returns, f"{divergence:.4f}"])
     head = f"{found[0]['task']}, {found[0]['env_steps']:,} steps, seeds {seeds_of(found[0]['seeds'])}"
     return table([head, "last evaluation", "last 100 training episodes", "`approx_kl`"], rows)
 
@@ -292,28 +293,29 @@ def main_effects(design: Record) -> dict[str, tuple[float, float]]:
 MEASURES = {"second_half": "return in the second half of training", "evaluation": "return of 100 new episodes"}
 
 
-def ewma(link: Link) -> list[str]:
-    """A line for each arm and measure, and a column for each batch size."""
-    results = records("ewma")["ewma"]["results"]
-    size, by_divisor = results["config"]["num_envs"] * results["config"]["num_steps"], results["arms"]
+def of_arms(columns: dict[str, dict[str, Record]]) -> list[str]:
+    """A line for each arm and measure, with the arms of each column."""
+    names = next(iter(columns.values()))
     rows = [
-        [name, words, *(interval(arms[name][what], 1) for arms in by_divisor.values())]
+        [name, words, *(interval(arms[name][what], 1) for arms in columns.values())]
         for what, words in MEASURES.items()
-        for name in by_divisor["1"]
+        for name in names
     ]
-    return table(["", "", *(f"batch of {size // int(c):,}" for c in by_divisor)], rows)
+    return table(["", "", *columns], rows)
+
+
+def ewma(link: Link) -> list[str]:
+    """A column for each batch size."""
+    found = records("ewma")["ewma"]["results"]
+    size = found["config"]["num_envs"] * found["config"]["num_steps"]
+    return of_arms({f"batch of {size // int(c):,}": arms for c, arms in found["arms"].items()})
 
 
 def ppg(link: Link) -> list[str]:
-    """A line for each arm and measure, and a column for each learning rate."""
+    """A column for each learning rate."""
     arms = records("ppg")["ppg"]["results"]["arms"]
-    rates = list(next(iter(arms.values())))
-    rows = [
-        [name, words, *(interval(arm[rate][what], 1) for rate in rates)]
-        for what, words in MEASURES.items()
-        for name, arm in arms.items()
-    ]
-    return table(["", "", *(f"learning rate {rate}" for rate in rates)], rows)
+    rates = next(iter(arms.values()))
+    return of_arms({f"learning rate {rate}": {name: arm[rate] for name, arm in arms.items()} for rate in rates})
 
 
 def kuhn(link: Link) -> list[str]:
@@ -381,12 +383,12 @@ def provenance(link: Link, address: str) -> list[str]:
 
 def by_size(rows: list[Record], cell: Callable[[Record], str], label: Callable[[Record], str]) -> list[str]:
     """A table with a line for each label and a column for each size."""
-    sizes = sorted({tuple(row["size"]) for row in rows}, key=lambda size: (math.prod(size), size))
-    cells: dict[str, dict[tuple[int, ...], str]] = {}
+    sizes = {sized(row): (math.prod(row["size"]), row["size"]) for row in rows}
+    order = sorted(sizes, key=sizes.__getitem__)
+    cells: dict[str, dict[str, str]] = {}
     for row in rows:
-        cells.setdefault(label(row), {})[tuple(row["size"])] = cell(row)
-    lines = [[name, *(found.get(size, "") for size in sizes)] for name, found in cells.items()]
-    return table(["", *("x".join(map(str, size)) for size in sizes)], lines)
+        cells.setdefault(label(row), {})[sized(row)] = cell(row)
+    return table(["", *order], [[name, *(found.get(size, "") for size in order)] for name, found in cells.items()])
 
 
 def label_of(row: Record) -> str:
@@ -398,8 +400,7 @@ def parts(link: Link, name: str, *sizes: str) -> list[str]:
     """Ours, inside one program: microseconds, and relative to the floor."""
     rows = records("parts")[name]["results"]
     suspect = disturbed(rows)
-    ours = [row for row in rows if (row["method"], row["clock"]) == ("ours", "inside")]
-    ours = [row for row in ours if "x".join(map(str, row["size"])) in sizes]
+    ours = [row for row in rows if (row["method"], row["clock"]) == ("ours", "inside") and sized(row) in sizes]
 
     def times(row: Record) -> str:
         doubt = "?" * (measured(row) in suspect)
@@ -438,19 +439,23 @@ def update(link: Link) -> list[str]:
     """A whole update against one written by hand."""
     rows = []
     for name, record in records("update").items():
+        linked = link("CleanRL" if name == "cpu" else "PufferLib", f"update.jsonl#{name}")
         for row in record["results"]:
-            compiled = row["compile_seconds"]["ours"]
-            rows.append(
-                [
-                    link("CleanRL" if name == "cpu" else "PufferLib", f"update.jsonl#{name}"),
-                    "x".join(map(str, row["size"])),
-                    f"{row['run_ms']['ours']:.1f}",
-                    *(span(ratio) for ratio in row["ours_over"].values()),
-                    f"{compiled['trace']:.1f} + {compiled['compile']:.1f}",
-                ]
-            )
+            ratios = (span(ratio) for ratio in row["ours_over"].values())
+            ours = f"{row['run_ms']['ours']:.1f}"
+            rows.append([linked, sized(row), ours, *ratios, compiling(row["compile_seconds"]["ours"])])
     head = ["update", "size", "ours, ms", "over handwritten", "over it with diagnostics", "trace + compile, s"]
     return table(head, rows)
+
+
+def sized(row: Record) -> str:
+    """A size, "128x64"."""
+    return "x".join(map(str, row["size"]))
+
+
+def compiling(seconds: Record | None) -> str:
+    """How long it took to compile a program, where that was measured."""
+    return "{trace:.1f} + {compile:.1f}".format(**seconds) if seconds else ""
 
 
 def growth(link: Link, name: str) -> list[str]:
@@ -461,17 +466,12 @@ def growth(link: Link, name: str) -> list[str]:
         if before and before["quantity"] == quantity:
             more = math.log(row["ms"]["median"] / before["ms"]["median"])
             power = f"{more / math.log(row[quantity] / before[quantity]):.2f}"
-        size, before = row.get("bytes"), row
+        before, size = row, row.get("bytes")
         memory = (size["temp"], size["argument"] + size["output"]) if size else ()
-        lines.append(
-            [
-                f"{row[quantity]} {quantity}",
-                f"{row['ms']['median']:.1f} ({row['ms']['q1']:.1f} - {row['ms']['q3']:.1f})",
-                power,
-                " + ".join(f"{x / 2**20:.2f}" for x in memory),
-                "" if row.get("beyond") is None else f"{row['beyond']:.2f}",
-            ]
-        )
+        shown = " + ".join(f"{x / 2**20:.2f}" for x in memory)
+        beyond = "" if row.get("beyond") is None else f"{row['beyond']:.2f}"
+        time = "{median:.1f} ({q1:.1f} - {q3:.1f})".format(**row["ms"])
+        lines.append([f"{row[quantity]} {quantity}", time, power, shown, beyond])
     return table(["", "ms per update (quartiles)", "power", "memory, MiB", "beyond a minibatch"], lines)
 
 
@@ -521,17 +521,10 @@ def train(link: Link, *names: str) -> list[str]:
     lines = []
     for name in names:
         for row in records("train")[name]["results"]:
-            built = row.get("compile_seconds")
-            lines.append(
-                [
-                    link(f"{row['env']}, {row['num_envs']}", f"train.jsonl#{name}")
-                    + (f", {row['seeds']} seeds" if row["seeds"] > 1 else ""),
-                    row["program"],
-                    f"{row['steps_per_second']:,.0f}",
-                    span(row["over_cleanrl"]),
-                    "" if built is None else f"{built['trace']:.1f} + {built['compile']:.1f}",
-                ]
-            )
+            linked = link(f"{row['env']}, {row['num_envs']}", f"train.jsonl#{name}")
+            seeds = f", {row['seeds']} seeds" if row["seeds"] > 1 else ""
+            speed, built = f"{row['steps_per_second']:,.0f}", compiling(row.get("compile_seconds"))
+            lines.append([linked + seeds, row["program"], speed, span(row["over_cleanrl"]), built])
     head = ["environments", "program", "steps/s", "time over cleanrl (quartiles)", "trace + compile, s"]
     return table(head, lines)
 

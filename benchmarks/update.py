@@ -216,7 +216,7 @@ def handwritten_pufferlib(
 
         priorities = jnp.abs(advantages).sum(0) ** ALPHA + PRIORITY_EPS
         probabilities = priorities / priorities.sum()
-        index = jax.random.choice(key, segments, (segments // MINIBATCHES,), replace=False, p=probabilities)
+        index, _ = pp.functional.sample_without_replacement(key, probabilities, segments // MINIBATCHES)
         weight = (segments * probabilities[index]) ** -BETA
 
         whole = (batch.obs, batch.action, batch.log_prob, values, advantages, targets)
