@@ -15,13 +15,13 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from .._base.errors import UserError, UserTypeError, UserValueError
 from .._base.extras import require_package
+from .._base.hyperparameters import check_choice
 from ..envs import is_discrete
 from ..envs._registry import without_settings
 from ..functional import ShapeError
 from ._config import Range, check_config, check_field, help_texts, kinds_of, ranges
 from ._config_file import check_recipe, stored_config, stored_run
-from ._device import check_device, check_memory
-from ._devices import devices_of
+from ._devices import check_device, check_memory, devices_of
 from ._files import parse_json
 from ._messages import did_you_mean, logger, printed_messages
 from ._options import RunOptions, stored_options
@@ -60,31 +60,16 @@ def main(
     """
     if not isinstance(presets, Mapping) or not presets or not all(map(dataclasses.is_dataclass, presets.values())):
         raise UserTypeError(f"must map names to configurations, got {presets!r}", where="main", argument="presets")
-    kind = type(next(iter(presets.values())))
-    names = [field.name for fields_of in (kind, RunOptions) for field in dataclasses.fields(fields_of)]
-    with exit_on_user_error(names), printed_messages():
-        argv = with_config_file(sys.argv[1:] if argv is None else argv, presets, prog)
-        _check_switches(argv, {**get_type_hints(RunOptions), **get_type_hints(kind)})
-        known = _known(argv)
-        default = next(iter(presets)) if known.preset is None else known.preset
-        _check_preset("--preset", default, presets)
-        config, options = presets[default], RunOptions()
-        before, flag = (known.resume, "--resume") if known.resume is not None else (known.init_from, "--init-from")
-        if before is not None:
-            if known.preset is not None:
-                raise UserValueError(
-                    f"--preset {known.preset} is for new runs, and {flag} takes the settings of {before}: leave one of "
-                    "them out"
-                )
-            stored = stored_run(before)
-            _check_resumed_in_place(known)
-            check_trusted(stored, before, known.trust or known.env_id is not None, recipe=False)
-            if known.resume is not None:
-                check_recipe(stored, recipe_of(make_train))
-            config, options = stored_config(type(config), stored), stored_options(stored)
-        given = _parsed(
-            Arguments(config, options, default), presets, argv, prog, sys.modules[make_train.__module__].__doc__
-        )
+    argv = list(sys.argv[1:] if argv is None else argv)
+    kind, recipe = type(next(iter(presets.values()))), recipe_of(make_train)
+    hints = {**get_type_hints(RunOptions), **get_type_hints(kind)}
+    with exit_on_user_error(hints), printed_messages():
+        _check_switches(argv, hints)
+        in_file = _options_in_file(_known(argv, prog).config, kind, tuple(presets))
+        known = _known(argv, prog, **in_file)
+        config, options, preset = _defaults(known, presets, recipe)
+        defaults = Arguments(_replaced(config, in_file), _replaced(options, in_file), preset)
+        given = _parsed(defaults, presets, argv, prog, sys.modules[make_train.__module__].__doc__)
         check_config(given.settings)
         check_config(given.run)
         if given.run.name is not None and known.resume is None and not given.run.distributed:
@@ -92,13 +77,17 @@ def main(
         if given.run.distributed:
             initialize(given.run.heartbeat_timeout)
         check_device()
-        if known.resume is None:
-            given = dataclasses.replace(given, settings=with_shards(given.settings, given.run))
-        train = make_train(given.settings).of_recipe(recipe_of(make_train))
+        settings = given.settings if known.resume is not None else with_shards(given.settings, given.run)
+        train = make_train(settings).of_recipe(recipe)
         check_memory(train, given.run.num_seeds, devices_of(given.run))
-        if known.preset is None and before is None:
-            _note_preset(fitting_preset(presets, given.settings.env_id, train.env), default, given.settings.env_id)
-        result = run(train, given.settings, given.run)
+        chosen = known.preset or known.resume or known.init_from
+        fitting = preset if chosen else fitting_preset(presets, settings.env_id, train.env)
+        if fitting != preset:
+            logger.warning(
+                f"note: {settings.env_id} is trained with the settings of --preset {preset}; --preset {fitting} is "
+                "meant for environments like it"
+            )
+        result = run(train, settings, given.run)
     number = getattr(signal, result.get("interrupted_by", ""), None)
     if number is not None:
         raise SystemExit(128 + number)
@@ -113,7 +102,7 @@ class Arguments:
         settings: the configuration.
         run: the options of the run.
         preset: the name of the configuration that other flags modify.
-        config: see `with_config_file`, which replaces it by the flags in it.
+        config: a file with options, which were read before: they are in the defaults of the others.
         trust: see `check_trusted`.
     """
 
@@ -172,27 +161,51 @@ def with_flag(error: Exception, fields: Collection[str]) -> str:
     return str(error)
 
 
-def _check_resumed_in_place(known: argparse.Namespace) -> None:
-    """Raise if a run is to be resumed in another folder."""
-    if known.resume is None:
-        return
-    there = known.resume.resolve()
-    other_name = known.name is not None and not there.as_posix().endswith(f"/{known.name}")
-    other_directory = known.directory is not None and known.directory.resolve() not in there.parents
-    if other_name or other_directory:
-        given = f"--name {known.name}" if other_name else f"--directory {known.directory}"
-        raise UserValueError(f"{given} is for new runs, and --resume continues {known.resume} where it is")
+def _defaults(known: argparse.Namespace, presets: Mapping[str, Any], recipe: str) -> tuple[Any, RunOptions, str]:
+    """Return the configuration and the options that other flags modify: of a preset, or of an older run; and a preset.
+
+    Raises:
+        UserValueError: there is no such preset, or there is an older run, to which a flag does not apply.
+    """
+    preset = next(iter(presets)) if known.preset is None else known.preset
+    check_choice("", "--preset", preset, tuple(presets))
+    before, flag = (known.resume, "--resume") if known.resume is not None else (known.init_from, "--init-from")
+    if before is None:
+        return presets[preset], RunOptions(), preset
+    if known.preset is not None:
+        raise UserValueError(
+            f"--preset {preset} is for new runs, and {flag} takes the settings of {before}: leave one of them out"
+        )
+    stored = stored_run(before)
+    if known.resume is not None:
+        there = known.resume.resolve()
+        other_name = known.name is not None and not there.as_posix().endswith(f"/{known.name}")
+        other_directory = known.directory is not None and known.directory.resolve() not in there.parents
+        if other_name or other_directory:
+            given = f"--name {known.name}" if other_name else f"--directory {known.directory}"
+            raise UserValueError(f"{given} is for new runs, and --resume continues {known.resume} where it is")
+        check_recipe(stored, recipe)
+    check_trusted(stored, before, known.trust or known.env_id is not None, recipe=False)
+    return stored_config(type(presets[preset]), stored), stored_options(stored), preset
 
 
-def _known(argv: Sequence[str]) -> argparse.Namespace:
+def _known(argv: Sequence[str], prog: str, **defaults: Any) -> argparse.Namespace:
     """Read the flags that decide what the defaults of the others are."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first = argparse.ArgumentParser(prog or None, add_help=False, allow_abbrev=False)
     for name in ("preset", "name", "env-id"):
         first.add_argument(f"--{name}", f"--{name.replace('-', '_')}")
     for name in ("resume", "init-from", "directory"):
         first.add_argument(f"--{name}", f"--{name.replace('-', '_')}", type=Path)
+    first.add_argument("--config", type=Path, action="append", default=[])
     first.add_argument("--trust", action="store_true")
+    first.set_defaults(**defaults)
     return first.parse_known_args(argv)[0]
+
+
+def _replaced(default: Any, values: Mapping[str, Any]) -> Any:
+    """Replace those fields of a dataclass that `values` has."""
+    names = {field.name for field in dataclasses.fields(default)}
+    return dataclasses.replace(default, **{name: x for name, x in values.items() if name in names})
 
 
 def _flag(name: str) -> str:
@@ -210,63 +223,45 @@ def _check_switches(argv: Sequence[str], hints: Mapping[str, Any]) -> None:
             raise UserValueError(f"{flag} takes no value, got {value!r}: write {yes}, or --no-{yes[2:]} for False")
 
 
-def _check_preset(where: str, name: str, presets: Collection[str]) -> None:
-    """Raise unless there is a preset of this name."""
-    if name not in presets:
-        raise UserValueError(f"{where} has no {name!r}{did_you_mean(name, presets)}; there are {', '.join(presets)}")
-
-
-def with_config_file(argv: Sequence[str], presets: Mapping[str, Any], prog: str = "") -> list[str]:
-    """Replace `--config FILE` by the flags in the file, placed first, so that other flags override them.
+def _options_in_file(paths: Sequence[Path], kind: type, presets: tuple[str, ...]) -> dict[str, Any]:
+    """Return the options in the file of `--config` by name; none without a file.
 
     Args:
-        argv: arguments of the command line.
-        presets: configurations by name.
-        prog: name of the command.
+        paths: the files that were given.
+        kind: the class of the configuration.
+        presets: the names of the presets.
 
     Raises:
-        UserValueError: the file cannot be read, has a key that is not an option (the message names the nearest), or a
-            value that its option does not take.
+        UserValueError: there are several files, one cannot be read, has a key that is not an option (the message names
+            the nearest), or a value that its option does not take.
     """
-    kind = type(next(iter(presets.values())))
-    first = argparse.ArgumentParser(prog or None, add_help=False, allow_abbrev=False)
-    first.add_argument("--config", type=Path, action="append", default=[])
-    known, others = first.parse_known_args(list(argv))
-    if not known.config:
-        return others
-    if len(known.config) > 1:
-        raise UserValueError(f"--config is given {len(known.config)} times: join {known.config[0]} and the others")
-    (known.config,) = known.config
-    hints = {"preset": str, **get_type_hints(RunOptions), **get_type_hints(kind)}
+    hints = {**get_type_hints(RunOptions), **get_type_hints(kind), "preset": Literal[presets]}
     declared = ranges(RunOptions) | ranges(kind)
-    flags: list[str] = []
-    for key, value in _read_config(known.config).items():
-        name = str(key).replace("-", "_")
-        if name not in hints:
-            raise UserValueError(f"{known.config}: {key!r} is not an option of a file{did_you_mean(name, hints)}")
-        flag = _flag(name)
-        if hints[name] is bool:
-            if not isinstance(value, bool):
-                raise UserValueError(f"{known.config}: {key} must be true or false, got {value!r}")
-            flags.append(flag if value else flag.replace("--", "--no-", 1))
-        else:
-            _check_value(known.config, str(key), value, hints[name], declared.get(name))
-            if name == "preset":
-                _check_preset(f"{known.config}: preset", value, presets)
-            flags += [flag, *map(str, value)] if isinstance(value, list) else [f"{flag}={value}"]
-    return [*flags, *others]
+    if len(paths) > 1:
+        raise UserValueError(f"--config is given {len(paths)} times: join {paths[0]} and the others")
+    found = {}
+    for path in paths:
+        for key, value in _read_config(path).items():
+            name = str(key).replace("-", "_")
+            if name not in hints:
+                raise UserValueError(f"{path}: {key!r} is not an option of a file{did_you_mean(name, hints)}")
+            try:
+                found[name] = _from_file(str(key), value, hints[name], declared.get(name))
+            except UserError as error:
+                raise UserValueError(f"{path}: {key} {error.message}") from None
+    return found
 
 
-def _check_value(path: Path, key: str, value: Any, hint: Any, declared: Range | None) -> None:
-    """Raise if an option does not take a value of a file; the message names the file."""
+def _from_file(key: str, value: Any, hint: Any, declared: Range | None) -> Any:
+    """Return the value of an option in a file, as the type of the option."""
     several = get_origin(hint) is tuple
     if isinstance(value, dict) or (isinstance(value, list) and not several):
-        raise UserValueError(f"{path}: {key} must be one value, got {value!r}")
+        raise UserValueError(f"must be one value, got {value!r}")
     kinds = kinds_of(get_args(hint)[0] if several else hint)
     if isinstance(value, str) and value.lower() == "none" and type(None) in kinds:
-        raise UserValueError(f"{path}: {key} is the text {value!r}: write null for None")
+        raise UserValueError(f"is the text {value!r}: write null for None")
     if several and isinstance(value, str):
-        raise UserValueError(f"{path}: {key} must be a list, such as [64, 64], got {value!r}")
+        raise UserValueError(f"must be a list, such as [64, 64], got {value!r}")
     parsers: dict[type, Callable[[str], Any]] = {int: whole_number, float: float, Path: Path}
     parse = next((parsers[kind] for kind in parsers if kind in kinds), None)
 
@@ -277,10 +272,8 @@ def _check_value(path: Path, key: str, value: Any, hint: Any, declared: Range | 
             return x  # which the check below refuses
 
     given = tuple(map(parsed, value if isinstance(value, list) else [value])) if several else parsed(value)
-    try:
-        check_field("", key, given, hint, declared)
-    except UserError as error:
-        raise UserValueError(f"{path}: {key} {error.message}") from None
+    check_field("", key, given, hint, declared)
+    return given
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -388,11 +381,3 @@ def fitting_preset(presets: Collection[str], env_id: str, env: Any) -> str:
     named = [name for name in presets if name in without_settings(env_id).lower()]
     kind = "discrete" if is_discrete(env.action_space) else "continuous"
     return next((name for name in (*named, kind) if name in presets), default)
-
-
-def _note_preset(fitting: str, used: str, env_id: str) -> None:
-    if fitting != used:
-        logger.warning(
-            f"note: {env_id} is trained with the settings of --preset {used}; --preset {fitting} is meant for "
-            "environments like it"
-        )

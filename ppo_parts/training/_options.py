@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -131,72 +131,63 @@ def row_interval(options: RunOptions, num_updates: int) -> int:
 
 
 def validate(options: RunOptions, train: Train) -> RunOptions:
-    """Check the options, and return them.
-
-    Raises:
-        ValueError, TypeError: the options are invalid; the message says what to change.
-    """
+    """Check the options, and return them."""
     check_config(options, where="run")
-    if options.name is not None and not _is_inside(Path(options.name)):
-        raise UserValueError(
-            f"must name a folder inside directory, got {options.name!r}: give the path before it as directory",
-            where="run",
-            argument="name",
-        )
-    if options.distributed and not jax.distributed.is_initialized():
-        raise UserValueError(
-            "is for processes that have called jax.distributed.initialize() before anything used a device, as the "
-            "command lines of recipes do: call it first",
-            where="run",
-            argument="distributed",
-        )
+    for name, message in _contradictions(options):
+        raise UserValueError(message, where="run", argument=name)
     if options.track and jax.process_index() == 0:
         _check_tracking()  # fails now rather than after compiling
-    if options.resume is not None and options.init_from is not None:
-        raise UserValueError(
-            f"begins a new run from {options.init_from}, and resume continues {options.resume}: give one of them",
-            where="run",
-            argument="init_from",
-        )
-    if options.checkpoint != "latest" and options.resume is None and options.init_from is None:
-        raise UserValueError(
-            f"says what to load from the run that resume or init_from names, got {options.checkpoint!r}: give one of "
-            "them",
-            where="run",
-            argument="checkpoint",
-        )
-    if options.eval_every is not None and not options.eval_episodes:
-        raise UserValueError(
-            "needs eval_episodes, the number of episodes in an evaluation", where="run", argument="eval_every"
-        )
-    if options.eval_mode and not options.eval_episodes:
-        raise UserValueError(
-            "needs eval_episodes, the number of episodes in an evaluation", where="run", argument="eval_mode"
-        )
+    measured = set(train.shapes[1])
     if options.eval_episodes:
-        key, episodes = jax.random.key(0), options.eval_episodes
-        play = functools.partial(train.evaluate_policy, episodes=episodes)
-        played = jax.eval_shape(play, key, train.shapes[0])  # fails now rather than after training
-    if options.best_metric is not None:
-        measured = set(train.shapes[1])
+        play = functools.partial(train.evaluate_policy, episodes=options.eval_episodes)
+        played = jax.eval_shape(play, jax.random.key(0), train.shapes[0])  # fails now rather than after training
         if options.eval_every is not None:
             measured |= {EVALUATION + name for name in metric_names(played)}
-        if options.best_metric not in measured:
-            hint = did_you_mean(options.best_metric, measured) or ";"
-            if options.best_metric.startswith(EVALUATION) and options.eval_every is None:
-                hint = "; evaluation/... needs eval_every;"
-            raise UserValueError(
-                f"must be measured in this run, got {options.best_metric!r}{hint} there are "
-                f"{', '.join(map(repr, sorted(measured)))}",
-                where="run",
-                argument="best_metric",
-            )
+    best = options.best_metric
+    if best is not None and best not in measured:
+        hint = did_you_mean(best, measured) or ";"
+        if best.startswith(EVALUATION) and options.eval_every is None:
+            hint = "; evaluation/... needs eval_every;"
+        raise UserValueError(
+            f"must be measured in this run, got {best!r}{hint} there are {', '.join(map(repr, sorted(measured)))}",
+            where="run",
+            argument="best_metric",
+        )
     return options
 
 
-def _is_inside(path: Path) -> bool:
-    """Return whether a path below some folder leads to another folder inside it."""
-    return not path.is_absolute() and bool(path.parts) and ".." not in path.parts
+def _contradictions(options: RunOptions) -> Iterator[tuple[str, str]]:
+    """Yield the options that do not go together: the name of one, and what is wrong with it."""
+    path = Path("run" if options.name is None else options.name)
+    if path.is_absolute() or not path.parts or ".." in path.parts:
+        yield (
+            "name",
+            (f"must name a folder inside directory, got {options.name!r}: give the path before it as directory"),
+        )
+    if options.distributed and not jax.distributed.is_initialized():
+        yield (
+            "distributed",
+            (
+                "is for processes that have called jax.distributed.initialize() before anything used a device, as the "
+                "command lines of recipes do: call it first"
+            ),
+        )
+    if options.resume is not None and options.init_from is not None:
+        yield (
+            "init_from",
+            (f"begins a new run from {options.init_from}, and resume continues {options.resume}: give one of them"),
+        )
+    if options.checkpoint != "latest" and options.resume is None and options.init_from is None:
+        yield (
+            "checkpoint",
+            (
+                f"says what to load from the run that resume or init_from names, got {options.checkpoint!r}: give one of "
+                "them"
+            ),
+        )
+    for name in ("eval_every", "eval_mode"):
+        if getattr(options, name) and not options.eval_episodes:
+            yield name, "needs eval_episodes, the number of episodes in an evaluation"
 
 
 def _check_tracking() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
 from ._config_file import versions
-from ._device import device_name
+from ._devices import device_name
 from ._evaluate import EVALUATION
 from ._files import replacing, to_path
 from ._messages import logger

@@ -24,7 +24,7 @@ from ppo_parts import envs, training
 from ppo_parts.commands import evaluate
 from ppo_parts.training._cli import fitting_preset, whole_number, with_flag
 from ppo_parts.training._config import ranges
-from ppo_parts.training._device import check_memory
+from ppo_parts.training._devices import check_memory
 from ppo_parts.training._train import seed_keys
 from recipes import cleanrl_ppo, ippo, pufferlib_ppo
 from recipes.__main__ import listed
@@ -248,11 +248,11 @@ def test_config_file_may_name_a_preset(tmp_path):
     ("content", "says"),
     [
         ("num_env: 3", "'num_env' is not an option of a file; did you mean 'num_envs'?"),
-        ("anneal_lr: 3", "anneal_lr must be true or false, got 3"),
+        ("anneal_lr: 3", "anneal_lr must be True or False, got 3"),
         ("config: other.yaml", "'config' is not an option of a file"),
         (
             "preset: contiuous",
-            "mine.yaml: preset has no 'contiuous'; did you mean 'continuous'?; there are discrete, continuous",
+            "mine.yaml: preset must be one of 'discrete', 'continuous', got 'contiuous'",
         ),
         ("- 3", "must map names of options to values, got [3]"),
         ("a: [", "cannot be read: "),
@@ -395,7 +395,7 @@ def test_error_of_another_kind_keeps_its_traceback(error):
 
 
 def test_device_that_is_missing_is_named():
-    code = "from ppo_parts import training\nwith training.exit_on_user_error():\n    training._device.check_device()\n"
+    code = "from ppo_parts import training\nwith training.exit_on_user_error():\n    training._devices.check_device()\n"
     environment = {**os.environ, "JAX_PLATFORMS": "nonsense"}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
