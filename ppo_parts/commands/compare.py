@@ -19,12 +19,11 @@ import numpy as np
 
 from .._base.arguments import positive
 from .._base.errors import UserValueError
-from .._base.extras import require_package
 from ..training import column, exit_on_user_error, read_metrics, write_json
 from ..training._config_file import stored_run
 from ..training._evaluate import EVALUATION
-from ..training._files import check_writable, replacing
-from ..training._result import smoothed
+from ..training._files import check_writable
+from ..training._result import check_picture, drawing, smoothed
 from ..training._statistics import iqm_over_seeds
 
 POINTS = 200
@@ -152,31 +151,13 @@ def plot_curves(path: Path, curves: Sequence[Curve], metric: str = "episode retu
     Raises:
         UserValueError: the extension of `path` is not a format of matplotlib.
     """
-    figure = require_package("matplotlib.figure", "train").Figure(figsize=(7, 4.2), layout="constrained")
-    require_package("matplotlib.backends.backend_agg", "train").FigureCanvasAgg(figure)
-    check_picture(path)
-    axes = figure.subplots()
-    for i, curve in enumerate(curves):
-        center, low, high = iqm_interval(curve.values)
-        color, seeds = f"C{i % 10}", curve.values.shape[1]
-        axes.plot(curve.env_steps, curve.values, color=color, alpha=0.15, linewidth=0.6)
-        axes.fill_between(curve.env_steps, low, high, color=color, alpha=0.25, linewidth=0)
-        axes.plot(curve.env_steps, center, color=color, label=f"{curve.label} ({seeds} seed{'s' * (seeds > 1)})")
-    axes.set(xlabel="environment steps", ylabel=metric, title=curves[0].env_id)
-    axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
-    axes.legend(frameon=False, loc="best")
-    axes.grid(alpha=0.2)
-    axes.spines[["top", "right"]].set_visible(False)
-    with replacing(path) as partial:
-        figure.savefig(partial, dpi=130)
-
-
-def check_picture(path: Path) -> None:
-    """Raise if a picture cannot be written to a path."""
-    formats = require_package("matplotlib.backend_bases", "train").FigureCanvasBase.get_supported_filetypes()
-    if path.suffix[1:].lower() not in formats:
-        raise UserValueError(f"{path} must end with the extension of an image format: .{', .'.join(sorted(formats))}")
-    check_writable(path)
+    with drawing(path, metric, curves[0].env_id) as axes:
+        for i, curve in enumerate(curves):
+            center, low, high = iqm_interval(curve.values)
+            color, seeds = f"C{i % 10}", curve.values.shape[1]
+            axes.plot(curve.env_steps, curve.values, color=color, alpha=0.15, linewidth=0.6)
+            axes.fill_between(curve.env_steps, low, high, color=color, alpha=0.25, linewidth=0)
+            axes.plot(curve.env_steps, center, color=color, label=f"{curve.label} ({seeds} seed{'s' * (seeds > 1)})")
 
 
 def _measured(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np.ndarray]:

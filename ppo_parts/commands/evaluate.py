@@ -16,6 +16,7 @@ from .._base.arguments import positive, seed
 from ..envs import host_errors
 from ..training import EpisodeResults, LoadedRun, exit_on_user_error, summary, write_json
 from ..training._files import check_writable
+from ..training._result import with_interval
 from ..training._train import vmap_over_seeds
 from ._shared import load_run, run_parser
 
@@ -75,13 +76,9 @@ def summarize(played: EpisodeResults) -> dict[str, Any]:
 def describe(result: dict[str, Any]) -> str:
     """Describe a summary in a few lines."""
     returns, several = result["episode_return"], result["seeds"] > 1
-    text = f"mean return {returns['mean']:.2f}"
+    text = f"mean return {with_interval(returns, 2)}"
     if returns["iqm_95"] is not None:
-        low, high = returns["iqm_95"]
-        text += (
-            f" (standard deviation {returns['std']:.2f}), IQM {returns['iqm']:.2f} [95 %: {low:.2f}, {high:.2f}] "
-            f"over {'seeds' if several else 'episodes'}"
-        )
+        text += f" over {'seeds' if several else 'episodes'}"
     if several:
         text += "\nmean return of each seed: " + ", ".join(f"{x:.2f}" for x in returns["per_seed"])
     text += (

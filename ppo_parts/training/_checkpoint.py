@@ -56,10 +56,8 @@ class Checkpoints:
     def save(self, step: int, state: Any, *, best: int | None = None, note: str = "") -> None:
         """Write `state` as checkpoint `step`; on return it is on the disk. The state may contain keys and empty arrays.
 
-        `note` is any text, which `restore_with_note` returns.
-
         Afterwards older checkpoints are removed, except for the latest `keep` and `best`. If the disk is full, they are
-        removed first; the latest one always stays.
+        removed first; the latest one always stays. `note` is any text, which `restore_with_note` returns.
 
         Raises:
             RunFolderError: the checkpoint could not be written; the older ones that were not removed are intact.
@@ -262,16 +260,26 @@ def as_key(like: Any, data: Any) -> jax.Array:
     return jax.random.wrap_key_data(data, impl=implementations[0])
 
 
+def raw(tree: Any) -> Any:
+    """Replace keys by their data, which NumPy can store; a tree of shapes becomes a tree of shapes."""
+
+    def of_leaf(x: Any) -> Any:
+        if not is_key(x):
+            return x
+        return jax.random.key_data(x) if isinstance(x, jax.Array) else jax.eval_shape(jax.random.key_data, x)
+
+    return jax.tree.map(of_leaf, tree)
+
+
 def _named(state: Any) -> dict[str, Any]:
     """Return the leaves as NumPy arrays (or their shapes) by name, and PRNG keys as their key data."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): _raw(x) for path, x in leaves}
-
-
-def _raw(x: Any) -> Any:
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.eval_shape(jax.random.key_data, x) if is_key(x) else x
-    return np.asarray(jax.random.key_data(x) if is_key(x) else x)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(raw(state))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): (
+            x if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(x)
+        )
+        for path, x in leaves
+    }
 
 
 def _fitted(like: Any, found: dict[str, Any], where: str) -> Any:

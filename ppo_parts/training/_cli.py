@@ -18,7 +18,6 @@ from .._base.extras import require_package
 from .._base.hyperparameters import check_choice
 from ..envs import is_discrete
 from ..envs._registry import without_settings
-from ..functional import ShapeError
 from ._config import Range, check_config, check_field, help_texts, kinds_of, ranges
 from ._config_file import check_recipe, stored_config, stored_run
 from ._devices import check_device, check_memory, devices_of
@@ -130,16 +129,16 @@ def with_shards(config: Any, options: RunOptions) -> Any:
 
 @contextlib.contextmanager
 def exit_on_user_error(fields: Collection[str] = ()) -> Iterator[None]:
-    """End the process with a short message for errors that the user can fix; other errors keep their traceback.
+    """End the process with a sentence for errors of this library (`UserError`), of the operating system, and Ctrl-C.
 
-    These errors are this library's own (`UserError`, `ShapeError`), those of the operating system, and Ctrl-C.
+    Other errors keep their traceback.
 
     Args:
         fields: names of fields that are flags of a command line; an error about one of them names the flag.
     """
     try:
         yield
-    except (UserError, ShapeError) as error:
+    except UserError as error:
         raise SystemExit(f"error: {with_flag(error, fields)}") from error
     except OSError as error:
         known = error.filename is not None and error.strerror
@@ -162,11 +161,7 @@ def with_flag(error: Exception, fields: Collection[str]) -> str:
 
 
 def _defaults(known: argparse.Namespace, presets: Mapping[str, Any], recipe: str) -> tuple[Any, RunOptions, str]:
-    """Return the configuration and the options that other flags modify: of a preset, or of an older run; and a preset.
-
-    Raises:
-        UserValueError: there is no such preset, or there is an older run, to which a flag does not apply.
-    """
+    """Return what other flags modify: the configuration and the options of a preset or of an older run, and a preset."""
     preset = next(iter(presets)) if known.preset is None else known.preset
     check_choice("", "--preset", preset, tuple(presets))
     before, flag = (known.resume, "--resume") if known.resume is not None else (known.init_from, "--init-from")
@@ -224,17 +219,7 @@ def _check_switches(argv: Sequence[str], hints: Mapping[str, Any]) -> None:
 
 
 def _options_in_file(paths: Sequence[Path], kind: type, presets: tuple[str, ...]) -> dict[str, Any]:
-    """Return the options in the file of `--config` by name; none without a file.
-
-    Args:
-        paths: the files that were given.
-        kind: the class of the configuration.
-        presets: the names of the presets.
-
-    Raises:
-        UserValueError: there are several files, one cannot be read, has a key that is not an option (the message names
-            the nearest), or a value that its option does not take.
-    """
+    """Return the options in the file of `--config` by name, none without a file; `kind` is that of the configuration."""
     hints = {**get_type_hints(RunOptions), **get_type_hints(kind), "preset": Literal[presets]}
     declared = ranges(RunOptions) | ranges(kind)
     if len(paths) > 1:

@@ -59,11 +59,7 @@ class Placement(NamedTuple):
 
 
 def placement(train: Train, options: RunOptions) -> Placement | None:
-    """Place a run on `options.num_devices` devices; None: on the default device.
-
-    Raises:
-        UserValueError: there are not as many devices, or they cannot share the run equally.
-    """
+    """Place a run on `options.num_devices` devices, which share it equally; None: on the default device."""
     number, devices = devices_of(options), jax.devices()
     if number == 1 and jax.process_count() == 1:
         return None
@@ -87,11 +83,7 @@ def placement(train: Train, options: RunOptions) -> Placement | None:
 
 
 def devices_of(options: RunOptions) -> int:
-    """Return how many devices a run uses. None in the options: one, or all devices of several processes.
-
-    Raises:
-        UserValueError: there are fewer, or devices of some processes would be idle.
-    """
+    """Return how many devices a run uses. None in the options: one, or all devices of several processes."""
     there, several = jax.device_count(), jax.process_count() > 1
     number = options.num_devices or (there if several else 1)
     if number > there:
@@ -137,15 +129,9 @@ def device_name() -> str:
 
 
 def check_memory(train: Train, num_seeds: int, num_devices: int = 1, limit: float | None = None) -> None:
-    """Raise if a run with `num_seeds` seeds is certain not to fit into the memory of its devices.
+    """Raise if a run with `num_seeds` seeds is certain not to fit into the memory of its devices, or `limit` bytes.
 
     This counts the state of a run and one rollout. Gradients and activations need additional memory.
-
-    Args:
-        train: the run.
-        num_seeds: the number of seeds that are trained at once.
-        num_devices: the number of devices that share them.
-        limit: memory in bytes; None: that of the devices, if they report it.
     """
     limit = _memory(num_devices) if limit is None else limit
     key = jax.eval_shape(lambda: jax.random.key(0))

@@ -12,6 +12,7 @@ import numpy as np
 from .._base.hyperparameters import check_count
 from .._core.policy import apply_policy, initial_carry_of
 from .._core.types import Array, Evaluate, Params
+from ..envs._env import check_env
 from ..functional._common import unsqueezed
 
 EVALUATION = "evaluation/"
@@ -59,12 +60,12 @@ def evaluate_episodes(
     Returns:
         `EpisodeResults`.
     """
+    check_env("evaluate_episodes", env)
     check_count("evaluate_episodes", "episodes", episodes)
     check_count("evaluate_episodes", "max_steps", max_steps)
     key, reset_key = jax.random.split(key)
     env_state, obs = env.reset(reset_key, episodes)
-    agents = getattr(env, "num_agents", None)
-    each = (episodes,) if agents is None else (episodes, agents)
+    each = (episodes,) if env.num_agents is None else (episodes, env.num_agents)
     nothing = jnp.zeros(episodes, bool)
 
     def unfinished(carry: Any) -> Array:
@@ -118,13 +119,12 @@ def metrics_of(played: EpisodeResults, seed_axes: int = 0) -> dict[str, Any]:
     environment's own numbers about an episode. The leading `seed_axes` are kept; all later axes (episodes, and agents)
     are reduced.
     """
-    values = {**played.info, **{name: getattr(played, name) for name in _REDUCTIONS}}
-
-    def over(name: str, x: Any) -> Any:
+    found = {}
+    for name in metric_names(played):
+        x = getattr(played, name) if name in _REDUCTIONS else played.info[name]
         reduction, dtype = _REDUCTIONS.get(name, (np.mean, float))
-        return reduction(x, axis=tuple(range(seed_axes, np.ndim(x))), dtype=dtype)
-
-    return {EVALUATION + name: over(name, values[name]) for name in metric_names(played)}
+        found[EVALUATION + name] = reduction(x, axis=tuple(range(seed_axes, np.ndim(x))), dtype=dtype)
+    return found
 
 
 def metric_names(played: EpisodeResults) -> list[str]:

@@ -49,10 +49,6 @@ class RunFolder:
 
         Returns:
             Its number of updates, its state, and those of the updates before it that the log may lack.
-
-        Raises:
-            RunNotFoundError: the checkpoint does not exist. RunFolderError: it cannot be read.
-            UserValueError: `train` has another state; the message names the differences.
         """
         check_jax_settings(self.stored)
         checkpoints, like = self.checkpoints(), train.state_shapes(self.options.num_seeds)

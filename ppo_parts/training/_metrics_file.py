@@ -47,14 +47,9 @@ class Log(NamedTuple):
 class Thinning(NamedTuple):
     """How several updates become one row.
 
-    Rows end at multiples of `every`, at evaluations and at the end of the run; an update with non-finite numbers has a
-    row of its own. They therefore do not depend on interruptions.
-
-    Attributes:
-        every: number of updates per row.
-        num_updates: number of updates in the run.
-        reductions: how each metric is reduced, by name; "mean" for those that are not there. What begins with
-            "episode_" is averaged over episodes.
+    Rows end as `ends_row` says, and an update with non-finite numbers has a row of its own. They therefore do not
+    depend on interruptions. `reductions` says how each metric is reduced, by name, "mean" if it is not there; what
+    begins with "episode_" is averaged over episodes.
     """
 
     every: int = 1

@@ -160,30 +160,16 @@ def _contradictions(options: RunOptions) -> Iterator[tuple[str, str]]:
     """Yield the options that do not go together: the name of one, and what is wrong with it."""
     path = Path("run" if options.name is None else options.name)
     if path.is_absolute() or not path.parts or ".." in path.parts:
-        yield (
-            "name",
-            (f"must name a folder inside directory, got {options.name!r}: give the path before it as directory"),
-        )
+        yield "name", f"must name a folder inside directory, got {options.name!r}: give the path before it as directory"
     if options.distributed and not jax.distributed.is_initialized():
-        yield (
-            "distributed",
-            (
-                "is for processes that have called jax.distributed.initialize() before anything used a device, as the "
-                "command lines of recipes do: call it first"
-            ),
-        )
+        yield "distributed", "needs jax.distributed.initialize() before anything uses a device: call it first"
     if options.resume is not None and options.init_from is not None:
-        yield (
-            "init_from",
-            (f"begins a new run from {options.init_from}, and resume continues {options.resume}: give one of them"),
-        )
+        both = f"from {options.init_from}, and resume continues {options.resume}"
+        yield "init_from", f"begins a new run {both}: give one of them"
     if options.checkpoint != "latest" and options.resume is None and options.init_from is None:
         yield (
             "checkpoint",
-            (
-                f"says what to load from the run that resume or init_from names, got {options.checkpoint!r}: give one of "
-                "them"
-            ),
+            f"is one of the run that resume or init_from names, got {options.checkpoint!r}: give it",
         )
     for name in ("eval_every", "eval_mode"):
         if getattr(options, name) and not options.eval_episodes:

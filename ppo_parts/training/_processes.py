@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from .._base.errors import UserError, UserValueError
-from ._checkpoint import as_key, is_key
+from ._checkpoint import as_key, is_key, raw
 
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 """Variables that torchrun sets."""
@@ -34,12 +34,6 @@ def initialize(heartbeat_timeout: int) -> None:
 
     JAX recognizes Slurm, Open MPI, Kubernetes and Cloud TPUs. The variables of torchrun are read here; as torchrun may
     listen at its own port, the next one is used.
-
-    Args:
-        heartbeat_timeout: seconds without a sign of life after which a process counts as lost.
-
-    Raises:
-        UserValueError: there are no other processes, or they do not answer.
     """
     if jax.distributed.is_initialized():
         return
@@ -79,17 +73,6 @@ def broadcast_first(tree: Any, like: Any) -> Any:
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), wanted)
     numbers = multihost_utils.broadcast_one_to_all(jax.tree.map(np.asarray, raw(tree)) if is_first() else zeros)
     return jax.tree.map(lambda like, x: as_key(like, x) if is_key(like) else x, like, numbers)
-
-
-def raw(tree: Any) -> Any:
-    """Replace keys by their data, which NumPy can store; a tree of shapes becomes a tree of shapes."""
-
-    def of_leaf(x: Any) -> Any:
-        if not is_key(x):
-            return x
-        return jax.random.key_data(x) if isinstance(x, jax.Array) else jax.eval_shape(jax.random.key_data, x)
-
-    return jax.tree.map(of_leaf, tree)
 
 
 @contextlib.contextmanager

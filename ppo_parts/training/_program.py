@@ -51,12 +51,11 @@ def compile_program(
     donate: bool = True,
     placed: Placement | None = None,
 ) -> Advance:
-    """Compile `advance` for states like `state`; with `donate`, the state that it is called with is overwritten.
+    """Compile `advance` for states like `state`, on the devices where it is `placed`.
 
-    The program runs on the devices on which the state is `placed`.
-
-    The number of updates is a run-time argument, so a single program serves calls of any length. Dividing a run into
-    different calls (because of a checkpoint, an interruption or a slower machine) does not change a single bit.
+    With `donate`, the state that it is called with is overwritten. The number of updates is a run-time argument, so a
+    single program serves calls of any length. Dividing a run into different calls (because of a checkpoint, an
+    interruption or a slower machine) does not change a single bit.
     """
     size = min(num_updates, max(1, ROWS // num_seeds))
 

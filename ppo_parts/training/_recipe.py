@@ -34,16 +34,8 @@ def check_trusted(stored: Mapping[str, Any], folder: Path, trust: bool, *, recip
     """Raise if loading a run would import a module that its `config.json` chooses, unless the user trusts the folder.
 
     Its recipe may be one of `recipes`, and its environment one of a registered family, such as "brax:ant". A module
-    that is already imported runs nothing new.
-
-    Args:
-        stored: the content of `config.json`.
-        folder: folder of the run, for messages.
-        trust: whether the user trusts it.
-        recipe: whether the recipe is imported, too, and not only the module in an `env_id` like "gym:module:Env-v0".
-
-    Raises:
-        UserValueError: names the module.
+    that is already imported runs nothing new. `recipe` says whether the recipe is imported, too, and not only the
+    module in an `env_id` like "gym:module:Env-v0".
     """
     named, env_id = stored.get("recipe"), stored["config"].get("env_id")
     module, colon, _ = str(env_id).partition(":")[2].partition(":")
@@ -60,15 +52,7 @@ def check_trusted(stored: Mapping[str, Any], folder: Path, trust: bool, *, recip
 
 
 def import_recipe(name: Any, folder: Path) -> Callable[[Any], Any]:
-    """Return the `make_train` of a module, which may be in the current folder.
-
-    Args:
-        name: name of the module; None if the run does not name one.
-        folder: folder of the run, for messages.
-
-    Raises:
-        UserValueError: there is no such module, or it has no `make_train`.
-    """
+    """Return the `make_train` of the module that a run in `folder` names, which may be in the current folder."""
     remedy = "name the module of its recipe, --recipe my_module (or training.load(folder, make_train))"
     if not isinstance(name, str):
         raise UserValueError(f"{folder} does not say which recipe it is of: {remedy}")

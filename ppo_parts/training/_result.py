@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
 from ._config_file import versions
 from ._devices import device_name
 from ._evaluate import EVALUATION
-from ._files import replacing, to_path
+from ._files import check_writable, replacing, to_path
 from ._messages import logger
 from ._metrics_file import Row
 from ._statistics import interval, summary
@@ -56,10 +58,9 @@ def curve_of(rows: Iterable[Row]) -> Curve | None:
     for row in rows:
         for name in names:
             columns[name].append(np.asarray(row.get(name, np.nan), float))
-        bad = sum(np.nan_to_num(np.asarray(x, float)) for name, x in row.items() if NONFINITE in name)
-        minibatches = sum(
-            np.nan_to_num(np.asarray(x, float)) for name, x in row.items() if name.split("/")[-1] == "minibatches"
-        )
+        counts = {name: np.nan_to_num(np.asarray(x, float)) for name, x in row.items()}
+        bad = sum(x for name, x in counts.items() if NONFINITE in name)
+        minibatches = sum(x for name, x in counts.items() if name.split("/")[-1] == "minibatches")
         lost, total = lost + float(np.sum(np.where(bad, minibatches, 0))), total + float(np.sum(minibatches))
     if not columns["env_steps"]:
         return None
@@ -111,20 +112,20 @@ def draw(path: Path, curve: Curve, title: str) -> dict[str, str]:
     return {"curve": str(path)}
 
 
+def with_interval(numbers: dict[str, Any], decimals: int = 1) -> str:
+    """Format a summary: the mean and, of several numbers, their spread and the interquartile mean."""
+    mean, text = f"{numbers['mean']:.{decimals}f}", ""
+    if numbers["iqm_95"] is not None:
+        low, high = numbers["iqm_95"]
+        std, center, low, high = (f"{x:.{decimals}f}" for x in (numbers["std"], numbers["iqm"], low, high))
+        text = f" (standard deviation {std}), IQM {center} [95 %: {low}, {high}]"
+    return mean + text
+
+
 def announce(result: dict[str, Any]) -> None:
     """Log the result."""
-
-    def sentence(what: str, numbers: dict[str, Any]) -> str:
-        text = f"{what}: {numbers['mean']:.1f}"
-        if numbers["iqm_95"] is not None:
-            low, high = numbers["iqm_95"]
-            text += (
-                f" (standard deviation {numbers['std']:.1f}), IQM {numbers['iqm']:.1f} [95 %: {low:.1f}, {high:.1f}]"
-            )
-        return text
-
     if "last_100_episodes_return" in result and np.isfinite(result["last_100_episodes_return"]["mean"]):
-        logger.info(sentence("mean return of the last 100 episodes", result["last_100_episodes_return"]))
+        logger.info(f"mean return of the last 100 episodes: {with_interval(result['last_100_episodes_return'])}")
     else:
         logger.info("no episode ended" + (" in some of the seeds" if result["num_seeds"] > 1 else ""))
     if "skipped_minibatches" in result:
@@ -134,7 +135,7 @@ def announce(result: dict[str, Any]) -> None:
         )
     if "evaluation" in result:
         played = result["evaluation"]
-        logger.info(sentence(f"evaluation over {played['episodes']} episodes", played["episode_return"]))
+        logger.info(f"evaluation over {played['episodes']} episodes: {with_interval(played['episode_return'])}")
     if "best" in result:
         logger.info("best {metric}: {value:.4g}, in the checkpoint of update {update}".format(**result["best"]))
     if "timing" in result:
@@ -153,36 +154,79 @@ def plot_curve(
     window: int = 25,
     evaluation: np.ndarray | None = None,
 ) -> None:
-    """Draw the learning curve: `returns` `[updates]` or `[updates, seeds]`, with a 95 % interval over the seeds.
+    """Draw the learning curve, a running mean of `returns` over `window` updates, and write it to a picture.
 
-    `evaluation` has the same shape, with NaN for updates without one; its mean over the seeds is drawn.
+    With several seeds, it is their mean, with the 95 % Student interval, cut off at the lowest and the highest seed.
+
+    Args:
+        path: the picture; its extension determines the format.
+        env_steps: `[updates]`.
+        returns: `[updates]` or `[updates, seeds]`; NaN where no episode ended.
+        title: title of the picture.
+        window: number of updates to average over.
+        evaluation: like `returns`, NaN for updates without an evaluation; the mean over the seeds is drawn.
     """
     path, window = to_path("plot_curve", "path", path), check_count("plot_curve", "window", window)
+    env_steps, returns = _numbers("env_steps", env_steps), _numbers("returns", returns)
+    if env_steps.ndim != 1 or returns.ndim not in (1, 2) or len(returns) != len(env_steps):
+        raise ShapeError(
+            "plot_curve: env_steps must have shape [updates], and returns [updates] or [updates, seeds], got "
+            f"{list(env_steps.shape)} and {list(returns.shape)}"
+        )
+    if evaluation is not None and _numbers("evaluation", evaluation).shape != returns.shape:
+        raise ShapeError(
+            f"plot_curve: evaluation must have the shape of returns, {list(returns.shape)}, got "
+            f"{list(np.shape(evaluation))}"
+        )
+    smooth = _held(smoothed(returns, window))
+    with drawing(path, f"episode return (running mean of {window})", title) as axes:
+        if returns.ndim == 1:
+            # With markers, because a line does not show an update between two updates in which no episode ended.
+            axes.plot(env_steps, returns, color="C0", alpha=0.25, linewidth=0.8, marker=".", markersize=3)
+            axes.plot(env_steps, smooth, color="C0")
+        else:
+            low, high = interval(smooth)
+            seeds = f"mean of {returns.shape[1]} seeds, 95 % interval within their range"
+            axes.plot(env_steps, smooth, color="C0", alpha=0.15, linewidth=0.7)
+            axes.fill_between(env_steps, low, high, color="C0", alpha=0.3, linewidth=0)
+            axes.plot(env_steps, _known_mean(smooth), color="C0", label=seeds)
+        if evaluation is not None:
+            played = _known_mean(_numbers("evaluation", evaluation).reshape(len(returns), -1))
+            at = np.isfinite(played)
+            axes.plot(env_steps[at], played[at], color="C1", marker=".", linewidth=0.8, label="evaluation")
+
+
+@contextlib.contextmanager
+def drawing(path: Path, ylabel: str, title: str) -> Iterator[Any]:
+    """Yield axes over environment steps, and write the picture of what was drawn in them."""
+    check_picture(path)
     figure = require_package("matplotlib.figure", "train").Figure(figsize=(7, 4.2), layout="constrained")
     require_package("matplotlib.backends.backend_agg", "train").FigureCanvasAgg(figure)
     axes = figure.subplots()
-    smooth = _held(smoothed(returns, window))
-    if returns.ndim == 1:
-        # With markers, because a line does not show an update between two updates in which no episode ended.
-        axes.plot(env_steps, returns, color="C0", alpha=0.25, linewidth=0.8, marker=".", markersize=3)
-        axes.plot(env_steps, smooth, color="C0")
-    else:
-        low, high = interval(smooth)
-        axes.plot(env_steps, smooth, color="C0", alpha=0.15, linewidth=0.7)
-        axes.fill_between(env_steps, low, high, color="C0", alpha=0.3, linewidth=0)
-        axes.plot(env_steps, _known_mean(smooth), color="C0", label=f"mean of {returns.shape[1]} seeds, 95 % CI")
-    if evaluation is not None:
-        played = _known_mean(evaluation.reshape(len(evaluation), -1))
-        at = np.isfinite(played)
-        axes.plot(env_steps[at], played[at], color="C1", marker=".", linewidth=0.8, label="evaluation")
+    yield axes
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, loc="best")
-    axes.set(xlabel="environment steps", ylabel=f"episode return (running mean of {window})", title=title)
+    axes.set(xlabel="environment steps", ylabel=ylabel, title=title)
     axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
     with replacing(path) as partial:
         figure.savefig(partial, dpi=130)
+
+
+def check_picture(path: Path) -> None:
+    """Raise if a picture cannot be written to a path."""
+    formats = require_package("matplotlib.backend_bases", "train").FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in formats:
+        raise UserValueError(f"{path} must end with the extension of an image format: .{', .'.join(sorted(formats))}")
+    check_writable(path)
+
+
+def _numbers(name: str, x: Any) -> np.ndarray:
+    try:
+        return np.asarray(x, float)
+    except (TypeError, ValueError):
+        raise UserTypeError(f"must be numbers, got {x!r:.100}", where="plot_curve", argument=name) from None
 
 
 def smoothed(returns: np.ndarray, window: int) -> np.ndarray:

@@ -54,15 +54,17 @@ def bootstrap(
 
 
 def interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the 95 % Student interval of the mean over the last axis (seeds), ignoring NaN."""
+    """Compute the 95 % Student interval of the mean over the last axis (seeds), within their range, ignoring NaN."""
     from scipy.stats import t
 
-    number = np.sum(np.isfinite(x), axis=-1)
+    known = np.isfinite(x)
+    number = np.sum(known, axis=-1)
     mean = np.nansum(x, axis=-1) / np.maximum(number, 1)
     spread = np.sqrt(np.nansum(np.square(x - mean[..., None]), axis=-1) / np.maximum(number - 1, 1))
     half = t.ppf(0.975, np.maximum(number - 1, 1)) * spread / np.sqrt(np.maximum(number, 1))
     missing = np.where(number > 1, 0, np.nan)
-    return mean - half + missing, mean + half + missing
+    lowest, highest = np.min(x, axis=-1, where=known, initial=np.inf), np.max(x, axis=-1, where=known, initial=-np.inf)
+    return np.maximum(mean - half, lowest) + missing, np.minimum(mean + half, highest) + missing
 
 
 def summary(x: np.ndarray) -> dict[str, object]:

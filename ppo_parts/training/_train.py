@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from .._base.cpu import sequential_vmap_on_cpu
-from .._base.errors import UserValueError
+from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_count
 from .._base.trees import without_weak_types
 from .._core.chain import chain
@@ -21,7 +21,7 @@ from .._core.learner import Learner, LearnerState, learner
 from .._core.metrics import Metrics, join_metrics
 from .._core.microbatch import microbatched
 from .._core.types import Array, Batch, Part, Policy
-from ..envs._env import SEATS
+from ..envs._env import SEATS, check_env
 from ..envs._rollout import Rollout, RolloutState, rollout
 from ._evaluate import EpisodeResults, evaluate_episodes
 
@@ -129,15 +129,22 @@ class Train:
         Raises:
             ValueError: the policy plays both sides of a game, and no part of the chain tells them apart.
         """
+        fields = ("num_envs", "num_steps", "microbatch", "shards", "total_timesteps")
+        if lacking := [name for name in fields if not hasattr(config, name)]:
+            raise UserTypeError(
+                f"must be a training.Config, got {config!r}, which has no {lacking[0]}",
+                where="Train.of",
+                argument="config",
+            )
+        check_env("Train.of", env)
         sizes = {"num_envs": config.num_envs, "num_steps": config.num_steps}
         evaluate = policy if config.microbatch is None else microbatched(policy, config.microbatch)
         needed = chain(pipeline).requires  # raises if it is not a part
         required = {field.partition(".")[0] for field in needed}
-        zero_sum = getattr(env, "zero_sum", False)
-        if zero_sum and not any(f"extras.{name}" in needed for name in SEATS):
+        if env.zero_sum and not any(f"extras.{name}" in needed for name in SEATS):
             raise UserValueError(
-                "Train: the policy plays both sides of this game, but what is good for one is bad for the other: wrap "
-                "the estimator of the advantage, as in pp.agents.zero_sum(pp.gae(...))"
+                "Train.of: the policy plays both sides of this game, but what is good for one is bad for the other: "
+                "wrap the estimator of the advantage, as in pp.agents.zero_sum(pp.gae(...))"
             )
         return cls(
             env=env,
@@ -151,7 +158,7 @@ class Train:
                 noise_steps=noise_steps,
                 keep_next_obs="next_obs" in required,
                 keep_distribution="behavior" in required,
-                keep_info=tuple(dict.fromkeys((*keep_info, *SEATS))) if zero_sum else keep_info,
+                keep_info=tuple(dict.fromkeys((*keep_info, *SEATS))) if env.zero_sum else keep_info,
                 shards=config.shards or 1,
             ),
             learner=learner(evaluate, pipeline, optimizer),

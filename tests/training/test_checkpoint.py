@@ -17,6 +17,7 @@ import pytest
 
 from ppo_parts import training
 from ppo_parts.training._checkpoint import Checkpoints
+from ppo_parts.training._folder import RunFolder
 from tests.common import assert_same
 from tests.runs import EVALUATED, Crash, assert_same_run, checkpoint, evaluations, go, raw, rows, steps
 
@@ -134,12 +135,23 @@ def damage(folder, how):
         shutil.rmtree(folder / "state")
 
 
-@pytest.mark.parametrize("how", ["cut", "changed", "gone", "empty", "renamed"])
-def test_checkpoint_that_is_damaged_is_passed_over(train, broken, whole, how):
-    damage(broken / "checkpoints" / "8", how)
-    with pytest.warns(RuntimeWarning, match=r"damaged checkpoint in .*, going back to 4; 8: "):
-        folder, _ = go(train, None, "", resume=broken)
+def test_checkpoint_that_is_damaged_is_passed_over(train, broken, whole, tmp_path):
+    for how in ("cut", "changed", "gone", "empty", "renamed"):
+        folder = Path(shutil.copytree(broken, tmp_path / how))
+        damage(folder / "checkpoints" / "8", how)
+        with pytest.warns(RuntimeWarning, match=r"damaged checkpoint in .*, going back to 4; 8: "):
+            state = RunFolder(folder).restore(train)[1]
+        assert int(state.learner.step) == 4
+    half = folder / "checkpoints" / "9.orbax-checkpoint-tmp"  # a half-written one is removed
+    (half / "default").mkdir(parents=True)
+    with pytest.warns(RuntimeWarning, match=r"going back to 4; 8: it was renamed"):
+        go(train, None, "", resume=folder)
+    assert not half.exists()
     assert_same_run(folder, whole[0])
+    for step in ("4", "8"):
+        damage(broken / "checkpoints" / step, "gone")
+    with pytest.raises(OSError, match=r"no checkpoint in .* can be read; 8: .*; 4: "):
+        go(train, None, "", resume=broken)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # tensorstore, on what it cannot read
@@ -168,21 +180,6 @@ def test_checkpoint_with_a_changed_byte_is_refused_or_the_same(crashed, tmp_path
     assert refused > 0
 
 
-def test_checkpoint_is_missed_where_none_can_be_read(train, broken):
-    for step in ("4", "8"):
-        damage(broken / "checkpoints" / step, "gone")
-    with pytest.raises(OSError, match=r"no checkpoint in .* can be read; 8: .*; 4: "):
-        go(train, None, "", resume=broken)
-
-
-def test_checkpoint_that_is_half_written_is_removed(train, broken, whole):
-    half = broken / "checkpoints" / "9.orbax-checkpoint-tmp"
-    (half / "default").mkdir(parents=True)
-    folder, _ = go(train, None, "", resume=broken)
-    assert not half.exists()
-    assert_same_run(folder, whole[0])
-
-
 def test_checkpoint_best_is_kept_besides_the_latest(train, make_train, evaluated, tmp_path):
     found = evaluations(evaluated[0])
     returns = {update: metrics["evaluation/episode_return"] for update, metrics in found.items()}
@@ -200,10 +197,6 @@ def test_checkpoint_best_is_judged_by_the_mean_since_the_one_before(train, tmp_p
     norms = training.column(rows(whole[0]), "grad_norm").reshape(3, 4).mean(1)
     assert result["best"] == {"metric": "grad_norm", "update": 4 * (norms.argmin() + 1), "value": norms.min()}
     assert steps(folder) == sorted({4 * (norms.argmin() + 1), 12})
-
-
-def steps_seen(folder):
-    return Checkpoints(folder / "checkpoints").steps()
 
 
 def test_checkpoint_best_is_complete_before_the_old_one_goes(monkeypatch, train, tmp_path):
@@ -226,7 +219,7 @@ def test_checkpoint_best_is_complete_before_the_old_one_goes(monkeypatch, train,
         with pytest.raises(Crash):
             go(train, tmp_path, "run", **options)
     assert removed == ["4.orbax-checkpoint-tmp"]
-    assert steps_seen(tmp_path / "run") == [5]
+    assert Checkpoints(tmp_path / "run/checkpoints").steps() == [5]
     folder, _ = go(train, None, "", resume=tmp_path / "run", **options)
     assert_same_run(folder, undisturbed)
     assert steps(folder) == steps(undisturbed)

@@ -27,6 +27,8 @@ def test_evaluate_plays_whole_episodes(kind):
     cut = training.evaluate_episodes(clock(7, kind), coin, jnp.zeros(2), jax.random.key(0), 4, max_steps=5)
     assert cut.episode_length.tolist() == [5] * 4
     assert not (cut.terminated | cut.truncated).any()
+    with pytest.raises(TypeError, match=r"evaluate_episodes: None is not an environment: make one with envs\.make"):
+        training.evaluate_episodes(None, coin, jnp.zeros(2), jax.random.key(0), 4)
 
 
 def test_evaluate_counts_the_first_episode_of_each_environment():

@@ -54,27 +54,19 @@ def test_init_from_with_another_configuration(monkeypatch, further, whole, tmp_p
     assert steps(whole[0]) == [8, 12]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"hidden": (9,)},
-            r"kernel has float32\[.*\], expected float32\[.*\. Keep the settings that shape .*; hidden was .8., is",
-        ),
-        (
-            {"num_steps": 16},
-            r"12 updates of .* were 192 environment steps, but an update is now 32: keep num_envs",
-        ),
+def test_init_from_refuses_what_does_not_fit_before_a_folder_is_made(train, whole, tmp_path):
+    shape = r"kernel has float32\[.*\], expected float32\[.*\. Keep the settings that shape .*; hidden was .8., is"
+    for changes, message in (
+        ({"hidden": (9,)}, shape),
+        ({"num_steps": 16}, r"12 updates of .* were 192 environment steps, but an update is now 32: keep num_envs"),
         ({"seed": 5}, "continues its keys; seed was 1, is 5"),
         ({}, r"total_timesteps must be more than the 192 steps \(12 updates\) of .*, from which this run continues"),
-    ],
-)
-def test_init_from_refuses_what_does_not_fit_before_a_folder_is_made(train, whole, tmp_path, changes, message):
-    config = tiny(UPDATES, **changes)
-    other = cleanrl_ppo.make_train(config) if changes.keys() - {"seed"} else train
-    with pytest.raises(ValueError, match=message):
-        go(other, tmp_path, "run", config, init_from=whole[0])
-    assert not list(tmp_path.iterdir())
+    ):
+        config = tiny(UPDATES, **changes)
+        other = cleanrl_ppo.make_train(config) if changes.keys() - {"seed"} else train
+        with pytest.raises(ValueError, match=message):
+            go(other, tmp_path, "run", config, init_from=whole[0])
+        assert not list(tmp_path.iterdir())
 
 
 def test_init_from_takes_over_what_is_not_given(train, make_train, whole, tmp_path):

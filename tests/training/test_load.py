@@ -29,19 +29,16 @@ def test_load_brings_back_policy_and_history(train, make_train, whole, evaluated
 
 
 def test_load_says_why_it_cannot(train, make_train, whole, place, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint 5 in .*: there are 8, 12"):
-        training.load(whole[0], make_train, checkpoint=5)
-    with pytest.raises(ValueError, match=r"no best checkpoint: it was run without best_metric; there are 8, 12"):
-        training.load(whole[0], make_train, checkpoint="best")
-    with pytest.raises(ValueError, match="checkpoint='last' must be 'latest', 'best' or the number of an update"):
-        training.load(whole[0], make_train, checkpoint="last")
-    with pytest.raises(FileNotFoundError, match=r"nowhere holds no run"):
-        training.load(place / "nowhere", make_train)
-    with pytest.raises(TypeError, match=r"write def make_train\(config: Config\)"):
-        training.load(whole[0], lambda config: train)
-    with pytest.raises(ValueError, match=r"of another recipe, .* \(.*, .*, .* and \d+ more\)"):
-        training.load(whole[0], pufferlib_ppo.make_train)
     (tmp_path / "config.json").write_text((whole[0] / "config.json").read_text())
-    with pytest.raises(FileNotFoundError, match="has no checkpoints"):
-        training.load(tmp_path, make_train)
+    for folder, made_by, checkpoint, message in (
+        (whole[0], make_train, 5, r"no checkpoint 5 in .*: there are 8, 12"),
+        (whole[0], make_train, "best", r"no best checkpoint: it was run without best_metric; there are 8, 12"),
+        (whole[0], make_train, "last", "checkpoint='last' must be 'latest', 'best' or the number of an update"),
+        (place / "nowhere", make_train, "latest", "nowhere holds no run"),
+        (whole[0], lambda config: train, "latest", r"write def make_train\(config: Config\)"),
+        (whole[0], pufferlib_ppo.make_train, "latest", r"of another recipe, .* \(.*, .*, .* and \d+ more\)"),
+        (tmp_path, make_train, "latest", "has no checkpoints"),
+    ):
+        with pytest.raises((FileNotFoundError, ValueError, TypeError), match=message):
+            training.load(folder, made_by, checkpoint=checkpoint)
     assert steps(whole[0]) == [8, 12]

@@ -8,22 +8,18 @@ import numpy as np
 import pytest
 
 from ppo_parts import training
+from ppo_parts.errors import UserError, UserValueError
 from ppo_parts.training._metrics_file import Best, Thinning
 from recipes import cleanrl_ppo
 from tests.common import assert_same
 from tests.runs import Crash, acting, assert_same_run, checkpoint, crash, go, rows, tiny
 
 
-def test_metrics_last_line_cut_short_is_left_out(train, broken, whole):
+@pytest.mark.parametrize("how", ["cut short", "junk"])
+def test_metrics_after_the_needed_rows_may_be_anything(train, broken, whole, how):
     path = broken / "metrics.jsonl"
-    path.write_text(path.read_text()[:-20])
-    folder, _ = go(train, None, "", resume=broken)
-    assert_same_run(folder, whole[0])
-
-
-def test_metrics_after_the_needed_rows_may_be_anything(train, broken, whole):
-    with (broken / "metrics.jsonl").open("ab") as file:
-        file.write(b"\x00\xff\xfe{}\n" + os.urandom(100))
+    content = path.read_bytes()
+    path.write_bytes(content[:-20] if how == "cut short" else content + b"\x00\xff\xfe{}\n" + os.urandom(100))
     folder, _ = go(train, None, "", resume=broken)
     assert_same_run(folder, whole[0])
 
@@ -45,24 +41,17 @@ def lose(path, how):
     return 3
 
 
-HOW = ["lost", "binary", "changed", "swapped", "doubled"]
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_metrics_that_are_lost_do_not_keep_a_policy_from_loading(train, make_train, broken, how):
+@pytest.mark.parametrize("how", ["lost", "binary", "changed", "swapped", "doubled"])
+def test_metrics_that_are_lost_keep_neither_a_policy_nor_a_run_from_loading(train, make_train, broken, whole, how):
     known = lose(broken / "metrics.jsonl", how)
-    with pytest.warns(RuntimeWarning, match=r"metrics\.jsonl is (missing|damaged and has only 3).* of the 8 updates"):
+    says = r"metrics\.jsonl is (missing|damaged and has only 3).* of the 8 updates"
+    with pytest.warns(RuntimeWarning, match=says):
         run = training.load(broken, make_train)
     assert run.update == 8 == int(run.state.learner.step)
     assert np.isfinite(run.metrics["loss"]).tolist() == [True] * 3 + [False] * 5 if known else run.metrics == {}
     if known:
         assert len(training.read_metrics(broken / "metrics.jsonl")) == 3
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_metrics_that_are_lost_do_not_keep_a_run_from_being_resumed(train, broken, whole, how):
-    known = lose(broken / "metrics.jsonl", how)
-    with pytest.warns(RuntimeWarning, match=r"metrics\.jsonl is (missing|damaged and has only 3).* of the 8 updates"):
+    with pytest.warns(RuntimeWarning, match=says):
         folder, _ = go(train, None, "", resume=broken)
     expected = rows(whole[0])
     assert rows(folder) == expected[:known] + expected[8:]
@@ -101,8 +90,11 @@ def test_metrics_best():
     assert later.of([1, 2, 6]) == (2, 3.0)  # nothing at 1, between two windows
     assert later.of([6], new=6) == (6, 3.0)
     assert training.column(table, "y").tolist()[4] == 0
-    with pytest.raises(KeyError, match="no update has z; there are update, x, y"):
-        training.column(table, "z")
+    for kind in (KeyError, UserError):
+        with pytest.raises(kind, match=r"^no update has z; there are update, x, y$"):
+            training.column(table, "z")
+    with pytest.raises(UserValueError, match=r"x must be numbers, and as many in each row, got \[\[1, 2\], 3\]"):
+        training.column([{"x": [1, 2]}, {"x": 3}], "x")
 
 
 def test_metrics_of_several_updates_become_one_row():

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import json
-import re
 import shutil
 import time
 from pathlib import Path
@@ -44,6 +43,8 @@ def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
     found = rows(folder)
     assert [row["update"] for row in found] == list(range(UPDATES))
     assert [row["env_steps"] for row in found] == [16 * (i + 1) for i in range(UPDATES)]
+    rate = tiny().learning_rate
+    assert [row["learning_rate"] for row in found] == pytest.approx([rate * (1 - i / UPDATES) for i in range(UPDATES)])
     ended = [row for row in found if row["episodes"]]
     assert ended
     assert all((row["episode_return"] is None) == (row["episodes"] == 0) for row in found)
@@ -63,23 +64,13 @@ def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
     assert steps(folder) == [8, 12]
     earlier, later = (checkpoint(folder, step)["key"] for step in (8, 12))
     assert not np.array_equal(earlier, later)  # every update has keys of its own
-
-
-def test_tensorboard_has_the_metrics_at_their_environment_steps(whole):
-    folder, _ = whole
-    seen, found = scalars(folder), rows(folder)
+    seen = scalars(folder)  # of TensorBoard
     assert set(seen) >= {"charts/episode_return", "losses/loss", "losses/approx_kl", "time/steps_per_second"}
     assert list(seen["losses/loss"]) == [row["env_steps"] for row in found[1::2]]
     for row, after in zip(found[::2], found[1::2], strict=True):
         assert seen["losses/loss"][after["env_steps"]] == pytest.approx(
             (row["loss"] + after["loss"]) / 2, rel=1e-5, abs=1e-7
         )
-
-
-def test_run_records_the_learning_rate_of_its_schedule(whole):
-    config = tiny()
-    found = [row["learning_rate"] for row in rows(whole[0])]
-    assert found == pytest.approx([config.learning_rate * (1 - i / UPDATES) for i in range(UPDATES)])
 
 
 def test_run_of_several_seeds_is_one_program(whole, train, place):
@@ -114,12 +105,10 @@ def test_run_in_which_no_episode_ends_has_no_curve(train, place, capsys):
     assert "no episode ended" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("done", "end"),
-    [(0, " steps"), (8, " steps, from update 8"), (UPDATES, " steps, all done; --init-from a trains it further")],
-)
-def test_run_says_where_it_begins(train, done, end):
-    assert introduction(train, RunOptions(), Path("a"), done).endswith(f" environment{end}")
+def test_run_says_where_it_begins(train):
+    further = " steps, all done; --init-from a trains it further"
+    for done, end in ((0, " steps"), (8, " steps, from update 8"), (UPDATES, further)):
+        assert introduction(train, RunOptions(), Path("a"), done).endswith(f" environment{end}")
 
 
 def test_run_name_is_given_once(train, whole, place):
@@ -164,17 +153,53 @@ def test_run_without_a_name_gets_a_new_folder(monkeypatch, train, tmp_path):
     assert folders == ["CartPole-v1-s1-now", "CartPole-v1-s1-now-2"]
 
 
-@pytest.mark.parametrize("changes", [{"target_kl": float("inf")}, {"env_id": Path("x")}, {"hidden": ((8,),)}])
-def test_run_config_that_json_cannot_hold_is_refused_at_once(train, tmp_path, changes):
-    with pytest.raises(ValueError, match=f"config: {next(iter(changes))} .* could not be read back"):
-        go(train, tmp_path, "run", tiny(UPDATES, **changes))
-    assert not list(tmp_path.iterdir())
+INF = float("inf")
+IN_JSON = "config: {} .* could not be read back"
+NEEDED = "needs eval_episodes"
+REFUSED = [  # changes of the configuration, options, and what is said
+    ({"target_kl": INF}, {}, IN_JSON.format("target_kl")),
+    ({"env_id": Path("x")}, {}, IN_JSON.format("env_id")),
+    ({"hidden": ((8,),)}, {}, IN_JSON.format("hidden")),
+    ({"seed": 2**32 - 1}, {"num_seeds": 2}, r"all seeds lie in \[0, 2\*\*32\)"),
+    *(
+        ({}, {name: 0}, f"run: {name} must be at least 1, got 0")
+        for name in ("log_every", "num_seeds", "keep_checkpoints")
+    ),
+    ({}, {"checkpoint_every": -1}, "run: checkpoint_every must be at least 1, got -1"),
+    ({}, {"eval_episodes": -1}, "run: eval_episodes must be at least 0, got -1"),
+    ({}, {"num_seeds": 1.5}, "run: num_seeds must be a whole number, got 1.5"),
+    ({}, {"eval_every": 0, "eval_episodes": 1}, "run: eval_every must be at least 1, got 0"),
+    ({}, {"eval_every": 2}, f"run: eval_every {NEEDED}"),
+    ({}, {"eval_mode": True}, f"run: eval_mode {NEEDED}"),
+    (
+        {},
+        {"best_metric": "episode_retrun"},
+        "in this run, got 'episode_retrun'; did you mean 'episode_return'. there are",
+    ),
+    (
+        {},
+        {"best_metric": "evaluation/episode_return"},
+        "measured in this run, got 'evaluation/episode_return'; evaluation/... needs eval_every; there are",
+    ),
+    ({}, {"checkpoint_minutes": INF}, r"run: checkpoint_minutes must lie in \(0, inf\), got inf"),
+    ({}, {"checkpoint_minutes": 0}, r"run: checkpoint_minutes must lie in \(0, inf\), got 0"),
+    ({}, {"on_nonfinite": "ignore"}, "on_nonfinite must be one of 'stop', 'skip', got 'ignore'"),
+    ({}, {"best_mode": "most"}, "best_mode must be one of 'max', 'min', got 'most'"),
+    ({}, {"checkpoint": "best"}, "checkpoint is one of the run that resume or init_from names, got 'best'"),
+    ({}, {"resume": Path("a"), "init_from": Path("b")}, "give one of them"),
+    *(
+        ({}, {"name": name}, f"run: name must name a folder .*, got '{name}'")
+        for name in ("", ".", "../run", "/tmp/run")
+    ),
+]
 
 
-def test_run_seeds_that_do_not_exist_are_refused_before_a_folder_is_made(train, tmp_path):
-    with pytest.raises(ValueError, match=r"all seeds lie in \[0, 2\*\*32\)"):
-        go(train, tmp_path, "run", tiny(seed=2**32 - 1), num_seeds=2)
-    assert not list(tmp_path.iterdir())
+def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path):
+    for changes, options, message in REFUSED:
+        given = {"name": "run", **options}
+        with pytest.raises((ValueError, TypeError), match=message):
+            go(train, tmp_path, given.pop("name"), tiny(UPDATES, **changes), **given)
+        assert not list(tmp_path.iterdir()), message
 
 
 def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
@@ -201,55 +226,6 @@ def test_a_recipe_that_borrows_a_configuration_has_a_class_of_its_own():
     for recipe in (async_ppo, atari_ppo):
         for preset in recipe.PRESETS.values():
             assert recipe_of(type(preset)) == recipe_of(functools.partial(recipe.make_train)) == recipe.__name__
-
-
-@pytest.mark.parametrize(
-    "options", [{"log_every": 0}, {"checkpoint_every": -1}, {"eval_episodes": -1}, {"num_seeds": 0}, {"num_seeds": 1.5}]
-)
-def test_run_options_are_checked_before_a_folder_is_made(train, tmp_path, options):
-    (name,) = options
-    with pytest.raises((ValueError, TypeError), match=f"run: {name} must be"):
-        go(train, tmp_path, "run", **options)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"eval_every": 0, "eval_episodes": 1}, "run: eval_every must be at least 1, got 0"),
-        ({"keep_checkpoints": 0}, "run: keep_checkpoints must be at least 1, got 0"),
-        ({"eval_every": 2}, "run: eval_every needs eval_episodes"),
-        ({"eval_mode": True}, "run: eval_mode needs eval_episodes"),
-        (
-            {"best_metric": "episode_retrun"},
-            "best_metric must be measured in this run, got 'episode_retrun'; did you mean 'episode_return'? there are",
-        ),
-        (
-            {"best_metric": "evaluation/episode_return"},
-            "measured in this run, got 'evaluation/episode_return'; evaluation/... needs eval_every; there are",
-        ),
-        ({"checkpoint_minutes": float("inf")}, "run: checkpoint_minutes must lie in (0, inf), got inf"),
-        ({"checkpoint_minutes": 0}, "run: checkpoint_minutes must lie in (0, inf), got 0"),
-        ({"on_nonfinite": "ignore"}, "on_nonfinite must be one of 'stop', 'skip', got 'ignore'"),
-        ({"best_mode": "most"}, "best_mode must be one of 'max', 'min', got 'most'"),
-        (
-            {"checkpoint": "best"},
-            "checkpoint says what to load from the run that resume or init_from names, got 'best'",
-        ),
-        ({"resume": Path("a"), "init_from": Path("b")}, "give one of them"),
-    ],
-)
-def test_run_options_that_do_not_go_together_are_refused(train, tmp_path, options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        go(train, tmp_path, "run", **options)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", ["", ".", "../run", "/tmp/run"])
-def test_run_name_must_lead_to_a_folder_inside_its_directory(train, tmp_path, name):
-    with pytest.raises(ValueError, match=f"run: name must name a folder inside directory, got '{re.escape(name)}'"):
-        go(train, tmp_path, name)
-    assert not list(tmp_path.iterdir())
 
 
 def test_run_paces_change_nothing(train, whole, tmp_path):

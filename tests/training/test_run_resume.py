@@ -59,20 +59,18 @@ def test_resume_after_a_full_disk(monkeypatch, train, whole, tmp_path):
 
 
 def test_resume_after_a_checkpoint_that_could_not_be_written(monkeypatch, train, whole, tmp_path):
-    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"the latest checkpoint is 4$"):
-        go(train, tmp_path, "run", compile=acting(8, lambda: patch.setattr(Checkpoints, "_write", full_disk)))
-    assert len(rows(tmp_path / "run")) == 8
-    folder, _ = go(train, None, "", resume=tmp_path / "run")
-    assert_same_run(folder, whole[0])
-
-
-def test_resume_checkpoints_need_not_divide_the_run(train, whole, tmp_path):
-    folder, _ = go(train, tmp_path, "run", checkpoint_every=5)
+    """And checkpoints need not divide the run."""
+    with monkeypatch.context() as patch:
+        full = acting(10, lambda: patch.setattr(Checkpoints, "_write", full_disk))
+        with pytest.raises(OSError, match=r"the latest checkpoint is 5$"):
+            go(train, tmp_path, "run", compile=full, checkpoint_every=5)
+    assert len(rows(tmp_path / "run")) == 10
+    folder, _ = go(train, None, "", resume=tmp_path / "run", checkpoint_every=5)
     assert steps(folder) == [10, 12]
     assert_same_run(folder, whole[0])
 
 
-def test_resume_with_another_configuration_is_refused_and_the_field_named(train, broken):
+def test_resume_with_another_configuration_is_refused_and_the_field_named(train, broken, whole):
     changed = tiny(UPDATES, learning_rate=1e-3, gamma=0.5)
     with pytest.raises(ValueError, match=r"learning_rate was 0\.00025, is 0\.001; gamma was 0\.99, is 0\.5"):
         go(train, None, "", changed, resume=broken)
@@ -87,19 +85,9 @@ def test_resume_with_another_configuration_is_refused_and_the_field_named(train,
         SystemExit, match=r"another version of it: it records recipes\.cleanrl_ppo, and fields differ \(gamma\)"
     ):
         training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, argv=["--resume", str(broken)])
-
-
-def test_resume_names_the_recipe_of_the_run(whole):
-    """Also where the other recipe has other fields, which would be an error later."""
+    # Also where the other recipe has other fields, which would be an error later.
     with pytest.raises(SystemExit, match=r"records the recipe recipes\.cleanrl_ppo, .* got recipes\.pufferlib_ppo"):
         training.main(pufferlib_ppo.make_train, pufferlib_ppo.PRESETS, argv=["--resume", str(whole[0])])
-
-
-def test_resume_of_a_finished_run_trains_nothing(train, whole, tmp_path):
-    folder = Path(shutil.copytree(whole[0], tmp_path / "run"))
-    (folder / "result.json").unlink()
-    go(train, None, "", resume=folder, eval_episodes=3, compile=crash)
-    assert_same_run(folder, whole[0])
 
 
 @pytest.mark.parametrize("where", [8, "best"])
@@ -154,11 +142,14 @@ def test_resume_deletes_nothing_before_it_is_accepted(train, evaluated, tmp_path
     assert_same_run(folder, evaluated[0])
 
 
-def test_resume_of_a_finished_run_loses_nothing(train, whole, tmp_path):
+def test_resume_of_a_finished_run_trains_nothing_and_loses_nothing(train, whole, tmp_path):
     folder = Path(shutil.copytree(whole[0], tmp_path / "run"))
     before = json.loads((folder / "result.json").read_text())
-    go(train, None, "", resume=folder)
+    go(train, None, "", resume=folder, compile=crash)
     assert json.loads((folder / "result.json").read_text()) == before | {"curve": str(folder / "curve.png")}
+    (folder / "result.json").unlink()
+    go(train, None, "", resume=folder, eval_episodes=3, compile=crash)
+    assert_same_run(folder, whole[0])
     (folder / "metrics.jsonl").unlink()
     with pytest.warns(RuntimeWarning, match="is missing"):
         go(train, None, "", resume=folder)
@@ -192,62 +183,44 @@ def test_resume_of_a_run_without_a_checkpoint_discards_its_events(tmp_path):
     assert first.stat().st_size < second.stat().st_size  # the mark at which the session begins
 
 
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        (
-            {"jax_default_prng_impl": "rbg"},
-            "jax_default_prng_impl='threefry2x32', and it is 'rbg' now: set JAX_DEFAULT_PRNG",
-        ),
-        (
-            {"jax_enable_x64": True},
-            r"jax_enable_x64=False, and it is True now: .*jax\.config\.update\('jax_enable_x64', False",
-        ),
-    ],
-)
-def test_resume_with_another_setting_of_jax_names_it(train, make_train, broken, changed, says):
-    ((name, value),) = changed.items()
-    before = getattr(jax.config, name)
-    jax.config.update(name, value)
-    try:
-        for read in (lambda: go(train, None, "", resume=broken), lambda: training.load(broken, make_train)):
-            with pytest.raises(ValueError, match=says):
-                read()
-    finally:
-        jax.config.update(name, before)
+def test_resume_with_another_setting_of_jax_names_it(train, make_train, broken):
+    for name, value, says in (
+        ("jax_default_prng_impl", "rbg", "='threefry2x32', and it is 'rbg' now: set JAX_DEFAULT_PRNG"),
+        ("jax_enable_x64", True, r"=False, and it is True now: .*jax\.config\.update\('jax_enable_x64', False"),
+    ):
+        before = getattr(jax.config, name)
+        jax.config.update(name, value)
+        try:
+            for read in (lambda: go(train, None, "", resume=broken), lambda: training.load(broken, make_train)):
+                with pytest.raises(ValueError, match=name + says):
+                    read()
+        finally:
+            jax.config.update(name, before)
 
 
-@pytest.mark.parametrize("which", [3, "best"])
-def test_resume_from_a_checkpoint_of_a_run_without_any_is_refused(train, tmp_path, which):
+def test_resume_from_a_checkpoint_of_a_run_without_any_is_refused(train, tmp_path):
     with pytest.raises(Crash):
         go(train, tmp_path, "run", compile=acting(2, crash))
-    with pytest.raises(FileNotFoundError, match="has no checkpoints, so not"):
-        go(train, None, "", resume=tmp_path / "run", checkpoint=which)
+    for which in (3, "best"):
+        with pytest.raises(FileNotFoundError, match="has no checkpoints, so not"):
+            go(train, None, "", resume=tmp_path / "run", checkpoint=which)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_resume_with_a_damaged_config_says_so(train, broken):
+    empty = '"config": {}, "versions": {}, "steps_per_update": 1'
+    for content, message in (
         (b"\xff\xfe", r"config\.json cannot be read: "),
-        (b"[" * 200_000, r"config\.json cannot be read: it is nested too deeply"),
-        (b'{"config": {}, "config": {}}', r"config\.json cannot be read: config is given 2 times"),
-        (b"{}", r"config\.json is damaged: it has no valid config"),
-        (b"[]", r"config\.json is damaged: it has no valid config"),
-        (b'{"config": {}, "run": {}, "versions": {}, "steps_per_update": 1}', r"it has no valid num_seeds"),
-        (
-            b'{"config": {}, "run": {"num_seeds": 1}, "versions": {}, "steps_per_update": 1, "continued_from": 3}',
-            r"it has no valid continued_from",
-        ),
-        (
-            b'{"config": {}, "run": {"num_seeds": "x"}, "versions": {}, "steps_per_update": 1}',
-            r"config\.json: run: num_seeds must be a whole number, got 'x'",
-        ),
-    ],
-)
-def test_resume_with_a_damaged_config_says_so(train, broken, content, message):
-    (broken / "config.json").write_bytes(content)
-    with pytest.raises((ValueError, TypeError), match=message):
-        training.load(broken, lambda config: train)
+        ("[" * 200_000, r"config\.json cannot be read: it is nested too deeply"),
+        ('{"config": {}, "config": {}}', r"config\.json cannot be read: config is given 2 times"),
+        ("{}", r"config\.json is damaged: it has no valid config"),
+        ("[]", r"config\.json is damaged: it has no valid config"),
+        (f'{{{empty}, "run": {{}}}}', r"it has no valid num_seeds"),
+        (f'{{{empty}, "run": {{"num_seeds": 1}}, "continued_from": 3}}', r"it has no valid continued_from"),
+        (f'{{{empty}, "run": {{"num_seeds": "x"}}}}', r"config\.json: run: num_seeds must be a whole number, got 'x'"),
+    ):
+        (broken / "config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+        with pytest.raises((ValueError, TypeError), match=message):
+            training.load(broken, lambda config: train)
 
 
 def test_resume_with_another_config_than_the_checkpoints_were_made_with_is_refused(train, broken):

@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 
 from ppo_parts import training
-from ppo_parts.errors import UserTypeError, UserValueError
+from ppo_parts.errors import ShapeError, UserTypeError, UserValueError
 from ppo_parts.training import _result
 from ppo_parts.training._statistics import interval
 
@@ -54,7 +54,9 @@ def test_statistics_interquartile_mean_and_intervals():
     low, high = interval(y)
     for row in range(3):
         t = scipy.stats.t.interval(0.95, 5, y[row].mean(), scipy.stats.sem(y[row]))
-        assert (low[row], high[row]) == pytest.approx(t)
+        assert (low[row], high[row]) == pytest.approx(np.clip(t, y[row].min(), y[row].max()))
+    low, high = interval(np.array([[1.0, 1.0, 1.0, 0.0]]))  # nothing lies above what is attainable
+    assert (float(low[0]), float(high[0])) == (0.0, 1.0)
     assert np.isnan(interval(np.array([[1.0, np.nan]]))).all()
     assert training.summary(np.array([2.0]))["iqm_95"] is None
     assert training.summary(np.array([2.0, 4.0]))["std"] == pytest.approx(np.sqrt(2))
@@ -76,7 +78,11 @@ BAD = {
     "statistic": [lambda: training.bootstrap([1.0], "mean")],
     "last": [lambda x=x: training.last_episodes_return(np.ones(3), np.ones(3), last=x) for x in NOT_ONE],
     "num_seeds": [lambda x=x: training.vmap_over_seeds(abs, x) for x in NOT_ONE],
+    "env_steps": [lambda: training.plot_curve("x.png", "a", np.ones(3), "")],
+    "returns": [lambda: training.plot_curve("x.png", np.ones(3), ["a"], "")],
+    "rows": [lambda x=x: training.column(x, "loss") for x in (None, 3, [3])],
     "window": [lambda x=x: training.plot_curve("x.png", np.ones(3), np.ones(3), "", window=x) for x in NOT_ONE],
+    "config": [lambda x=x: training.Train.of(x, None, None, None, None) for x in (None, 3)],
     "low": [lambda x=x: training.at_least(x) for x in ("a", None, float("nan"))],
     "high": [lambda: training.between(2, 1)],
     "folder": [lambda x=x: training.load(x) for x in NO_PATH],
@@ -86,7 +92,6 @@ BAD = {
     "step": [lambda x=x: training.Checkpoints("c").save(x, {}) for x in NOT_ONE[1:]],
     "path": [lambda x=x, f=f: f(x) for f in WITH_PATH for x in NO_PATH],
     "train": [lambda: training.run(None, None)],
-    "config": [lambda: training.check_config(None)],
     "presets": [lambda x=x: training.main(abs, x, []) for x in ({}, None, {"a": 1})],
 }  # fmt: skip
 
@@ -113,3 +118,12 @@ def test_statistics_smoothing_and_the_picture_take_what_is_missing(tmp_path):
         training.plot_curve(tmp_path / name, np.arange(6.0), data, "title")
         assert (tmp_path / name).stat().st_size > 1000
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.png", "seeds.png"]
+    for steps, data, more, says in (
+        (np.arange(5.0), returns, {}, r"got \[5\] and \[6, 2\]"),
+        (np.arange(6.0), returns[:, :, None], {}, r"got \[6\] and \[6, 2, 1\]"),
+        (np.arange(6.0), returns, {"evaluation": returns[:, 0]}, r"the shape of returns, \[6, 2\], got \[6\]"),
+    ):
+        with pytest.raises(ShapeError, match=says):
+            training.plot_curve(tmp_path / "x.png", steps, data, "title", **more)
+    with pytest.raises(UserValueError, match=r"x\.foo must end with the extension of an image format"):
+        training.plot_curve(tmp_path / "x.foo", np.arange(6.0), returns, "title")
