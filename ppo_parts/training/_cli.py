@@ -161,7 +161,7 @@ def with_flag(error: Exception, fields: Collection[str]) -> str:
 
 
 def _defaults(known: argparse.Namespace, presets: Mapping[str, Any], recipe: str) -> tuple[Any, RunOptions, str]:
-    """Return what other flags modify: the configuration and the options of a preset or of an older run, and a preset."""
+    """Return what other flags modify, the configuration and the options of a preset or an older run; and a preset."""
     preset = next(iter(presets)) if known.preset is None else known.preset
     check_choice("", "--preset", preset, tuple(presets))
     before, flag = (known.resume, "--resume") if known.resume is not None else (known.init_from, "--init-from")
@@ -219,7 +219,7 @@ def _check_switches(argv: Sequence[str], hints: Mapping[str, Any]) -> None:
 
 
 def _options_in_file(paths: Sequence[Path], kind: type, presets: tuple[str, ...]) -> dict[str, Any]:
-    """Return the options in the file of `--config` by name, none without a file; `kind` is that of the configuration."""
+    """Return the options in the file of `--config` by name, none without a file; `kind` is the class of `settings`."""
     hints = {**get_type_hints(RunOptions), **get_type_hints(kind), "preset": Literal[presets]}
     declared = ranges(RunOptions) | ranges(kind)
     if len(paths) > 1:

@@ -195,8 +195,8 @@ class Loop:
 
     def save(self) -> None:
         """Write a checkpoint."""
+        self.saved = self.done  # already now: `rescue` does not try again after an error that nobody expected
         self.folder.save(self.done, self.program.whole(self.state))
-        self.saved = self.done
 
     def tell(self, told: list[OnRows], rows: list[Row]) -> None:
         """Call the listeners, each with rows of its own."""

@@ -30,7 +30,7 @@ def test_load_brings_back_policy_and_history(train, make_train, whole, evaluated
 
 def test_load_says_why_it_cannot(train, make_train, whole, place, tmp_path):
     (tmp_path / "config.json").write_text((whole[0] / "config.json").read_text())
-    for folder, made_by, checkpoint, message in (
+    for folder, made_by, which, message in (
         (whole[0], make_train, 5, r"no checkpoint 5 in .*: there are 8, 12"),
         (whole[0], make_train, "best", r"no best checkpoint: it was run without best_metric; there are 8, 12"),
         (whole[0], make_train, "last", "checkpoint='last' must be 'latest', 'best' or the number of an update"),
@@ -40,5 +40,5 @@ def test_load_says_why_it_cannot(train, make_train, whole, place, tmp_path):
         (tmp_path, make_train, "latest", "has no checkpoints"),
     ):
         with pytest.raises((FileNotFoundError, ValueError, TypeError), match=message):
-            training.load(folder, made_by, checkpoint=checkpoint)
+            training.load(folder, made_by, checkpoint=which)
     assert steps(whole[0]) == [8, 12]
