@@ -12,7 +12,7 @@ from ppo_parts.errors import UserError, UserValueError
 from ppo_parts.training._metrics_file import Best, Thinning
 from recipes import cleanrl_ppo
 from tests.common import assert_same
-from tests.runs import Crash, acting, assert_same_run, checkpoint, crash, go, rows, tiny
+from tests.runs import assert_same_run, checkpoint, go, rows, tiny
 
 
 @pytest.mark.parametrize("how", ["cut short", "junk"])
@@ -120,18 +120,6 @@ def test_metrics_of_several_updates_become_one_row():
     (last,), pending = Thinning(4, 8, ways).split([*pending, updates[0] | {"update": 7}])
     assert (last["loss"], last["episode_return"], pending) == (5.0, 2.0, [])
     assert Thinning(1, 8, ways).split(updates) == (updates, [])
-
-
-def test_metrics_of_a_thinned_run_are_those_of_one_that_was_not_interrupted(train, tmp_path):
-    """To the last bit, wherever it was killed: what is not in a row yet is in the checkpoint."""
-    options = {"metrics_every": 5, "checkpoint_every": 3, "best_metric": "loss"}
-    undisturbed, _ = go(train, tmp_path, "undisturbed", **options)
-    assert [row["update"] for row in rows(undisturbed)] == [4, 9, 11]
-    for after in (5, 8, 11):
-        with pytest.raises(Crash):
-            go(train, tmp_path, f"run{after}", compile=acting(after, crash), **options)
-        folder, _ = go(train, None, "", resume=tmp_path / f"run{after}", **options)
-        assert_same_run(folder, undisturbed)
 
 
 @pytest.mark.slow

@@ -29,14 +29,32 @@ from tests.runs import (
     tiny,
 )
 
+THINNED = {"metrics_every": 5, "checkpoint_every": 3, "best_metric": "loss"}
 
-@pytest.mark.parametrize("after", [2, 4, 10])
-def test_resume_after_a_crash_ends_as_if_there_was_none(train, whole, tmp_path, after, capsys):
+
+@pytest.fixture(scope="module")
+def thinned(train, place):
+    """A run whose rows are of several updates: what is not in a row yet is in the checkpoint."""
+    folder, result = go(train, place, "thinned", **THINNED)
+    assert [row["update"] for row in rows(folder)] == [4, 9, 11]
+    return folder, result
+
+
+CRASHES = [("whole", {}, after) for after in (2, 4, 10)]
+CRASHES += [("evaluated", EVALUATED, 10), *(("thinned", THINNED, after) for after in (5, 8, 11))]
+
+
+@pytest.mark.parametrize(("undisturbed", "options", "after"), CRASHES)
+def test_resume_after_a_crash_ends_as_if_there_was_none(train, request, tmp_path, undisturbed, options, after, capsys):
+    expected, _ = request.getfixturevalue(undisturbed)
+    capsys.readouterr()
     with pytest.raises(Crash):
-        go(train, tmp_path, "run", compile=acting(after, crash))
-    folder, _ = go(train, None, "", resume=tmp_path / "run")
-    assert_same_run(folder, whole[0])
-    assert ("has no checkpoint: the run begins again" in capsys.readouterr().err) == (after == 4)
+        go(train, tmp_path, "run", compile=acting(after, crash), **options)
+    folder, _ = go(train, None, "", resume=tmp_path / "run", **options)
+    assert_same_run(folder, expected)
+    assert steps(folder) == steps(expected)
+    begins_again = (undisturbed, after) == ("whole", 4)
+    assert ("has no checkpoint: the run begins again" in capsys.readouterr().err) == begins_again
 
 
 def full_disk(*args):
@@ -107,14 +125,6 @@ def test_resume_keeps_options_that_were_given_anew(train, broken):
     stored = json.loads((broken / "config.json").read_text())["run"]
     assert (stored["eval_every"], stored["log_every"]) == (6, 2)
     assert list(evaluations(broken)) == [12]
-
-
-def test_resume_of_an_evaluated_run_ends_as_if_never_interrupted(train, evaluated, tmp_path):
-    with pytest.raises(Crash):
-        go(train, tmp_path, "run", compile=acting(10, crash), **EVALUATED)
-    folder, _ = go(train, None, "", resume=tmp_path / "run", **EVALUATED)
-    assert_same_run(folder, evaluated[0])
-    assert steps(folder) == steps(evaluated[0])
 
 
 def test_resume_deletes_nothing_before_it_is_accepted(train, evaluated, tmp_path):
