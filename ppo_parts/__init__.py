@@ -24,10 +24,10 @@ from ._core.learner import LearnerState as LearnerState
 from ._core.learner import learner as learner
 from ._core.learner import part_state as part_state
 from ._core.metrics import Metrics as Metrics
-from ._core.microbatch import microbatched as microbatched
 from ._core.optim import clipped_adam as clipped_adam
 from ._core.phases import phase as phase
 from ._core.phases import phases as phases
+from ._core.pieces import microbatched as microbatched
 from ._core.sampling import Windows as Windows
 from ._core.sampling import sampler as sampler
 from ._core.types import Batch as Batch

@@ -26,7 +26,7 @@ def copies(tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.array(x, copy=True) if isinstance(x, jax.Array) else x, tree)
 
 
-def where(condition: Any, new: Any, old: Any) -> Any:
+def select(condition: Any, new: Any, old: Any) -> Any:
     """Return the leaves of `new` where the condition holds, and those of `old` elsewhere."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
 

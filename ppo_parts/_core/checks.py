@@ -88,21 +88,17 @@ def check_axes(where: str, batch: Batch) -> None:
     check_floating(where, log_prob=batch.log_prob)
     leading = batch.log_prob.shape[:2]
     check_shards(where, batch.shards, "the number of segments", leading[1])
-    for name in TREES:
-        remedy = "; what belongs to segments goes into per_segment, anything else into shared" * (name == "extras")
+    remedies = {
+        "extras": "; what belongs to segments goes into per_segment, anything else into shared",
+        "carry": "; it is the state before step 0 of each segment",
+    }
+    for name in (*TREES, *PER_SEGMENT):
+        axes, expected = ("axis [N]", leading[1:]) if name in PER_SEGMENT else ("axes [T, N]", leading)
         for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(batch, name)):
-            if jnp.shape(leaf)[:2] != leading:
+            if jnp.shape(leaf)[: len(expected)] != expected:
                 raise ShapeError(
-                    f"{where}: {name}{jax.tree_util.keystr(path)} must begin with the axes [T, N] = {leading} of "
-                    f"log_prob, got shape {jnp.shape(leaf)}{remedy}"
-                )
-    for name in PER_SEGMENT:
-        meaning = " (it is the state before step 0 of each segment)" * (name == "carry")
-        for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(batch, name)):
-            if jnp.shape(leaf)[:1] != leading[1:]:
-                raise ShapeError(
-                    f"{where}: {name}{jax.tree_util.keystr(path)} must begin with the axis [N] = {leading[1:]} of "
-                    f"log_prob{meaning}, got shape {jnp.shape(leaf)}"
+                    f"{where}: {name}{jax.tree_util.keystr(path)} must begin with the {axes} = {expected} of log_prob, "
+                    f"got shape {jnp.shape(leaf)}{remedies.get(name, '')}"
                 )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._base.errors import UserTypeError, UserValueError
+from .._base.errors import UserTypeError
 from .._base.trees import copies, has_explicit_axes, on_automatic_mesh, varying_like
 from .chain import chain, finish, init_parts, part_key
 from .checks import check_key, check_params, check_rollout, check_trainable, count_nonfinite, finite_where_masked
@@ -135,8 +135,6 @@ def learner(
         raise UserTypeError(f"learner: gradient_metrics must be a function of the gradient, got {gradient_metrics!r}")
     shared, specs = divide(chain(pipeline))
     phases = with_optimizers(specs, optimizer)
-    for spec in phases:
-        check_first(spec.before)
     returned: tuple[Part, ...] = ()
     if return_batch:
         returned = shared if phases[0].every > 1 else (*shared, *phases[0].before)
@@ -241,16 +239,6 @@ class _Update:
                 after = jax.lax.cond(spec.is_due(context.step), finish_after, lambda states: states, after)
             finished[spec.name] = before, after
         return finish_parts(self.shared, prepared, context.replace(key=keys[0]), shared), finished
-
-
-def check_first(parts: Sequence[Part]) -> None:
-    """Raise if a part that must be first, such as a replay, follows others, which would see only the latest rollout."""
-    for part in parts[1:]:
-        if part.place == "first":
-            raise UserValueError(
-                f"learner: {part.name} must be the first part of its chain, but {parts[0].name} is: put "
-                f"{parts[0].name} before pp.phases(...), with {part.name} first in a phase"
-            )
 
 
 def finish_parts(parts: tuple[Part, ...], rollout: Batch, context: Context, states: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import optax
 
 from .._base.errors import UserValueError
-from .._base.trees import varying_like, where
+from .._base.trees import select, varying_like
 from ..functional import masked_mean
 from ..functional._common import ShapeError, masked_sum
 from .chain import amend, check_states, fold
@@ -134,7 +134,7 @@ class PhaseLoop:
             spec.check_stop()
             keep = ~batch.stop.discard
             applied &= keep
-            step = {name: where(keep, getattr(new, name), getattr(state, name)) for name in CHANGED_BY_A_STEP}
+            step = {name: select(keep, getattr(new, name), getattr(state, name)) for name in CHANGED_BY_A_STEP}
             new = new._replace(**step, stopped=batch.stop.discard | batch.stop.after)
 
         minibatch = minibatch.replace(current=current)
@@ -155,7 +155,7 @@ class PhaseLoop:
         applied = jnp.ones((), bool)
         if may_skip(opt_state):
             applied = ~skipped(opt_state)
-            after = where(applied, after, state.after)
+            after = select(applied, after, state.after)
         params = amend(spec.after, params, state.after, after)
         return state._replace(params=params, opt_state=opt_state, after=after), applied
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._base.trees import select
 from ..functional._common import unsqueezed
 from .shards import joined, split
 from .types import Array
@@ -48,8 +49,7 @@ class Moments(NamedTuple):
         # The mean or the variance is not finite if an element that counts is not, or if none counts. The new variance
         # overflows where the square of a finite element does.
         finite = jnp.isfinite(mean) & jnp.isfinite(var) & jnp.isfinite(after.mean) & jnp.isfinite(after.var)
-        finite = jnp.all(finite | ~some)
-        return jax.tree.map(lambda new, old: jnp.where(finite & some, new, old), after, self)
+        return select(jnp.all(finite | ~some) & some, after, self)
 
     def appended(self, other: Moments) -> Moments:
         """Return the moments of this stream followed by another one, which must not be empty."""
@@ -138,4 +138,4 @@ def appended_if_any(moments: Moments, other: Moments) -> Moments:
     """Return the moments of a stream followed by another one, which may be empty."""
     after, some = moments.appended(other), other.seen > 0
     finite = jnp.all((jnp.isfinite(after.mean) & jnp.isfinite(after.var)) | ~some)  # as in `Moments.updated`
-    return jax.tree.map(lambda new, old: jnp.where(finite & some, new, old), after, moments)
+    return select(finite & some, after, moments)

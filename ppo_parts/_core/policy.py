@@ -16,23 +16,20 @@ from .types import ABSENT, Array, Batch, Current, Evaluate, Output, Params, Poli
 POLICY_READS = ("obs", "action", "next_obs", "carry", "reset", "mask", "extras", "per_segment", "shared")
 """Fields of a batch that a policy may read; it cannot read what parts compute from a rollout."""
 
-RETURNS = "evaluate(params, batch) must return Output(...), (distribution, value) or (distribution, value, carry)"
-
-
-def as_output(result: Any) -> Output:
-    """Convert the return value of a network to an `Output`."""
-    if isinstance(result, Output):
-        return result
-    if not isinstance(result, tuple) or len(result) not in (2, 3):
-        got = f"{len(result)} items" if isinstance(result, tuple) else kind(result)
-        raise UserTypeError(f"{RETURNS}; got {got}")
-    return Output(*result)
-
 
 def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
     """Compute `evaluate(params, batch)` as an `Output`."""
     # Copy the containers, so that a user's function that modifies them does not change the caller's batch.
-    return as_output(evaluate(params, jax.tree.map(lambda x: x, batch)))
+    result = evaluate(params, jax.tree.map(lambda x: x, batch))
+    if isinstance(result, Output):
+        return result
+    if not isinstance(result, tuple) or len(result) not in (2, 3):
+        got = f"{len(result)} items" if isinstance(result, tuple) else kind(result)
+        raise UserTypeError(
+            "evaluate(params, batch) must return Output(...), (distribution, value) or (distribution, value, carry); "
+            f"got {got}"
+        )
+    return Output(*result)
 
 
 def apply_policy(policy: Evaluate, params: Params, obs: Any, carry: Any = None, reset: Any = None) -> Output:

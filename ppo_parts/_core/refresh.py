@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
-from .._base.trees import where
+from .._base.trees import select
 from .chain import amend, check_states, fold
 from .checks import check_axes
 from .metrics import split_metrics
@@ -257,4 +257,4 @@ def finite_or_old(new: Any, old: Any) -> Any:
     floats = [x for x in jax.tree.leaves(new) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
     if not floats:
         return new
-    return where(jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats])), new, old)
+    return select(jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats])), new, old)

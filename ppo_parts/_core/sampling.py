@@ -16,7 +16,7 @@ from .._base.trees import on_automatic_mesh
 from ..functional._common import ShapeError, unsqueezed
 from .policy import evaluate_current
 from .refresh import Refresh, RefreshName, refresh_of
-from .shards import field_axes, joined, map_shards, side_by_side, split
+from .shards import field_axes, join_shards, joined, map_shards, split
 from .types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, EmptyState, Part, no_state
 
 Axis = Literal["step", "segment", "window"]
@@ -42,18 +42,9 @@ class Windows(NamedTuple):
 class Sampler(Divider):
     """A part that divides the chain: parts before it see the rollout, parts after it see minibatches.
 
-    Attributes:
-        num_epochs: passes over the rollout.
-        num_minibatches: minibatches per epoch.
-        axis: what an index means: "step", a row of the flattened time-major rollout (t*N + n); "segment", a column;
-            "window", see `Windows`.
-        refresh: how often the parts before the sampler run again.
-        plan: `plan(key, batch, epoch) -> tree` with leading axis `[num_minibatches]`, made at the start of an epoch
-            from the batch that the parts before the sampler left; with `refresh="minibatch"`, none of them has run yet.
-        draw: `draw(item, batch, context) -> (indices [M] | Windows | None, weight [M] | None)`, where `item` is one row
-            of the plan. Indices None: the whole batch, unchanged. If the batch has S > 1 shards, all leaves have a
-            leading axis `[S]`, and indices are positions within a shard.
-        in_range: whether all indices are known to be in range; otherwise `take` checks them.
+    Its attributes are the arguments of `sampler`, but `plan` and `draw` receive the whole rollout. If it has S > 1
+    shards, the leaves of what they return have a further axis `[S]` in front of `[M]` (a plan: after
+    `[num_minibatches]`), and indices are positions within a shard.
     """
 
     num_epochs: int
@@ -76,7 +67,7 @@ class Sampler(Divider):
             minibatch = minibatch.replace(**self._take(batch, indices))
         else:
             taken, axes = map_shards(self._take, batch, indices), field_axes(minibatch)
-            minibatch = minibatch.replace(**{name: side_by_side(taken[name], axis) for name, axis in axes.items()})
+            minibatch = minibatch.replace(**{name: join_shards(taken[name], axis) for name, axis in axes.items()})
             indices = _in_one_row(indices)
         if not self.in_range:
             time, segments = batch.log_prob.shape[0], batch.log_prob.shape[1] // batch.shards
@@ -223,7 +214,7 @@ def sampler_of_shards(
     requires: tuple[str, ...] = (),
     in_range: bool,
 ) -> Part:
-    """Make a sampler whose plan and draw receive the whole rollout, with all its shards; see `Sampler.draw`."""
+    """Make a sampler whose plan and draw receive the whole rollout, with all its shards; see `Sampler`."""
     check_count(name, "num_minibatches", num_minibatches)
     check_count(name, "num_epochs", num_epochs)
     check_choice(name, "axis", axis, ("step", "segment", "window"))

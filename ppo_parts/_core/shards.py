@@ -22,7 +22,7 @@ def joined(x: Array, axis: int) -> Array:
     return x.reshape((*x.shape[:axis], -1, *x.shape[axis + 2 :]))
 
 
-def side_by_side(tree: Any, axis: int) -> Any:
+def join_shards(tree: Any, axis: int) -> Any:
     """Join the results of several shards, leaves `[shards, ...]`, along `axis`."""
     return jax.tree.map(lambda x: joined(jnp.moveaxis(x, 0, axis), axis), tree)
 

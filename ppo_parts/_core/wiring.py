@@ -53,6 +53,11 @@ def check_order(parts: Sequence[Part]) -> None:
     for index, part in enumerate(parts):
         if divides is not None:
             _check_side(part, index - divides, parts[divides])
+        if part.place == "first" and index > 0:  # it would replay only what the parts before it compute now
+            raise UserValueError(
+                f"chain: {part.name} must be the first part of its chain, but {parts[0].name} is: put {parts[0].name} "
+                f"before pp.phases(...), with {part.name} first in a phase"
+            )
         written = {field for earlier in parts[:index] for field in earlier.provides}
         for field in part.requires:
             # A part that requires a field which it provides changes it, and so does not produce it.

@@ -19,7 +19,7 @@ from .._base.trees import without_weak_types
 from .._core.chain import chain
 from .._core.learner import Learner, LearnerState, learner
 from .._core.metrics import Metrics, join_metrics
-from .._core.microbatch import microbatched
+from .._core.pieces import microbatched
 from .._core.types import Array, Batch, Part, Policy
 from ..envs._env import SEATS, check_env
 from ..envs._rollout import Rollout, RolloutState, rollout

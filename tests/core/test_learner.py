@@ -13,7 +13,6 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import distributions
-from ppo_parts._core import microbatch as _microbatch
 from tests import reference
 from tests.common import (
     SEGMENTS,
@@ -319,16 +318,9 @@ def test_an_axis_of_agents_is_like_more_segments():
 
 
 def test_chains_nest_and_have_an_identity():
-    sampler, loss = pp.given_indices(ORDER), VALUE
-    flat = pp.chain(growing_reward(), GAE, sampler, loss, growing_loss())
-    nested = pp.chain(
-        pp.chain(growing_reward(), pp.chain(GAE)), pp.chain(sampler, pp.chain(loss)), pp.chain(pp.chain(growing_loss()))
-    )
-    padded = pp.chain(pp.identity(), pp.chain(), growing_reward(), GAE, sampler, pp.identity(), loss, growing_loss())
-    expected = run(flat)
-    assert_same(run(nested), expected)
-    state, metrics = run(padded)
-    assert_same((state._replace(pipeline=()), metrics), (expected[0]._replace(pipeline=()), expected[1]))
+    parts = a, b, c = growing_reward(), pp.given_indices(ORDER), growing_loss()
+    for chain in (pp.chain(pp.chain(a, pp.chain(b)), pp.chain(c)), pp.chain(pp.identity(), a, pp.chain(), b, c)):
+        assert chain.parts == parts
 
 
 def test_a_chain_is_the_fold_of_its_parts():
@@ -578,36 +570,28 @@ def test_vmapped_updates_equal_a_loop_over_seeds():
 
 
 def test_schedules_count_updates():
-    count = lambda step: 0.25 * step  # noqa: E731
-    optimizer = optax.chain(optax.scale(1.0), pp.optim.scale_by_update_schedule(count))
-    look = probe("step", lambda batch, context: context.step), probe("step_after", lambda batch, context: context.step)
-    pipeline = pp.chain(look[0], GAE, pp.given_indices(ORDER), look[1], pp.value_loss(coef=count))
-    learner = pp.learner(evaluate, pipeline, optax.apply_if_finite(optimizer, 1))
-    update, state, batch = jax.jit(learner.update), learner.init(make_params()), rollout()
-    for step in range(3):
-        before = state.params
-        state, metrics = update(KEY, state, batch)
-        assert metrics["step"] == metrics["step_after"] == step
-        # six gradient steps an update, and still the coefficient and the rate are those of the update
-        np.testing.assert_allclose(metrics["loss"], 0.25 * step * metrics["value_loss"], rtol=1e-5)
-        same = [np.array_equal(x, y) for x, y in zip(before.values(), state.params.values(), strict=True)]
-        assert all(same) == (step == 0)
+    """Six gradient steps in each update, and all of them have the coefficient and the learning rate of the update."""
+    before, after = (probe(name, lambda batch, context: context.step) for name in ("before", "after"))
 
+    def count(step):
+        return 0.25 * step
 
-def test_the_learning_rate_is_constant_within_an_update():
-    rates, batch = (0.1, 0.05), rollout()
-    pipeline = pp.chain(GAE, pp.given_indices(ORDER), *LOSSES)
-    ours = pp.learner(evaluate, pipeline, pp.optim.scale_by_update_schedule(lambda step: jnp.array(rates)[step]))
+    def learner(coef, optimizer):
+        pipeline = pp.chain(before, GAE, pp.given_indices(ORDER), after, pp.value_loss(coef=coef))
+        return pp.learner(evaluate, pipeline, optimizer)
 
     @jax.jit
-    def theirs(rate, params):
-        learner = pp.learner(evaluate, pipeline, optax.sgd(rate))
-        return learner.update(KEY, learner.init(params), batch)[0].params
+    def constant(number, params):
+        made = learner(number, optax.sgd(number))
+        return made.update(KEY, made.init(params), batch)[0].params
 
+    scheduled = optax.chain(optax.scale(1.0), pp.optim.scale_by_update_schedule(count))
+    ours, batch = learner(count, optax.apply_if_finite(scheduled, 1)), rollout()
     update, state = jax.jit(ours.update), ours.init(make_params())
-    for rate in rates:
-        expected = theirs(rate, state.params)
-        state, _ = update(KEY, state, batch)
+    for step in range(3):
+        expected = constant(count(step), state.params)
+        state, metrics = update(KEY, state, batch)
+        assert metrics["before"] == metrics["after"] == step
         assert_close(state.params, expected)
 
 
@@ -849,7 +833,7 @@ def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, ba
         return distributions.Categorical(batch.obs * params), batch.obs[..., 0]
 
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    monkeypatch.setattr(_microbatch, "usable_cores", lambda: cores)
+    monkeypatch.setattr("ppo_parts._core.pieces.usable_cores", lambda: cores)
     batch, pipeline = flat_batch((128, segments), size), pp.chain(pp.segment_minibatches(1), *NO_ESTIMATE)
     learner = pp.learner(pp.microbatched(recording, "auto"), pipeline, optax.sgd(1.0))
     jax.eval_shape(learner.update, KEY, learner.init(jnp.ones(())), batch)
