@@ -125,22 +125,22 @@ class PhaseLoop:
         indices, weight = sampler.draw(item, rollout, context.replace(key=draw_key))
         minibatch = sampler.take(rollout, indices, weight)
 
-        (loss, (batch, after, current)), gradient = jax.value_and_grad(self._loss, has_aux=True)(
+        (loss, (said, after, current)), gradient = jax.value_and_grad(self._loss, has_aux=True)(
             spec.trained(state.params), minibatch, state, context.replace(key=loss_key)
         )
         gradient = spec.masked(gradient, state.params)
-        new, applied = self._step(state, after, gradient, loss, batch.metrics)
-        if batch.stop is not None:
+        new, applied = self._step(state, after, gradient, loss, said.metrics)
+        if said.stop is not None:
             spec.check_stop()
-            keep = ~batch.stop.discard
+            keep = ~said.stop.discard
             applied &= keep
             step = {name: select(keep, getattr(new, name), getattr(state, name)) for name in CHANGED_BY_A_STEP}
-            new = new._replace(**step, stopped=batch.stop.discard | batch.stop.after)
+            new = new._replace(**step, stopped=said.stop.discard | said.stop.after)
 
         minibatch = minibatch.replace(current=current)
         new = refresh.after_minibatch(self.upstream, new, sampler, minibatch, indices)
         measured = self._measured(loss, gradient, applied, minibatch)
-        return new, join_metrics(refreshed, split_metrics(batch)[0], *measured)
+        return new, join_metrics(refreshed, split_metrics(said)[0], *measured)
 
     def _step(
         self, state: PhaseState, after: tuple[Any, ...], gradient: Params, loss: Array, metrics: Mapping[str, Array]
@@ -162,11 +162,11 @@ class PhaseLoop:
     def _loss(
         self, trained: Params, minibatch: Batch, state: PhaseState, context: Context
     ) -> tuple[Array, tuple[Batch, tuple[Any, ...], Any]]:
-        """Return the sum of the reduced losses that the parts after the sampler add."""
+        """Return the sum of the reduced losses that the parts after the sampler add, and what else they left."""
         params = self.spec.merged(state.params, trained)
         current = evaluate_current(self.context.evaluate, params, minibatch)
-        batch = minibatch.replace(current=current)
-        batch, after = fold(self.spec.after, batch, state.after, context.replace(params=params))
+        evaluated = minibatch.replace(current=current)
+        batch, after = fold(self.spec.after, evaluated, state.after, context.replace(params=params))
         check_states("update", self.spec.after, state.after, after)
         if not batch.losses:
             raise UserValueError(
@@ -174,8 +174,9 @@ class PhaseLoop:
             )
         means = {name: reduce_loss(loss, batch) for name, loss in batch.losses.items()}
         batch = batch.add_metrics("sum", **{f"nonfinite/loss/{name}": ~jnp.isfinite(x) for name, x in means.items()})
-        current = current._replace(distribution=None, aux=None)
-        return sum(means.values(), jnp.zeros(())), (batch.replace(current=None, losses={}), after, current)
+        # A gradient's further results are arrays, which a distribution need not be.
+        said = Batch(metrics=batch.metrics, reductions=batch.reductions, stop=batch.stop)
+        return sum(means.values(), jnp.zeros(())), (said, after, current._replace(distribution=None, aux=None))
 
     def _measured(self, loss: Array, gradient: Params, applied: Array, minibatch: Batch) -> tuple[Metrics, Metrics]:
         """Return the metrics that the learner adds for a minibatch, and those of `gradient_metrics`."""

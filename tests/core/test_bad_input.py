@@ -1,6 +1,6 @@
 """Everything that must fail when it is built or first traced, in three tables: what the error says, and a call.
 
-" ... " stands for anything. Each error is one of `ppo_parts.errors`, except those of `NOT_OURS`.
+" ... " stands for anything. Each error is one of `ppo_parts.errors`, except for calls that Python itself refuses.
 """
 
 import functools
@@ -337,6 +337,7 @@ VALUE_ERRORS = {
     "critic_loss: the loss must have the shape of prediction, got ()": lambda: pp.critics.critic_loss(
         lambda prediction, target, mask=None: jnp.mean(prediction)
     ),
+    "segments 0 to 4, but 5 was drawn": lambda: f.importance_weights(FIVE / 5, jnp.array([0, 5]), beta=1.0),
     # parts of one's own, samplers, and what they leave
     "short: plan must return arrays with leading axis [num_minibatches] = [3]": lambda: update(
         GAE, own_sampler("step", lambda item: (item, None), name="short", num_minibatches=3), SURROGATE
@@ -502,6 +503,7 @@ TYPE_ERRORS = {
     "vtrace: next_value must be floating, got bool": lambda: f.vtrace(FIVE, FIVE, FIVE, FIVE > 0, FIVE > 0, gamma=0.9),
     "gae: reward must be an array, got a list": lambda: f.gae([1.0] * 5, FIVE, FIVE, FIVE, **ESTIMATE),
     "gae: reward must be an array, got None": lambda: f.gae(None, FIVE, FIVE, FIVE, **ESTIMATE),
+    "integers ... float32": lambda: f.importance_weights(FIVE / 5, FIVE, beta=1.0),
     # parts of one's own, and samplers
     "old: init must take (params, key)": lambda: pp.Part(lambda params: (), lambda b, s, c: (b, s), "old"),
     "short: update must take (batch, state, context); this one takes (batch)": lambda: pp.Part(
@@ -602,9 +604,7 @@ SHAPE_ERRORS = {
     },
 }
 
-NOT_OURS = {  # errors of Python, and of functions that need only jax
-    "integers ... float32": lambda: f.importance_weights(FIVE / 5, FIVE, beta=1.0),
-    "segments 0 to 4, but 5 was drawn": lambda: f.importance_weights(FIVE / 5, jnp.array([0, 5]), beta=1.0),
+REFUSED_BY_PYTHON = {
     "positional": lambda: pp.gae(0.99, 0.95),
     "unexpected keyword argument 'lam'": lambda: pp.gae(gamma=0.9, lam=0.9),
     "missing 1 required keyword-only argument: 'clip_eps'": lambda: pp.clipped_surrogate(),
@@ -622,7 +622,7 @@ NOT_OURS = {  # errors of Python, and of functions that need only jax
             (ValueError, VALUE_ERRORS),
             (TypeError, TYPE_ERRORS),
             (pp.errors.ShapeError, SHAPE_ERRORS),
-            ((TypeError, ValueError), NOT_OURS),
+            (TypeError, REFUSED_BY_PYTHON),
         )
         for says, call in rows.items()
     ],
@@ -630,7 +630,7 @@ NOT_OURS = {  # errors of Python, and of functions that need only jax
 def test_bad_input(error, says, call):
     with pytest.raises(error, match=".*".join(map(re.escape, says.split(" ... ")))) as raised:
         call()
-    assert isinstance(raised.value, pp.errors.UserError) == (says not in NOT_OURS)
+    assert isinstance(raised.value, pp.errors.UserError) == (says not in REFUSED_BY_PYTHON)
 
 
 def test_a_shape_error_is_a_value_error():

@@ -13,6 +13,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import distributions
+from ppo_parts._core import pieces as _pieces
 from tests import reference
 from tests.common import (
     SEGMENTS,
@@ -833,7 +834,7 @@ def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, ba
         return distributions.Categorical(batch.obs * params), batch.obs[..., 0]
 
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    monkeypatch.setattr("ppo_parts._core.pieces.usable_cores", lambda: cores)
+    monkeypatch.setattr(_pieces, "usable_cores", lambda: cores)
     batch, pipeline = flat_batch((128, segments), size), pp.chain(pp.segment_minibatches(1), *NO_ESTIMATE)
     learner = pp.learner(pp.microbatched(recording, "auto"), pipeline, optax.sgd(1.0))
     jax.eval_shape(learner.update, KEY, learner.init(jnp.ones(())), batch)
