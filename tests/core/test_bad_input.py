@@ -337,7 +337,9 @@ VALUE_ERRORS = {
     "critic_loss: the loss must have the shape of prediction, got ()": lambda: pp.critics.critic_loss(
         lambda prediction, target, mask=None: jnp.mean(prediction)
     ),
-    "segments 0 to 4, but 5 was drawn": lambda: f.importance_weights(FIVE / 5, jnp.array([0, 5]), beta=1.0),
+    "importance_weights: there are segments 0 to 4 ... 5": lambda: f.importance_weights(
+        FIVE / 5, jnp.array([0, 5]), beta=1.0
+    ),
     # parts of one's own, samplers, and what they leave
     "short: plan must return arrays with leading axis [num_minibatches] = [3]": lambda: update(
         GAE, own_sampler("step", lambda item: (item, None), name="short", num_minibatches=3), SURROGATE
@@ -503,7 +505,9 @@ TYPE_ERRORS = {
     "vtrace: next_value must be floating, got bool": lambda: f.vtrace(FIVE, FIVE, FIVE, FIVE > 0, FIVE > 0, gamma=0.9),
     "gae: reward must be an array, got a list": lambda: f.gae([1.0] * 5, FIVE, FIVE, FIVE, **ESTIMATE),
     "gae: reward must be an array, got None": lambda: f.gae(None, FIVE, FIVE, FIVE, **ESTIMATE),
-    "integers ... float32": lambda: f.importance_weights(FIVE / 5, FIVE, beta=1.0),
+    "importance_weights: indices ... whole numbers, got float32": lambda: f.importance_weights(
+        FIVE / 5, FIVE, beta=1.0
+    ),
     # parts of one's own, and samplers
     "old: init must take (params, key)": lambda: pp.Part(lambda params: (), lambda b, s, c: (b, s), "old"),
     "short: update must take (batch, state, context); this one takes (batch)": lambda: pp.Part(
