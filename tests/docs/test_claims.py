@@ -9,7 +9,10 @@ import numpy as np
 from benchmarks import _pages, _records, _tables, differences, kuhn, learning, mujoco, report
 from ppo_parts.training import EpisodeResults
 
-README = (report.ROOT / "README.md").read_text()
+
+def words(page):
+    """The text of a page without line breaks."""
+    return " ".join((report.ROOT / page).read_text().replace("−", "-").split())
 
 
 def results(benchmark, name):
@@ -35,12 +38,12 @@ def test_claims_learning_table_has_means_deviations_and_successes(tmp_path, monk
 def test_claims_speed_is_that_of_the_record():
     rows = results("train", "cpu")
     medians = [row["over_cleanrl"]["median"] for row in rows if row["program"] == "handwritten"]
-    assert "runs {:.2f}, {:.2f} and {:.2f} times as fast".format(*medians) in " ".join(README.split())
+    assert "runs {:.2f}, {:.2f} and {:.2f} times as fast".format(*medians) in words("README.md")
 
 
 def test_claims_mujoco_returns_are_those_of_the_records():
     """Of the text below the table, which is written from the records."""
-    page = " ".join((report.ROOT / "docs/results.md").read_text().split())
+    page = words("docs/results.md")
     runs = {(x["task"], x["variant"], x["env_steps"] > 2_000_000): x for x in _tables.runs("mujoco")}
     one, three = (runs["Humanoid-v5", "no_contact_forces", long]["best_evaluation"] for long in (False, True))
     assert "four of ten in 1M steps, and three of ten in 3M" in page
@@ -50,7 +53,7 @@ def test_claims_mujoco_returns_are_those_of_the_records():
 
 
 def test_claims_effects_of_single_choices_of_mujoco_ppo():
-    page = (report.ROOT / "docs/libraries.md").read_text().replace("−", "-").replace(",", "")
+    page = words("docs/libraries.md").replace(",", "")
     found = next(x for x in _tables.comparisons("mujoco", mujoco.VARIANTS) if x.task == "HalfCheetah-v5")
     assert _pages.signed(found.last["unscaled_rewards"]).replace(",", "") in page
     for name in ("refresh_rollout", "value_clip", "advantage_normalize"):
@@ -87,7 +90,7 @@ def test_claims_self_play_in_poker():
         table = np.array([[alpha, 1 / 3, 0, 0], [0, 0, 1 / 3, alpha + 1 / 3], [3 * alpha, 1, 1, 1]])
         assert abs(kuhn.exploitability(table)) < 1e-9
         assert abs(kuhn.first_players_return(table, table) + 1 / 18) < 1e-9
-    page = " ".join((report.ROOT / "docs/gallery/self_play.md").read_text().split())
+    page = words("docs/gallery/self_play.md")
     assert f"a uniform policy {kuhn.exploitability(np.full((3, 4), 0.5)):.3f}" in page
     for game in ("connect_four", "connect_four_self_play"):
         won = [x["won_sampled"] for x in results("games", game)["seeds"]]
@@ -101,7 +104,7 @@ def test_claims_self_play_in_poker():
 
 
 def test_claims_state_dependent_exploration():
-    page = " ".join((report.ROOT / "docs/exploration.md").read_text().split())
+    page = words("docs/exploration.md")
 
     def returns(name):
         found = [results("learning", x) for x in name]
@@ -119,14 +122,14 @@ def test_claims_state_dependent_exploration():
 
 
 def test_claims_connect_four():
-    page = (report.ROOT / "docs/environments.md").read_text()
+    page = words("docs/environments.md")
     (row,) = (line for line in _tables.games(lambda text, *addresses: text) if "connect_four_6m" in line)
     for share in row.split("|")[4:6]:
         assert f"{share.strip()} of them with" in page or f"and {share.strip()} with" in page
 
 
 def test_claims_differences_between_libraries():
-    page = " ".join((report.ROOT / "docs/libraries.md").read_text().replace("−", "-").replace(",", "").split())
+    page = words("docs/libraries.md").replace(",", "")
     for task in _tables.comparisons("differences", differences.VARIANTS):
         name, last = task.task.split("-v5")[0], task.last
         visible = [change for change in last.values() if not change["95"][0] < 0 < change["95"][1]]

@@ -251,19 +251,6 @@ def test_gae_reproduces_advantages():
     check.finish()
 
 
-def test_gae_reproduces_one_step():
-    """The carry comes in as the advantage of a second step: reward `carry`, value 0, terminated."""
-    z, check = sub(UNITS, "step/"), Comparison()
-    later = {"reward": z["carry_in"], "value": 0 * z["value"], "next_value": 0 * z["value"]}
-    fields = [jnp.stack([z[name], x]) for name, x in later.items()]
-    flag = np.repeat(z["terminated"], 2, axis=1)
-    hyper = {name: jnp.asarray(z[name])[None] for name in ("gamma", "gae_lambda")}
-    ours = GAE(*fields, jnp.stack([flag, np.ones_like(flag)]), **hyper)
-    check.close("carry", ours.advantage[1], z["carry_in"])
-    check.close("out", ours.advantage[0], z["out"], atol=1e-6)
-    check.finish()
-
-
 @cache
 def unit_learner(discrete: bool) -> Any:
     """A learner that changes nothing and writes down losses and gradients of both phases on one minibatch."""

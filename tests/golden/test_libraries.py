@@ -154,15 +154,8 @@ def test_what_does_not_fit_is_an_error():
 
 
 def test_variants_of_the_benchmark_of_differences_fit_together():
-    config = differences.Config(
-        env_id="Pendulum-v1",
-        total_timesteps=32,
-        num_envs=2,
-        num_steps=8,
-        num_minibatches=2,
-        update_epochs=2,
-        hidden=(8,),
-    )
+    sizes = {"total_timesteps": 32, "num_envs": 2, "num_steps": 8, "num_minibatches": 2, "update_epochs": 2}
+    config = differences.Config(env_id="Pendulum-v1", hidden=(8,), **sizes)
     env, key = envs.make("Pendulum-v1"), jax.random.key(0)
     train = differences.make_train(config, env)
     params = jax.eval_shape(train.policy.init, key)
