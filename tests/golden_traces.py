@@ -4,9 +4,10 @@ The environment variable `PPO_PARTS_GOLDEN` names a folder that takes the place 
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -63,6 +64,14 @@ class Tape(NamedTuple):
         return jax.tree.map(lambda rows: np.asarray(rows[: int(self.count)]), self.rows)
 
 
+class Steps(NamedTuple):
+    """What happened in the steps of an optimizer; leading axis: minibatches."""
+
+    grad: Arrays
+    params: Arrays  # before each step
+    numbers: Arrays
+
+
 def blank(length: int, row: Any) -> Tape:
     """An empty tape for rows like `row`."""
     return Tape(jnp.zeros((), jnp.int32), jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), row))
@@ -89,16 +98,19 @@ def record_minibatches(length: int, shape: tuple[int, ...]) -> pp.Part:
     return record(length, read, **dict.fromkeys(("newlogprob", "ratio", "adv", "newvalue", "entropy"), shape[::-1]))
 
 
-def record_steps(length: int, *metrics: str) -> optax.GradientTransformationExtraArgs:
-    """An optimizer that changes nothing and writes down gradients, the parameters they were taken at, and numbers."""
+def record_steps(length: int, names: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """An optimizer that changes nothing and writes down gradients, the parameters they were taken at, and numbers.
+
+    Args:
+        names: the peer's names of these numbers: the learner's, `loss` or one of its metrics.
+    """
 
     def init(params: Any) -> Tape:
-        numbers = dict.fromkeys(("loss", *metrics), jnp.zeros(()))
-        return blank(length, {"grad": params, "params": params, **numbers})
+        return blank(length, Steps(params, params, dict.fromkeys(names, jnp.zeros(()))))
 
     def update(grads: Any, tape: Tape, params: Any, *, value: jax.Array, metrics: Any, **_: Any) -> Any:
-        numbers = {name: metrics[name] for name in tape.rows if name not in ("grad", "params", "loss")}
-        return grads, tape.write({"grad": grads, "params": params, "loss": value, **numbers})
+        found = {**metrics, "loss": value}
+        return grads, tape.write(Steps(grads, params, {theirs: found[ours] for theirs, ours in names.items()}))
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -112,10 +124,10 @@ def tapes(tree: Any) -> list[Any]:
     return [x.read() for x in jax.tree.leaves(tree, is_leaf=is_tape) if is_tape(x)]
 
 
-def steps(tape: Tape, last: Any) -> dict[str, Any]:
+def steps(tape: Tape, last: Any) -> Steps:
     """What `record_steps` wrote, with the parameters after the last step as one more row of `params`."""
     rows = tape.read()
-    return rows | {"params": jax.tree.map(lambda x, y: np.concatenate([x, y[None]]), rows["params"], last)}
+    return rows._replace(params=jax.tree.map(lambda x, y: np.concatenate([x, y[None]]), rows.params, last))
 
 
 @cache
@@ -191,6 +203,14 @@ class Comparison:
         assert recorded, f"{kind}: nothing is recorded"
         for name, x in recorded.items():
             self.close_tensor(f"{kind} {name}", ours[name], x, start[name] if start else 0.0)
+
+    def close_rows(self, ours: Arrays, recorded: Arrays, rounding: dict[str, float]) -> None:
+        """Numbers of each minibatch entry by entry, with an `atol` for some; tensors by `close_tensor`."""
+        for name, x in ours.items():
+            if np.ndim(x) == 1:
+                self.close(name, x, recorded[name], rounding.get(name, 0.0))
+            else:
+                self.close_tensor(name, x, recorded[name])
 
     def equal(self, name: str, ours: Any, recorded: Any) -> None:
         """Exactly the same."""

@@ -37,6 +37,7 @@ from tests.golden_traces import (
     Arrays,
     Comparison,
     Params,
+    Steps,
     load,
     norms,
     padded,
@@ -124,9 +125,9 @@ def ippo_learner(size: Sizes, steps: int) -> Any:
     """The peer's update, with a tape before the phases and one at the end of the critic's."""
     lengths = {"actor": size.actor_epochs * size.minibatches, "critic": size.critic_epochs * size.minibatches}
 
-    def adam(config: Any, phase: str, *metrics: str) -> optax.GradientTransformation:
+    def adam(config: Any, phase: str, **names: str) -> optax.GradientTransformation:
         return optax.chain(
-            record_steps(lengths[phase], *metrics),
+            record_steps(lengths[phase], {"loss": "loss", **names}),
             optax.clip_by_global_norm(config[f"{phase}_grad_clip"]),
             optax.adam(config[f"{phase}_lr"], eps=config[f"{phase}_adam_eps"]),
         )
@@ -147,7 +148,7 @@ def ippo_learner(size: Sizes, steps: int) -> Any:
                 critic=pp.chain(critic_chain(config, given(size.critic_epochs)), targets),
             ),
         )
-        optimizers = {"actor": adam(config, "actor", "early_stop_kl"), "critic": adam(config, "critic")}
+        optimizers = {"actor": adam(config, "actor", kl="early_stop_kl"), "critic": adam(config, "critic")}
         return pp.learner(partial(evaluate, discrete=size.discrete), pipeline, optimizers)
 
     return make_learner
@@ -196,7 +197,7 @@ def test_learner_reproduces_ippo(case):
         compare_phase(check, phase, rows[phase], state.opt_state[phase][2][0], z)
         check.close_tensors(f"{phase} final", state.params[phase], sub(z, f"{phase}_final/"), start[phase])
     kl_rounding = z["actor_loss_input/log_prob"][0].size * EPS * np.max(np.abs(z["traj/log_prob"]))
-    check.close("actor kl", rows["actor"]["early_stop_kl"], z["actor/mb_kl"].ravel(), kl_rounding)
+    check.close("actor kl", rows["actor"].numbers["kl"], z["actor/mb_kl"].ravel(), kl_rounding)
     check.close("metric kl", metrics["actor/early_stop_kl"], z["actor/mb_kl"].mean(), kl_rounding)
     before, critic = tapes(state.pipeline)
     advantage, recorded = before["advantage"][0], z["critic_loss_input/targets"]
@@ -212,17 +213,17 @@ def test_learner_reproduces_ippo(case):
     check.finish()
 
 
-def compare_phase(check: Comparison, phase: str, rows: dict[str, Any], adam: Any, z: Arrays) -> None:
+def compare_phase(check: Comparison, phase: str, rows: Steps, adam: Any, z: Arrays) -> None:
     """Losses, gradients, parameters and moments, minibatch by minibatch."""
 
     def recorded(kind: str) -> Arrays:
         """With one axis of minibatches in place of epochs and minibatches."""
         return {name: x.reshape(-1, *x.shape[2:]) for name, x in sub(z, f"{phase}_mb_{kind}/").items()}
 
-    check.close(f"{phase} loss", rows["loss"], z[f"{phase}/mb_loss"].ravel(), atol=1e-6)
-    check.close(f"{phase} grad norm", norms(rows["grad"]), z[f"{phase}/mb_grad_norm"].ravel())
-    check.close_tensors(f"{phase} grads", rows["grad"], recorded("grads"))
-    after = {name: x[1:] for name, x in rows["params"].items()}
+    check.close(f"{phase} loss", rows.numbers["loss"], z[f"{phase}/mb_loss"].ravel(), atol=1e-6)
+    check.close(f"{phase} grad norm", norms(rows.grad), z[f"{phase}/mb_grad_norm"].ravel())
+    check.close_tensors(f"{phase} grads", rows.grad, recorded("grads"))
+    after = {name: x[1:] for name, x in rows.params.items()}
     check.close_tensors(f"{phase} params", after, recorded("params"), sub(z, f"{phase}_init/"))
     check.close_tensors(f"{phase} adam_mu", adam.mu, sub(z, f"{phase}_adam_mu/"))
     check.close_tensors(f"{phase} adam_nu", adam.nu, sub(z, f"{phase}_adam_nu/"))
@@ -284,6 +285,6 @@ def test_losses_and_gradients_reproduce_the_unit_cases(unit):
     check.close("kl", metrics["actor/early_stop_kl"], z["kl"], z["advantage"].size * EPS * np.max(-z["log_prob_old"]))
     check.close("critic loss", metrics["critic/loss"], z["critic_loss"])
     for phase, tape in state.opt_state.items():
-        gradient = {name: x[0] for name, x in tape.rows["grad"].items()}
+        gradient = {name: x[0] for name, x in tape.rows.grad.items()}
         check.close_tensors(f"{phase} grad", gradient, sub(z, f"{phase}_grads/"))
     check.finish()

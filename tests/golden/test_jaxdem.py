@@ -40,6 +40,7 @@ from tests.golden_traces import (
     Arrays,
     Comparison,
     Params,
+    Steps,
     load,
     padded,
     record,
@@ -54,27 +55,26 @@ VERSIONS = ("head", "seed")
 CASES = {"head": ("single", "multi", "lrzero"), "seed": ("single", "multi", "lrfloor")}
 PRIORITY_EPS = {"head": 1e-6, "seed": 0.0}
 MUON_EPS = {"head": 1e-12, "seed": 1e-5}
-# The peer's name: ours.
-METRICS = {"loss": "loss", "actor_loss": "policy_loss", "value_loss": "value_loss", "entropy": "entropy"}
-SCALARS = {
-    "head": METRICS | {"approx_KL": "approx_kl_k2", "explained_variance": "peer_explained_variance"},
-    "seed": METRICS | {"approx_KL": "approx_kl", "explained_variance": "peer_explained_variance"},
+SCALARS = {  # what is recorded of a minibatch, the peer's name: ours
+    version: {
+        "loss": "loss",
+        "aux/actor_loss": "policy_loss",
+        "aux/value_loss": "value_loss",
+        "aux/entropy": "entropy",
+        "aux/approx_KL": approx_kl,
+        "aux/explained_variance": "peer_explained_variance",
+    }
+    for version, approx_kl in {"head": "approx_kl_k2", "seed": "approx_kl"}.items()
 }
 # Means over a minibatch of terms of size 1 that cancel, or squares of rounding errors: float32 leaves this much.
 # The KL of seed is (ratio - 1) - log_ratio, which carries the rounding of ratio.
-ROUNDING: dict[str, dict[str, float]] = {
-    "head": {"actor_loss": 1e-6, "loss": 1e-6, "approx_KL": 1e-12},
-    "seed": {"actor_loss": 1e-6, "loss": 1e-6, "approx_KL": 1e-7, "explained_variance": 1e-6},
+ROUNDING = {
+    "head": {"loss": 1e-6, "aux/actor_loss": 1e-6, "aux/approx_KL": 1e-12},
+    "seed": {"loss": 1e-6, "aux/actor_loss": 1e-6, "aux/approx_KL": 1e-7, "aux/explained_variance": 1e-6},
 }
-ELEMENTS = {  # what is recorded for each step of a minibatch, ours: the peer's name
-    "head": {
-        "value": "aux/value",
-        "ratio": "aux/ratio",
-        "returns": "returns",
-        "advantage": "advantage_norm_weighted",
-        "entropy_per_state": "entropy_per_state",
-    },
-    "seed": {"ratio": "aux/ratio", "returns": "aux/returns", "advantage": "advantage_norm_weighted"},
+ELEMENTS = {  # of each step of it
+    "head": ("aux/ratio", "returns", "advantage_norm_weighted", "aux/value", "entropy_per_state"),
+    "seed": ("aux/ratio", "aux/returns", "advantage_norm_weighted"),
 }
 GIVEN = {  # the fields of a minibatch alone
     "head": {"advantage": "advantage", "target": "returns"},
@@ -269,11 +269,10 @@ def losses(version: str, config: Any, length: int, shape: tuple[int, ...]) -> pp
         return batch.add_metrics(approx_kl_k2=mean, peer_explained_variance=explained)
 
     def read(batch: pp.Batch) -> dict[str, jax.Array]:
-        ratio = jnp.exp(batch.current_log_ratio())
-        found = {"ratio": ratio, "returns": batch.target, "advantage": batch.advantage}
+        found = (jnp.exp(batch.current_log_ratio()), batch.target, batch.advantage)
         if version == "head":
-            found |= {"value": batch.current.value, "entropy_per_state": batch.current.distribution.entropy()}
-        return found
+            found = (*found, batch.current.value, batch.current.distribution.entropy())
+        return dict(zip(ELEMENTS[version], found, strict=True))
 
     return pp.chain(
         pp.clipped_surrogate(clip_eps=config["clip_eps"]),
@@ -329,20 +328,18 @@ def seed_chain(config: Any, indices: Any, weights: Any, noise: Any, shape: tuple
     )
 
 
-def compare_minibatches(check: Comparison, version: str, rows: Arrays, elements: Arrays, z: Arrays) -> None:
+def compare_minibatches(check: Comparison, version: str, rows: Steps, elements: Arrays, z: Arrays) -> None:
     """What the peer's `loss_fn` saw and gave, and its gradients; leading axis: minibatches."""
-    scalars = {theirs: rows[ours] for theirs, ours in SCALARS[version].items()}
+    numbers = dict(rows.numbers)
     if version == "seed":
-        variance = elements["returns"].var(axis=(1, 2), dtype=np.float64)
+        variance = elements["aux/returns"].var(axis=(1, 2), dtype=np.float64)
         variance_floor = variance / (variance + 1e-8)
-        scalars["explained_variance"] = 1 - (1 - scalars["explained_variance"]) * variance_floor
-    for name, x in scalars.items():
-        check.close(name, x, z["loss" if name == "loss" else f"aux/{name}"], ROUNDING[version].get(name, 0.0))
+        numbers["aux/explained_variance"] = 1 - (1 - numbers["aux/explained_variance"]) * variance_floor
     assert "aux/ratio" in z
-    for ours, theirs in ELEMENTS[version].items():
-        if theirs in z:
-            check.close_tensor(theirs, elements[ours], np.broadcast_to(z[theirs], elements[ours].shape))
-    check.close_tensors("grad", rows["grad"], sub(z, "grads/"))
+    recorded = {name: np.broadcast_to(z[name], x.shape) for name, x in elements.items() if name in z}
+    check.close_rows({name: elements[name] for name in recorded}, recorded, {})
+    check.close_rows(numbers, z, ROUNDING[version])
+    check.close_tensors("grad", rows.grad, sub(z, "grads/"))
 
 
 @cache
@@ -355,9 +352,7 @@ def unit_learner(version: str, boxed: bool) -> Any:
             pipeline = pp.chain(pp.full_batch(), losses(version, config, 1, ROOM))
         else:
             pipeline = seed_chain(config, np.arange(ROOM[1])[None], weights, noise, ROOM)
-        return pp.learner(
-            partial(evaluate, **box), pipeline, record_steps(1, *set(SCALARS[version].values()) - {"loss"})
-        )
+        return pp.learner(partial(evaluate, **box), pipeline, record_steps(1, SCALARS[version]))
 
     return make_learner
 
@@ -413,7 +408,7 @@ def peer_optimizer(version: str, config: dict[str, float]) -> optax.GradientTran
         exponent=config.get("learning_rate_decay_exponent", 1.0),
     )
     return optax.chain(
-        record_steps(int(config["num_minibatches"]), *set(SCALARS[version].values()) - {"loss"}),
+        record_steps(int(config["num_minibatches"]), SCALARS[version]),
         optax.clip_by_global_norm(config["max_grad_norm"]),
         optax.contrib.muon(rate, eps=MUON_EPS[version]),
     )
@@ -454,12 +449,12 @@ def compare_epoch(
     """Everything recorded within one epoch that both versions have."""
     rows = steps(state.opt_state[0], state.params)
     compare_minibatches(check, version, rows, tapes(state.pipeline)[-1], sub(z, "mb/"))
-    theirs = {**SCALARS[version], "grad_norm": "grad_norm", "ratio": "ratio_mean"}
-    for name, ours in theirs.items():
-        if name != "explained_variance":
-            check.close(f"metric {name}", metrics[ours], z[f"metrics/{name}"], ROUNDING[version].get(name, 0.0))
+    for name, ours in {**SCALARS[version], "grad_norm": "grad_norm", "ratio": "ratio_mean"}.items():
+        if ours != "peer_explained_variance":
+            recorded = z[f"metrics/{name.removeprefix('aux/')}"]
+            check.close(f"metric {name}", metrics[ours], recorded, ROUNDING[version].get(name, 0.0))
     for kind, place in {"before": slice(-1), "after": slice(1, None)}.items():
-        params = {name: x[place] for name, x in rows["params"].items()}
+        params = {name: x[place] for name, x in rows.params.items()}
         check.close_tensors(f"params {kind}", params, sub(z, f"mb/params_{kind}/"), start)
     (muon, *_), (adam, *_) = (state.opt_state[2].inner_states[name].inner_state for name in ("muon", "adam"))
     for name, x in {"muon_count": muon.count, "adam_count": adam.count}.items():
@@ -484,7 +479,7 @@ def compare_refresh(
         if k + 1 < len(z["mb/idx"]):
             check.close_tensors("next", {name: buffers[name][k + 1][:, indices] for name in names}, recomputed)
     # The last refresh has nothing after it.
-    new = {name: minibatch[name][-1] for name in ("value", "ratio")}
+    new = {name: minibatch[f"aux/{name}"][-1] for name in ("value", "ratio")}
     last = z["recompute/reward"][-1], *new.values(), z["recompute/done"][-1], z["init/last_value"][indices]
     again = peer_vtrace(vtrace_config(config), *last)
     check.close_tensors("last", {**new, "advantage": again.error, "returns": again.target}, recomputed)

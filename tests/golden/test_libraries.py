@@ -110,7 +110,8 @@ def reproduced(z: Arrays, meta: dict[str, Any]) -> Arrays:
     """What ours makes of the recorded rollout."""
     pipeline, optimizer = getattr(libraries, meta["preset"])(**meta["options"])
     pipeline = instrumented(pipeline, z)
-    tape = record_steps(len(z["params"]), *(["entropy"] if "keys" in z else []))
+    entropy = {"entropy": "entropy"} if "keys" in z else {}
+    tape = record_steps(len(z["params"]), {"loss": "loss", **entropy})
     network = evaluate_tanh if "keys" in z else evaluate
 
     def make_learner() -> pp.Learner:
@@ -124,10 +125,10 @@ def reproduced(z: Arrays, meta: dict[str, Any]) -> Arrays:
 
     ((state, _),) = replay(make_learner, split(z["params"][0], z), [((), rollout(z))], under_way)
     rows = steps(state.opt_state[0], state.params)
-    losses = rows["loss"]
+    losses = rows.numbers["loss"]
     if "keys" in z:  # brax takes a part of the entropy in closed form, with the same gradient: recorded without it
-        losses = losses + meta["options"].get("entropy_coef", 1e-4) * rows["entropy"]
-    params = np.concatenate([rows["params"][name] for name in ("policy", "value")], axis=1)
+        losses = losses + meta["options"].get("entropy_coef", 1e-4) * rows.numbers["entropy"]
+    params = np.concatenate([rows.params[name] for name in ("policy", "value")], axis=1)
     (estimates,) = tapes(state.pipeline)
     return {name: x[-1] for name, x in estimates.items()} | {"losses": losses, "params": params}
 

@@ -130,7 +130,7 @@ def play(z: Arrays, meta: dict[str, Any], rate: optax.Schedule) -> Any:
     config = meta["config"]
     given = [np.concatenate([x, x[-1:]]) for x in (z["mb/idx"].astype(np.int32), z["mb/mb_prio"][..., 0])]
     optimizer = optax.chain(
-        record_steps(len(given[0]), *set(METRICS.values()) - {"loss"}),
+        record_steps(len(given[0]), METRICS),
         optax.clip_by_global_norm(config["max_grad_norm"]),
         optax.scale_by_adam(config["adam_beta1"], config["adam_beta2"], config["adam_eps"]),
         pp.optim.scale_by_update_schedule(rate),
@@ -152,7 +152,7 @@ def test_learner_reproduces_pufferlib(case):
     z, check = load(f"cleanrl_pufferlib/puffer_{case}"), Comparison()
     meta = json.loads(str(z["meta"]))
     rate = optax.cosine_decay_schedule(meta["config"]["learning_rate"], meta["total_epochs"])
-    buffers, minibatches, rows = play(z, meta, rate)
+    buffers, minibatches, (grad, params, numbers) = play(z, meta, rate)
     number, recorded = meta["total_minibatches"], sub(z, "mb/")
 
     check.close("learning rate", rate(meta["epoch"]), z["lr"])
@@ -166,12 +166,10 @@ def test_learner_reproduces_pufferlib(case):
         row = {name: x[k] for name, x in recorded.items()}
         compare_priorities(check, z, meta, row, buffers["advantages"][k])
         compare_drawn(check, z, meta, row, {name: x[k] for name, x in buffers.items()}, minibatches["ratio"][k])
-    for name, x in minibatches.items():
-        check.close_tensor(name, x[:number].reshape(recorded[name].shape), recorded[name])
-    for name, ours in METRICS.items():
-        check.close(name, rows[ours][:number], recorded[name], ROUNDING.get(name, 0.0))
-    grad = {name: x[:number] for name, x in rows["grad"].items()}
-    after = {name: x[1 : number + 1] for name, x in rows["params"].items()}
+    ours = {name: x[:number].reshape(recorded[name].shape) for name, x in {**minibatches, **numbers}.items()}
+    check.close_rows(ours, recorded, ROUNDING)
+    grad = {name: x[:number] for name, x in grad.items()}
+    after = {name: x[1 : number + 1] for name, x in params.items()}
     check.close("grad_norm", norms(grad), recorded["grad_norm"])
     check.close_tensors("grad", grad, sub(recorded, "grad/"))
     check.close_tensors("param_after", after, sub(recorded, "param_after/"), sub(z, "params_start/"))
