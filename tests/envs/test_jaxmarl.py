@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import ppo_parts as pp
 from ppo_parts import envs
 
 pytestmark = pytest.mark.lenient_ranks
@@ -46,7 +47,7 @@ def played(env, steps, action):
     return obs, jax.lax.scan(step, state, jax.random.split(jax.random.key(1), steps))[1]
 
 
-def test_dicts_by_agent_become_arrays():
+def test_dicts_by_agent_become_arrays_and_agents_that_leave_are_absent_until_the_next_episode():
     env = envs.from_jaxmarl(Dwindling())
     assert (env.num_agents, env.observation_space.shape, env.action_space.n) == (2, (2,), 3)
     obs, out = played(env, 6, [2, 1])
@@ -54,10 +55,6 @@ def test_dicts_by_agent_become_arrays():
     np.testing.assert_array_equal(out.obs.obs[0, 0], [[1, -1], [1, 0]])  # padded with zeros
     np.testing.assert_array_equal(obs.available[0], [[1, 1, 1], [1, 1, 0]])
     np.testing.assert_array_equal(out.reward[0, 0], [2, 10])
-
-
-def test_agents_that_leave_early_are_absent_until_the_next_episode():
-    _, out = played(envs.from_jaxmarl(Dwindling()), 6, [2, 1])
     np.testing.assert_array_equal(out.ended[:, 0], [0, 0, 0, 1, 0, 0])
     np.testing.assert_array_equal(out.mask[:, 0], [[1, 1], [1, 1], [1, 0], [1, 0], [1, 1], [1, 1]])
     np.testing.assert_array_equal(out.terminated[:, 0, 0], [0, 0, 0, 1, 0, 0])
@@ -70,14 +67,11 @@ def test_agents_that_leave_early_are_absent_until_the_next_episode():
     np.testing.assert_array_equal(out.episode_return[3, 0], [8, 20])
 
 
-def test_agents_follow_the_laws_of_environments():
+def test_a_time_limit_is_what_the_caller_says():
     env = envs.from_jaxmarl(Dwindling(), timed_out=lambda state: state["time"] == 4)
     seen = envs.check_laws(env, num_steps=24)
     assert (seen.episodes, seen.terminated, seen.truncated) == (24, 0, 24)
-
-
-def test_a_time_limit_is_what_the_caller_says():
-    _, out = played(envs.from_jaxmarl(Dwindling(), timed_out=lambda state: state["time"] == 4), 4, [0, 0])
+    _, out = played(env, 4, [0, 0])
     np.testing.assert_array_equal(out.truncated[:, 0], [[0, 0], [0, 0], [0, 0], [1, 0]])  # "b" had gone before
     np.testing.assert_array_equal(out.terminated[3, 0], [0, 1])
 
@@ -126,29 +120,34 @@ def test_mabrax_truncates_where_brax_does():
     np.testing.assert_array_equal(out.terminated, np.repeat((ended & ~late)[..., None], 2, axis=-1))
     np.testing.assert_array_equal(out.final_obs.obs[..., 0, 0], out.episode_length)
 
-    class Resetting(MABraxEnv):
-        auto_reset = True
 
-    with pytest.raises(ValueError, match=r"final observations of episodes are lost.*auto_reset=False"):
-        envs.from_jaxmarl(Resetting())
-
-
-def test_boxes_that_differ_are_refused():
-    class Boxes(Dwindling):
-        def action_space(self, agent):
-            return SimpleNamespace(shape=(2,) if agent == "a" else (1,), low=0.0, high=1.0)
-
-    with pytest.raises(ValueError, match=r"b \(1,\)"):
-        envs.from_jaxmarl(Boxes())
+def changed(base=Dwindling, **spaces):
+    """An environment whose spaces are those of each agent."""
+    functions = {name: (lambda self, agent, of=of: of[agent]) for name, of in spaces.items()}
+    return type(base.__name__, (base,), functions)()
 
 
-def test_mixed_kinds_of_actions_are_refused():
-    class Mixed(Dwindling):
-        def action_space(self, agent):
-            return SimpleNamespace(shape=(2,)) if agent == "a" else SimpleNamespace(n=2, shape=())
+TWO = SimpleNamespace(n=2, shape=())
+WRAP = r"Dwindling: action_space\(agent\) .*Wrap it so that they do"
 
-    with pytest.raises(ValueError, match="discrete"):
-        envs.from_jaxmarl(Mixed())
+
+def box(*shape):
+    return SimpleNamespace(shape=shape, low=0.0, high=1.0)
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        (changed(action_space={"a": box(2), "b": box(1)}), r"agents' boxes of actions differ .*b \(1,\)"),
+        (changed(action_space={"a": box(2), "b": TWO}), "some agents have discrete actions and some do not"),
+        (changed(observation_space={"a": {"image": box(2)}, "b": {"image": box(1)}}), WRAP),
+        (changed(action_space={0: TWO}), WRAP),
+        (type("Resetting", (MABraxEnv,), {"auto_reset": True})(), r"final observations .* are lost.*auto_reset=False"),
+    ],
+)
+def test_what_does_not_fit_into_arrays_is_refused(env, says):
+    with pytest.raises(pp.errors.UserValueError, match=says):
+        envs.from_jaxmarl(env)
 
 
 REAL = {
@@ -196,33 +195,22 @@ def test_outside_the_room_of_the_riddle_nothing_can_be_done():
     np.testing.assert_array_equal(out.obs.available, np.stack([inside | True, inside, inside], -1))
 
 
-def test_spaces_that_are_no_arrays_are_refused_with_the_remedy():
-    class Described(Dwindling):
-        def observation_space(self, agent):
-            return {"image": SimpleNamespace(shape=(2,))}
-
-    class Numbered(Dwindling):
-        def action_space(self, agent):
-            return {0: SimpleNamespace(n=2, shape=())}[agent]
-
-    for kind in (Described, Numbered):
-        with pytest.raises(ValueError, match=r"Dwindling: action_space\(agent\) .*Wrap it so that they do"):
-            envs.from_jaxmarl(kind())
-
-
-@pytest.mark.parametrize("env_id", ["hanabi", "storm", "storm_np", "LearnedPolicyEnemySMAX"])
-def test_environments_that_the_adapter_cannot_play_are_refused(env_id):
+@pytest.mark.parametrize(
+    ("env_id", "says"),
+    [
+        *(
+            (name, f"{name} (cannot be|with the settings)")
+            for name in ("hanabi", "storm", "storm_np", "LearnedPolicyEnemySMAX")
+        ),
+        ("MPE_simple_spread", "MPE_simple_spread_v3"),
+        ("SMAX/3marines", "SMAX has no map '3marines'; there are 3m"),
+        ("CartPole-v1", "but Gymnasium has, with one agent: its name here is 'gym:CartPole-v1', in the recipes for"),
+    ],
+)
+def test_names_that_are_unknown_or_cannot_be_played_are_refused(env_id, says):
     pytest.importorskip("jaxmarl")
-    with pytest.raises(ValueError, match=env_id):
+    with pytest.raises(pp.errors.UserValueError, match=says):
         envs.make_agents(env_id)
-
-
-def test_unknown_names_are_refused_with_the_nearest():
-    pytest.importorskip("jaxmarl")
-    with pytest.raises(ValueError, match="MPE_simple_spread_v3"):
-        envs.make_agents("MPE_simple_spread")
-    with pytest.raises(ValueError, match="3m"):
-        envs.make_agents("SMAX/3marines")
 
 
 def test_an_environment_can_be_made_while_tracing():

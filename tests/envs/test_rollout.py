@@ -36,11 +36,11 @@ class Slow:
     """CartPole, N times, one step at a time; the same keys as the rollout, nothing else of it."""
 
     def __init__(self, key):
-        self.env, params = gymnax.make("CartPole-v1")
+        env, params = gymnax.make("CartPole-v1")
         params = params.replace(max_steps_in_episode=LIMIT)
-        self.reset = jax.jit(lambda key: self.env.reset(key, params))
-        self.step = jax.jit(lambda key, state, action: self.env.step(key, state, action, params))
-        self.obs, self.state = zip(*[self.reset(k) for k in jax.random.split(key, N)], strict=True)
+        self.step = jax.jit(lambda key, state, action: env.step(key, state, action, params))
+        reset = jax.jit(lambda key: env.reset(key, params))
+        self.obs, self.state = map(list, zip(*[reset(k) for k in jax.random.split(key, N)], strict=True))
         self.total, self.length = [0.0] * N, [0] * N
 
     def collect(self, key):
@@ -51,20 +51,18 @@ class Slow:
             logits = np.asarray(seen, np.float64) @ np.asarray(WEIGHTS["policy"])
             log_prob = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
             row = {"obs": seen, "action": action, "log_prob": log_prob[np.arange(N), action]}
-            row |= {"reward": [], "terminated": [], "truncated": [], "final": []}
-            self.obs, self.state = list(self.obs), list(self.state)
+            outs = []
             for n, k in enumerate(jax.random.split(env_key, N)):
-                self.obs[n], self.state[n], reward, terminated, truncated, info = self.step(k, self.state[n], action[n])
-                row["reward"].append(float(reward))
-                row["terminated"].append(bool(terminated))
-                row["truncated"].append(bool(truncated))
-                row["final"].append(np.asarray(info["final_observation"]))
+                self.obs[n], self.state[n], *out, info = self.step(k, self.state[n], action[n])
+                outs.append((*out, info["final_observation"]))
+                reward, terminated, truncated = out
                 self.total[n] += float(reward)
                 self.length[n] += 1
                 if terminated or truncated:
                     finished.append((self.total[n], self.length[n]))
                     self.total[n], self.length[n] = 0.0, 0
-            rows.append(row)
+            names = ("reward", "terminated", "truncated", "final")
+            rows.append(row | dict(zip(names, map(np.stack, zip(*outs, strict=True)), strict=True)))
         batch = {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
         critic = np.asarray(WEIGHTS["value"], np.float64)
         batch["value"] = batch["obs"] @ critic
@@ -169,8 +167,7 @@ def clock(limit: Any, kind: str = "truncated") -> envs.Env:
             see(after.time, 0), reward, final_obs=final, episode_return=total, episode_length=time, **ends
         )
 
-    box = gymnax.environments.spaces.Box(-jnp.inf, jnp.inf, (2,))
-    made = envs.Env(reset, step, box, gymnax.environments.spaces.Discrete(2), lambda state: made)
+    made = envs.Env(reset, step, envs.Box((2,)), envs.Discrete(2), lambda state: made)
     return made
 
 
@@ -205,21 +202,6 @@ def test_info_of_every_step_is_kept():
     _, batch, metrics = rollout.collect(jax.random.key(0), 1.0, rollout.init(jax.random.key(0)))
     assert batch.extras["cost"][:, 0].tolist() == [0, 10, 20, 30, 0, 10]
     assert metrics["episode_cost"] == 30
-    rollout = pp.rollout(env, uniform, num_envs=1, num_steps=6, keep_info=("cost",))
-    with pytest.raises(
-        ValueError, match=r"keep_info='cost' must be an entry of the environment's info, which has the entries \[\]"
-    ):
-        jax.eval_shape(lambda: rollout.collect(jax.random.key(0), 1.0, rollout.init(jax.random.key(0))))
-
-
-def test_a_distribution_that_is_not_a_pytree_cannot_be_kept():
-    def evaluate(params, batch):
-        distribution, value = uniform(params, batch)
-        return SimpleNamespace(sample=distribution.sample, log_prob=distribution.log_prob), value
-
-    rollout = pp.rollout(clock(limit=4), evaluate, num_envs=1, num_steps=2, keep_distribution=True)
-    with pytest.raises(TypeError, match=r"keep_distribution needs .* a pytree of arrays, but SimpleNamespace is not"):
-        jax.eval_shape(lambda: rollout.collect(jax.random.key(0), 1.0, rollout.init(jax.random.key(0))))
 
 
 @pytest.mark.parametrize("kind", ["terminated", "truncated"])
@@ -289,7 +271,7 @@ def echo(low: float, high: float) -> envs.Env:
         zeros = jnp.zeros(action.shape[0])
         return state, envs.Transition(action, zeros, nothing, nothing, action, zeros, zeros.astype(int))
 
-    box = gymnax.environments.spaces.Box(low, high, (2,))
+    box = envs.Box((2,), low, high)
     made = envs.Env(lambda key, n: ((), jnp.zeros((n, 2))), step, box, box, lambda state: made)
     return made
 
@@ -352,23 +334,58 @@ def test_the_first_ratio_of_an_update_is_one(env_id, normalized):
         assert float(moved) > 1e-2
 
 
+def choosing(policy):
+    """Two choices at once, with this policy."""
+    step = lambda key, x, action: envs.Step(x, x, 0.0, False)  # noqa: E731
+    env = envs.auto_reset(lambda key: (jnp.zeros(1),) * 2, step, envs.Box((1,)), envs.MultiDiscrete((2, 3)))
+    return env, lambda params, batch: (policy, jnp.zeros(2))
+
+
+def not_a_tree(params, batch):
+    distribution, value = uniform(params, batch)
+    return SimpleNamespace(sample=distribution.sample, log_prob=distribution.log_prob), value
+
+
+def column(params, batch):
+    return uniform(params, batch)[0], batch.obs[..., :1]
+
+
+def per_dimension(params, batch):
+    return distrax.Normal(batch.obs, jnp.ones_like(batch.obs)), batch.obs[..., 0]
+
+
+CLOCK, ECHO = clock(4), echo(-1, 1)
+FIVE = pp.distributions.Categorical(jnp.zeros((2, 5)))
+SWAPPED = pp.distributions.MultiCategorical(jnp.zeros((2, 5)), (3, 2))
+KEEPS = "keep_distribution needs .* a pytree of arrays, but SimpleNamespace is not"
+REFUSED = [
+    (CLOCK, uniform, {"num_envs": 0}, "rollout: num_envs must be .*0"),
+    (CLOCK, uniform, {"num_steps": 2.0}, "rollout: num_steps must be .*2.0"),
+    (CLOCK, uniform, {"num_steps": True}, "rollout: num_steps must be .*True"),
+    (
+        CLOCK,
+        uniform,
+        {"keep_info": ("cost",)},
+        r"'cost' must be an entry of the environment's info, which .* \[\]: ",
+    ),
+    (CLOCK, uniform, {"record": ("bonus",)}, r"'bonus' must be an entry of the policy's aux.* aux={'bonus': \.\.\.}\)"),
+    (CLOCK, not_a_tree, {"keep_distribution": True}, KEEPS),
+    (CLOCK, column, {}, r"value\[\.\.\., 0\]"),
+    (ECHO, per_dimension, {}, "sum over the action's dimensions"),
+    (*choosing(FIVE), {}, r"takes 2 choices: return distributions.MultiCategorical\("),
+    (*choosing(SWAPPED), {}, r"3 actions.* has 2 in one of its choices"),
+]
+
+
 @pytest.mark.lenient_ranks  # distrax
-def test_a_value_or_log_prob_of_another_shape_is_refused():
-    key = jax.random.key(0)
-    column = pp.rollout(clock(4), lambda p, b: (uniform(p, b)[0], b.obs[..., :1]), num_envs=2, num_steps=3)
-    with pytest.raises(pp.errors.ShapeError, match=r"value\[\.\.\., 0\]"):
-        column.collect(key, 1.0, column.init(key))
-    per_dim = pp.rollout(
-        echo(-1, 1), lambda p, b: (distrax.Normal(b.obs, jnp.ones_like(b.obs)), b.obs[..., 0]), num_envs=2, num_steps=3
-    )
-    with pytest.raises(pp.errors.ShapeError, match="sum over the action's dimensions"):
-        per_dim.collect(key, 1.0, per_dim.init(key))
+@pytest.mark.parametrize(("env", "evaluate", "settings", "says"), REFUSED)
+def test_what_cannot_be_collected_is_refused(env, evaluate, settings, says):
+    def collect():
+        rollout = pp.rollout(env, evaluate, **{"num_envs": 2, "num_steps": 3, **settings})
+        return rollout.collect(jax.random.key(0), 1.0, rollout.init(jax.random.key(0)))
 
-
-@pytest.mark.parametrize(("name", "value"), [("num_envs", 0), ("num_steps", 2.0), ("num_steps", True)])
-def test_sizes_are_whole_and_positive(name, value):
-    with pytest.raises((ValueError, TypeError), match=rf"rollout: {name} must be .*{value}"):
-        pp.rollout(clock(4), uniform, **{"num_envs": 2, "num_steps": 3, name: value})
+    with pytest.raises((pp.errors.UserError, pp.errors.ShapeError), match=says):
+        jax.eval_shape(collect)
 
 
 def test_a_recurrent_policy_is_reset_with_its_episodes():
