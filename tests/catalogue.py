@@ -4,7 +4,6 @@ A test module lists its entries and calls the checks on them; see `test_catalogu
 float64 except where a check is about float32.
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 import ppo_parts as pp
 from tests.common import evaluate, make_params, rollout
@@ -56,9 +54,7 @@ class Entry(NamedTuple):
         differentiable: the inputs that have gradients; all others must have none.
         samples: inputs for the comparison with the reference.
         laws: what it becomes at its limits.
-        parts: `parts(name)`, which use it in a chain and add a metric `<name>_loss`; None: no part of its own.
         elementwise: each output depends only on the inputs at its place.
-        mask: whether it takes a mask.
         note: distinguishes several entries of one function.
     """
 
@@ -70,9 +66,7 @@ class Entry(NamedTuple):
     differentiable: tuple[str, ...] = ("log_ratio",)
     samples: Callable[[], Arrays] = log_ratios_and_advantages
     laws: tuple[Law, ...] = ()
-    parts: Callable[[str], Sequence[pp.Part]] | None = None
     elementwise: bool = True
-    mask: bool = True
     note: str = ""
 
     @property
@@ -87,40 +81,14 @@ def check_golden(entry: Entry) -> None:
     assert actual.dtype == jnp.float32
 
 
-def check_contract(entry: Entry) -> None:
-    """The dtype of the first input is kept, hyperparameters may be traced, and wrong inputs are refused."""
-    given = {name: jnp.asarray(x, jnp.float32) for name, x in entry.golden.items()}
-    first = next(iter(given))
-    numbers = {name: x for name, x in entry.hyperparameters.items() if isinstance(x, float)}
-    call = functools.partial(entry.function, **{k: x for k, x in entry.hyperparameters.items() if k not in numbers})
-    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), given)
-    output = jax.eval_shape(lambda given, numbers: call(**given, **numbers), narrow, numbers)
-    assert output.dtype == jnp.bfloat16
-    assert output.shape == np.shape(entry.expected)
-    call = functools.partial(entry.function, **entry.hyperparameters)
-    with pytest.raises(TypeError, match=f"{first} must be floating"):
-        call(**{**given, first: given[first].astype(int)})
-    for name in given if len(given) > 1 else ():
-        with pytest.raises(pp.errors.ShapeError, match=name):
-            call(**{**given, name: given[name][..., None]})
-    if entry.mask:
-        with pytest.raises(pp.errors.ShapeError, match="mask"):
-            call(**given, mask=jnp.ones((*output.shape, 1)))
-        with pytest.raises(ValueError, match="mask must hold 0 and 1"):
-            call(**given, mask=jnp.full(output.shape, 2))
-
-
 def check_reference(entry: Entry) -> None:
-    """Values equal the reference and gradients its finite differences; masked NaN change nothing and get nothing."""
+    """Values equal the reference and gradients its finite differences."""
     samples = entry.samples()
     expected, slopes = _expected(entry, samples)
     with jax.enable_x64(True):
         actual, gradient = _value_and_gradient(entry, samples)
         np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
         _close_to_differences(gradient, slopes, expected, entry)
-        if entry.mask:
-            keep = np.random.default_rng(0).random(np.shape(expected)) < 0.6
-            _check_mask(entry, samples, keep, expected, gradient)
     if entry.elementwise:
         _check_float32(entry, samples, expected, slopes)
 
@@ -132,7 +100,7 @@ def check_laws(entry: Entry) -> None:
             where = law.where or (lambda **x: np.all([np.abs(a) < 3 for a in x.values()], axis=0))
             chosen = where(**samples) if entry.elementwise else np.ones((), bool)
             assert chosen.any()
-            same = entry._replace(hyperparameters={**entry.hyperparameters, **law.hyperparameters}, mask=False)
+            same = entry._replace(hyperparameters={**entry.hyperparameters, **law.hyperparameters})
             ours = _value_and_gradient(same, samples)
             theirs = _value_and_gradient(same._replace(function=law.other, hyperparameters={}), samples)
             for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
@@ -156,21 +124,12 @@ def check_learns(parts: Sequence[pp.Part], policy: Any = evaluate, **fields: Any
     return metrics
 
 
-def check_all_learn(entries: Sequence[Entry], others: Sequence[pp.Part] = (), **fields: Any) -> pp.Metrics:
-    """One update of one chain with the parts of all entries, because most of the time goes into compiling."""
-    parts = {entry.id: entry.parts(entry.id) for entry in entries if entry.parts}
-    metrics = check_learns([*others, *(part for some in parts.values() for part in some)], **fields)
-    assert [name for name in parts if not np.isfinite(metrics[f"{name}_loss"])] == []
-    return metrics
-
-
-def _value_and_gradient(entry: Entry, samples: Arrays, dtype: Any = np.float64, mask: Any = None) -> Any:
+def _value_and_gradient(entry: Entry, samples: Arrays, dtype: Any = np.float64) -> Any:
     """Output, and the gradient of its sum (weighted, unless elementwise) with respect to every input."""
     given = {name: jnp.asarray(x, dtype) for name, x in samples.items()}
-    masked = {} if mask is None else {"mask": jnp.asarray(mask)}
 
     def total(given: Any) -> Any:
-        output = entry.function(**given, **entry.hyperparameters, **masked)
+        output = entry.function(**given, **entry.hyperparameters)
         return jnp.sum(output * jnp.asarray(_weights(entry, output.shape), dtype)), output
 
     gradient, output = jax.grad(total, has_aux=True)(given)
@@ -213,27 +172,6 @@ def _close_to_differences(gradient: Any, slopes: Any, values: np.ndarray, entry:
         scale = scale.reshape(scale.shape + (1,) * (slope.ndim - np.ndim(scale)))
         wrong = np.abs(gradient[name] - slope) > 1e-5 * np.abs(slope) + 1e-8 * scale + 1e-8
         assert not wrong.any(), f"{entry.id}: {name} {gradient[name][wrong]} instead of {slope[wrong]}"
-
-
-def _check_mask(entry: Entry, samples: Arrays, keep: np.ndarray, expected: np.ndarray, gradient: Any) -> None:
-    def where(x: np.ndarray) -> np.ndarray:
-        return keep.reshape(keep.shape + (1,) * (x.ndim - keep.ndim))
-
-    results = []
-    for other in (np.nan, np.inf, 3.0):
-        poisoned = {name: np.where(where(x), x, other) for name, x in samples.items()}
-        results.append(_value_and_gradient(entry, poisoned, mask=keep))
-        masked, slopes = results[-1]
-        np.testing.assert_array_equal(masked[~keep], 0)
-        for name, slope in slopes.items():
-            np.testing.assert_array_equal(slope[~np.broadcast_to(where(slope), slope.shape)], 0, err_msg=name)
-    for x, y in zip(jax.tree.leaves(results[0]), jax.tree.leaves(results[2]), strict=True):
-        np.testing.assert_array_equal(x, y)
-    if entry.elementwise:
-        np.testing.assert_allclose(results[0][0][keep], expected[keep], rtol=1e-9, atol=1e-9)
-        for name, slope in results[0][1].items():
-            kept = np.broadcast_to(where(slope), slope.shape)
-            np.testing.assert_array_equal(slope[kept], gradient[name][kept], err_msg=name)
 
 
 def _check_float32(entry: Entry, samples: Arrays, expected: np.ndarray, slopes: Any) -> None:

@@ -85,17 +85,6 @@ def vtrace(
     return tuple(x.reshape(shape) for x in (error, target, policy))
 
 
-def next_values(value, last_value, truncated=None, final_value=None):
-    out = np.zeros(np.shape(value))
-    for index in np.ndindex(*out.shape):
-        t, rest = index[0], index[1:]
-        if truncated is not None and truncated[index]:
-            out[index] = final_value[index]
-        else:
-            out[index] = last_value[rest] if t + 1 == len(value) else value[(t + 1, *rest)]
-    return out
-
-
 def advantage_normalize(advantage, mask=None, *, axis=None, ddof=0, eps=1e-8):
     """Group by group: a group is what shares the indices that `axis` leaves."""
     advantage = np.asarray(advantage, np.float64)
@@ -114,36 +103,6 @@ def advantage_normalize(advantage, mask=None, *, axis=None, ddof=0, eps=1e-8):
     return out
 
 
-def clipped_surrogate(log_ratio, advantage, *, clip_eps, clip_eps_high=None, dual_clip=None):
-    """arXiv:1707.06347, eq. 7, as a loss; dual clip: arXiv:1912.09729, eq. 5."""
-    out = np.zeros(np.shape(advantage))
-    for index in np.ndindex(*out.shape):
-        r, a = np.exp(np.float64(log_ratio[index])), np.float64(advantage[index])
-        high = 1 + (clip_eps if clip_eps_high is None else clip_eps_high)
-        objective = min(r * a, min(max(r, 1 - clip_eps), high) * a)
-        if dual_clip is not None and a < 0:
-            objective = max(objective, dual_clip * a)
-        out[index] = -objective
-    return out
-
-
-def value_loss(value, target):
-    out = np.zeros(np.shape(value))
-    for index in np.ndindex(*out.shape):
-        out[index] = (np.float64(value[index]) - np.float64(target[index])) ** 2 / 2
-    return out
-
-
-def clipped_value_loss(value, old_value, target, *, clip_eps):
-    """PPO2: the larger of both errors."""
-    out = np.zeros(np.shape(value))
-    for index in np.ndindex(*out.shape):
-        v, old, wanted = (np.float64(x[index]) for x in (value, old_value, target))
-        clipped = min(max(v, old - clip_eps), old + clip_eps)
-        out[index] = max((v - wanted) ** 2, (clipped - wanted) ** 2) / 2
-    return out
-
-
 def approx_kl(log_ratio, estimator):
     """http://joschu.net/blog/kl-approx.html, with r the ratio current / behavior."""
     out = np.zeros(np.shape(log_ratio))
@@ -151,21 +110,6 @@ def approx_kl(log_ratio, estimator):
         r = np.exp(np.float64(log_ratio[index]))
         out[index] = {"k1": -np.log(r), "k2": np.log(r) ** 2 / 2, "k3": (r - 1) - np.log(r)}[estimator]
     return out
-
-
-def clip_fraction(log_ratio, *, clip_eps, clip_eps_high=None):
-    out = np.zeros(np.shape(log_ratio))
-    for index in np.ndindex(*out.shape):
-        r = np.exp(np.float64(log_ratio[index]))
-        out[index] = r < 1 - clip_eps or r > 1 + (clip_eps if clip_eps_high is None else clip_eps_high)
-    return out
-
-
-def explained_variance(value, target, mask=None):
-    counts = np.ones(np.shape(value), bool) if mask is None else np.asarray(mask, bool)
-    value, target = np.asarray(value, np.float64)[counts], np.asarray(target, np.float64)[counts]
-    total = np.var(target)
-    return np.nan if total == 0 else 1 - np.var(target - value) / total
 
 
 def segment_priorities(advantage, mask=None, *, alpha, eps=1e-6):

@@ -112,7 +112,7 @@ def group_advantage(
     elif baseline == "none":
         advantage = reward
     elif baseline == "length_weighted":
-        lengths = zero_masked(mask, jnp.asarray(length, reward.dtype))[0]
+        lengths = zero_masked(mask, jax.lax.stop_gradient(jnp.asarray(length, reward.dtype)))[0]
         weight = total(lengths)
         advantage = shifted - total(lengths * shifted) / jnp.where(weight == 0, 1, weight)
         advantage = jnp.where(weight == 0, 0, advantage)  # there are no tokens

@@ -1,4 +1,4 @@
-"""Laws of every public function, from one table: bad arguments, programs, dtypes, export, hyperparameters, flags."""
+"""Laws of every public function, from one table: bad arguments, programs, dtypes, export, derivatives, masks, flags."""
 
 import inspect
 import itertools
@@ -90,7 +90,7 @@ def call(name, arrays, others):
 
 NO_ARRAYS = (None, "x", [1.0], 1j * jnp.ones((T, N)), jnp.ones((T, N), jnp.float8_e4m3fn), np.array("x"), object())
 BAD = {  # by role: values that no argument of that role may have
-    "float": NO_ARRAYS,
+    "float": (*NO_ARRAYS, np.ones((T, N), int)),
     "array": NO_ARRAYS,
     "number": (None, "x", [0.5], True, 1j, np.nan, jnp.float8_e4m3fn(0.5), jnp.full((9, 9, 9, 9), 0.5)),
     "static": ("x", 1j, [1], 0.5, np.ones(2)),
@@ -105,9 +105,10 @@ def test_bad_values_are_refused_by_name(name):
     given, unclear = arrays | others, []
     for argument, kind in kinds(name).items():
         optional = inspect.signature(FUNCTIONS[name]).parameters[argument].default is None
-        for value in BAD[kind.role]:
-            if value is None and optional:
-                continue
+        bad = [value for value in BAD[kind.role] if value is not None or not optional]
+        if argument in arrays and len(arrays) > 1 and name not in ("rescale_head", "permutation"):
+            bad.append(arrays[argument][..., None])
+        for value in (*bad, *([2 * np.ones(np.shape(arrays[argument]))] if argument in FLAGS else [])):
             try:
                 FUNCTIONS[name](**{**given, argument: value})
                 unclear.append(f"{argument}={value!r} is accepted")
@@ -171,10 +172,10 @@ def test_strict_promotion_and_export(name):
 
 
 STOPPED = ("reward_to_go",)  # constants, hyperparameters included, as the estimators are by default
-LOSSES = [name for name in FUNCTIONS if any(kind.role == "number" for kind in kinds(name).values())]
+NUMERIC = [name for name in FUNCTIONS if any(kind.role == "number" for kind in kinds(name).values())]
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if name not in STOPPED])
+@pytest.mark.parametrize("name", [name for name in NUMERIC if name not in STOPPED])
 def test_derivatives_with_respect_to_hyperparameters(name):
     """They are the true ones almost everywhere."""
     with jax.enable_x64(True):
@@ -198,21 +199,89 @@ def test_derivatives_with_respect_to_hyperparameters(name):
     assert moved == set(numbers) - flat.get(name, set())
 
 
-WAYS = {name: ("auto", "associative") if name in ("gae", "vtrace") else (None,) for name in FUNCTIONS}
+FLOWING = ("log_ratio", "value", "next_value", "reward", "mean", "other", "logits", "quantiles", "loss", "x", "delta")
+FLOWING += ("trace", "kernel", "bias")
+FLOWS = {  # to which arguments gradients flow, where it is not to those
+    **dict.fromkeys(("explained_variance", "segment_priorities", "importance_weights", "clip_fraction"), ()),
+    **dict.fromkeys(("sample_without_replacement", "permutation", "group_advantage", "outcome_reward"), ()),
+    **dict.fromkeys(("two_hot", "hl_gauss", "importance_sampling_weight", "reward_to_go"), ()),
+    "advantage_normalize": ("advantage",),
+    "self_imitation_loss": ("log_prob",),
+    "next_values": ("value", "last_value", "final_value"),
+}
+VARIANTS = {name: ({"stop_gradient": False}, {"implementation": "associative"}) for name in ("gae", "vtrace")}
+VARIANTS["gae"] += ({"mask_mode": "skip", "stop_gradient": False},)
+EACH = [(name, options) for name in FUNCTIONS for options in VARIANTS.get(name, ({},))]
 
 
-@pytest.mark.parametrize(("name", "way"), [(name, way) for name, ways in WAYS.items() for way in ways])
-def test_traced_flags_that_are_not_0_or_1_are_seen(name, way):
+def differentiated(name, options, arrays, others):
+    """The arrays with gradients, and a compiled function of them and of the rest: the outputs and the gradients."""
+    floats = {k: x for k, x in arrays.items() if k not in (*FLAGS, *WHOLE)}
+
+    def total(floats, rest):
+        outputs = call(name, {**floats, **rest}, {**others, **options})
+        each = [jnp.vdot(jnp.cos(jnp.arange(x.size)), x.ravel()) for x in jax.tree.leaves(outputs)]
+        return sum(each), outputs
+
+    def results(floats, rest):
+        gradient, outputs = jax.grad(total, has_aux=True)(floats, rest)
+        return outputs, gradient
+
+    return floats, {k: x for k, x in arrays.items() if k not in floats}, jax.jit(results)
+
+
+@pytest.mark.parametrize(("name", "options"), EACH)
+def test_gradients_flow_where_they_should_and_masked_elements_reach_nothing(name, options):
+    arrays, others = arguments(name, flags=jnp.float32)
+    if "mask_mode" in options:
+        arrays["mask"] = arrays["mask"].at[-1].set(1)  # padding would have nothing to bootstrap from
+    floats, rest, results = differentiated(name, options, arrays, others)
+    mask = np.asarray(arrays["mask"]) if "mask" in arrays else None
+
+    def spoilt(arrays, other):
+        """What the arrays have where the mask is 0 is replaced."""
+        names = [k for k, x in arrays.items() if mask is not None and x.shape[: mask.ndim] == mask.shape]
+        keep = {k: mask.reshape(mask.shape + (1,) * (arrays[k].ndim - mask.ndim)) for k in names}
+        return arrays | {k: jnp.where(keep[k], arrays[k], other) for k in names if k not in ("mask", *WHOLE)}
+
+    expected = jax.device_get(results(spoilt(floats, 0), spoilt(rest, 0)))
+    stopped = name in VARIANTS and options.get("stop_gradient", True)
+    flows = () if stopped else FLOWS.get(name, FLOWING)
+    assert {k for k, x in expected[1].items() if np.any(x)} == set(flows) & set(floats)
+    assert "radient" in FUNCTIONS[name].__doc__.partition("Args:")[0] or name == "permutation"
+    for other in (np.nan, np.inf, -np.inf, 1e38, -1e38) if mask is not None else ():
+        found = jax.device_get(results(spoilt(floats, other), spoilt(rest, other)))
+        compared = slice(1 if name == "next_values" else None)  # its gradients are those of what masked steps return
+        for x, y in zip(jax.tree.leaves(found[compared]), jax.tree.leaves(expected[compared]), strict=True):
+            assert np.all(np.isfinite(y))
+            if np.shape(x)[: mask.ndim] == mask.shape:
+                assert not np.any(x[mask == 0]) or name == "next_values"  # it may return anything for masked steps
+                x, y = x[mask == 1], y[mask == 1]
+            np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if "mask" in kinds(name)])
+def test_a_mask_of_ones_is_no_mask_and_numpy_arrays_are_arrays(name):
+    arrays, others = arguments(name)
+    mask, floats = np.ones(arrays.pop("mask").shape, bool), {k: x for k, x in arrays.items() if k not in WHOLE + FLAGS}
+    wide = {k: np.asarray(x) for k, x in arrays.items()} | {k: np.asarray(x, np.float64) for k, x in floats.items()}
+    with_mask, without = (call(name, wide, {**others, "mask": m}) for m in (mask, None))
+    for x, y in zip(jax.tree.leaves(with_mask), jax.tree.leaves(without), strict=True):
+        assert x.dtype == jnp.float32
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "options"), [(name, options) for name, options in EACH if "mask_mode" not in options])
+def test_traced_flags_that_are_not_0_or_1_are_seen(name, options):
     """The result is NaN, which the learner counts."""
     arrays, others = arguments(name, flags=jnp.float32)
-    others |= {} if way is None else {"implementation": way}
-    results = jax.jit(lambda arrays: call(name, arrays, others))
+    results = jax.jit(lambda arrays: call(name, arrays, {**others, **options}))
     for flag in sorted(set(FLAGS) & arrays.keys()):
-        for bad in (-1.0, 0.5, 2.0) if flag != "terminated" else (-1.0, 2.0):
-            spoilt = arrays | {flag: arrays[flag].at[-1].set(bad)}
+        for bad in (-1.0, 0.5, 2.0, np.nan) if flag != "terminated" else (-1.0, 2.0, np.nan):
+            wrong = arrays | {flag: arrays[flag].at[-1].set(bad)}
             if flag != "mask" and "mask" in arrays:
-                spoilt["mask"] = jnp.ones_like(arrays["mask"])
-            assert any(np.isnan(x).any() for x in jax.tree.leaves(results(spoilt))), (flag, bad)
+                wrong["mask"] = jnp.ones_like(arrays["mask"])
+            assert any(np.isnan(x).any() for x in jax.tree.leaves(results(wrong))), (flag, bad)
 
 
 def test_every_name_has_one_meaning():

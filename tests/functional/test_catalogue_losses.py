@@ -13,8 +13,6 @@ from ppo_parts import functional as f
 from tests.catalogue import (
     Entry,
     Law,
-    check_all_learn,
-    check_contract,
     check_golden,
     check_laws,
     check_learns,
@@ -40,16 +38,12 @@ def values_and_targets():
     return {"value": value, "target": target + 0.01}  # there is a kink where they are equal
 
 
-def exponential(log_ratio):
-    return jnp.exp(log_ratio)
-
-
 def sum_of_squares(mean):
     return 2 * jnp.sum(f.value_loss(mean, 0 * mean), axis=-1)
 
 
-def tiny(log_ratio):
-    return np.abs(log_ratio) < 0.04
+def within(x, low, high):
+    return np.where((x >= low) & (x <= high), x, 0)
 
 
 def ratio(log_ratio):
@@ -57,6 +51,17 @@ def ratio(log_ratio):
 
 
 # --- references, as the papers write them ---------------------------------------------------------------------------
+
+
+def surrogate(log_ratio, advantage, *, clip_eps, clip_eps_high=None, dual_clip=None):
+    r, high = ratio(log_ratio), 1 + (clip_eps_high or clip_eps)
+    loss = -np.minimum(r * advantage, np.clip(r, 1 - clip_eps, high) * advantage)
+    return loss if dual_clip is None else np.where(advantage < 0, np.minimum(loss, -dual_clip * advantage), loss)
+
+
+def outside(log_ratio, *, clip_eps, clip_eps_high=None):
+    r = ratio(log_ratio)
+    return 1.0 * ((r < 1 - clip_eps) | (r > 1 + (clip_eps_high or clip_eps)))
 
 
 def spo(log_ratio, advantage, *, clip_eps):
@@ -90,185 +95,91 @@ def mirror(log_ratio, advantage, *, coef):
     return -r * advantage + coef * (r * log_ratio - r + 1)
 
 
+def policy(function, expected, reference, settings, *laws, note=""):
+    """An entry for a function of log-ratio and advantage."""
+    return Entry(function, RATIOS, expected, reference, settings, laws=laws, note=note)
+
+
+def of_log_ratio(function, golden, expected, reference, settings, *laws, differentiable=("log_ratio",), note=""):
+    return Entry(function, golden, expected, reference, settings, differentiable, log_ratios, laws, note=note)
+
+
+def away(log_ratio, advantage):
+    return np.abs(log_ratio) > 0.2
+
+
+UNCLIPPED = f.importance_weighted_surrogate
+WEIGHT = functools.partial(of_log_ratio, f.importance_sampling_weight, {"log_ratio": np.log([1.0, 4.0, 0.25])})
+FRACTION = functools.partial(of_log_ratio, f.clip_fraction, {"log_ratio": np.log([0.5, 0.9, 1.0, 1.1, 1.5])})
+KL = functools.partial(of_log_ratio, f.approx_kl, {"log_ratio": np.log([1.0, 2.0, 0.25])})
+K2 = functools.partial(f.approx_kl, estimator="k2")
+EXPONENTIAL = Law(lambda log_ratio: jnp.exp(log_ratio), {"high": np.inf, "low": 0.0}, gradient=False)
+
+POLICIES = (
+    # eps .5: clipped where it helps; higher: at 1.75; dual: no loss above 1.25 for A = -1
+    policy(f.clipped_surrogate, [-3, -1.5, 2, -0.25, 0.5], surrogate, {"clip_eps": 0.5},
+           Law(UNCLIPPED, {"clip_eps": np.inf})),
+    policy(f.clipped_surrogate, [-3, -1.75, 2, -0.25, 0.5], surrogate, {"clip_eps": 0.5, "clip_eps_high": 0.75},
+           Law(clipped(0.5), {"clip_eps_high": 0.5}), note="higher"),
+    policy(f.clipped_surrogate, [-3, -1.5, 1.25, -0.25, 0.5], surrogate, {"clip_eps": 0.5, "dual_clip": 1.25},
+           Law(clipped(0.5), {"dual_clip": np.inf}), note="dual"),
+    policy(UNCLIPPED, [-3, -2, 2, -0.25, 0.25], lambda log_ratio, advantage: -ratio(log_ratio) * advantage, {},
+           Law(clipped(1e9))),
+    # eps .5: -rA + (r - 1)^2 |A|: -2 + 1, 2 + 1, -.25 + .5625, .25 + .5625
+    policy(f.simple_policy_optimization, [-3, -1, 3, 0.3125, 0.8125], spo, {"clip_eps": 0.5},
+           Law(UNCLIPPED, {"clip_eps": 1e12})),
+    # r 2, A 1: -1 - 2 tanh(1/2); r 1/4, A -1: 1/4 + 2 log 2 - .6 tanh(2 log 2 / .6); elsewhere there is no drift
+    policy(f.discovered_policy_optimization,
+           [-3, -1 - 2 * np.tanh(0.5), 2, -0.25, 0.25 + 2 * LOG2 - 0.6 * np.tanh(2 * LOG2 / 0.6)], dpo, {},
+           Law(UNCLIPPED, {"alpha": 1e6, "beta": 1e6})),
+    # eps .5, alpha .5: F(2) = 1.5 * 1.5 - 1 = 1.25; F(.25) = 1.5 * .5 - .125 = .625
+    policy(f.rollback_surrogate, [-3, -1.25, 2, -0.25, 0.625], rollback, {"clip_eps": 0.5, "slope": 0.5},
+           Law(clipped(0.5), {"slope": 1e-12}), Law(UNCLIPPED, {"clip_eps": 1e9})),
+    policy(f.rollback_surrogate, [-3, 1 - 1.5 * 1.75, 2, -0.25, 0.625], rollback,
+           {"clip_eps": 0.5, "clip_eps_high": 0.75, "slope": 0.5}, note="higher"),
+    # eps .5: s(r) = .5 + sigmoid(4 (r - 1))
+    policy(f.smooth_clipped_surrogate, [-3, -0.5 - 1 / (1 + np.exp(-4)), 2, -0.25, 0.5 + 1 / (1 + np.exp(3))], smooth,
+           {"clip_eps": 0.5}, Law(UNCLIPPED, {"clip_eps": 1e6}), Law(clipped(0.01), {"clip_eps": 0.01}, where=away)),
+    # beta 2: -rA + 2 (r log r - r + 1): 2 (2 log 2 - 1) for r 2, 2 (-.5 log 2 + .75) for r 1/4
+    policy(f.mirror_descent_surrogate, [-3, -4 + 4 * LOG2, 4 * LOG2, 1.25 - LOG2, 1.75 - LOG2], mirror, {"coef": 2.0},
+           Law(UNCLIPPED, {"coef": 1e-12})),
+)  # fmt: skip
 ENTRIES = (
-    Entry(
-        f.importance_weighted_surrogate,
-        RATIOS,
-        [-3, -2, 2, -0.25, 0.25],
-        lambda log_ratio, advantage: -ratio(log_ratio) * advantage,
-        laws=(Law(clipped(1e9)),),
-        parts=lambda name: [pp.policy_loss(f.importance_weighted_surrogate, name=name)],
-    ),
-    Entry(
-        f.simple_policy_optimization,
-        RATIOS,
-        # eps .5: -rA + (r - 1)^2 |A|: -2 + 1, 2 + 1, -.25 + .5625, .25 + .5625
-        [-3, -1, 3, 0.3125, 0.8125],
-        spo,
-        {"clip_eps": 0.5},
-        laws=(Law(f.importance_weighted_surrogate, {"clip_eps": 1e12}),),
-        parts=lambda name: [pp.policy_loss(f.simple_policy_optimization, clip_eps=0.5, name=name)],
-    ),
-    Entry(
-        f.discovered_policy_optimization,
-        RATIOS,
-        # r 2, A 1: -1 - 2 tanh(1/2); r 1/4, A -1: 1/4 + 2 log 2 - .6 tanh(2 log 2 / .6); elsewhere there is no drift
-        [-3, -1 - 2 * np.tanh(0.5), 2, -0.25, 0.25 + 2 * LOG2 - 0.6 * np.tanh(2 * LOG2 / 0.6)],
-        dpo,
-        laws=(Law(f.importance_weighted_surrogate, {"alpha": 1e6, "beta": 1e6}),),
-        parts=lambda name: [pp.policy_loss(f.discovered_policy_optimization, alpha=2.0, beta=0.6, name=name)],
-    ),
-    Entry(
-        f.rollback_surrogate,
-        RATIOS,
-        # eps .5, alpha .5: F(2) = 1.5 * 1.5 - 1 = 1.25; F(.25) = 1.5 * .5 - .125 = .625
-        [-3, -1.25, 2, -0.25, 0.625],
-        rollback,
-        {"clip_eps": 0.5, "slope": 0.5},
-        laws=(Law(clipped(0.5), {"slope": 1e-12}), Law(f.importance_weighted_surrogate, {"clip_eps": 1e9})),
-        parts=lambda name: [pp.policy_loss(f.rollback_surrogate, clip_eps=0.2, slope=0.3, name=name)],
-    ),
-    Entry(
-        f.rollback_surrogate,
-        RATIOS,
-        [-3, -(1.5 * 1.75 - 1), 2, -0.25, 0.625],
-        rollback,
-        {"clip_eps": 0.5, "clip_eps_high": 0.75, "slope": 0.5},
-        note="higher",
-    ),
-    Entry(
-        f.smooth_clipped_surrogate,
-        RATIOS,
-        # eps .5: s(r) = .5 + sigmoid(4 (r - 1))
-        [-3, -0.5 - 1 / (1 + np.exp(-4)), 2, -0.25, 0.5 + 1 / (1 + np.exp(3))],
-        smooth,
-        {"clip_eps": 0.5},
-        laws=(
-            Law(f.importance_weighted_surrogate, {"clip_eps": 1e6}),
-            Law(clipped(0.01), {"clip_eps": 0.01}, where=lambda log_ratio, advantage: np.abs(log_ratio) > 0.2),
-        ),
-        parts=lambda name: [pp.policy_loss(f.smooth_clipped_surrogate, clip_eps=0.2, name=name)],
-    ),
-    Entry(
-        f.mirror_descent_surrogate,
-        RATIOS,
-        # beta 2: -rA + 2 (r log r - r + 1): 2 (2 log 2 - 1) for r 2, 2 (-.5 log 2 + .75) for r 1/4
-        [-3, -4 + 4 * LOG2, 4 * LOG2, 1.25 - LOG2, 1.75 - LOG2],
-        mirror,
-        {"coef": 2.0},
-        laws=(Law(f.importance_weighted_surrogate, {"coef": 1e-12}),),
-        parts=lambda name: [pp.policy_loss(f.mirror_descent_surrogate, coef=0.5, name=name)],
-    ),
-    Entry(
-        f.self_imitation_loss,
-        {"log_prob": [-2.0, -2.0, -1.0], "advantage": [3.0, -3.0, 0.0]},
-        [6.0, 0, 0],
-        lambda log_prob, advantage: -log_prob * np.maximum(advantage, 0),
-        differentiable=("log_prob",),
-        samples=lambda: dict(zip(("log_prob", "advantage"), log_ratios_and_advantages().values(), strict=True)),
-    ),
-)
-ENTRIES += tuple(
-    Entry(
-        f.approx_kl,
-        {"log_ratio": np.log([1.0, 2.0, 0.25])},
-        expected,
-        reference,
-        {"estimator": estimator},
-        samples=log_ratios,
-        laws=laws,
-        note=estimator,
-    )
-    for estimator, expected, reference, laws in (
-        ("k1", [0, -LOG2, 2 * LOG2], lambda log_ratio, estimator: -log_ratio, ()),
-        ("k2", [0, LOG2**2 / 2, 2 * LOG2**2], lambda log_ratio, estimator: log_ratio**2 / 2, ()),
-        (
-            "k3",
-            [0, 1 - LOG2, 2 * LOG2 - 0.75],
-            lambda log_ratio, estimator: ratio(log_ratio) - 1 - log_ratio,
-            (Law(functools.partial(f.approx_kl, estimator="k2"), where=tiny, rtol=2e-2),),
-        ),
-    )
-)
-ENTRIES += (
-    Entry(
-        f.importance_sampling_weight,
-        {"log_ratio": np.log([1.0, 4.0, 0.25])},
-        [1, 2, 0.5],
-        lambda log_ratio, high, low: np.clip(ratio(log_ratio), low, high),
-        {"high": 2.0, "low": 0.5},
-        differentiable=(),
-        samples=log_ratios,
-        laws=(Law(exponential, {"high": np.inf, "low": 0.0}, gradient=False),),
-        note="truncate",
-    ),
-    Entry(
-        f.importance_sampling_weight,
-        {"log_ratio": np.log([1.0, 4.0, 0.25])},
-        [1, 0, 0],
-        lambda log_ratio, high, low, mode: np.where(np.abs(ratio(log_ratio) - 1.25) <= 0.75, ratio(log_ratio), 0),
-        {"high": 2.0, "low": 0.5, "mode": "mask"},
-        differentiable=(),
-        samples=log_ratios,
-        laws=(Law(exponential, {"high": np.inf, "low": 0.0}, gradient=False),),
-        note="mask",
-    ),
-    Entry(
-        f.bounds_loss,
-        {"mean": [[1.0, -3.0], [0.5, 2.0]]},
-        [4.0, 1.0],
-        lambda mean, bound: np.sum(np.maximum(np.abs(mean) - bound, 0) ** 2, axis=-1),
-        {"bound": 1.0},
-        differentiable=("mean",),
-        samples=lambda: {"mean": log_ratios()["log_ratio"]},
-        laws=(Law(sum_of_squares, {"bound": 0.0}, where=lambda mean: np.ones(4, bool)),),
-    ),
-    Entry(
-        f.mirror_loss,
-        {"mean": [[1.0, -3.0], [0.5, 2.0]], "mirrored": [[1.0, -1.0], [-0.5, 2.0]]},
-        [2.0, 0.5],
-        lambda mean, mirrored: np.mean((mean - mirrored) ** 2, axis=-1),
-        differentiable=("mean",),
-        samples=lambda: {"mean": log_ratios()["log_ratio"], "mirrored": log_ratios()["log_ratio"][::-1]},
-    ),
-    Entry(
-        f.smoothness_loss,
-        {"mean": [[3.0, 0.0], [1.0, 2.0]], "other": [[0.0, 4.0], [1.0, 2.0]]},
-        [5.0, 0.0],
-        lambda mean, other: np.linalg.norm(mean - other, axis=-1),
-        differentiable=("mean", "other"),
-        samples=lambda: {"mean": log_ratios()["log_ratio"], "other": log_ratios()["log_ratio"][::-1] + 0.1},
-    ),
-    Entry(
-        f.self_imitation_value_loss,
-        {"value": [1.0, 3.0, 2.0], "target": [3.0, 1.0, 2.0]},
-        [2.0, 0, 0],
-        lambda value, target: np.maximum(target - value, 0) ** 2 / 2,
-        differentiable=("value",),
-        samples=values_and_targets,
-        laws=(Law(f.value_loss, where=lambda value, target: value < target),),
-    ),
-)
-every_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+    *POLICIES,
+    Entry(f.self_imitation_loss, {"log_prob": [-2.0, -2.0, -1.0], "advantage": [3.0, -3.0, 0.0]}, [6.0, 0, 0],
+          lambda log_prob, advantage: -log_prob * np.maximum(advantage, 0), differentiable=("log_prob",),
+          samples=lambda: dict(zip(("log_prob", "advantage"), log_ratios_and_advantages().values(), strict=True))),
+    FRACTION([1, 0, 0, 0, 1], outside, {"clip_eps": 0.2}, differentiable=(), note="wide"),
+    FRACTION([1, 1, 0, 1, 1], outside, {"clip_eps": 0.05}, differentiable=(), note="narrow"),
+    FRACTION([1, 0, 0, 0, 0], outside, {"clip_eps": 0.2, "clip_eps_high": 0.6}, differentiable=(), note="higher"),
+    KL([0, -LOG2, 2 * LOG2], lambda log_ratio, estimator: -log_ratio, {"estimator": "k1"}, note="k1"),
+    KL([0, LOG2**2 / 2, 2 * LOG2**2], lambda log_ratio, estimator: log_ratio**2 / 2, {"estimator": "k2"}, note="k2"),
+    KL([0, 1 - LOG2, 2 * LOG2 - 0.75], lambda log_ratio, estimator: ratio(log_ratio) - 1 - log_ratio,
+       {"estimator": "k3"}, Law(K2, where=lambda log_ratio: np.abs(log_ratio) < 0.04, rtol=2e-2), note="k3"),
+    WEIGHT([1, 2, 0.5], lambda log_ratio, high, low: np.clip(ratio(log_ratio), low, high), {"high": 2.0, "low": 0.5},
+           EXPONENTIAL, differentiable=(), note="truncate"),
+    WEIGHT([1, 0, 0], lambda log_ratio, high, low, mode: within(ratio(log_ratio), low, high),
+           {"high": 2.0, "low": 0.5, "mode": "mask"}, EXPONENTIAL, differentiable=(), note="mask"),
+    Entry(f.bounds_loss, {"mean": [[1.0, -3.0], [0.5, 2.0]]}, [4.0, 1.0],
+          lambda mean, bound: np.sum(np.maximum(np.abs(mean) - bound, 0) ** 2, axis=-1), {"bound": 1.0}, ("mean",),
+          lambda: {"mean": log_ratios()["log_ratio"]},
+          (Law(sum_of_squares, {"bound": 0.0}, where=lambda mean: np.ones(4, bool)),)),
+    Entry(f.mirror_loss, {"mean": [[1.0, -3.0], [0.5, 2.0]], "mirrored": [[1.0, -1.0], [-0.5, 2.0]]}, [2.0, 0.5],
+          lambda mean, mirrored: np.mean((mean - mirrored) ** 2, axis=-1), differentiable=("mean",),
+          samples=lambda: {"mean": log_ratios()["log_ratio"], "mirrored": log_ratios()["log_ratio"][::-1]}),
+    Entry(f.smoothness_loss, {"mean": [[3.0, 0.0], [1.0, 2.0]], "other": [[0.0, 4.0], [1.0, 2.0]]}, [5.0, 0.0],
+          lambda mean, other: np.linalg.norm(mean - other, axis=-1), differentiable=("mean", "other"),
+          samples=lambda: {"mean": log_ratios()["log_ratio"], "other": log_ratios()["log_ratio"][::-1] + 0.1}),
+    Entry(f.self_imitation_value_loss, {"value": [1.0, 3.0, 2.0], "target": [3.0, 1.0, 2.0]}, [2.0, 0, 0],
+          lambda value, target: np.maximum(target - value, 0) ** 2 / 2, differentiable=("value",),
+          samples=values_and_targets, laws=(Law(f.value_loss, where=lambda value, target: value < target),)),
+)  # fmt: skip
 
 
-@every_entry
-def test_golden(entry):
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+def test_entry(entry):
     check_golden(entry)
-
-
-@every_entry
-def test_contract(entry):
-    check_contract(entry)
-
-
-@every_entry
-def test_equals_reference_with_gradient_and_mask(entry):
     check_reference(entry)
-
-
-@every_entry
-def test_reduces_to(entry):
     check_laws(entry)
 
 
@@ -575,7 +486,8 @@ def test_chains_of_all_learn():
         pp.exploration.self_imitation(),
         pp.regularizers.proximal_average(decay=0.9),
     )
-    metrics = check_all_learn(ENTRIES, parts, behavior=batch.behavior, extras=batch.extras)
+    policies = [pp.policy_loss(x.function, **x.hyperparameters, name=x.id) for x in POLICIES]
+    metrics = check_learns([*parts, *policies], behavior=batch.behavior, extras=batch.extras)
     assert metrics["kl_penalty_coef"] == 0.1
     batch = continuous()
     parts = (

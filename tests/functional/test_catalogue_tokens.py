@@ -266,7 +266,6 @@ ENTRIES = (
         differentiable=(),
         samples=outcome_samples,
         elementwise=False,
-        mask=False,  # the score is per sequence
     ),
     Entry(
         f.reward_to_go,
@@ -283,17 +282,13 @@ ENTRIES = (
         ),
     ),
 )
-every_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
 
 
-@every_entry
-def test_golden(entry):
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+def test_entry(entry):
     check_golden(entry)
-
-
-@every_entry
-def test_equals_reference_with_gradient_and_mask(entry):
     check_reference(entry)
+    check_laws(entry)
 
 
 @pytest.mark.parametrize("offset", [-200.0, 200.0])
@@ -311,11 +306,6 @@ def test_extreme_log_ratios(entry, offset):
     slopes = jax.grad(total)(given["log_ratio"])
     assert not np.isnan(slopes).any()
     assert offset > 0 or np.isfinite(slopes).all()
-
-
-@pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry.laws], ids=lambda entry: entry.id)
-def test_reduces_to(entry):
-    check_laws(entry)
 
 
 def test_reward_to_go_skips_masked_steps_without_a_discount():

@@ -42,6 +42,20 @@ def logits_and_targets():
     return {"logits": logits, "target": target}
 
 
+def three_values():
+    rng = np.random.default_rng(2)
+    return {name: scale * rng.normal(size=(20, 3)) for name, scale in (("value", 1), ("old_value", 1), ("target", 2))}
+
+
+def half_square(value, target):
+    return (value - target) ** 2 / 2
+
+
+def clipped_error(value, old_value, target, *, clip_eps):
+    near = np.clip(value, old_value - clip_eps, old_value + clip_eps)
+    return np.maximum(half_square(value, target), half_square(near, target))
+
+
 def huber(value, target, delta):
     error = np.abs(value - target)
     return np.where(error <= delta, error**2 / 2, delta * (error - delta / 2))
@@ -88,6 +102,25 @@ def pinball(quantiles, target):
 
 
 ENTRIES = (
+    Entry(
+        f.value_loss,
+        {"value": [2.0, 2.0, -1.0], "target": [2.0, 5.0, -3.0]},
+        [0.0, 4.5, 2.0],
+        half_square,
+        differentiable=("value",),
+        samples=values_and_targets,
+    ),
+    Entry(
+        f.clipped_value_loss,
+        {"value": [2.0, 2.0, -1.0, 2.0], "old_value": [0.0] * 4, "target": [2.0, 5.0, -3.0, -1.0]},
+        # clipped to [-.5, .5]: .5*1.5^2 > 0; .5*4.5^2 > 4.5; .5*2.5^2 > 2; away from the target: .5*3^2 > .5*1.5^2
+        [1.125, 10.125, 3.125, 4.5],
+        clipped_error,
+        {"clip_eps": 0.5},
+        differentiable=("value",),
+        samples=three_values,
+        laws=(Law(lambda value, old_value, target: f.value_loss(value, target), {"clip_eps": np.inf}),),
+    ),
     Entry(
         f.huber_value_loss,
         {"value": [0.5, 3.0, -3.0], "target": [0.0, 0.0, 1.0]},
@@ -141,16 +174,17 @@ def test_entry(entry):
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
 def test_gradients_are_finite_up_to_float_range(entry):
-    prediction = entry.differentiable[0]
+    prediction, squares = entry.differentiable[0], entry.function in (f.value_loss, f.clipped_value_loss)
     given = {name: jnp.asarray(x, jnp.float32) for name, x in entry.samples().items()}
-    for size in (1e30, -3e38):
+    for size in (1e30, -1e38 if entry.function is f.value_loss else -3e38):
         extreme = given | {prediction: jnp.sign(given[prediction]) * size}
-        loss, gradient = jax.value_and_grad(
-            lambda x, extreme=extreme: jnp.sum(
-                entry.function(**extreme | {prediction: x}, **entry.hyperparameters) / 1e3
-            )
-        )(extreme[prediction])
-        assert np.isfinite(loss) or abs(size) > 1e38
+
+        def total(x, extreme=extreme):
+            losses = entry.function(**extreme | {prediction: x}, **entry.hyperparameters)
+            return jnp.sum(losses if squares else losses / 1e3)
+
+        loss, gradient = jax.value_and_grad(total)(extreme[prediction])
+        assert np.isfinite(loss) or squares or abs(size) > 1e38
         assert np.isfinite(gradient).all()
 
 
