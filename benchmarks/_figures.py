@@ -90,13 +90,13 @@ def atari(path: Path) -> None:
     by_task = grouped(results("atari"), "task")
     figure, panels = canvas(len(by_task), width=4.6)
     for ((task,), found), panel in zip(by_task.items(), panels, strict=True):
-        for name, label, color in (("ppo_parts", "atari_ppo", "C0"), ("cleanrl", "CleanRL", "C1")):
+        for name, who, color in (("ppo_parts", "atari_ppo", "C0"), ("cleanrl", "CleanRL", "C1")):
             for number, run in enumerate(run for result in found for run in result["runs"][name]):
                 steps, returns, games = np.array(run["games"], float).reshape(-1, 3).T
                 steps, returns = (np.repeat(x, games.astype(int)) for x in (steps, returns))
                 means = np.convolve(returns, np.ones(GAMES_AVERAGED) / GAMES_AVERAGED, "valid")
                 x = steps[len(steps) - len(means) :] / 1000
-                panel.plot(x, means, color=color, lw=1.2, label=None if number else label)
+                panel.plot(x, means, color=color, lw=1.2, label=None if number else f"{who}, each seed")
         panel.set(title=task, xlabel="thousand environment steps", ylabel="mean return of 20 games")
         panel.legend(fontsize=8)
     save(figure, path)
