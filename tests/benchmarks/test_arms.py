@@ -1,22 +1,20 @@
-"""The benchmarks of PPO-EWMA and PPG have the arms they name."""
+"""The benchmarks of PPO-EWMA and PPG have the arms they name; what is measured of every run."""
 
 import dataclasses
+import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ppo_parts as pp
-from benchmarks import ewma, ppg
-
-
-def test_arms_adjust_nothing_in_the_largest_batch():
-    config = ewma.Config()
-    assert len({ewma.numbers(config, arm, 1) for arm in ewma.ARMS.values()}) == 1
+from benchmarks import _runs, ewma, ppg
 
 
 def test_arms_of_ewma_adjust_what_they_say():
     config = ewma.Config(learning_rate=0.01, age=3.0)
+    assert len({ewma.numbers(config, arm, 1) for arm in ewma.ARMS.values()}) == 1  # nothing, in the largest batch
     none, old, fixed, new = (ewma.numbers(config, arm, 4) for arm in ewma.ARMS.values())
     assert none == (0.01, 0.0, 0.75)
     assert old == fixed == (0.005, 0.75, 0.75)
@@ -47,3 +45,22 @@ def test_arms_of_ppg_have_the_networks_and_phases_they_name():
         assert set(state.learner.params) == ({"policy"} if arm == "shared" else {"policy", "value"})
     assert phases["phasic"] == {"policy", "value", "auxiliary"}
     assert phases["shared"] == phases["separate"] == {"policy_loss", "value_loss"}
+
+
+@pytest.mark.lenient_ranks  # the networks' biases
+def test_outcomes_are_those_of_the_training_and_of_new_episodes():
+    """Also where the run stops at several stages."""
+    small = _runs.Config(total_timesteps=2048, num_envs=8, num_steps=16, hidden=(4,), learning_rate=0.0)
+    train = ewma.make_train(ewma.Config(**vars(small)), False, ewma.Numbers(0.0, 0.0, 0.0))
+    result = jax.jit(train)(jax.random.key(3))
+    returns, episodes = (np.asarray(result.metrics[name]) for name in ("episode_return", "episodes"))
+    found = jax.jit(functools.partial(_runs.outcome, train))(3)
+    over_training = np.nansum(returns * episodes) / episodes.sum()
+    np.testing.assert_allclose(found["return_over_training"], over_training, rtol=1e-5)
+    pieces = np.arange(16) * _runs.WINDOWS // 16
+    np.testing.assert_allclose(found["curve"][pieces], returns, rtol=1e-5)
+    assert np.isnan(np.delete(found["curve"], pieces)).all()
+    assert 9 < found["evaluation_return"] < 40  # of a policy that does not learn
+    stages = list(_runs.stages(train, _runs.keys_of(range(3, 5)), 3))
+    assert [(stage.env_steps, stage.last) for stage in stages] == [(640, False), (1280, False), (1920, True)]
+    np.testing.assert_allclose(np.concatenate([stage.metrics["episodes"][0] for stage in stages]), episodes[:15])

@@ -27,35 +27,20 @@ def recorded(tmp_path_factory):
     """A short run of some parts: a function with rivals, a loss, a reduction and a sampler."""
     path = tmp_path_factory.mktemp("results") / "parts.jsonl"
     chosen = ("gae", "clipped_surrogate", "segment_priorities", "pp.segment_minibatches")
+    small = ("--sizes", "4x8", "--dtypes", "float32", "--rounds", 2)
     with pytest.MonkeyPatch.context() as patch, jax.numpy_rank_promotion("allow"):  # rlax broadcasts
-        run(
-            patch,
-            "parts",
-            "--parts",
-            *chosen,
-            "--sizes",
-            "4x8",
-            "--dtypes",
-            "float32",
-            "--rounds",
-            2,
-            "--json",
-            f"{path}#cpu",
-        )
+        run(patch, "parts", "--parts", *chosen, *small, "--json", f"{path}#cpu")
     return path
 
 
 def test_parts_are_recorded(recorded):
     record = _records.read(recorded)["cpu"]
-    assert {"commit", "date", "hardware", "versions", "command"} <= set(record)
+    assert {"commit", "date", "hardware", "versions"} <= set(record)
+    assert record["command"].startswith("python -m benchmarks parts --parts gae clipped_surrogate")
     rows = {(r["part"], r["direction"], r["method"], r["clock"]): r for r in record["results"]}
+    ways = {"ours", "unrolled", "associative", "floor"}
     for clock in ("alone", "inside"):
-        assert {m for p, _, m, c in rows if (p, c) == ("gae", clock)} - {"numpy"} == {
-            "ours",
-            "unrolled",
-            "associative",
-            "floor",
-        }
+        assert {m for p, _, m, c in rows if (p, c) == ("gae", clock)} - {"numpy"} == ways
         assert ("clipped_surrogate", "gradient", "ours", clock) in rows
     ours = rows["gae", "forward", "ours", "inside"]
     # 3 float32 and 2 boolean arrays of 32 numbers are read, 2 float32 ones are written
@@ -65,8 +50,9 @@ def test_parts_are_recorded(recorded):
 
 
 def test_wrong_numbers_are_not_timed():
-    with pytest.raises(AssertionError, match="wrong"):
-        parts.check({"ours": (jax.numpy.ones(3),), "wrong": (1.1 * jax.numpy.ones(3),)})
+    for wrong in (1.1, float("nan")):
+        with pytest.raises(AssertionError, match="wrong differs from ours"):
+            parts.check({"ours": (jax.numpy.ones(3),), "wrong": (wrong * jax.numpy.ones(3),)})
 
 
 @pytest.mark.parametrize("dtype", parts.DTYPES)
@@ -208,25 +194,23 @@ def test_main_effects_are_averages_over_the_other_settings():
 def test_a_difference_of_means_has_an_interval_over_seeds():
     draws = np.random.default_rng(1)
     now, before = draws.normal(10_000.0, 1000.0, 1000), draws.normal(8000.0, 1000.0, 1000)
-    found = _pages.difference(now, before)
+    found, half = _pages.difference(now, before), 1.96 * (2 * 1000.0**2 / 1000) ** 0.5  # of the normal approximation
     assert found["mean"] == pytest.approx(now.mean() - before.mean())
-    half = 1.96 * (2 * 1000.0**2 / 1000) ** 0.5  # of the normal approximation
     assert found["95"] == pytest.approx([found["mean"] - half, found["mean"] + half], abs=8.0)
     assert _pages.difference([3.0] * 10, [1.0] * 10) == {"mean": 2.0, "95": [2.0, 2.0]}
     assert _pages.signed({"mean": 2.0, "95": [-1.4, 3.0]}) == "+2 [-1, +3]"
 
 
 def test_what_became_slower(recorded, tmp_path, monkeypatch, capsys):
-    record = _records.read(recorded)["cpu"]
-
-    quartiles = {"median": 1.0, "q1": 0.9, "q3": 1.1}
-    worse = {"median": 1.5, "q1": 1.2, "q3": 2.0}
-    assert compare.verdict(quartiles, worse, 0.15) == "slower"
-    assert compare.verdict(worse, quartiles, 0.15) == "faster"
-    assert compare.verdict(quartiles, worse, 0.6) == ""
-    assert compare.verdict(quartiles, worse | {"q1": 1.05}, 0.15) == ""  # their spreads overlap
-
-    old, new = f"{recorded}#cpu", tmp_path / "new.jsonl"
+    quartiles, worse = {"median": 1.0, "q1": 0.9, "q3": 1.1}, {"median": 1.5, "q1": 1.2, "q3": 2.0}
+    for before, after, threshold, verdict in (
+        (quartiles, worse, 0.15, "slower"),
+        (worse, quartiles, 0.15, "faster"),
+        (quartiles, worse, 0.6, ""),
+        (quartiles, worse | {"q1": 1.05}, 0.15, ""),  # their spreads overlap
+    ):
+        assert compare.verdict(before, after, threshold) == verdict
+    record, old, new = _records.read(recorded)["cpu"], f"{recorded}#cpu", tmp_path / "new.jsonl"
 
     def status(*options):
         with pytest.raises(SystemExit) as stopped:

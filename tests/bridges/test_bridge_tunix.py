@@ -82,6 +82,16 @@ def example(**changes):
     return types.SimpleNamespace(**{**fields, **changes})
 
 
+def loss_of(registry, name="ppo_parts/clip_higher", given_example=None, **settings):
+    """A registered loss as a function of new log-probabilities; the settings are those of Tunix's configuration."""
+    bridge.register()
+    loss, config = registry.get("policy_loss_fn", name), types.SimpleNamespace(**settings)
+    return lambda new: loss(new, given_example or example(), config, pad_id=0, eos_id=1)
+
+
+NEW = jnp.asarray(given("log_prob"))
+
+
 def test_registered_functions_equal_tunix(registry):
     """The functions with the names of Tunix's own return the numbers that were recorded from those."""
     names = bridge.register()
@@ -98,86 +108,60 @@ def test_registered_functions_equal_tunix(registry):
         np.testing.assert_allclose(actual, np.where(mask, TUNIX[f"gae/tool_mask/{name}"], 0), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("beta", "recorded"), [(0.0, "grpo/token-mean"), (0.04, "grpo/kl")])
-def test_registered_loss_equals_tunix(registry, beta, recorded):
-    bridge.register()
-    policy_loss = registry.get("policy_loss_fn", "ppo_parts/clip_higher")
-    config = types.SimpleNamespace(beta=beta, loss_agg_mode="token-mean")
-    loss = lambda new: policy_loss(new, example(), config, pad_id=0, eos_id=1)  # noqa: E731
-    (value, aux), gradient = jax.value_and_grad(loss, has_aux=True)(jnp.asarray(given("log_prob")))
-    np.testing.assert_allclose(value, TUNIX[f"loss/{recorded}"], rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(gradient, TUNIX[f"gradient/{recorded}"], rtol=1e-6, atol=1e-6)
-    assert np.isfinite(aux["kl"])
+def test_registered_loss_equals_tunix(registry):
+    """PPO's `beta` is a penalty in the reward already, and its `entropy_coef` belongs to the loss."""
+    plain, penalized, entropy = TUNIX["loss/grpo/token-mean"], TUNIX["loss/grpo/kl"], np.log(3)
+    for recorded, settings in {"grpo/token-mean": {"beta": 0.0}, "grpo/kl": {"beta": 0.04}}.items():
+        loss = loss_of(registry, **settings, loss_agg_mode="token-mean")
+        (value, aux), gradient = jax.value_and_grad(loss, has_aux=True)(NEW)
+        np.testing.assert_allclose(value, TUNIX[f"loss/{recorded}"], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(gradient, TUNIX[f"gradient/{recorded}"], rtol=1e-6, atol=1e-6)
+        assert np.isfinite(aux["kl"])
+    for expected, settings in (
+        (plain, {"beta": 0.5}),
+        (plain - 0.1 * entropy, {"beta": 0.5, "entropy_coef": 0.1}),
+        (penalized, {"beta": 0.5, "kl_coef": 0.04}),
+    ):
+        value, aux = loss_of(registry, **settings)(NEW)
+        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(aux["loss/entropy"], entropy, rtol=1e-6)
 
 
 def test_registered_loss_uses_what_the_example_has(registry):
     """Weights of the sampler, one advantage per token, and no log-probabilities of another policy."""
     bridge.register_loss("own", pp.functional.policy_gradient_loss)
-    policy_loss, mask = registry.get("policy_loss_fn", "own"), given("tool_mask")
+    mask = given("tool_mask")
     tokens = given("advantage")[:, None] * np.ones(mask.shape)
-    changed = example(
-        advantages=tokens, sampler_is_weights=2 * mask, old_per_token_logps=None, ref_per_token_logps=None
-    )
-    config = types.SimpleNamespace()
-    gradient = jax.grad(lambda new: policy_loss(new, changed, config, 0, 1)[0])(jnp.asarray(given("log_prob")))
+    absent = dict.fromkeys(("old_per_token_logps", "ref_per_token_logps"))
+    loss = loss_of(registry, "own", example(advantages=tokens, sampler_is_weights=2 * mask, **absent))
+    gradient, _ = jax.grad(loss, has_aux=True)(NEW)
     np.testing.assert_allclose(gradient, -2 * tokens * mask / mask.sum(), rtol=1e-6)
-
-
-def test_a_configuration_of_ppo(registry):
-    """Its `beta` is a penalty in the reward already, and its `entropy_coef` belongs to the loss."""
-    bridge.register()
-    policy_loss = registry.get("policy_loss_fn", "ppo_parts/clip_higher")
-    new = jnp.asarray(given("log_prob"))
-    plain = TUNIX["loss/grpo/token-mean"]
-    for settings, expected in (
-        ({"beta": 0.5}, plain),
-        ({"beta": 0.5, "entropy_coef": 0.1}, plain - 0.1 * np.log(3)),
-        ({"beta": 0.5, "kl_coef": 0.04}, TUNIX["loss/grpo/kl"]),
-    ):
-        value, aux = policy_loss(new, example(), types.SimpleNamespace(**settings), pad_id=0, eos_id=1)
-        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(aux["loss/entropy"], np.log(3), rtol=1e-6)
 
 
 def test_options_that_cannot_be_drawn_leave_the_loss_finite(registry, monkeypatch):
     """The logit of a padded vocabulary is -inf; the entropy is a part of the loss only with a coefficient."""
-    common = sys.modules["tunix.rl.common"]
-    monkeypatch.setattr(
-        common,
-        "compute_per_token_logps",
-        lambda graphdef, state, **_: (state[..., 0], jnp.log(state).at[..., 2].set(-jnp.inf)),
-    )
-    bridge.register()
-    policy_loss = registry.get("policy_loss_fn", "ppo_parts/clip_higher")
-    new = (
-        jnp.broadcast_to(jnp.asarray(given("log_prob"))[..., None], (*given("log_prob").shape, 3))
-        + 9.0
-        + jnp.arange(3.0)[None, None]
-    )
 
-    def loss(x, **settings):
-        return policy_loss(x, example(), types.SimpleNamespace(**settings), pad_id=0, eos_id=1)
+    def padded(graphdef, state, **_):
+        return state[..., 0], jnp.log(state).at[..., 2].set(-jnp.inf)
 
+    monkeypatch.setattr(sys.modules["tunix.rl.common"], "compute_per_token_logps", padded)
+    new = jnp.broadcast_to(NEW[..., None], (*NEW.shape, 3)) + 9.0 + jnp.arange(3.0)[None, None]
     for settings in ({}, {"entropy_coef": 0.1}):
-        gradient, aux = jax.grad(lambda x, s=settings: loss(x, **s), has_aux=True)(new)
+        gradient, aux = jax.grad(loss_of(registry, **settings), has_aux=True)(new)
         assert 0.69 < float(aux["entropy"]) < np.log(2)  # of two options that are almost equal
         assert np.isfinite(gradient).all()
         assert bool(jnp.any(gradient[..., 1])) == bool(settings)  # one of the options that were not taken
 
 
 def test_losses_of_sequences_refuse_packed_ones(registry):
-    bridge.register()
-    config, packed = types.SimpleNamespace(), example(segment_ids=jnp.ones(given("tool_mask").shape))
-    new = jnp.asarray(given("log_prob"))
+    packed = example(segment_ids=jnp.ones(given("tool_mask").shape))
     with pytest.raises(ValueError, match=r"ppo_parts/gspo: .* several sequences into a row"):
-        registry.get("policy_loss_fn", "ppo_parts/gspo")(new, packed, config, 0, 1)
-    registry.get("policy_loss_fn", "ppo_parts/cispo")(new, packed, config, 0, 1)
+        loss_of(registry, "ppo_parts/gspo", packed)(NEW)
+    loss_of(registry, "ppo_parts/cispo", packed)(NEW)
 
 
 def test_registered_losses_measure_what_learners_log(registry):
-    bridge.register()
-    config, new = types.SimpleNamespace(loss_agg_mode="token-mean"), jnp.asarray(given("log_prob"))
-    _, aux = registry.get("policy_loss_fn", "ppo_parts/clipped_surrogate")(new, example(), config, 0, 1)
+    _, aux = loss_of(registry, "ppo_parts/clipped_surrogate", loss_agg_mode="token-mean")(NEW)
     undefined = {"pg_clipfrac", "pg_clipfrac_lower", "pg_loss/clipped_mean"}
     summed = {"kl", "kl_loss", "pg_loss", "entropy", "loss/entropy"}
     mask, ratio = given("tool_mask") > 0, np.exp(given("log_prob") - given("old_log_prob"))

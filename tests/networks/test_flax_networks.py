@@ -176,19 +176,43 @@ def test_a_central_critic_sees_what_all_agents_see():
         assert bool((one.value[:, 0] != two.value[:, 0]).all()) is moves
 
 
-def test_networks_that_cannot_be_made_are_refused():
-    with pytest.raises(ValueError, match="not a space of arrays"):  # when it is made, not when it is initialized
-        networks.actor_critic(env(DISCRETE, shape=None))
-    with pytest.raises(pp.errors.UserValueError, match="give shared=True"):
-        networks.actor_critic(env(DISCRETE), memory="lstm")
-    with pytest.raises(pp.errors.UserValueError, match="no axis of agents"):
-        networks.multi_agent_actor_critic(env(DISCRETE))
-    with pytest.raises(pp.errors.UserValueError, match="needs hidden layers"):
-        networks.multi_agent_actor_critic(env(DISCRETE, num_agents=2), hidden=(), memory="gru")
+def pixels(space, actions=DISCRETE):
+    return env(actions)._replace(observation_space=space)
+
+
+FLOATS = SimpleNamespace(shape=(2, 36, 36), low=0.0, high=255.0, dtype=np.dtype(np.float32))
+BOUNDED = env(envs.Box((2,), -1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "settings", "says"),
+    [
+        ("actor_critic", env(DISCRETE, shape=None), {}, "not a space of arrays"),
+        ("actor_critic", env(DISCRETE), {"hidden": 64}, "hidden must be a tuple with the units of each layer, got 64"),
+        ("actor_critic", env(DISCRETE), {"hidden": (64, 0)}, "hidden must be at least 1, got 0"),
+        ("actor_critic", env(DISCRETE), {"activation": "swish"}, "'tanh', 'relu', 'gelu', 'elu', 'silu', got 'swish'"),
+        ("actor_critic", env(DISCRETE), {"memory": "rnn"}, "one of 'lstm', 'gru', 'mingru', None, got 'rnn'"),
+        ("actor_critic", env(DISCRETE), {"memory": "lstm"}, "give shared=True"),
+        ("actor_critic", BOUNDED, {"log_std": "a"}, "log_std must be a number"),
+        ("actor_critic", BOUNDED, {"log_std": [0.0, 1.0]}, "log_std must be a number|one number"),
+        ("actor_critic", env(envs.Box((2,))), {"squash": True}, "squash=True needs actions with bounds, got Box"),
+        ("multi_agent_actor_critic", env(DISCRETE), {}, "no axis of agents"),
+        ("multi_agent_actor_critic", env(DISCRETE, num_agents=2), {"hidden": (), "memory": "gru"}, "needs hidden"),
+        ("nature_cnn", env(DISCRETE, (10, 10, 4)), {}, r"at least 36 x 36 pixels, got shape \(10, 10, 4\)"),
+        ("nature_cnn", env(envs.Box((2,)), (2, 36, 36)), {}, "nature_cnn: actions must be discrete"),
+        ("nature_cnn", pixels(FLOATS), {}, "do not tell whether pixels must be divided by 255"),
+        ("nature_cnn", pixels(envs.Box((2, 36, 36))), {}, "do not tell whether pixels must be divided by 255"),
+        ("nature_cnn", pixels(envs.Box((2, 36, 36), 0, 128)), {}, "do not tell whether pixels must be divided by 255"),
+    ],
+)  # fmt: skip
+def test_networks_that_cannot_be_made_are_refused_when_they_are_made(make, given, settings, says):
+    with pytest.raises(pp.errors.UserError, match=says):
+        getattr(networks, make)(given, **settings)
+
+
+def test_other_mistakes_are_named():
     with pytest.raises(pp.errors.UserTypeError, match="need log_std"):
         networks.action_distribution(BOX, jnp.zeros((3, 2)))
-    with pytest.raises(ValueError, match="activation must be one of 'tanh', 'relu', 'gelu', 'elu', 'silu', got 'mish'"):
-        jax.eval_shape(networks.actor_critic(env(DISCRETE), activation="mish").init, jax.random.key(0))
     with pytest.raises(AttributeError, match="no attribute 'perceptron'"):
         networks.perceptron  # noqa: B018
 
@@ -219,18 +243,8 @@ def test_a_convolution_by_products_is_that_of_xla(shape, size, stride):
     np.testing.assert_allclose(convolve_by_products(jnp.asarray(x), kernel, stride), expected, atol=1e-4)
 
 
-def test_actor_critic_refuses_noise_and_bounds_that_cannot_be():
-    box = env(envs.Box((2,), -1.0, 1.0))
-    for log_std, says in (("a", "log_std must be a number"), ([0.0, 1.0], "log_std must be a number|one number")):
-        with pytest.raises(pp.errors.UserError, match=says):
-            networks.actor_critic(box, log_std=log_std)
-    with pytest.raises(pp.errors.UserValueError, match="squash=True needs actions with bounds, got Box"):
-        networks.actor_critic(env(envs.Box((2,))), squash=True)
-
-
 def test_nature_cnn_evaluates_frames_with_any_leading_axes():
-    pixels = envs.Box((2, 36, 36), 0, 255)
-    policy = networks.nature_cnn(env(DISCRETE)._replace(observation_space=pixels), features=8)
+    policy = networks.nature_cnn(pixels(envs.Box((2, 36, 36), 0, 255)), features=8)
     params = policy.init(jax.random.key(0))
     frames = jax.random.randint(jax.random.key(1), (2, 3, 2, 36, 36), 0, 256).astype(jnp.uint8)
     whole = policy(params, pp.Batch(obs=frames))
@@ -241,16 +255,6 @@ def test_nature_cnn_evaluates_frames_with_any_leading_axes():
     )
     turned = policy(params, pp.Batch(obs=frames.swapaxes(-1, -2)))
     assert not np.allclose(turned.value, whole.value, atol=1e-4)
-    with pytest.raises(
-        pp.errors.UserValueError, match=r"\[C, H, W\] frames of at least 36 x 36 pixels, got shape \(10, 10, 4\)"
-    ):
-        networks.nature_cnn(env(DISCRETE, (10, 10, 4)))
-    scaled = networks.nature_cnn(env(DISCRETE)._replace(observation_space=envs.Box((2, 36, 36), 0, 1)), features=8)
+    scaled = networks.nature_cnn(pixels(envs.Box((2, 36, 36), 0, 1)), features=8)
     value = scaled(params, pp.Batch(obs=frames / 255)).value  # floats in [0, 1] are not divided again
     np.testing.assert_allclose(value, whole.value, rtol=1e-4, atol=1e-6)
-    floats = SimpleNamespace(shape=(2, 36, 36), low=0.0, high=255.0, dtype=np.dtype(np.float32))
-    for space in (floats, envs.Box((2, 36, 36)), envs.Box((2, 36, 36), 0, 128)):
-        with pytest.raises(pp.errors.UserValueError, match="do not tell whether pixels must be divided by 255"):
-            networks.nature_cnn(env(DISCRETE)._replace(observation_space=space))
-    with pytest.raises(pp.errors.UserValueError, match="nature_cnn: actions must be discrete"):
-        networks.nature_cnn(env(envs.Box((2,)), (2, 36, 36)))

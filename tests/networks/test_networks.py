@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import ppo_parts as pp
-from ppo_parts import envs, networks
+from ppo_parts import networks
 from recipes import cleanrl_ppo, ippo, pufferlib_ppo
 from tests.runs import tiny
 
@@ -53,21 +52,6 @@ def test_what_it_cannot_do_is_refused():
         networks.dense_dot_general(x.T, kernel, (((0,), (0,)), ((), ())))
     with pytest.raises(ValueError, match="precision"):
         networks.dense_dot_general(x, kernel, (((1,), (0,)), ((), ())), precision="highest")
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"hidden": 64}, r"hidden must be a tuple with the units of each layer, got 64"),
-        ({"hidden": (64, 0)}, r"hidden must be at least 1, got 0"),
-        ({"activation": "swish"}, r"activation must be one of 'tanh', .* got 'swish'"),
-        ({"memory": "rnn", "shared": True}, r"memory must be one of 'lstm', 'gru', 'mingru', None, got 'rnn'"),
-    ],
-)
-def test_layers_that_do_not_exist_are_refused_before_any_parameter_is_made(settings, says):
-    env = envs.Env(None, None, envs.Box((3,)), envs.Discrete(2), None)
-    with pytest.raises(pp.errors.UserError, match=f"actor_critic: {says}"):
-        networks.actor_critic(env, **settings)
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((6, 6), -1), ((3, 5), -1), ((5, 3), 0), ((2, 2, 3, 4), -1)])
