@@ -20,7 +20,7 @@ import numpy as np
 from .._base.arguments import positive
 from .._base.errors import UserValueError
 from ..training import column, exit_on_user_error, read_metrics, write_json
-from ..training._config_file import stored_run
+from ..training._config_json import stored_run
 from ..training._evaluate import EVALUATION
 from ..training._files import check_writable
 from ..training._result import check_picture, drawing, smoothed

@@ -18,8 +18,8 @@ from .._base.extras import require_package
 from .._base.hyperparameters import check_choice
 from ..envs import is_discrete
 from ..envs._registry import without_settings
-from ._config import Range, check_config, check_field, help_texts, kinds_of, ranges
-from ._config_file import check_recipe, stored_config, stored_run
+from ._config import Range, check_config, check_field, declared, kinds_of
+from ._config_json import check_recipe, stored_config, stored_run
 from ._devices import check_device, check_memory, devices_of
 from ._files import parse_json
 from ._messages import did_you_mean, logger, printed_messages
@@ -221,7 +221,7 @@ def _check_switches(argv: Sequence[str], hints: Mapping[str, Any]) -> None:
 def _options_in_file(paths: Sequence[Path], kind: type, presets: tuple[str, ...]) -> dict[str, Any]:
     """Return the options in the file of `--config` by name, none without a file; `kind` is the class of `settings`."""
     hints = {**get_type_hints(RunOptions), **get_type_hints(kind), "preset": Literal[presets]}
-    declared = ranges(RunOptions) | ranges(kind)
+    ranges = declared(RunOptions, Range) | declared(kind, Range)
     if len(paths) > 1:
         raise UserValueError(f"--config is given {len(paths)} times: join {paths[0]} and the others")
     found = {}
@@ -231,13 +231,13 @@ def _options_in_file(paths: Sequence[Path], kind: type, presets: tuple[str, ...]
             if name not in hints:
                 raise UserValueError(f"{path}: {key!r} is not an option of a file{did_you_mean(name, hints)}")
             try:
-                found[name] = _from_file(str(key), value, hints[name], declared.get(name))
+                found[name] = _from_file(str(key), value, hints[name], ranges.get(name))
             except UserError as error:
                 raise UserValueError(f"{path}: {key} {error.message}") from None
     return found
 
 
-def _from_file(key: str, value: Any, hint: Any, declared: Range | None) -> Any:
+def _from_file(key: str, value: Any, hint: Any, limits: Range | None) -> Any:
     """Return the value of an option in a file, as the type of the option."""
     several = get_origin(hint) is tuple
     if isinstance(value, dict) or (isinstance(value, list) and not several):
@@ -257,7 +257,7 @@ def _from_file(key: str, value: Any, hint: Any, declared: Range | None) -> Any:
             return x  # which the check below refuses
 
     given = tuple(map(parsed, value if isinstance(value, list) else [value])) if several else parsed(value)
-    check_field("", key, given, hint, declared)
+    check_field("", key, given, hint, limits)
     return given
 
 
@@ -309,12 +309,12 @@ def _parsed(
         kinds = {"settings": type(default.settings), "preset": Literal[tuple(presets)]}
         if info.type not in (Arguments, RunOptions, kinds["settings"]):
             return None
-        hints, texts, declared = get_type_hints(info.type), help_texts(info.type), ranges(info.type)
+        hints, texts, ranges = get_type_hints(info.type), declared(info.type, str), declared(info.type, Range)
         hints |= kinds if info.type is Arguments else {}
         fields = [
             constructors.StructFieldSpec(
                 name=field.name,
-                type=_with_range(hints[field.name], declared.get(field.name), tyro.conf.arg),
+                type=_with_range(hints[field.name], ranges.get(field.name), tyro.conf.arg),
                 default=getattr(info.default, field.name),
                 helptext=texts.get(field.name),
             )
@@ -327,15 +327,15 @@ def _parsed(
         return tyro.cli(Arguments, description=description, **given)
 
 
-def _with_range(hint: Any, declared: Range | None, arg: Callable[..., Any]) -> Any:
+def _with_range(hint: Any, limits: Range | None, arg: Callable[..., Any]) -> Any:
     """Return a type whose numbers are shown as "FLOAT in [0, 1]" in the help."""
-    if declared is None:
+    if limits is None:
         return hint
     kinds = [get_args(x)[0] if get_origin(x) is tuple else x for x in kinds_of(hint)]
     numeric, *_ = (x.__name__.upper() for x in kinds if x in (int, float))
     words = [str(word) for x in kinds if get_origin(x) is Literal for word in get_args(x)]
     words += ["None"] * (type(None) in kinds)
-    return Annotated[hint, arg(metavar="|".join([f"{numeric} in {declared}", *words]))]
+    return Annotated[hint, arg(metavar="|".join([f"{numeric} in {limits}", *words]))]
 
 
 def whole_number(text: str) -> int:

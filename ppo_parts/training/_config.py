@@ -103,24 +103,15 @@ class Config:
         return updates_in(self.total_timesteps, num_envs=self.num_envs, num_steps=self.num_steps)
 
 
-def ranges(kind: type) -> dict[str, Range]:
-    """Return the ranges that the fields of a dataclass declare, by name."""
-    return _metadata(kind, Range)
+def declared(kind: type, of: type[M]) -> dict[str, M]:
+    """Return what the annotations of a dataclass's fields declare, by field: their `Range`, or their help (`str`).
 
-
-def help_texts(kind: type) -> dict[str, str]:
-    """Return the help texts that the fields of a dataclass declare, by name."""
-    return _metadata(kind, str)
-
-
-def _metadata(kind: type, of: type[M]) -> dict[str, M]:
-    """Return the metadata of one type, by field; a field that is declared again without metadata keeps them."""
+    A field that a subclass declares again without them keeps them.
+    """
     found: dict[str, M] = {}
     for base in reversed(kind.__mro__):
         for name, hint in get_type_hints(base, include_extras=True).items():
-            for declared in getattr(hint, "__metadata__", ()):
-                if isinstance(declared, of):
-                    found[name] = declared
+            found.update((name, x) for x in getattr(hint, "__metadata__", ()) if isinstance(x, of))
     return found
 
 
@@ -152,12 +143,12 @@ def check_config(config: Any, where: str = "") -> None:
     """
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise UserTypeError(f"check_config: config must be an instance of a dataclass, got {config!r}")
-    where, declared = where or type(config).__name__, ranges(type(config))
+    where, ranges = where or type(config).__name__, declared(type(config), Range)
     for name, hint in get_type_hints(type(config)).items():
-        check_field(where, name, getattr(config, name), hint, declared.get(name))
+        check_field(where, name, getattr(config, name), hint, ranges.get(name))
 
 
-def check_field(where: str, name: str, value: Any, hint: Any, declared: Range | None) -> None:
+def check_field(where: str, name: str, value: Any, hint: Any, limits: Range | None) -> None:
     """Raise if the value of a field does not have the type `hint`, or lies outside the declared range."""
     kinds = kinds_of(hint)
     words = tuple(word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind))
@@ -167,12 +158,12 @@ def check_field(where: str, name: str, value: Any, hint: Any, declared: Range | 
     if words and (isinstance(value, str) or not numeric):
         check_choice(where, name, value, words)
     elif numeric:
-        _check_number(where, name, value, numeric[0], declared)
+        _check_number(where, name, value, numeric[0], limits)
     elif get_origin(hint) is tuple:
         if not isinstance(value, tuple):
             raise UserTypeError(f"must be a tuple, got {value!r}", where=where, argument=name)
         for x in value:
-            check_field(where, name, x, get_args(hint)[0], declared)
+            check_field(where, name, x, get_args(hint)[0], limits)
     else:
         for kind, expected in {bool: "True or False", str: "a string", Path: "a Path"}.items():
             if kind in kinds and not isinstance(value, kind):
@@ -184,14 +175,14 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
-def _check_number(where: str, name: str, value: Any, kind: type, declared: Range | None) -> None:
-    limits = declared or Range(-np.inf)
+def _check_number(where: str, name: str, value: Any, kind: type, limits: Range | None) -> None:
+    allowed = limits or Range(-np.inf)
     if kind is float:
         if not (isinstance(value, (float, np.floating)) and np.isnan(value)):  # NaN is outside any range
             value = check_number(where, name, value, -np.inf, schedule=False)
-        outside = not isinstance(value, jax.core.Tracer) and value not in limits
+        outside = not isinstance(value, jax.core.Tracer) and value not in allowed
     else:
-        low = None if declared is None else int(declared.low)
-        outside = check_count(where, name, value, low) not in limits
+        low = None if limits is None else int(limits.low)
+        outside = check_count(where, name, value, low) not in allowed
     if outside:
-        raise UserValueError(f"must lie in {limits}, got {value!r}", where=where, argument=name)
+        raise UserValueError(f"must lie in {allowed}, got {value!r}", where=where, argument=name)

@@ -14,7 +14,7 @@ import numpy as np
 
 from .._base.errors import UserTypeError, UserValueError
 from ._checkpoint import Checkpoints
-from ._config_file import check_jax_settings, digest, stored_config, stored_run
+from ._config_json import check_jax_settings, digest, stored_config, stored_run
 from ._errors import RunFolderError, RunNotFoundError
 from ._evaluate import EVALUATION
 from ._files import parse_json, to_path

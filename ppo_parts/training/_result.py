@@ -13,7 +13,7 @@ import numpy as np
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
-from ._config_file import versions
+from ._config_json import versions
 from ._devices import device_name
 from ._evaluate import EVALUATION
 from ._files import check_writable, replacing, to_path

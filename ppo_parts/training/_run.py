@@ -1,4 +1,8 @@
-"""The loop of a run on the host: it trains, evaluates, logs and saves, until the run is done or asked to stop."""
+"""The loop of a run on the host: it trains, evaluates, logs and saves, until the run is done or asked to stop.
+
+An update goes through `Loop.run`: the program computes it (`_program`), the folder of the run gets its row and, if one
+is due, a checkpoint (`_writer`, with `_metrics_file` and `_checkpoint`), and the listeners are told (`_progress`).
+"""
 
 from __future__ import annotations
 
@@ -178,10 +182,10 @@ class Loop:
                     late = time.monotonic() - last_save > 60 * self.options.checkpoint_minutes
                     due = self.is_due(self.checkpoint_every) or late or self.interrupt.save
                     if any(agree(due or (evaluated and self.folder.is_best(self.done)))):
-                        self.save()
+                        self.write_checkpoint()
                         self.interrupt.save, last_save = False, time.monotonic()
                 if self.saved < self.done:  # the run was asked to stop
-                    self.save()
+                    self.write_checkpoint()
             except Exception as error:
                 self.rescue(error)
                 raise
@@ -193,10 +197,10 @@ class Loop:
             self.played = self.done, self.program.evaluate(self.state, self.done)
         return self.played[1]
 
-    def save(self) -> None:
+    def write_checkpoint(self) -> None:
         """Write a checkpoint."""
         self.saved = self.done  # already now: `rescue` does not try again after an error that nobody expected
-        self.folder.save(self.done, self.program.whole(self.state))
+        self.folder.write_checkpoint(self.done, self.program.whole(self.state))
 
     def tell(self, told: list[OnRows], rows: list[Row]) -> None:
         """Call the listeners, each with rows of its own."""
@@ -224,7 +228,7 @@ class Loop:
                 self.folder.append(self.rows)
                 self.rows = []
                 if self.saved < self.done:
-                    self.save()
+                    self.write_checkpoint()
                     logger.info(f"saved after update {self.done}; continue with --resume {self.folder.path}")
                 return
             except RunFolderError as second:

@@ -13,7 +13,7 @@ from typing import Any
 
 from .._base.errors import UserValueError
 from ..envs._registry import without_settings
-from ._config_file import changes, check_unchanged, describe, listed, stored_run
+from ._config_json import changes, check_unchanged, describe, listed, stored_run
 from ._errors import RunExistsError, RunFolderError, RunNotFoundError
 from ._files import parse_json, plain, write_json
 from ._folder import RunFolder, unwritten
@@ -132,7 +132,7 @@ class RunWriter(RunFolder):
         if done < train.num_updates and self._result_path.exists():  # the run is not complete
             os.rename(self._result_path, self._aside("result.json"))
         if inherited:
-            self.save(done, state)
+            self.write_checkpoint(done, state)
         return done, state
 
     def append(self, rows: list[Row]) -> None:
@@ -152,7 +152,7 @@ class RunWriter(RunFolder):
         """Yield the rows from update `first` on, and the updates that are not in a row yet."""
         return itertools.chain(read_rows(self.log_path, first), self.log.pending)
 
-    def save(self, update: int, state: Any, lost: Sequence[Row] = ()) -> None:
+    def write_checkpoint(self, update: int, state: Any, lost: Sequence[Row] = ()) -> None:
         """Write a checkpoint, with the updates that no row has yet. The latest ones and the best one are kept.
 
         Args:
@@ -189,7 +189,7 @@ class RunWriter(RunFolder):
                 rows = []
             self._checkpoints.close()
             self._checkpoints = self.checkpoints()
-            self.save(update, state, rows)
+            self.write_checkpoint(update, state, rows)
         except OSError as second:
             latest = max(self._checkpoints.steps(), default=None)
             there = "there is no checkpoint" if latest is None else f"the latest checkpoint is {latest}"
@@ -256,7 +256,7 @@ class Follower:
     def append(self, rows: list[Row]) -> None:
         """Leave it to the first process."""
 
-    def save(self, update: int, state: Any) -> None:
+    def write_checkpoint(self, update: int, state: Any) -> None:
         """Leave it to the first process."""
 
     def is_best(self, update: int) -> bool:

@@ -23,7 +23,7 @@ import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts.training import _cli
 from ppo_parts.training._cli import fitting_preset, whole_number, with_flag
-from ppo_parts.training._config import ranges
+from ppo_parts.training._config import Range, declared
 from ppo_parts.training._devices import check_memory
 from ppo_parts.training._train import seed_keys
 from recipes import cleanrl_ppo, ippo, pufferlib_ppo
@@ -78,13 +78,13 @@ def test_config_numbers_of_a_recipe_declare_their_range(recipe, capsys, monkeypa
     for preset in recipe.PRESETS.values():
         training.check_config(preset)
     numbers = {name for name, hint in get_type_hints(recipe.Config).items() if re.search("int|float", str(hint))}
-    assert numbers == ranges(recipe.Config).keys()
-    for name, declared in ranges(recipe.Config).items():
+    assert numbers == declared(recipe.Config, Range).keys()
+    for name, limits in declared(recipe.Config, Range).items():
         flag = f"--{name.replace('_', '-')}"
         said = text.partition(f"{flag} ")[2].partition("(default:")[0]
-        assert str(declared) in said, name
-        assert len(said.replace(str(declared), "").split()) > 3, name
-        outside = declared.low if declared.open_low else declared.low - 1
+        assert str(limits) in said, name
+        assert len(said.replace(str(limits), "").split()) > 3, name
+        outside = limits.low if limits.open_low else limits.low - 1
         wrong = outside if isinstance(outside, int) else float(outside)
         several = isinstance(getattr(recipe.Config(), name), tuple)
         with pytest.raises(pp.errors.UserValueError, match=f"^Config: {name} must "):

@@ -60,10 +60,3 @@ def test_a_run_is_saved_where_on_rows_fails(train, whole, tmp_path):
     assert steps(tmp_path / "run") == [4, 6]
     folder, _ = go(train, None, "", resume=tmp_path / "run")
     assert_same_run(folder, whole[0])
-
-
-def test_on_rows_has_one_number_per_seed(train, tmp_path):
-    seen = []
-    go(train, tmp_path, "run", num_seeds=3, on_rows=seen.extend)
-    assert {row["loss"].shape for row in seen} == {(3,)}
-    assert [row["env_steps"] for row in seen] == [16 * (i + 1) for i in range(UPDATES)]

@@ -75,10 +75,12 @@ def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
 
 def test_run_of_several_seeds_is_one_program(whole, train, place):
     folder, _ = whole
-    programs = []
+    programs, told = [], []
     compile = lambda *args: programs.append(1) or by_twos(*args)  # noqa: E731
-    several, result = go(train, place, "seeds", num_seeds=3, eval_episodes=2, compile=compile)
+    several, result = go(train, place, "seeds", num_seeds=3, eval_episodes=2, compile=compile, on_rows=told.extend)
     assert len(programs) == 1
+    assert {row["loss"].shape for row in told} == {(3,)}
+    assert [row["env_steps"] for row in told] == [16 * (i + 1) for i in range(UPDATES)]
     found = rows(several)
     for mine, alone in zip(found, rows(folder), strict=True):
         assert len(mine["loss"]) == 3

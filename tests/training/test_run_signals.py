@@ -10,7 +10,7 @@ import pytest
 
 from ppo_parts import training
 from ppo_parts.training import RunOptions
-from ppo_parts.training._config_file import stored_run
+from ppo_parts.training._config_json import stored_run
 from ppo_parts.training._signals import Interrupt
 from recipes import cleanrl_ppo
 from tests.runs import (
