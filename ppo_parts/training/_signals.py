@@ -50,11 +50,14 @@ class Interrupt:
             self.asked = name
 
     def agree(self) -> bool:
-        """Return whether any process of the run was asked to stop; all of them have to call this."""
+        """Return whether any process of the run was asked to stop; all of them have to call this.
+
+        A signal that arrives during the call counts in the next one, because the other processes do not know of it yet.
+        """
         (number,) = agree(REASONS.index(self.asked) + 1 if self.asked in REASONS else 0)
         if number:
             self.ask(REASONS[int(number) - 1])
-        return self.asked is not None
+        return number > 0
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is not threading.main_thread():

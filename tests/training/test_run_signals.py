@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ppo_parts import training
-from ppo_parts.training import RunOptions
+from ppo_parts.training import RunOptions, _signals
 from ppo_parts.training._config_json import stored_run
 from ppo_parts.training._signals import Interrupt
 from recipes import cleanrl_ppo
@@ -96,6 +96,13 @@ def test_signal_before_anything_is_computed_ends_at_once(name):
     with Interrupt(end=lambda status: ended.set()):
         signal.raise_signal(signal.Signals[name])
         assert ended.wait(5)
+
+
+def test_signal_while_processes_agree_counts_in_the_next_call(monkeypatch):
+    """The other processes have not heard of it, so this one may not stop alone."""
+    interrupt = Interrupt()
+    monkeypatch.setattr(_signals, "agree", lambda number: interrupt.ask("SIGTERM") or [number])
+    assert [interrupt.agree(), interrupt.agree()] == [False, True]
 
 
 def test_signal_hup_under_nohup_is_ignored():
