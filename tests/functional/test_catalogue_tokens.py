@@ -81,11 +81,7 @@ def all_of_range(log_ratio, advantage, log_prob, *, key, clip_eps, fraction, cov
     return np.where(drop, 0, clipped(ratio, advantage, clip_eps, clip_eps))
 
 
-def groups(reward, *, group, **settings):
-    return by_group(reward, group, **settings)
-
-
-def by_group(reward, group, *, baseline="mean", scale="group", ddof=1, eps=1e-6, length=None):
+def by_group(reward, *, group, baseline="mean", scale="group", ddof=1, eps=1e-6, length=None):
     result = np.zeros_like(reward)
     for n in range(len(reward)):
         mine = reward[group == group[n]]
@@ -110,14 +106,17 @@ def rewards():
     return {"reward": np.random.default_rng(5).normal(size=GROUP.size)}
 
 
-def grouped(**settings):
-    return functools.partial(f.group_advantage, **settings)
-
-
-def named(function, name):
-    """A partial function with a name for the table."""
+def grouped(name, settings, expected):
+    """An entry for an algorithm of the table of `group_advantage`."""
+    function = functools.partial(f.group_advantage, group=GROUP, **settings)
     function.__name__ = name
-    return function
+    slow = functools.partial(by_group, group=GROUP, **settings)
+    return across(function, {"reward": [1.0, 0, 3, 7, 4, 5]}, expected, slow, {}, rewards, differentiable=())
+
+
+def across(function, golden, expected, slow, settings, samples, *laws, differentiable=("log_ratio",)):
+    """An entry for a function that compares tokens or sequences."""
+    return Entry(function, golden, expected, slow, settings, differentiable, samples, laws, elementwise=False)
 
 
 def outcome(score, log_prob, reference_log_prob, *, kl_coef):
@@ -158,130 +157,52 @@ def return_minus_no_value(reward, terminated, truncated):
     return f.gae(reward, nothing, nothing, terminated, truncated, gamma=0.9, gae_lambda=1.0).advantage
 
 
+def gspo_of_sequences(log_ratio, advantage):
+    return f.clipped_surrogate(f.sequence_log_ratio(log_ratio), advantage, clip_eps=0.5)
+
+
+def unclipped(log_ratio, advantage, log_prob):
+    return f.importance_weighted_surrogate(log_ratio, advantage)
+
+
+def plainly_clipped(log_ratio, advantage, log_prob):
+    return f.clipped_surrogate(log_ratio, advantage, clip_eps=0.2)
+
+
+LENGTHS, ONE_LESS = np.array([2.0, 1, 1, 1, 3, 1]), {"scale": None, "baseline": "leave_one_out"}
 ENTRIES = (
-    Entry(
-        f.sapo,
-        {"log_ratio": [0.0, 0.0, np.log(2)], "advantage": [1.0, -1, 1]},
-        [-2, 1, -4 * sigmoid(1)],  # 4 / tau * sigmoid(0), and sigmoid(tau (2 - 1))
-        sapo,
-        {"tau": 1.0, "tau_negative": 2.0},
-        laws=(Law(nearly_linear, {"tau": 1e-6, "tau_negative": 1e-6}),),
-    ),
-    Entry(
-        f.gspo,
-        TWO,
-        [[-1.5, 0.5], [-1.5, 0.5]],  # geometric means 2 and 1/2
-        gspo,
-        {"clip_eps": 0.5},
-        samples=moderate,
-        elementwise=False,
-        laws=(
-            Law(
-                lambda log_ratio, advantage: f.clipped_surrogate(
-                    f.sequence_log_ratio(log_ratio), advantage, clip_eps=0.5
-                )
-            ),
-        ),
-    ),
-    Entry(
-        f.gmpo,
-        {"log_ratio": [[-0.2, 0.2], [2.0, -2.0]], "advantage": [[1.0, -1.0], [1.0, -1.0]]},
-        [[-np.exp(0.1), np.exp(-0.1)], [-np.exp(0.1), np.exp(-0.1)]],
-        gmpo,
-        {"clip_eps": 0.4},
-        samples=moderate,
-        elementwise=False,
-        laws=(  # without a clip it is GSPO without a clip
-            Law(functools.partial(f.gspo, clip_eps=1e6), {"clip_eps": 1e6}),
-        ),
-    ),
-    Entry(
-        f.kl_cov,
-        COVARIANCES,
-        [10 * 0.1, -EXP, -2 * EXP],
-        kl_cov,
-        {"fraction": 0.5, "coef": 10.0},
-        samples=with_log_prob,
-        elementwise=False,
-        laws=(
-            Law(
-                lambda log_ratio, advantage, log_prob: f.importance_weighted_surrogate(log_ratio, advantage),
-                {"coef": 0},
-            ),
-        ),
-    ),
-    Entry(
-        f.clip_cov,
-        COVARIANCES,
-        [0, -EXP, 0],  # covariances 4/3, 0 and 2/3
-        all_of_range,
-        {**DRAW, "clip_eps": 0.2, "cov_low": 0.5, "cov_high": 5.0},
-        samples=with_log_prob,
-        elementwise=False,
-        laws=(
-            Law(
-                lambda log_ratio, advantage, log_prob: f.clipped_surrogate(log_ratio, advantage, clip_eps=0.2),
-                {"cov_low": 1e9, "cov_high": 1e10},
-            ),
-        ),
-    ),
-    Entry(
-        f.sequence_log_ratio,
-        {"log_ratio": [[0.25, 1.0], [0.75, 2.0]]},
-        [[0.5, 1.5], [0.5, 1.5]],
-        lambda log_ratio: np.broadcast_to(np.mean(log_ratio, axis=0), log_ratio.shape),
-        samples=lambda: {"log_ratio": moderate()["log_ratio"]},
-        elementwise=False,
-        laws=(Law(lambda log_ratio: f.sequence_log_ratio(log_ratio) * T, {"reduction": "sum"}),),
-    ),
-    *(
-        Entry(
-            named(grouped(group=GROUP, **settings), name),
-            {"reward": [1.0, 0, 3, 7, 4, 5]},
-            expected,
-            functools.partial(groups, group=GROUP, **settings),
-            differentiable=(),
-            samples=rewards,
-            elementwise=False,
-        )
-        for name, settings, expected in (
-            ("GRPO", {}, [-1, -(2**-0.5), 0, 0, 2**-0.5, 1]),
-            ("Dr.GRPO", {"scale": None}, [-2, -2, 0, 0, 2, 2]),
-            ("RLOO", {"scale": None, "baseline": "leave_one_out"}, [-3, -4, 0, 0, 4, 3]),
-            (
-                "OPO",
-                {"scale": None, "baseline": "length_weighted", "length": np.array([2.0, 1, 1, 1, 3, 1])},
-                [-1.5, -3, 0.5, 0, 1, 2.5],
-            ),
-            ("ReMax", {"scale": None, "baseline": np.array([1.0, 0, 0, 7, 2, 6])}, [0, 0, 3, 0, 2, -1]),
-            ("Lite PPO", {"scale": "batch", "ddof": 0, "eps": 0.0}, np.array([-2, -2, 0, 0, 2, 2]) / (50 / 9) ** 0.5),
-        )
-    ),
-    Entry(
-        f.outcome_reward,
-        {"score": 2.0, "log_prob": [-1.0, -1], "reference_log_prob": [-1.5, -1]},
-        [-0.25, 2],
-        outcome,
-        {"kl_coef": 0.5},
-        differentiable=(),
-        samples=outcome_samples,
-        elementwise=False,
-    ),
-    Entry(
-        f.reward_to_go,
-        {"reward": [1.0, 2, 4, 8], "terminated": [0.0, 1, 0, 0], "truncated": [0.0, 0, 1, 0]},
-        [2, 2, 4, 8],
-        returns,
-        {"gamma": 0.5},
-        differentiable=(),
-        samples=steps,
-        elementwise=False,
-        laws=(
-            Law(lambda reward, terminated, truncated: reward, {"gamma": 0.0}, gradient=False),
-            Law(return_minus_no_value, {"gamma": 0.9}),
-        ),
-    ),
-)
+    # 4 / tau * sigmoid(0), and sigmoid(tau (2 - 1))
+    Entry(f.sapo, {"log_ratio": [0.0, 0.0, np.log(2)], "advantage": [1.0, -1, 1]}, [-2, 1, -4 * sigmoid(1)], sapo,
+          {"tau": 1.0, "tau_negative": 2.0}, laws=(Law(nearly_linear, {"tau": 1e-6, "tau_negative": 1e-6}),)),
+    # geometric means 2 and 1/2
+    across(f.gspo, TWO, [[-1.5, 0.5], [-1.5, 0.5]], gspo, {"clip_eps": 0.5}, moderate, Law(gspo_of_sequences)),
+    # without a clip it is GSPO without a clip
+    across(f.gmpo, {"log_ratio": [[-0.2, 0.2], [2.0, -2.0]], "advantage": [[1.0, -1.0], [1.0, -1.0]]},
+           [[-np.exp(0.1), np.exp(-0.1)]] * 2, gmpo, {"clip_eps": 0.4}, moderate,
+           Law(functools.partial(f.gspo, clip_eps=1e6), {"clip_eps": 1e6})),
+    across(f.kl_cov, COVARIANCES, [10 * 0.1, -EXP, -2 * EXP], kl_cov, {"fraction": 0.5, "coef": 10.0}, with_log_prob,
+           Law(unclipped, {"coef": 0})),
+    # covariances 4/3, 0 and 2/3
+    across(f.clip_cov, COVARIANCES, [0, -EXP, 0], all_of_range,
+           {**DRAW, "clip_eps": 0.2, "cov_low": 0.5, "cov_high": 5.0}, with_log_prob,
+           Law(plainly_clipped, {"cov_low": 1e9, "cov_high": 1e10})),
+    across(f.sequence_log_ratio, {"log_ratio": [[0.25, 1.0], [0.75, 2.0]]}, [[0.5, 1.5], [0.5, 1.5]],
+           lambda log_ratio: np.broadcast_to(np.mean(log_ratio, axis=0), log_ratio.shape), {},
+           lambda: {"log_ratio": moderate()["log_ratio"]},
+           Law(lambda log_ratio: f.sequence_log_ratio(log_ratio) * T, {"reduction": "sum"})),
+    grouped("GRPO", {}, [-1, -(2**-0.5), 0, 0, 2**-0.5, 1]),
+    grouped("Dr.GRPO", {"scale": None}, [-2, -2, 0, 0, 2, 2]),
+    grouped("RLOO", ONE_LESS, [-3, -4, 0, 0, 4, 3]),
+    grouped("OPO", {"scale": None, "baseline": "length_weighted", "length": LENGTHS}, [-1.5, -3, 0.5, 0, 1, 2.5]),
+    grouped("ReMax", {"scale": None, "baseline": np.array([1.0, 0, 0, 7, 2, 6])}, [0, 0, 3, 0, 2, -1]),
+    grouped("Lite PPO", {"scale": "batch", "ddof": 0, "eps": 0.0}, np.array([-2, -2, 0, 0, 2, 2]) / (50 / 9) ** 0.5),
+    across(f.outcome_reward, {"score": 2.0, "log_prob": [-1.0, -1], "reference_log_prob": [-1.5, -1]}, [-0.25, 2],
+           outcome, {"kl_coef": 0.5}, outcome_samples, differentiable=()),
+    across(f.reward_to_go, {"reward": [1.0, 2, 4, 8], "terminated": [0.0, 1, 0, 0], "truncated": [0.0, 0, 1, 0]},
+           [2, 2, 4, 8], returns, {"gamma": 0.5}, steps,
+           Law(lambda reward, terminated, truncated: reward, {"gamma": 0.0}, gradient=False),
+           Law(return_minus_no_value, {"gamma": 0.9}), differentiable=()),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)

@@ -4,6 +4,7 @@ No GPU is needed: lowering for CUDA goes as far as the Triton program, which is 
 """
 
 import functools
+import math
 import re
 import sys
 from typing import NamedTuple
@@ -15,26 +16,70 @@ import pytest
 
 from benchmarks import __main__ as command_line
 from benchmarks import _records, gpu
+from ppo_parts import functional
 from ppo_parts.functional import _kernel, _recurrence
-from tests.functional import triton_programs
 
 # --- the kernels as Triton programs ---------------------------------------------------------------------------------
 
 
+STEPS, ENVS = 128, 32768  # the sizes that `python -m benchmarks gpu` times
+
+
+class Kernel(NamedTuple):
+    """A Triton kernel as JAX lowers it: its IR as text, threads / 32 and programs, and the arrays that it is given."""
+
+    ir: str
+    warps: int
+    programs: int
+    arrays: tuple[tuple[tuple[int, ...], int], ...]  # shape and bytes of an item, of all inputs and outputs
+
+    @property
+    def bytes(self) -> int:
+        """The size of all arrays."""
+        return sum(math.prod(shape) * size for shape, size in self.arrays)
+
+
+def kernels(module):
+    """The Triton kernels of a lowered program."""
+    from jax._src.lib.mlir import ir
+    from jax._src.pallas.triton.lowering import _new_ir_context
+
+    found = []
+
+    def arrays(values):
+        for value in values:
+            kind = ir.RankedTensorType(value.type)
+            bits = int(re.sub(r"\D", "", str(kind.element_type)))
+            yield tuple(kind.shape), max(1, bits // 8)
+
+    def visit(op):
+        op = op.operation
+        if op.name == "stablehlo.custom_call" and "triton" in str(op.attributes["call_target_name"]):
+            config = {}
+            if "mhlo.backend_config" in op.attributes:
+                config = {item.name: item.attr for item in op.attributes["mhlo.backend_config"]}
+            if "ir" not in config:
+                pytest.skip(f"jax {jax.__version__} compiles kernels while it lowers them, and keeps no IR")
+            with _new_ir_context():
+                text = ir.Module.parse(config["ir"].value_bytes).operation.get_asm(enable_debug_info=False)
+            warps = int(config["num_warps"].value)
+            programs = math.prod(int(config[f"grid_{axis}"].value) for axis in "xyz")
+            found.append(Kernel(text, warps, programs, (*arrays(op.operands), *arrays(op.results))))
+        return ir.WalkResult.ADVANCE
+
+    module.compiler_ir("stablehlo").operation.walk(visit)
+    return found
+
+
 @functools.cache
-def kernel(name, ragged=False):
-    """A kernel at the sizes of `python -m benchmarks gpu`; `ragged` ends every axis in the middle of a block."""
-    case = triton_programs.cases()[name]
-    arrays = case.arrays
-    if ragged:
-        sizes = {triton_programs.ENVS: 1000, 18: 5, 4: 3}
-        arrays = {
-            name: jax.ShapeDtypeStruct(tuple(sizes.get(n, n) for n in x.shape), x.dtype) for name, x in arrays.items()
-        }
-    try:
-        (found,) = triton_programs.kernels(triton_programs.lowered(case.function, arrays))
-    except NotImplementedError as error:
-        pytest.skip(str(error))
+def kernel(name, envs=ENVS):
+    """The kernel of an estimator; 1000 environments end in the middle of a block."""
+    floats = ("log_ratio", "reward", "value", "next_value")[name == "gae" :]
+    given = {field: jax.ShapeDtypeStruct((STEPS, envs), jnp.float32) for field in floats}
+    given |= {field: jax.ShapeDtypeStruct((STEPS, envs), bool) for field in ("terminated", "truncated")}
+    estimate = jax.jit(lambda given: getattr(functional, name)(**given, **gpu.GAMMA, implementation="pallas"))
+    with gpu.as_if_there_were_a_gpu():
+        (found,) = kernels(estimate.trace(given).lower(lowering_platforms=("cuda",)))
     return found
 
 
@@ -80,7 +125,7 @@ def test_every_array_is_touched_once(name):
     total = 0
     for access in accesses(found.ir, "load") + accesses(found.ir, "store"):
         count, size = elements(access.kind)
-        total += count * size * found.programs * (triton_programs.STEPS // _kernel.ROWS if access.looped else 1)
+        total += count * size * found.programs * (STEPS // _kernel.ROWS if access.looped else 1)
     again = sum(size for shape, size in found.arrays if shape == (1,)) * (
         found.programs - 1
     )  # numbers, by each program
@@ -92,7 +137,7 @@ def test_every_array_is_touched_once(name):
 @pytest.mark.parametrize("name", ["gae", "vtrace"])
 def test_ragged_blocks_are_masked(name):
     """Every access to an array has a mask that ends where the array does."""
-    found = kernel(name, ragged=True)
+    found = kernel(name, envs=1000)
     for what, unmasked in (("load", 1), ("store", 2)):
         for kind, operands, _ in accesses(found.ir, what):
             if not kind.startswith("tensor"):
