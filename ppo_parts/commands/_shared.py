@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import jax
 
+from .._base.arguments import positive, seed
 from .._base.errors import UserError, UserValueError
 from ..envs._registry import UnknownPrefixError
 from ..training import LoadedRun, load
@@ -31,6 +32,13 @@ def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
         "--trust", action="store_true", help="import any recipe, and any environment's module, that config.json names"
     )
     return parser
+
+
+def add_episodes(parser: argparse.ArgumentParser, default: int, of: str = "") -> None:
+    """Add the arguments of commands that play episodes."""
+    parser.add_argument("--episodes", type=positive, default=default, help=f"episodes{of} (default: {default})")
+    parser.add_argument("--mode", action="store_true", help="play the mode of the policy's distribution, not samples")
+    parser.add_argument("--seed", type=seed, default=0, help="seed for environments and actions (default: 0)")
 
 
 def add_seed_index(parser: argparse.ArgumentParser) -> None:

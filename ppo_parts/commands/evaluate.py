@@ -12,13 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._base.arguments import positive, seed
 from ..envs import host_errors
 from ..training import EpisodeResults, LoadedRun, exit_on_user_error, summary, write_json
 from ..training._files import check_writable
 from ..training._result import with_interval
 from ..training._train import vmap_over_seeds
-from ._shared import load_run, run_parser
+from ._shared import add_episodes, load_run, run_parser
 
 
 def play_episodes(run: LoadedRun, episodes: int, *, seed: int = 0, mode: bool = False) -> EpisodeResults:
@@ -91,9 +90,7 @@ def describe(result: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the command line; return what it printed as a dictionary."""
     parser = run_parser("evaluate", "Play whole episodes with the policy of a trained run, and print their returns.")
-    parser.add_argument("--episodes", type=positive, default=100, help="episodes of each seed (default: 100)")
-    parser.add_argument("--mode", action="store_true", help="play the mode of the policy's distribution, not samples")
-    parser.add_argument("--seed", type=seed, default=0, help="seed for environments and actions (default: 0)")
+    add_episodes(parser, 100, of=" of each seed")
     parser.add_argument("--json", type=Path, help="file to write the result to")
     given = parser.parse_args(arguments)
     with exit_on_user_error():

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.arguments import positive, seed
+from .._base.arguments import positive
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._core.policy import apply_policy, initial_carry_of
@@ -22,7 +22,7 @@ from ..envs import host_errors
 from ..envs._rendering import rendering
 from ..training import Train, TrainState, exit_on_user_error
 from ..training._files import check_writable, replacing
-from ._shared import add_seed_index, load_run, one_environment, run_parser, state_of_seed
+from ._shared import add_episodes, add_seed_index, load_run, one_environment, run_parser, state_of_seed
 
 FORMATS = (".gif", ".mp4")
 
@@ -126,12 +126,10 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     """Run the command line; return the path of the animation."""
     parser = run_parser("watch", "Play episodes with the policy of a trained run, and write them to an animation.")
     parser.add_argument("--output", type=Path, default=Path("watch.gif"), help="GIF or MP4 (default: watch.gif)")
-    parser.add_argument("--episodes", type=positive, default=1, help="number of episodes (default: 1)")
+    add_episodes(parser, 1)
     parser.add_argument(
         "--max-steps", type=positive, default=1000, help="limit on the steps of an episode (default: 1000)"
     )
-    parser.add_argument("--mode", action="store_true", help="play the mode of the policy's distribution, not samples")
-    parser.add_argument("--seed", type=seed, default=0, help="seed for the environment and actions (default: 0)")
     parser.add_argument("--fps", type=positive, default=30, help="frames per second (default: 30)")
     parser.add_argument("--width", type=positive, default=320, help="width in pixels (default: 320)")
     add_seed_index(parser)

@@ -24,11 +24,7 @@ from ._recipe import recipe_of
 
 
 def stored_run(folder: Path) -> dict[str, Any]:
-    """Read `config.json`: config, run (options), versions, recipe, and the run it was continued from, if any.
-
-    Raises:
-        RunNotFoundError: there is no run. UserValueError: the file is damaged.
-    """
+    """Read `config.json`: config, run (options), versions, recipe, and the run it was continued from, if any."""
     path = folder / "config.json"
     try:
         stored = parse_json(path.read_bytes())
@@ -67,11 +63,7 @@ def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
 
 
 def describe(config: Any, options: RunOptions, steps_per_update: int, recipe: str | None) -> dict[str, Any]:
-    """Describe a new run for `config.json`.
-
-    Raises:
-        UserValueError: JSON cannot represent the configuration or the options.
-    """
+    """Describe a new run for `config.json`; raise if JSON cannot represent the configuration or the options."""
     own = {"config": plain(dataclasses.asdict(config)), "run": kept_options(options)}
     whole = {**own, "steps_per_update": steps_per_update, "recipe": recipe or recipe_of(type(config))}
     stored = json.loads(json.dumps(plain(whole), default=str))

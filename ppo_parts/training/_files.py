@@ -64,12 +64,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def check_writable(path: Path, suffixes: tuple[str, ...] = ()) -> None:
-    """Raise if a file cannot be written, before the work whose result it gets.
-
-    Raises:
-        OSError: its folder does not exist or cannot be written, or the path is a folder.
-        UserValueError: its name does not end with one of the `suffixes`, if there are any.
-    """
+    """Raise if a file with one of the `suffixes` (any, if empty) cannot be written; called before the work for it."""
     if suffixes and path.suffix.lower() not in suffixes:
         raise UserValueError(f"{path} must end with {' or '.join(suffixes)}, which determines its format")
     for code, what, wrong in (

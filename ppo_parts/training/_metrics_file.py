@@ -224,13 +224,8 @@ def column(rows: list[Row], name: str) -> np.ndarray:
 class Best:
     """The best of the checkpoints: their values of a metric, each the mean over the last `window` updates and seeds.
 
-    Checkpoints after an irregular number of updates, for example because of a signal, are not compared.
-
-    Args:
-        metric: name of the metric.
-        mode: "max" or "min".
-        window: number of updates; checkpoints at its multiples are compared.
-        num_updates: number of updates in the run; its last checkpoint is compared, too.
+    Only checkpoints at multiples of `window` and the last one, of `num_updates`, are compared, and not those that were
+    saved at other times, for example because of a signal.
     """
 
     def __init__(self, metric: str, mode: str = "max", window: int = 1, num_updates: int = 0) -> None:

@@ -105,11 +105,7 @@ def kept_options(options: RunOptions) -> dict[str, Any]:
 
 
 def stored_options(stored: Mapping[str, Any]) -> RunOptions:
-    """Return the options in the `config.json` of a run.
-
-    Raises:
-        UserValueError, UserTypeError: one of them is not valid.
-    """
+    """Return the options in the `config.json` of a run, after checking them."""
     options = RunOptions(**{name: x for name, x in stored["run"].items() if name in KEPT})
     check_config(options, where="config.json: run")
     return options

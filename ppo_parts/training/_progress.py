@@ -79,14 +79,9 @@ class ProgressBar:
 class Records:
     """Writes records, each of which is the mean of `log_every` updates, and of all seeds.
 
-    Records end at multiples of `log_every`, at evaluations and at the end of the run. They therefore depend neither on
-    the number of updates per device call nor on interruptions. On return from a call they are on the disk.
-
-    Args:
-        train, options: the run.
-        tail: `tail(first)` yields the rows of the updates from `first` on that are done.
-        done: number of updates that are done.
-        destination: where the records go.
+    Records end as `ends_row` says. They therefore depend neither on the number of updates per device call nor on
+    interruptions: of the first record, `tail(first)` yields the rows of the `done` updates from `first` on. On return
+    from a call they are on the disk.
     """
 
     def __init__(
@@ -149,10 +144,7 @@ def tag(name: str) -> str:
 class TensorBoard:
     """TensorBoard's event file, written directly: the usual writer has a queue, which is lost if the process dies.
 
-    Args:
-        folder: folder for the events.
-        continued_at: environment steps of a resumed run; later events of a killed process are discarded. None: a new
-            run.
+    A resumed run is `continued_at` so many environment steps; later events of a killed process are discarded.
     """
 
     def __init__(self, folder: Path, continued_at: int | None = None) -> None:
@@ -182,11 +174,6 @@ class WeightsAndBiases:
 
     A resumed run continues the same one, whose identifier is in `wandb_id.txt`. Records that a killed process had
     already written are not written again, because their steps are not later than its last one.
-
-    Args:
-        folder: folder of the run, which also gets the files of `wandb`.
-        config: the configuration to show.
-        project: name of the project.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], project: str) -> None:

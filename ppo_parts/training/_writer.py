@@ -136,11 +136,7 @@ class RunWriter(RunFolder):
         return done, state
 
     def append(self, rows: list[Row]) -> None:
-        """Add the metrics of updates to the log.
-
-        Raises:
-            RunFolderError: it cannot be written.
-        """
+        """Add the metrics of updates to the log."""
         try:
             finished = self.log.append(rows)
         except OSError as error:
@@ -153,15 +149,9 @@ class RunWriter(RunFolder):
         return itertools.chain(read_rows(self.log_path, first), self.log.pending)
 
     def write_checkpoint(self, update: int, state: Any, lost: Sequence[Row] = ()) -> None:
-        """Write a checkpoint, with the updates that no row has yet. The latest ones and the best one are kept.
+        """Write a checkpoint, with the updates that no row has yet, such as `lost`, which the log could not take.
 
-        Args:
-            update: number of updates.
-            state: the state after them.
-            lost: updates that could not be written to the log.
-
-        Raises:
-            RunFolderError: it cannot be written.
+        The latest ones and the best one are kept.
         """
         if not (self.path / "config.json").exists():
             raise RunFolderError(f"{self.path} was removed")

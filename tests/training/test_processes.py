@@ -15,7 +15,7 @@ from tests.runs import ROOT, rows, steps
 
 pytestmark = pytest.mark.slow
 SIZES = "--total-timesteps 1e8 --num-envs 8 --num-steps 8 --num-minibatches 2 --update-epochs 1 --hidden 8 --shards 2"
-QUIET = "--no-progress --no-tensorboard --checkpoint-every 1000000 --checkpoint-minutes 600"
+QUIET = "--no-progress --no-tensorboard --metrics-every 1 --checkpoint-every 1000000 --checkpoint-minutes 600"
 HEARTBEAT = 10
 
 
