@@ -36,26 +36,21 @@ def check_number(
     that it is NaN wherever it is outside the range; the learner counts such a NaN, see `Part.numbers`. With
     `schedule=False` a schedule is an error.
     """
+    wrong_type = functools.partial(UserTypeError, where=where, argument=name)
+    wrong_value = functools.partial(UserValueError, where=where, argument=name)
     if callable(value) and schedule:
-        return _schedule(where, name, value, low, high, open_low)
+        return _schedule(wrong_type, wrong_value, value, low, high, open_low)
     if callable(value):
-        raise UserTypeError(
-            f"must be a number or an array, and cannot follow a schedule; got {value!r}", where=where, argument=name
-        )
+        raise wrong_type(f"must be a number or an array, and cannot follow a schedule; got {value!r}")
     what = "a number, an array or a schedule step -> value" if schedule else "a number or an array"
     if (error := range_error(value, low, high, open_low=open_low, what=what)) is not None:
-        kind = UserTypeError if isinstance(error, TypeError) else UserValueError
-        raise kind(str(error), where=where, argument=name)
+        raise (wrong_type if isinstance(error, TypeError) else wrong_value)(str(error))
     if np.shape(value) != ():
-        raise UserValueError(
+        raise wrong_value(
             f"must be one number, got an array of shape {np.shape(value)}; to sweep it, build the chain inside a "
-            "function and vmap that; if it varies over the rollout, call functional in your own part",
-            where=where,
-            argument=name,
+            "function and vmap that; if it varies over the rollout, call functional in your own part"
         )
-    if isinstance(value, jax.core.Tracer):
-        return _nan_outside(value, low, high, open_low)
-    return value
+    return _nan_outside(value, low, high, open_low) if isinstance(value, jax.core.Tracer) else value
 
 
 def _inside(x: Any, low: float, high: float, open_low: bool) -> Any:
@@ -76,37 +71,32 @@ LATE = (np.int32(2**29), np.int32(2**30))
 
 
 def _schedule(
-    where: str, name: str, value: Callable[[Any], Any], low: float, high: float, open_low: bool
+    wrong_type: Callable[[str], Exception],
+    wrong_value: Callable[[str], Exception],
+    value: Callable[[Any], Any],
+    low: float,
+    high: float,
+    open_low: bool,
 ) -> Callable[[Any], Array]:
     # If a schedule closes over a traced number (in a sweep), its values are not known yet.
     with jax.ensure_compile_time_eval(), np.errstate(all="ignore"):
         try:
             first, *late = (value(step) for step in (np.int32(0), *LATE))
         except TypeError as error:
-            raise UserTypeError(
-                f"must be a number or a schedule step -> value, and calling {value!r} with a step failed: {error}",
-                where=where,
-                argument=name,
-            ) from error
+            message = f"must be a number or a schedule step -> value, and calling {value!r} with a step failed: {error}"
+            raise wrong_type(message) from error
     ends = {"at step 0": first}
     if not any(isinstance(x, jax.core.Tracer) for x in late) and np.array_equal(*late):
         ends["in the end"] = late[0]
     for when, end in ends.items():
-        if not isinstance(end, jax.core.Tracer) and not is_real(np.asarray(end)):
-            raise UserTypeError(f"must be a number, but its schedule is {end!r} {when}", where=where, argument=name)
+        known = not isinstance(end, jax.core.Tracer)
+        if known and not is_real(np.asarray(end)):
+            raise wrong_type(f"must be a number, but its schedule is {end!r} {when}")
         if jnp.shape(end) != ():
-            raise UserValueError(
-                f"must be one number at every step, but its schedule returns shape {jnp.shape(end)}",
-                where=where,
-                argument=name,
-            )
+            raise wrong_value(f"must be one number at every step, but its schedule returns shape {jnp.shape(end)}")
         opened = open_low and when == "at step 0"  # a value that must not be 0 may still be annealed to 0
-        if not isinstance(end, jax.core.Tracer) and not _inside(np.float64(end), *_rounded(low, high, opened), opened):
-            raise UserValueError(
-                f"must lie in {bounds(low, high, open_low)}, but its schedule is {float(end):g} {when}",
-                where=where,
-                argument=name,
-            )
+        if known and not _inside(np.float64(end), *_rounded(low, high, opened), opened):
+            raise wrong_value(f"must lie in {bounds(low, high, open_low)}, but its schedule is {float(end):g} {when}")
 
     def checked(step: Any) -> Array:
         """Return the value, which may be annealed to an excluded bound, as above; outside the range it is NaN."""
