@@ -1,6 +1,7 @@
 """The learner against a loop over epochs and minibatches written out in Python, and what chains, samplers, stops and
 phases promise when it runs them."""
 
+import dataclasses
 import functools
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -757,10 +758,14 @@ def test_a_stop_in_one_phase_leaves_the_other_alone(two_phases):
 def test_phases_run_in_order_and_share_what_stands_before_them():
     look = probe("actor", lambda batch, context: jnp.sum(jnp.abs(context.params["actor"]["policy"])))
     epoch = pp.chain(pp.given_indices(COLUMNS, "segment", refresh="epoch"), VALUE)
-    state, metrics = run_phases(ACTOR, pp.chain(epoch, look), growing_reward(), GAE)
+    growing = dataclasses.replace(
+        growing_reward(), amend=lambda params, old, new: {**params, "other": {"x": params["other"]["x"] + new - old}}
+    )
+    state, metrics = run_phases(ACTOR, pp.chain(epoch, look), growing, GAE)
     np.testing.assert_allclose(metrics["critic/actor"], np.abs(state.params["actor"]["policy"]).sum(), rtol=1e-5)
     # the shared parts ran once for the actor, and once more before each of the critic's two epochs
     assert state.pipeline[0][0] == 3
+    np.testing.assert_array_equal(state.params["other"]["x"], 1 + 3)
     assert {"explained_variance", "critic/explained_variance"} <= set(metrics)
 
 
