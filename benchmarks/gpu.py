@@ -40,34 +40,16 @@ from ._records import write
 Row = dict[str, Any]
 GAMMA = {"gamma": 0.99, "gae_lambda": 0.95}
 BANDWIDTHS = {  # published, bytes per second; the first name that `device_kind` contains counts
-    "H200": 4.8e12,
-    "H100 PCIe": 2.0e12,
-    "H100 NVL": 3.9e12,
-    "H100": 3.35e12,
-    "B200": 8.0e12,
-    "A100-SXM4-80GB": 2.04e12,
-    "A100-SXM4-40GB": 1.56e12,
-    "A100": 1.94e12,
-    "RTX 5090": 1.79e12,
-    "RTX 4090": 1.01e12,
-    "L40": 0.86e12,
-    "L4": 0.3e12,
+    "H200": 4.8e12, "H100 PCIe": 2.0e12, "H100 NVL": 3.9e12, "H100": 3.35e12, "B200": 8.0e12, "A100-SXM4-80GB": 2.04e12,
+    "A100-SXM4-40GB": 1.56e12, "A100": 1.94e12, "RTX 5090": 1.79e12, "RTX 4090": 1.01e12, "L40": 0.86e12, "L4": 0.3e12,
     "T4": 0.32e12,
-}
+}  # fmt: skip
 RL_TRITON = {  # microseconds on an H100 by function, steps and environments
-    ("gae", 512, 16384): 46.0,
-    ("vtrace", 512, 16384): 78.0,
-    ("gae", 128, 32768): 22.9,
-    ("vtrace", 128, 32768): 40.8,
-    ("gae", 128, 4096): 3.95,
-    ("gae", 2048, 8192): 103.4,
-    ("gae", 128, 2048): 2.67,
-    ("vtrace", 2048, 4096): 98.0,
-}
-GOALS = {  # steps per second of a recipe: 15 M for one agent; PureJaxRL's 256 seeds on an A100
-    train.CARTPOLE: 15e6,
-    train.BREAKOUT: 7.9e6,
-}
+    ("gae", 512, 16384): 46.0, ("vtrace", 512, 16384): 78.0, ("gae", 128, 32768): 22.9, ("vtrace", 128, 32768): 40.8,
+    ("gae", 128, 4096): 3.95, ("gae", 2048, 8192): 103.4, ("gae", 128, 2048): 2.67, ("vtrace", 2048, 4096): 98.0,
+}  # fmt: skip
+GOALS = {train.CARTPOLE: 15e6, train.BREAKOUT: 7.9e6}
+"""Steps per second of a recipe: 15 M for one agent; PureJaxRL's 256 seeds on an A100."""
 
 
 class Setting(NamedTuple):
@@ -100,8 +82,7 @@ FULL = Plan(
     rounds=7,
     kernels=(
         *((*sized, "float32") for sized in RL_TRITON),
-        ("gae", 512, 16384, "bfloat16"),
-        ("vtrace", 512, 16384, "bfloat16"),
+        *((name, 512, 16384, "bfloat16") for name in ("gae", "vtrace")),
     ),
     runs=(
         Setting("cleanrl", train.CARTPOLE, 65536),
@@ -180,28 +161,29 @@ def show(row: Row) -> str:
 
 
 @contextlib.contextmanager
-def as_if_there_were_a_gpu() -> Iterator[None]:
-    """Let `implementation="pallas"` be lowered on a machine without a GPU; it cannot run there."""
-    has = _recurrence.has
-    _recurrence.has = lambda platform: platform == "cuda"
-    jax.clear_caches()  # the functions are compiled for the machine as it was
+def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Give a module another attribute; functions are compiled again before and after."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    jax.clear_caches()
     try:
         yield
     finally:
-        _recurrence.has = has
+        setattr(module, name, before)
         jax.clear_caches()
+
+
+def as_if_there_were_a_gpu() -> contextlib.AbstractContextManager[None]:
+    """Let `implementation="pallas"` be lowered on a machine without a GPU; it cannot run there."""
+    return replaced(_recurrence, "has", lambda platform: platform == "cuda")
 
 
 @contextlib.contextmanager
 def emulated() -> Iterator[None]:
     """Run kernels in Pallas' interpret mode, on any machine."""
-    backwards = _kernel.backwards
-    _kernel.backwards = functools.partial(backwards, interpret=True)
-    try:
-        with as_if_there_were_a_gpu():
-            yield
-    finally:
-        _kernel.backwards = backwards
+    backwards = functools.partial(_kernel.backwards, interpret=True)
+    with as_if_there_were_a_gpu(), replaced(_kernel, "backwards", backwards):
+        yield
 
 
 def timed(plan: Plan, method: Callable[..., Any], *args: Any) -> tuple[Row, Any]:
@@ -305,14 +287,11 @@ def run(plan: Plan, setting: Setting) -> list[Row]:
 
 def tuned(plan: Plan, steps: int, num_envs: int, block: tuple[int, int, int]) -> list[Row]:
     """gae's kernel with other blocks."""
-    before = _kernel.COLUMNS, _kernel.WARPS, _kernel.ROWS
-    _kernel.COLUMNS, _kernel.WARPS, _kernel.ROWS = block
-    given = steps_of("gae", steps, num_envs, "float32")
-    estimate = functools.partial(functional.gae, **GAMMA)
-    try:
-        return [timed(plan, lambda *given: estimate(*given, implementation="pallas"), *given)[0]]
-    finally:
-        _kernel.COLUMNS, _kernel.WARPS, _kernel.ROWS = before
+    estimate = functools.partial(functional.gae, **GAMMA, implementation="pallas")
+    with contextlib.ExitStack() as stack:
+        for name, size in zip(("COLUMNS", "WARPS", "ROWS"), block, strict=True):
+            stack.enter_context(replaced(_kernel, name, size))
+        return [timed(plan, estimate, *steps_of("gae", steps, num_envs, "float32"))[0]]
 
 
 def everything(bench: Bench, wanted: tuple[str, ...]) -> None:

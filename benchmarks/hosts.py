@@ -32,8 +32,9 @@ from recipes import async_ppo, cleanrl_ppo, mujoco_ppo
 from . import _timing
 from ._options import parser, positive
 from ._records import write
+from .train import on_host
 
-ENVS, STEPS, EPOCHS, MINIBATCHES, HIDDEN = 8, 256, 10, 32, 64
+ENVS, STEPS, EPOCHS, MINIBATCHES = 8, 256, 10, 32
 
 
 def alone(task: str, updates: int) -> Callable[[], Any]:
@@ -83,17 +84,8 @@ def ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
 
 def stable_baselines(task: str, updates: int) -> Callable[[], Any]:
     """Stable-Baselines3's PPO with its own vectorized environments and normalization."""
-    import torch
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import VecNormalize
-
-    torch.set_num_threads(1)
-    layers = {"pi": [HIDDEN, HIDDEN], "vf": [HIDDEN, HIDDEN]}
-    settings = {"n_steps": STEPS, "batch_size": ENVS * STEPS // MINIBATCHES, "n_epochs": EPOCHS, "device": "cpu"}
-    environments = VecNormalize(make_vec_env(task, ENVS))
-    model = PPO("MlpPolicy", environments, policy_kwargs={"net_arch": layers}, **settings)
-    return lambda: model.learn(updates * ENVS * STEPS)
+    minibatches = {"n_steps": STEPS, "batch_size": ENVS * STEPS // MINIBATCHES, "n_epochs": EPOCHS}
+    return on_host("sb3", task, ENVS, updates, normalize=True, **minibatches, learning_rate=3e-4, ent_coef=0.0)
 
 
 def cleanrl(python: str, script: str, task: str, updates: int) -> float:

@@ -9,7 +9,6 @@ package's own between `learner.update` and the scan of GAE, and the gather of a 
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
 import re
@@ -19,7 +18,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from ._options import parser
+from ._records import ROOT
+
 FRAMES = """
 import sys, jax, jax.numpy as jnp, optax, ppo_parts as pp
 found = {}
@@ -128,18 +129,15 @@ def measured(root: Path, seconds: float | None = None) -> dict[str, str]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", help="a revision to compare with, such as c815538")
-    parser.add_argument("--seconds-of-ci", type=float)
-    options = parser.parse_args()
-    now, before = measured(ROOT, options.seconds_of_ci), {}
-    if options.base:
-        with tempfile.TemporaryDirectory() as folder:
-            archive = subprocess.run(
-                ["git", "-C", ROOT, "archive", options.base], capture_output=True, check=True
-            ).stdout
-            with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-                files.extractall(folder, filter="data")
+    options = parser(__doc__)
+    options.add_argument("--base", help="a revision to compare with, such as c815538")
+    options.add_argument("--seconds-of-ci", type=float)
+    given = options.parse_args()
+    now, before = measured(ROOT, given.seconds_of_ci), {}
+    if given.base:
+        archive = subprocess.run(["git", "-C", ROOT, "archive", given.base], capture_output=True, check=True).stdout
+        with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(folder, filter="data")
             before = measured(Path(folder))
     for name in dict.fromkeys([*before, *now]):
         print(f"{name:44} {before.get(name, ''):>26} {now.get(name, ''):>26}")

@@ -115,14 +115,19 @@ def rejax(env_id: str, num_envs: int, updates: int) -> Callable[[jax.Array], Any
     return train
 
 
-def on_host(name: str, env_id: str, num_envs: int, updates: int) -> Callable[[], Any]:
-    """sbx or stable-baselines3, with their own vectorized environments in this process."""
-    from stable_baselines3.common.env_util import make_vec_env
+def on_host(name: str, env_id: str, num_envs: int, updates: int, normalize: bool = False, **changes: Any) -> Any:
+    """A function that trains sbx or stable-baselines3, with their own vectorized environments in this process.
 
-    settings = {
-        "n_steps": STEPS, "batch_size": STEPS * num_envs // MINIBATCHES, "n_epochs": EPOCHS, "learning_rate": 2.5e-4,
-        "ent_coef": 0.01, "policy_kwargs": {"net_arch": {"pi": [HIDDEN, HIDDEN], "vf": [HIDDEN, HIDDEN]}},
-    }  # fmt: skip
+    `changes` are of the arguments of their PPO.
+    """
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    settings: dict[str, Any] = {
+        "n_steps": STEPS, "n_epochs": EPOCHS, "learning_rate": 2.5e-4, "ent_coef": 0.01,
+        "policy_kwargs": {"net_arch": {"pi": [HIDDEN, HIDDEN], "vf": [HIDDEN, HIDDEN]}},
+    } | changes  # fmt: skip
+    settings.setdefault("batch_size", STEPS * num_envs // MINIBATCHES)
     if name == "sb3":
         import torch
         from stable_baselines3 import PPO
@@ -132,8 +137,9 @@ def on_host(name: str, env_id: str, num_envs: int, updates: int) -> Callable[[],
     else:
         from sbx import PPO
 
-    model = PPO("MlpPolicy", make_vec_env(env_id, num_envs), **settings)
-    return lambda: model.learn(updates * num_envs * STEPS).num_timesteps
+    environments = make_vec_env(env_id, num_envs)
+    model = PPO("MlpPolicy", VecNormalize(environments) if normalize else environments, **settings)
+    return lambda: model.learn(updates * num_envs * settings["n_steps"]).num_timesteps
 
 
 def installed(name: str) -> bool:
