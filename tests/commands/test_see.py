@@ -387,14 +387,26 @@ def tracked(monkeypatch):
     return kept
 
 
-def test_runs_are_tracked(tracked, tmp_path):
+def test_runs_are_tracked(tracked, tmp_path, monkeypatch):
+    """With wandb and an account, or offline; what lacks is said before a folder is made."""
     config, options = recipe.Config(), {"directory": tmp_path, "track": True, "log_every": 1, **QUIET}
-    train = recipe.make_train(config)
+    train, new = recipe.make_train(config), training.RunOptions(name="a", track_project="mine", **options)
 
     def stop(rows):
         raise training.StopRun
 
-    training.run(train, config, training.RunOptions(name="a", track_project="mine", **options), on_rows=stop)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "wandb", None)
+        with pytest.raises(MissingPackage, match=r'wandb is not installed: .* pip install "ppo_parts\[track\]"'):
+            training.run(train, config, new)
+    tracked.logged_in = False
+    with pytest.raises(UserValueError, match=r"track cannot log in .*: No API key configured\. Set WANDB_MODE=offline"):
+        training.run(train, config, new)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    training.run(train, config, new, on_rows=stop)
+    tracked.logged_in = True
+    monkeypatch.delenv("WANDB_MODE")
     training.run(train, config, training.RunOptions(resume=tmp_path / "a", **options))
     first, second = tracked.runs
     assert (first["project"], first["name"], first["dir"]) == ("mine", "a", str(tmp_path / "a"))
@@ -403,22 +415,6 @@ def test_runs_are_tracked(tracked, tmp_path):
     assert [step for step, _ in tracked.records] == [16, 32]
     assert tracked.records[0][1]["charts/episode_return"] == 6.0
     assert tracked.finished == 2
-
-
-def test_tracking_needs_wandb_and_an_account_unless_it_is_offline(tracked, tmp_path, monkeypatch):
-    tracked.logged_in = False
-    config, options = recipe.Config(), training.RunOptions(name="a", directory=tmp_path, track=True, **QUIET)
-    train = recipe.make_train(config)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "wandb", None)
-        with pytest.raises(MissingPackage, match=r'wandb is not installed: .* pip install "ppo_parts\[track\]"'):
-            training.run(train, config, options)
-    with pytest.raises(UserValueError, match=r"track cannot log in .*: No API key configured\. Set WANDB_MODE=offline"):
-        training.run(train, config, options)
-    assert not list(tmp_path.iterdir())
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    training.run(train, config, options)
-    assert tracked.finished == 1
 
 
 def test_wandb_writes_offline(tmp_path, monkeypatch):

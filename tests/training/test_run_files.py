@@ -113,24 +113,24 @@ def test_run_says_where_it_begins(train):
         assert introduction(train, RunOptions(), Path("a"), done).endswith(f" environment{end}")
 
 
-def test_run_name_is_given_once(train, whole, place):
-    with pytest.raises(FileExistsError, match=r"whole already holds a run: continue it with --resume .*whole"):
-        go(train, place, "whole")
-    with pytest.raises(FileNotFoundError, match=r"nowhere holds no run: it has no config\.json"):
-        go(train, None, "", resume=place / "nowhere")
-
-
-def test_run_folder_that_cannot_be_written_is_named_with_the_reason(train, tmp_path):
+def test_run_folder_that_cannot_be_used_is_named_with_the_reason(train, whole, place, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "run" / ".lock").mkdir(parents=True)
-    for directory, message in (
-        (tmp_path / "file", "file/run cannot be created: Not a directory; give another --directory or --name"),
-        (tmp_path, "run cannot be written: Is a directory"),
+    for options, kind, message in (
+        (
+            {"name": "whole", "directory": place},
+            FileExistsError,
+            r"whole already holds a run: continue it with --resume",
+        ),
+        ({"resume": place / "nowhere"}, FileNotFoundError, r"nowhere holds no run: it has no config\.json"),
+        (
+            {"name": "run", "directory": tmp_path / "file"},
+            RunFolderError,
+            "file/run cannot be created: Not a directory; give another --directory or --name",
+        ),
+        ({"name": "run", "directory": tmp_path}, RunFolderError, "run cannot be written: Is a directory"),
     ):
-        with (
-            pytest.raises(RunFolderError, match=message),
-            open_run(train, tiny(), RunOptions(name="run", directory=directory)),
-        ):
+        with pytest.raises(kind, match=message), open_run(train, tiny(), RunOptions(**options)):
             pass
 
 
