@@ -53,10 +53,10 @@ def phase(part: Part, *, trains: Any = "own", every: int = 1) -> Part:
         trains = (trains,)
     if callable(trains):
         check_takes("phase", "trains", trains, ("params",))
+    elif trains is not None and not (isinstance(trains, (str, tuple)) and all(isinstance(x, str) for x in trains)):
+        raise UserTypeError(f"phase: trains must be a name, a tuple of names, None or a function, got {trains!r}")
     elif trains == ():
         raise UserValueError("phase: trains names no parameters, got (); None means all of them")
-    elif not (trains in (None, "own") or (isinstance(trains, tuple) and all(isinstance(x, str) for x in trains))):
-        raise UserTypeError(f"phase: trains must be a name, a tuple of names, None or a function, got {trains!r}")
     inner = chain(part)
     assert isinstance(inner, Chain)
     return Phase(
