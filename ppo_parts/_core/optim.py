@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from .._base.errors import UserError, UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_count, check_number
+from .._base.hyperparameters import Numeric, at, check_count, check_number, spread_nan
 from .types import Array
 
 
@@ -124,9 +124,7 @@ def scale_by_kl_adaptive_rate(
         return jnp.where(divergence > 2 * target_kl, jnp.maximum(rate / 1.5, low), rate)
 
     def init(params: Any) -> KLAdaptiveRateState:
-        rate = jnp.asarray(learning_rate, float)
-        for bound in (target_kl, low, high):  # NaN if out of range; the learner counts the NaN
-            rate = jnp.where(jnp.isnan(bound), jnp.nan, rate) if isinstance(bound, jax.Array) else rate
+        rate = spread_nan(jnp.asarray(learning_rate, float), target_kl, low, high)
         return KLAdaptiveRateState(rate, jnp.zeros_like(rate), jnp.zeros((), jnp.int32))
 
     def update(updates: Any, state: KLAdaptiveRateState, params: Any = None, **extra: Any) -> tuple[Any, Any]:

@@ -435,16 +435,12 @@ TYPE_ERRORS = {
     "phase: trains must take (params)": lambda: pp.phase(pp.full_batch(), trains=lambda params, step: params),
     "coefficient for each path ... got [": lambda: pp.combine_advantages(["advantage"]),
     "smoothness_loss ... not floating ... spatial=None": lambda: update(
-        FULL,
-        pp.regularizers.smoothness_loss(temporal=None),
-        batch=given(obs=BATCH.obs.astype(int)),
+        FULL, pp.regularizers.smoothness_loss(temporal=None), batch=given(obs=BATCH.obs.astype(int))
     ),
     "replay: the rollout has float32 where like has uint8": lambda: update(
         GAE,
-        pp.phases(all=pp.chain(pp.replay(2, given(obs=BATCH.obs.astype(jnp.uint8))), FULL, VALUE)),
+        pp.phases(all=pp.phase(pp.chain(pp.replay(2, given(obs=BATCH.obs.astype(jnp.uint8))), CRITIC), trains=None)),
         optimizer={"all": SGD},
-        params={"all": make_params()},
-        evaluate=lambda params, batch: evaluate(params["all"], batch),
     ),
     "evaluate ... None": lambda: pp.learner(None, CRITIC, SGD),
     "got the part 'chain': the order is learner(evaluate, pipeline, optimizer)": lambda: pp.learner(
@@ -464,10 +460,7 @@ TYPE_ERRORS = {
     "learner.update: key must be one key, such as jax.random.key(0), got 0": lambda: update(key=0),
     "learner.update: key must be one key ... got Batch": lambda: update(key=BATCH),
     "drifting: update changed its state from int32[] to float32[]: keep its structure": lambda: update(
-        GAE,
-        FULL,
-        SURROGATE,
-        pp.Part(lambda params, key: jnp.int32(0), lambda b, s, c: (b, s + 0.5), "drifting", place="after_sampler"),
+        GAE, FULL, VALUE, pp.Part(lambda params, key: jnp.int32(0), lambda b, s, c: (b, s + 0.5), "drifting")
     ),
     "Box ... got -1; the order is Box(shape, low": lambda: envs.Box(-1, 1, (1,)),
     "is not an environment": lambda: networks.actor_critic("CartPole-v1"),
@@ -555,8 +548,7 @@ SHAPE_ERRORS = {
     "combine_advantages ... per_segment.bonus (4,)": lambda: update(
         GAE,
         pp.combine_advantages({"advantage": 1.0, "per_segment.bonus": 1.0}),
-        FULL,
-        SURROGATE,
+        ACTOR,
         batch=given(per_segment={"bonus": jnp.ones(SEGMENTS)}),
     ),
     # hyperparameters

@@ -15,12 +15,11 @@ from ppo_parts import envs
 from ppo_parts._core.moments import NormalizedState, ShardMoments, merged_moments
 from ppo_parts._core.pieces import evaluate_shards
 from tests.common import OBS, Softmax, assert_close, evaluate, make_params, rollout
+from tests.core.common import GAE, KEY, SURROGATE, VALUE, run
 from tests.core.test_sharding import DEVICES, P, alone
 
 SHARDS, T, N = 4, 6, 16
-KEY = jax.random.key(0)
-GAE = pp.gae(gamma=0.9, gae_lambda=0.8)
-LOSSES = (pp.advantage_normalize(), pp.clipped_surrogate(clip_eps=0.2), pp.value_loss(), pp.entropy_bonus(coef=0.01))
+LOSSES = (pp.advantage_normalize(), SURROGATE, VALUE, pp.entropy_bonus(coef=0.01))
 ROWS = jnp.arange(T * N).reshape(T, N)
 
 
@@ -45,9 +44,8 @@ def recurrent_batch(shards=SHARDS):
     return batch.replace(shards=shards, carry=jnp.ones((N, OBS)), reset=batch.terminated)
 
 
-def updated(policy, params, batch, *parts, optimizer=None):
-    learner = pp.learner(policy, pp.chain(*parts), optimizer or optax.adam(0.05))
-    return jax.jit(learner.update)(KEY, learner.init(params), batch)
+def updated(policy, params, batch, *parts):
+    return run(pp.chain(*parts), batch, params=params, policy=policy, optimizer=optax.adam(0.05))
 
 
 def in_shards(indices, axis):
@@ -120,27 +118,26 @@ def test_a_minibatch_has_a_block_of_elements_from_each_shard(name):
         assert len(seen) == len(set(seen)) == share * T * N  # every step once, or the newest half of every shard
 
 
+def drawing(draw, axis):
+    """A sampler of one minibatch, and what `draw` finds in a batch of two shards."""
+    sampler = pp.sampler("own", lambda *_: jnp.zeros(1), draw, num_minibatches=1, axis=axis)
+    batch = pp.Batch(log_prob=ROWS * 1.0, shards=2)
+    return sampler, batch, sampler.draw(jnp.zeros(2), batch, pp.Context(key=KEY))
+
+
 def test_shards_draw_in_different_orders():
     order = np.asarray(pp.segment_minibatches(1).plan(KEY, pp.Batch(log_prob=ROWS * 1.0, shards=2), 0))
     assert order.shape == (1, 2, 8)
     assert not np.array_equal(order[0, 0], order[0, 1])
-
-    def draw(item, batch, context):
-        return jax.random.randint(context.key, (2,), 0, 2**30), None
-
-    sampler = pp.sampler("own", lambda *_: jnp.zeros(1), draw, num_minibatches=1, axis="step")
-    drawn, _ = sampler.draw(jnp.zeros(2), pp.Batch(log_prob=ROWS * 1.0, shards=2), pp.Context(key=KEY))
+    _, _, (drawn, _) = drawing(
+        lambda item, batch, context: (jax.random.bits(context.key, (2,)).astype(int), None), "step"
+    )
     assert len(set(np.asarray(drawn).reshape(-1))) == 4
 
 
 def test_an_index_outside_its_shard_is_nan():
-    def draw(item, batch, context):
-        return jnp.array([0, N]), None
-
-    sampler = pp.sampler("own", lambda *_: jnp.zeros(1), draw, num_minibatches=1, axis="segment")
-    batch = pp.Batch(log_prob=ROWS * 1.0, shards=2)
-    taken = sampler.take(batch, *sampler.draw(jnp.zeros(2), batch, pp.Context(key=KEY)))
-    np.testing.assert_array_equal(jnp.isnan(taken.log_prob[0]), [False, True, False, True])
+    sampler, batch, drawn = drawing(lambda item, batch, context: (jnp.array([0, N]), None), "segment")
+    np.testing.assert_array_equal(jnp.isnan(sampler.take(batch, *drawn).log_prob[0]), [False, True, False, True])
     jitted = jax.jit(lambda rows: pp.given_indices(rows).plan(KEY, batch, 0)[0])
     np.testing.assert_array_equal(jitted(jnp.array([[0, 15], [15, 0]])), [[[0], [7]], [[-1], [-1]]])
 
@@ -348,36 +345,32 @@ def opaque(params, batch):
     return Opaque(batch.obs @ params["policy"]), batch.obs @ params["value"], batch.carry
 
 
-@pytest.mark.parametrize(
-    ("act", "message"),
-    [
-        (lambda: pp.rollout(clocks(), evaluate, num_envs=6, num_steps=2, shards=4), "shards=4 .* num_envs = 6"),
-        (lambda: pp.rollout(clocks(), evaluate, num_envs=6, num_steps=2, shards=0), "shards=0 .* num_envs = 6"),
-        (
-            lambda: updated(evaluate, make_params(), rollout().replace(shards=3), GAE, pp.full_batch(), *LOSSES),
-            "shards=3 must .* the number of segments = 4",
-        ),
-        (
-            lambda: pp.segment_minibatches(4).plan(KEY, pp.Batch(log_prob=ROWS * 1.0, shards=8), 0),
-            r"num_minibatches must divide the 2 segments N .*, got 4; .* \(a plan is made for each of 8 shards\)",
-        ),
-        (
-            lambda: pp.given_indices([[0, 1]], "segment").plan(KEY, pp.Batch(log_prob=ROWS * 1.0, shards=2), 0),
-            "this batch has 2 shards, so each minibatch must be 2 equal blocks",
-        ),
-        (
-            lambda: pp.given_indices([[0, 1, 9]]).plan(KEY, pp.Batch(log_prob=ROWS * 1.0, shards=2), 0),
-            "shards must divide the 3 indices of a minibatch .*, got 2",
-        ),
-        (
-            lambda: rollout().replace(shards=3).sharding(SimpleNamespace(size=2, axis_names=("d",))),
-            "shards=3 cannot be divided over a mesh of 2 devices.* make shards 2 or a multiple of it",
-        ),
-    ],
-)
-def test_what_does_not_divide_is_refused(act, message):
+TWO_SHARDS, EIGHT_SHARDS = (pp.Batch(log_prob=ROWS * 1.0, shards=shards) for shards in (2, 8))
+REFUSED = {
+    "shards=4 .* num_envs = 6": lambda: pp.rollout(clocks(), evaluate, num_envs=6, num_steps=2, shards=4),
+    "shards=0 .* num_envs = 6": lambda: pp.rollout(clocks(), evaluate, num_envs=6, num_steps=2, shards=0),
+    "shards=3 must .* the number of segments = 4": lambda: updated(
+        evaluate, make_params(), rollout().replace(shards=3), GAE, pp.full_batch(), *LOSSES
+    ),
+    r"num_minibatches must divide the 2 segments N .*, got 4; .* \(a plan is made for each of 8 shards\)": lambda: (
+        pp.segment_minibatches(4).plan(KEY, EIGHT_SHARDS, 0)
+    ),
+    "this batch has 2 shards, so each minibatch must be 2 equal blocks": lambda: pp.given_indices(
+        [[0, 1]], "segment"
+    ).plan(KEY, TWO_SHARDS, 0),
+    "shards must divide the 3 indices of a minibatch .*, got 2": lambda: pp.given_indices([[0, 1, 9]]).plan(
+        KEY, TWO_SHARDS, 0
+    ),
+    "shards=3 cannot be divided over a mesh of 2 devices.* make shards 2 or a multiple of it": lambda: (
+        rollout().replace(shards=3).sharding(SimpleNamespace(size=2, axis_names=("d",)))
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_does_not_divide_is_refused(message):
     with pytest.raises(ValueError, match=message):
-        act()
+        REFUSED[message]()
 
 
 # --- n devices are one with n shards ---------------------------------------------------------------------------------
