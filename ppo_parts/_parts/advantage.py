@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -158,9 +159,7 @@ def advantage_normalize(*, axis: int | tuple[int, ...] | None = None, ddof: int 
 
     Example:
         >>> import ppo_parts as pp
-        >>> pipeline = pp.chain(
-        ...     pp.gae(gamma=.99, gae_lambda=.95), pp.shuffled_minibatches(4), pp.advantage_normalize(ddof=1)
-        ... )
+        >>> pipeline = pp.chain(pp.shuffled_minibatches(4), pp.advantage_normalize(ddof=1))
 
     Reference: Andrychowicz et al. 2021, arXiv:2006.05990, the section on normalization and clipping.
     """
@@ -195,8 +194,7 @@ def advantage_weight() -> Part:
 
     Example:
         >>> import ppo_parts as pp
-        >>> sampler = pp.prioritized_sampler(8, alpha=.8, beta=.2)
-        >>> pipeline = pp.chain(pp.vtrace(gamma=.99), sampler, pp.advantage_normalize(), pp.advantage_weight())
+        >>> pipeline = pp.chain(pp.prioritized_sampler(8, alpha=.8, beta=.2), pp.advantage_weight())
 
     Reference: PufferLib 3.0; Schaul et al. 2016, arXiv:1511.05952, section 3.4.
     """
@@ -204,14 +202,8 @@ def advantage_weight() -> Part:
     def update(batch: Batch) -> Batch:
         return batch.replace(advantage=batch.advantage * align_weight(batch, batch.advantage))
 
-    return stateless(
-        update,
-        name="advantage_weight",
-        requires=("advantage", "weight"),
-        provides=("advantage",),
-        reads=(),
-        place="after_sampler",
-    )
+    declared: Any = {"requires": ("advantage", "weight"), "provides": ("advantage",), "reads": ()}
+    return stateless(update, name="advantage_weight", place="after_sampler", **declared)
 
 
 def _latest_values(where: str, batch: Batch, *, skip: bool = False) -> tuple[Array, Array]:

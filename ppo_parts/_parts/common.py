@@ -71,6 +71,11 @@ def check_function(where: str, argument: str, value: Any, expected: str = "a fun
         raise UserTypeError(f"must be {expected}, got {value!r}", where=where, argument=argument)
 
 
+def numeric_part(where: str, update: Callable[..., Batch], numbers: Mapping[str, Any], **declared: Any) -> Part:
+    """Make a part without state from `update(batch, context)`, its hyperparameters and its declarations."""
+    return stateless(update, name=where, numbers=tuple(numbers.values()), **declared)
+
+
 def loss_part(
     where: str,
     name: str,
@@ -96,8 +101,8 @@ def loss_part(
         means = {key: masked_mean(jax.lax.stop_gradient(x), batch.mask) for key, x in measured.items()}
         return batch.add_metrics(**means)
 
-    declared = {"requires": requires, "reads": (*reads, "mask"), "needs_time": needs_time, **LOSS}
-    return stateless(update, name=where, numbers=tuple(numbers.values()), **declared)
+    reads = (*reads, "mask")
+    return numeric_part(where, update, numbers, requires=requires, reads=reads, needs_time=needs_time, **LOSS)
 
 
 def named_loss(where: str, batch: Batch, name: str) -> Array:

@@ -44,9 +44,9 @@ def rnd_reward(
     is the running standard deviation of the discounted sums R, which continue from episode to episode. Masked steps
     have no reward, and do not enter the sums.
 
-    It writes the `extras` `<name>_reward`; `<name>_terminated`, which is 0 everywhere, so that the advantage of this
-    reward looks beyond the ends of episodes; and `<name>_target`, `[T, N, K]`, f of the next observations, for
-    `rnd_loss`. Metric: `<name>_reward`, the mean.
+    It writes the `extras` `<name>_reward`, from which a second `gae`, in `within`, makes an advantage;
+    `<name>_terminated`, which is 0 everywhere, so that this advantage looks beyond the ends of episodes; and
+    `<name>_target`, `[T, N, K]`, f of the next observations, for `rnd_loss`. Metric: `<name>_reward`, the mean.
 
     Args:
         init: function of a key that returns the parameters of a network.
@@ -67,17 +67,7 @@ def rnd_reward(
         >>> import ppo_parts as pp
         >>> def init(key): ...
         >>> def embed(network, obs): ...
-        >>> estimates = pp.chain(
-        ...     pp.gae(gamma=.999, gae_lambda=.95),
-        ...     pp.exploration.rnd_reward(init, embed, num_envs=8),
-        ...     pp.within(
-        ...         pp.gae(gamma=.99, gae_lambda=.95), name="intrinsic",
-        ...         read={"reward": "extras.rnd_reward", "terminated": "extras.rnd_terminated",
-        ...               "value": "extras.value_intrinsic", "next_value": "extras.next_value_intrinsic"},
-        ...         write={"advantage": "extras.advantage_intrinsic", "target": "extras.target_intrinsic"},
-        ...     ),
-        ...     pp.combine_advantages({"advantage": 2., "extras.advantage_intrinsic": 1.}),
-        ... )
+        >>> part = pp.exploration.rnd_reward(init, embed, num_envs=8)
 
     Reference: Burda et al. 2018, Exploration by Random Network Distillation, arXiv:1810.12894, sections 2.2 to 2.4.
     """

@@ -11,12 +11,12 @@ from .. import functional
 from .._base.errors import UserTypeError
 from .._base.hyperparameters import Numeric
 from .._core.policy import POLICY_READS, evaluate_policy
-from .._core.types import Array, Batch, Context, Params, Part, stateless
+from .._core.types import Array, Batch, Context, Params, Part
 from ..distributions import Normal
 from ..functional import masked_mean
 from ..functional._arguments import CorrectionMode, check_order
 from ..functional._common import accumulator_dtype
-from .common import at_step, check_numbers, check_options, loss_part
+from .common import at_step, check_numbers, check_options, loss_part, numeric_part
 from .losses import require_critic
 
 
@@ -47,10 +47,7 @@ def proximal_average(*, decay: Numeric) -> Part:
 
     Example:
         >>> import ppo_parts as pp
-        >>> ppo_ewma = pp.chain(
-        ...     pp.gae(gamma=.99, gae_lambda=.95), pp.shuffled_minibatches(4, num_epochs=4), pp.advantage_normalize(),
-        ...     pp.regularizers.proximal_average(decay=.889), pp.clipped_surrogate(clip_eps=.2), pp.value_loss(coef=.5),
-        ... )
+        >>> ppo_ewma = pp.chain(pp.regularizers.proximal_average(decay=.889), pp.clipped_surrogate(clip_eps=.2))
 
     Reference: Hilton et al. 2021, Batch size-invariance for policy optimization, arXiv:2110.00641.
     """
@@ -122,14 +119,9 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
             log_prob = jnp.where(batch.mask.astype(bool), log_prob, batch.current.log_prob)
         return batch.replace(current=batch.current._replace(log_prob=log_prob))
 
-    return stateless(
-        update,
-        name="perturbed_mean",
-        provides=("current.log_prob",),
-        reads=("current.distribution", "current.log_prob", "action", "mask"),
-        place="after_sampler",
-        numbers=tuple(numbers.values()),
-    )
+    reads = ("current.distribution", "current.log_prob", "action", "mask")
+    declared: Any = {"provides": ("current.log_prob",), "reads": reads, "place": "after_sampler"}
+    return numeric_part("perturbed_mean", update, numbers, **declared)
 
 
 def importance_correction(
@@ -187,15 +179,9 @@ def importance_correction(
         advantage = batch.advantage if batch.mask is None else jnp.where(batch.mask.astype(bool), batch.advantage, 0)
         return batch.replace(advantage=(weight * advantage).astype(advantage.dtype))
 
-    return stateless(
-        update,
-        name=where,
-        requires=("advantage", f"extras.{reference}"),
-        provides=("advantage",),
-        reads=("log_prob", "mask"),
-        needs_time=level == "sequence",
-        numbers=tuple(numbers.values()),
-    )
+    requires, reads = ("advantage", f"extras.{reference}"), ("log_prob", "mask")
+    declared: Any = {"requires": requires, "provides": ("advantage",), "reads": reads}
+    return numeric_part(where, update, numbers, needs_time=level == "sequence", **declared)
 
 
 def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str = "self_imitation") -> Part:

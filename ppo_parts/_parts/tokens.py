@@ -10,11 +10,11 @@ import numpy as np
 from .. import functional
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_choice, check_count, check_number
-from .._core.types import Array, Batch, Context, Part, field_at, stateless
+from .._core.types import Array, Batch, Context, Part, field_at
 from ..functional import masked_mean
 from ..functional._arguments import check_order
 from ..functional._groups import per_sequence
-from .common import LOSS, POLICY, at_step, check_numbers, check_options, is_zero, loss_part, named_loss
+from .common import LOSS, POLICY, at_step, check_numbers, check_options, is_zero, loss_part, named_loss, numeric_part
 
 SEQUENCES: Any = {"place": "before_sampler", "needs_time": True}
 """What a part declares that computes from whole sequences."""
@@ -38,7 +38,8 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
 
     Reference: Ziegler et al. 2019, arXiv:1909.08593, eq. 2.
     """
-    numbers, free = check_numbers("outcome_reward", kl_coef=kl_coef), is_zero(kl_coef)
+    where = "outcome_reward"
+    numbers, free = check_numbers(where, kl_coef=kl_coef), is_zero(kl_coef)
     score, reference = f"per_segment.{score}", f"extras.{reference}"
 
     def update(batch: Batch, context: Context) -> Batch:
@@ -51,15 +52,8 @@ def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: s
         )
         return batch.replace(reward=reward)
 
-    return stateless(
-        update,
-        name="outcome_reward",
-        requires=(score,) if free else (score, reference),
-        provides=("reward",),
-        reads=("log_prob", "mask"),
-        numbers=tuple(numbers.values()),
-        **SEQUENCES,
-    )
+    requires, reads = (score,) if free else (score, reference), ("log_prob", "mask")
+    return numeric_part(where, update, numbers, requires=requires, provides=("reward",), reads=reads, **SEQUENCES)
 
 
 def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
@@ -87,15 +81,8 @@ def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
         given = {name: getattr(batch, name) for name in flags}
         return batch.replace(advantage=functional.reward_to_go(batch.reward, **at_step(numbers, context), **given))
 
-    return stateless(
-        update,
-        name="reward_to_go",
-        requires=("reward",),
-        provides=("advantage",),
-        reads=flags,
-        numbers=tuple(numbers.values()),
-        **SEQUENCES,
-    )
+    declared: Any = {"requires": ("reward",), "provides": ("advantage",), "reads": flags}
+    return numeric_part("reward_to_go", update, numbers, **declared, **SEQUENCES)
 
 
 def group_advantage(
@@ -178,16 +165,9 @@ def group_advantage(
         return batch.replace(advantage=jnp.where(keep, advantage, 0).astype(batch.log_prob.dtype))
 
     entries = (group if size is None else None, score, "baseline" if baseline == "given" else None)
-    named = [f"per_segment.{entry}" for entry in entries if entry is not None]
-    return stateless(
-        update,
-        name=where,
-        requires=(*named, *(("reward",) if score is None else ())),
-        provides=("advantage",),
-        reads=("log_prob", "mask"),
-        numbers=tuple(numbers.values()),
-        **SEQUENCES,
-    )
+    requires = [f"per_segment.{entry}" for entry in entries if entry is not None] + ["reward"] * (score is None)
+    declared: Any = {"requires": tuple(requires), "provides": ("advantage",), "reads": ("log_prob", "mask")}
+    return numeric_part(where, update, numbers, **declared, **SEQUENCES)
 
 
 def aggregate(
@@ -204,10 +184,7 @@ def aggregate(
 
     Example:
         >>> import ppo_parts as pp
-        >>> dr_grpo = pp.chain(
-        ...     pp.tokens.group_advantage(group=8, scale=None), pp.segment_minibatches(4),
-        ...     pp.clipped_surrogate(clip_eps=.2), pp.tokens.aggregate("policy", by="sequence_sum", length=1024),
-        ... )
+        >>> dr_grpo = pp.tokens.aggregate("policy", by="sequence_sum", length=1024)
 
     Reference: Yu et al. 2025, DAPO, arXiv:2503.14476, section 3.3; Liu et al. 2025, Dr.GRPO, arXiv:2503.20783.
     """
@@ -229,8 +206,8 @@ def aggregate(
         others = {name: x for name, x in batch.losses.items() if name != loss}
         return batch.replace(losses=others).add_loss(loss, reduced, per="segment")
 
-    needs_time, declared = by != "token_mean", {"requires": ("losses",), "reads": ("mask",), **LOSS}
-    return stateless(update, name=where, needs_time=needs_time, numbers=tuple(numbers.values()), **declared)
+    declared: Any = {"requires": ("losses",), "reads": ("mask",), "needs_time": by != "token_mean"}
+    return numeric_part(where, update, numbers, **declared, **LOSS)
 
 
 def clip_cov(

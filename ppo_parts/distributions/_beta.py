@@ -21,13 +21,12 @@ class Beta(VectorDistribution):
     .. math:: \log\pi(a) = \sum_d (\alpha_d - 1) \log x_d + (\beta_d - 1) \log(1 - x_d) - \log B(\alpha_d, \beta_d)
               - \log(h_d - l_d), \qquad x = \frac{a - l}{h - l}
 
-    All actions are inside the box, so none has to be clipped, and entropy and divergence have a closed form. If alpha
-    and beta are above 1, as in the example, the density has one maximum and is 0 at the edges; otherwise it may be
-    infinite there. For a log-density that is finite for every action, x is clipped into [1e-6, 1 - 1e-6], both in
-    `log_prob` and in samples. Entropy and divergence are those of the distribution without this clip.
+    All actions are inside the box, so none has to be clipped. If alpha and beta are above 1, as in the example, the
+    density has one maximum and is 0 at the edges; otherwise it may be infinite there. For a log-density that is finite
+    for every action, x is clipped into [1e-6, 1 - 1e-6], both in `log_prob` and in samples. Entropy and divergence are
+    those of the distribution without this clip.
 
-    Log-density, entropy and divergence are computed without the cancellation of large log-gammas, so that they stay
-    accurate for narrow distributions. Wherever alpha and beta are used, they are clipped into [1e-6, 1e9]; those
+    Nothing cancels for narrow distributions. Wherever alpha and beta are used, they are clipped into [1e-6, 1e9]; those
     outside have a gradient of 0. Negative ones give NaN.
 
     Args:
@@ -107,8 +106,7 @@ class Beta(VectorDistribution):
                   + (\alpha_{2d} - \alpha_{1d} + \beta_{2d} - \beta_{1d}) \psi(\alpha_{1d} + \beta_{1d})
 
         Raises:
-            ValueError: the boxes differ, so each allows actions that the other does not. If they differ but are traced,
-                and so cannot be compared yet, the divergence is infinite instead.
+            ValueError: the boxes differ. If they are traced, the divergence is infinite instead.
         """
         self._check_comparable(other)
         same = same_box("Beta", *({"low": x.low, "high": x.high} for x in (self, other)))

@@ -93,8 +93,8 @@ class StateDependentNormal(Normal):
               \log\pi(a) = \log\mathcal N\!\left(a;\ \mu(s), \sqrt{(\sigma^2)^\top \phi(s)^2 + \epsilon}\right)
 
     Samples that are drawn with the same key have the same matrix :math:`\theta`, one for each element of the batch, so
-    with `ppo_parts.rollout(noise_steps=k)` each environment keeps its matrix for k steps. Over these steps, similar
-    states get similar noise, and the noise does not average out, unlike noise that is independent at each step.
+    with `ppo_parts.rollout(noise_steps=k)` each environment keeps its matrix for k steps, in which similar states get
+    similar noise.
 
     Args:
         loc: `[..., D]`, mean.

@@ -23,16 +23,13 @@ class TanhNormal(VectorDistribution):
     .. math:: \log\pi(a) = \sum_d \log\mathcal N(u_d; \mu_d, \sigma_d) - \log h_d - \log(1 - \tanh^2 u_d),
               \qquad u = \mathrm{artanh}((a - m) / h)
 
-    Large u are rounded to the edge of the box, where artanh is infinite: in float32 all u above 9 give the same number.
-    Therefore every action within a relative `eps` of an edge is replaced by that edge, and the edge has the probability
-    of all actions that it replaces,
+    In float32, all u above 9 are rounded to the edge of the box, where artanh is infinite. Therefore every action
+    within a relative `eps` of an edge is replaced by that edge, which has the probability of all that it replaces,
 
     .. math:: \log\pi(m + h) = \log\Phi((\mu - u_{max}) / \sigma), \qquad u_{max} = \mathrm{artanh}(1 - \epsilon)
 
     (log-mass at the edge, log-density inside). This is exactly the distribution of the samples, and log-ratios and
-    their gradients stay moderate, no matter how far the mean is outside the box. With the density of the clipped action
-    instead, any small change of such a mean would make the ratio overflow. The entropy has no closed form;
-    `entropy_bonus` estimates it.
+    their gradients stay moderate, no matter how far the mean is outside the box.
 
     Args:
         loc: `[..., D]`, mean of u.
@@ -87,21 +84,18 @@ class TanhNormal(VectorDistribution):
     def kl_divergence(self, other: TanhNormal) -> Array:
         r"""KL(self || other) in nats, of two distributions in the same box.
 
-        This is the divergence of the sampled distributions, with the density inside and the mass of the two edges.
-        Squashing cancels, so it equals the divergence of two Gaussians censored at :math:`\pm u_{max}`, summed over the
+        Squashing cancels, so it is the divergence of two Gaussians censored at :math:`\pm u_{max}`, summed over the
         dimensions:
 
         .. math:: \int_{-u_{max}}^{u_{max}} p(u) \log\frac{p(u)}{q(u)} du
                   + P_- \log\frac{P_-}{Q_-} + P_+ \log\frac{P_+}{Q_+},
                   \qquad P_\pm = \Phi\left(\frac{\pm\mu_1 - u_{max}}{\sigma_1}\right)
 
-        where Q is the same for the other distribution. The integral is a sum of moments of a truncated Gaussian. If
-        hardly any mass of self is in the edges, this equals the divergence of the two Gaussians. It is never larger,
-        and approaches 0 if both distributions are in the same edge.
+        where Q is the same for the other distribution. The integral is a sum of moments of a truncated Gaussian. It is
+        never larger than the divergence of the two Gaussians, and 0 if both distributions are in the same edge.
 
         Raises:
-            ValueError: the boxes differ, so each has edges that the other does not have. If they differ but are traced,
-                and so cannot be compared yet, the divergence is infinite instead.
+            ValueError: the boxes differ. If they are traced, the divergence is infinite instead.
         """
         self._check_comparable(other)
         same = same_box(type(self).__name__, self._box(), other._box())

@@ -573,6 +573,8 @@ def test_multi_categorical_is_a_product():
     np.testing.assert_allclose(policy.log_prob(action), expected, rtol=1e-6)
     np.testing.assert_allclose(policy.entropy(), sum(p.entropy() for p in parts), rtol=1e-6)
     np.testing.assert_array_equal(policy.mode(), [[1, 2]] * 5)
+    drawn = MultiCategorical([jnp.zeros(2)] * 2).sample(seed=KEY, sample_shape=(10_000,))
+    assert np.mean(drawn[:, 0] == drawn[:, 1]) == pytest.approx(0.5, abs=0.02)  # the choices are independent
 
 
 def test_masked_logits_take_no_part():
