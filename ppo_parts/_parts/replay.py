@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count
-from .._core.shards import split
+from .._core.shards import field_axes, split
 from .._core.types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Params, Part
 from ..functional._common import unsqueezed
 
@@ -72,8 +72,7 @@ def replay(num_rollouts: int, like: Batch) -> Part:
         latest = _stored_with(batch, state, kept)
         fields = {
             name: jax.tree.map(lambda x, axis=axis: _beside(x, batch.shards, axis), latest.fields[name])
-            for axis, names in ((1, PER_STEP), (0, PER_SEGMENT))
-            for name in names
+            for name, axis in field_axes(batch).items()
             if name in kept
         }
         filled = jnp.arange(num_rollouts) < latest.stored
