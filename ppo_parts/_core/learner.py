@@ -194,7 +194,8 @@ class _Update:
         metrics, stopped = [count_nonfinite(recorded)], jnp.zeros_like(state.step, bool)
 
         # The parts that all phases share run once, for the phases that do not run them again, and for `finish`.
-        upstream = Upstream((), self.shared, self.evaluate, recorded, recorded, False, keep_finite)
+        from_recorded = functools.partial(Upstream, evaluate=self.evaluate, recorded=recorded, keep_finite=keep_finite)
+        upstream = from_recorded(shared=(), own=self.shared, prepared=recorded, moved=False)
         start = PhaseState(params, None, (), shared, (), stopped)
         prepared, started = upstream.run(start, context.replace(key=jax.random.fold_in(key, 0)))
         if any(spec.sampler.refresh.shares_upstream for spec in self.phases):
@@ -203,7 +204,7 @@ class _Update:
 
         rollouts = {}
         for number, spec in enumerate(self.phases):
-            upstream = Upstream(self.shared, spec.before, self.evaluate, recorded, prepared, number > 0, keep_finite)
+            upstream = from_recorded(shared=self.shared, own=spec.before, prepared=prepared, moved=number > 0)
             phase_key = jax.random.fold_in(key, number + 1)
             phase_context = context.replace(key=phase_key, num_minibatches=spec.sampler.num_minibatches)
             loop = PhaseLoop(spec, upstream, phase_context, self.gradient_metrics)
