@@ -6,10 +6,9 @@ import inspect
 import ppo_parts as pp
 from ppo_parts import distributions
 
-FAMILIES = (
-    "agents critics distributions envs exploration functional networks optim refresh regularizers symmetry tokens"
-)
-MODULES = [pp, *(importlib.import_module(f"ppo_parts.{name}") for name in FAMILIES.split())]
+FAMILIES = ("agents", "critics", "distributions", "envs", "exploration", "functional", "networks", "optim", "refresh")
+FAMILIES += ("regularizers", "symmetry", "tokens")
+MODULES = [pp, *(importlib.import_module(f"ppo_parts.{family}") for family in FAMILIES)]
 
 DEFAULTS = """
 advantage_normalize ddof=0 eps=1e-08

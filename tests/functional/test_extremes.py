@@ -64,12 +64,6 @@ def test_what_masked_flags_and_groups_hold_does_not_matter():
     for options in ({}, {"baseline": "length_weighted", "length": lengths}):
         advantage = F.group_advantage(jnp.array([1.0, 3.0, 9.0]), groups, scale=None, mask=keep, **options)
         np.testing.assert_allclose(advantage, [-1, 1, 0])
-    with pytest.raises(ValueError, match=r"truncated must hold 0 and 1, got 0\.5"):
-        F.reward_to_go(x, truncated=jnp.array([0, 0.5, 0]), **discount)
-    with pytest.raises(ValueError, match="group must lie in"):
-        F.group_advantage(x, groups)
-    with pytest.raises(ValueError, match="length must not be negative, got -2"):
-        F.group_advantage(x, 0 * groups, baseline="length_weighted", length=jnp.array([-7, -2, 1]), mask=keep[::-1])
 
 
 def test_groups_without_tokens_have_no_advantage():
@@ -119,12 +113,9 @@ def test_a_score_without_a_penalty_does_not_depend_on_log_probabilities():
     assert F.outcome_reward(jnp.array(1.0), log_prob=jnp.array([-jnp.inf, -1.0])).tolist() == [0, 1]
 
 
-def test_bounds_of_covariances_may_be_traced_and_must_not_be_reversed():
+def test_bounds_of_covariances_may_be_traced():
     made = jax.vmap(lambda low: pp.tokens.clip_cov(clip_eps=0.2, cov_low=low).init({}) == ())(jnp.array([1.0, 2.0]))
     assert made.all()
-    args = {"key": jax.random.key(0), "clip_eps": 0.2, "cov_low": 5.0, "cov_high": 1.0}
-    with pytest.raises(ValueError, match=r"cov_low must be less than cov_high, got cov_low=5\.0 and cov_high=1\.0"):
-        F.clip_cov(*[jnp.zeros(2)] * 3, **args)
 
 
 def test_no_step_has_no_next_value():
@@ -171,17 +162,6 @@ def test_narrow_actions_are_one_option():
 def test_the_numbers_of_options_may_be_an_array():
     policy = distributions.MultiCategorical(jnp.zeros(5), jnp.array([2, 3]))
     assert [part.logits.shape for part in policy.parts] == [(2,), (3,)]
-
-
-def test_excluded_bounds_are_excluded_for_arrays_too():
-    zero, x = jnp.float32(0), jnp.ones(1)
-    for call in (
-        lambda: F.rescale_head(x, x, (0.0, 1.0), (0.0, zero)),
-        lambda: F.simple_policy_optimization(x, x, clip_eps=zero),
-        lambda: F.aggregate(x[:, None], by="sequence_sum", length=zero),
-    ):
-        with pytest.raises(ValueError, match=r"\(0, inf\]"):
-            call()
 
 
 @pytest.mark.parametrize("eager", [True, False])

@@ -323,6 +323,15 @@ def estimated(function, *flags, first=(ONES, ONES, ONES), **hyperparameters):
     return lambda: function(*first, *(flags or (0 * ONES,)), **(HYPER | hyperparameters))
 
 
+def grouped(group, mask=None, **options):
+    options = {"baseline": "length_weighted", "length": np.ones(3)} | options
+    return lambda: f.group_advantage(ONES[0], np.array(group), mask=mask, **options)
+
+
+def covariances(**bounds):
+    return lambda: f.clip_cov(ONES, ONES, ONES, key=KEY, clip_eps=0.2, **bounds)
+
+
 def weighted(probabilities, **options):
     return lambda: f.importance_weights(probabilities, np.array([0]), **({"beta": 1} | options))
 
@@ -364,6 +373,15 @@ def weighted(probabilities, **options):
         (lambda: f.hl_gauss(ONES, np.array([3, 1], np.uint8), sigma=1.0), "hl_gauss: support must be .* increasing"),
         (lambda: f.hl_gauss(ONES, ["a", "b"], sigma=1.0), "hl_gauss: support must be .* got ['a', 'b']"),
         (lambda: f.rescale_head(ONES, ONES[0], (0, 1), (0, 0)), "the new scale must lie in (0, inf], got 0"),
+        (lambda: f.rescale_head(ONES, ONES[0], (0.0, 1.0), (0.0, jnp.float32(0))), "new scale must lie in (0, inf]"),
+        (lambda: f.simple_policy_optimization(ONES, ONES, clip_eps=jnp.float32(0)), "clip_eps must lie in (0, inf]"),
+        (lambda: f.aggregate(ONES, by="sequence_sum", length=jnp.float32(0)), "length must lie in (0, inf]"),
+        (grouped([0, 0, -1]), "group must lie in [0, 3), got -1"),
+        (grouped([0, 0, 0], np.array([0, 1, 1]), length=np.array([-7, -2, 1])), "length must not be negative, got -2"),
+        (
+            covariances(cov_low=5.0, cov_high=1.0),
+            "cov_low must be less than cov_high, got cov_low=5.0 and cov_high=1.0",
+        ),
         (lambda: f.bounds_loss(ONES[0, 0]), "bounds_loss: mean must have a last axis"),
         (lambda: mask_logits(ONES[0], np.array([0, -np.inf, 0])), "mask_logits: available must hold 0 and 1, got -inf"),
     ],
