@@ -19,6 +19,7 @@ from ._corrections import importance_sampling_weight as importance_sampling_weig
 from ._errors import ShapeError as ShapeError
 from ._gae import Advantages as Advantages
 from ._gae import gae as gae
+from ._gae import next_values as next_values
 from ._gae import reward_to_go as reward_to_go
 from ._groups import aggregate as aggregate
 from ._groups import group_advantage as group_advantage
@@ -26,8 +27,6 @@ from ._groups import outcome_reward as outcome_reward
 from ._losses import clipped_surrogate as clipped_surrogate
 from ._losses import clipped_value_loss as clipped_value_loss
 from ._losses import value_loss as value_loss
-from ._next_values import next_values as next_values
-from ._normalize import advantage_normalize as advantage_normalize
 from ._permutation import permutation as permutation
 from ._policy_losses import discovered_policy_optimization as discovered_policy_optimization
 from ._policy_losses import importance_weighted_surrogate as importance_weighted_surrogate
@@ -52,6 +51,7 @@ from ._sequence_losses import kl_cov as kl_cov
 from ._sequence_losses import policy_gradient_loss as policy_gradient_loss
 from ._sequence_losses import sapo as sapo
 from ._sequence_losses import sequence_log_ratio as sequence_log_ratio
+from ._statistics import advantage_normalize as advantage_normalize
 from ._statistics import approx_kl as approx_kl
 from ._statistics import clip_fraction as clip_fraction
 from ._statistics import explained_variance as explained_variance
