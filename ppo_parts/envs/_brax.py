@@ -50,13 +50,10 @@ def from_brax(
     check_count("from_brax", "action_repeat", action_repeat)
 
     def entry(obs: Any, argument: str, key: str) -> Array:
-        if not isinstance(obs, Mapping) or key not in obs:
-            if not isinstance(obs, Mapping):
-                raise UserValueError(f"{argument}={key!r}: the observations are a single array: leave {argument} out")
-            raise UserValueError(
-                f"{argument}={key!r}: the observations have the entries {', '.join(obs)}: choose one of them"
-            )
-        return obs[key]
+        if isinstance(obs, Mapping) and key in obs:
+            return obs[key]
+        has = f"have the entries {', '.join(obs)}" if isinstance(obs, Mapping) else "are a single array: leave it out"
+        raise UserValueError(f"{argument}={key!r}: the observations {has}")
 
     def seen(state: Any) -> Any:
         obs = entry(state.obs, "obs_key", obs_key) if isinstance(state.obs, Mapping) else state.obs

@@ -131,14 +131,12 @@ def describe(tree: Any) -> str:
 class Observation(NamedTuple):
     """Observations with an action mask, of several agents, or with a part that only the critic sees.
 
-    `obs` is `[N, ...]` or `[N, A, D]`, `available` `[..., n]`, and `privileged` `[N, ...]`.
-
-    `available` is True where an action may be taken, and None if all of them always may; for a `MultiDiscrete`, it has
-    the options of the first choice, then those of the second, and so on. The policies of `ppo_parts.networks` apply it;
-    your own policy can do so with `ppo_parts.distributions.mask_logits`.
-
-    In an asymmetric actor-critic, the critic sees `privileged`, such as the simulator's state, instead of `obs`; None:
-    the critic sees `obs`.
+    Attributes:
+        obs: `[N, ...]` or `[N, A, D]`.
+        available: `[..., n]`, True where an action may be taken; None: all always may. For a `MultiDiscrete`, it has
+            the options of the first choice, then those of the second, and so on. The policies of `ppo_parts.networks`
+            apply it; your own policy can do so with `ppo_parts.distributions.mask_logits`.
+        privileged: `[N, ...]`, what the critic sees instead, such as the simulator's state; None: it sees `obs`.
     """
 
     obs: Array

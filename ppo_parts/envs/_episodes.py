@@ -31,14 +31,22 @@ class EpisodeState(NamedTuple):
         zeros = jnp.zeros((num_envs, *agents)), jnp.zeros(num_envs, jnp.int32)
         return cls(without_weak_types(inner), *zeros)
 
-    def add(self, reward: Array) -> EpisodeState:
-        """Add a step with this reward to the episodes."""
-        return self._replace(episode_return=self.episode_return + reward, episode_length=self.episode_length + 1)
-
-    def proceed(self, inner: Any, ended: Array) -> EpisodeState:
-        """Return the state to step from: the counts start again from 0 where an episode ended."""
-        counted = choose(ended, jax.tree.map(jnp.zeros_like, self[1:]), self[1:])
-        return EpisodeState(without_weak_types(inner), *counted)
+    def advance(
+        self,
+        inner: Any,
+        over: Array,
+        obs: Any,
+        reward: Array,
+        terminated: Array,
+        truncated: Array,
+        final_obs: Any,
+        **fields: Any,
+    ) -> tuple[EpisodeState, Transition]:
+        """Count a step; return the transition, after the state to step from, whose counts are 0 where one is over."""
+        counted = self.episode_return + reward, self.episode_length + 1
+        out = Transition(obs, reward, terminated, truncated, final_obs, *counted, **fields)
+        following = choose(over, jax.tree.map(jnp.zeros_like, counted), counted)
+        return EpisodeState(without_weak_types(inner), *following), out
 
 
 def choose(where: Array, new: Any, old: Any) -> Any:
@@ -106,16 +114,10 @@ def auto_reset(
         step: `step(key, state, action) -> Step`.
         observation_space, action_space: spaces, as in `Env`.
         time_limit: number of steps after which an episode is truncated; None: `step` alone decides.
-        reset_ratio: r: in each step, only `ceil(N / r)` new episodes are computed for all environments to start from
-            ("optimistic resets"). If more episodes end in the same step, some new ones begin with the same state. With
-            r = 1 all are different. A larger r is faster if a reset costs more than a step.
-        render: `render(state) -> [H, W, 3]`, an image (uint8) of one environment, made on the host from its state;
-            None: the environment cannot be rendered.
-        privileged_space: space of `Observation.privileged`, if observations have it.
-        zero_sum: whether the policy plays both sides of a game; see `Env`.
-
-    Returns:
-        The environment.
+        reset_ratio: r: in each step, only `ceil(N / r)` new episodes are computed ("optimistic resets"), which is
+            faster if a reset costs more than a step. If more episodes end in the same step, some begin alike.
+        render: `render(state) -> [H, W, 3]`, an image (uint8) of one environment, made on the host from its state.
+        privileged_space, zero_sum: see `Env`.
 
     Raises:
         ValueError: `time_limit` or `reset_ratio` is less than 1. TypeError: `reset` or `step` does not take these
@@ -159,11 +161,9 @@ def auto_reset(
         if not isinstance(out, Step):
             raise UserTypeError(f"auto_reset: step must return envs.Step(...), got {type(out).__name__}")
         _check_step(out, state.episode_length.shape)
-        reward, terminated = jnp.asarray(out.reward, jnp.float32), jnp.asarray(out.terminated, bool)
-        counted = state.add(reward)
-        truncated = jnp.asarray(out.truncated, bool)
+        terminated, truncated = jnp.asarray(out.terminated, bool), jnp.asarray(out.truncated, bool)
         if time_limit is not None:
-            truncated = truncated | (counted.episode_length >= time_limit)
+            truncated = truncated | (state.episode_length + 1 >= time_limit)
         truncated = truncated & ~terminated
         ended = terminated | truncated
         stepped = without_weak_types((out.state, out.obs))
@@ -172,8 +172,8 @@ def auto_reset(
         except Exception:
             _check_like_reset(jax.eval_shape(reset, reset_key), jax.tree.map(lambda x: x[0], stepped))
             raise
-        transition = Transition(obs, reward, terminated, truncated, stepped[1], *counted[1:], info=out.info)
-        return counted.proceed(inner, ended), transition
+        reward = jnp.asarray(out.reward, jnp.float32)
+        return state.advance(inner, ended, obs, reward, terminated, truncated, stepped[1], info=out.info)
 
     def render_first(state: EpisodeState) -> np.ndarray:
         assert render is not None

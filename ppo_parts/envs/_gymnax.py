@@ -48,7 +48,6 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
     names = ("default_params", "reset", "step", "observation_space", "action_space")
     check_interface("from_gymnax", env, names, "make a gymnax environment with envs.make(...)")
     env_params = env.default_params if env_params is None else env_params
-    step_all = jax.vmap(env.step, in_axes=(0, 0, 0, None))
 
     def reset(key: Array, num_envs: int) -> tuple[EpisodeState, Any]:
         obs, inner = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(key, num_envs), env_params)
@@ -56,18 +55,15 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
 
     def step(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
         keys = jax.random.split(key, state.episode_length.shape[0])
-        stepped = step_all(keys, state.inner, action, env_params)
+        stepped = jax.vmap(env.step, in_axes=(0, 0, 0, None))(keys, state.inner, action, env_params)
         if len(stepped) != 6 or "final_observation" not in stepped[-1]:
             raise UserTypeError(
                 "from_gymnax: step must return what gymnax 1.0 does, (obs, state, reward, terminated, truncated, info) "
                 f'with info["final_observation"], but it returned {len(stepped)} items: update the environment'
             )
         obs, inner, reward, terminated, truncated, info = stepped
-        counted = state.add(reward.astype(jnp.float32))
-        transition = Transition(
-            obs, reward.astype(jnp.float32), terminated, truncated, info["final_observation"], *counted[1:]
-        )
-        return counted.proceed(inner, terminated | truncated), transition
+        ended, reward = terminated | truncated, reward.astype(jnp.float32)
+        return state.advance(inner, ended, obs, reward, terminated, truncated, info["final_observation"])
 
     render = gymnax_renderer(env, env_params)
     wrapped = Env(

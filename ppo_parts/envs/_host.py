@@ -26,12 +26,7 @@ from ._vector import GymnasiumVector
 
 
 class HostState(NamedTuple):
-    """State of N environments on the host, the inner state of an `EpisodeState`.
-
-    Attributes:
-        instance: int32, the number of the vector environment.
-        steps: int32, how many times it has been stepped.
-    """
+    """The number of a vector environment, and how many times it has been stepped, both int32."""
 
     instance: Array
     steps: Array
@@ -47,11 +42,8 @@ def from_gymnasium(
     """Make an `Env` of Gymnasium vector environments, which step on the host.
 
     It works wherever an `Env` does, with two differences. A checkpoint cannot contain the state of such an environment,
-    so a resumed run begins new episodes. And a state may be stepped only once, so only the latest state of a rollout
-    can be continued.
-
-    Each `reset` makes new vector environments, which live as long as the `Env`: reset once, and begin again with
-    `restart` only.
+    so a resumed run begins new episodes. And only the latest state of a rollout can be stepped, once. Each `reset`
+    makes new vector environments, which live as long as the `Env`: reset once, and begin again with `restart` only.
 
     Gymnasium's automatic reset modes SAME_STEP and DISABLED are supported. NEXT_STEP, its default, is not, because it
     spends a step on each reset, which a learner must not see.
@@ -130,19 +122,9 @@ def from_host(make: Callable[[int], GymnasiumVector]) -> Env:
             if options:  # nothing is masked where an episode is over, because no action follows
                 final_obs = Observation(final_obs, available | (terminated | truncated)[:, None])
                 obs = Observation(obs, available)
-            counted, inner = state.add(reward), state.inner
-            out = Transition(
-                obs,
-                reward,
-                terminated,
-                truncated,
-                final_obs,
-                episode_return=counted.episode_return,
-                episode_length=counted.episode_length,
-                ended=ended,
-                info=dict(zip(names, numbers[4:], strict=True)),
-            )
-            return counted.proceed(inner._replace(steps=inner.steps + 1), ended), out
+            inner = state.inner._replace(steps=state.inner.steps + 1)
+            fields = {"ended": ended, "info": dict(zip(names, numbers[4:], strict=True))}
+            return state.advance(inner, ended, obs, reward, terminated, truncated, final_obs, **fields)
 
         def restart(key: Array, state: EpisodeState) -> tuple[EpisodeState, Any]:
             return reset(key, state.episode_length.shape[-1])
@@ -162,19 +144,12 @@ def from_host(make: Callable[[int], GymnasiumVector]) -> Env:
 
 @dataclasses.dataclass
 class Instance:
-    """A vector environment that steps each of its states once, and can repeat its last step.
-
-    Attributes:
-        env: the vector environment.
-        count: how many times it has been stepped.
-        latest: the action and the result of the last step.
-        failed: whether its state is unknown because a step failed.
-    """
+    """A vector environment that steps each of its states once, and can repeat its last step."""
 
     env: GymnasiumVector
-    count: int = 0
-    latest: tuple[np.ndarray, tuple[Any, ...]] | None = None
-    failed: bool = False
+    count: int = 0  # steps so far
+    latest: tuple[np.ndarray, tuple[Any, ...]] | None = None  # action and result of the last step
+    failed: bool = False  # a step failed, so the state is unknown
 
     def step(self, count: int, action: np.ndarray) -> tuple[Any, ...]:
         """Step the state that follows `count` steps."""
@@ -200,9 +175,7 @@ BEGIN = "begin new episodes with env.restart(key, state)"
 class Instances:
     """The vector environments of an `Env`, by number.
 
-    Args:
-        make: makes a vector environment of a given size.
-        reuse: whether a reset may reuse earlier ones and end their episodes, as for evaluations, which run one by one.
+    With `reuse`, a reset ends the episodes of earlier ones instead of making new ones, as for evaluations.
     """
 
     def __init__(self, make: Callable[[int], GymnasiumVector], reuse: bool) -> None:

@@ -133,23 +133,14 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
 
 @dataclasses.dataclass(frozen=True)
 class _Agents:
-    """A JaxMARL environment with arrays `[N, A, ...]` instead of dicts keyed by agent.
-
-    Attributes:
-        env: the environment.
-        agents: names of the agents.
-        family: properties that the environment does not expose itself.
-        timed_out: whether a state in which an episode ended is at a time limit.
-        observed: size of the largest observation.
-        options: number of actions of each agent; None: the same for all agents, and all actions are available.
-    """
+    """A JaxMARL environment with arrays `[N, A, ...]` instead of dicts keyed by agent."""
 
     env: Any
     agents: tuple[str, ...]
     family: _Family
     timed_out: Callable[[Any], Array]
-    observed: int
-    options: tuple[int, ...] | None
+    observed: int  # size of the largest observation
+    options: tuple[int, ...] | None  # number of actions of each agent; None: all actions are always available
 
     def observation(self, obs: dict[str, Array], inner: Any) -> Observation:
         rows = [jnp.ravel(obs[agent]).astype(jnp.float32) for agent in self.agents]
@@ -194,23 +185,12 @@ class _Agents:
         died = gone & ~jnp.all(gone, axis=1, keepdims=True)  # at the end of an episode all agents are done
         truncated = cut[:, None] & alive & ~died
         reward = jnp.where(alive, reward, 0)  # those that left may still be given some
-        counted = state.add(reward)
         first_obs, first = jax.vmap(self.reset_one)(reset_keys)
         everybody = jnp.ones_like(alive)
         obs, *after = choose(ended, (first_obs, first, everybody), (final_obs, inner, alive & ~gone))
-        transition = Transition(
-            obs=obs,
-            reward=reward,
-            terminated=(gone | ended[:, None] | ~alive) & ~truncated,
-            truncated=truncated,
-            final_obs=final_obs,
-            episode_return=counted.episode_return,
-            episode_length=counted.episode_length,
-            mask=None if self.family.together else alive,
-            ended=ended,
-            info=info,
-        )
-        return counted.proceed(tuple(after), ended), transition
+        terminated = (gone | ended[:, None] | ~alive) & ~truncated
+        fields = {"mask": None if self.family.together else alive, "ended": ended, "info": info}
+        return state.advance(tuple(after), ended, obs, reward, terminated, truncated, final_obs, **fields)
 
 
 def _spaces(env: Any) -> tuple[list[Any], int]:
