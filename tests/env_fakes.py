@@ -1,18 +1,17 @@
 """Stand-ins for environment packages, with their interfaces: a walk that ends at 2 and is cut after five steps."""
 
-import dataclasses
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 LIMIT = 5
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
+@struct.dataclass
 class State:
     """The place and the time of a walk, and what the packages add to their states."""
 
@@ -22,9 +21,6 @@ class State:
     reward: jax.Array = 0.0
     done: jax.Array = 0.0
 
-    def replace(self, **changes):
-        return dataclasses.replace(self, **changes)
-
 
 def first(key):
     return State(jax.random.uniform(key, minval=-0.5, maxval=0.5), jnp.zeros((), jnp.int32))
@@ -33,7 +29,7 @@ def first(key):
 def moved(state, by):
     """The state after a step, its observation, its reward and whether the goal is reached."""
     state = state.replace(x=state.x + by, time=state.time + 1)
-    return state, jnp.stack([state.x, state.time.astype(jnp.float32)]), by * 1.0, state.x > 1.5
+    return state, observed(state), by * 1.0, state.x > 1.5
 
 
 def observed(state):
@@ -63,26 +59,19 @@ class Brax:
 class Craftax:
     """Craftax's interface without automatic resets; the limit is a parameter, and a part of `done`."""
 
-    @dataclasses.dataclass(frozen=True)
+    @struct.dataclass
     class Params:
         """What can be changed."""
 
         max_timesteps: int = LIMIT
 
-        def replace(self, **changes):
-            return dataclasses.replace(self, **changes)
-
-    @jax.tree_util.register_dataclass
-    @dataclasses.dataclass
+    @struct.dataclass
     class State:
         """A walk, with Craftax's names."""
 
         walk: State
         timestep: jax.Array
         achievements: jax.Array
-
-        def replace(self, **changes):
-            return dataclasses.replace(self, **changes)
 
     default_params = Params()
 
@@ -170,8 +159,7 @@ class XMiniGrid:
         return self.timestep(params, state, reward.astype(jnp.float32), terminated)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
+@struct.dataclass
 class Board:
     """Pgx's state."""
 

@@ -199,10 +199,9 @@ def test_evaluation_leaves_the_environments_of_training_alone():
     collect, state = collected(env, 2, 3)
     state, _, _ = collect(KEY, 1.0, state)
     frozen = env.evaluation(state.env_state)
-    played = jax.jit(
-        jax.vmap(lambda key: training.evaluate_episodes(frozen, valued, 1.0, key, 2).episode_return, axis_size=2)
-    )(jax.random.split(jax.random.key(1), 2))
-    assert played.tolist() == [[3.0, 6.0]] * 2  # the first episode of each
+    play = jax.jit(jax.vmap(lambda key: training.evaluate_episodes(frozen, valued, 1.0, key, 2).episode_return))
+    for returns in ([3, 6], [43, 66]):  # of the first episode of each, and of the third, after the next reset
+        assert play(jax.random.split(jax.random.key(1), 2)).tolist() == [returns] * 2
     _, batch, _ = collect(KEY, 1.0, state)
     assert batch.obs[0, :, 1].tolist() == [1, 0]  # after three steps, as if there had not been an evaluation
 
@@ -274,10 +273,13 @@ def test_an_environment_that_hangs_is_left_after_the_timeout():
     released.set()
 
 
-def test_observations_are_copied_before_an_environment_overwrites_them():
-    collect, state = collected(scripted((50,), copy=False), 1, 6)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_observations_are_copied_before_an_environment_overwrites_them(dtype):
+    one = Scripted(obs_space=spaces.Box(-np.inf, np.inf, (2,), dtype))
+    collect, state = collected(host(one, mode=AutoresetMode.DISABLED, copy=False), 1, 6, keep_next_obs=True)
     _, batch, _ = collect(KEY, 1.0, state)
-    assert batch.obs[:, 0, 1].tolist() == [0, 1, 2, 3, 4, 5]
+    assert batch.obs[:, 0, 1].tolist() == [0, 1, 2, 0, 1, 2]
+    assert batch.next_obs[:, 0, 1].tolist() == [1, 2, 3, 1, 2, 3]
 
 
 def test_gymnasium_wrappers_processes_and_memory_go_together():
