@@ -226,11 +226,13 @@ def test_folded_agents_are_environments_of_their_own():
     assert obs.shape == (6, 3)
     np.testing.assert_array_equal(obs[:, 1:], np.tile(np.eye(2), (3, 1)))
     for _ in range(3):
-        state, out = env.step(jax.random.key(1), state, jnp.zeros(6, int))
+        state, out = env.step(jax.random.key(1), state, jnp.abs(obs[:, 0] - obs[:, 2]).astype(int))
+        obs = out.obs
+        np.testing.assert_array_equal(out.reward, 1)
     assert out.reward.shape == out.episode_return.shape == out.ended.shape == (6,)
     assert out.mask.tolist() == [True, False] * 3
     inner = jnp.ones((3, 2, 1))  # an observation of the inner environments
-    np.testing.assert_array_equal(env.observe(state, envs.Observation(inner))[:, 1:], obs[:, 1:])
+    np.testing.assert_array_equal(env.observe(state, envs.Observation(inner))[:, 1:], np.tile(np.eye(2), (3, 1)))
 
 
 def test_folded_agents_keep_what_only_the_critic_sees():

@@ -14,7 +14,7 @@ from ppo_parts import envs
 from ppo_parts._core.moments import NormalizedState, ShardMoments, merged_moments
 from tests.common import Softmax, assert_close, assert_same
 
-STEPS, ENVS, GAMMA = 24, 3, 0.9
+STEPS, ENVS, GAMMA = 22, 3, 0.9  # at the end, some agents are absent
 KEY = jax.random.key(0)
 LAYOUTS = {
     "one agent": (1, False, [slice(0, 1)]),
