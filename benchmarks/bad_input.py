@@ -1,26 +1,34 @@
-"""Every public name with bad arguments: is the error clear, is it unclear, or is there none?
+"""Every public name and every flag with bad arguments: is each refused, and does the error say why?
 
     python -m benchmarks bad_input --json benchmarks/results/bad_input.jsonl#all
 
-The names are found by inspection of the package, its families, `functional`, `distributions`, `envs`, `networks` and
-`training`. Each is called with plausible arguments, by the names of its parameters, of which one at a time is replaced;
-names that these arguments do not suit are listed and not called.
-*Clear*: one of the package's errors, or Python's own about a call. *Unclear*: any other exception. *Accepted*: the call
-returns; the record counts those per kind of value, because accepting is right for some (None where it is the default).
+The names are found by inspection. The arguments of a name are those of its docstring's example; one at a time is
+replaced by a value that its annotation, or the range in its docstring, rules out. A record (a named tuple or a
+dataclass of data) is not called, because what reads it checks it.
+*Clear*: an error of the package. *Unclear*: any other exception. *Accepted*: the call returns, so the value was wrong
+and nobody has said so. The command lines are those of the recipes, up to where a run would begin.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import doctest
+import functools
+import importlib
 import inspect
 import io
 import os
+import re
+import sys
 import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -33,11 +41,14 @@ from ._records import ROOT, write
 
 FAMILIES = (pp, pp.tokens, pp.exploration, pp.critics, pp.regularizers, pp.symmetry, pp.optim)
 ROOMS = (*FAMILIES, functional, distributions, envs, networks, training)
-LEFT_OUT = {"main", "run", "load"}  # read the command line, or a folder
+LEFT_OUT = {"main", "run", "load"}  # read the command line, or a folder; see `command_lines`
+RECIPES = ("cleanrl_ppo", "pufferlib_ppo", "ippo", "library_ppo", "mujoco_ppo")
+WORDS = ("x", "-1", "nan", "1.5", "")  # values of flags; a run begins where one of them is right
+
 BAD: dict[str, Any] = {
     "None": None,
     "text": "x",
-    "list": [[1.0], 2.0],
+    "a list": [[1.0], 2.0],
     "nan": float("nan"),
     "negative": -1.5,
     "an object": object(),
@@ -45,84 +56,199 @@ BAD: dict[str, Any] = {
     "complex": np.ones((4, 2), np.complex64),
     "float8": jnp.ones((4, 2), jnp.float8_e4m3fn),
 }
-FLOATS, FLAGS = jnp.full((4, 2), 0.5), jnp.zeros((4, 2), bool)
-GOOD: dict[str, Any] = {
-    **dict.fromkeys(("gamma", "gae_lambda", "clip_eps", "coef", "alpha", "beta", "target_kl", "eps", "decay"), 0.5),
-    **dict.fromkeys(("num_minibatches", "num_epochs", "num_rollouts", "every", "group", "length", "num_envs"), 2),
-    **dict.fromkeys(("terminated", "truncated", "mask"), FLAGS),
-    **dict.fromkeys(("env_id", "name"), "CartPole-v1"),
-    "key": None,
+NUMBERS = {"None", "text", "a list", "an object", "nan", "complex"}
+OBJECTS = ("Env", "Part", "Policy", "Train", "RunOptions", "Callable", "Evaluate", "Mapping", "Literal", "tuple")
+OBJECTS += ("KLEstimator", "MaskMode", "Implementation", "Aggregation", "Baseline", "Level", "Scale", "CorrectionMode")
+# What each part of an annotation rules out; a part that is not here may be anything.
+RULED_OUT: dict[str, set[str]] = {
+    "None": set(BAD) - {"None"},
+    "Array": {"None", "text", "a list", "an object", "complex", "float8"},
+    "ndarray": {"None", "text", "a list", "an object", "complex"},
+    "Numeric": NUMBERS,
+    "float": NUMBERS,
+    "int": NUMBERS | {"negative", "a wrong shape"},
+    "bool": set(BAD) - {"negative"},
+    "str": set(BAD) - {"text"},
+    "Path": set(BAD) - {"text"},
+    **{kind: set(BAD) for kind in OBJECTS},
 }
+BOUNDED = re.compile(r">=? [01]\b|in [\[(]0, |at least \d")
+
+
+def calls() -> dict[str, dict[str, Any]]:
+    """The arguments of names whose docstring has no example of a call."""
+    box, agents = envs.make("Pendulum-v1"), envs.make_agents("jaxmarl:MPE_simple_spread_v3")
+    cart, image = envs.make("CartPole-v1"), envs.make("gymnax:Breakout-MinAtar")
+    policy = networks.actor_critic(cart)
+    params, returns = policy.init(jax.random.key(0)), np.ones((4, 2), np.float32)
+    wrappers = (envs.clip_action, envs.rescale_action, envs.flatten_action, envs.normalize_observation)
+    return {
+        **{f"envs.{wrapper.__name__}": {"env": box} for wrapper in (*wrappers, envs.clip_reward)},
+        "chain": {"*": (pp.gae(gamma=0.99, gae_lambda=0.95),)},
+        "clipped_surrogate": {"clip_eps": 0.2},
+        "functional.cispo": {"log_ratio": returns, "advantage": returns, "clip_eps": 0.2},
+        "functional.policy_gradient_loss": {"log_prob": returns, "advantage": returns},
+        "envs.normalize_reward": {"env": box, "gamma": 0.99},
+        "envs.fold_agents": {"env": agents},
+        "envs.make_agents": {"env_id": "jaxmarl:MPE_simple_spread_v3"},
+        **{f"envs.{name}": {"obs": np.ones((4, 3, 2), np.float32)} for name in ("share_observations", "with_agent_id")},
+        **{f"envs.{name}": {"space": cart.action_space} for name in ("is_discrete", "size")},
+        "envs.Box": {"shape": (3,)},
+        "envs.Discrete": {"n": 2},
+        "envs.MultiDiscrete": {"nvec": (2, 3)},
+        "networks.nature_cnn": {"env": image},
+        "networks.require_package": {"name": "flax", "extra": "train"},
+        "training.Checkpoints": {"directory": "checkpoints"},
+        "training.Range": {"low": 0.0},
+        **{f"training.{name}": {"low": 0} for name in ("at_least", "more_than")},
+        "training.between": {"low": 0, "high": 1},
+        **{f"training.{name}": {"x": returns} for name in ("bootstrap", "iqm", "summary")},
+        "training.column": {"rows": [{"update": 1, "x": 1.0}], "name": "x"},
+        "training.evaluate_episodes": {
+            "env": cart, "policy": policy, "params": params, "key": jax.random.key(0), "episodes": 2, "max_steps": 9
+        },
+        "training.plot_curve": {"path": Path("c.png"), "env_steps": np.arange(4), "returns": returns, "title": ""},
+        "training.vmap_over_seeds": {"function": abs, "num_seeds": 2},
+        "training.write_json": {"path": "x.json", "content": 1},
+        "training.read_metrics": {"path": "metrics.jsonl"},
+    }  # fmt: skip
 
 
 def public() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The public callables of the rooms, each once."""
+    """The public callables of the rooms, each once, without errors and records."""
     seen: set[int] = set()
     for room in ROOMS:
         for name in getattr(room, "__all__", [x for x in dir(room) if not x.startswith("_")]):
             made = getattr(room, name)
             ours = str(getattr(made, "__module__", "")).startswith("ppo_parts")
-            error = isinstance(made, type) and issubclass(made, BaseException)
-            if callable(made) and ours and not error and id(made) not in seen and name not in LEFT_OUT:
+            if callable(made) and ours and not is_record(made) and id(made) not in seen and name not in LEFT_OUT:
                 seen.add(id(made))
                 yield f"{room.__name__}.{name}", made
 
 
-def required(made: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The named parameters of a callable; none if it has no signature."""
-    try:
-        parameters = inspect.signature(made).parameters
-    except (TypeError, ValueError):
-        return {}
-    return {name: x for name, x in parameters.items() if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)}
+def is_record(made: Any) -> bool:
+    """Whether this holds data and computes nothing, or is an error or a protocol."""
+    if not isinstance(made, type):
+        return False
+    protocol = getattr(made, "_is_protocol", False)
+    data = dataclasses.is_dataclass(made) and "__post_init__" not in vars(made) and "sample" not in dir(made)
+    return issubclass(made, (BaseException, tuple)) or protocol or data
 
 
-def outcome(made: Callable[..., Any], arguments: dict[str, Any]) -> str:
-    """How a call with these arguments ends."""
-    parameters = required(made)
-    first = [arguments[name] for name, x in parameters.items() if x.kind == x.POSITIONAL_ONLY]
-    others = {name: x for name, x in arguments.items() if parameters[name].kind != inspect.Parameter.POSITIONAL_ONLY}
-    quiet = contextlib.redirect_stdout(io.StringIO())
+def example_of(where: str, made: Callable[..., Any]) -> inspect.BoundArguments | None:
+    """The arguments of the first call in the docstring's example that returns."""
+    room_name, _, name = where.rpartition(".")
+    calls: list[inspect.BoundArguments] = []
+
+    @functools.wraps(made)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        result, bound = made(*args, **kwargs), inspect.signature(made).bind(*args, **kwargs)
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            calls.append(bound)
+        return result
+
+    room, home = importlib.import_module(room_name), sys.modules[made.__module__]
+    held = [place for place in {id(x): x for x in (*ROOMS, room, home)}.values() if getattr(place, name, None) is made]
+    for place in held:
+        setattr(place, name, recorded)
     try:
-        with warnings.catch_warnings(), quiet, np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            made(*first, **others)
-    except UserError:
+        names = {**vars(home), name: recorded}
+        for example in doctest.DocTestParser().get_examples(made.__doc__ or ""):
+            with contextlib.suppress(Exception), quietly():
+                exec(compile(example.source, where, "single"), names)
+            if calls:
+                return calls[0]
+    finally:
+        for place in held:
+            setattr(place, name, made)
+    return None
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Print and warn nothing."""
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        np.errstate(all="ignore"),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def ruled_out(made: Callable[..., Any], parameter: inspect.Parameter, arrays: int) -> set[str]:
+    """The kinds of value that are wrong for this parameter."""
+    text = getattr(parameter.annotation, "__forward_arg__", parameter.annotation)
+    text = text if isinstance(text, str) else inspect.formatannotation(text)
+    parts = re.sub(r"\[.*\]", "", text.removeprefix("Annotated[").partition(", ")[0]).split(" | ")
+    wrong = set.intersection(*(RULED_OUT.get(part.rpartition(".")[2], set()) for part in parts))
+    said = re.search(rf"^\s+{re.escape(parameter.name)}: (.*)$", made.__doc__ or "", re.MULTILINE)
+    if said and BOUNDED.search(said[1]) and not {"Any"} & set(parts):
+        wrong |= {"negative"}
+    if "Array" in parts and arrays > 1 and wrong:
+        wrong |= {"a wrong shape"}
+    return wrong
+
+
+def outcome(call: Callable[[], Any]) -> str:
+    """How a call ends."""
+    try:
+        with quietly():
+            call()
+    except (UserError, functional.ShapeError):
         return "clear"
-    except SystemExit:
-        return "exits"
+    except SystemExit as error:
+        return "clear" if error.code else "accepted"
     except Exception as error:  # what is to be counted
-        return f"unclear: {type(error).__name__}"
+        return f"unclear: {type(error).__name__}: {str(error).splitlines()[0][:80] if str(error) else ''}"
     return "accepted"
 
 
-def measure() -> dict[str, Any]:
-    """Counts of all calls, by the kind of bad value, and the names of those with unclear errors."""
-    counts: dict[str, Counter[str]] = {kind: Counter() for kind in BAD}
-    unclear: dict[str, list[str]] = {}
-    names, not_called = 0, list[str]()
+def names() -> dict[str, Any]:
+    """Call each public name with each bad value of each of its parameters."""
+    counts, faults, not_called = Counter[str](), dict[str, list[str]](), list[str]()
+    called, others = 0, calls()
     for where, made in public():
-        parameters = required(made)
-        given = {name: GOOD.get(name, FLOATS) for name, x in parameters.items() if x.default is x.empty}
-        if not parameters or outcome(made, given) != "accepted":
+        known = others.get(where.removeprefix("ppo_parts."))
+        given = example_of(where, made) if known is None else inspect.signature(made).bind(*known.pop("*", ()), **known)
+        if given is None:
             not_called.append(where)
             continue
-        names += 1
-        for parameter in parameters:
-            for kind, value in BAD.items():
-                found = outcome(made, given | {parameter: value})
-                counts[kind][found.partition(":")[0]] += 1
+        called += 1
+        parameters = given.signature.parameters
+        arrays = sum("Array" in str(parameters[name].annotation) for name in given.arguments)
+        for name, parameter in parameters.items():
+            if parameter.kind == parameter.VAR_KEYWORD:
+                continue
+            for kind in sorted(ruled_out(made, parameter, arrays)):
+                value = (BAD[kind],) if parameter.kind == parameter.VAR_POSITIONAL else BAD[kind]
+                changed = inspect.BoundArguments(given.signature, given.arguments | {name: value})
+                changed.arguments = {x: changed.arguments[x] for x in parameters if x in changed.arguments}
+                found = outcome(lambda made=made, changed=changed: made(*changed.args, **changed.kwargs))
+                counts[found.partition(":")[0]] += 1
+                if found != "clear":
+                    faults.setdefault(where, []).append(f"{name}={kind}: {found}")
+    return {"names": called, "calls": counts.total(), "counts": counts, "faults": faults, "not_called": not_called}
+
+
+def command_lines() -> dict[str, Any]:
+    """Start each recipe with each of its flags followed by words that are wrong for most, up to where a run begins."""
+    counts, faults = Counter[str](), dict[str, list[str]]()
+    for name in RECIPES:
+        recipe = importlib.import_module(f"recipes.{name}")
+        fields = [*dataclasses.fields(next(iter(recipe.PRESETS.values()))), *dataclasses.fields(training.RunOptions)]
+        for flag in [f"--{field.name.replace('_', '-')}" for field in fields]:
+            for word in WORDS:
+
+                def start(recipe: Any = recipe, argv: tuple[str, str] = (flag, word)) -> None:
+                    training.main(recipe.make_train, recipe.PRESETS, argv, run=lambda *run: {})
+
+                found = outcome(start)
+                counts["begins" if found == "accepted" else found.partition(":")[0]] += 1
                 if found.startswith("unclear"):
-                    unclear.setdefault(where, []).append(f"{parameter}={kind}: {found.removeprefix('unclear: ')}")
-    total = sum(counts.values(), Counter[str]())
-    return {
-        "names": names,
-        "calls": total.total(),
-        "total": total,
-        "by_kind": counts,
-        "unclear": unclear,
-        "not_called": not_called,
-    }
+                    faults.setdefault(f"recipes.{name}", []).append(f"{flag} {word!r}: {found}")
+    return {"command_lines": counts.total(), "counts": counts, "faults": faults}
 
 
 def main() -> None:
@@ -130,12 +256,14 @@ def main() -> None:
     options = parser(__doc__, json=None).parse_args()
     with tempfile.TemporaryDirectory() as folder:  # some of the calls write files
         os.chdir(folder)
-        results = measure()
+        results = {"names": names(), "command_lines": command_lines()}
         os.chdir(ROOT)
-    for where, found in results["unclear"].items():
-        print(f"{where}: {len(found)}, such as {found[0]}")
-    for kind, counts in results["by_kind"].items():
-        print(f"{kind:14} {dict(counts)}")
-    named = f"{results['names']} names ({len(results['not_called'])} not called)"
-    print(f"{named}, {results['calls']} calls: {dict(results['total'])}")
+    for part in results.values():
+        for where, found in part["faults"].items():
+            print(f"{where}: {len(found)}", *found, sep="\n    ")
+        print(f"{part['counts'].total()} calls: {dict(part['counts'])}; not called: {part.get('not_called', [])}")
     write(options.json, results)
+
+
+if __name__ == "__main__":
+    main()
