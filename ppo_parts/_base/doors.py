@@ -36,7 +36,9 @@ def checked(function: F) -> F:
         except TypeError:
             return function(*args, **kwargs)  # which raises Python's own error
         for name in hints().keys() & given.keys():
-            _check(function.__name__, name, given[name], hints()[name])
+            several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            for value in given[name] if several else (given[name],):
+                _check(function.__name__, name, value, hints()[name])
         return function(*args, **kwargs)
 
     return door  # type: ignore[return-value]
