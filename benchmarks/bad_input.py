@@ -87,7 +87,7 @@ def calls() -> dict[str, dict[str, Any]]:
         "chain": {"*": (pp.gae(gamma=0.99, gae_lambda=0.95),)},
         "clipped_surrogate": {"clip_eps": 0.2},
         "functional.cispo": {"log_ratio": returns, "advantage": returns, "clip_eps": 0.2},
-        "functional.policy_gradient_loss": {"log_prob": returns, "advantage": returns},
+        "functional.policy_gradient_loss": {"log_ratio": returns, "advantage": returns},
         "envs.normalize_reward": {"env": box, "gamma": 0.99},
         "envs.fold_agents": {"env": agents},
         "envs.make_agents": {"env_id": "jaxmarl:MPE_simple_spread_v3"},
@@ -181,12 +181,13 @@ def ruled_out(made: Callable[..., Any], parameter: inspect.Parameter, arrays: in
     """The kinds of value that are wrong for this parameter."""
     text = getattr(parameter.annotation, "__forward_arg__", parameter.annotation)
     text = text if isinstance(text, str) else inspect.formatannotation(text)
-    parts = re.sub(r"\[.*\]", "", text.removeprefix("Annotated[").partition(", ")[0]).split(" | ")
+    text = text.removeprefix("Annotated[").partition(", ")[0] if text.startswith("Annotated[") else text
+    parts = re.sub(r"\[.*\]", "", text).split(" | ")
     wrong = set.intersection(*(RULED_OUT.get(part.rpartition(".")[2], set()) for part in parts))
     said = re.search(rf"^\s+{re.escape(parameter.name)}: (.*)$", made.__doc__ or "", re.MULTILINE)
     if said and BOUNDED.search(said[1]) and not {"Any"} & set(parts):
         wrong |= {"negative"}
-    if "Array" in parts and arrays > 1 and wrong:
+    if parts[0] == "Array" and arrays > 1 and not (said and "any shape" in said[1]):
         wrong |= {"a wrong shape"}
     return wrong
 
@@ -217,7 +218,7 @@ def names() -> dict[str, Any]:
             continue
         called += 1
         parameters = given.signature.parameters
-        arrays = sum("Array" in str(parameters[name].annotation) for name in given.arguments)
+        arrays = sum(str(parameters[name].annotation).startswith("Array") for name in given.arguments)
         for name, parameter in parameters.items():
             if parameter.kind == parameter.VAR_KEYWORD:
                 continue

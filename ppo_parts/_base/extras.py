@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from .doors import checked
 from .errors import MissingPackage
 
 
+@checked
 def require_package(name: str, extra: str) -> Any:
     """Import a module of an optional package.
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._base.doors import checked
 from .._base.errors import UserTypeError
 from .._base.trees import copies, has_explicit_axes, on_automatic_mesh, varying_like
 from .chain import chain, finish, init_parts, part_key
@@ -54,6 +55,7 @@ class Learner(NamedTuple):
     update: Callable[[Array, LearnerState, Batch], Any]
 
 
+@checked
 def learner(
     evaluate: Evaluate,
     pipeline: Part,
@@ -250,6 +252,7 @@ def finish_parts(parts: tuple[Part, ...], rollout: Batch, context: Context, stat
     return finish(parts, batch, states, context)
 
 
+@checked
 def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
     """Return the state of the part with that name.
 

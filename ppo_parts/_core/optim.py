@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._base.doors import checked
 from .._base.errors import UserError, UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_count, check_number, spread_nan
 from .types import Array
@@ -64,6 +65,7 @@ class KLAdaptiveRateState(NamedTuple):
     steps: Array
 
 
+@checked
 def scale_by_kl_adaptive_rate(
     learning_rate: float,
     target_kl: float,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .._base.cpu import usable_cores
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import check_count
+from .._base.hyperparameters import check_count, check_takes
 from .policy import evaluate_policy
 from .shards import field_axes, split_fields
 from .types import Array, Batch, Evaluate, Output, Params, Policy, kind
@@ -171,7 +171,8 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
         ...     return pp.distributions.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
         >>> evaluate = pp.microbatched(evaluate, 1024)
     """
-    if size != "auto":
+    check_takes("microbatched", "evaluate", evaluate, ("params", "batch"))
+    if not isinstance(size, str) or size != "auto":
         check_count("microbatched", "size", size)
 
     def joined(params: Params, batch: Batch) -> Output:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_choice, check_count
 from .._base.trees import on_automatic_mesh
@@ -149,6 +150,7 @@ class Sampler(Divider):
         return steps * segments + indices.segment[None]
 
 
+@checked
 def sampler(
     name: str,
     plan: Plan,

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_choice, check_takes
 from .._base.trees import axis_sharding
@@ -18,8 +19,6 @@ from ..functional._common import ShapeError, check_arrays, check_floating
 Array = jax.Array
 Params = Any
 PartState = Any
-Evaluate = Callable[[Params, "Batch"], Any]
-"""`evaluate(params, batch) -> Output`, or `(distribution, value)`, or `(distribution, value, carry)`; see `Output`."""
 
 ABSENT: Any = None
 """Default of the fields of a `Batch`. Its type is Any, so that parts need not repeat the checks of `requires`."""
@@ -274,6 +273,10 @@ class Batch:
         return self.current.log_prob - self.log_prob
 
 
+Evaluate = Callable[[Params, Batch], Any]
+"""`evaluate(params, batch) -> Output`, or `(distribution, value)`, or `(distribution, value, carry)`; see `Output`."""
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Context:
@@ -395,6 +398,7 @@ def no_state(params: Params, key: Array | None = None) -> EmptyState:
     return EmptyState()
 
 
+@checked
 def stateless(
     f: Callable[..., Batch],
     *,

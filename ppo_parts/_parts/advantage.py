@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import functional
+from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric
 from .._core.moments import Moments, merged
@@ -22,6 +23,7 @@ from .common import align_weight, at_step, check_numbers, check_options, moments
 ESTIMATOR_READS = ("reward", "value", "next_value", "terminated", "truncated", "mask", "current.value")
 
 
+@checked
 def gae(
     *,
     gamma: Numeric,
@@ -74,6 +76,7 @@ def gae(
     return stateless(update, name="gae", provides=("advantage", "target"), reads=ESTIMATOR_READS, needs_time=True)
 
 
+@checked
 def vtrace(
     *,
     gamma: Numeric,

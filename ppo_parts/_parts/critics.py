@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_number
 from .._core.types import Array, Batch, Context, Params, Part, field_at
@@ -14,6 +15,7 @@ from .common import POSITIVE, at_step, check_function, check_numbers, loss_part,
 from .losses import check_loss
 
 
+@checked
 def critic_loss(
     loss: Callable[..., Array],
     *,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_count
 from .._core.moments import Moments, appended_if_any
@@ -26,6 +27,7 @@ class RNDState(NamedTuple):
     moments: Moments
 
 
+@checked
 def rnd_reward(
     init: Callable[[Array], Any],
     embed: Embed,
@@ -121,6 +123,7 @@ def rnd_reward(
     )
 
 
+@checked
 def rnd_loss(embed: Embed, *, coef: Numeric = 1.0, predictor: str = "predictor", name: str = "rnd") -> Part:
     r"""Add `coef` times the error of the predictor of `rnd_reward` as the loss `name`.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_number
 from .._core.chain import check_wrapped, fold, inner_key, parts_of
@@ -43,6 +44,7 @@ def seen_through(
     return Part(init, update, name, **kept, **declared)
 
 
+@checked
 def within(
     part: Part, *, name: str, read: Mapping[str, str] | None = None, write: Mapping[str, str] | None = None
 ) -> Part:

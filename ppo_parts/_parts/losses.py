@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import functional
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_count
 from .._core.types import Array, Batch, Context, Part, require, stateless
@@ -19,6 +20,7 @@ from ..functional import masked_mean
 from .common import LOSS, POLICY, align_weight, check_numbers, loss_part, named_loss
 
 
+@checked
 def clipped_surrogate(
     *, clip_eps: Numeric, clip_eps_high: Numeric | None = None, dual_clip: Numeric | None = None, name: str = "policy"
 ) -> Part:
@@ -57,6 +59,7 @@ def clipped_surrogate(
     return loss_part("clipped_surrogate", name, loss, numbers, **POLICY)
 
 
+@checked
 def policy_loss(
     loss: Callable[..., Array], *, name: str = "policy", needs_time: bool = False, **hyperparameters: Any
 ) -> Part:
@@ -134,6 +137,7 @@ def policy_diagnostics() -> Part:
     return stateless(update, name="policy_diagnostics", reads=reads, place="after_sampler")
 
 
+@checked
 def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "value") -> Part:
     """Add `coef` times the clipped value loss as the loss `name`; see `functional.clipped_value_loss`.
 
@@ -165,6 +169,7 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
     return loss_part(where, name, loss, numbers, coef=coef, requires=("target",), reads=reads)
 
 
+@checked
 def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
     """Add `coef` times half the squared error of the value as the loss `name`; see `functional.value_loss`.
 
@@ -191,6 +196,7 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
     return loss_part("value_loss", name, loss, coef=coef, requires=("target",), reads=("current.value",))
 
 
+@checked
 def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy") -> Part:
     r"""Add :math:`-\text{coef} \cdot H(\pi(\cdot|s))` as the loss `name`.
 
@@ -223,6 +229,7 @@ def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy")
     return loss_part("entropy_bonus", name, loss, coef=coef, reads=("current.distribution",))
 
 
+@checked
 def loss_weight(*names: str) -> Part:
     """Multiply the named losses by the sampler's importance weight: L_i <- w_i L_i.
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import functional
+from .._base.doors import checked
 from .._base.errors import UserTypeError
 from .._base.hyperparameters import Numeric
 from .._core.policy import POLICY_READS, evaluate_policy
@@ -124,6 +125,7 @@ def perturbed_mean(*, scale: Numeric = 0.5) -> Part:
     return numeric_part("perturbed_mean", update, numbers, **declared)
 
 
+@checked
 def importance_correction(
     *,
     high: Numeric,
@@ -184,6 +186,7 @@ def importance_correction(
     return numeric_part(where, update, numbers, needs_time=level == "sequence", **declared)
 
 
+@checked
 def self_imitation(*, coef: Numeric = 1.0, value_coef: Numeric = 0.01, name: str = "self_imitation") -> Part:
     r"""Add the self-imitation loss, which learns from steps whose return was higher than the value, as the loss `name`.
 

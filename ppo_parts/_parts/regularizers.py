@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import functional
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_choice, check_count, check_number
 from .._core.policy import POLICY_READS, evaluate_policy
@@ -27,6 +28,7 @@ class KLPenaltyState(NamedTuple):
     kl: Array
 
 
+@checked
 def kl_penalty(
     *,
     coef: Numeric,
@@ -167,6 +169,7 @@ class EntropyCoefState(NamedTuple):
     log_coef: Array
 
 
+@checked
 def adaptive_entropy_bonus(
     *,
     target_entropy: Numeric,
@@ -222,6 +225,7 @@ def adaptive_entropy_bonus(
     return Part(init, update, where, reads=reads, numbers=tuple(numbers.values()), **LOSS)
 
 
+@checked
 def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") -> Part:
     """Add `coef` times the squared excess of the action's mean over a soft bound; see `functional.bounds_loss`.
 
@@ -249,6 +253,7 @@ def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") ->
     return loss_part("bounds_loss", name, loss, numbers, coef=coef, reads=("current.distribution",))
 
 
+@checked
 def smoothness_loss(
     *,
     temporal: Numeric | None = 1.0,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import functional
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_choice, check_count, spread_nan
 from .._core.refresh import Refresh, RefreshName
@@ -94,6 +95,7 @@ def full_batch(num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout
     return sampler("full_batch", plan, draw, axis="segment", in_range=True, **passes)
 
 
+@checked
 def given_indices(
     indices: Any,
     axis: Literal["step", "segment"] = "step",
@@ -184,6 +186,7 @@ def _within_shards(table: Any, batch: Batch, axis: Axis) -> Any:
     return xp.where((segment >= 0) & (segment < own), step * own + segment, -1)
 
 
+@checked
 def prioritized_sampler(
     num_minibatches: int,
     num_epochs: int = 1,

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import functional
+from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, at, check_choice
 from .._core.types import Array, Batch, Context, EmptyState, Params, Part, stateless
@@ -31,6 +32,7 @@ class KLEarlyStopState(NamedTuple):
     epoch: Array
 
 
+@checked
 def kl_early_stop(
     target_kl: Numeric,
     *,
@@ -107,6 +109,7 @@ def kl_early_stop(
     return Part(init, update, where, provides=("stop",), reads=reads, place="after_sampler")
 
 
+@checked
 def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoch"] = "minibatch") -> Part:
     """Stop this phase's gradient steps, for this update, when a metric of the minibatch exceeds a limit, or is NaN.
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import functional
+from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric
 from .._core.policy import POLICY_READS, evaluate_policy
@@ -80,6 +81,7 @@ def mirror_segments(*, observation: Callable[[Any], Any], action: Callable[[Any]
     return stateless(update, name=where, requires=("advantage",), provides=written, place="before_sampler")
 
 
+@checked
 def mirror_loss(
     *, observation: Callable[[Any], Any], action: Callable[[Array], Array], coef: Numeric = 1.0, name: str = "mirror"
 ) -> Part:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import functional
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_choice, check_count, check_number
 from .._core.types import Array, Batch, Context, Part, field_at
@@ -20,6 +21,7 @@ SEQUENCES: Any = {"place": "before_sampler", "needs_time": True}
 """What a part declares that computes from whole sequences."""
 
 
+@checked
 def outcome_reward(*, score: str = "score", kl_coef: Numeric = 0.0, reference: str = "reference_log_prob") -> Part:
     """Write `reward`: the score at the last token, minus a penalty for leaving the reference policy.
 
@@ -85,6 +87,7 @@ def reward_to_go(*, gamma: Numeric = 1.0) -> Part:
     return numeric_part("reward_to_go", update, numbers, **declared, **SEQUENCES)
 
 
+@checked
 def group_advantage(
     *,
     group: str | int = "group",
@@ -170,6 +173,7 @@ def group_advantage(
     return numeric_part(where, update, numbers, **declared, **SEQUENCES)
 
 
+@checked
 def aggregate(
     loss: str = "policy", *, by: functional.Aggregation = "sequence_mean", length: Numeric | None = None
 ) -> Part:
@@ -210,6 +214,7 @@ def aggregate(
     return numeric_part(where, update, numbers, **declared, **LOSS)
 
 
+@checked
 def clip_cov(
     *,
     clip_eps: Numeric,
@@ -252,6 +257,7 @@ def clip_cov(
     return loss_part(where, name, loss, numbers, **POLICY)
 
 
+@checked
 def kl_cov(*, fraction: Numeric = 2e-4, coef: Numeric = 1.0, name: str = "policy") -> Part:
     """Add the surrogate with a penalty on high-covariance tokens as the loss `name`; see `functional.kl_cov`.
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import jax
 
+from .._base.doors import checked
 from .._base.errors import UserTypeError
 
 Array = jax.Array
@@ -46,6 +47,7 @@ class Distribution(Protocol):
         """Draw actions, `[*sample_shape, ...]`, with a key of `jax.random`."""
 
 
+@checked
 def check_distribution(where: str, distribution: Any, needs: Sequence[str] = ("log_prob",)) -> None:
     """Raise unless a distribution has methods that can be called as they will be.
 

@@ -60,8 +60,9 @@ class TanhNormal(VectorDistribution):
 
     def _squash(self, base: Normal, low: Any, high: Any, eps: float) -> None:
         """Set the attributes."""
-        name, known = type(self).__name__, known_values(eps)
+        name = type(self).__name__
         check_arrays(name, low=low, high=high, eps=eps)
+        known = known_values(eps)
         if known is not None and not np.all((known >= 0) & (known < 1)):
             raise UserValueError(f"must lie in [0, 1), got {eps!r}", where=name, argument="eps")
         self.base, dtype, wide = base, base.loc.dtype, accumulator_dtype(base.loc)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import check_count
 from ._env import Array, Box, Env, Observation, check_interface, check_known
@@ -26,6 +27,7 @@ def make(name: str, *, time_limit: int = 1000, reset_ratio: int = 1, **settings:
     return from_brax(envs.get_environment(name, **settings), time_limit=time_limit, reset_ratio=reset_ratio)
 
 
+@checked
 def from_brax(
     env: Any,
     *,

@@ -153,6 +153,7 @@ def check_laws(
     _env.check_env("check_laws", env)
     check_count("check_laws", "num_steps", num_steps)
     check_count("check_laws", "num_envs", num_envs)
+    check_count("check_laws", "seed", seed, 0)
     act = act or random_action(env)
     check(env, num_envs, jax.eval_shape(lambda key: act(key, env.reset(key, num_envs)[1]), jax.random.key(0)))
     played = play(env, act, num_envs, num_steps, seed)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.branches import cond_any
+from .._base.doors import checked
 from .._base.errors import UserTypeError
 from .._base.hyperparameters import check_count, check_takes
 from .._base.trees import without_weak_types
@@ -93,6 +94,7 @@ class Step(NamedTuple):
     info: Any = {}  # noqa: RUF012 - never written to
 
 
+@checked
 def auto_reset(
     reset: Callable[[Array], tuple[Any, Any]],
     step: Callable[[Array, Any, Any], Step],
@@ -174,6 +176,9 @@ def auto_reset(
             raise
         reward = jnp.asarray(out.reward, jnp.float32)
         return state.advance(inner, ended, obs, reward, terminated, truncated, stepped[1], info=out.info)
+
+    if render is not None:
+        check_takes("auto_reset", "render", render, ("state",))
 
     def render_first(state: EpisodeState) -> np.ndarray:
         assert render is not None

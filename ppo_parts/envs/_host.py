@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import check_number, check_takes
 from ._callback import numpy_callback
@@ -32,6 +33,7 @@ class HostState(NamedTuple):
     steps: Array
 
 
+@checked
 def from_gymnasium(
     make: Callable[[int], Any],
     *,

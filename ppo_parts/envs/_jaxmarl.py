@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._base.trees import without_weak_types
@@ -22,6 +23,7 @@ SMAX_SETTINGS = {"see_enemy_actions": True, "walls_cause_death": True, "attack_m
 """The SMAX settings of JaxMARL's own baselines; `make_agents` can override each of them."""
 
 
+@checked
 def make_agents(env_id: str, **settings: Any) -> Env:
     """Make a JaxMARL environment from its name: "MPE_simple_spread_v3", "overcooked", "switch_riddle", "SMAX/3m", ...
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.extras import require_package
 from ._env import Env
@@ -45,6 +46,7 @@ SOURCES = {
 _registered: dict[str, Callable[..., Env]] = {}
 
 
+@checked
 def make(env_id: str, **settings: Any) -> Env:
     """Make an environment from its name, with automatic resets and with truncation separate from termination.
 
@@ -95,6 +97,7 @@ def _adapter(env_id: str, prefix: str) -> Callable[..., Env]:
     return make_env
 
 
+@checked
 def register(prefix: str, make: Callable[..., Env]) -> None:
     """Make `envs.make("prefix:name", **settings)` call `make(name, **settings)`.
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.branches import cond_any
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count
 from .._base.spaces import count_options
@@ -63,6 +64,7 @@ class Rollout(NamedTuple):
     restart: Callable[[Array, RolloutState], RolloutState] | None = None
 
 
+@checked
 def rollout(
     env: Any,
     policy: Evaluate,

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_number
 from .._core.moments import Moments as Moments
 from .._core.moments import NormalizedState
-from ..functional._common import unsqueezed
+from ..functional._common import check_arrays, unsqueezed
 from ._env import Array, Box, Env, Observation, Transition, array_shape, check_env, is_discrete
 
 
@@ -95,6 +96,7 @@ def clip_reward(env: Env) -> Env:
     return env._replace(step=step)
 
 
+@checked
 def prepare(
     env: Env,
     *,
@@ -136,6 +138,7 @@ def prepare(
     return normalize_reward(normalize_observation(env, per_agent=per_agent, **clip), gamma=gamma, per_agent=per_agent)
 
 
+@checked
 def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, per_agent: bool = False) -> Env:
     r"""Standardize observations by running statistics: :math:`\mathrm{clip}((o-\mu)/\sqrt{\sigma^2+\epsilon}, \pm c)`.
 
@@ -202,6 +205,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
     return wrapped._replace(observation_space=space, observe=observe, evaluation=evaluation)
 
 
+@checked
 def normalize_reward(
     env: Env, *, gamma: float | Array, clip: float = 10.0, eps: float = 1e-8, per_agent: bool = False
 ) -> Env:
@@ -254,6 +258,7 @@ def normalize_reward(
     return _with_state(env, begin, proceed)
 
 
+@checked
 def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
     """Turn N environments of A agents into N * A environments of one agent, to share a policy in single-agent recipes.
 
@@ -337,6 +342,7 @@ PER_AGENT = ("reward", "terminated", "truncated", "episode_return", "mask")
 
 def with_agent_id(obs: Array) -> Array:
     """Append the agent's number to observations `[..., A, D]` as a one-hot encoding, `[..., A, D + A]`."""
+    check_arrays("with_agent_id", obs=obs)
     agents = obs.shape[-2]
     ids = jnp.broadcast_to(jnp.eye(agents, dtype=obs.dtype), (*obs.shape[:-1], agents))
     return jnp.concatenate([obs, ids], axis=-1)
@@ -344,6 +350,7 @@ def with_agent_id(obs: Array) -> Array:
 
 def share_observations(obs: Array) -> Array:
     """Give each agent all agents' observations, `[..., A, D]` to `[..., A, A * D]`, the input of a central critic."""
+    check_arrays("share_observations", obs=obs)
     everybody = obs.reshape(*obs.shape[:-2], 1, -1)
     return jnp.broadcast_to(everybody, (*obs.shape[:-1], everybody.shape[-1]))
 

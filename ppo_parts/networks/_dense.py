@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._base.hyperparameters import check_count
+
 Array = jax.Array
 FEW = 32  # outputs; with more of them, the gradient of XLA is as fast
 
@@ -43,6 +45,8 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Ca
         networks", 2014. Uniform: Mezzadri, "How to generate random matrices from the classical compact groups", 2007,
         section 5.
     """
+
+    check_count("orthogonal", "column_axis", column_axis, None)
 
     def initialize(key: Array, shape: tuple[int, ...], dtype: Any = dtype) -> Array:
         dtype = jnp.result_type(float if dtype is None else dtype)

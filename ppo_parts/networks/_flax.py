@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import check_choice, check_count, check_number
+from .._base.hyperparameters import check_choice, check_count, check_number, check_takes
 from .._core.types import Batch, Output, Policy
 from ..envs import Env, Observation, is_discrete, size
 from ..envs._env import check_env
@@ -36,6 +37,7 @@ def dense(features: int, gain: Any = 2**0.5) -> nn.Dense:
     return nn.Dense(features, kernel_init=_dense.orthogonal(gain), dot_general=_dense.dense_dot_general)
 
 
+@checked
 def mlp(x: Array, hidden: tuple[int, ...], activation: str = "tanh") -> Array:
     """Apply hidden layers; call this inside the compact method of a flax module.
 
@@ -59,6 +61,7 @@ def mlp(x: Array, hidden: tuple[int, ...], activation: str = "tanh") -> Array:
     return x
 
 
+@checked
 def recurrent(x: Array, carry: Any, reset: Array, cell: str = "lstm") -> tuple[Array, Any]:
     r"""Apply a recurrent cell with H units over time; call this inside the compact method of a flax module.
 
@@ -149,6 +152,7 @@ class ActorCritic(nn.Module):
         return Output(distribution, value[..., 0], carry)
 
 
+@checked
 def actor_critic(
     env: Env,
     hidden: tuple[int, ...] = (64, 64),
@@ -259,6 +263,7 @@ class Network(nn.Module):
         return dense(self.features, self.gain)(x), _log_std(self, self.space), carry
 
 
+@checked
 def multi_agent_actor_critic(
     env: Env,
     inputs: Callable[[Array], tuple[Array, Array]] = lambda obs: (obs, obs),
@@ -295,6 +300,7 @@ def multi_agent_actor_critic(
         ... )
     """
     _check_layers("multi_agent_actor_critic", hidden, activation, memory)
+    check_takes("multi_agent_actor_critic", "inputs", inputs, ("obs",))
     check_env("multi_agent_actor_critic", env)
     if env.num_agents is None:
         raise UserValueError(

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from .. import distributions
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from ..envs import count_options, is_discrete, size
+from ..functional._common import check_array
 
 Array = jax.Array
 
@@ -34,6 +36,7 @@ def action_size(space: Any) -> int:
     return number
 
 
+@checked
 def action_distribution(
     space: Any,
     head: Array,
@@ -70,6 +73,9 @@ def action_distribution(
         >>> policy.mode().shape
         (3, 1)
     """
+    check_array("action_distribution", "head", head)
+    if features is not None:
+        check_array("action_distribution", "features", features)
     options = count_options(space)
     if options:
         check_continuous("action_distribution", space, squash=squash)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import jax
 import numpy as np
 
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_choice, check_count, check_number
 from ..functional._common import bounds
@@ -28,6 +29,8 @@ class Range:
     open_low: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.open_low, bool):
+            raise UserTypeError(f"must be True or False, got {self.open_low!r}", where="Range", argument="open_low")
         for name, x in {"low": self.low, "high": self.high}.items():
             check_number("Range", name, x, -np.inf, schedule=False)
         if not self.low <= self.high:
@@ -115,6 +118,7 @@ def declared(kind: type, of: type[M]) -> dict[str, M]:
     return found
 
 
+@checked
 def check_config(config: Any, where: str = "") -> None:
     """Raise if a field of a dataclass does not have its declared type, or lies outside its declared range.
 

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.hyperparameters import check_count
+from .._base.doors import checked
+from .._base.hyperparameters import check_count, check_takes
 from .._core.policy import apply_policy, initial_carry_of
 from .._core.types import Array, Evaluate, Params
 from ..envs._env import check_env
+from ..functional._arguments import KINDS
 from ..functional._common import unsqueezed
 
 EVALUATION = "evaluation/"
@@ -33,6 +35,7 @@ class EpisodeResults(NamedTuple):
     info: Any = {}  # noqa: RUF012 - never written to
 
 
+@checked
 def evaluate_episodes(
     env: Any,
     policy: Evaluate,
@@ -61,6 +64,8 @@ def evaluate_episodes(
         `EpisodeResults`.
     """
     check_env("evaluate_episodes", env)
+    check_takes("evaluate_episodes", "policy", policy, ("params", "batch"))
+    KINDS["key"].check("evaluate_episodes", "key", key)
     check_count("evaluate_episodes", "episodes", episodes)
     check_count("evaluate_episodes", "max_steps", max_steps)
     key, reset_key = jax.random.split(key)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._core.types import Reduction
 from ._errors import MetricNotFoundError
@@ -201,6 +202,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
             file.writelines(lines)
 
 
+@checked
 def column(rows: list[Row], name: str) -> np.ndarray:
     """Return one metric over all rows, `[rows]` or `[rows, seeds]`, NaN where it was not measured.
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._base.doors import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
@@ -146,6 +147,7 @@ def announce(result: dict[str, Any]) -> None:
         logger.info(f"learning curve: {result['curve']}")
 
 
+@checked
 def plot_curve(
     path: Path,
     env_steps: np.ndarray,
@@ -224,7 +226,7 @@ def check_picture(path: Path) -> None:
 
 def _numbers(name: str, x: Any) -> np.ndarray:
     try:
-        return np.asarray(x, float)
+        return np.asarray(x).astype(float, casting="same_kind")
     except (TypeError, ValueError):
         raise UserTypeError(f"must be numbers, got {x!r:.100}", where="plot_curve", argument=name) from None
 
