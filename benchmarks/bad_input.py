@@ -6,7 +6,8 @@ The names are found by inspection. The arguments of a name are those of its docs
 replaced by a value that its annotation, or the range in its docstring, rules out. A record (a named tuple or a
 dataclass of data) is not called, because what reads it checks it.
 *Clear*: an error of the package. *Unclear*: any other exception. *Accepted*: the call returns, so the value was wrong
-and nobody has said so. The command lines are those of the recipes, up to where a run would begin.
+and nobody has said so. The command lines are those of the recipes, up to where a run would begin, and those of the
+commands about a run.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import inspect
 import io
 import os
 import re
+import shutil
 import sys
 import tempfile
 import warnings
@@ -35,6 +37,7 @@ import numpy as np
 import ppo_parts as pp
 from ppo_parts import distributions, envs, functional, networks, training
 from ppo_parts.errors import UserError
+from recipes import cleanrl_ppo
 
 from ._options import parser
 from ._records import ROOT, write
@@ -43,6 +46,14 @@ FAMILIES = (pp, pp.tokens, pp.exploration, pp.critics, pp.regularizers, pp.symme
 ROOMS = (*FAMILIES, functional, distributions, envs, networks, training)
 LEFT_OUT = {"main", "run", "load"}  # read the command line, or a folder; see `command_lines`
 RECIPES = ("cleanrl_ppo", "pufferlib_ppo", "ippo", "library_ppo", "mujoco_ppo")
+COMMANDS = ("evaluate", "watch", "compare", "export")
+BROKEN = {
+    "empty": "",
+    "list": "[]",
+    "no_config": "{}",
+    "deep": "[" * 200_000,
+    "other": '{"recipe": "os", "config": {}}',
+}
 WORDS = ("x", "-1", "nan", "1.5", "")  # values of flags; a run begins where one of them is right
 
 BAD: dict[str, Any] = {
@@ -234,21 +245,36 @@ def names() -> dict[str, Any]:
 
 
 def command_lines() -> dict[str, Any]:
-    """Start each recipe with each of its flags followed by words that are wrong for most, up to where a run begins."""
+    """Each recipe, up to where a run begins, and each command about a run, with wrong words after each of its flags."""
     counts, faults = Counter[str](), dict[str, list[str]]()
+
+    def start(program: str, call: Callable[[list[str]], Any], *argv: str) -> None:
+        found = outcome(lambda: call(list(argv)))
+        counts[found.partition(":")[0]] += 1
+        if found.startswith("unclear"):
+            faults.setdefault(program, []).append(f"{' '.join(argv)}: {found}")
+
     for name in RECIPES:
         recipe = importlib.import_module(f"recipes.{name}")
+        begins = functools.partial(training.main, recipe.make_train, recipe.PRESETS, run=lambda *run: {})
         fields = [*dataclasses.fields(next(iter(recipe.PRESETS.values()))), *dataclasses.fields(training.RunOptions)]
         for flag in [f"--{field.name.replace('_', '-')}" for field in fields]:
             for word in WORDS:
-
-                def start(recipe: Any = recipe, argv: tuple[str, str] = (flag, word)) -> None:
-                    training.main(recipe.make_train, recipe.PRESETS, argv, run=lambda *run: {})
-
-                found = outcome(start)
-                counts["begins" if found == "accepted" else found.partition(":")[0]] += 1
-                if found.startswith("unclear"):
-                    faults.setdefault(f"recipes.{name}", []).append(f"{flag} {word!r}: {found}")
+                start(f"recipes.{name}", begins, flag, word)
+    with quietly():
+        training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, ["--total-timesteps", "1024", "--name", "sound"])
+    for folder, config in BROKEN.items():
+        shutil.copytree("runs/sound", folder)
+        Path(folder, "config.json").write_text(config)
+    for name in COMMANDS:
+        command = importlib.import_module(f"ppo_parts.commands.{name}").main
+        with contextlib.redirect_stdout(io.StringIO()) as help_text, contextlib.suppress(SystemExit):
+            command(["--help"])
+        for folder in ("nowhere", ".", *BROKEN):
+            start(f"ppo_parts.{name}", command, folder)
+        for flag in sorted(set(re.findall(r"--[a-z][a-z-]+", help_text.getvalue())) - {"--help"}):
+            for word in WORDS:
+                start(f"ppo_parts.{name}", command, "runs/sound", flag, word)
     return {"command_lines": counts.total(), "counts": counts, "faults": faults}
 
 
