@@ -38,8 +38,7 @@ class Transition(NamedTuple):
         episode_return: sum of the unscaled rewards of the episode so far, including this step.
         episode_length: number of steps of the episode so far, including this step.
         mask: `[N, A]`, True where the agent took part in this step; None: everywhere.
-        ended: `[N]`, True where the episode ended for all its agents; required with several agents. None: `terminated |
-            truncated`.
+        ended: `[N]`, True where the episode of all agents ended; None, for one agent: `terminated | truncated`.
         info: numbers `[N]`, by name ("won", for example). Those of the step that ended an episode become metrics;
             `rollout(keep_info=)` keeps those of every step. "return", "length", "episode_return", "episode_length",
             "terminated" and "truncated" are reserved.
@@ -63,14 +62,11 @@ class Transition(NamedTuple):
         return self.ended, self.ended & jnp.any(self.truncated.reshape(*self.ended.shape, -1), axis=-1)
 
     def check(self, obs: Any, each: tuple[int, ...]) -> None:
-        """Raise unless every field is valid; this costs nothing at run time, because it checks only shapes and dtypes.
+        """Raise unless the shapes and dtypes of all fields are valid, which costs nothing at run time.
 
         Args:
             obs: the observation of the previous step.
             each: `(N,)`, or `(N, A)` with several agents.
-
-        Raises:
-            UserTypeError, ShapeError: names the first invalid field, and what it must be.
         """
         for name, tree in {"obs": self.obs, "final_obs": self.final_obs}.items():
             if describe(tree) != describe(obs):

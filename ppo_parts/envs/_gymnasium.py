@@ -84,8 +84,7 @@ def make(
 class _Environments:
     """Environments that step one after another, as a vector environment that resets the environments of a mask.
 
-    Gymnasium's `SyncVectorEnv` also merges everything that they return as `info`, which takes an eighth of a step of
-    HalfCheetah-v5; here a number is merged only when it is requested.
+    Gymnasium's `SyncVectorEnv` also merges all that they return as `info`: an eighth of a step of HalfCheetah-v5.
     """
 
     def __init__(self, make: Callable[[], Any], num_envs: int) -> None:
