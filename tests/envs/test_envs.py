@@ -42,7 +42,7 @@ UNKNOWN = [
     ("HalfCheetah-v5", r"no environment 'HalfCheetah-v5', but Gymnasium has: .* is 'gym:HalfCheetah-v5'"),
     ("CartPole-v0", r"Gymnasium has: .*; gymnax has CartPole-v1"),
     ("walker", r"gymnax has no environment 'walker'; it has .*CartPole-v1.*Pendulum-v1"),
-    (3, r"gymnax has no environment 3; it has"),
+    (3, "make: env_id must be text, got 3"),
     ("gym:tests.env_fakes:Nothing-v1", r"tests\.env_fakes:Nothing-v1: Environment `Nothing` doesn't exist"),
     ("brax:Walk", "Brax has no environment 'Walk'; did you mean walk"),
     ("playground:Run", "MuJoCo Playground has no environment 'Run'; it has Walk"),
@@ -141,7 +141,7 @@ REFUSED = [
     (lambda: envs.Box((2,), 0.0, np.nan), "high must lie in"),
     (lambda: envs.Box((2,), np.zeros(3), 1.0), r"low must fit the shape \(2,\), got shape \(3,\)"),
     (lambda: envs.Box((1,), 1.0, -1.0), r"Box: low must not be above high, got low=1\.0 and high=-1\.0"),
-    (lambda: envs.register(0, lambda name: None), "a prefix consists of letters"),
+    (lambda: envs.register(0, lambda name: None), "register: prefix must be text, got 0"),
     (lambda: envs.register("a:b", lambda name: None), "a prefix consists of letters"),
     (lambda: envs.register("brax", lambda name: None), "comes with ppo_parts"),
     (lambda: envs.register("b", 3), "make must be a function"),
@@ -160,7 +160,7 @@ REFUSED = [
         "rescale_action: the actions are integers",
     ),
     (lambda: envs.normalize_observation(pendulum(observation_space=TREES)), "not a space of arrays"),
-    (lambda: networks.actor_critic(pendulum(num_agents=2)), r"an axis of 2 agents: use multi_.*, or envs\.fold"),
+    (lambda: networks.actor_critic(pendulum(num_agents=2)), r"an axis of 2 agents: use multi_.* or envs\.fold"),
     (lambda: networks.actor_critic(matrix_env()), r"have shape \(2, 3\): wrap .* in envs.flatten_action"),
 ]
 
