@@ -3,6 +3,7 @@
 import inspect
 import types
 import typing
+from collections.abc import Mapping
 
 import pytest
 
@@ -12,7 +13,8 @@ from ppo_parts.errors import UserError
 
 def is_word(hint):
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return all(kind in (str, bool, type(None)) or typing.get_origin(kind) is typing.Literal for kind in kinds)
+    plain = (str, bool, type(None), tuple[str, ...])
+    return all(kind in plain or typing.get_origin(kind) in (typing.Literal, Mapping) for kind in kinds)
 
 
 FUNCTIONS = [x for x in public() if inspect.isfunction(x[1]) and not x[0].startswith("ppo_parts.functional.")]

@@ -1,10 +1,10 @@
-"""The check of words and switches, at the door of each public function that takes them."""
+"""The check of words, switches, tuples of words and dictionaries, at the door of each public function."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -13,11 +13,17 @@ import numpy as np
 from .errors import UserTypeError, UserValueError
 
 F = TypeVar("F", bound=Callable[..., Any])
-WHAT = {str: "text", bool: "True or False", NoneType: "None"}
+WHAT: dict[Any, str] = {
+    NoneType: "None",
+    str: "text",
+    bool: "True or False",
+    Mapping: "a dictionary",
+    tuple[str, ...]: "a tuple of text",
+}
 
 
 def checked(function: F) -> F:
-    """Check, in each call, the arguments that are annotated `str`, `bool` or `Literal`, alone or with None.
+    """Check, in each call, the arguments with an annotation that `WHAT` lists, or with a `Literal`.
 
     Python checks no annotations. Without this check, `replacement="no"` would count as True, and a name that is a
     number would fail far from its cause.
@@ -45,17 +51,30 @@ def checked(function: F) -> F:
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
-    """Return the types that a hint admits, with other types than words and switches as `object`."""
+    """Return the types that a hint admits; those that are not checked become `object`."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = tuple(Mapping if get_origin(kind) is Mapping else kind for kind in kinds)
     return tuple(kind if kind in WHAT or get_origin(kind) is Literal else object for kind in kinds)
 
 
+def is_text_tuple(value: Any) -> bool:
+    """Return whether a value is a tuple or list of text."""
+    return isinstance(value, (tuple, list)) and all(isinstance(x, str) for x in value)
+
+
+def _admits(kind: Any, value: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    if kind == tuple[str, ...]:
+        return is_text_tuple(value)
+    return isinstance(value, (bool, np.bool_) if kind is bool else kind)
+
+
 def _check(where: str, name: str, value: Any, kinds: tuple[Any, ...]) -> None:
-    words = tuple(word for kind in kinds for word in get_args(kind))
-    switch = bool in kinds and isinstance(value, np.bool_)
-    if switch or isinstance(value, tuple(kind for kind in kinds if kind in WHAT)):
+    if any(_admits(kind, value) for kind in kinds):
         return
-    if isinstance(value, str) and value in words:
-        return
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
     allowed = " or ".join([*map(repr, words), *(WHAT[kind] for kind in kinds if kind in WHAT)])
-    raise (UserValueError if words else UserTypeError)(f"must be {allowed}, got {value!r}", where=where, argument=name)
+    remedy = f": write ({value!r},)" if isinstance(value, str) and tuple[str, ...] in kinds else ""
+    error = UserValueError if words else UserTypeError
+    raise error(f"must be {allowed}, got {value!r}{remedy}", where=where, argument=name)

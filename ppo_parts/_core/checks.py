@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from ..functional._common import (
     ShapeError,
@@ -142,6 +143,7 @@ def count_nonfinite(batch: Batch) -> Metrics:
     return Metrics(counts, tuple(bad), tuple("sum" for _ in bad))
 
 
+@checked
 def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:
     """Describe in one sentence where non-finite numbers arose in an update; None if all are finite.
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 
-from .._base.doors import checked
+from .._base.doors import checked, is_text_tuple
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_choice, check_takes
 from .._base.trees import axis_sharding
@@ -369,10 +369,11 @@ class Part:
         check_choice(self.name, "place", self.place, get_args(Place))
         known = {field.name for field in dataclasses.fields(Batch)}
         for argument in ("requires", "provides", "reads"):
-            if isinstance(fields := getattr(self, argument), str):
-                raise UserTypeError(
-                    f"{self.name}: {argument} must be a tuple of fields, got {fields!r}: write ({fields!r},)"
-                )
+            if not is_text_tuple(fields := getattr(self, argument)) and not (argument == "reads" and fields is None):
+                remedy = f": write ({fields!r},)" if isinstance(fields, str) else ""
+                raise UserTypeError(f"{self.name}: {argument} must be a tuple of text, got {fields!r}{remedy}")
+        if not isinstance(self.numbers, tuple):
+            raise UserTypeError(f"{self.name}: numbers must be a tuple, got {self.numbers!r}")
         for field in (*self.requires, *self.provides, *(self.reads or ())):
             if field.partition(".")[0] not in known:
                 raise UserValueError(

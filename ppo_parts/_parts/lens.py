@@ -197,6 +197,7 @@ class _Lens(NamedTuple):
         return batch
 
 
+@checked
 def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
     r"""Write `advantage` as a weighted sum, :math:`A = \sum_k c_k A^{(k)}`.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import check_count
+from .._base.hyperparameters import check_count, check_takes
 from ..distributions import Categorical, MultiCategorical
 from ..functional import ShapeError
 from . import _env
@@ -154,7 +154,8 @@ def check_laws(
     check_count("check_laws", "num_steps", num_steps)
     check_count("check_laws", "num_envs", num_envs)
     check_count("check_laws", "seed", seed, 0)
-    act = act or random_action(env)
+    act = random_action(env) if act is None else act
+    check_takes("check_laws", "act", act, ("key", "obs"))
     check(env, num_envs, jax.eval_shape(lambda key: act(key, env.reset(key, num_envs)[1]), jax.random.key(0)))
     played = play(env, act, num_envs, num_steps, seed)
     laws = [law for law in LAWS if applies(law, played)]

@@ -162,7 +162,7 @@ class MultiDiscrete:
     nvec: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.nvec, (tuple, list, np.ndarray)) or np.ndim(self.nvec) != 1 or not len(self.nvec):
+        if not isinstance(self.nvec, (tuple, list, np.ndarray)) or any(map(np.ndim, self.nvec)) or not len(self.nvec):
             raise UserTypeError(
                 f"MultiDiscrete: nvec must be a tuple with the number of options of each choice, got {self.nvec!r}"
             )

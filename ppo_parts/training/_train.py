@@ -246,6 +246,8 @@ def _count_nonfinite(tree: Any) -> Array:
 
 def vmap_over_seeds(function: Callable[..., Any], num_seeds: int) -> Callable[..., Any]:
     """Add a leading axis for the seeds to `function`, if there are several."""
+    if not callable(function):
+        raise UserTypeError(f"must be a function, got {function!r}", where="vmap_over_seeds", argument="function")
     return jax.vmap(function) if check_count("vmap_over_seeds", "num_seeds", num_seeds) > 1 else function
 
 

@@ -398,7 +398,7 @@ TYPE_ERRORS = {
         pp.Part(lambda p, key: (), lambda b, s, c: (b.reward, ()), "mine"), FULL
     ),
     "mine ... (batch, state), got Batch": lambda: update(pp.Part(lambda p, key: (), lambda b, s, c: b, "mine"), FULL),
-    "abs: requires must be a tuple of fields, got 'reward': write ('reward',)": lambda: pp.stateless(
+    "stateless: requires must be a tuple of text, got 'reward': write ('reward',)": lambda: pp.stateless(
         abs, requires="reward"
     ),
     "mine: the function must return the new batch, got NoneType": lambda: update(
