@@ -15,10 +15,10 @@ from .errors import UserTypeError, UserValueError
 F = TypeVar("F", bound=Callable[..., Any])
 WHAT: dict[Any, str] = {
     NoneType: "None",
-    str: "text",
+    str: "a string",
     bool: "True or False",
     Mapping: "a dictionary",
-    tuple[str, ...]: "a tuple of text",
+    tuple[str, ...]: "a tuple of strings",
 }
 
 
@@ -58,7 +58,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def is_text_tuple(value: Any) -> bool:
-    """Return whether a value is a tuple or list of text."""
+    """Return whether a value is a tuple or list of strings."""
     return isinstance(value, (tuple, list)) and all(isinstance(x, str) for x in value)
 
 
@@ -74,7 +74,8 @@ def _check(where: str, name: str, value: Any, kinds: tuple[Any, ...]) -> None:
     if any(_admits(kind, value) for kind in kinds):
         return
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-    allowed = " or ".join([*map(repr, words), *(WHAT[kind] for kind in kinds if kind in WHAT)])
+    types = [WHAT[kind] for kind in kinds if kind in WHAT]
+    allowed = f"one of {', '.join([*map(repr, words), *types])}" if words else " or ".join(types)
     remedy = f": write ({value!r},)" if isinstance(value, str) and tuple[str, ...] in kinds else ""
     error = UserValueError if words else UserTypeError
     raise error(f"must be {allowed}, got {value!r}{remedy}", where=where, argument=name)

@@ -371,7 +371,7 @@ class Part:
         for argument in ("requires", "provides", "reads"):
             if not is_text_tuple(fields := getattr(self, argument)) and not (argument == "reads" and fields is None):
                 remedy = f": write ({fields!r},)" if isinstance(fields, str) else ""
-                raise UserTypeError(f"{self.name}: {argument} must be a tuple of text, got {fields!r}{remedy}")
+                raise UserTypeError(f"{self.name}: {argument} must be a tuple of strings, got {fields!r}{remedy}")
         if not isinstance(self.numbers, tuple):
             raise UserTypeError(f"{self.name}: numbers must be a tuple, got {self.numbers!r}")
         for field in (*self.requires, *self.provides, *(self.reads or ())):

@@ -40,7 +40,9 @@ class Checkpoints:
         if keep is not None:
             check_count("Checkpoints", "keep", keep)
         if not isinstance(configuration, str):
-            raise UserTypeError(f"must be text, got {configuration!r}", where="Checkpoints", argument="configuration")
+            raise UserTypeError(
+                f"must be a string, got {configuration!r}", where="Checkpoints", argument="configuration"
+            )
         ocp = require_package("orbax.checkpoint", "train")
         self._ocp, self._keep, self._configuration = ocp, keep, configuration
         self.directory = to_path("Checkpoints", "directory", directory).resolve()

@@ -222,7 +222,7 @@ VALUE_ERRORS = {
     "prioritized_sampler ... put gae before": lambda: pp.chain(PRIORITIZED, GAE),
     "loss_weight ... put value_loss before": lambda: pp.chain(GAE, FULL, pp.loss_weight("value"), VALUE),
     "2 parts but 0 states ... this chain's init": lambda: pp.chain(GAE, NORMALIZE).update(BATCH, (), CONTEXT),
-    "abs: place must be one of 'anywhere', ": lambda: pp.stateless(abs, place="after"),
+    "stateless: place must be one of 'anywhere', ": lambda: pp.stateless(abs, place="after"),
     "advantage_normalize writes ... because there is no loss: put one, such as clipped_surrogate()": lambda: learner(
         pp.chain(GAE, FULL, pp.advantage_normalize())
     ),
@@ -398,7 +398,7 @@ TYPE_ERRORS = {
         pp.Part(lambda p, key: (), lambda b, s, c: (b.reward, ()), "mine"), FULL
     ),
     "mine ... (batch, state), got Batch": lambda: update(pp.Part(lambda p, key: (), lambda b, s, c: b, "mine"), FULL),
-    "stateless: requires must be a tuple of text, got 'reward': write ('reward',)": lambda: pp.stateless(
+    "stateless: requires must be a tuple of strings, got 'reward': write ('reward',)": lambda: pp.stateless(
         abs, requires="reward"
     ),
     "mine: the function must return the new batch, got NoneType": lambda: update(
@@ -406,7 +406,7 @@ TYPE_ERRORS = {
     ),
     "batch -> batch ... 3": lambda: pp.stateless(3),
     # the learner
-    "name of a loss must be a string, got 3": lambda: update(GAE, FULL, pp.value_loss(name=3)),
+    "value_loss: name must be a string, got 3": lambda: update(GAE, FULL, pp.value_loss(name=3)),
     "add_loss: mine must be floating, got int32": lambda: update(
         GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", b.action))
     ),
@@ -433,7 +433,7 @@ TYPE_ERRORS = {
         collect(envs.Discrete(2), jnp.zeros((2, 2)))
     ),
     "phase: trains must take (params)": lambda: pp.phase(pp.full_batch(), trains=lambda params, step: params),
-    "coefficient for each path ... got [": lambda: pp.combine_advantages(["advantage"]),
+    "combine_advantages: coefficients must be a dictionary, got [": lambda: pp.combine_advantages(["advantage"]),
     "smoothness_loss ... not floating ... spatial=None": lambda: update(
         FULL, pp.regularizers.smoothness_loss(temporal=None), batch=given(obs=BATCH.obs.astype(int))
     ),
@@ -474,7 +474,7 @@ TYPE_ERRORS = {
         f.clipped_surrogate, clip_epsilon=0.2
     ),
     'loss_weight("policy")': lambda: pp.loss_weight(),
-    'loss_weight("policy") ... 1': lambda: pp.loss_weight(1),
+    "loss_weight: names must be a string, got 1": lambda: pp.loss_weight(1),
     # batches
     "ppo_parts.Batch ... dict": lambda: update(batch={"obs": BATCH.obs}),
     "value must be floating ... int32 ... astype": lambda: update(batch=given(value=BATCH.action)),
@@ -489,7 +489,7 @@ TYPE_ERRORS = {
         FULL, pp.entropy_bonus(coef=0.1), evaluate=only_log_prob
     ),
     # the array layer
-    "key of extras, got None": lambda: pp.kl_penalty(coef=1.0, reference=None),
+    "kl_penalty: reference must be a string, got None": lambda: pp.kl_penalty(coef=1.0, reference=None),
     "kl_penalty: coef must be a number or an array, and cannot follow a schedule": lambda: pp.kl_penalty(
         coef=lambda step: 1.0, target_kl=0.1
     ),
