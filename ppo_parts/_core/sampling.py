@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import check_choice, check_count
+from .._base.hyperparameters import check_count
 from .._base.trees import on_automatic_mesh
 from ..functional._common import ShapeError, unsqueezed
 from .policy import evaluate_current
@@ -219,7 +219,6 @@ def sampler_of_shards(
     """Make a sampler whose plan and draw receive the whole rollout, with all its shards; see `Sampler`."""
     check_count(name, "num_minibatches", num_minibatches)
     check_count(name, "num_epochs", num_epochs)
-    check_choice(name, "axis", axis, ("step", "segment", "window"))
 
     def update(batch: Batch, state: EmptyState, context: Context) -> tuple[Batch, EmptyState]:
         # A sampler that runs as a plain part draws the first minibatch of the first epoch.

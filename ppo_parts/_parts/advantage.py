@@ -56,7 +56,6 @@ def gae(
     Reference: Schulman et al. 2016, arXiv:1506.02438, eq. 16.
     """
     numbers = check_numbers("gae", gamma=gamma, gae_lambda=gae_lambda)
-    check_options("gae", implementation=implementation, mask_mode=mask_mode)
 
     def update(batch: Batch, context: Context) -> Batch:
         value, next_value = _latest_values("gae", batch, skip=mask_mode == "skip")
@@ -124,7 +123,6 @@ def vtrace(
     )
     if not policy_gradient and not (pg_rho_clip is None and pg_lambda is None):
         raise UserValueError("vtrace: pg_rho_clip and pg_lambda have an effect only with policy_gradient=True")
-    check_options("vtrace", implementation=implementation)
 
     def update(batch: Batch, context: Context) -> Batch:
         value, next_value = _latest_values("vtrace", batch)

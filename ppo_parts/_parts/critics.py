@@ -56,7 +56,7 @@ def critic_loss(
         ...
         ppo_parts.errors.UserTypeError: critic_loss: huber_value_loss got an unexpected keyword argument 'clip_eps'
     """
-    if not isinstance(prediction, str) or (prediction != "value" and not prediction.startswith("aux.")):
+    if prediction != "value" and not prediction.startswith("aux."):
         raise UserValueError(f'critic_loss: prediction must be "value" or "aux.<name>", got {prediction!r}')
     # The shape of an entry of aux is not known yet.
     check_loss("critic_loss", loss, ("prediction", "target"), hyperparameters, call=prediction == "value")

@@ -244,7 +244,7 @@ def loss_weight(*names: str) -> Part:
 
     Reference: Schaul et al. 2016, arXiv:1511.05952, section 3.4.
     """
-    if not names or not all(isinstance(name, str) for name in names):
+    if not names:
         raise UserTypeError(f'loss_weight: name the losses to weight, e.g. loss_weight("policy"), got {names!r}')
 
     def update(batch: Batch) -> Batch:

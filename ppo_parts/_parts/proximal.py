@@ -17,7 +17,7 @@ from ..distributions import Normal
 from ..functional import masked_mean
 from ..functional._arguments import CorrectionMode, check_order
 from ..functional._common import accumulator_dtype
-from .common import at_step, check_numbers, check_options, loss_part, numeric_part
+from .common import at_step, check_numbers, loss_part, numeric_part
 from .losses import require_critic
 
 
@@ -164,7 +164,6 @@ def importance_correction(
     """
     where = "importance_correction"
     numbers = check_numbers(where, high=high, low=low)
-    check_options(where, mode=mode, level=level)
     if not any(map(callable, numbers.values())):
         check_order(where, numbers, "low", "high")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from .. import functional
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, at, check_choice, check_count, check_number
+from .._base.hyperparameters import Numeric, at, check_count, check_number
 from .._core.policy import POLICY_READS, evaluate_policy
 from .._core.types import Array, Batch, Context, EmptyState, Params, Part
 from ..functional import KLEstimator, masked_mean
@@ -84,10 +84,6 @@ def kl_penalty(
     Reference: Schulman et al. 2017, arXiv:1707.06347, section 4, eq. 8.
     """
     where = "kl_penalty"
-    check_choice(where, "estimator", estimator, (*get_args(KLEstimator), "analytic"))
-    check_choice(where, "direction", direction, get_args(KLDirection))
-    if not isinstance(reference, str):
-        raise UserTypeError(f'{where}: reference must be "behavior" or a key of extras, got {reference!r}')
     if estimator == "k1" and direction == "current_to_reference":
         raise UserValueError(f'{where}: in this direction the expected gradient of k1 is 0: use "k3+" or "k2"')
     adaptive, analytic, forward = target_kl is not None, estimator == "analytic", direction == "reference_to_current"

@@ -11,7 +11,7 @@ import numpy as np
 from .. import functional
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, check_choice, check_count, spread_nan
+from .._base.hyperparameters import Numeric, check_count, spread_nan
 from .._core.refresh import Refresh, RefreshName
 from .._core.sampling import Axis, Windows, sampler, sampler_of_shards
 from .._core.shards import map_shards
@@ -122,7 +122,6 @@ def given_indices(
         >>> import ppo_parts as pp
         >>> sampler = pp.given_indices([[0, 3], [1, 2]])  # two minibatches of two steps
     """
-    check_choice("given_indices", "axis", axis, ("step", "segment"))
     table = _checked_indices(indices, weights)
     traced = isinstance(table, jax.core.Tracer)
 
@@ -240,7 +239,6 @@ def prioritized_sampler(
     al. 2019, arXiv:1903.06059.
     """
     where = "prioritized_sampler"
-    check_choice(where, "weights", weights, ("probability", "inclusion"))
     if weights == "inclusion" and replacement:
         raise UserValueError(
             "must be 'probability' with replacement=True, whose weights are unbiased, got 'inclusion'",

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from .. import functional
 from .._base.doors import checked
 from .._base.errors import UserValueError
-from .._base.hyperparameters import Numeric, at, check_choice
+from .._base.hyperparameters import Numeric, at
 from .._core.types import Array, Batch, Context, EmptyState, Params, Part, stateless
 from ..functional import KLEstimator, masked_mean
 from ..functional._common import masked_sum
-from .common import check_numbers, check_options
+from .common import check_numbers
 
 
 class KLEarlyStopState(NamedTuple):
@@ -76,9 +76,6 @@ def kl_early_stop(
     """
     where = "kl_early_stop"
     target_kl = check_numbers(where, target_kl=target_kl)["target_kl"]
-    check_options(where, estimator=estimator, reduction=reduction)
-    check_choice(where, "check", check, ("minibatch", "epoch"))
-    check_choice(where, "over", over, ("last", "mean"))
     averaged = over == "mean"
     if averaged and check == "minibatch":
         raise UserValueError('kl_early_stop: over="mean" is the mean over an epoch, so it needs check="epoch"')
@@ -129,7 +126,6 @@ def early_stop(metric: str, limit: Numeric, *, check: Literal["minibatch", "epoc
         ... )
     """
     limit = check_numbers("early_stop", limit=limit)["limit"]
-    check_choice("early_stop", "check", check, ("minibatch", "epoch"))
 
     def update(batch: Batch, context: Context) -> Batch:
         return _stop_if_above(at(limit, context.step), batch.metrics[metric], batch, context, check)

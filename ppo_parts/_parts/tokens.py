@@ -129,7 +129,7 @@ def group_advantage(
     if size is not None:
         check_count(where, "group", size)
     check_choice(where, "baseline", baseline, (*get_args(functional.Baseline), "given"))
-    check_options(where, scale=scale, ddof=ddof)
+    check_options(where, ddof=ddof)
     numbers = check_numbers(where, eps=eps)
 
     def check_group(size: int) -> None:
@@ -193,9 +193,6 @@ def aggregate(
     Reference: Yu et al. 2025, DAPO, arXiv:2503.14476, section 3.3; Liu et al. 2025, Dr.GRPO, arXiv:2503.20783.
     """
     where = "aggregate"
-    check_options(where, by=by)
-    if not isinstance(loss, str):
-        raise UserTypeError(f'{where}: name the loss, e.g. aggregate("policy"), got {loss!r}')
     if length is not None and by != "sequence_sum":
         raise UserValueError(f'{where}: length divides the sums of by="sequence_sum"; leave it out with by={by!r}')
     numbers = check_numbers(where, length=length)

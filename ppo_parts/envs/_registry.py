@@ -113,7 +113,7 @@ def register(prefix: str, make: Callable[..., Env]) -> None:
         >>> envs.register("short", lambda name: envs.make(name, max_steps_in_episode=10))
         >>> env = envs.make("short:CartPole-v1")
     """
-    if not isinstance(prefix, str) or not re.fullmatch(r"[\w-]+", prefix):
+    if not re.fullmatch(r"[\w-]+", prefix):
         raise UserValueError(f"register: a prefix consists of letters, digits, _ and -, got {prefix!r}")
     if prefix in SOURCES:
         raise UserValueError(f"register: the prefix {prefix!r} comes with ppo_parts: choose another one")

@@ -199,7 +199,7 @@ def actor_critic(
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 2, 13, 24 and 26.
     """
-    _check_layers("actor_critic", hidden, activation, memory)
+    _check_layers("actor_critic", hidden, activation)
     if memory is not None and not (shared and hidden):
         raise UserValueError(
             f"actor_critic: memory={memory!r} needs hidden layers that actor and critic share: give shared=True"
@@ -299,7 +299,7 @@ def multi_agent_actor_critic(
         ...     env, lambda obs: (obs, envs.share_observations(obs))  # a central critic
         ... )
     """
-    _check_layers("multi_agent_actor_critic", hidden, activation, memory)
+    _check_layers("multi_agent_actor_critic", hidden, activation)
     check_takes("multi_agent_actor_critic", "inputs", inputs, ("obs",))
     check_env("multi_agent_actor_critic", env)
     if env.num_agents is None:
@@ -343,13 +343,12 @@ def multi_agent_actor_critic(
     return Policy(init, evaluate, None if memory is None else lambda n: carry_of(n, agents))
 
 
-def _check_layers(where: str, hidden: Any, activation: str, memory: str | None) -> None:
+def _check_layers(where: str, hidden: Any, activation: str) -> None:
     if not isinstance(hidden, (tuple, list)):
         raise UserTypeError(f"{where}: hidden must be a tuple with the units of each layer, got {hidden!r}")
     for units in hidden:
         check_count(where, "hidden", units)
     check_choice(where, "activation", activation, tuple(ACTIVATIONS))
-    check_choice(where, "memory", memory, (*get_args(Cell), None))
 
 
 def _log_std(module: nn.Module, space: Any, initial: float = 0.0, features: Array | None = None) -> Any:
