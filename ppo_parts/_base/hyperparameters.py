@@ -125,12 +125,6 @@ def spread_nan(x: Array, *hyperparameters: Any) -> Array:
     return x if bad is None else jnp.where(bad, jnp.asarray(jnp.nan, x.dtype), x)
 
 
-def check_ddof(where: str, ddof: Any) -> None:
-    """Raise unless `ddof`, which a variance subtracts from the count, is 0 or 1."""
-    if ddof not in (0, 1) or isinstance(ddof, bool):
-        raise UserValueError(f"must be 0 or 1, got {ddof!r}", where=where, argument="ddof")
-
-
 def check_count(where: str, name: str, value: Any, low: int | None = 1) -> int:
     """Return `value` after checking that it is a whole number of at least `low` (None: any)."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import check_choice, check_count, check_number, check_takes
+from .._base.hyperparameters import check_count, check_number, check_takes
 from .._core.types import Batch, Output, Policy
 from ..envs import Env, Observation, is_discrete, size
 from ..envs._env import check_env
@@ -38,7 +38,7 @@ def dense(features: int, gain: Any = 2**0.5) -> nn.Dense:
 
 
 @checked
-def mlp(x: Array, hidden: tuple[int, ...], activation: str = "tanh") -> Array:
+def mlp(x: Array, hidden: tuple[int, ...], activation: Activation = "tanh") -> Array:
     """Apply hidden layers; call this inside the compact method of a flax module.
 
     Args:
@@ -55,14 +55,13 @@ def mlp(x: Array, hidden: tuple[int, ...], activation: str = "tanh") -> Array:
         ...     def __call__(self, obs):
         ...         return dense(1, gain=1.0)(mlp(obs, (64, 64)))[..., 0]
     """
-    check_choice("mlp", "activation", activation, tuple(ACTIVATIONS))
     for features in hidden:
         x = ACTIVATIONS[activation](dense(features)(x))
     return x
 
 
 @checked
-def recurrent(x: Array, carry: Any, reset: Array, cell: str = "lstm") -> tuple[Array, Any]:
+def recurrent(x: Array, carry: Any, reset: Array, cell: Cell = "lstm") -> tuple[Array, Any]:
     r"""Apply a recurrent cell with H units over time; call this inside the compact method of a flax module.
 
     Args:
@@ -77,7 +76,6 @@ def recurrent(x: Array, carry: Any, reset: Array, cell: str = "lstm") -> tuple[A
 
     Reference: for "mingru", Feng et al. 2024, Were RNNs All We Needed?, arXiv:2410.01201, section 3.1 and appendix B.
     """
-    check_choice("recurrent", "cell", cell, get_args(Cell))
     if cell == "mingru":
         return MinGRU()(x, carry, reset)
     module = CELLS[cell](x.shape[-1], recurrent_kernel_init=_dense.orthogonal())
@@ -124,7 +122,7 @@ class ActorCritic(nn.Module):
 
     space: Any
     hidden: tuple[int, ...]
-    activation: str
+    activation: Activation
     shared: bool
     memory: Cell | None
     squash: bool
@@ -156,7 +154,7 @@ class ActorCritic(nn.Module):
 def actor_critic(
     env: Env,
     hidden: tuple[int, ...] = (64, 64),
-    activation: str = "tanh",
+    activation: Activation = "tanh",
     *,
     shared: bool = False,
     memory: Cell | None = None,
@@ -199,7 +197,7 @@ def actor_critic(
 
     Reference: Huang et al. 2022, The 37 Implementation Details of PPO, details 2, 13, 24 and 26.
     """
-    _check_layers("actor_critic", hidden, activation)
+    _check_hidden("actor_critic", hidden)
     if memory is not None and not (shared and hidden):
         raise UserValueError(
             f"actor_critic: memory={memory!r} needs hidden layers that actor and critic share: give shared=True"
@@ -250,7 +248,7 @@ class Network(nn.Module):
     features: int
     gain: Any
     hidden: tuple[int, ...]
-    activation: str
+    activation: Activation
     memory: Cell | None
     space: Any = None
 
@@ -268,7 +266,7 @@ def multi_agent_actor_critic(
     env: Env,
     inputs: Callable[[Array], tuple[Array, Array]] = lambda obs: (obs, obs),
     hidden: tuple[int, ...] = (64, 64),
-    activation: str = "tanh",
+    activation: Activation = "tanh",
     *,
     memory: Cell | None = None,
     independent: bool = False,
@@ -299,7 +297,7 @@ def multi_agent_actor_critic(
         ...     env, lambda obs: (obs, envs.share_observations(obs))  # a central critic
         ... )
     """
-    _check_layers("multi_agent_actor_critic", hidden, activation)
+    _check_hidden("multi_agent_actor_critic", hidden)
     check_takes("multi_agent_actor_critic", "inputs", inputs, ("obs",))
     check_env("multi_agent_actor_critic", env)
     if env.num_agents is None:
@@ -343,12 +341,11 @@ def multi_agent_actor_critic(
     return Policy(init, evaluate, None if memory is None else lambda n: carry_of(n, agents))
 
 
-def _check_layers(where: str, hidden: Any, activation: str) -> None:
+def _check_hidden(where: str, hidden: Any) -> None:
     if not isinstance(hidden, (tuple, list)):
         raise UserTypeError(f"{where}: hidden must be a tuple with the units of each layer, got {hidden!r}")
     for units in hidden:
         check_count(where, "hidden", units)
-    check_choice(where, "activation", activation, tuple(ACTIVATIONS))
 
 
 def _log_std(module: nn.Module, space: Any, initial: float = 0.0, features: Array | None = None) -> Any:
