@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
+Branch = Callable[..., Any]
 
 
-def cond_any(wanted: Array, f: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any) -> Any:
+def cond_any(wanted: Array, f: Branch, otherwise: Branch, *operands: Any) -> Any:
     """Return `f(*operands)` if any element of `wanted` is True, else `otherwise(*operands)`; one branch runs.
 
     `vmap` turns a `cond` with a batched predicate into a select that runs both branches. Here the predicate is reduced
@@ -19,15 +20,37 @@ def cond_any(wanted: Array, f: Callable[..., Any], otherwise: Callable[..., Any]
     not change them, unless the caller ignores its results there.
     """
 
+    # `custom_vmap` must be given what the branches close over, which may be batched: an environment's parameter, say.
+    f, of_f = _hoisted(f, operands)
+    otherwise, of_otherwise = _hoisted(otherwise, operands)
+    return _cond_any(f, otherwise, wanted, of_f, of_otherwise, *operands)
+
+
+def _cond_any(f: Branch, otherwise: Branch, wanted: Array, *operands: Any) -> Any:
     @jax.custom_batching.custom_vmap
-    def call(wanted: Array, *operands: Any) -> Any:
-        return jax.lax.cond(jnp.any(wanted), f, otherwise, *operands)
+    def call(wanted: Array, of_f: Any, of_otherwise: Any, *operands: Any) -> Any:
+        branches = (lambda *x: f(of_f, *x)), (lambda *x: otherwise(of_otherwise, *x))
+        return jax.lax.cond(jnp.any(wanted), *branches, *operands)
 
     @call.def_vmap
     def rule(axis_size: int, in_batched: Any, wanted: Array, *operands: Any) -> tuple[Any, Any]:
-        axes = jax.tree.map(lambda batched: 0 if batched else None, tuple(in_batched[1:]))
-        branches = (jax.vmap(branch, in_axes=axes, axis_size=axis_size) for branch in (f, otherwise))
-        result = cond_any(wanted, *branches, *operands)
+        of_f, of_otherwise, *axes = jax.tree.map(lambda batched: 0 if batched else None, tuple(in_batched[1:]))
+        branches = (
+            jax.vmap(branch, in_axes=(hoisted, *axes), axis_size=axis_size)
+            for branch, hoisted in ((f, of_f), (otherwise, of_otherwise))
+        )
+        result = _cond_any(*branches, wanted, *operands)
         return result, jax.tree.map(lambda _: True, result)
 
     return call(wanted, *operands)
+
+
+def _hoisted(f: Branch, operands: Any) -> tuple[Branch, list[Any]]:
+    """Return `f` as a function of the constants that it closes over and of its operands, and these constants."""
+    closed, shape = jax.make_jaxpr(f, return_shape=True)(*operands)
+
+    def hoisted(constants: list[Any], *operands: Any) -> Any:
+        leaves = jax.core.eval_jaxpr(closed.jaxpr, constants, *jax.tree.leaves(operands))
+        return jax.tree.unflatten(jax.tree.structure(shape), leaves)
+
+    return hoisted, closed.consts

@@ -311,6 +311,25 @@ def test_only_as_many_new_episodes_are_computed_as_asked_for():
     np.testing.assert_array_equal(out.final_obs, obs)
 
 
+def test_parameters_of_an_environment_may_be_vmapped():
+    """`reset` and `step` may close over them, also where only some of the episodes end."""
+
+    def play(start):
+        def step(key, x, action):
+            x = x + 2 * action - 1
+            return envs.Step(x, x[None], reward=x, terminated=x >= 3)
+
+        env = envs.auto_reset(lambda key: (start, start[None]), step, envs.Box((1,)), envs.Discrete(2), time_limit=3)
+        state, _ = env.reset(jax.random.key(0), 4)
+        _, outs = jax.lax.scan(
+            lambda s, key: env.step(key, s, jnp.array([0, 1, 1, 0])), state, jax.random.split(jax.random.key(1), 5)
+        )
+        return outs.obs
+
+    starts = jnp.arange(3.0)
+    np.testing.assert_array_equal(jax.vmap(play)(starts), jnp.stack([play(start) for start in starts]))
+
+
 def test_new_episodes_are_computed_only_where_one_ended_also_under_vmap():
     calls = []
 
