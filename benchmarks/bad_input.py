@@ -42,9 +42,9 @@ from recipes import cleanrl_ppo
 from ._options import parser
 from ._records import ROOT, write
 
-FAMILIES = (pp, pp.tokens, pp.exploration, pp.critics, pp.regularizers, pp.symmetry, pp.optim)
+FAMILIES = (pp, pp.tokens, pp.exploration, pp.critics, pp.regularizers, pp.symmetry, pp.agents, pp.optim)
 ROOMS = (*FAMILIES, functional, distributions, envs, networks, training)
-LEFT_OUT = {"main", "run", "load"}  # read the command line, or a folder; see `command_lines`
+LEFT_OUT = {"main", "run"}  # read the command line, or a folder; see `command_lines`
 RECIPES = ("cleanrl_ppo", "pufferlib_ppo", "ippo", "library_ppo", "mujoco_ppo")
 COMMANDS = ("evaluate", "watch", "compare", "export")
 BROKEN = {

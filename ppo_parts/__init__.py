@@ -8,6 +8,7 @@ from optax import linear_schedule as linear_schedule
 from . import agents as agents
 from . import critics as critics
 from . import distributions as distributions
+from . import envs as envs
 from . import errors as errors
 from . import exploration as exploration
 from . import functional as functional

@@ -35,11 +35,9 @@ def _cond_any(f: Branch, otherwise: Branch, wanted: Array, *operands: Any) -> An
     @call.def_vmap
     def rule(axis_size: int, in_batched: Any, wanted: Array, *operands: Any) -> tuple[Any, Any]:
         of_f, of_otherwise, *axes = jax.tree.map(lambda batched: 0 if batched else None, tuple(in_batched[1:]))
-        branches = (
-            jax.vmap(branch, in_axes=(hoisted, *axes), axis_size=axis_size)
-            for branch, hoisted in ((f, of_f), (otherwise, of_otherwise))
-        )
-        result = _cond_any(*branches, wanted, *operands)
+        batched_f = jax.vmap(f, in_axes=(of_f, *axes), axis_size=axis_size)
+        batched_otherwise = jax.vmap(otherwise, in_axes=(of_otherwise, *axes), axis_size=axis_size)
+        result = _cond_any(batched_f, batched_otherwise, wanted, *operands)
         return result, jax.tree.map(lambda _: True, result)
 
     return call(wanted, *operands)

@@ -16,13 +16,13 @@ from .types import Batch, Context, Divider, Params, Part, field_at, kind, with_f
 from .wiring import check_batch, check_order, find_sampler, readings
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Chain(Part):
     """The result of `chain`: a `Part` with the attribute `parts` (nested chains are flattened)."""
 
     parts: tuple[Part, ...] = ()
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return describe(self.parts)
 
 

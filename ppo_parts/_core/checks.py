@@ -21,7 +21,7 @@ from ..functional._common import (
 )
 from .metrics import Metrics
 from .shards import check_shards
-from .types import PER_SEGMENT, PER_STEP, Array, Batch, Params, kind, require
+from .types import PER_SEGMENT, PER_STEP, Array, Batch, Params, require
 
 TREES = ("obs", "action", "next_obs", "behavior", "extras")  # fields with leaves [T, N, ...]; the others are [T, N]
 RECORDED = tuple(field for field in PER_STEP if field not in (*TREES, "log_prob"))
@@ -51,16 +51,6 @@ def check_trainable(params: Params) -> None:
                 f"{jax.tree_util.keystr(path) or 'the top'}, which has no gradient: remove it from the parameters, or "
                 "name those to train with phase(..., trains=...)"
             )
-
-
-def check_key(where: str, key: Any) -> None:
-    """Raise unless `key` is a single JAX key, typed or raw."""
-    dtype, shape = getattr(key, "dtype", None), jnp.shape(key) if hasattr(key, "shape") else None
-    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    if (typed and shape != ()) or not (typed or dtype == jnp.uint32):
-        shown = repr(key) if isinstance(key, (int, float, str)) else kind(key)
-        got = f"keys of shape {shape}" if typed else shown
-        raise UserTypeError(f"{where}: key must be one key, such as jax.random.key(0), got {got}")
 
 
 def check_rollout(batch: Batch) -> None:

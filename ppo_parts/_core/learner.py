@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from .._base.doors import checked
 from .._base.errors import UserTypeError
 from .._base.trees import copies, has_explicit_axes, on_automatic_mesh, varying_like
+from ..functional._arguments import check_key
 from .chain import chain, finish, init_parts, part_key
-from .checks import check_key, check_params, check_rollout, check_trainable, count_nonfinite, finite_where_masked
+from .checks import check_params, check_rollout, check_trainable, count_nonfinite, finite_where_masked
 from .loop import GradientMetrics, PhaseLoop
 from .metrics import join_metrics, split_metrics
 from .optim import may_skip
@@ -174,7 +175,7 @@ class _Update:
 
     def update(self, key: Array, state: LearnerState, batch: Batch) -> Any:
         """Run the shared parts, each phase, and the `finish` of each part."""
-        check_key("learner.update", key)
+        check_key("learner.update", "key", key)
         if not isinstance(state, LearnerState):
             raise UserTypeError(
                 "learner.update(key, state, batch): state must be a LearnerState, as learner.init(params) returns it, "

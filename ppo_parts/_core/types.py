@@ -91,7 +91,7 @@ class Stop(NamedTuple):
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
     """A rollout or a minibatch of it, which every part reads and returns. Absent fields are None.
 
@@ -278,7 +278,7 @@ Evaluate = Callable[[Params, Batch], Any]
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Context:
     """The inputs of a part besides its batch.
 

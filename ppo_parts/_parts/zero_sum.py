@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._core.chain import check_wrapped
 from .._core.types import Array, Batch, Part, field_at
 from .lens import seen_through
 
 
+@checked
 def zero_sum(estimator: Part, *, seat: str = "extras.seat", next_seat: str = "extras.next_seat") -> Part:
     r"""Run an estimator in a zero-sum game of two players, both of whom the policy plays (self-play).
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import jax
 
-from .._base.arguments import positive, seed
+from .._base.command_line import positive, seed
 from .._base.errors import UserError, UserValueError
 from ..envs._registry import UnknownPrefixError
 from ..training import LoadedRun, load
@@ -54,7 +54,7 @@ def load_run(given: argparse.Namespace) -> LoadedRun:
     try:
         return load(given.run, make_train, checkpoint=given.checkpoint, trust=given.trust)
     except UnknownPrefixError as error:
-        raise UserValueError(f"{error}: give the module that calls it as --recipe my_module") from error
+        raise UserValueError(f"{error}: name the module that calls envs.register, --recipe my_module") from error
 
 
 def state_of_seed(run: LoadedRun, index: int) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .._base.arguments import positive
+from .._base.command_line import positive
 from .._base.errors import UserValueError
 from ..training import column, exit_on_user_error, read_metrics, write_json
 from ..training._config_json import stored_run

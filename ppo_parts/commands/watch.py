@@ -5,6 +5,7 @@ python -m ppo_parts.watch runs/first --output first.gif
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.arguments import positive
+from .._base.command_line import positive
 from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._core.policy import apply_policy, initial_carry_of
@@ -107,16 +108,19 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
             number += 1
             yield resized(frame)
 
-    if path.suffix.lower() == ".mp4":
+    if film := path.suffix.lower() == ".mp4":
         require_package("imageio_ffmpeg", "watch")
         imageio = require_package("imageio", "watch")
+    pictures = counted()
+    if (first := next(pictures, None)) is None:
+        raise UserValueError(f"{path}: there are no frames to write")
+    pictures = itertools.chain([first], pictures)
+    if film:
         with replacing(path) as partial, imageio.get_writer(partial, fps=fps, macro_block_size=2) as writer:
-            for picture in counted():
+            for picture in pictures:
                 writer.append_data(np.asarray(picture))
         return number
-    small = [picture.quantize(64, dither=image.Dither.NONE) for picture in counted()]
-    if not small:
-        raise UserValueError(f"{path}: there are no frames to write")
+    small = [picture.quantize(64, dither=image.Dither.NONE) for picture in pictures]
     with replacing(path) as partial:
         small[0].save(partial, save_all=True, append_images=small[1:], duration=round(1000 / fps), loop=0)
     return number

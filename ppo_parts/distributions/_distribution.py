@@ -29,6 +29,10 @@ class TreeDistribution:
 
         jax.tree_util.register_pytree_node(cls, flatten, unflatten)
 
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name}={jax.tree.map(jnp.shape, x)}" for name, x in vars(self).items())
+        return f"{type(self).__name__}({shapes})"
+
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
         raise NotImplementedError
 

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from .._base.arguments import seed
+from .._base.command_line import seed
 from .._base.errors import UserError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_takes
 from ..functional import ShapeError

@@ -140,6 +140,11 @@ class Observation(NamedTuple):
     privileged: Any = None
 
 
+def as_observation(obs: Any) -> Observation:
+    """Return observations as an `Observation`, which a plain array is without a mask and a privileged part."""
+    return obs if isinstance(obs, Observation) else Observation(obs)
+
+
 @dataclasses.dataclass(frozen=True)
 class Discrete:
     """A space of n actions, 0 to n - 1."""

@@ -1,4 +1,4 @@
-"""Rendering: whether environments on the host are made to render, and how those of gymnax are drawn."""
+"""Rendering: whether environments on the host are made to render, and how MuJoCo's and gymnax's are drawn."""
 
 from __future__ import annotations
 

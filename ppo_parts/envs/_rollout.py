@@ -17,7 +17,6 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count
 from .._base.spaces import count_options
 from .._base.trees import axis_sharding, without_weak_types
-from .._core.checks import check_key
 from .._core.metrics import Metrics
 from .._core.moments import Moments, divided_moments, merged_moments
 from .._core.policy import apply_policy, check_value, evaluate_policy, initial_carry_of
@@ -25,6 +24,7 @@ from .._core.shards import check_shards, joined, split
 from .._core.types import ABSENT, Array, Batch, Evaluate, Output, Params, kind
 from ..distributions import check_distribution
 from ..functional import next_values
+from ..functional._arguments import check_key
 from ..functional._common import ShapeError, unsqueezed
 from ._env import check_env
 
@@ -172,7 +172,7 @@ class _Collector:
     shards: int
 
     def init(self, key: Array) -> RolloutState:
-        check_key("rollout.init", key)
+        check_key("rollout.init", "key", key)
         return self._beginning(*self.env.reset(key, self.each[0]))
 
     def restart(self, key: Array, state: RolloutState) -> RolloutState:
@@ -254,7 +254,7 @@ class _Collector:
         return without_weak_types(state), (recorded, found, final, episodes)
 
     def collect(self, key: Array, params: Params, state: RolloutState) -> tuple[RolloutState, Batch, Metrics]:
-        check_key("rollout.collect", key)
+        check_key("rollout.collect", "key", key)
         # Make all keys at once: one call of the generator instead of one per step.
         keys, carry = jax.random.split(key, (self.num_steps, 2)), state.carry
         if self.noise_steps > 1:

@@ -16,7 +16,7 @@ from .._base.hyperparameters import check_number
 from .._core.moments import Moments as Moments
 from .._core.moments import NormalizedState
 from ..functional._common import check_arrays, unsqueezed
-from ._env import Array, Box, Env, Observation, Transition, array_shape, check_env, is_discrete
+from ._env import Array, Box, Env, Observation, Transition, array_shape, as_observation, check_env, is_discrete
 
 
 def clip_action(env: Env) -> Env:
@@ -291,7 +291,8 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
     def repeated(x: Any) -> Any:
         return jax.tree.map(lambda leaf: jnp.repeat(leaf, agents, axis=0), x)
 
-    def each_agent(obs: Observation) -> Any:
+    def each_agent(obs: Any) -> Any:
+        obs = as_observation(obs)
         if agent_id:
             obs = obs._replace(obs=with_agent_id(obs.obs))
         return folded(obs.obs if obs.available is None and obs.privileged is None else obs)

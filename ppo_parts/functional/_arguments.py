@@ -127,11 +127,15 @@ def _axes(where: str, name: str, value: Any) -> Any:
     return value if value is None else tuple(map(int, axes))
 
 
-def _key(where: str, name: str, value: Any) -> Any:
-    dtype = getattr(value, "dtype", None)
-    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and not np.shape(value)
-    if not typed and not (dtype == np.uint32 and np.ndim(value) == 1):
-        raise UserTypeError(f"must be a key, such as jax.random.key(0), got {value!r}", where=where, argument=name)
+def check_key(where: str, name: str, value: Any) -> Any:
+    """Return `value` after checking that it is a single JAX key, typed or raw."""
+    dtype, shape = getattr(value, "dtype", None), np.shape(value) if hasattr(value, "shape") else None
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if shape is None or len(shape) != (0 if typed else 1) or not (typed or dtype == np.uint32):
+        got = value if isinstance(value, (int, float, str)) else type(value).__name__
+        if shape is not None:
+            got = f"keys of shape {shape}" if typed else f"{dtype} of shape {shape}"
+        raise UserTypeError(f"must be one key, such as jax.random.key(0), got {got}", where=where, argument=name)
     return value
 
 
@@ -190,7 +194,7 @@ KINDS = {
     "support": Kind(_support, "other"),
     "baseline": Kind(_baseline),
     "num_groups": WHOLE,
-    "key": Kind(_key, "other"),
+    "key": Kind(check_key, "other"),
     "axis": Kind(_axes, "static"),
     "ddof": static("0 or 1", lambda value: is_whole(value) and value in (0, 1), int),
     "implementation": choice(Implementation),

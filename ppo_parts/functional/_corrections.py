@@ -47,7 +47,7 @@ def importance_sampling_weight(
 
     Reference: Ionides 2008, Truncated Importance Sampling, Journal of Computational and Graphical Statistics 17(2).
     """
-    where, dtype = "importance_sampling_weight", jnp.result_type(log_ratio)  # in which the weight must be finite
+    where, dtype = "importance_sampling_weight", jnp.result_type(log_ratio)  # the weight must be finite in this dtype
     (logs,) = zero_masked(mask, jax.lax.stop_gradient(log_ratio))
     most, least = (fit(where, name, x, logs.shape, logs.dtype) for name, x in (("high", high), ("low", low)))
     ratio = jnp.minimum(jnp.exp(logs), jnp.asarray(jnp.finfo(dtype).max, logs.dtype))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ._arguments import is_whole, public, static
-from ._common import Array
+from ._common import Array, known_values
+from ._errors import UserValueError
 
 SORTED = 128  # the largest size that is sorted
 BELOW_2_31 = static(
@@ -18,7 +20,15 @@ BELOW_2_31 = static(
 ROUNDS = 10  # tests/functional/test_permutation.py sees up to 8 rounds at 128 elements, and up to 6 at 256
 
 
-@public(raw=True, apart="indices", size=BELOW_2_31)
+def _check_indices(where: str, values: dict[str, Any]) -> None:
+    if values["indices"] is None:
+        return
+    known, size = known_values(values["indices"]), values["size"]
+    if known is not None and np.any((known < 0) | (known >= size)):
+        raise UserValueError(f"must lie in [0, {size}), got {known}", where=where, argument="indices")
+
+
+@public(raw=True, apart="indices", size=BELOW_2_31, also=_check_indices)
 def permutation(key: Array, size: int, indices: Array | None = None) -> Array:
     r"""Permute the integers below `size` randomly, much faster than `jax.random.permutation`.
 

@@ -1,4 +1,4 @@
-"""The backward recursion A_t = delta_t + c_t A_{t+1}: three implementations, the choice between them, and itself."""
+"""The backward recursion A_t = delta_t + c_t A_{t+1}: three ways, the choice between them, and the public function."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def choose(
     a computation on CPU arrays is compiled for the CPU. Without a GPU the kernel is not even traced.
     """
     if implementation == "pallas" and (
-        reason := unsupported(value) or (None if has("cuda") else "no NVIDIA GPU is among JAX's devices")
+        reason := unsupported(value) or (None if has_device("cuda") else "no NVIDIA GPU is among JAX's devices")
     ):
         raise UserValueError(
             f'{where}: implementation="pallas" cannot run, {reason}; leave implementation at "auto", which then '
@@ -71,13 +71,13 @@ def choose(
         )
     if implementation != "auto":
         return ways[implementation]
-    if not (has("cuda") or has("rocm")):
+    if not (has_device("cuda") or has_device("rocm")):
         return ways["scan"]
     cuda = ways["associative" if unsupported(value) else "pallas"]
     return lambda inputs: jax.lax.platform_dependent(inputs, cuda=cuda, rocm=ways["associative"], default=ways["scan"])
 
 
-def has(platform: str) -> bool:
+def has_device(platform: str) -> bool:
     """Return whether this process has a device of that platform."""
     try:
         return bool(jax.devices(platform))

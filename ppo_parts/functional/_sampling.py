@@ -94,7 +94,9 @@ def _check_size(where: str, values: dict[str, Any]) -> None:
 
 @public(raw=True, apart="probabilities", probabilities=CONSTANT, size=WHOLE, also=_check_size)
 def sample_without_replacement(key: Array, probabilities: Array, size: int) -> tuple[Array, Array]:
-    r"""Draw different segments, each next one in proportion to its probability. Gradients are stopped.
+    r"""Draw distinct segments one after another, each in proportion to its probability among those that are left.
+
+    Gradients are stopped.
 
     The segments drawn are those with the largest keys :math:`\log P_n + G_n`, where G is standard Gumbel noise. With
     the next largest key as the threshold :math:`\kappa`, a segment is drawn with the probability

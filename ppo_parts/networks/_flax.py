@@ -14,8 +14,8 @@ from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_number, check_takes
 from .._core.types import Batch, Output, Policy
-from ..envs import Env, Observation, is_discrete, size
-from ..envs._env import check_env
+from ..envs import Env, is_discrete, size
+from ..envs._env import as_observation, check_env
 from . import _dense
 from ._heads import Array, action_distribution, action_size, check_continuous
 
@@ -235,7 +235,7 @@ def actor_critic(
         return network.init(key, obs, None, carry, no_reset, privileged)
 
     def evaluate(params: Any, batch: Batch) -> Any:
-        seen = batch.obs if isinstance(batch.obs, Observation) else Observation(batch.obs)
+        seen = as_observation(batch.obs)
         obs, privileged = map(flat, (seen.obs, seen.privileged), spaces)
         return network.apply(params, obs, seen.available, batch.carry, batch.reset, privileged)
 
@@ -327,7 +327,8 @@ def multi_agent_actor_critic(
         return params
 
     def evaluate(params: Any, batch: Batch) -> Output:
-        seen = dict(zip(networks, inputs(batch.obs.obs), strict=True))
+        observed = as_observation(batch.obs)
+        seen = dict(zip(networks, inputs(observed.obs), strict=True))
         before, heads, log_stds, after = batch.carry or nothing, {}, {}, {}
         for name, network in networks.items():
             apply: Any = network.apply
@@ -335,7 +336,7 @@ def multi_agent_actor_critic(
                 axes = (None, None) if memory is None else (-2, -1)
                 apply = jax.vmap(apply, in_axes=(0, -2, *axes), out_axes=(-2, 0, axes[0]))
             heads[name], log_stds[name], after[name] = apply(params[name], seen[name], before[name], batch.reset)
-        distribution = action_distribution(space, heads["actor"], log_stds["actor"], available=batch.obs.available)
+        distribution = action_distribution(space, heads["actor"], log_stds["actor"], available=observed.available)
         return Output(distribution, heads["critic"][..., 0], None if memory is None else after)
 
     return Policy(init, evaluate, None if memory is None else lambda n: carry_of(n, agents))

@@ -10,6 +10,7 @@ from ._config import between as between
 from ._config import check_config as check_config
 from ._config import more_than as more_than
 from ._config_json import versions as versions
+from ._errors import MetricNotFoundError as MetricNotFoundError
 from ._errors import NonFiniteError as NonFiniteError
 from ._errors import RunExistsError as RunExistsError
 from ._errors import RunFolderError as RunFolderError

@@ -101,7 +101,7 @@ class Arguments:
         settings: the configuration.
         run: the options of the run.
         preset: the name of the configuration that other flags modify.
-        config: a file with options, which were read before: they are in the defaults of the others.
+        config: a file of options, which has been read already: its values are the defaults of the others.
         trust: see `check_trusted`.
     """
 

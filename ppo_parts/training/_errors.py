@@ -25,3 +25,7 @@ class MetricNotFoundError(UserError, KeyError):
     """No update has a metric of this name."""
 
     __str__ = Exception.__str__  # that of KeyError puts the message in quotes
+
+
+for _error in (RunFolderError, RunExistsError, RunNotFoundError, NonFiniteError, MetricNotFoundError):
+    _error.__module__ = "ppo_parts.training"  # the public module, so that tracebacks show the public name

@@ -14,7 +14,7 @@ from .._base.hyperparameters import check_count, check_takes
 from .._core.policy import apply_policy, initial_carry_of
 from .._core.types import Array, Evaluate, Params
 from ..envs._env import check_env
-from ..functional._arguments import KINDS
+from ..functional._arguments import check_key
 from ..functional._common import unsqueezed
 
 EVALUATION = "evaluation/"
@@ -65,7 +65,7 @@ def evaluate_episodes(
     """
     check_env("evaluate_episodes", env)
     check_takes("evaluate_episodes", "policy", policy, ("params", "batch"))
-    KINDS["key"].check("evaluate_episodes", "key", key)
+    check_key("evaluate_episodes", "key", key)
     check_count("evaluate_episodes", "episodes", episodes)
     check_count("evaluate_episodes", "max_steps", max_steps)
     key, reset_key = jax.random.split(key)

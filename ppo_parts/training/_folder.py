@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from ._checkpoint import Checkpoints
 from ._config_json import check_jax_settings, digest, stored_config, stored_run
@@ -138,6 +139,7 @@ class LoadedRun(NamedTuple):
     update: int
 
 
+@checked
 def load(
     folder: str | Path,
     make_train: Callable[[Any], Train] | None = None,

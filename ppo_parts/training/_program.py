@@ -22,7 +22,7 @@ from ._processes import agree
 from ._train import Train, seed_keys, vmap_over_seeds
 
 SECONDS = 0.5
-"""Intended duration of a device call. The host can do nothing during a call, such as saving after a signal."""
+"""Intended duration of a device call. During a call the host can do nothing else, for example save after a signal."""
 ROWS = 1024
 """Largest number of updates times seeds whose metrics are kept on the device."""
 

@@ -305,8 +305,10 @@ def test_watch_says_what_it_cannot_draw_or_write(folder, tmp_path, monkeypatch):
         next(watch.frames_of(train, state))
     with pytest.raises(UserValueError, match=r"a\.png must end with \.gif or \.mp4"):
         watch.write_animation(Path("a.png"), [])
-    with pytest.raises(UserValueError, match="there are no frames to write"):
-        watch.write_animation(tmp_path / "a.gif", [])
+    for name in ("a.gif", "a.mp4"):
+        with pytest.raises(UserValueError, match="there are no frames to write"):
+            watch.write_animation(tmp_path / name, [])
+    assert not list(tmp_path.iterdir())
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(MissingPackage, match=r'pip install "ppo_parts\[watch\]"'):
         watch.write_animation(tmp_path / "a.mp4", [])

@@ -467,6 +467,9 @@ TYPE_ERRORS = {
     "learner.update: key must be one key ... got keys of shape (2,)": lambda: update(
         key=jax.random.split(jax.random.key(0))
     ),
+    "learner.update: key must be one key ... got uint32 of shape (2, 2)": lambda: update(
+        key=jax.random.split(jax.random.PRNGKey(0))
+    ),
     "Batch.replace: a Batch has no field 'advantge'; its fields are obs": lambda: given(advantge=0),
     "gae: reward must hold real numbers, got complex128": lambda: f.gae(np.ones((2, 1), complex), *ONES, **ESTIMATE),
     "gae: reward must hold real numbers, got <U1": lambda: f.gae(np.full((2, 1), "a"), *ONES, **ESTIMATE),

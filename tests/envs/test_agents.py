@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import envs, training
+from ppo_parts import envs, networks, training
 from recipes import ippo
 
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
@@ -233,6 +233,21 @@ def test_folded_agents_are_environments_of_their_own():
     assert out.mask.tolist() == [True, False] * 3
     inner = jnp.ones((3, 2, 1))  # an observation of the inner environments
     np.testing.assert_array_equal(env.observe(state, envs.Observation(inner))[:, 1:], np.tile(np.eye(2), (3, 1)))
+
+
+def test_observations_of_agents_may_be_plain_arrays():
+    def reset(key, num_envs):
+        state, obs = probe().reset(key, num_envs)
+        return state, obs.obs
+
+    env = probe()._replace(reset=reset)
+    _, obs = env.reset(jax.random.key(0), 3)
+    _, folded = envs.fold_agents(env).reset(jax.random.key(0), 3 * AGENTS)
+    np.testing.assert_array_equal(folded, obs.reshape(-1, 1))
+    policy = networks.multi_agent_actor_critic(env)
+    params = policy.init(jax.random.key(0))
+    plain, wrapped = (policy(params, pp.Batch(obs=x)) for x in (obs[None], envs.Observation(obs[None])))
+    np.testing.assert_array_equal(plain.value, wrapped.value)
 
 
 def test_folded_agents_keep_what_only_the_critic_sees():

@@ -179,7 +179,8 @@ def test_dry_run(tmp_path, monkeypatch, capsys):
     (run,) = found["train"]
     assert run["steps_per_second"] * run["run_seconds"] == pytest.approx(4 * 8 * run["seeds"])
     assert len(found["tune"]) == 1
-    assert _recurrence.has("cuda") == bool([d for d in jax.devices() if d.platform == "gpu"])  # emulation has ended
+    gpus = [device for device in jax.devices() if device.platform == "gpu"]
+    assert _recurrence.has_device("cuda") == bool(gpus)  # emulation has ended
 
 
 def test_a_gpu_run_ends_in_time(tmp_path):

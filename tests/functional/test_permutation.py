@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ppo_parts import functional as f
+from ppo_parts.errors import UserValueError
 from ppo_parts.functional import _permutation
 
 
@@ -111,6 +112,13 @@ def test_a_permutation_has_every_integer_once(size):
     np.testing.assert_array_equal(np.sort(order), np.arange(size))
     some = jnp.array([[size - 1, 0], [size // 2, size // 3]])
     np.testing.assert_array_equal(f.permutation(jax.random.key(0), size, some), order[some])
+
+
+@pytest.mark.parametrize("size", [10, 1000])
+@pytest.mark.parametrize("indices", [-1, [0, 5000]])
+def test_known_positions_outside_a_permutation_are_refused(size, indices):
+    with pytest.raises(UserValueError, match=rf"permutation: indices must lie in \[0, {size}\), got"):
+        f.permutation(jax.random.key(0), size, jnp.array(indices))
 
 
 @pytest.mark.parametrize("size", [128, 131, 144])

@@ -190,7 +190,7 @@ def test_auto_without_a_gpu_is_the_scan():
     assert out.stdout.strip() == "False"
 
 
-@pytest.mark.skipif(_recurrence.has("cuda"), reason="there is a GPU")
+@pytest.mark.skipif(_recurrence.has_device("cuda"), reason="there is a GPU")
 def test_the_kernel_by_name_needs_a_gpu():
     named = arrays("vtrace", (4, 2))
     remedy = 'no NVIDIA GPU is among JAX\'s devices; leave implementation at "auto"'
