@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..functional._arguments import is_whole
 from ..functional._common import bounds, is_real, range_error
 from .errors import UserTypeError, UserValueError
 
@@ -127,7 +128,7 @@ def spread_nan(x: Array, *hyperparameters: Any) -> Array:
 
 def check_count(where: str, name: str, value: Any, low: int | None = 1) -> int:
     """Return `value` after checking that it is a whole number of at least `low` (None: any)."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+    if not is_whole(value):
         remedy = f": write {int(value)}" if isinstance(value, float) and value.is_integer() else ""
         raise UserTypeError(f"must be a whole number, got {value!r}{remedy}", where=where, argument=name)
     if low is not None and value < low:

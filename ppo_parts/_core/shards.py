@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.errors import UserValueError
+from ..functional._arguments import is_whole
 from .types import PER_SEGMENT, PER_STEP, Array, Batch
 
 
@@ -42,7 +43,7 @@ def split_fields(batch: Batch, pieces: int) -> dict[str, Any]:
 
 def check_shards(where: str, shards: int, what: str, size: int) -> None:
     """Raise unless the shards are a positive number that divides the segments."""
-    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1 or size % shards:
+    if not is_whole(shards) or shards < 1 or size % shards:
         raise UserValueError(
             f"{where}: shards={shards!r} must be a whole number that divides {what} = {size}: shards are equal blocks "
             "of neighboring segments"

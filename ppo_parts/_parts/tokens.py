@@ -13,7 +13,7 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_choice, check_count, check_number
 from .._core.types import Array, Batch, Context, Part, field_at
 from ..functional import masked_mean
-from ..functional._arguments import check_order
+from ..functional._arguments import check_order, is_whole
 from ..functional._groups import per_sequence
 from .common import LOSS, POLICY, at_step, check_numbers, check_options, is_zero, loss_part, named_loss, numeric_part
 
@@ -123,11 +123,9 @@ def group_advantage(
     Reference: Shao et al. 2024, arXiv:2402.03300, section 4.1.2; see `functional.group_advantage`.
     """
     where = "group_advantage"
-    size = group if isinstance(group, int) and not isinstance(group, bool) else None
-    if size is None and not isinstance(group, str):
+    if not isinstance(group, str) and not is_whole(group):
         raise UserTypeError(f"{where}: group must be the name of an entry of per_segment or a size, got {group!r}")
-    if size is not None:
-        check_count(where, "group", size)
+    size = None if isinstance(group, str) else check_count(where, "group", group)
     check_choice(where, "baseline", baseline, (*get_args(functional.Baseline), "given"))
     check_options(where, ddof=ddof)
     numbers = check_numbers(where, eps=eps)

@@ -265,7 +265,7 @@ def test_a_rollout_with_shards_is_the_same_rollout(name):
         made = pp.rollout(env, policy, num_envs=8, num_steps=7, shards=shards)
         return made.collect(KEY, params, made.init(KEY))
 
-    state, batch, metrics = collected(4)
+    state, batch, metrics = collected(np.int64(4))
     assert batch.shards == 4
     assert bool(jnp.any(batch.truncated))
     assert bool(jnp.any(batch.terminated))
