@@ -29,7 +29,7 @@ def stored_run(folder: Path) -> dict[str, Any]:
     try:
         stored = parse_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        raise RunNotFoundError(f"{folder} holds no run: it has no config.json") from None
+        raise RunNotFoundError(f"{folder} holds no run: {_why_no_run(folder)}") from None
     except ValueError as error:  # not JSON, or not text at all
         raise UserValueError(f"{path} cannot be read: {error}; {DAMAGED}") from None
     groups = {"config": dict, "run": dict, "versions": dict, "steps_per_update": int}
@@ -44,6 +44,14 @@ def stored_run(folder: Path) -> dict[str, Any]:
     if wrong:
         raise UserValueError(f"{path} is damaged: it has no valid {wrong[0]}; {DAMAGED}")
     return stored
+
+
+def _why_no_run(folder: Path) -> str:
+    """Return what is there instead; of a folder that does not exist, the runs beside it."""
+    if folder.exists():
+        return "it has no config.json" if folder.is_dir() else "it is not a folder"
+    runs = sorted(path.parent.name for path in folder.parent.glob("*/config.json"))
+    return "there is no such folder" + (f"; {folder.parent} has {', '.join(runs[-8:])}" if runs else "")
 
 
 DAMAGED = "the checkpoints are not affected: write the file of a run with the same configuration in its place"

@@ -175,7 +175,7 @@ def test_resuming_keeps_the_configuration_and_the_options(trained):
         (["--env-id", "Cartpole-v1"], "error: gymnax has no environment 'Cartpole-v1'; did you mean CartPole-v1"),
         (["--clip-coef", "-1"], "error: --clip-coef must lie in"),
         (["--num-seeds", "0"], "error: --num-seeds must be at least 1"),
-        (["--resume", "/nowhere"], "error: /nowhere holds no run: it has no config.json"),
+        (["--resume", "/nowhere"], "error: /nowhere holds no run: there is no such folder"),
     ],
 )
 def test_a_mistake_ends_with_one_sentence_and_leaves_nothing(tmp_path, argv, message):

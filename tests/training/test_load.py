@@ -28,13 +28,15 @@ def test_load_brings_back_policy_and_history(train, make_train, whole, evaluated
     assert_same(jax.tree.map(raw, recipe.state), jax.tree.map(raw, run.state))
 
 
-def test_load_says_why_it_cannot(train, make_train, whole, place, tmp_path):
+def test_load_says_why_it_cannot(train, make_train, whole, tmp_path):
     (tmp_path / "config.json").write_text((whole[0] / "config.json").read_text())
     for folder, made_by, which, message in (
         (whole[0], make_train, 5, r"no checkpoint 5 in .*: there are 8, 12"),
         (whole[0], make_train, "best", r"no best checkpoint: it was run without best_metric; there are 8, 12"),
         (whole[0], make_train, "last", "checkpoint='last' must be 'latest', 'best' or the number of an update"),
-        (place / "nowhere", make_train, "latest", "nowhere holds no run"),
+        (tmp_path / "a" / "b", make_train, "latest", "b holds no run: there is no such folder$"),
+        (tmp_path.with_name("b"), make_train, "latest", rf"no such folder; .* has .*{tmp_path.name}"),
+        (tmp_path / "config.json", make_train, "latest", "it is not a folder"),
         (whole[0], lambda config: train, "latest", r"write def make_train\(config: Config\)"),
         (whole[0], pufferlib_ppo.make_train, "latest", r"of another recipe, .* \(.*, .*, .* and \d+ more\)"),
         (tmp_path, make_train, "latest", "has no checkpoints"),

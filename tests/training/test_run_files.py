@@ -122,7 +122,7 @@ def test_run_folder_that_cannot_be_used_is_named_with_the_reason(train, whole, p
             FileExistsError,
             r"whole already holds a run: continue it with --resume",
         ),
-        ({"resume": place / "nowhere"}, FileNotFoundError, r"nowhere holds no run: it has no config\.json"),
+        ({"resume": place / "nowhere"}, FileNotFoundError, r"nowhere holds no run: there is no such folder"),
         (
             {"name": "run", "directory": tmp_path / "file"},
             RunFolderError,
