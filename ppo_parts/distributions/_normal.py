@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.errors import UserValueError
-from .._base.hyperparameters import check_number
 from ..functional._common import ShapeError, accumulator_dtype, check_arrays, check_floating, known_values
 from ._distribution import VectorDistribution, fit_to_loc, widened
 
@@ -125,7 +124,9 @@ class StateDependentNormal(Normal):
 
     def __init__(self, loc: Array, features: Array, std: Array, eps: float = 1e-6) -> None:
         check_floating("StateDependentNormal", loc=loc, features=features, std=std)
-        eps = check_number("StateDependentNormal", "eps", eps, 0, schedule=False)
+        check_arrays("StateDependentNormal", eps=eps)
+        if (known := known_values(eps)) is not None and not np.all(known >= 0):
+            raise UserValueError(f"must be at least 0, got {eps!r}", where="StateDependentNormal", argument="eps")
         (*leading, size), shape = jnp.shape(loc) or (0,), jnp.shape(features)
         wide = (*shape, size)
         if shape[:-1] != tuple(leading) or jnp.shape(std) not in (wide, wide[-2:]) or not shape:

@@ -37,14 +37,14 @@ def forget():
 @pytest.fixture
 def emulated(monkeypatch):
     """As if there were a GPU, for whoever asks for the kernel by name."""
-    monkeypatch.setattr(_recurrence, "has", lambda platform: platform == "cuda")
+    monkeypatch.setattr(_recurrence, "has_device", lambda platform: platform == "cuda")
     monkeypatch.setattr(_kernel, "backwards", functools.partial(_kernel.backwards, interpret=True))
 
 
 @pytest.fixture
 def pretended(monkeypatch):
     """As if there were a GPU; the kernel is the real one and can be lowered, not run."""
-    monkeypatch.setattr(_recurrence, "has", lambda platform: platform == "cuda")
+    monkeypatch.setattr(_recurrence, "has_device", lambda platform: platform == "cuda")
 
 
 def arrays(name, shape, dtype=jnp.float32, given=("truncated", "mask"), seed=0):
