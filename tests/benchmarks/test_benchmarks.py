@@ -65,6 +65,7 @@ def test_every_part_has_a_floor_that_writes_as_much(dtype):
         assert [(x.shape, x.dtype) for x in same] == [(x.shape, x.dtype) for x in outputs], name
 
 
+@pytest.mark.slow
 @pytest.mark.lenient_ranks  # the network's biases
 def test_growth_is_recorded_and_drawn(tmp_path, monkeypatch):
     path = tmp_path / "growth.jsonl"
