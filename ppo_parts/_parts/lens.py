@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .._base.doors import checked
-from .._base.errors import UserTypeError, UserValueError
+from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, at, check_number
 from .._core.chain import check_wrapped, fold, inner_key, parts_of
 from .._core.types import Array, Batch, Context, Params, Part, field_at, stateless, with_field_at
@@ -217,10 +217,6 @@ def combine_advantages(coefficients: Mapping[str, Numeric]) -> Part:
     Reference: Burda et al. 2018, Exploration by Random Network Distillation, arXiv:1810.12894, the section on combining
     intrinsic and extrinsic returns.
     """
-    if not isinstance(coefficients, Mapping):
-        raise UserTypeError(
-            f'combine_advantages: give a coefficient for each path, such as {{"advantage": 1.0}}, got {coefficients!r}'
-        )
     if not coefficients:
         raise UserValueError("combine_advantages: name at least one advantage")
     coefficients = {
