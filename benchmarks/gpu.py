@@ -175,7 +175,7 @@ def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 
 def as_if_there_were_a_gpu() -> contextlib.AbstractContextManager[None]:
     """Let `implementation="pallas"` be lowered on a machine without a GPU; it cannot run there."""
-    return replaced(_recurrence, "has", lambda platform: platform == "cuda")
+    return replaced(_recurrence, "has_device", lambda platform: platform == "cuda")
 
 
 @contextlib.contextmanager
@@ -322,7 +322,7 @@ def main() -> None:
     options.add_argument("--minutes", type=float, default=8, help="of all sections, each of which has a share")
     options.add_argument("--dry-run", action="store_true", help="tiny sizes and emulated kernels, for a test")
     given = options.parse_args()
-    dry = given.dry_run or not _recurrence.has("cuda")
+    dry = given.dry_run or not _recurrence.has_device("cuda")
     if dry:
         print("a dry run: sizes are tiny, kernels are emulated, and times mean nothing")
     with emulated() if dry else contextlib.nullcontext():

@@ -82,7 +82,7 @@ def from_gymnasium(
     if timeout is not None:
         check_number("from_gymnasium", "timeout", timeout, 0, open_low=True, schedule=False)
     names = (info,) if isinstance(info, str) else info
-    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) and name not in TAKEN for name in names):
+    if any(name in TAKEN for name in names):
         raise UserValueError(
             f"from_gymnasium: info must be names of numbers, other than {', '.join(TAKEN)}, which every episode "
             f"reports; got {info!r}"

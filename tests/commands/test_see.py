@@ -156,7 +156,7 @@ def test_a_recipe_that_is_not_there_is_named(folder, bare, monkeypatch):
     with pytest.raises(SystemExit, match="has no checkpoints"):  # so that its recipe was found
         evaluate.main([str(bare(recipe=None)), "--recipe", "tests.commands.recipe"])
     changed = bare(recipe="recipes.cleanrl_ppo", config=dataclasses.asdict(cleanrl_ppo.Config(env_id="mine:walk")))
-    with pytest.raises(SystemExit, match=r"envs\.register adds prefixes\): give the module .* --recipe my_module"):
+    with pytest.raises(SystemExit, match=r"envs\.register adds prefixes\): name the module .* --recipe my_module"):
         evaluate.main([str(changed)])
 
 

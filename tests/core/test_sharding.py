@@ -183,7 +183,7 @@ def test_learner_on_several_devices():
 
 def check_kernel():
     """Compiled for CUDA, though there is none: in `shard_map` each device runs the kernel, else XLA splits a scan."""
-    _recurrence.has = lambda platform: platform == "cuda"
+    _recurrence.has_device = lambda platform: platform == "cuda"
     given, columnwise = data(64), P(None, "d")
     del given["log_ratio"]
 
