@@ -3,7 +3,7 @@
     python -m recipes.atari_ppo --env-id ale:breakout
 
 A lost life terminates an episode, rewards are clipped to their sign, and the reported returns are those of whole
-games. Install it with `pip install ".[train,atari]"`.
+games. Install it with `pip install --editable ".[train,atari]"`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ and actions of [-1, 1] are mapped onto the bounds of the environment. (Tianshou 
 the last step and at time limits; here their values stay as recorded.) `--preset tianshou` also has its trace and its
 initial noise. Ant learns faster without the contact forces that version 5 adds to the observations, or with
 `--obs-clip 1`. docs/results.md has the results.
-Install it with `pip install ".[train,gymnasium]"`.
+Install it with `pip install --editable ".[train,gymnasium]"`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Errors, hyperparameters, trees and branches: what knows nothing of PPO."""
+"""Errors, hyperparameters, trees and branches: whatever is independent of PPO."""
