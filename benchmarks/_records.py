@@ -37,7 +37,7 @@ def git(*args: str) -> str:
 
 # Asked when a benchmark starts, because it does not measure what is committed while it runs.
 COMMIT = git("rev-parse", "HEAD")
-UNCOMMITTED = git("status", "--porcelain", "--untracked-files=no", "--", "ppo_parts", "recipes", "benchmarks/*.py")
+UNCOMMITTED = git("status", "--porcelain", "--untracked-files=no", "--", "ppo_parts", "benchmarks/*.py")
 
 
 def read(path: Path) -> dict[str, Record]:

@@ -253,7 +253,7 @@ def choices(link: Link, benchmark: str) -> list[str]:
 
 
 def libraries(link: Link) -> list[str]:
-    """The presets of `recipes.library_ppo`."""
+    """The presets of `ppo_parts.recipes.library_ppo`."""
     found = sorted(runs("libraries"), key=lambda run: -float(run["last_evaluation"]["mean"]))
     rows = []
     for run in found:

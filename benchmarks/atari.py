@@ -1,4 +1,4 @@
-"""Atari games with `recipes.atari_ppo`, and with CleanRL's own `ppo_atari.py` on the same machine.
+"""Atari games with `ppo_parts.recipes.atari_ppo`, and with CleanRL's own `ppo_atari.py` on the same machine.
 
     python -m benchmarks atari ale:breakout --steps 200_000 --seeds 1
     python -m benchmarks atari ale:pong --python ../cleanrl/.venv/bin/python --script ../cleanrl/cleanrl/ppo_atari.py
@@ -27,7 +27,7 @@ from typing import Any
 import jax
 
 from ppo_parts import envs
-from recipes import atari_ppo
+from ppo_parts.recipes import atari_ppo
 
 from . import hosts
 from ._options import parser

@@ -37,7 +37,7 @@ import numpy as np
 import ppo_parts as pp
 from ppo_parts import distributions, envs, functional, networks, training
 from ppo_parts.errors import UserError
-from recipes import cleanrl_ppo
+from ppo_parts.recipes import cleanrl_ppo
 
 from ._options import parser
 from ._records import ROOT, write
@@ -255,12 +255,12 @@ def command_lines() -> dict[str, Any]:
             faults.setdefault(program, []).append(f"{' '.join(argv)}: {found}")
 
     for name in RECIPES:
-        recipe = importlib.import_module(f"recipes.{name}")
+        recipe = importlib.import_module(f"ppo_parts.recipes.{name}")
         begins = functools.partial(training.main, recipe.make_train, recipe.PRESETS, run=lambda *run: {})
         fields = [*dataclasses.fields(next(iter(recipe.PRESETS.values()))), *dataclasses.fields(training.RunOptions)]
         for flag in [f"--{field.name.replace('_', '-')}" for field in fields]:
             for word in WORDS:
-                start(f"recipes.{name}", begins, flag, word)
+                start(f"ppo_parts.recipes.{name}", begins, flag, word)
     with quietly():
         training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, ["--total-timesteps", "1024", "--name", "sound"])
     for folder, config in BROKEN.items():

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 
 from ppo_parts import training
+from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 from ppo_parts.training._devices import placement
-from recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
 from . import _pages, _records
 from ._collectives import collectives

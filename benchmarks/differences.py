@@ -4,7 +4,7 @@
     python -m benchmarks differences HalfCheetah-v5 --steps 1e6 --seeds 10 --variant current_value
 
 The chain that is changed is CleanRL's for continuous actions, with time limits bootstrapped from the final state, and
-with the other settings of `recipes.mujoco_ppo`. docs/libraries.md says which library makes which choice. The protocol
+with the other settings of `mujoco_ppo`. docs/libraries.md says which library makes which choice. The protocol
 is that of `python -m benchmarks mujoco`; Ant and Humanoid are played without contact forces. The records are in
 benchmarks/results/differences.jsonl.
 """
@@ -22,7 +22,7 @@ import optax
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
-from recipes.libraries import parts
+from ppo_parts.recipes.libraries import parts
 
 from . import mujoco
 

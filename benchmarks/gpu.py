@@ -31,7 +31,7 @@ import numpy as np
 
 from ppo_parts import envs, functional
 from ppo_parts.functional import _kernel, _recurrence
-from recipes import cleanrl_ppo, ippo, pufferlib_ppo
+from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
 from . import _timing, train
 from ._options import parser

@@ -4,8 +4,8 @@
     python -m benchmarks hosts --cleanrl ../cleanrl/.venv/bin/python ../cleanrl/cleanrl/ppo_continuous_action.py
 
 All train the same network on the same task in the same settings: 8 environments, 256 steps, 10 epochs of 32
-minibatches of 64, observations and rewards normalized, one process. `recipe` is `recipes.mujoco_ppo`; `cleanrl's
-settings` is `recipes.cleanrl_ppo`, whose advantages are computed once per rollout, as in CleanRL and
+minibatches of 64, observations and rewards normalized, one process. `recipe` is `mujoco_ppo`; `cleanrl's
+settings` is `cleanrl_ppo`, whose advantages are computed once per rollout, as in CleanRL and
 Stable-Baselines3. These two take part if they are installed (`pip install stable-baselines3`) or given: CleanRL's own
 script, unchanged, runs under a Python of its own, because it needs Gymnasium 0.29, and on version 4 of the task; its
 own count of steps per second is read. Programs run in turn; compile time is not counted.
@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from ppo_parts import training
-from recipes import async_ppo, cleanrl_ppo, mujoco_ppo
+from ppo_parts.recipes import async_ppo, cleanrl_ppo, mujoco_ppo
 
 from . import _timing
 from ._options import parser, positive
@@ -69,7 +69,7 @@ def ours(train: training.Train, updates: int, learn: bool = True) -> Callable[[]
 
 
 def ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
-    """`recipes.async_ppo`: the actor collects one rollout ahead of the learner."""
+    """`ppo_parts.recipes.async_ppo`: the actor collects one rollout ahead of the learner."""
     program = async_ppo.OneAhead(async_ppo.make_train(config), 0, training.RunOptions())
     state = program.start()
     advance = program.advance_from(state)

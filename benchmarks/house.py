@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from ._options import parser
@@ -61,10 +62,10 @@ print("names at the top level:", len([x for x in dir(pp) if not x.startswith("_"
 """
 
 
-def sizes(folder: Path) -> tuple[int, int, int]:
-    """All lines, lines of code, and lines of docstrings of the Python files of a folder."""
+def sizes(paths: Iterable[Path]) -> tuple[int, int, int]:
+    """All lines, lines of code, and lines of docstrings of Python files."""
     every = code = docstrings = 0
-    for path in folder.rglob("*.py"):
+    for path in paths:
         text, inside = path.read_text(), set[int]()
         for node in ast.walk(ast.parse(text)):
             if (
@@ -111,8 +112,11 @@ def floors(pairs: set[tuple[str, str]]) -> tuple[int, int]:
 def measured(root: Path, seconds: float | None = None) -> dict[str, str]:
     """The numbers of a checkout by name."""
     found, package = {}, root / "ppo_parts"
-    for name, folder in {"package": package, **{x: root / x for x in ("recipes", "benchmarks", "tests")}}.items():
-        found[f"lines of {name} (code, docstrings)"] = "{:,} ({:,}, {:,})".format(*sizes(folder))
+    recipes = sorted([*root.glob("recipes/**/*.py"), *package.glob("recipes/**/*.py")])  # beside the package once
+    files = {"package": sorted({*package.rglob("*.py")} - {*recipes}), "recipes": recipes}
+    files |= {name: sorted((root / name).rglob("*.py")) for name in ("benchmarks", "tests")}
+    for name, paths in files.items():
+        found[f"lines of {name} (code, docstrings)"] = "{:,} ({:,}, {:,})".format(*sizes(paths))
     pairs = arrows(package)
     rooms = {room for pair in pairs for room in pair}
     found["rooms, arrows"] = f"{len(rooms)}, {len(pairs)}"

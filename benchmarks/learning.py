@@ -26,7 +26,7 @@ import jax
 import numpy as np
 
 from ppo_parts import training
-from recipes import cleanrl_ppo, ippo, library_ppo, pufferlib_ppo
+from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, pufferlib_ppo
 
 from . import classic, rnd
 from ._options import parser

@@ -1,4 +1,4 @@
-"""Gymnasium's MuJoCo tasks with `recipes.mujoco_ppo`, in the protocol of Tianshou's benchmark.
+"""Gymnasium's MuJoCo tasks with `ppo_parts.recipes.mujoco_ppo`, in the protocol of Tianshou's benchmark.
 
     python -m benchmarks mujoco HalfCheetah-v5 --steps 1e6 --seeds 10
     python -m benchmarks mujoco HalfCheetah-v5 --steps 1e6 --seeds 10 --variant refresh_rollout
@@ -24,7 +24,7 @@ import numpy as np
 
 import ppo_parts as pp
 from ppo_parts import envs, training
-from recipes import library_ppo, mujoco_ppo
+from ppo_parts.recipes import library_ppo, mujoco_ppo
 
 from ._options import parser, positive
 from ._records import RESULTS, write
@@ -48,7 +48,7 @@ def without_contact_forces(config: Config) -> Config:
 
 
 def variant(config: Config, **parts: Any) -> training.Train:
-    """The recipe with another part in its chain; see `recipes.mujoco_ppo.chain`."""
+    """The recipe with another part in its chain; see `ppo_parts.recipes.mujoco_ppo.chain`."""
     return mujoco_ppo.make_train(config, pipeline=mujoco_ppo.chain(config, **parts))
 
 
@@ -140,7 +140,7 @@ def main() -> None:
 
 
 def libraries() -> None:
-    """The PPO of each library with its default hyperparameters: the presets of `recipes.library_ppo`."""
+    """The PPO of each library with its default hyperparameters: the presets of `ppo_parts.recipes.library_ppo`."""
     variants = {name: library_ppo.make_train for name in library_ppo.PRESETS if name != "playground"}
     given, fields = read_command_line(libraries.__doc__, variants)
     measure(dataclasses.replace(library_ppo.PRESETS[given.variant], **fields), given, variants, "libraries")

@@ -13,7 +13,7 @@ import numpy as np
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
-from recipes import cleanrl_ppo
+from ppo_parts.recipes import cleanrl_ppo
 
 from ._options import parser
 from ._pages import difference

@@ -16,8 +16,8 @@ from gymnax.environments.bsuite import deep_sea
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.envs import Moments
+from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import at_least, between
-from recipes import cleanrl_ppo
 
 Array = jax.Array
 

@@ -20,7 +20,7 @@ import numpy as np
 
 import ppo_parts as pp
 from ppo_parts import training
-from recipes import pufferlib_ppo
+from ppo_parts.recipes import pufferlib_ppo
 
 from ._options import parser
 from ._records import RESULTS, write

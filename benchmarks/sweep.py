@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from recipes import ippo
+from ppo_parts.recipes import ippo
 
 from ._records import RESULTS, write
 from ._runs import outcome

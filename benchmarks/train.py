@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from ppo_parts import envs
-from recipes import cleanrl_ppo, ippo, pufferlib_ppo
+from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
 from . import _timing, handwritten
 from ._options import parser

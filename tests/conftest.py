@@ -17,7 +17,7 @@ if jax.__version_info__ >= (0, 8):
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "lenient_ranks: calls third-party code that broadcasts arrays of different rank")
-    for package in ("ppo_parts", "recipes", "tests"):  # warnings inside third-party modules stay warnings
+    for package in ("ppo_parts", "tests"):  # warnings inside third-party modules stay warnings
         config.addinivalue_line("filterwarnings", f"error:::{package}")
     if hasattr(config, "cache"):  # programs compiled by earlier runs, other workers and processes; --cache-clear
         kept = {"compilation_cache_dir": str(config.cache.mkdir("jax")), "persistent_cache_min_compile_time_secs": 0.0}

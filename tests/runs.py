@@ -17,9 +17,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental.compilation_cache import compilation_cache
 
+from ppo_parts.recipes.cleanrl_ppo import Config
 from ppo_parts.training import Program, RunOptions, run
 from ppo_parts.training._program import compile_program
-from recipes.cleanrl_ppo import Config
 
 ROOT = Path(__file__).parents[1]
 STEPS_PER_UPDATE = 16
@@ -66,7 +66,7 @@ def start(*argv: str, cache: Path, optimized: bool = False) -> subprocess.Popen:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": str(int(not optimized)),
     }
-    command = [sys.executable, "-m", "recipes.cleanrl_ppo", "--no-progress", *argv]
+    command = [sys.executable, "-m", "ppo_parts.recipes.cleanrl_ppo", "--no-progress", *argv]
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

@@ -1,4 +1,4 @@
-"""CleanRL's PPO, written by hand; `recipes.cleanrl_ppo` composes the same from parts."""
+"""CleanRL's PPO, written by hand; `ppo_parts.recipes.cleanrl_ppo` composes the same from parts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ActorCritic(nn.Module):
 
 
 def make_train(config: Any) -> Callable[[jax.Array], Any]:
-    """`train(key) -> (parameters, metrics [updates])` for a `recipes.cleanrl_ppo.Config` with discrete actions."""
+    """`train(key) -> (parameters, metrics [updates])` for a `cleanrl_ppo.Config` with discrete actions."""
     environments = _steps.Environments(config.env_id, config.num_envs)
     num_updates = config.total_timesteps // (config.num_envs * config.num_steps)
     network = ActorCritic(environments.actions, config.hidden)

@@ -1,6 +1,6 @@
 """IPPO, written by hand: shared parameters, a local critic, actor and critic trained one after the other.
 
-`recipes.ippo` is the same of parts. gymnax's environments have one agent.
+`ppo_parts.recipes.ippo` is the same of parts. gymnax's environments have one agent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Network(nn.Module):
 
 
 def make_train(config: Any) -> Callable[[jax.Array], Any]:
-    """`train(key) -> (parameters, metrics [updates])` for a `recipes.ippo.Config` that names a gymnax environment."""
+    """`train(key) -> (parameters, metrics [updates])` for an `ippo.Config` that names a gymnax environment."""
     environments = _steps.Environments(config.env_id, config.num_envs)
     num_updates = config.total_timesteps // (config.num_envs * config.num_steps)
     actor = Network(environments.actions, 0.01, config.hidden)

@@ -1,6 +1,6 @@
 """PufferLib's PPO, written by hand: V-trace and priorities of the latest values, recomputed before each minibatch.
 
-`recipes.pufferlib_ppo` is the same of parts.
+`ppo_parts.recipes.pufferlib_ppo` is the same of parts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def normalized(obs: jax.Array, moments: Moments) -> jax.Array:
 
 
 def make_train(config: Any) -> Callable[[jax.Array], Any]:
-    """`train(key) -> (parameters, metrics [updates])` for a `recipes.pufferlib_ppo.Config`.
+    """`train(key) -> (parameters, metrics [updates])` for a `pufferlib_ppo.Config`.
 
     It has to be one with discrete actions, tanh, Adam and V-trace, priorities, environments normalized and everything
     refreshed before each minibatch, as they are by default, and without memory.

@@ -156,8 +156,8 @@ def load(
         make_train: the recipe's function; the annotation of its argument names the class of the configuration. None:
             the `make_train` of the module that `config.json` names.
         checkpoint: the latest, the best (of a run with a `best_metric`), or the number of an update.
-        trust: whether `config.json` may choose what is imported: a recipe outside `recipes`, or the module of an
-            environment like "gym:module:Env-v0", that is not imported yet.
+        trust: whether `config.json` may choose what is imported: a recipe outside `ppo_parts.recipes`, or the module
+            of an environment like "gym:module:Env-v0", that is not imported yet.
 
     Returns:
         `LoadedRun`.

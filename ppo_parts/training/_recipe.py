@@ -12,7 +12,7 @@ from typing import Any
 
 from .._base.errors import UserValueError
 
-RECIPES = "recipes"
+RECIPES = "ppo_parts.recipes"
 """The package whose modules a run may name as its recipe; others need the user's word."""
 
 
@@ -25,7 +25,7 @@ def recipe_of(defined: Any) -> str:
         return name
     main = sys.modules["__main__"]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    if spec is not None:  # python -m recipes.cleanrl_ppo
+    if spec is not None:  # python -m ppo_parts.recipes.cleanrl_ppo
         return spec.name
     return name if file is None else Path(file).stem  # python my_recipe.py
 
@@ -33,9 +33,9 @@ def recipe_of(defined: Any) -> str:
 def check_trusted(stored: Mapping[str, Any], folder: Path, trust: bool, *, recipe: bool = True) -> None:
     """Raise if loading a run would import a module that its `config.json` chooses, unless the user trusts the folder.
 
-    Its recipe may be one of `recipes`, and its environment one of a registered family, such as "brax:ant". A module
-    that is already imported runs nothing new. `recipe` says whether the recipe is imported, too, and not only the
-    module in an `env_id` like "gym:module:Env-v0".
+    Its recipe may be one of `ppo_parts.recipes`, and its environment one of a registered family, such as "brax:ant". A
+    module that is already imported runs nothing new. `recipe` says whether the recipe is imported, too, and not only
+    the module in an `env_id` like "gym:module:Env-v0".
     """
     named, env_id = stored.get("recipe"), stored["config"].get("env_id")
     module, colon, _ = str(env_id).partition(":")[2].partition(":")

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import handwritten, train, update
 from ppo_parts import distributions, envs, functional, networks
-from recipes import cleanrl_ppo, ippo, pufferlib_ppo
+from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
 COMMON = {"total_timesteps": 96, "num_envs": 4, "num_steps": 8, "num_minibatches": 2}
 

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import ppo_parts
 from ppo_parts import envs, training
 from ppo_parts.commands import compare, evaluate, export, watch
 from ppo_parts.envs._rendering import draw_grid, rendering
 from ppo_parts.errors import MissingPackage, UserValueError
+from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._files import replacing
 from ppo_parts.training._metrics_file import write_rows
 from ppo_parts.training._recipe import recipe_of
-from recipes import cleanrl_ppo
 from tests.commands import recipe
 
 QUIET = {"tensorboard": False, "progress": False}
@@ -53,8 +54,8 @@ def test_a_run_says_which_recipe_it_is_of(folder, monkeypatch):
     assert recipe_of(config) == "__main__"  # a console
     main.__file__ = "/somewhere/mine.py"
     assert recipe_of(config) == "mine"
-    main.__spec__ = types.SimpleNamespace(name="recipes.cleanrl_ppo")
-    assert recipe_of(config) == "recipes.cleanrl_ppo"
+    main.__spec__ = types.SimpleNamespace(name="ppo_parts.recipes.cleanrl_ppo")
+    assert recipe_of(config) == "ppo_parts.recipes.cleanrl_ppo"
 
 
 def test_a_recipe_in_the_current_folder_is_found(bare, monkeypatch):
@@ -74,9 +75,12 @@ COMMANDS = {"evaluate": evaluate.main, "watch": watch.main, "export": export.mai
     [
         ({"recipe": "spy"}, "the recipe spy"),
         ({"recipe": "spy.recipes"}, "the recipe spy.recipes"),
-        ({"recipe": "recipes_of.spy"}, "the recipe recipes_of.spy"),
-        ({"recipe": "recipes.cleanrl_ppo", "env_id": "gym:spy:Env-v0"}, "the environment gym:spy:Env-v0"),
-        ({"recipe": "recipes.cleanrl_ppo", "env_id": "gym:A-v0,env_id='spy:B-v0'"}, "the environment gym:A-v0,env_id"),
+        ({"recipe": "ppo_parts.recipes_of.spy"}, "the recipe ppo_parts.recipes_of.spy"),
+        ({"recipe": "ppo_parts.recipes.cleanrl_ppo", "env_id": "gym:spy:Env-v0"}, "the environment gym:spy:Env-v0"),
+        (
+            {"recipe": "ppo_parts.recipes.cleanrl_ppo", "env_id": "gym:A-v0,env_id='spy:B-v0'"},
+            "the environment gym:A-v0,env_id",
+        ),
     ],
 )
 def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys, changes, named):
@@ -88,6 +92,7 @@ def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys
         (place / "spy.py").write_text("print('imported')")
     monkeypatch.chdir(path)
     monkeypatch.syspath_prepend(str(path))
+    monkeypatch.setattr(ppo_parts, "__path__", [*ppo_parts.__path__, str(path)])
     says = rf"{re.escape(str(path))} asks for {re.escape(named)}.*, whose code would be imported and run: .* --trust"
     for command in COMMANDS.values():
         with pytest.raises(SystemExit, match=f"^error: {says}"):
@@ -104,7 +109,7 @@ def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys
         with pytest.raises((SystemExit, UserValueError, ModuleNotFoundError)):
             training.load(path, **recipe, trust=True)
         assert "imported" in capsys.readouterr().out
-    for module in ("spy", "recipes_of.spy", "recipes_of"):
+    for module in ("spy", "ppo_parts.recipes_of.spy", "ppo_parts.recipes_of"):
         sys.modules.pop(module, None)
 
 
@@ -155,7 +160,9 @@ def test_a_recipe_that_is_not_there_is_named(folder, bare, monkeypatch):
                 command([str(folder), "--recipe", name])
     with pytest.raises(SystemExit, match="has no checkpoints"):  # so that its recipe was found
         evaluate.main([str(bare(recipe=None)), "--recipe", "tests.commands.recipe"])
-    changed = bare(recipe="recipes.cleanrl_ppo", config=dataclasses.asdict(cleanrl_ppo.Config(env_id="mine:walk")))
+    changed = bare(
+        recipe="ppo_parts.recipes.cleanrl_ppo", config=dataclasses.asdict(cleanrl_ppo.Config(env_id="mine:walk"))
+    )
     with pytest.raises(SystemExit, match=r"envs\.register adds prefixes\): name the module .* --recipe my_module"):
         evaluate.main([str(changed)])
 

@@ -81,7 +81,7 @@ def hidden(extras: frozenset[str]) -> list[str]:
 def rows_of(page: Path, tiny: bool) -> Iterator[Command]:
     """Its commands with a name for each run, the first of which is `first`; perhaps as tiny runs."""
     for number, (module, arguments, extras) in enumerate(commands(page)):
-        if module.startswith("recipes.") and "--help" not in arguments:
+        if module.startswith("ppo_parts.recipes.") and "--help" not in arguments:
             name = "first" if page.stem == "README" else f"{page.stem}{number}"
             arguments = [*arguments, "--name", name, *(TINY.split() if tiny or "--track" in arguments else [])]
         yield Command(module, arguments, extras)
@@ -95,7 +95,7 @@ def run(command: list[str], folder: Path, **options: Any) -> None:
 
 def test_commands_run_with_the_extras_that_the_page_has_named(tmp_path):
     """With tiny runs, and packages that are installed here, but hidden."""
-    for name in ("ppo_parts", "recipes", "tests"):
+    for name in ("ppo_parts", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     for page in PAGES:
         rows = [{**x._asdict(), "extras": None, "hidden": hidden(x.extras)} for x in rows_of(page, tiny=True)]

@@ -21,7 +21,7 @@ import ppo_parts as pp
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(\w*)[ ]*([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
-NOT_LISTED = {"bridges", "commands", "compare", "evaluate", "export", "watch"}  # commands, and what Tunix calls
+NOT_LISTED = {"bridges", "commands", "compare", "evaluate", "export", "recipes", "watch"}  # programs; Tunix
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks import _records, _tables, papers
 from benchmarks.paper_index import PAPERS
-from recipes import cleanrl_ppo
+from ppo_parts.recipes import cleanrl_ppo
 
 
 @pytest.mark.parametrize("name", PAPERS)

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from benchmarks import study
-from recipes import pufferlib_ppo
+from ppo_parts.recipes import pufferlib_ppo
 
 pytestmark = pytest.mark.lenient_ranks
 CONFIG = pufferlib_ppo.Config(total_timesteps=64, num_envs=4, num_steps=8, num_minibatches=2, hidden=4, anneal_ent=True)

@@ -12,7 +12,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
-from recipes import ippo
+from ppo_parts.recipes import ippo
 
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
 AGENTS, EPISODE = 2, 4

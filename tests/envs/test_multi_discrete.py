@@ -8,7 +8,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import distributions, envs, networks
 from ppo_parts.commands import export
-from recipes import cleanrl_ppo
+from ppo_parts.recipes import cleanrl_ppo
 
 NVEC = (2, 3)
 SPACE = envs.MultiDiscrete(NVEC)

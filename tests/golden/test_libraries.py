@@ -1,4 +1,4 @@
-"""The presets of `recipes.libraries` against one update of each library's own code, to 1e-5.
+"""The presets of `ppo_parts.recipes.libraries` against one update of each library's own code, to 1e-5.
 
 The recordings have the rollout, the first parameters and the rows of each minibatch; all else comes out of
 `learner.update`: advantages, targets, the loss of every minibatch, and the parameters after every step. Both sides
@@ -20,8 +20,8 @@ import ppo_parts as pp
 from benchmarks import differences
 from ppo_parts import envs
 from ppo_parts._core.sampling import Sampler
-from recipes import libraries
-from recipes.libraries.parts import Moments, clip_each_network
+from ppo_parts.recipes import libraries
+from ppo_parts.recipes.libraries.parts import Moments, clip_each_network
 from tests.golden_traces import GOLDEN, Arrays, load, record, record_steps, replay, steps, tapes
 
 HIDDEN, ACTIONS = 8, 2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ppo_parts import networks
-from recipes import cleanrl_ppo, ippo, pufferlib_ppo
+from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 from tests.runs import tiny
 
 KEYS = jax.random.split(jax.random.key(0), 3)

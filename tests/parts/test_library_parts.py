@@ -1,4 +1,4 @@
-"""The parts of `recipes.libraries`, which are examples of parts of one's own, obey the laws of every part."""
+"""The parts of `ppo_parts.recipes.libraries`, which are examples of parts of one's own, obey the laws of every part."""
 
 import inspect
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import ppo_parts as pp
+from ppo_parts.recipes.libraries import parts
 from ppo_parts.testing import check_part, example_batch
-from recipes.libraries import parts
 
 GAE = pp.gae(gamma=0.9, gae_lambda=0.8)
 PARTS = {

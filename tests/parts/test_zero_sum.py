@@ -8,8 +8,8 @@ import pytest
 import ppo_parts as pp
 from benchmarks import kuhn
 from ppo_parts import envs
+from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.testing import example_batch, example_context
-from recipes import cleanrl_ppo
 from tests import env_fakes
 
 GAE = pp.gae(gamma=0.9, gae_lambda=0.8)

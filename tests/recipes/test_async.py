@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import mujoco
 from ppo_parts import envs, training
-from recipes import async_ppo, mujoco_ppo
+from ppo_parts.recipes import async_ppo, mujoco_ppo
 
 SIZES = {"num_envs": 2, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden": (8,)}
 

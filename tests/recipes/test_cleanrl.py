@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from ppo_parts import envs, training
-from recipes import cleanrl_ppo
-from recipes.cleanrl_ppo import PRESETS, Config, make_train
+from ppo_parts.recipes import cleanrl_ppo
+from ppo_parts.recipes.cleanrl_ppo import PRESETS, Config, make_train
 from tests.envs.test_rollout import echo
 from tests.runs import arguments, compiled_programs_kept_in, rows, tiny
 

@@ -11,8 +11,8 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs, training
+from ppo_parts.recipes import libraries, library_ppo, mujoco_ppo
 from ppo_parts.training import _train
-from recipes import libraries, library_ppo, mujoco_ppo
 
 TINY = {"env_id": "Pendulum-v1", "num_envs": 4, "num_steps": 8, "num_minibatches": 2, "hidden": (8,)}
 

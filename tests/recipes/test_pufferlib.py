@@ -10,8 +10,8 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from recipes import cleanrl_ppo, ippo, pufferlib_ppo
-from recipes.pufferlib_ppo import Config, make_train
+from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
+from ppo_parts.recipes.pufferlib_ppo import Config, make_train
 
 pytestmark = pytest.mark.lenient_ranks  # flax adds biases [H] to [T, N, H]
 SMALL = Config(total_timesteps=128, num_envs=4, num_steps=16, num_minibatches=2, update_epochs=1, hidden=8)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._messages import printed_messages
-from recipes import cleanrl_ppo
 from tests.runs import EVALUATED, UPDATES, Crash, acting, compiled_programs_kept_in, crash, go, tiny
 
 

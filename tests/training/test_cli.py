@@ -21,13 +21,13 @@ import yaml
 
 import ppo_parts as pp
 from ppo_parts import envs, training
+from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
+from ppo_parts.recipes.__main__ import listed
 from ppo_parts.training import _cli
 from ppo_parts.training._cli import fitting_preset, whole_number, with_flag
 from ppo_parts.training._config import Range, declared
 from ppo_parts.training._devices import check_memory
 from ppo_parts.training._train import seed_keys
-from recipes import cleanrl_ppo, ippo, pufferlib_ppo
-from recipes.__main__ import listed
 from tests.runs import tiny
 
 pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
@@ -268,16 +268,16 @@ def test_recipes_are_listed_with_their_presets(monkeypatch, capsys):
     lines = list(listed())
     files = {path.stem for path in Path(cleanrl_ppo.__file__).parent.glob("[a-z]*.py")}
     commands = {line.partition(":")[0] for line in lines if line[0] != " "}
-    assert commands == {f"python -m recipes.{name}" for name in files}
+    assert commands == {f"python -m ppo_parts.recipes.{name}" for name in files}
     for recipe in RECIPES:
         for name, config in recipe.PRESETS.items():
             assert any(f"--preset {name} " in line and config.env_id in line for line in lines)
-    path = importlib.import_module("recipes.__main__").__file__
+    path = importlib.import_module("ppo_parts.recipes.__main__").__file__
     for argv, named in ((["cleanrl_ppo", "--gamma", "0.5"], "cleanrl_ppo"), (["--gamma"], "NAME")):
-        monkeypatch.setattr(sys, "argv", ["recipes", *argv])
-        with pytest.raises(SystemExit, match=rf"to train, write python -m recipes\.{named}"):
+        monkeypatch.setattr(sys, "argv", ["ppo_parts.recipes", *argv])
+        with pytest.raises(SystemExit, match=rf"to train, write python -m ppo_parts.recipes\.{named}"):
             runpy.run_path(path, run_name="__main__")
-    monkeypatch.setattr(sys, "argv", ["recipes", "--help"])
+    monkeypatch.setattr(sys, "argv", ["ppo_parts.recipes", "--help"])
     runpy.run_path(path, run_name="__main__")
     assert "Each has its own --help" in capsys.readouterr().out
 
@@ -291,11 +291,11 @@ def test_commands_of_the_pages_give_a_configuration():
     root, others = Path(__file__).parents[2], {"--help", "--config", "--resume", "--distributed", "--num-devices"}
     seen = set()
     for page in (root / "README.md", *root.glob("docs/*.md")):
-        for recipe, options in re.findall(r"python -m recipes\.(\w+)((?:\\\n|[^`#&|\n])*)", page.read_text()):
+        for recipe, options in re.findall(r"python -m ppo_parts.recipes\.(\w+)((?:\\\n|[^`#&|\n])*)", page.read_text()):
             argv = shlex.split(options.replace("\\\n", " "))  # a command may continue on the next line
             if not others & set(argv):
                 with pytest.raises(Reached):
-                    training.main(make_train, importlib.import_module(f"recipes.{recipe}").PRESETS, argv)
+                    training.main(make_train, importlib.import_module(f"ppo_parts.recipes.{recipe}").PRESETS, argv)
                 seen.add(recipe)
     assert seen >= {"cleanrl_ppo", "pufferlib_ppo", "ippo", "atari_ppo"}
 

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks._collectives import collectives
 from ppo_parts import envs, training
-from recipes import async_ppo, cleanrl_ppo
+from ppo_parts.recipes import async_ppo, cleanrl_ppo
 from tests.core.test_sharding import alone
 from tests.runs import checkpoint, go, rows, tiny
 

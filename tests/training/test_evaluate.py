@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ppo_parts import envs, training
+from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._evaluate import metrics_of
-from recipes import cleanrl_ppo
 from tests.common import Softmax, assert_same
 from tests.envs.test_rollout import clock
 from tests.runs import EVALUATED, UPDATES, checkpoint, evaluations, go, rows, scalars, tiny

@@ -8,8 +8,8 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from ppo_parts import envs, training
+from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._folder import RunFolder
-from recipes import cleanrl_ppo
 from tests.runs import go, rows, tiny
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ppo_parts import training
+from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._checkpoint import Checkpoints
 from ppo_parts.training._options import (
     checkpoint_interval,
@@ -14,7 +15,6 @@ from ppo_parts.training._options import (
     stored_options,
     validate,
 )
-from recipes import cleanrl_ppo
 from tests.runs import UPDATES, Crash, assert_same_run, checkpoint, crash, go, rows, steps, tiny
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ppo_parts import training
-from recipes import cleanrl_ppo, pufferlib_ppo
+from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 from tests.common import assert_same
 from tests.runs import UPDATES, checkpoint, raw, rows, steps, tiny
 

@@ -9,8 +9,8 @@ import pytest
 
 from ppo_parts import training
 from ppo_parts.errors import UserError, UserValueError
+from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._metrics_file import Best, Thinning
-from recipes import cleanrl_ppo
 from tests.common import assert_same
 from tests.runs import assert_same_run, checkpoint, go, rows, tiny
 

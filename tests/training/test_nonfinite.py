@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import _run
-from recipes import cleanrl_ppo
 from tests.common import assert_same
 from tests.runs import checkpoint, go, rows, steps, tiny
 

@@ -32,7 +32,7 @@ def started(processes, place, *argv):
         if processes > 1:
             group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": processes, "RANK": rank}
             env |= {name: str(x) for name, x in group.items()}
-        command = [sys.executable, "-m", "recipes.cleanrl_ppo", *argv]
+        command = [sys.executable, "-m", "ppo_parts.recipes.cleanrl_ppo", *argv]
         with (place / f"log{rank}").open("w") as log:
             found.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT))
     return found

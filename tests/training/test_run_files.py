@@ -12,12 +12,12 @@ import jax
 import numpy as np
 import pytest
 
+from ppo_parts.recipes import async_ppo, atari_ppo
 from ppo_parts.training import RunFolderError, RunOptions, _run
 from ppo_parts.training._program import Pace, compile_program
 from ppo_parts.training._recipe import recipe_of
 from ppo_parts.training._run import introduction
 from ppo_parts.training._writer import open_run
-from recipes import async_ppo, atari_ppo
 from tests.runs import (
     UPDATES,
     Crash,
@@ -208,7 +208,7 @@ def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
     for name, recipe in (("named", "here.mine"), ("unnamed", None)):
         named = train if recipe is None else train.of_recipe(recipe)
         with open_run(named, tiny(), RunOptions(name=name, directory=tmp_path)) as (folder, *_):
-            assert folder.stored["recipe"] == (recipe or "recipes.cleanrl_ppo")
+            assert folder.stored["recipe"] == (recipe or "ppo_parts.recipes.cleanrl_ppo")
     assert train.recipe is None
     resumed = RunOptions(resume=tmp_path / "named")
     with open_run(train.of_recipe("there.mine"), tiny(), resumed):  # the package was moved

@@ -10,11 +10,11 @@ import jax
 import pytest
 
 from ppo_parts import training
+from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 from ppo_parts.training import _metrics_file
 from ppo_parts.training._checkpoint import Checkpoints
 from ppo_parts.training._program import Program
 from ppo_parts.training._progress import TensorBoard
-from recipes import cleanrl_ppo, pufferlib_ppo
 from tests.runs import (
     EVALUATED,
     UPDATES,
@@ -100,11 +100,15 @@ def test_resume_with_another_configuration_is_refused_and_the_field_named(train,
     del stored["config"]["gamma"]
     path.write_text(json.dumps(stored))
     with pytest.raises(
-        SystemExit, match=r"another version of it: it records recipes\.cleanrl_ppo, and fields differ \(gamma\)"
+        SystemExit,
+        match=r"another version of it: it records ppo_parts\.recipes\.cleanrl_ppo, and fields differ \(gamma\)",
     ):
         training.main(cleanrl_ppo.make_train, cleanrl_ppo.PRESETS, argv=["--resume", str(broken)])
     # Also where the other recipe has other fields, which would be an error later.
-    with pytest.raises(SystemExit, match=r"records the recipe recipes\.cleanrl_ppo, .* got recipes\.pufferlib_ppo"):
+    with pytest.raises(
+        SystemExit,
+        match=r"records the recipe ppo_parts\.recipes\.cleanrl_ppo, .* got ppo_parts\.recipes\.pufferlib_ppo",
+    ):
         training.main(pufferlib_ppo.make_train, pufferlib_ppo.PRESETS, argv=["--resume", str(whole[0])])
 
 

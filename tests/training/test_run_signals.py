@@ -9,10 +9,10 @@ import time
 import pytest
 
 from ppo_parts import training
+from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import RunOptions, _signals
 from ppo_parts.training._config_json import stored_run
 from ppo_parts.training._signals import Interrupt
-from recipes import cleanrl_ppo
 from tests.runs import (
     QUIET,
     acting,

@@ -9,7 +9,7 @@ import pytest
 
 from ppo_parts import training
 from ppo_parts._base.cpu import sequential_vmap_on_cpu
-from recipes import cleanrl_ppo
+from ppo_parts.recipes import cleanrl_ppo
 from tests.runs import UPDATES, rows, tiny
 
 

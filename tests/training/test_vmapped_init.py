@@ -6,7 +6,7 @@ import time
 import jax
 import pytest
 
-from recipes import cleanrl_ppo, pufferlib_ppo
+from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 
 RUNS, SEEDS, PATIENCE = 200, 10, 60
 SIZES = {"total_timesteps": 64, "num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1}

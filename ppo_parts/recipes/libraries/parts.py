@@ -1,6 +1,6 @@
 """Parts of other libraries' PPO that `ppo_parts` lacks; each implements one difference.
 
-`recipes.libraries` chains them, and docs/libraries.md says which library uses which.
+`ppo_parts.recipes.libraries` chains them, and docs/libraries.md says which library uses which.
 """
 
 from __future__ import annotations

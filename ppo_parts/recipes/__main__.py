@@ -1,6 +1,6 @@
 """List the recipes and their presets.
 
-python -m recipes
+python -m ppo_parts.recipes
 """
 
 import importlib
@@ -8,7 +8,7 @@ import pkgutil
 import sys
 from collections.abc import Iterator
 
-import recipes
+from ppo_parts import recipes
 
 
 def listed() -> Iterator[str]:
@@ -16,9 +16,9 @@ def listed() -> Iterator[str]:
     for found in pkgutil.iter_modules(recipes.__path__):
         if found.name.startswith("_") or found.ispkg:  # a package has chains, and is not a program
             continue
-        recipe = importlib.import_module(f"recipes.{found.name}")
-        title, *_ = recipe.__doc__.splitlines()
-        yield f"python -m recipes.{found.name}: {title}"
+        recipe = importlib.import_module(f"ppo_parts.recipes.{found.name}")
+        title, *_ = (recipe.__doc__ or "").splitlines()
+        yield f"python -m ppo_parts.recipes.{found.name}: {title}"
         for name, config in recipe.PRESETS.items():
             yield f"  --preset {name:<18}{config.env_id:<24}{config.total_timesteps:>12,} steps"
 
@@ -26,7 +26,7 @@ def listed() -> Iterator[str]:
 if __name__ == "__main__":
     if sys.argv[1:] and sys.argv[1:] not in (["--help"], ["-h"]):
         name = "NAME" if sys.argv[1].startswith("-") else sys.argv[1]
-        remedy = f"to train, write python -m recipes.{name}"
-        raise SystemExit(f"error: python -m recipes lists the recipes, and takes no arguments: {remedy}")
+        remedy = f"to train, write python -m ppo_parts.recipes.{name}"
+        raise SystemExit(f"error: python -m ppo_parts.recipes lists the recipes, and takes no arguments: {remedy}")
     print("\n".join(listed()))
     print("Each has its own --help. --env-id and the other options modify a preset; the first preset is the default.")

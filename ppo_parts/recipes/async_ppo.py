@@ -1,10 +1,10 @@
 """PPO whose actor collects one rollout ahead of the learner; V-trace corrects for the older policy.
 
-    python -m recipes.async_ppo --env-id gym:HalfCheetah-v5
+    python -m ppo_parts.recipes.async_ppo --env-id gym:HalfCheetah-v5
 
 While the learner updates on one rollout, the actor collects the next in a thread, with the policy before that update.
 This helps if environments step on the host while the learner has its own device or cores. On two cores
-HalfCheetah-v5 ran at 16,700 steps per second, against 12,900 with `recipes.mujoco_ppo`. A resumed run has no rollout
+HalfCheetah-v5 ran at 16,700 steps per second, against 12,900 with `mujoco_ppo`. A resumed run has no rollout
 in progress: its first rollout uses the latest policy, so it is not bit-identical to a run that was not interrupted.
 """
 
@@ -22,21 +22,21 @@ import numpy as np
 
 import ppo_parts as pp
 from ppo_parts import envs, training
-from recipes import mujoco_ppo
+from ppo_parts.recipes import mujoco_ppo
 
 LOGGER = logging.getLogger("ppo_parts.training")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(mujoco_ppo.Config):
-    """Hyperparameters: those of `recipes.mujoco_ppo`."""
+    """Hyperparameters: those of `mujoco_ppo`."""
 
 
 PRESETS = {name: Config(**vars(preset)) for name, preset in mujoco_ppo.PRESETS.items()}
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """Return the run of `recipes.mujoco_ppo` with V-trace: its ratios compare the learner's policy with the actor's.
+    """Return the run of `mujoco_ppo` with V-trace: its ratios compare the learner's policy with the actor's.
 
     `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
     """
@@ -82,7 +82,7 @@ class OneAhead(training.Program):
 def main() -> None:
     """Train from the command line, and write metrics, a learning curve and checkpoints to runs/."""
     run = functools.partial(training.run, make_program=OneAhead)
-    training.main(make_train, PRESETS, prog="python -m recipes.async_ppo", run=run)
+    training.main(make_train, PRESETS, prog="python -m ppo_parts.recipes.async_ppo", run=run)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """The PPO of other libraries, as commands: rsl_rl, rl_games, skrl, brax, Stable-Baselines3 and Tianshou.
 
-    python -m recipes.library_ppo --preset rsl_rl --env-id gym:HalfCheetah-v5
-    python -m recipes.library_ppo --preset playground --env-id playground:CheetahRun
+    python -m ppo_parts.recipes.library_ppo --preset rsl_rl --env-id gym:HalfCheetah-v5
+    python -m ppo_parts.recipes.library_ppo --preset playground --env-id playground:CheetahRun
 
-A preset has the update of a library, which `recipes.libraries` composes of parts, with the library's default
+A preset has the update of a library, which `ppo_parts.recipes.libraries` composes of parts, with the library's default
 hyperparameters. Rollouts, network and normalization are not the library's: they are the same in all presets, so that
 two runs compare the updates; brax's minibatches of whole segments need more and shorter segments. docs/libraries.md
 compares the choices.
@@ -19,8 +19,8 @@ import optax
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
+from ppo_parts.recipes import libraries
 from ppo_parts.training import at_least, between, more_than
-from recipes import libraries
 
 Library = Literal["rsl_rl", "rl_games", "skrl", "brax", "stable_baselines3", "tianshou"]
 
@@ -160,8 +160,9 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         )
     if discrete and gsde:
         raise mistake("noise_steps", f"must be None, because gSDE is for continuous actions, got {config.noise_steps}")
-    layers = {"hidden": config.hidden, "activation": config.activation}
-    policy = networks.actor_critic(env, **layers, log_std=config.log_std, squash=config.squash, gsde=gsde)
+    policy = networks.actor_critic(
+        env, config.hidden, config.activation, log_std=config.log_std, squash=config.squash, gsde=gsde
+    )
     if config.library == "rsl_rl":
         policy = libraries.parts.in_two_entries(policy)
     chain, optimizer = update_of(config, env)
@@ -173,7 +174,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
 
 def main() -> None:
     """Train from the command line, and write metrics, a learning curve and checkpoints to runs/."""
-    training.main(make_train, PRESETS, prog="python -m recipes.library_ppo")
+    training.main(make_train, PRESETS, prog="python -m ppo_parts.recipes.library_ppo")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """PufferLib 3's and JaxDEM's PPO, composed of parts: V-trace, prioritized segments, values and ratios written back.
 
-    python -m recipes.pufferlib_ppo --env-id CartPole-v1
-    python -m recipes.pufferlib_ppo --preset memory
-    python -m recipes.pufferlib_ppo --preset continuous --env-id Pendulum-v1
-    python -m recipes.pufferlib_ppo --preset minatar --env-id Asterix-MinAtar
+    python -m ppo_parts.recipes.pufferlib_ppo --env-id CartPole-v1
+    python -m ppo_parts.recipes.pufferlib_ppo --preset memory
+    python -m ppo_parts.recipes.pufferlib_ppo --preset continuous --env-id Pendulum-v1
+    python -m ppo_parts.recipes.pufferlib_ppo --preset minatar --env-id Asterix-MinAtar
 
 Before each minibatch, advantages and priorities are recomputed from the values and ratios of the latest minibatches.
 Segments keep their time axis, so recurrent policies need no other changes. docs/fidelity.md lists the differences.
@@ -12,7 +12,7 @@ Segments keep their time axis, so recurrent policies need no other changes. docs
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import optax
 
@@ -78,7 +78,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     policy = networks.actor_critic(
         env, (config.hidden,) * 2, config.activation, shared=True, memory=config.memory, squash=config.squash
     )
-    clips = {"rho_clip": config.vtrace_rho_clip, "c_clip": config.vtrace_c_clip}
+    clips: dict[str, Any] = {"rho_clip": config.vtrace_rho_clip, "c_clip": config.vtrace_c_clip}
     ent_coef = pp.linear_schedule(config.ent_coef, 0.0, config.num_updates) if config.anneal_ent else config.ent_coef
     puffer = pp.chain(
         pp.vtrace(gamma=config.gamma, gae_lambda=config.gae_lambda, **clips),
@@ -113,7 +113,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
 
 def main() -> None:
     """Train from the command line, and write metrics, a learning curve and checkpoints to runs/."""
-    training.main(make_train, PRESETS, prog="python -m recipes.pufferlib_ppo")
+    training.main(make_train, PRESETS, prog="python -m ppo_parts.recipes.pufferlib_ppo")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """CleanRL's PPO for Atari (`ppo_atari.py`): the chain of `cleanrl_ppo` with the convolutions of DQN.
 
-    python -m recipes.atari_ppo --env-id ale:breakout
+    python -m ppo_parts.recipes.atari_ppo --env-id ale:breakout
 
 A lost life terminates an episode, rewards are clipped to their sign, and the reported returns are those of whole
 games. Install it with `pip install --editable ".[train,atari]"`.
@@ -13,8 +13,8 @@ from typing import Annotated
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
+from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import more_than
-from recipes import cleanrl_ppo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ PRESETS = {"atari": Config()}
 
 
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
-    """Return the run of `recipes.cleanrl_ppo` with a convolutional network; `env` and `pipeline` are the same."""
+    """Return the run of `cleanrl_ppo` with a convolutional network; `env` and `pipeline` are the same."""
     training.check_config(config)
     if config.hidden != Config.hidden or config.normalize_env:
         raise pp.errors.UserValueError(
@@ -45,7 +45,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
 
 def main() -> None:
     """Train from the command line, and write metrics, a learning curve and checkpoints to runs/."""
-    training.main(make_train, PRESETS, prog="python -m recipes.atari_ppo")
+    training.main(make_train, PRESETS, prog="python -m ppo_parts.recipes.atari_ppo")
 
 
 if __name__ == "__main__":

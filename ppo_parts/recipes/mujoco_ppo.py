@@ -1,8 +1,8 @@
 """PPO for MuJoCo, composed of parts: Tianshou's choices, with a shorter trace and less initial noise.
 
-    python -m recipes.mujoco_ppo --env-id gym:HalfCheetah-v5
-    python -m recipes.mujoco_ppo --env-id gym:Ant-v5,include_cfrc_ext_in_observation=False
-    python -m recipes.mujoco_ppo --env-id gym:Hopper-v5 --num-seeds 5 --eval-episodes 10 --eval-every 50
+    python -m ppo_parts.recipes.mujoco_ppo --env-id gym:HalfCheetah-v5
+    python -m ppo_parts.recipes.mujoco_ppo --env-id gym:Ant-v5,include_cfrc_ext_in_observation=False
+    python -m ppo_parts.recipes.mujoco_ppo --env-id gym:Hopper-v5 --num-seeds 5 --eval-episodes 10 --eval-every 50
 
 As in Tianshou's benchmark, advantages are recomputed before each epoch and not standardized, values are not clipped,
 and actions of [-1, 1] are mapped onto the bounds of the environment. (Tianshou also re-evaluates the observations after
@@ -15,7 +15,7 @@ Install it with `pip install --editable ".[train,gymnasium]"`.
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Literal
 
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
@@ -57,7 +57,7 @@ def chain(
     config: Config,
     *,
     advantages: pp.Part | None = None,
-    refresh: pp.refresh.Refresh | str = "epoch",
+    refresh: pp.refresh.Refresh | Literal["rollout", "epoch", "minibatch"] = "epoch",
     surrogate: pp.Part | None = None,
     value_loss: pp.Part | None = None,
 ) -> pp.Part:
@@ -89,7 +89,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
 
 def main() -> None:
     """Train from the command line, and write metrics, a learning curve and checkpoints to runs/."""
-    training.main(make_train, PRESETS, prog="python -m recipes.mujoco_ppo")
+    training.main(make_train, PRESETS, prog="python -m ppo_parts.recipes.mujoco_ppo")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """CleanRL's PPO (`ppo.py`, `ppo_continuous_action.py`), composed of parts.
 
-    python -m recipes.cleanrl_ppo --env-id CartPole-v1
-    python -m recipes.cleanrl_ppo --preset continuous --env-id Pendulum-v1
+    python -m ppo_parts.recipes.cleanrl_ppo --env-id CartPole-v1
+    python -m ppo_parts.recipes.cleanrl_ppo --preset continuous --env-id Pendulum-v1
 
 docs/fidelity.md lists the differences from the original. The most important one is that an episode cut by a time limit
 is bootstrapped from its final observation.
@@ -89,7 +89,7 @@ def make_train(
 
 def main() -> None:
     """Train from the command line, and write metrics, a learning curve and checkpoints to runs/."""
-    training.main(make_train, PRESETS, prog="python -m recipes.cleanrl_ppo")
+    training.main(make_train, PRESETS, prog="python -m ppo_parts.recipes.cleanrl_ppo")
 
 
 if __name__ == "__main__":

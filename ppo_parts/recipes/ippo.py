@@ -1,7 +1,7 @@
 """Multi-agent PPO (IPPO, and MAPPO with one setting), composed of parts.
 
-    python -m recipes.ippo --env-id MPE_simple_spread_v3
-    python -m recipes.ippo --preset smax
+    python -m ppo_parts.recipes.ippo --env-id MPE_simple_spread_v3
+    python -m ppo_parts.recipes.ippo --preset smax
 
 Actor and critic are phases of one update: each has its own sampler, epochs and optimizer, and the early stop applies
 to the actor alone. Rollouts have shape [T, N, A], and the mask excludes absent agents. docs/fidelity.md lists the
@@ -72,15 +72,15 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     """
     training.check_config(config)
     independent = config.parameters == "independent"
-    normalization = {"normalize": True, "gamma": config.gamma, "per_agent": independent} if config.normalize_env else {}
-    env = env or envs.prepare(envs.make_agents(config.env_id), **normalization)
+    normalization: dict[str, Any] = {"normalize": True, "gamma": config.gamma, "per_agent": independent}
+    env = env or envs.prepare(envs.make_agents(config.env_id), **normalization if config.normalize_env else {})
 
     def inputs(obs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the inputs of each agent's actor and critic, from the observations `[..., A, D]` of all agents."""
         own = envs.with_agent_id(obs) if config.agent_id else obs
         return own, own if config.critic == "local" else envs.with_agent_id(envs.share_observations(obs))
 
-    layers = {"hidden": (config.hidden,) * 2, "activation": config.activation, "memory": config.memory}
+    layers: dict[str, Any] = {"hidden": (config.hidden,) * 2, "activation": config.activation, "memory": config.memory}
     policy = networks.multi_agent_actor_critic(env, inputs, **layers, independent=independent, gain=config.actor_gain)
     minibatches = pp.segment_minibatches if config.memory else pp.shuffled_minibatches  # segments keep the time order
     ippo = pp.chain(
@@ -113,7 +113,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
 
 def main() -> None:
     """Train from the command line, and write metrics, a learning curve and checkpoints to runs/."""
-    training.main(make_train, PRESETS, prog="python -m recipes.ippo")
+    training.main(make_train, PRESETS, prog="python -m ppo_parts.recipes.ippo")
 
 
 if __name__ == "__main__":

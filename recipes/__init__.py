@@ -1,4 +1,0 @@
-"""Algorithms, one in each file: a configuration, a policy, a chain of parts and an optimizer.
-
-Read a file from top to bottom, copy it and change it. `python -m recipes` lists all recipes and their presets.
-"""
