@@ -38,6 +38,7 @@ def clipped_surrogate(
 
     Example:
         >>> import ppo_parts as pp
+        >>> part = pp.clipped_surrogate(clip_eps=.2)
         >>> pp.clipped_surrogate(clip_eps=-.2)
         Traceback (most recent call last):
         ...
