@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import re
 import typing
 from pathlib import Path
@@ -17,6 +18,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 import ppo_parts
+from docs._ext import explorer
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ppo_parts"
@@ -67,7 +69,7 @@ version = release = ppo_parts.__version__
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "myst_parser"]
 root_doc = "README"
 include_patterns = ["*.md", "docs/**"]
-exclude_patterns = ["docs/_templates", "docs/img"]
+exclude_patterns = ["docs/_*", "docs/img"]
 suppress_warnings = ["ref.python"]  # `functional.ShapeError` is `errors.ShapeError`: either page will do
 html_additional_pages = {"index": "redirect.html"}
 templates_path = [str(Path(__file__).parent / "_templates")]
@@ -89,6 +91,9 @@ napoleon_use_ivar = True
 html_math_renderer = "mathml"
 html_theme = "pydata_sphinx_theme"
 html_title = "ppo_parts"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_context = {"default_mode": "auto"}  # light or dark like the browser; without it, the theme logs an error
 html_show_sourcelink = html_copy_source = False
 html_theme_options = {"navigation_with_keys": False, "show_toc_level": 2, "navbar_align": "left"}
 
@@ -147,22 +152,35 @@ def skip_member(app: Sphinx, what: str, name: str, value: Any, skip: bool, optio
     return True if (getattr(value, "__doc__", "") or "").startswith("Alias for field number") else None
 
 
+def formula(text: str, display: bool) -> str:
+    """Mathematics as MathML, which browsers show without a script."""
+    text = "\n".join(line for line in text.splitlines() if line.strip())
+    if display and ("&" in text or r"\\" in text) and r"\begin" not in text:
+        text = rf"\begin{{aligned}}{text}\end{{aligned}}"
+    written = tex2mathml(text, as_block=display)
+    return f'<div class="math">{written}</div>' if display else written
+
+
 def mathml(display: bool) -> Any:
-    """A visitor that writes mathematics as MathML, which browsers show without a script."""
+    """A visitor that writes mathematics."""
 
     def visit(self: Any, node: nodes.Element) -> None:
-        text = "\n".join(line for line in node.astext().splitlines() if line.strip())
-        if display and ("&" in text or r"\\" in text) and r"\begin" not in text:
-            text = rf"\begin{{aligned}}{text}\end{{aligned}}"
         try:
-            formula = tex2mathml(text, as_block=display)
+            self.body.append(formula(node.astext(), display))
         except MathError as error:
-            logger.warning("%s in %s", error, text, location=node)
-            formula = text
-        self.body.append(f'<div class="math">{formula}</div>' if display else formula)
+            logger.warning("%s in %s", error, node.astext(), location=node)
         raise nodes.SkipNode
 
     return visit, None
+
+
+def page_context(app: Sphinx, pagename: str, template: str, context: Any, doctree: Any) -> None:
+    """Add the script of the site to the pages that have something for it."""
+    if pagename in ("docs/explorer", "docs/by-hand"):
+        app.add_js_file("site.js", loading_method="defer")
+    if pagename == "docs/explorer":
+        table = json.dumps(explorer.table(formula)).replace("</", r"<\/")
+        app.add_js_file(None, body=f"const explorerTable = {table};")
 
 
 def setup(app: Sphinx) -> None:
@@ -170,5 +188,6 @@ def setup(app: Sphinx) -> None:
     app.add_html_math_renderer("mathml", mathml(False), mathml(True))
     app.connect("source-read", source_read)
     app.connect("doctree-read", doctree_read)
+    app.connect("html-page-context", page_context)
     app.connect("autodoc-process-docstring", process_docstring)
     app.connect("autodoc-skip-member", skip_member)

@@ -1,0 +1,308 @@
+// What moves on the site: the chain explorer, and the figures of the clip and of GAE. The first half computes and can run
+// outside a browser, where the tests compare it with the package; the second half shows.
+"use strict";
+
+// --- the chain explorer: docs/_ext/explorer.py makes its table -------------------------------------------------------
+
+const fits = (part, declared) => Object.entries(declared).every(([key, value]) => part[key] === value);
+const fill = (text, names) => text.replace(/\{(\w+)\}/g, (_, name) => names[name]);
+
+/** The error that `chain` raises for these parts; null if it accepts them. */
+function chainError(rules, parts) {
+  for (const group of rules)
+    for (const [index, part] of parts.entries())
+      for (const rule of group.filter((rule) => fits(part, rule.part))) {
+        const [before, after] = [parts.slice(0, index), parts.slice(index + 1)];
+        if (rule.where === "makes") {
+          for (const field of part.requires.filter((field) => !before.some((other) => other.provides.includes(field)))) {
+            const maker = after.find((other) => other.provides.includes(field) && !other.requires.includes(field));
+            if (maker) return fill(rule.says, { part: part.name, other: maker.name, field });
+          }
+        } else {
+          const others = { before, after, first: before.slice(0, 1) }[rule.where].filter((other) => fits(other, rule.other));
+          if (others.length) return fill(rule.says, { part: part.name, other: others.map((other) => other.name).join(" and ") });
+        }
+      }
+  return null;
+}
+
+/** The errors that the chain raises at run time if nothing but its parts adds fields to what `rollout` records. */
+function missingFields(missing, parts) {
+  return parts.flatMap((part, index) =>
+    part.requires
+      .filter((field) => field in missing && !parts.slice(0, index).some((other) => other.provides.includes(field)))
+      .map((field) => fill(missing[field], { part: part.name })),
+  );
+}
+
+/** The Python text of a chain. */
+function pythonText(parts) {
+  const definitions = new Set(parts.flatMap((part) => part.definitions));
+  const [imports, others] = [true, false].map((kept) => [...definitions].filter((text) => text.startsWith("import ") === kept));
+  const calls = parts.map((part) => `    ${part.call},\n`).join("");
+  return [...imports, "import ppo_parts as pp\n", ...others.map((text) => text + "\n"), `pipeline = pp.chain(\n${calls})`].join("\n");
+}
+
+/** Where a new part fits best: as late as possible without an error, or at the end. */
+function placeFor(table, parts, part) {
+  const faults = (chain) => (chainError(table.rules, chain) ? 100 : 0) + missingFields(table.missing, chain).length;
+  const places = parts.map((_, index) => index).concat(parts.length).reverse();
+  const counts = places.map((place) => faults(parts.toSpliced(place, 0, part)));
+  return places[counts.indexOf(Math.min(...counts))];
+}
+
+// --- clip and GAE by hand --------------------------------------------------------------------------------------------
+
+/** PPO's clipped loss, and its gradient with respect to the log-probability of the action. */
+function clippedSurrogate(ratio, advantage, clipEps) {
+  const bounded = advantage < 0 ? Math.max(ratio, 1 - clipEps) : Math.min(ratio, 1 + clipEps);
+  const loss = -advantage * bounded;
+  return { loss, gradient: bounded === ratio ? loss : 0 };
+}
+
+/** TD errors, advantages and targets of one sequence. */
+function gae({ reward, value, nextValue, terminated, truncated }, gamma, gaeLambda) {
+  const delta = reward.map((r, t) => r + gamma * (1 - terminated[t]) * nextValue[t] - value[t]);
+  const advantage = [];
+  for (let t = reward.length - 1; t >= 0; t--)
+    advantage[t] = delta[t] + gamma * gaeLambda * (1 - terminated[t]) * (1 - truncated[t]) * (advantage[t + 1] ?? 0);
+  return { delta, advantage, target: advantage.map((a, t) => a + value[t]) };
+}
+
+/** The sequence of the figure, whose episode ends after a step (-1: nowhere), by failure or by a time limit. */
+function sequence(end, byTimeLimit) {
+  const reward = [0, 1, 0, 0, 1, 0, 0, 1];
+  const value = [0.6, 0.9, 0.4, 0.7, 0.8, 0.3, 0.5, 0.7];
+  const ended = reward.map((_, t) => Number(t === end));
+  const nextValue = value.map((_, t) => (ended[t] ? 0.5 : (value[t + 1] ?? 0.6)));
+  const never = ended.map(() => 0);
+  return { reward, value, nextValue, terminated: byTimeLimit ? never : ended, truncated: byTimeLimit ? ended : never };
+}
+
+// --- elements ------------------------------------------------------------------------------------------------------------
+
+/** An element with properties, attributes (those with a dash or of ARIA) and children. */
+function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) name in made ? (made[name] = value) : made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+// --- the page of the chain explorer ----------------------------------------------------------------------------------
+
+const STAGES = { rollout: "before the sampler", sampler: "sampler", minibatch: "after the sampler", "": "either side" };
+
+function stageOf(part) {
+  return part.divides ? "sampler" : { after_sampler: "minibatch", anywhere: "" }[part.place] ?? "rollout";
+}
+
+function fieldList(word, fields, written) {
+  const codes = fields.flatMap((field) => [" ", element("code", { className: written.has(field) ? "written" : "" }, field)]);
+  return fields.length ? [element("span", {}, word, ...codes), " "] : [];
+}
+
+function startExplorer(root, table) {
+  let keys = [...table.measured.rows[0].chain];
+  let dragged = null;
+
+  const groups = Object.entries(STAGES).map(([stage, label]) => {
+    const names = Object.keys(table.parts).filter((key) => stageOf(table.parts[key]) === stage);
+    return element("optgroup", { label }, ...names.map((key) => element("option", { value: key }, key)));
+  });
+  const select = element("select", { id: "explorer-part" }, ...groups);
+  const add = () => {
+    const parts = keys.map((key) => table.parts[key]);
+    const place = placeFor(table, parts, table.parts[select.value]);
+    change(keys.toSpliced(place, 0, select.value));
+    list.children[place].scrollIntoView({ block: "nearest" });
+  };
+  const form = element(
+    "form", { className: "toolbar", onsubmit: (event) => (event.preventDefault(), add()) },
+    element("label", { htmlFor: "explorer-part" }, "Part"), select, element("button", {}, "Add"),
+    element("button", { type: "button", onclick: () => change([]) }, "Clear"),
+  );
+  const status = element("div", { role: "status" });
+  const list = element("ol", { className: "chain" });
+  const code = element("pre", { tabIndex: 0, "aria-label": "Python text" });
+  const copy = element("button", { type: "button", onclick: () => copyText(code, copy) }, "Copy");
+  const measured = element("tbody");
+  root.replaceChildren(
+    form, status, list,
+    element("div", { className: "highlight python" }, copy, code),
+    measuredTable(table.measured, measured),
+  );
+
+  function change(next, focused) {
+    keys = next;
+    const parts = keys.map((key) => table.parts[key]);
+    const error = chainError(table.rules, parts);
+    status.replaceChildren(...messages(error, error ? [] : missingFields(table.missing, parts)));
+    const sampler = parts.findIndex((part) => part.divides);
+    list.replaceChildren(...parts.map((part, index) => card(part, index, parts, sampler)));
+    code.textContent = pythonText(parts);
+    measured.replaceChildren(...table.measured.rows.map((row) => measuredRow(row, keys, change)));
+    if (focused) (list.children[focused.index]?.querySelector(`[data-does="${focused.does}"]:enabled`) ?? select).focus();
+  }
+
+  const move = (from, to) => keys.toSpliced(from, 1).toSpliced(to, 0, keys[from]);
+
+  function card(part, index, parts, sampler) {
+    const written = new Set(parts.slice(0, index).flatMap((other) => other.provides));
+    const stage = index === sampler ? "sampler" : sampler < 0 ? "" : index < sampler ? "rollout" : "minibatch";
+    const button = (does, sign, label, disabled, next, focus) =>
+      element("button", {
+        type: "button", disabled, "data-does": does, "aria-label": `${label} ${part.name}`, title: label,
+        onclick: () => change(next(), { index: focus, does }),
+      }, sign);
+    const header = element(
+      "header", { draggable: true, ondragstart: () => (dragged = index) },
+      element("a", { href: part.page }, element("code", {}, part.name)), element("small", {}, stage),
+      button("up", "↑", "Move up", index === 0, () => move(index, index - 1), index - 1),
+      button("down", "↓", "Move down", index === parts.length - 1, () => move(index, index + 1), index + 1),
+      button("remove", "✕", "Remove", false, () => keys.toSpliced(index, 1), Math.min(index, parts.length - 2)),
+    );
+    const reads = [...new Set([...part.requires, ...(part.reads ?? [])])];
+    return element(
+      "li", {
+        className: stage, ondragover: (event) => event.preventDefault(),
+        ondrop: (event) => (event.preventDefault(), change(move(dragged, index))),
+      },
+      header,
+      element("p", { innerHTML: part.summary }),
+      element("p", { className: "fields" },
+        ...fieldList("reads", part.reads ? reads : [...reads, "undeclared fields"], written), ...fieldList("writes", part.provides, new Set())),
+      element("div", { className: "equation", innerHTML: part.equation }),
+    );
+  }
+
+  change(keys);
+}
+
+function messages(error, missing) {
+  const box = (kind, title, lines) =>
+    element("div", { className: `admonition ${kind}` }, element("p", { className: "admonition-title" }, title),
+      ...lines.map((line) => element("p", {}, line)));
+  if (error) return [box("error", "chain raises ValueError", [error])];
+  return [box("tip", "chain accepts these parts", []), ...(missing.length ? [box("warning", "To be supplied at run time", missing)] : [])];
+}
+
+function measuredTable({ tasks, steps }, body) {
+  const heads = [`change, ${steps.toLocaleString("en")} steps`, ...tasks, "chain"].map((text) => element("th", { scope: "col" }, text));
+  return element("div", { className: "pst-scrollable-table-container", tabIndex: 0 },
+    element("table", { className: "table" }, element("thead", {}, element("tr", {}, ...heads)), body));
+}
+
+function measuredRow({ what, chain, effects }, keys, change) {
+  const shown = chain.join() === keys.join();
+  const show = element("button", { type: "button", disabled: shown, onclick: () => change(chain) }, shown ? "shown" : "Show");
+  return element("tr", { className: shown ? "shown" : "" }, ...[what, ...effects, show].map((cell) => element("td", {}, cell)));
+}
+
+async function copyText(code, button) {
+  getSelection().selectAllChildren(code); // where the clipboard is not allowed, the text is at least selected
+  await navigator.clipboard?.writeText(code.textContent);
+  button.textContent = "Copied";
+}
+
+// --- the figures by hand ---------------------------------------------------------------------------------------------
+
+function drawing(tag, attributes, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+/**
+ * A figure with controls: names, properties of the input, and perhaps what is shown as its value.
+ * `draw(values, width)` returns what the drawing contains, and what stands below it.
+ */
+function startFigure(root, label, height, controls, draw) {
+  const svg = drawing("svg", { role: "img", "aria-label": label, height });
+  const below = element("div", { role: "status" });
+  const inputs = controls.map(([name, settings]) => element("input", { type: "range", "aria-label": name, ...settings }));
+  const outputs = inputs.map(() => element("output"));
+  const update = () => {
+    if (!root.clientWidth) return; // not laid out yet
+    const values = inputs.map((input) => (input.type === "checkbox" ? input.checked : Number(input.value)));
+    values.forEach((value, index) => (outputs[index].textContent = controls[index][2]?.(value) ?? value));
+    const [shapes, ...text] = draw(values, root.clientWidth);
+    svg.replaceChildren(...shapes);
+    below.replaceChildren(...text);
+  };
+  const rows = inputs.map((input, index) => element("label", {}, element("span", {}, controls[index][0]), input, outputs[index]));
+  root.replaceChildren(...rows, svg, below);
+  root.oninput = update;
+  new ResizeObserver(update).observe(root);
+}
+
+function line(className, points) {
+  return drawing("polyline", { class: className, points: points.map((point) => point.join()).join(" ") });
+}
+
+function words(x, y, text, anchor = "middle") {
+  return drawing("text", { x, y, "text-anchor": anchor }, text);
+}
+
+function startClip(root) {
+  const controls = [
+    ["ratio r", { min: 0, max: 2, step: 0.01, value: 1.4 }],
+    ["advantage A", { min: -2, max: 2, step: 0.1, value: 1 }],
+    ["clip range ε", { min: 0.05, max: 0.5, step: 0.01, value: 0.2 }],
+  ];
+  startFigure(root, "The clipped loss as a function of the ratio", 260, controls, ([ratio, advantage, clipEps], width) => {
+    const [x, y] = [(r) => 10 + (r / 2) * (width - 20), (loss) => 120 - (loss / 4) * 110];
+    const ratios = [0, 1 - clipEps, 1 + clipEps, 2];
+    const { loss, gradient } = clippedSurrogate(ratio, advantage, clipEps);
+    const shapes = [
+      drawing("rect", { class: "band", x: x(1 - clipEps), y: 10, width: x(2 * clipEps) - x(0), height: 220 }),
+      line("axis", [[x(0), y(0)], [x(2), y(0)]]),
+      line("plain", [[x(0), y(0)], [x(2), y(-2 * advantage)]]),
+      line("curve", ratios.map((r) => [x(r), y(clippedSurrogate(r, advantage, clipEps).loss)])),
+      drawing("circle", { cx: x(ratio), cy: y(loss), r: 6 }),
+      ...[0, 0.5, 1, 1.5].map((r) => words(x(r), 250, r, r ? "middle" : "start")),
+      words(x(2), 250, "ratio 2", "end"),
+      words(x(0), 20, "loss", "start"),
+    ];
+    const clipped = advantage && !gradient ? " (clipped)" : "";
+    const numbers = `Loss ${loss.toFixed(3)}, gradient with respect to log π(a) ${gradient.toFixed(3)}${clipped}.`;
+    return [shapes, element("p", {}, numbers)];
+  });
+}
+
+function startGae(root) {
+  const controls = [
+    ["discount γ", { min: 0, max: 1, step: 0.01, value: 0.99 }],
+    ["trace decay λ", { min: 0, max: 1, step: 0.01, value: 0.95 }],
+    ["episode ends after step", { min: -1, max: 7, step: 1, value: 4 }, (step) => (step < 0 ? "never" : step)],
+    ["by a time limit", { type: "checkbox" }, (checked) => (checked ? "yes" : "no")],
+  ];
+  startFigure(root, "TD errors and advantages of eight steps", 220, controls, ([gamma, gaeLambda, end, byTimeLimit], width) => {
+    const steps = sequence(end, byTimeLimit);
+    const { delta, advantage, target } = gae(steps, gamma, gaeLambda);
+    const [x, y] = [(t) => 10 + (t / delta.length) * (width - 20), (a) => 150 - a * 42];
+    const bar = (kind, t, offset, height) =>
+      drawing("rect", { class: kind, x: x(t + offset), width: x(0.3) - x(0), y: Math.min(y(0), y(height)), height: Math.abs(y(height) - y(0)) });
+    const shapes = [
+      ...delta.flatMap((d, t) => [bar("delta", t, 0.2, d), bar("advantage", t, 0.5, advantage[t]), words(x(t + 0.5), 210, t)]),
+      line("axis", [[x(0), y(0)], [x(delta.length), y(0)]]),
+      ...(end < 0 ? [] : [line("end", [[x(end + 1), 10], [x(end + 1), 195]])]),
+    ];
+    const rows = { "step t": delta.map((_, t) => t), r: steps.reward, V: steps.value, "V′": steps.nextValue, δ: delta, A: advantage, target };
+    const cells = Object.entries(rows).map(([name, numbers]) =>
+      element("tr", {}, element("th", { scope: "row" }, name),
+        ...numbers.map((number) => element("td", {}, name === "step t" ? number : number.toFixed(2)))));
+    return [shapes, element("div", { className: "pst-scrollable-table-container", tabIndex: 0 }, element("table", { className: "table" }, ...cells))];
+  });
+}
+
+if (typeof document === "undefined") {
+  module.exports = { chainError, missingFields, pythonText, placeFor, clippedSurrogate, gae, sequence };
+} else {
+  const starts = { explorer: (root) => startExplorer(root, explorerTable), clip: startClip, gae: startGae };
+  for (const [id, start] of Object.entries(starts)) {
+    const root = document.getElementById(`interactive-${id}`);
+    if (root) start(root);
+  }
+}

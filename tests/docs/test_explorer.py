@@ -1,0 +1,182 @@
+"""The chain explorer and the figures by hand: their rules and numbers are those of the package."""
+
+import functools
+import itertools
+import json
+import random
+import re
+import shutil
+import subprocess
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ppo_parts as pp
+from docs._ext import explorer
+from tests import registry
+from tests.docs.browser import Browser
+from tests.docs.test_docs import ROOT
+
+SCRIPT = ROOT / "docs" / "_static" / "site.js"
+
+
+@functools.cache
+def table():
+    """What the page is given, after a journey through JSON."""
+    return json.loads(json.dumps(explorer.table(lambda text, display: text)))
+
+
+def parts_of(names):
+    return [table()["parts"][name] for name in names]
+
+
+@functools.cache
+def built(name):
+    """The part that the text of the page makes."""
+    part = table()["parts"][name]
+    return evaluated("\n".join(["import ppo_parts as pp", *part["definitions"], f"part = {part['call']}"]), "part")
+
+
+def evaluated(text, name):
+    space = {}
+    exec(text, space)
+    return space[name]
+
+
+@pytest.fixture(scope="module")
+def run_script(tmp_path_factory):
+    """Evaluate an expression of `given` and of the functions of the site's script; by node, or else by a browser."""
+
+    def evaluate(expression, given):
+        """The script sees a module and no document, so that it only exports its functions."""
+        code = f"((module, document) => {{ {SCRIPT.read_text()}; Object.assign(globalThis, module.exports) }})({{}});"
+        code += f"const given = {json.dumps(given)}; JSON.stringify({expression})"
+        if node := shutil.which("node"):
+            done = subprocess.run([node, "--print"], input=code, capture_output=True, text=True, check=True)
+            return json.loads(done.stdout)
+        with Browser(tmp_path_factory.mktemp("browser")) as browser:
+            return json.loads(browser.evaluate(code))
+
+    return evaluate
+
+
+def test_the_explorer_has_every_public_part():
+    made = set(explorer.factories().values())
+    families = {case.make for case in registry.CASES} - {pp.chain, pp.identity}
+    assert families <= made
+    assert made == {getattr(pp, name) if "." not in name else eval(f"pp.{name}") for name in table()["parts"]}
+
+
+# --- the rules of `chain` --------------------------------------------------------------------------------------------
+
+
+def random_chains(number=1000):
+    """Chains of parts; half of them have the parts on their sides of a sampler, and so more often no error."""
+    draw, names = random.Random(0), sorted(table()["parts"])
+    for index in range(number):
+        chosen = draw.choices(names, k=draw.randint(1, 7))
+        if index % 2:
+            order = {"first": 0, "before_sampler": 1, "anywhere": 2, "after_sampler": 3}
+            chosen.sort(key=lambda name: order[table()["parts"][name]["place"]] + draw.choice([0, 0, 0, 1.5]))
+        yield chosen
+
+
+def message(names):
+    """The error that the package raises."""
+    try:
+        pp.chain(*map(built, names))
+    except pp.errors.UserValueError as error:
+        return str(error)
+    return None
+
+
+def interpreted(parts):
+    """The error by the rules of the table, read as docs/_static/explorer.js reads them."""
+
+    def fits(part, declared):
+        return all(part[key] == value for key, value in declared.items())
+
+    for group in table()["rules"]:
+        for index, part in enumerate(parts):
+            before, after = parts[:index], parts[index + 1 :]
+            for rule in group:
+                found = []
+                if rule["where"] == "makes":
+                    unwritten = [f for f in part["requires"] if not any(f in other["provides"] for other in before)]
+                    for field in unwritten:
+                        makers = [x for x in after if field in x["provides"] and field not in x["requires"]]
+                        found = found or [(field, maker) for maker in makers[:1]]
+                elif fits(part, rule["part"]):
+                    sides = {"before": before, "after": after, "first": before[:1]}
+                    found = [("", other) for other in sides[rule["where"]] if fits(other, rule["other"])]
+                if found:
+                    others = " and ".join(other["name"] for _, other in found)
+                    return rule["says"].format(part=part["name"], other=others, field=found[0][0])
+    return None
+
+
+@functools.cache
+def judged():
+    """Random chains and the errors of the package."""
+    return {tuple(names): message(names) for names in random_chains()}
+
+
+def test_the_rules_of_the_table_are_those_of_chain():
+    errors = judged().values()
+    assert sum(error is None for error in errors) > 200
+    for rule in (rule["says"] for group in table()["rules"] for rule in group):
+        pattern = re.sub(r"\\{\w+\\}", ".+", re.escape(rule))
+        assert any(error and re.fullmatch(pattern, error) for error in errors), rule
+    assert {names: interpreted(parts_of(names)) for names in judged()} == judged()
+
+
+def test_the_script_applies_the_rules(run_script):
+    given = {"rules": table()["rules"], "chains": [parts_of(names) for names in judged()]}
+    assert run_script("given.chains.map((parts) => chainError(given.rules, parts))", given) == list(judged().values())
+
+
+def test_the_text_makes_the_chain_that_is_shown(run_script):
+    chains = [row["chain"] for row in table()["measured"]["rows"]] + [[name] for name in table()["parts"]]
+    texts = run_script("given.map(pythonText)", [parts_of(names) for names in chains])
+    for text, names in zip(texts, chains, strict=True):
+        assert repr(evaluated(text, "pipeline")) == repr(pp.chain(*map(built, names)))
+
+
+def test_a_new_part_is_put_where_it_raises_no_error(run_script):
+    base = table()["measured"]["rows"][0]["chain"]
+    for name, place in {"entropy_bonus": 6, "advantage_normalize": 6, "vtrace": 1, "tokens.reward_to_go": 1}.items():
+        given = {"table": table(), "parts": parts_of(base), "part": table()["parts"][name]}
+        assert run_script("placeFor(given.table, given.parts, given.part)", given) == place
+
+
+# --- the figures -----------------------------------------------------------------------------------------------------
+
+
+def test_the_clip_by_hand_is_that_of_functional(run_script):
+    grid = np.array(np.meshgrid(np.linspace(0.05, 2.5, 30), [-2, -0.7, 0, 1, 1.6], [0.05, 0.2, 0.5])).reshape(3, -1)
+    found = run_script("given.map((x) => clippedSurrogate(...x))", grid.T.tolist())
+    with jax.enable_x64(True):
+        log_ratio, advantage, clip_eps = jnp.log(grid[0]), jnp.asarray(grid[1]), jnp.asarray(grid[2])
+        loss = functools.partial(pp.functional.clipped_surrogate, advantage=advantage, clip_eps=clip_eps)
+        expected, gradient = jax.device_get((loss(log_ratio), jax.grad(lambda x: loss(x).sum())(log_ratio)))
+    np.testing.assert_allclose([x["loss"] for x in found], expected, atol=1e-6)
+    np.testing.assert_allclose([x["gradient"] for x in found], gradient, atol=1e-6)
+    assert 50 < np.sum(gradient == 0) < 300
+
+
+@pytest.mark.parametrize("by_time_limit", [False, True])
+def test_gae_by_hand_is_that_of_functional(run_script, by_time_limit):
+    settings = list(itertools.product((0, 0.9, 1), (0, 0.95, 1), (-1, 0, 4, 7)))  # gamma, lambda, end
+    given = {"settings": settings, "byTimeLimit": by_time_limit}
+    sequences = "given.settings.map(([gamma, gaeLambda, end]) => [sequence(end, given.byTimeLimit), gamma, gaeLambda])"
+    found = run_script(f"{sequences}.map((x) => ({{...x[0], ...gae(...x)}}))", given)
+    names = ("reward", "value", "nextValue", "terminated", "truncated")
+    with jax.enable_x64(True):
+        inputs = [np.array([x[name] for x in found], float).T for name in names]
+        gamma, gae_lambda, _ = np.array(settings, float).T
+        expected = jax.device_get(pp.functional.gae(*inputs, gamma=gamma, gae_lambda=gae_lambda))
+    assert inputs[3 + by_time_limit].sum() == 27
+    for name in ("advantage", "target"):
+        np.testing.assert_allclose(np.transpose([x[name] for x in found]), getattr(expected, name), atol=1e-6)
