@@ -217,7 +217,9 @@ def _declarations(parts: Sequence[Part]) -> dict[str, Any]:
         requires.update(dict.fromkeys(field for field in part.requires if field not in written))
         reads.update(dict.fromkeys(field for field in part.reads or () if field not in written))
         written.update(dict.fromkeys(part.provides))
-    declared = {"requires": tuple(requires), "provides": tuple(written)}
+    kinds = {part.policy_loss for part in parts if "losses" in part.provides}
+    policy_loss = True if True in kinds else None if None in kinds else False
+    declared = {"requires": tuple(requires), "provides": tuple(written), "policy_loss": policy_loss}
     if find_sampler(parts) is not None:
         return declared
     places = {"before_sampler" if part.place == "first" else part.place for part in parts} - {"anywhere"}

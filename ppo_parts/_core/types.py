@@ -345,6 +345,9 @@ class Part:
         numbers: its numeric hyperparameters, as `check_number` of the library returns them: one that is known only at
             run time (a traced number, or a later value of a schedule) is NaN where it is out of range. Then all that
             the part writes is NaN, so that the learner counts it.
+        policy_loss: whether the loss that it adds is one of the policy, weighted by the advantage. `learner` refuses a
+            part that changes what such a loss has read, unless another policy loss follows. None: unspecified, so that
+            checks assume that it may be one.
     """
 
     init: Callable[..., PartState]
@@ -358,6 +361,7 @@ class Part:
     amend: Callable[[Params, PartState, PartState], Params] | None = None
     finish: Callable[[Batch, PartState, Context], PartState] | None = None
     numbers: tuple[Any, ...] = ()
+    policy_loss: bool | None = None
 
     def __post_init__(self) -> None:
         check_takes(self.name, "init", self.init, ("params", "key"))
@@ -410,14 +414,15 @@ def stateless(
     place: Place = "anywhere",
     needs_time: bool = False,
     numbers: tuple[Any, ...] = (),
+    policy_loss: bool | None = None,
 ) -> Part:
     """Make a `Part` from a function `batch -> batch`, or `(batch, context) -> batch`.
 
     Args:
         f: pure function of a `Batch`, or of a `Batch` and the `Context` if it has two parameters without a default.
         name: its name in error messages; by default the name of the function.
-        requires, provides, reads, place, needs_time, numbers: as in `Part`; with them, `chain` checks this part like
-            any other. For a loss, pass `provides=("losses",), place="after_sampler"`.
+        requires, provides, reads, place, needs_time, numbers, policy_loss: as in `Part`; with them, `chain` and
+            `learner` check this part like any other. For a loss, pass `provides=("losses",), place="after_sampler"`.
 
     Example:
         >>> import ppo_parts as pp
@@ -435,7 +440,8 @@ def stateless(
             raise UserTypeError(f"{called}: the function must return the new batch, got {kind(result)}")
         return result, state
 
-    return Part(no_state, update, called, requires, provides, reads, place, needs_time, numbers=numbers)
+    declared: Any = {"place": place, "needs_time": needs_time, "numbers": numbers, "policy_loss": policy_loss}
+    return Part(no_state, update, called, requires, provides, reads, **declared)
 
 
 def _takes_context(f: Callable[..., Any]) -> bool:

@@ -40,8 +40,8 @@ def reads_field(part: Part, field: str) -> bool:
 
 
 def _adds_loss(part: Part, *, of_policy: bool = False) -> bool:
-    """Return whether a part adds a loss; `of_policy`: one that an advantage weighs."""
-    return "losses" in part.provides and (reads_field(part, "advantage") or not of_policy)
+    """Return whether a part adds a loss; `of_policy`: one that may be a policy loss."""
+    return "losses" in part.provides and (part.policy_loss is not False or not of_policy)
 
 
 # --- when a chain is built -------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def _check_in_time(part: Part, earlier: Sequence[Part], later: Sequence[Part]) -
         why = "no loss after it does, so the change would have no effect on learning"
         if field == "mask":
             why = "that loss would be computed with one mask and averaged with another"
-        elif _reaches_a_loss(field, later, of_policy=any(_adds_loss(loss, of_policy=True) for loss in missed)):
+        elif _reaches_a_loss(field, later, of_policy=any(loss.policy_loss for loss in missed)):
             continue
         raise UserValueError(
             f"learner: {part.name} changes {field} after {missed[0].name} has used it, and {why}: put {part.name} "
@@ -155,7 +155,7 @@ def _check_in_time(part: Part, earlier: Sequence[Part], later: Sequence[Part]) -
 
 
 def _reaches_a_loss(field: str, later: Sequence[Part], *, of_policy: bool) -> bool:
-    """Return whether a later loss (with `of_policy`, a policy loss) may read the field, or one derived from it."""
+    """Return whether a later loss (with `of_policy`, one of the policy) may read the field, or one derived from it."""
     changed = {field}
     for reader in later:
         if reader.reads is None:

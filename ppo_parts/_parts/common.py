@@ -34,10 +34,10 @@ RANGES: dict[str, Any] = {
 OPTIONAL = ("clip_eps_high", "dual_clip", "pg_rho_clip", "pg_lambda", "temporal", "spatial", "length")
 """Hyperparameters that may be None."""
 
-LOSS: Any = {"provides": ("losses",), "place": "after_sampler"}
-"""What every loss declares."""
+LOSS: Any = {"provides": ("losses",), "place": "after_sampler", "policy_loss": False}
+"""What a loss declares."""
 
-POLICY: Any = {"requires": ("advantage",), "reads": ("current.log_prob", "log_prob")}
+POLICY: Any = {"requires": ("advantage",), "reads": ("current.log_prob", "log_prob"), "policy_loss": True}
 """What a loss declares that is a function of the log-ratio and the advantage."""
 
 
@@ -85,7 +85,7 @@ def loss_part(
     coef: Numeric = 1.0,
     requires: tuple[str, ...] = (),
     reads: tuple[str, ...],
-    needs_time: bool = False,
+    **declared: Any,
 ) -> Part:
     """Make a part that adds `coef` times `loss(batch, context, **numbers)`, a loss per element, as the loss `name`.
 
@@ -101,8 +101,7 @@ def loss_part(
         means = {key: masked_mean(jax.lax.stop_gradient(x), batch.mask) for key, x in measured.items()}
         return batch.add_metrics(**means)
 
-    reads = (*reads, "mask")
-    return numeric_part(where, update, numbers, requires=requires, reads=reads, needs_time=needs_time, **LOSS)
+    return numeric_part(where, update, numbers, requires=requires, reads=(*reads, "mask"), **(LOSS | declared))
 
 
 def named_loss(where: str, batch: Batch, name: str) -> Array:

@@ -40,8 +40,8 @@ def seen_through(
         return context.replace(key=inner_key(part, context.key))
 
     finished = None if part.finish is None else finish
-    kept: Any = {"place": part.place, "needs_time": part.needs_time, "amend": part.amend, "finish": finished}
-    return Part(init, update, name, **kept, **declared)
+    kept: Any = {field: getattr(part, field) for field in ("place", "needs_time", "amend", "policy_loss")}
+    return Part(init, update, name, finish=finished, **kept, **declared)
 
 
 @checked

@@ -795,10 +795,15 @@ PERTURBED, PENALTY = pp.regularizers.perturbed_mean(), pp.kl_penalty(coef=1.0)
 ENTROPY, AVERAGE = pp.entropy_bonus(coef=0.1), pp.regularizers.proximal_average(decay=0.9)
 CAPS, SECOND = pp.regularizers.smoothness_loss(temporal=None), pp.tokens.clip_cov(clip_eps=0.1, name="second")
 NORMALIZE = pp.advantage_normalize()
+WEIGHED = {"requires": ("advantage",), "reads": ("current",), "provides": ("losses",), "place": "after_sampler"}
+OWN = pp.stateless(lambda b: b, name="own", **WEIGHED)
+OWN_REGULARIZER = pp.stateless(lambda b: b, name="own_regularizer", policy_loss=False, **WEIGHED)
 TOO_LATE = [  # a part after the loss that should have used what it changes, the parts after it, and the field
     (PERTURBED, (VALUE, ENTROPY), "current.log_prob"),
     (PERTURBED, (pp.policy_diagnostics(), pp.kl_early_stop(0.1)), "current.log_prob"),  # they add no loss
     (PERTURBED, (PENALTY,), "current.log_prob"),  # which is no substitute for a policy loss
+    (PERTURBED, (pp.chain(OWN_REGULARIZER),), "current.log_prob"),  # nor is this, although it reads the advantage
+    (PERTURBED, (pp.within(pp.chain(OWN_REGULARIZER), name="lens"),), "current.log_prob"),
     (NORMALIZE, (), "advantage"),
     (NORMALIZE, (VALUE, CAPS), "advantage"),
     (NORMALIZE, (AVERAGE, VALUE), "advantage"),
@@ -824,6 +829,8 @@ def test_a_change_after_the_loss_that_should_use_it_is_refused(part, after, fiel
         (PENALTY, AVERAGE, SURROGATE),
         (SURROGATE, NORMALIZE, pp.clipped_surrogate(clip_eps=0.1, name="second")),
         (SURROGATE, NORMALIZE, pp.stateless(lambda b: b, name="unknown"), VALUE),
+        (SURROGATE, NORMALIZE, OWN),  # perhaps a policy loss
+        (SURROGATE, NORMALIZE, pp.within(pp.chain(VALUE, SECOND), name="lens")),
         (SURROGATE, pp.gae(gamma=0.9, gae_lambda=1.0), VALUE),  # a new target, not another advantage
         (SURROGATE, _changed("current"), VALUE),  # perhaps only the value
         (SURROGATE, PERTURBED, pp.vtrace(gamma=0.9, policy_gradient=True), SECOND),
