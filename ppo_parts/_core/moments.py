@@ -121,8 +121,8 @@ def merged(each: Moments) -> Moments:
     mean, var, seen = each
     weight, total = unsqueezed(seen, mean.ndim), jnp.sum(seen, axis=0)
     some = jnp.maximum(total, 1)
-    whole = jnp.sum(weight * mean, axis=0, keepdims=True) / some
-    return Moments(whole[0], jnp.sum(weight * (var + jnp.square(mean - whole)), axis=0) / some, total)
+    whole = jnp.sum(weight * mean, axis=0) / some
+    return Moments(whole, jnp.sum(weight * (var + jnp.square(mean - whole[None])), axis=0) / some, total)
 
 
 def _map_moments(f: Callable[[Any], Any], env_state: Any) -> Any:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.errors import UserTypeError, UserValueError
-from ..functional._common import ShapeError, accumulator_dtype, check_arrays, check_flags, check_floating
+from ..functional._common import ShapeError, accumulator_dtype, check_arrays, check_flags, check_floating, known_values
 from ._distribution import TreeDistribution, checked_draw
 
 Array = jax.Array
@@ -62,8 +62,14 @@ class Categorical(TreeDistribution):
         return jnp.argmax(self.logits, axis=-1)
 
     def log_prob(self, value: Array) -> Array:
-        """Log-probability of actions `[...]`, with any additional leading axes; NaN except for 0, 1, ..., n - 1."""
+        """Log-probability of actions `[...]`, with any additional leading axes.
+
+        An action other than 0, 1, ..., n - 1 raises a ValueError if it is known, and has NaN if it is traced.
+        """
         self._check_action(self._shape[:-1], value)
+        if (known := known_values(value)) is not None and not np.isin(known, range(self._shape[-1])).all():
+            wrong = known[~np.isin(known, range(self._shape[-1]))].flat[0]
+            raise UserValueError(f"Categorical: an action must be one of 0, ..., {self._shape[-1] - 1}, got {wrong}")
         value, shape = jnp.asarray(value), self._shape
         if jnp.issubdtype(value.dtype, jnp.floating):
             value = value.astype(accumulator_dtype(value))  # n may be more than bfloat16 or int8 can hold

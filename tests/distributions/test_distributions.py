@@ -344,6 +344,16 @@ def test_tanh_normal_has_the_probability_of_all_that_is_beyond_at_an_edge():
     assert inside + at_edge == pytest.approx(1.0, abs=0.02)
 
 
+def test_the_edge_of_tanh_normal_begins_at_half_of_eps():
+    """Samples are at most 1 - eps, or 1: an action that rounding moved is still told from the edge."""
+    policy, far = TanhNormal(jnp.zeros(1), jnp.ones(1), eps=0.1), 0.9
+    u = np.arctanh(far)
+    inside, at_edge = scipy.stats.norm.logpdf(u) - np.log(1 - far**2), scipy.stats.norm.logcdf(-u)
+    for x, expected in ((0.9, inside), (0.949, inside), (0.951, at_edge), (1.0, at_edge)):
+        for action in (x, -x):
+            assert float(policy.log_prob(jnp.array([action]))) == pytest.approx(expected, rel=1e-5)
+
+
 def test_tanh_normal_is_finite_at_the_edge_and_its_gradient_too():
     measure = jax.value_and_grad(lambda loc, action: squashed(loc, jnp.zeros(2)).log_prob(action))
     for action in (HIGH, LOW, HIGH + 1e-3):
@@ -614,9 +624,13 @@ def test_categorical_is_that_of_distrax_with_its_gradients():
 
 
 def test_an_action_that_is_none_has_no_probability_whatever_its_dtype():
-    assert np.isnan(Categorical(jnp.zeros(3)).log_prob(jnp.array(0.5)))
-    assert np.isnan([Categorical(jnp.zeros(3)).log_prob(action) for action in (-1, 3)]).all()
-    log_prob = Categorical(jnp.zeros((4, 513))).log_prob(jnp.array([0, 5, 127, -1], jnp.int8))  # more than it can name
+    for action in (0.5, -1, 3):
+        assert np.isnan(jax.jit(Categorical(jnp.zeros(3)).log_prob)(action))
+        with pytest.raises(ValueError, match=rf"an action must be one of 0, ..., 2, got {action}$"):
+            Categorical(jnp.zeros(3)).log_prob(jnp.array(action))
+    assert Categorical(jnp.zeros(3)).log_prob(jnp.array(2.0)) == Categorical(jnp.zeros(3)).log_prob(2)
+    policy = Categorical(jnp.zeros((4, 513)))  # more than int8 can name
+    log_prob = jax.jit(policy.log_prob)(jnp.array([0, 5, 127, -1], jnp.int8))
     np.testing.assert_allclose(log_prob, [*np.full(3, -np.log(513.0)), np.nan], rtol=1e-6)
 
 
