@@ -213,7 +213,7 @@ def public(
     raw: bool = False,
     along_time: bool = False,
     wide: str = "",
-    apart: str = "",
+    other_shape: str = "",
     also: Callable[[str, dict[str, Any]], None] | None = None,
     **own: Kind,
 ) -> Callable[[F], F]:
@@ -227,7 +227,7 @@ def public(
         raw: leave the arguments as they are, for functions that prepare them in another way.
         along_time: axis 0 is time, so that there must be one, and a sampler before such a loss must keep it.
         wide: names of arrays that have one more axis than the others, the last.
-        apart: names of arrays whose shape may differ in any way.
+        other_shape: names of arrays whose shape may differ in any way.
         also: `(where, arguments)`, checks what concerns several arguments.
         own: the kinds of arguments that are not those in `KINDS`.
     """
@@ -236,7 +236,9 @@ def public(
         where, signature = function.__name__, inspect.signature(function)
         kinds = {name: own.get(name) or KINDS[name] for name in signature.parameters}
         optional = {name for name, parameter in signature.parameters.items() if parameter.default is None}
-        shaped = [name for name, kind in kinds.items() if kind.role in ("float", "array") and name not in apart.split()]
+        shaped = [
+            name for name, kind in kinds.items() if kind.role in ("float", "array") and name not in other_shape.split()
+        ]
 
         first = next(iter(kinds))
 

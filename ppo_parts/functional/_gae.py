@@ -114,7 +114,7 @@ def gae(
     return Advantages(*estimator.solver(steps, implementation)(steps))
 
 
-@public(raw=True, along_time=True, apart="last_value")
+@public(raw=True, along_time=True, other_shape="last_value")
 def next_values(
     value: Array,
     last_value: Array,

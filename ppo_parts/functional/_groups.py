@@ -145,7 +145,7 @@ def _check_outcome(where: str, values: dict[str, Any]) -> None:
         raise UserValueError(f"{where}: kl_coef={coef!r} needs reference_log_prob")
 
 
-@public(raw=True, along_time=True, apart="score", also=_check_outcome)
+@public(raw=True, along_time=True, other_shape="score", also=_check_outcome)
 def outcome_reward(
     score: Array,
     *,

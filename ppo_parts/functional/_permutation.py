@@ -28,7 +28,7 @@ def _check_indices(where: str, values: dict[str, Any]) -> None:
         raise UserValueError(f"must lie in [0, {size}), got {known}", where=where, argument="indices")
 
 
-@public(raw=True, apart="indices", size=BELOW_2_31, also=_check_indices)
+@public(raw=True, other_shape="indices", size=BELOW_2_31, also=_check_indices)
 def permutation(key: Array, size: int, indices: Array | None = None) -> Array:
     r"""Permute the integers below `size` randomly, much faster than `jax.random.permutation`.
 

@@ -92,7 +92,7 @@ def _check_size(where: str, values: dict[str, Any]) -> None:
         )
 
 
-@public(raw=True, apart="probabilities", probabilities=CONSTANT, size=WHOLE, also=_check_size)
+@public(raw=True, other_shape="probabilities", probabilities=CONSTANT, size=WHOLE, also=_check_size)
 def sample_without_replacement(key: Array, probabilities: Array, size: int) -> tuple[Array, Array]:
     r"""Draw distinct segments one after another, each in proportion to its probability among those that are left.
 
@@ -160,7 +160,7 @@ def _check_drawn(where: str, values: dict[str, Any]) -> None:
 
 @public(
     raw=True,
-    apart="indices",
+    other_shape="indices",
     probabilities=CONSTANT,
     inclusion=CONSTANT,
     beta=number(0, 1, single=True),

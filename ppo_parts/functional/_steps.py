@@ -100,7 +100,7 @@ class Estimator(NamedTuple):
         # same holds for bfloat16, which the single pass would have to convert row by row.
         if _narrow(x.value.shape[1:]) or x.value.dtype != x.gamma.dtype:
             terms = self._terms(x)
-            error = scan(recur, zeros_like_rows(*terms), terms)
+            error = jax.lax.scan(recur, zeros_like_rows(*terms), terms, reverse=True)[1]
         else:
             error = scan(lambda later, now: recur(later, self._terms(now)), self._first(x), x)
         return _cast(self._outputs(x, error), x)

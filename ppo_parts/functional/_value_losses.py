@@ -217,7 +217,7 @@ def categorical_value(logits: Array, support: Any) -> Array:
     return jnp.sum(jax.nn.softmax(logits) * atoms, axis=-1)
 
 
-@public(raw=True, apart="kernel bias")
+@public(raw=True, other_shape="kernel bias")
 def rescale_head(kernel: Array, bias: Array, old: tuple[Array, Array], new: tuple[Array, Array]) -> tuple[Array, Array]:
     r"""Rescale the last layer of a critic so that :math:`\sigma n(s) + \mu` does not change. Gradients flow.
 
