@@ -35,15 +35,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import ppo_parts as pp
-from ppo_parts import distributions, envs, functional, networks, training
+from ppo_parts import envs, functional, networks, training
 from ppo_parts.errors import UserError
 from ppo_parts.recipes import cleanrl_ppo
+from tests.public import ROOMS, public
 
 from ._options import parser
 from ._records import ROOT, write
 
-FAMILIES = (pp, pp.tokens, pp.exploration, pp.critics, pp.regularizers, pp.symmetry, pp.agents, pp.optim)
-ROOMS = (*FAMILIES, functional, distributions, envs, networks, training)
 LEFT_OUT = {"main", "run"}  # read the command line, or a folder; see `command_lines`
 RECIPES = ("cleanrl_ppo", "pufferlib_ppo", "ippo", "library_ppo", "mujoco_ppo")
 COMMANDS = ("evaluate", "watch", "compare", "export")
@@ -125,27 +124,6 @@ def calls() -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
-def public() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The public callables of the rooms, each once, without errors and records."""
-    seen: set[int] = set()
-    for room in ROOMS:
-        for name in getattr(room, "__all__", [x for x in dir(room) if not x.startswith("_")]):
-            made = getattr(room, name)
-            ours = str(getattr(made, "__module__", "")).startswith("ppo_parts")
-            if callable(made) and ours and not is_record(made) and id(made) not in seen and name not in LEFT_OUT:
-                seen.add(id(made))
-                yield f"{room.__name__}.{name}", made
-
-
-def is_record(made: Any) -> bool:
-    """Whether this holds data and computes nothing, or is an error or a protocol."""
-    if not isinstance(made, type):
-        return False
-    protocol = getattr(made, "_is_protocol", False)
-    data = dataclasses.is_dataclass(made) and "__post_init__" not in vars(made) and "sample" not in dir(made)
-    return issubclass(made, (BaseException, tuple)) or protocol or data
-
-
 def example_of(where: str, made: Callable[..., Any]) -> inspect.BoundArguments | None:
     """The arguments of the first call in the docstring's example that returns."""
     room_name, _, name = where.rpartition(".")
@@ -222,6 +200,8 @@ def names() -> dict[str, Any]:
     counts, faults, not_called = Counter[str](), dict[str, list[str]](), list[str]()
     called, others = 0, calls()
     for where, made in public():
+        if made.__name__ in LEFT_OUT:
+            continue
         known = others.get(where.removeprefix("ppo_parts."))
         given = example_of(where, made) if known is None else inspect.signature(made).bind(*known.pop("*", ()), **known)
         if given is None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from benchmarks.bad_input import public
 from ppo_parts.errors import UserError
+from tests.public import public
 
 
 def is_word(hint):
