@@ -69,7 +69,7 @@ def check_part(
         if subject.batch().mask is None:
             raise UserValueError("check_part: the batch has no mask: give one with zeros, for the laws about masks")
         seen = subject.seen(subject.batch(), subject.context())
-        _update_once(part, seen, subject.context())
+        _update_once(part, seen, subject.context(), own=batch is not None and context is not example_context)
         for law in laws:
             if wrong := _broken(law, subject):
                 raise UserValueError(f"check_part: {part.name} breaks {law.__name__}: {wrong}")
@@ -80,7 +80,7 @@ def _with_policy(make: Callable[..., Context], evaluate: Any, seed: int = 0, dty
     return make(seed, dtype).replace(evaluate=evaluate)
 
 
-def _update_once(part: Part, batch: Batch, context: Context) -> None:
+def _update_once(part: Part, batch: Batch, context: Context, own: bool) -> None:
     """Run the part in a chain, which raises if a field that the part requires is missing."""
     whole = chain(part)
     try:
@@ -88,10 +88,13 @@ def _update_once(part: Part, batch: Batch, context: Context) -> None:
     except (UserError, ShapeError):
         raise
     except Exception as error:
-        raise UserValueError(
-            f"check_part: {part.name} raised {type(error).__name__}: {error}. If it needs another batch, or a policy "
-            "that returns more (aux, for example), pass batch= or context="
-        ) from error
+        remedy = ""
+        if not own:
+            remedy = (
+                ". It ran on example_batch() and example_context(), a linear policy with two actions: if the part is "
+                "right and needs others, pass batch= or context="
+            )
+        raise UserValueError(f"check_part: {part.name} raised {type(error).__name__}: {error}{remedy}") from error
 
 
 def _broken(law: Law, subject: Subject) -> str | None:
