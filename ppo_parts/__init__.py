@@ -3,8 +3,6 @@
 Small pure parts chain into an update; `learner` runs it. See `docs/concepts.md`.
 """
 
-from optax import linear_schedule as linear_schedule
-
 from . import agents as agents
 from . import critics as critics
 from . import distributions as distributions
@@ -13,7 +11,6 @@ from . import errors as errors
 from . import exploration as exploration
 from . import functional as functional
 from . import optim as optim
-from . import refresh as refresh
 from . import regularizers as regularizers
 from . import symmetry as symmetry
 from . import tokens as tokens
@@ -26,6 +23,7 @@ from ._core.learner import learner as learner
 from ._core.learner import part_state as part_state
 from ._core.metrics import Metrics as Metrics
 from ._core.optim import clipped_adam as clipped_adam
+from ._core.optim import linear_schedule as linear_schedule
 from ._core.phases import phase as phase
 from ._core.phases import phases as phases
 from ._core.pieces import microbatched as microbatched

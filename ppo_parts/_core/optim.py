@@ -16,6 +16,23 @@ from .._base.hyperparameters import Numeric, at, check_count, check_number, spre
 from .types import Array
 
 
+def linear_schedule(init_value: float, end_value: float, transition_steps: int) -> optax.Schedule:
+    """`optax.linear_schedule`, from one value to another; refuse less than one step, where optax's would be constant.
+
+    Args:
+        init_value, end_value: the value at step 0, and from step `transition_steps` on.
+        transition_steps: learner updates in which the value changes, at least 1.
+
+    Example:
+        >>> import ppo_parts as pp
+        >>> float(pp.linear_schedule(.2, 0., 10)(5))
+        0.1
+    """
+    return optax.linear_schedule(
+        init_value, end_value, check_count("linear_schedule", "transition_steps", transition_steps)
+    )
+
+
 def scale_by_update_schedule(learning_rate: Numeric) -> optax.GradientTransformationExtraArgs:
     r"""Scale updates by :math:`-\alpha(k)`, where k counts *learner updates*; the rate is constant within an update.
 
