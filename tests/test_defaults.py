@@ -6,7 +6,7 @@ import inspect
 import ppo_parts as pp
 from ppo_parts import distributions
 
-FAMILIES = ("agents", "critics", "distributions", "envs", "exploration", "functional", "networks", "optim", "refresh")
+FAMILIES = ("agents", "critics", "distributions", "envs", "exploration", "functional", "networks", "optim")
 FAMILIES += ("regularizers", "symmetry", "tokens")
 MODULES = [pp, *(importlib.import_module(f"ppo_parts.{family}") for family in FAMILIES)]
 

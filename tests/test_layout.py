@@ -12,7 +12,7 @@ FLOORS = [
     {"distributions"},
     {"_core"},
     {"_parts", "envs"},
-    {"errors", "tokens", "exploration", "critics", "regularizers", "symmetry", "agents", "optim", "refresh"},
+    {"errors", "tokens", "exploration", "critics", "regularizers", "symmetry", "agents", "optim"},
     {"__init__"},
     {"networks", "testing", "bridges"},
     {"training"},

@@ -22,8 +22,8 @@ from .optim import may_skip
 from .phases import PhaseSpec, by_phase, divide, with_optimizers, without_names
 from .pieces import evaluate_shards
 from .policy import evaluate_current
-from .refresh import PhaseState, Upstream
-from .types import Array, Batch, Context, Evaluate, Output, Params, Part
+from .types import Array, Batch, Context, Evaluate, Output, Params, Part, Policy
+from .upstream import PhaseState, Upstream
 from .wiring import check_every_write_has_an_effect
 
 
@@ -58,7 +58,7 @@ class Learner(NamedTuple):
 
 @checked
 def learner(
-    evaluate: Evaluate,
+    evaluate: Evaluate | Policy,
     pipeline: Part,
     optimizer: Any,
     *,
@@ -134,8 +134,6 @@ def learner(
         )
     if not callable(evaluate):
         raise UserTypeError(f"{expected}, got {evaluate!r}")
-    if not (gradient_metrics is None or callable(gradient_metrics)):
-        raise UserTypeError(f"learner: gradient_metrics must be a function of the gradient, got {gradient_metrics!r}")
     shared, specs = divide(chain(pipeline))
     phases = with_optimizers(specs, optimizer)
     returned: tuple[Part, ...] = ()
@@ -201,13 +199,14 @@ class _Update:
         upstream = from_recorded(shared=(), own=self.shared, prepared=recorded, moved=False)
         start = PhaseState(params, None, (), shared, (), stopped)
         prepared, started = upstream.run(start, context.replace(key=jax.random.fold_in(key, 0)))
-        if any(spec.sampler.refresh.shares_upstream for spec in self.phases):
+        if any(spec.sampler.refresh == "rollout" for spec in self.phases):
             params, shared = started.params, started.before
             metrics.append(split_metrics(prepared)[0])
 
         rollouts = {}
         for number, spec in enumerate(self.phases):
-            upstream = from_recorded(shared=self.shared, own=spec.before, prepared=prepared, moved=number > 0)
+            moved = number > 0 or spec.sampler.refresh == "every_epoch"
+            upstream = from_recorded(shared=self.shared, own=spec.before, prepared=prepared, moved=moved)
             phase_key = jax.random.fold_in(key, number + 1)
             phase_context = context.replace(key=phase_key, num_minibatches=spec.sampler.num_minibatches)
             loop = PhaseLoop(spec, upstream, phase_context, self.gradient_metrics)

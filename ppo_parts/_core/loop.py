@@ -1,24 +1,23 @@
 """One phase of an update: epochs of minibatches, which are drawn, evaluated, differentiated and applied."""
 
-# What `PhaseLoop.run` computes, without keys, states of parts, metrics, early stops and refreshes:
+# What `PhaseLoop.run` computes, without keys, states of parts, metrics and early stops:
 #
-#     rollout = run the parts before the sampler on the recorded rollout        (refresh.before_phase)
+#     rollout = the parts before the sampler, run on the recorded rollout            (Upstream.run)
 #     for epoch in range(sampler.num_epochs):
-#         rollout = refresh.before_epoch(rollout)                               (usually unchanged)
+#         if sampler.refresh is "epoch": rollout = the same, on estimates of the latest policy
 #         plan = sampler.plan(rollout)
-#         for item in plan:                                                     (PhaseLoop._minibatch)
-#             rollout = refresh.before_minibatch(rollout)                       (usually unchanged)
+#         for item in plan:                                                          (PhaseLoop._minibatch)
+#             if sampler.refresh is "minibatch": rollout = the same, on the latest estimates of each step
 #             minibatch = sampler.take(rollout, sampler.draw(item))
 #             gradient = derivative of loss(params, minibatch)
-#             params = params + optimizer.update(gradient)                      (PhaseLoop._step)
-#             refresh.after_minibatch(minibatch)                                (usually nothing)
+#             params = params + optimizer.update(gradient)                           (PhaseLoop._step)
+#             if sampler.refresh is "minibatch": write the estimates of the minibatch back
 #
-#     def loss(params, minibatch):                                              (PhaseLoop._loss)
+#     def loss(params, minibatch):                                                   (PhaseLoop._loss)
 #         minibatch.current = evaluate(params, minibatch)
 #         return sum of the mean losses that the parts after the sampler add to the minibatch
 #
-# A refresh may run the parts before the sampler again, on outputs of the policy being trained: see `Refresh`. The loops
-# carry one record, `PhaseState`; the recorded rollout, which does not change, is in `Upstream`.
+# The loops carry one record, `PhaseState`; the recorded rollout, which does not change, is in `Upstream`.
 
 from __future__ import annotations
 
@@ -40,9 +39,9 @@ from .metrics import Metrics, join_metrics, split_metrics
 from .optim import may_skip, skipped
 from .phases import PhaseSpec
 from .policy import evaluate_current
-from .refresh import PhaseState, Upstream
 from .sampling import Sampler
 from .types import Array, Batch, Context, Params
+from .upstream import PhaseState, Upstream
 from .wiring import check_batch
 
 GradientMetrics = Callable[[Any], Mapping[str, Array]]
@@ -66,17 +65,21 @@ class PhaseLoop:
     gradient_metrics: GradientMetrics
 
     def run(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
-        """Run all epochs; also return the rollout with which the refresh began."""
-        can_stop = self.spec.can_stop
-        sampler, refresh, key = self.spec.sampler, self.spec.sampler.refresh, self.context.key
-        context = self.context.replace(key=jax.random.fold_in(key, 0))
-        rollout, state = refresh.before_phase(self.upstream, state, context)
+        """Run all epochs; also return the rollout with which they began."""
+        upstream, sampler, can_stop, key = self.upstream, self.spec.sampler, self.spec.can_stop, self.context.key
+        rollout = upstream.recorded
+        if sampler.refresh == "rollout":
+            rollout, state = upstream.run(state, self.context.replace(key=jax.random.fold_in(key, 0)))
+        elif sampler.refresh == "minibatch":
+            state = state._replace(estimates=upstream.estimates(state.params, 0))
         first, rollout = split_metrics(rollout)
 
         def epoch(state: PhaseState, number: Array) -> tuple[PhaseState, tuple[Metrics, Metrics, Array]]:
             keys = jax.random.split(jax.random.fold_in(key, number + 1), 3)
             context = self.context.replace(key=keys[0], epoch=number)
-            drawn_from, state = refresh.before_epoch(self.upstream, rollout, state, context)
+            drawn_from = rollout
+            if sampler.refresh in ("epoch", "every_epoch"):
+                drawn_from, state = upstream.run(state, context, upstream.estimates(state.params, number))
             refreshed, drawn_from = split_metrics(drawn_from)
             items = sampler.plan(keys[1], drawn_from, number)
             check_plan(sampler, items)
@@ -112,13 +115,15 @@ class PhaseLoop:
         self, rollout: Batch, context: Context, state: PhaseState, numbered: Any
     ) -> tuple[PhaseState, Metrics]:
         """Draw a minibatch, differentiate, apply the gradient step unless a part discards it, and write back."""
-        spec, sampler, refresh = self.spec, self.spec.sampler, self.spec.sampler.refresh
+        spec, sampler, upstream = self.spec, self.spec.sampler, self.upstream
         index, item = numbered
         key = jax.random.fold_in(context.key, index)
         # The parent of these keys is not used itself, because a part that splits it would get the same keys.
         upstream_key, loss_key, draw_key = (jax.random.fold_in(key, i) for i in range(3))
         context = context.replace(key=upstream_key, minibatch=index)
-        rollout, state = refresh.before_minibatch(self.upstream, rollout, state, context)
+        if sampler.refresh == "minibatch":
+            rollout, state = upstream.run(state, context, state.estimates)
+            check_written_back(rollout, upstream.recorded)
         refreshed, rollout = split_metrics(rollout)
         context = context.replace(params=state.params)
         check_batch(sampler, rollout)
@@ -138,7 +143,8 @@ class PhaseLoop:
             new = new._replace(**step, stopped=said.stop.discard | said.stop.after)
 
         minibatch = minibatch.replace(current=current)
-        new = refresh.after_minibatch(self.upstream, new, sampler, minibatch, indices)
+        if new.estimates is not None:
+            new = new._replace(estimates=upstream.written_back(new.estimates, sampler, minibatch, indices))
         measured = self._measured(loss, gradient, applied, minibatch)
         return new, join_metrics(refreshed, split_metrics(said)[0], *measured)
 
@@ -216,6 +222,15 @@ def check_plan(sampler: Sampler, items: Any) -> None:
         raise UserValueError(
             f"{sampler.name}: plan must return arrays with leading axis [num_minibatches] = "
             f"[{sampler.num_minibatches}], but their leading axes are {sorted(sizes)}"
+        )
+
+
+def check_written_back(rollout: Batch, recorded: Batch) -> None:
+    """Raise if a part before the sampler changed the shape of the rollout, so that no estimate can be written back."""
+    if rollout.log_prob.shape != recorded.log_prob.shape:
+        raise UserValueError(
+            f'refresh="minibatch" writes values back into the rollout of shape {recorded.log_prob.shape}, but a part '
+            f'before the sampler made it {rollout.log_prob.shape}: use refresh="rollout" or "epoch"'
         )
 
 

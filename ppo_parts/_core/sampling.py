@@ -16,11 +16,11 @@ from .._base.hyperparameters import check_count
 from .._base.trees import on_automatic_mesh
 from ..functional._common import ShapeError, unsqueezed
 from .policy import evaluate_current
-from .refresh import Refresh, RefreshName, refresh_of
 from .shards import field_axes, join_shards, joined, map_shards, split
 from .types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, EmptyState, Part, no_state
 
 Axis = Literal["step", "segment", "window"]
+Refresh = Literal["rollout", "epoch", "every_epoch", "minibatch"]
 Plan = Callable[[Array, Batch, Array | int], Any]
 Draw = Callable[[Any, Batch, Context], tuple[Any, Array | None]]
 
@@ -159,7 +159,7 @@ def sampler(
     num_epochs: int = 1,
     num_minibatches: int,
     axis: Axis,
-    refresh: RefreshName | Refresh = "rollout",
+    refresh: Refresh = "rollout",
     weighs: bool = False,
     requires: tuple[str, ...] = (),
     in_range: bool = False,
@@ -211,7 +211,7 @@ def sampler_of_shards(
     num_epochs: int,
     num_minibatches: int,
     axis: Axis,
-    refresh: RefreshName | Refresh,
+    refresh: Refresh,
     weighs: bool = False,
     requires: tuple[str, ...] = (),
     in_range: bool,
@@ -243,7 +243,7 @@ def sampler_of_shards(
         num_epochs=num_epochs,
         num_minibatches=num_minibatches,
         axis=axis,
-        refresh=refresh_of(name, refresh),
+        refresh=refresh,
         plan=plan,
         draw=draw,
         in_range=in_range,

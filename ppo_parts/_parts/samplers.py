@@ -12,17 +12,15 @@ from .. import functional
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, check_count, spread_nan
-from .._core.refresh import Refresh, RefreshName
-from .._core.sampling import Axis, Windows, sampler, sampler_of_shards
+from .._core.sampling import Axis, Refresh, Windows, sampler, sampler_of_shards
 from .._core.shards import map_shards
 from .._core.types import Array, Batch, Context, Part
 from ..functional._common import accumulator_dtype, range_error
 from .common import at_step, check_numbers, is_zero
 
 
-def shuffled_minibatches(
-    num_minibatches: int, num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout"
-) -> Part:
+@checked
+def shuffled_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
     """Use every step exactly once per epoch, in a new random order: minibatches of T*N/num_minibatches steps, `[M]`.
 
     This cuts the time axis, so parts that work along time and recurrent policies need `segment_minibatches`.
@@ -32,7 +30,8 @@ def shuffled_minibatches(
         num_epochs: passes over the rollout.
         refresh: how often the parts before the sampler run again, on values and ratios of the current policy.
             "rollout": only once; "epoch": before each epoch (the whole rollout is evaluated again); "minibatch": before
-            each minibatch, after the value and log-ratio of the last minibatch have been written back.
+            each minibatch, after the value and log-ratio of the last minibatch have been written back; "every_epoch":
+            like "epoch", but the first epoch also evaluates the rollout, because an older policy collected it.
 
     Raises:
         ValueError: `num_minibatches` does not divide T*N; the batch is recurrent.
@@ -47,9 +46,8 @@ def shuffled_minibatches(
     return _shuffled("shuffled_minibatches", "step", num_minibatches, num_epochs, refresh)
 
 
-def segment_minibatches(
-    num_minibatches: int, num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout"
-) -> Part:
+@checked
+def segment_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
     """Use every segment (environment, or environment and agent) once per epoch, in a new random order: `[T, M]`.
 
     Use it for recurrent policies, and for parts that work along time (`vtrace`) under the policy being trained.
@@ -71,7 +69,8 @@ def segment_minibatches(
     return _shuffled("segment_minibatches", "segment", num_minibatches, num_epochs, refresh)
 
 
-def full_batch(num_epochs: int = 1, *, refresh: RefreshName | Refresh = "rollout") -> Part:
+@checked
+def full_batch(num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
     """Use the whole rollout as one minibatch `[T, N]`, `num_epochs` times, without copying or shuffling.
 
     Args:
@@ -101,7 +100,7 @@ def given_indices(
     axis: Literal["step", "segment"] = "step",
     weights: Any = None,
     *,
-    refresh: RefreshName | Refresh = "rollout",
+    refresh: Refresh = "rollout",
 ) -> Part:
     """Use exactly these minibatches, in this order, for parity tests and debugging.
 
@@ -197,7 +196,7 @@ def prioritized_sampler(
     normalize_weights: bool = False,
     segments_per_minibatch: int | None = None,
     eps: Numeric = 1e-6,
-    refresh: RefreshName | Refresh = "rollout",
+    refresh: Refresh = "rollout",
 ) -> Part:
     r"""Draw segments in proportion to a power of their summed absolute advantage; time is kept: `[T, M]`.
 
@@ -293,13 +292,14 @@ def _steps_of_segments(x: Array) -> Array:
     return x.reshape((*x.shape[:2], -1)).swapaxes(1, 2).reshape(-1, x.shape[1])
 
 
+@checked
 def time_chunks(
     num_minibatches: int,
     num_epochs: int = 1,
     *,
     length: int,
     burn_in: int = 0,
-    refresh: RefreshName | Refresh = "rollout",
+    refresh: Refresh = "rollout",
 ) -> Part:
     """Use pieces of `length` steps, every step once per epoch; time is kept: minibatches `[burn_in + length, M]`.
 
@@ -354,7 +354,7 @@ def time_chunks(
     return sampler(where, plan, draw, axis="window", in_range=True, **passes)
 
 
-def _shuffled(where: str, axis: Axis, num_minibatches: int, num_epochs: int, refresh: RefreshName | Refresh) -> Part:
+def _shuffled(where: str, axis: Axis, num_minibatches: int, num_epochs: int, refresh: Refresh) -> Part:
     def plan(key: Array, batch: Batch, epoch: Array | int) -> Array:
         _check_not_recurrent(where, axis, batch)
         size = _number_of(axis, batch)

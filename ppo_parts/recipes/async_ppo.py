@@ -41,7 +41,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     `env` is your own environment with any wrappers, and `pipeline` your own chain; None: as configured.
     """
     vtrace = pp.vtrace(gamma=config.gamma, gae_lambda=config.gae_lambda)
-    corrected = mujoco_ppo.chain(config, advantages=vtrace, refresh=pp.refresh.EachEpoch(on_policy=False))
+    corrected = mujoco_ppo.chain(config, advantages=vtrace, refresh="every_epoch")
     return mujoco_ppo.make_train(config, env, pipeline or corrected)
 
 

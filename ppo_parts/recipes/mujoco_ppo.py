@@ -57,7 +57,7 @@ def chain(
     config: Config,
     *,
     advantages: pp.Part | None = None,
-    refresh: pp.refresh.Refresh | Literal["rollout", "epoch", "minibatch"] = "epoch",
+    refresh: Literal["rollout", "epoch", "every_epoch", "minibatch"] = "epoch",
     surrogate: pp.Part | None = None,
     value_loss: pp.Part | None = None,
 ) -> pp.Part:

@@ -71,7 +71,7 @@ def test_variants_of_the_mujoco_benchmark_change_one_part(monkeypatch):
     names = {name: [part.name for part in changed] for name, changed in parts.items()}
     expected = [part.name for part in plain]
     assert names["refresh_rollout"] == names["refresh_minibatch"] == expected
-    assert (plain[1].refresh.name, parts["refresh_rollout"][1].refresh.name) == ("epoch", "rollout")
-    assert parts["refresh_minibatch"][1].refresh.name == "minibatch"
+    assert (plain[1].refresh, parts["refresh_rollout"][1].refresh) == ("epoch", "rollout")
+    assert parts["refresh_minibatch"][1].refresh == "minibatch"
     assert names["value_clip"] == [*expected[:4], "clipped_value_loss", expected[5]]
     assert names["advantage_normalize"] == [*expected[:2], "advantage_normalize", *expected[2:]]

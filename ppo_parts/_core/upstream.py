@@ -1,22 +1,20 @@
-"""Refreshes: how often the parts before the sampler run again, and on whose estimates."""
+"""The parts before a sampler, and the estimates of the policy on which they run again with a `refresh`."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._base.errors import UserTypeError, UserValueError
+from .._base.errors import UserValueError
 from .._base.trees import select
 from .chain import amend, check_states, fold
 from .checks import check_axes
 from .metrics import split_metrics
 from .policy import evaluate_current, follow
 from .types import Array, Batch, Context, Current, Evaluate, Params, Part
-
-RefreshName = Literal["rollout", "epoch", "minibatch"]
 
 
 class Estimates(NamedTuple):
@@ -64,7 +62,7 @@ class Upstream:
         evaluate: the policy network.
         recorded: the rollout before any part has run; numbers in masked elements are finite.
         prepared: the rollout after the shared parts.
-        moved: whether an earlier phase has trained the policy since the rollout.
+        moved: whether the policy may differ from the one that acted when the phase begins.
         keep_finite: whether a part keeps its last finite state, because the optimizer skips gradients that are not
             finite.
     """
@@ -93,6 +91,14 @@ class Upstream:
         shared = state.shared if estimates is None else after[:first_own]
         return batch, state._replace(params=params, shared=shared, before=after[first_own:])
 
+    def estimates(self, params: Params, epoch: Array | int) -> Estimates:
+        """Return the estimates of the latest policy; those recorded, if it still is the behavior policy."""
+        if self.moved:
+            return self.evaluated(params)
+        if isinstance(epoch, int):
+            return self.recorded_estimates()
+        return jax.lax.cond(epoch > 0, self.evaluated, lambda params: self.recorded_estimates(), params)
+
     def recorded_estimates(self) -> Estimates:
         """Return the estimates of the behavior policy, as recorded in the rollout."""
         batch = self.recorded
@@ -113,126 +119,14 @@ class Upstream:
         following = None if batch.next_value is None else follow(batch, value).astype(batch.next_value.dtype)
         return Estimates(value, following, log_ratio)
 
-
-class Refresh:
-    """Determines how often the parts before the sampler run; this class runs them once.
-
-    Subclasses override its methods, which are called at the times that their names state. All except the last return
-    the rollout from which minibatches are drawn. Each may evaluate the policy, run the parts, and change the state.
-    """
-
-    name = "rollout"
-    shares_upstream = True
-    """Whether the parts that all phases share run only once, before the first phase."""
-
-    def before_phase(self, upstream: Upstream, state: PhaseState, context: Context) -> tuple[Batch, PhaseState]:
-        """Run the parts before the sampler, once for all epochs."""
-        return upstream.run(state, context)
-
-    def before_epoch(
-        self, upstream: Upstream, rollout: Batch, state: PhaseState, context: Context
-    ) -> tuple[Batch, PhaseState]:
-        """Return the rollout for epoch `context.epoch`."""
-        return rollout, state
-
-    def before_minibatch(
-        self, upstream: Upstream, rollout: Batch, state: PhaseState, context: Context
-    ) -> tuple[Batch, PhaseState]:
-        """Return the rollout from which minibatch `context.minibatch` is drawn."""
-        return rollout, state
-
-    def after_minibatch(
-        self, upstream: Upstream, state: PhaseState, sampler: Any, minibatch: Batch, indices: Any
-    ) -> PhaseState:
-        """Return the state after the gradient step; `minibatch.current` is the policy before this step."""
-        return state
-
-
-class EachEpoch(Refresh):
-    """Evaluates the whole rollout with the current policy before each epoch, and runs the parts on the result.
-
-    This is `refresh="epoch"`.
-
-    Args:
-        on_policy: whether the policy before the first gradient step collected the rollout, so that the recorded
-            estimates serve the first epoch. False: an earlier policy did, so the rollout is evaluated for it, too.
-
-    Example:
-        >>> import ppo_parts as pp
-        >>> sampler = pp.shuffled_minibatches(4, num_epochs=10, refresh=pp.refresh.EachEpoch(on_policy=False))
-    """
-
-    name = "epoch"
-    shares_upstream = False
-
-    def __init__(self, on_policy: bool = True) -> None:
-        self.on_policy = on_policy
-
-    def before_phase(self, upstream: Upstream, state: PhaseState, context: Context) -> tuple[Batch, PhaseState]:
-        """Return the rollout unchanged: the parts run before each epoch, including the first."""
-        return upstream.recorded, state
-
-    def before_epoch(
-        self, upstream: Upstream, rollout: Batch, state: PhaseState, context: Context
-    ) -> tuple[Batch, PhaseState]:
-        """Evaluate the rollout, unless the policy is still the behavior policy, and run the parts."""
-        if upstream.moved or not self.on_policy:
-            return upstream.run(state, context, upstream.evaluated(state.params))
-        estimates = jax.lax.cond(
-            context.epoch > 0, upstream.evaluated, lambda params: upstream.recorded_estimates(), state.params
-        )
-        return upstream.run(state, context, estimates)
-
-
-class EachMinibatch(Refresh):
-    """Runs the parts before each minibatch, on the estimates from the latest evaluation of each step."""
-
-    name = "minibatch"
-    shares_upstream = False
-
-    def before_phase(self, upstream: Upstream, state: PhaseState, context: Context) -> tuple[Batch, PhaseState]:
-        """Start from the recorded estimates, or from those of the policy that an earlier phase has trained."""
-        estimates = upstream.evaluated(state.params) if upstream.moved else upstream.recorded_estimates()
-        return upstream.recorded, state._replace(estimates=estimates)
-
-    def before_minibatch(
-        self, upstream: Upstream, rollout: Batch, state: PhaseState, context: Context
-    ) -> tuple[Batch, PhaseState]:
-        """Run the parts on the latest estimates."""
-        batch, state = upstream.run(state, context, state.estimates)
-        if batch.log_prob.shape != upstream.recorded.log_prob.shape:
-            raise UserValueError(
-                'refresh="minibatch" writes values back into the rollout of shape '
-                f"{upstream.recorded.log_prob.shape}, but a part before the sampler made it {batch.log_prob.shape}: "
-                'use refresh="rollout" or "epoch"'
-            )
-        return batch, state
-
-    def after_minibatch(
-        self, upstream: Upstream, state: PhaseState, sampler: Any, minibatch: Batch, indices: Any
-    ) -> PhaseState:
-        """Write the minibatch's values and log-ratios back."""
+    def written_back(self, estimates: Estimates, sampler: Any, minibatch: Batch, indices: Any) -> Estimates:
+        """Return the estimates with those of the minibatch, whose `current` is the policy before its step."""
         current: Current = minibatch.current
-        assert state.estimates is not None
-        value, _, log_ratio = state.estimates
+        value, _, log_ratio = estimates
         log_ratio = sampler.put(log_ratio, indices, current.log_prob - minibatch.log_prob, minibatch.shards)
         if value is not None and current.value is not None:
             value = sampler.put(value, indices, current.value, minibatch.shards)
-        return state._replace(estimates=upstream.with_next_value(value, log_ratio))
-
-
-REFRESHES: dict[str, Refresh] = {kind.name: kind() for kind in (Refresh, EachEpoch, EachMinibatch)}
-
-
-def refresh_of(where: str, refresh: RefreshName | Refresh) -> Refresh:
-    """Return the refresh of that name, or the object itself."""
-    if isinstance(refresh, Refresh):
-        return refresh
-    if not isinstance(refresh, str):
-        raise UserTypeError(f"{where}: refresh must be a name or a Refresh, got {refresh!r}")
-    if refresh not in REFRESHES:
-        raise UserValueError(f"{where}: refresh must be one of {', '.join(map(repr, REFRESHES))}, got {refresh!r}")
-    return REFRESHES[refresh]
+        return self.with_next_value(value, log_ratio)
 
 
 def check_upstream(parts: tuple[Part, ...], batch: Batch) -> None:
