@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..functional._arguments import is_whole
 from ..functional._common import bounds, is_real, range_error
+from .doors import check_as
 from .errors import UserTypeError, UserValueError
 
 Array = jax.Array
@@ -128,26 +128,15 @@ def spread_nan(x: Array, *hyperparameters: Any) -> Array:
 
 def check_count(where: str, name: str, value: Any, low: int | None = 1) -> int:
     """Return `value` after checking that it is a whole number of at least `low` (None: any)."""
-    if not is_whole(value):
-        remedy = f": write {int(value)}" if isinstance(value, float) and value.is_integer() else ""
-        raise UserTypeError(f"must be a whole number, got {value!r}{remedy}", where=where, argument=name)
+    check_as(where, name, value, int)
     if low is not None and value < low:
         raise UserValueError(f"must be at least {low}, got {value!r}", where=where, argument=name)
     return int(value)
 
 
-def check_choice(where: str, name: str, value: Any, allowed: tuple[str | None, ...]) -> Any:
-    """Return `value` after checking that it is one of the allowed words."""
-    if value not in allowed:
-        there = ", ".join(map(repr, allowed))
-        raise UserValueError(f"must be one of {there}, got {value!r}", where=where, argument=name)
-    return value
-
-
 def check_takes(where: str, name: str, function: Callable[..., Any], arguments: tuple[str, ...]) -> None:
     """Raise unless a function can be called with these arguments."""
-    if not callable(function):
-        raise UserTypeError(f"{where}: {name} must be a function ({', '.join(arguments)}), got {function!r}")
+    check_as(where, name, function, Callable)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a callable without a signature

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._base.doors import checked, is_text_tuple
+from .._base.doors import check_as, checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import check_choice, check_takes
+from .._base.hyperparameters import check_takes
 from .._base.trees import axis_sharding
 from ..functional._common import ShapeError, check_arrays, check_floating
 
@@ -194,6 +194,7 @@ class Batch:
         """Return a copy with more entries in `extras`, leaves `[T, N, ...]`; those with the same name are replaced."""
         return self.replace(extras={**self.extras, **entries})
 
+    @checked
     def add_loss(self, name: str, loss: Array, *, per: Literal["element", "segment", "batch"] = "element") -> Batch:
         """Return a copy with one more named loss.
 
@@ -207,9 +208,6 @@ class Batch:
         Raises:
             ValueError: the name is taken. ShapeError: another shape.
         """
-        check_choice("add_loss", "per", per, ("element", "segment", "batch"))
-        if not isinstance(name, str):
-            raise UserTypeError(f"the name of a loss must be a string, got {name!r}")
         check_floating("add_loss", **{name: loss})  # anything else would have no gradient
         if name in self.losses:
             raise UserValueError(
@@ -230,6 +228,7 @@ class Batch:
             )
         return self.replace(losses={**self.losses, name: loss})
 
+    @checked
     def add_metrics(self, reduce: Reduction = "mean", /, **metrics: Array) -> Batch:
         """Return a copy with more named scalars.
 
@@ -240,7 +239,6 @@ class Batch:
         Raises:
             ValueError: a name is taken. ShapeError: not a scalar.
         """
-        check_choice("add_metrics", "reduce", reduce, get_args(Reduction))
         for name, value in metrics.items():
             if name in self.metrics:
                 raise UserValueError(
@@ -318,6 +316,16 @@ class EmptyState(NamedTuple):
 
 
 Place = Literal["anywhere", "first", "before_sampler", "after_sampler"]
+Fields = tuple[str, ...]
+DECLARED: dict[str, Any] = {
+    "requires": Fields,
+    "provides": Fields,
+    "reads": Fields | None,
+    "place": Place,
+    "needs_time": bool,
+    "policy_loss": bool | None,
+}
+"""What a part declares besides its functions, and the type of each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,12 +378,9 @@ class Part:
             check_takes(self.name, "amend", self.amend, ("params", "old_state", "new_state"))
         if self.finish is not None:
             check_takes(self.name, "finish", self.finish, ("batch", "state", "context"))
-        check_choice(self.name, "place", self.place, get_args(Place))
+        for argument, hint in DECLARED.items():
+            check_as(self.name, argument, getattr(self, argument), hint)
         known = {field.name for field in dataclasses.fields(Batch)}
-        for argument in ("requires", "provides", "reads"):
-            if not is_text_tuple(fields := getattr(self, argument)) and not (argument == "reads" and fields is None):
-                remedy = f": write ({fields!r},)" if isinstance(fields, str) else ""
-                raise UserTypeError(f"{self.name}: {argument} must be a tuple of strings, got {fields!r}{remedy}")
         if not isinstance(self.numbers, tuple):
             raise UserTypeError(f"{self.name}: numbers must be a tuple, got {self.numbers!r}")
         for field in (*self.requires, *self.provides, *(self.reads or ())):
@@ -429,8 +434,6 @@ def stateless(
         >>> halve = pp.stateless(lambda batch: batch.replace(reward=0.5 * batch.reward), name="halve_reward")
         >>> pipeline = pp.chain(halve, pp.gae(gamma=.99, gae_lambda=.95))
     """
-    if not callable(f):
-        raise UserTypeError(f"stateless: expected a function batch -> batch, got {f!r}")
     called = name or str(getattr(f, "__name__", "stateless"))
     takes_context = _takes_context(f)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.errors import UserTypeError, UserValueError
+from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, at, check_number
 from .._core.moments import Moments
 from .._core.types import Array, Batch, Context, Part, stateless
@@ -63,12 +63,6 @@ def at_step(numbers: Mapping[str, Any], context: Context) -> dict[str, Any]:
 def is_zero(value: Any) -> bool:
     """Return whether a hyperparameter is known to be 0 in every update."""
     return not callable(value) and not isinstance(value, jax.core.Tracer) and not np.any(np.asarray(value))
-
-
-def check_function(where: str, argument: str, value: Any, expected: str = "a function") -> None:
-    """Raise unless an argument is a function."""
-    if not callable(value):
-        raise UserTypeError(f"must be {expected}, got {value!r}", where=where, argument=argument)
 
 
 def numeric_part(where: str, update: Callable[..., Batch], numbers: Mapping[str, Any], **declared: Any) -> Part:

@@ -11,7 +11,7 @@ from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, check_number
 from .._core.types import Array, Batch, Context, Params, Part, field_at
-from .common import POSITIVE, at_step, check_function, check_numbers, loss_part, moments_of
+from .common import POSITIVE, at_step, check_numbers, loss_part, moments_of
 from .losses import check_loss
 
 
@@ -81,6 +81,7 @@ class ValueStatistics(NamedTuple):
     scale: Array
 
 
+@checked
 def normalize_target(
     write: Callable[[Params, ValueStatistics, ValueStatistics], Params], *, rate: Numeric, min_scale: float = 1e-4
 ) -> Part:
@@ -120,7 +121,6 @@ def normalize_target(
     Reference: van Hasselt et al. 2016, PopArt, arXiv:1602.07714, eq. 5 and proposition 1.
     """
     where = "normalize_target"
-    check_function(where, "write", write, "a function (params, old, new) -> params")
     numbers = check_numbers(where, rate=rate)
     min_scale = check_number(where, "min_scale", min_scale, **POSITIVE, schedule=False)
 

@@ -14,7 +14,7 @@ from .._base.hyperparameters import Numeric, check_count
 from .._core.moments import Moments, appended_if_any
 from .._core.types import Array, Batch, Context, Params, Part
 from ..functional import masked_mean
-from .common import at_step, check_function, check_numbers, loss_part, moments_of
+from .common import at_step, check_numbers, loss_part, moments_of
 
 Embed = Callable[[Any, Any], Array]
 
@@ -74,8 +74,6 @@ def rnd_reward(
     Reference: Burda et al. 2018, Exploration by Random Network Distillation, arXiv:1810.12894, sections 2.2 to 2.4.
     """
     where = "rnd_reward"
-    check_function(where, "init", init)
-    check_function(where, "embed", embed)
     check_count(where, "num_envs", num_envs)
     numbers = check_numbers(where, gamma=gamma)
 
@@ -146,7 +144,6 @@ def rnd_loss(embed: Embed, *, coef: Numeric = 1.0, predictor: str = "predictor",
     Reference: Burda et al. 2018, arXiv:1810.12894, section 2.2.
     """
     where, target = "rnd_loss", f"{name}_target"
-    check_function(where, "embed", embed)
 
     def loss(batch: Batch, context: Context) -> Array:
         predicted = embed(_predictor(where, context.params, predictor), batch.next_obs)

@@ -306,8 +306,6 @@ def check_loss(
 
     With `call`, it is called with `[1, 1]` arrays and the first values of schedules; it must return a loss per element.
     """
-    if not callable(loss):
-        raise UserTypeError(f"{where}: give a function of {' and '.join(inputs)}, got {loss!r}")
     try:
         inspect.signature(loss).bind(None, None, mask=None, **hyperparameters)
     except TypeError as error:

@@ -15,10 +15,11 @@ from .._base.hyperparameters import Numeric
 from .._core.policy import POLICY_READS, evaluate_policy
 from .._core.shards import field_axes, joined, split
 from .._core.types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Part, stateless
-from .common import check_function, loss_part
+from .common import loss_part
 from .regularizers import check_no_memory, mode_of
 
 
+@checked
 def mirror_segments(*, observation: Callable[[Any], Any], action: Callable[[Any], Any]) -> Part:
     r"""Append a mirrored copy of every segment to the rollout, `[T, 2 N]`, for tasks with a symmetry.
 
@@ -53,7 +54,6 @@ def mirror_segments(*, observation: Callable[[Any], Any], action: Callable[[Any]
     rsl_rl, `use_data_augmentation`.
     """
     where = "mirror_segments"
-    check_mirrors(where, observation, action)
 
     def update(batch: Batch) -> Batch:
         if batch.carry is not None:
@@ -113,7 +113,6 @@ def mirror_loss(
     `use_mirror_loss`.
     """
     where = "mirror_loss"
-    check_mirrors(where, observation, action)
 
     def loss(batch: Batch, context: Context) -> Array:
         check_no_memory(where, batch)
@@ -123,9 +122,3 @@ def mirror_loss(
         return functional.mirror_loss(mode_of(where, other), mirrored, mask=batch.mask)
 
     return loss_part(where, name, loss, coef=coef, reads=("current.distribution", *POLICY_READS))
-
-
-def check_mirrors(where: str, observation: Any, action: Any) -> None:
-    """Raise unless both are functions."""
-    for argument, function in {"observation": observation, "action": action}.items():
-        check_function(where, argument, function, f"a function that mirrors an {argument}")

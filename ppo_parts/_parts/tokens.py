@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from .. import functional
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import Numeric, check_choice, check_count, check_number
+from .._base.hyperparameters import Numeric, check_count, check_number
 from .._core.types import Array, Batch, Context, Part, field_at
 from ..functional import masked_mean
 from ..functional._arguments import check_order, is_whole
@@ -92,7 +92,7 @@ def group_advantage(
     *,
     group: str | int = "group",
     score: str | None = None,
-    baseline: functional.Baseline | str = "mean",
+    baseline: functional.Baseline | Literal["given"] = "mean",
     scale: functional.Scale | None = "group",
     ddof: int = 1,
     eps: Numeric = 1e-6,
@@ -126,7 +126,6 @@ def group_advantage(
     if not isinstance(group, str) and not is_whole(group):
         raise UserTypeError(f"{where}: group must be the name of an entry of per_segment or a size, got {group!r}")
     size = None if isinstance(group, str) else check_count(where, "group", group)
-    check_choice(where, "baseline", baseline, (*get_args(functional.Baseline), "given"))
     check_options(where, ddof=ddof)
     numbers = check_numbers(where, eps=eps)
 

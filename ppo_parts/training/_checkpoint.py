@@ -17,11 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.errors import UserTypeError, UserValueError
+from .._base.doors import checked
+from .._base.errors import UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
 from ._errors import RunFolderError, RunNotFoundError
-from ._files import sync, to_path
+from ._files import sync
 
 
 class Checkpoints:
@@ -36,16 +37,13 @@ class Checkpoints:
         configuration: a string that identifies the configuration of the run, such as a hash; "": not checked.
     """
 
+    @checked
     def __init__(self, directory: str | Path, *, keep: int | None = 2, configuration: str = "") -> None:
         if keep is not None:
             check_count("Checkpoints", "keep", keep)
-        if not isinstance(configuration, str):
-            raise UserTypeError(
-                f"must be a string, got {configuration!r}", where="Checkpoints", argument="configuration"
-            )
         ocp = require_package("orbax.checkpoint", "train")
         self._ocp, self._keep, self._configuration = ocp, keep, configuration
-        self.directory = to_path("Checkpoints", "directory", directory).resolve()
+        self.directory = Path(directory).resolve()
         self._manager: Any = None  # created on the first write
 
     def steps(self) -> list[int]:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from .._base.doors import check_as
 from .._base.errors import UserError, UserTypeError, UserValueError
 from .._base.extras import require_package
-from .._base.hyperparameters import check_choice
 from ..envs import is_discrete
 from ..envs._registry import without_settings
+from ..functional._arguments import is_whole
 from ._config import Range, check_config, check_field, declared, kinds_of
 from ._config_json import check_recipe, stored_config, stored_run
 from ._devices import check_device, check_memory, devices_of
@@ -163,7 +164,7 @@ def with_flag(error: Exception, fields: Collection[str]) -> str:
 def _defaults(known: argparse.Namespace, presets: Mapping[str, Any], recipe: str) -> tuple[Any, RunOptions, str]:
     """Return what other flags modify, the configuration and the options of a preset or an older run; and a preset."""
     preset = next(iter(presets)) if known.preset is None else known.preset
-    check_choice("", "--preset", preset, tuple(presets))
+    check_as("", "--preset", preset, Literal[tuple(presets)])
     before, flag = (known.resume, "--resume") if known.resume is not None else (known.init_from, "--init-from")
     if before is None:
         return presets[preset], RunOptions(), preset
@@ -299,7 +300,7 @@ def _parsed(
             nargs=1,
             metavar="INT",
             instance_from_str=lambda given: whole_number(given[0]),
-            is_instance=lambda x: isinstance(x, int) and not isinstance(x, bool),
+            is_instance=is_whole,
             str_from_instance=lambda x: [str(x)],
         )
 

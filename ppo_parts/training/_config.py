@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import jax
 import numpy as np
 
-from .._base.doors import checked
+from .._base.doors import check_as, checked, is_known
 from .._base.errors import UserTypeError, UserValueError
-from .._base.hyperparameters import check_choice, check_count, check_number
+from .._base.hyperparameters import check_count, check_number
 from ..functional._common import bounds
 from ._train import updates_in
 
@@ -29,8 +28,7 @@ class Range:
     open_low: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.open_low, bool):
-            raise UserTypeError(f"must be True or False, got {self.open_low!r}", where="Range", argument="open_low")
+        check_as("Range", "open_low", self.open_low, bool)
         for name, x in {"low": self.low, "high": self.high}.items():
             check_number("Range", name, x, -np.inf, schedule=False)
         if not self.low <= self.high:
@@ -159,19 +157,15 @@ def check_field(where: str, name: str, value: Any, hint: Any, limits: Range | No
     if (value is None and type(None) in kinds) or (isinstance(value, str) and value in words):
         return
     numeric = [kind for kind in kinds if kind in (int, float)]
-    if words and (isinstance(value, str) or not numeric):
-        check_choice(where, name, value, words)
-    elif numeric:
+    if numeric and not (words and isinstance(value, str)):
         _check_number(where, name, value, numeric[0], limits)
     elif get_origin(hint) is tuple:
         if not isinstance(value, tuple):
             raise UserTypeError(f"must be a tuple, got {value!r}", where=where, argument=name)
         for x in value:
             check_field(where, name, x, get_args(hint)[0], limits)
-    else:
-        for kind, expected in {bool: "True or False", str: "a string", Path: "a Path"}.items():
-            if kind in kinds and not isinstance(value, kind):
-                raise UserTypeError(f"must be {expected}, got {value!r}", where=where, argument=name)
+    elif is_known(hint):
+        check_as(where, name, value, hint)
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:

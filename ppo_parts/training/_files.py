@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .._base.errors import UserTypeError, UserValueError
+from .._base.doors import checked
+from .._base.errors import UserValueError
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -30,16 +31,10 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def to_path(where: str, name: str, path: Any) -> Path:
-    """Return a path, after checking that it is one."""
-    if not isinstance(path, (str, Path)):
-        raise UserTypeError(f"must be a path, got {path!r}", where=where, argument=name)
-    return Path(path)
-
-
+@checked
 def write_json(path: str | Path, content: Any) -> None:
     """Write a JSON file atomically."""
-    write_whole(to_path("write_json", "path", path), (json.dumps(plain(content), indent=2) + "\n").encode())
+    write_whole(Path(path), (json.dumps(plain(content), indent=2) + "\n").encode())
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -18,7 +18,7 @@ from ._checkpoint import Checkpoints
 from ._config_json import check_jax_settings, digest, stored_config, stored_run
 from ._errors import RunFolderError, RunNotFoundError
 from ._evaluate import EVALUATION
-from ._files import parse_json, to_path
+from ._files import parse_json
 from ._metrics_file import Best, Log, Row, read_rows, scan
 from ._options import checkpoint_interval, stored_options
 from ._recipe import check_trusted, import_recipe
@@ -69,9 +69,7 @@ class RunFolder:
         if which == "latest":
             return None
         if which != "best":
-            if isinstance(which, bool) or not isinstance(which, int):
-                raise UserValueError(f"checkpoint={which!r} must be 'latest', 'best' or the number of an update")
-            return which
+            return int(which)
         judged = self.judged(steps, num_updates)
         found = None if judged is None else judged.of(steps)
         if found is None:
@@ -167,7 +165,7 @@ def load(
         ValueError: the run does not belong to this recipe; the message names the difference. Or its recipe cannot be
             imported.
     """
-    run = RunFolder(to_path("load", "folder", folder))
+    run = RunFolder(Path(folder))
     check_trusted(run.stored, run.path, trust, recipe=make_train is None)
     if make_train is None:
         make_train = import_recipe(run.stored.get("recipe"), run.path)

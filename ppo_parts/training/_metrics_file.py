@@ -23,7 +23,7 @@ from .._base.errors import UserTypeError, UserValueError
 from .._core.types import Reduction
 from ._errors import MetricNotFoundError
 from ._evaluate import EVALUATION
-from ._files import plain, replacing, to_path
+from ._files import plain, replacing
 from ._train import NONFINITE
 
 Row = dict[str, Any]
@@ -185,9 +185,10 @@ def read_rows(
             yield json.loads(body + b"}")
 
 
+@checked
 def read_metrics(path: str | Path) -> list[Row]:
     """Read the rows of a metrics file, up to the first line that is damaged or cut short."""
-    path = to_path("read_metrics", "path", path)
+    path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(errno.ENOENT, "no metrics file", str(path))
     return list(read_rows(path))

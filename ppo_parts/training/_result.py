@@ -17,7 +17,7 @@ from .._base.hyperparameters import check_count
 from ._config_json import versions
 from ._devices import device_name
 from ._evaluate import EVALUATION
-from ._files import check_writable, replacing, to_path
+from ._files import check_writable, replacing
 from ._messages import logger
 from ._metrics_file import Row
 from ._statistics import interval, summary
@@ -149,7 +149,7 @@ def announce(result: dict[str, Any]) -> None:
 
 @checked
 def plot_curve(
-    path: Path,
+    path: str | Path,
     env_steps: np.ndarray,
     returns: np.ndarray,
     title: str,
@@ -168,7 +168,7 @@ def plot_curve(
         window: number of updates to average over.
         evaluation: like `returns`, NaN for updates without an evaluation; the mean over the seeds is drawn.
     """
-    path, window = to_path("plot_curve", "path", path), check_count("plot_curve", "window", window)
+    path, window = Path(path), check_count("plot_curve", "window", window)
     env_steps, returns = _numbers("env_steps", env_steps), _numbers("returns", returns)
     if env_steps.ndim != 1 or returns.ndim not in (1, 2) or len(returns) != len(env_steps):
         raise ShapeError(

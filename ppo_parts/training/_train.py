@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from .._base.cpu import sequential_vmap_on_cpu
+from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import Numeric, at, check_count
 from .._base.trees import without_weak_types
@@ -244,10 +245,9 @@ def _count_nonfinite(tree: Any) -> Array:
     return jnp.sum(~jnp.isfinite(jnp.concatenate(leaves))) if leaves else jnp.zeros((), int)  # one kernel for all
 
 
+@checked
 def vmap_over_seeds(function: Callable[..., Any], num_seeds: int) -> Callable[..., Any]:
     """Add a leading axis for the seeds to `function`, if there are several."""
-    if not callable(function):
-        raise UserTypeError(f"must be a function, got {function!r}", where="vmap_over_seeds", argument="function")
     return jax.vmap(function) if check_count("vmap_over_seeds", "num_seeds", num_seeds) > 1 else function
 
 

@@ -147,7 +147,7 @@ OUT_OF_RANGE = [
     (penalty, "estimator", "... 'analytic'", ("k4",)),
     (penalty, "direction", "... 'reference_to_current'", ("forward",)),
     (functools.partial(f.approx_kl, FIVE), "estimator", "... 'k3'", ("k4",)),
-    (pp.full_batch, "refresh", "must be one of 'rollout', 'epoch', 'minibatch'", ("update",)),
+    (pp.full_batch, "refresh", "must be one of 'rollout', 'epoch', 'every_epoch', 'minibatch'", ("update",)),
     (functools.partial(pp.given_indices, [[0]]), "axis", "must be one of 'step', 'segment'", ("time",)),
     *(
         (functools.partial(f.discovered_policy_optimization, FIVE, FIVE), scale, "must lie in (0, inf]", (0.0,))
@@ -406,7 +406,7 @@ TYPE_ERRORS = {
     "mine: the function must return the new batch, got NoneType": lambda: update(
         pp.stateless(lambda batch: None, name="mine"), FULL, VALUE
     ),
-    "batch -> batch ... 3": lambda: pp.stateless(3),
+    "stateless: f must be a function, got 3": lambda: pp.stateless(3),
     # the learner
     "value_loss: name must be a string, got 3": lambda: update(GAE, FULL, pp.value_loss(name=3)),
     "add_loss: mine must be floating, got int32": lambda: update(
@@ -417,7 +417,7 @@ TYPE_ERRORS = {
     "state must be a LearnerState, as learner.init(params) returns it, got dict": lambda: learner(CRITIC).update(
         jax.random.key(0), make_params(), BATCH
     ),
-    "gradient_metrics must be a function of the gradient, got 3": lambda: learner(CRITIC, gradient_metrics=3),
+    "gradient_metrics must be a function or None, got 3": lambda: learner(CRITIC, gradient_metrics=3),
     "rollout: 'CartPole-v1' is not an environment: make one with envs.make(...)": lambda: rollout_of("CartPole-v1"),
     "rollout: ... is not an environment: make one with envs.make(...)": lambda: rollout_of(
         gymnax.make("CartPole-v1")[0]

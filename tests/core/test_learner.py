@@ -828,10 +828,12 @@ def test_microbatches_need_less_memory():
         (128, "gpu", 1, 2, 1),
         (131, "cpu", 1, 2, 1),
         (128, "cpu", 1, 200, 1),
+        (128, "cpu", 1, "recurrent", 1),
     ],
 )
 def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, backend, cores, size, pieces):
     """From 16,384 elements on, on one core of a CPU, where the minibatch can be cut (131 is a prime)."""
+    recurrent, size = size == "recurrent", 2 if size == "recurrent" else size
     seen = []
 
     def recording(params, batch):
@@ -841,6 +843,7 @@ def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, ba
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(_pieces, "usable_cores", lambda: cores)
     batch, pipeline = flat_batch((128, segments), size), pp.chain(pp.segment_minibatches(1), *NO_ESTIMATE)
+    batch = batch.replace(carry=jnp.zeros((segments, 3))) if recurrent else batch
     learner = pp.learner(pp.microbatched(recording, "auto"), pipeline, optax.sgd(1.0))
     jax.eval_shape(learner.update, KEY, learner.init(jnp.ones(())), batch)
     assert (128, segments // pieces) in seen

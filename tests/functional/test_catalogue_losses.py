@@ -331,7 +331,7 @@ def test_mirror_loss_is_the_distance_from_a_symmetric_policy():
 
     slopes = jax.grad(slope)(make_params())["policy"], jax.grad(by_hand)(weight)
     np.testing.assert_allclose(*slopes, rtol=1e-4, atol=1e-5)
-    with pytest.raises(TypeError, match="mirror_loss: action must be a function that mirrors an action, got None"):
+    with pytest.raises(TypeError, match="mirror_loss: action must be a function, got None"):
         pp.symmetry.mirror_loss(observation=lambda obs: obs, action=None)
     with pytest.raises(ValueError, match="memory"):
         applied(odd, continuous(carry=jnp.zeros((4, 1))), evaluate_gaussian)

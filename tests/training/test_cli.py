@@ -121,7 +121,7 @@ def test_config_field_that_cannot_be_used_is_named():
         ("sizes", (4, 0), "must be at least 1, got 0"),
         ("sizes", 4, "must be a tuple, got 4"),
         ("piece", 0, "must be at least 1, got 0"),
-        ("piece", "all", "must be one of 'auto', got 'all'"),
+        ("piece", "all", "must be one of 'auto', a whole number, None, got 'all'"),
         ("kind", "c", "must be one of 'a', 'b', got 'c'"),
         ("kind", 3, "must be one of 'a', 'b', got 3"),
         ("free", float("nan"), "must lie in (-inf, inf), got nan"),

@@ -33,7 +33,7 @@ def test_load_says_why_it_cannot(train, make_train, whole, tmp_path):
     for folder, made_by, which, message in (
         (whole[0], make_train, 5, r"no checkpoint 5 in .*: there are 8, 12"),
         (whole[0], make_train, "best", r"no best checkpoint: it was run without best_metric; there are 8, 12"),
-        (whole[0], make_train, "last", "checkpoint='last' must be 'latest', 'best' or the number of an update"),
+        (whole[0], make_train, "last", "checkpoint must be one of 'latest', 'best', a whole number, got 'last'"),
         (tmp_path / "a" / "b", make_train, "latest", "b holds no run: there is no such folder$"),
         (tmp_path.with_name("b"), make_train, "latest", rf"no such folder; .* has .*{tmp_path.name}"),
         (tmp_path / "config.json", make_train, "latest", "it is not a folder"),
