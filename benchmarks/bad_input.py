@@ -43,7 +43,6 @@ from tests.public import ROOMS, public
 from ._options import parser
 from ._records import ROOT, write
 
-LEFT_OUT = {"main", "run"}  # read the command line, or a folder; see `command_lines`
 RECIPES = ("cleanrl_ppo", "pufferlib_ppo", "ippo", "library_ppo", "mujoco_ppo")
 COMMANDS = ("evaluate", "watch", "compare", "export")
 BROKEN = {
@@ -200,8 +199,6 @@ def names() -> dict[str, Any]:
     counts, faults, not_called = Counter[str](), dict[str, list[str]](), list[str]()
     called, others = 0, calls()
     for where, made in public():
-        if made.__name__ in LEFT_OUT:
-            continue
         known = others.get(where.removeprefix("ppo_parts."))
         given = example_of(where, made) if known is None else inspect.signature(made).bind(*known.pop("*", ()), **known)
         if given is None:

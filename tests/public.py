@@ -9,16 +9,17 @@ from ppo_parts import distributions, envs, functional, networks, training
 
 FAMILIES = (pp, pp.tokens, pp.exploration, pp.critics, pp.regularizers, pp.symmetry, pp.agents, pp.optim)
 ROOMS = (*FAMILIES, functional, distributions, envs, networks, training)
+LEFT_OUT = {"main", "run"}  # read the command line, or a folder
 
 
 def public() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The public callables of the rooms, each once, without errors and records."""
+    """The public callables of the rooms, each once, without errors, records and commands."""
     seen: set[int] = set()
     for room in ROOMS:
         for name in getattr(room, "__all__", [x for x in dir(room) if not x.startswith("_")]):
             made = getattr(room, name)
             ours = str(getattr(made, "__module__", "")).startswith("ppo_parts")
-            if callable(made) and ours and not is_record(made) and id(made) not in seen:
+            if callable(made) and ours and not is_record(made) and id(made) not in seen and name not in LEFT_OUT:
                 seen.add(id(made))
                 yield f"{room.__name__}.{name}", made
 
