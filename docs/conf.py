@@ -50,7 +50,7 @@ def pages(folder: str) -> list[str]:
 
 
 SECTIONS = {  # the children of each page that has some; what is not named belongs to the guide
-    "README": ["quickstart", "index", "gallery/README", "migration/README", "reference", "results", "decisions"],
+    "README": ["quickstart", "index", "gallery/README", "coming-from", "reference", "results", "decisions"],
     "docs/gallery/README": ["tokens", "papers"],
     "docs/reference": ["metrics"],
     "docs/results": ["benchmarks", "study", "fidelity"],
@@ -60,15 +60,15 @@ SECTIONS["README"][-1:] = ["CONTRIBUTING"]
 project_pages = sorted({path.stem for path in ROOT.glob("*.md")} - {"README", "CONTRIBUTING"})
 SECTIONS["CONTRIBUTING"] = [*project_pages, *pages("decisions")]
 SECTIONS["docs/gallery/README"] += pages("gallery")
-SECTIONS["docs/migration/README"] = pages("migration")
+SECTIONS["docs/results"].append("benchmarks/results/README")
 SECTIONS["docs/index"] = [page for page in pages("") if not any(page in children for children in SECTIONS.values())]
-NOT_SEARCHED = {"docs/benchmarks", "CHANGELOG"}  # records and history would hide what explains
+NOT_SEARCHED = {"docs/benchmarks", "benchmarks/results/README", "CHANGELOG"}  # records and history hide what explains
 
 project, author, copyright = "ppo_parts", "the authors of ppo_parts", "the authors of ppo_parts, Apache-2.0"
 version = release = ppo_parts.__version__
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "myst_parser"]
 root_doc = "README"
-include_patterns = ["*.md", "docs/**"]
+include_patterns = ["*.md", "docs/**", "benchmarks/results/README.md"]
 exclude_patterns = ["docs/_*", "docs/img"]
 suppress_warnings = ["ref.python"]  # `functional.ShapeError` is `errors.ShapeError`: either page will do
 html_additional_pages = {"index": "redirect.html"}

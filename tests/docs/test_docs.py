@@ -1,8 +1,7 @@
 """The documentation is right about itself: Python blocks run and print what is said, links lead somewhere.
 
 The blocks of one page share a namespace, like the cells of a notebook. A block fenced as `output` right behind a Python
-block is what that block prints. A block fenced as `diff` is applied to the Python above it, and the result is executed.
-A block fenced as `python torch` runs only where that package is installed.
+block is what that block prints. A block fenced as `python equinox` runs only where that package is installed.
 """
 
 import contextlib
@@ -31,25 +30,11 @@ def blocks(page: Path) -> list[tuple[str, str | None, int]]:
     result = []
     for block, following in itertools.zip_longest(found, found[1:]):
         language, packages, code = block.groups()
-        if language not in ("python", "diff") or not all(map(importlib.util.find_spec, packages.split())):
+        if language != "python" or not all(map(importlib.util.find_spec, packages.split())):
             continue
         directly = following and following[1] == "output" and not text[block.end() : following.start()].strip()
-        source = code if language == "python" else patched([above for above, _, _ in result], code)
-        result.append((source, following[3] if directly else None, text.count("\n", 0, block.start(3))))
+        result.append((code, following[3] if directly else None, text.count("\n", 0, block.start(3))))
     return result
-
-
-def patched(above: list[str], diff: str) -> str:
-    """The latest block that contains what the diff removes, with the change; a line `@@` separates two places."""
-    changes = []
-    for hunk in re.split(r"^@@.*\n", diff, flags=re.MULTILINE):
-        lines = [line if line.strip() else " \n" for line in hunk.splitlines(keepends=True)]
-        changes.append(tuple("".join(line[1:] for line in lines if line[0] in kept) for kept in (" -", " +")))
-    matching = [source for source in above if all(source.count(old) == 1 for old, _ in changes)]
-    assert matching, f"nothing above contains exactly once what this removes:\n{diff}"
-    for old, new in changes:
-        matching[-1] = matching[-1].replace(old, new)
-    return matching[-1]
 
 
 def slug(heading: str) -> str:
@@ -80,14 +65,6 @@ def test_code_runs(page, tmp_path, monkeypatch):
             exec(code, vars(module))
         if stated is not None:
             assert printed.getvalue().strip() == stated.strip(), f"{name_of(page)}, line {line + 1}"
-
-
-def test_diffs_are_applied():
-    above = ["a = 1\n", "a = 1\n\nb = 2\nc = 3\n"]
-    assert patched(above, " a = 1\n\n-b = 2\n+b = 5\n@@\n-c = 3\n") == "a = 1\n\nb = 5\n"
-    for nowhere in ("-a = 2\n+a = 3\n", "-a = 1\n-b = 2\n"):
-        with pytest.raises(AssertionError, match="exactly once"):
-            patched(above, nowhere)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
