@@ -16,7 +16,7 @@ from ._records import RESULTS, ROOT
 from ._tables import BLOCKS
 
 BLOCK = re.compile(rf"<!-- ({'|'.join(BLOCKS)})( [^\n]*?)? -->\n.*?<!-- end -->", re.DOTALL)
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def filled(page: str, folder: Path) -> str:
