@@ -24,6 +24,9 @@ def pytest_configure(config: pytest.Config) -> None:
         for name, value in kept.items():
             os.environ[f"JAX_{name.upper()}"] = str(value)
             jax.config.update(f"jax_{name}", value)
+    else:
+        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"  # the folder of the user stays as it is
+        jax.config.update("jax_enable_compilation_cache", False)
 
 
 @pytest.fixture(autouse=True)

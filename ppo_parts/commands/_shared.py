@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,8 @@ from .._base.command_line import positive, seed
 from .._base.errors import UserError, UserValueError
 from ..envs._registry import UnknownPrefixError
 from ..training import LoadedRun, load
+from ..training._compiled import keep_compiled_programs
+from ..training._messages import printed_messages
 from ..training._recipe import import_recipe
 
 
@@ -49,12 +52,20 @@ def add_seed_index(parser: argparse.ArgumentParser) -> None:
 
 
 def load_run(given: argparse.Namespace) -> LoadedRun:
-    """Load the run that the arguments name."""
+    """Load the run that the arguments name, and let JAX keep the programs of the command, as those of a run."""
+    report(f"loading {given.run}")
+    with printed_messages():
+        keep_compiled_programs()
     make_train = None if given.recipe is None else import_recipe(given.recipe, given.run)
     try:
         return load(given.run, make_train, checkpoint=given.checkpoint, trust=given.trust)
     except UnknownPrefixError as error:
         raise UserValueError(f"{error}: name the module that calls envs.register, --recipe my_module") from error
+
+
+def report(what: str) -> None:
+    """Say on stderr what a command does that takes seconds; its results are on stdout."""
+    print(what, file=sys.stderr, flush=True)
 
 
 def state_of_seed(run: LoadedRun, index: int) -> Any:

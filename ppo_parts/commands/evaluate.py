@@ -17,7 +17,7 @@ from ..training import EpisodeResults, LoadedRun, exit_on_user_error, summary, w
 from ..training._files import check_writable
 from ..training._result import with_interval
 from ..training._train import vmap_over_seeds
-from ._shared import add_episodes, load_run, run_parser
+from ._shared import add_episodes, load_run, report, run_parser
 
 
 def play_episodes(run: LoadedRun, episodes: int, *, seed: int = 0, mode: bool = False) -> EpisodeResults:
@@ -97,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         if given.json is not None:
             check_writable(given.json)
         run = load_run(given)
+        report(f"compiling, then playing {given.episodes} episode{'s' * (given.episodes > 1)}")
         result = summarize(play_episodes(run, given.episodes, seed=given.seed, mode=given.mode))
         result = {"run": str(given.run), "update": run.update, "mode": given.mode, **result}
         print(f"{given.run} after update {run.update} of {run.train.num_updates}: {getattr(run.config, 'env_id', '')}")

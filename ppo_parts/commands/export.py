@@ -24,7 +24,7 @@ from .._base.extras import require_package
 from .._core.policy import apply_policy, initial_carry_of
 from ..training import Train, TrainState, exit_on_user_error
 from ..training._files import check_writable, write_whole
-from ._shared import add_seed_index, load_run, one_environment, run_parser, state_of_seed
+from ._shared import add_seed_index, load_run, one_environment, report, run_parser, state_of_seed
 
 OPSET = 17  # of ONNX, which runtimes since 2022 support
 TOLERANCE = 1e-5
@@ -188,6 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         run = load_run(given)
         state = state_of_seed(run, given.seed_index)
         about = {"env_id": str(getattr(run.config, "env_id", "")), "run": str(given.run), "update": str(run.update)}
+        report("translating to ONNX, then comparing with JAX")
         model = to_onnx(run.train, state, about)
         difference = largest_difference(model, run.train, state)
         if not difference < TOLERANCE:

@@ -23,7 +23,7 @@ from ..envs import host_errors
 from ..envs._rendering import rendering
 from ..training import Train, TrainState, exit_on_user_error
 from ..training._files import check_writable, replacing
-from ._shared import add_episodes, add_seed_index, load_run, one_environment, run_parser, state_of_seed
+from ._shared import add_episodes, add_seed_index, load_run, one_environment, report, run_parser, state_of_seed
 
 FORMATS = (".gif", ".mp4")
 
@@ -145,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         with rendering():
             run = load_run(given)
         state = state_of_seed(run, given.seed_index)
+        report(f"compiling, then playing {given.episodes} episode{'s' * (given.episodes > 1)}")
         options = {"episodes": given.episodes, "seed": given.seed, "mode": given.mode, "max_steps": given.max_steps}
         frames = frames_of(run.train, state, **options)
         number = write_animation(given.output, frames, given.fps, given.width)

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -23,8 +21,6 @@ import numpy as np
 import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts.recipes import mujoco_ppo
-
-LOGGER = logging.getLogger("ppo_parts.training")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,11 +51,8 @@ class OneAhead(training.Program):
         learn: Any = jax.jit(training.vmap_over_seeds(self.train.learn, seeds))
         next_key: Any = jax.jit(training.vmap_over_seeds(lambda state: jax.random.split(state.key, 3)[0], seeds))
         if self.placed is None:  # on several devices, the first update compiles, when placements are known
-            LOGGER.info("compiling")
-            began = time.perf_counter()
             learn = learn.lower(state, jax.eval_shape(collect, state)).compile()
             collect, next_key = collect.lower(state).compile(), next_key.lower(state).compile()
-            LOGGER.info(f"compiled in {time.perf_counter() - began:.1f} s")
         ahead: list[Future[Any]] = []  # the rollout that is being collected
 
         def collected_by(state: training.TrainState) -> Any:

@@ -19,6 +19,7 @@ from .._base.extras import require_package
 from ..envs import is_discrete
 from ..envs._registry import without_settings
 from ..functional._arguments import is_whole
+from ._compiled import keep_compiled_programs
 from ._config import Range, check_config, check_field, declared, kinds_of
 from ._config_json import check_recipe, stored_config, stored_run
 from ._devices import check_device, check_memory, devices_of
@@ -77,6 +78,7 @@ def main(
         if given.run.distributed:
             initialize(given.run.heartbeat_timeout)
         check_device()
+        keep_compiled_programs()
         settings = given.settings if known.resume is not None else with_shards(given.settings, given.run)
         train = make_train(settings).of_recipe(recipe)
         check_memory(train, given.run.num_seeds, devices_of(given.run))

@@ -16,7 +16,6 @@ from .._core.metrics import Metrics
 from ..envs import host_errors
 from ._devices import Placement, placement
 from ._evaluate import metrics_of
-from ._messages import logger
 from ._options import RunOptions
 from ._processes import agree
 from ._train import Train, seed_keys, vmap_over_seeds
@@ -70,11 +69,8 @@ def compile_program(
         buffer = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), shapes)
         return jax.lax.fori_loop(0, number, body, (state, buffer))
 
-    logger.info("compiling")
-    began = time.perf_counter()
     program = _jit(placed, updates, ("state", "number"), ("state", "metrics"), donate_argnums=(0,) if donate else ())
     program = program.lower(state, np.int32(0)).compile()
-    logger.info(f"compiled in {time.perf_counter() - began:.1f} s")
 
     def advance(state: Any, most: int) -> tuple[Any, dict[str, np.ndarray]]:
         number, began = min(most, size, pace.updates), time.perf_counter()

@@ -18,6 +18,7 @@ import numpy as np
 
 from .._base.errors import UserTypeError
 from .._core.checks import nonfinite_report
+from ._compiled import compiling
 from ._devices import devices_of
 from ._errors import NonFiniteError, RunFolderError
 from ._messages import logger
@@ -89,8 +90,8 @@ def run(
         if state is not None and train.rollout.restart is not None:
             logger.info("the environments are on the host, where no checkpoint can store them: new episodes begin")
         with Interrupt() as interrupt:
-            loop = Loop(train, options, folder, program, interrupt, on_rows, begun, program.start(state))
-            loop.run()
+            loop = Loop(train, options, folder, program, interrupt, on_rows, begun, state)
+            loop.run(f"{train.recipe or type(config).__module__} {getattr(config, 'env_id', '')}")
         result = beginning_of_result(train, config, options.num_seeds, loop.done)
         if loop.done < train.num_updates:  # the sender of the signal is waiting for this process to end
             logger.info(
@@ -132,7 +133,8 @@ class Loop:
 
     Attributes:
         train, options, folder, program, interrupt, on_rows: see `run`.
-        done, state: number of updates so far, and the state after them; None while a call overwrites it.
+        done, state: number of updates so far, and the state after them (None: the first one); None while a call
+            overwrites it.
         rows: rows that are not written yet.
         saved: the update of the latest checkpoint.
         seconds: how long the updates took, without the time to compile them and without evaluations.
@@ -155,11 +157,14 @@ class Loop:
         self.saved = self.done
         self.checkpoint_every = checkpoint_interval(self.options, self.train.num_updates)
 
-    def run(self) -> None:
-        """Run all remaining updates, or as many as are done before a request to stop."""
+    def run(self, name: str) -> None:
+        """Run all remaining updates, or as many as are done before a request to stop; see `compiling` for `name`."""
         if self.done == self.train.num_updates:
+            self.state = self.program.start(self.state)
             return
-        advance = self.program.advance_from(self.state)
+        with compiling(name):
+            self.state = self.program.start(self.state)
+            advance = self.program.advance_from(self.state)
         overwrites = self.train.rollout.restart is None
         with listeners(self.train, self.options, self.folder, self.done, self.on_rows) as told:
             self.interrupt.working, began = True, time.monotonic()
