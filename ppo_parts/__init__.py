@@ -65,4 +65,4 @@ from .envs._rollout import Rollout as Rollout
 from .envs._rollout import RolloutState as RolloutState
 from .envs._rollout import rollout as rollout
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

@@ -1,6 +1,7 @@
 """What is imported when, what is said where a package is missing, and copies of the package inside another one."""
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,10 @@ def test_the_core_depends_on_jax_and_optax():
     assert [requirement.partition(">=")[0] for requirement in project["dependencies"]] == ["jax", "optax"]
     extras = "envs train marl cuda test all brax playground craftax jumanji pgx xminigrid gymnasium envpool atari watch"
     assert set(project["optional-dependencies"]) == {*extras.split(), "export", "track", "tunix", "docs"}
+
+
+def test_the_citation_names_the_version():
+    assert re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == pp.__version__
 
 
 @pytest.mark.parametrize(

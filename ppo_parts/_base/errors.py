@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ..functional._errors import ShapeError, UserError, UserTypeError, UserValueError
+from ..functional._errors import ShapeError as ShapeError
+from ..functional._errors import UserError as UserError
+from ..functional._errors import UserTypeError as UserTypeError
+from ..functional._errors import UserValueError as UserValueError
 
 
 class UserTimeoutError(UserError, TimeoutError):

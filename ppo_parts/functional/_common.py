@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._errors import ShapeError, UserTypeError, UserValueError
+from ._errors import ShapeError as ShapeError
+from ._errors import UserTypeError, UserValueError
 
 Array = jax.Array
 ArrayLike = jax.typing.ArrayLike
