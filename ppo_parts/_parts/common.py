@@ -22,14 +22,14 @@ FROM_0: Any = {"low": 0}
 IN_0_1: Any = {"low": 0, "high": 1}
 ANY: Any = {"low": -np.inf}
 RANGES: dict[str, Any] = {
-    **dict.fromkeys(("clip_eps", "clip_eps_high", "rho_clip", "c_clip", "pg_rho_clip", "high", "length"), POSITIVE),
-    **dict.fromkeys(("coef", "kl_coef", "value_coef", "temporal", "spatial", "learning_rate", "target_kl"), FROM_0),
-    **dict.fromkeys(("eps", "bound", "noise_scale", "scale", "low", "alpha"), FROM_0),
-    **dict.fromkeys(("gamma", "gae_lambda", "pg_lambda", "decay", "rate", "fraction", "beta"), IN_0_1),
+    **{name: kind.range for name, kind in KINDS.items() if kind.range},
+    **dict.fromkeys(("coef", "value_coef", "temporal", "spatial", "learning_rate", "target_kl"), FROM_0),
+    **dict.fromkeys(("noise_scale", "scale", "alpha"), FROM_0),
+    **dict.fromkeys(("decay", "rate", "beta"), IN_0_1),
     **dict.fromkeys(("target_entropy", "limit"), ANY),
-    "dual_clip": {"low": 1, "open_low": True},
+    "length": POSITIVE,
 }
-"""The range of each hyperparameter; a name has the same range in every part."""
+"""The range of each hyperparameter, as in `functional`; a name has the same range in every part."""
 
 OPTIONAL = ("clip_eps_high", "dual_clip", "pg_rho_clip", "pg_lambda", "temporal", "spatial", "length")
 """Hyperparameters that may be None."""

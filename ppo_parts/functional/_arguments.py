@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, get_args
 
 import jax
@@ -52,12 +52,14 @@ class Kind:
             hyperparameter; "static": not an array, so that another value is another program; "other": the rest.
         constant: whether gradients stop at it.
         single: whether it is one number, and not one per element.
+        range: of a hyperparameter: `low`, `high` and `open_low`.
     """
 
     check: Callable[[str, str, Any], Any]
     role: Literal["float", "array", "number", "static", "other"] = "array"
     constant: bool = False
     single: bool = False
+    range: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def number(low: float, high: float = np.inf, *, open_low: bool = False, single: bool = False) -> Kind:
@@ -72,7 +74,7 @@ def number(low: float, high: float = np.inf, *, open_low: bool = False, single: 
             raise ShapeError(f"must be one number, got an array of shape {np.shape(x)}", where=where, argument=name)
         return x
 
-    return Kind(check, "number", single=single)
+    return Kind(check, "number", single=single, range={"low": low, "high": high, "open_low": open_low})
 
 
 def static(
