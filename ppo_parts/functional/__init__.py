@@ -34,7 +34,6 @@ from ._policy_losses import mirror_descent_surrogate as mirror_descent_surrogate
 from ._policy_losses import rollback_surrogate as rollback_surrogate
 from ._policy_losses import self_imitation_loss as self_imitation_loss
 from ._policy_losses import simple_policy_optimization as simple_policy_optimization
-from ._policy_losses import smooth_clipped_surrogate as smooth_clipped_surrogate
 from ._recurrence import reverse_recurrence as reverse_recurrence
 from ._regularizers import bounds_loss as bounds_loss
 from ._regularizers import mirror_loss as mirror_loss

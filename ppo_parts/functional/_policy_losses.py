@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-import jax
 import jax.numpy as jnp
 
 from ._arguments import POSITIVE, public
@@ -156,39 +155,6 @@ def rollback_surrogate(
     bound = jnp.where(advantage < 0, 1 - clip_eps, 1 + high)
     outside = jnp.where(advantage < 0, ratio < bound, ratio > bound)
     return -advantage * jnp.where(outside, (1 + slope) * bound - slope * ratio, ratio)
-
-
-@public()
-def smooth_clipped_surrogate(
-    log_ratio: Array, advantage: Array, *, clip_eps: float | Array, mask: Array | None = None
-) -> Array:
-    r"""Compute PPO's objective with a sigmoid as its clip. Gradients flow to `log_ratio`; `advantage` is a constant.
-
-    .. math:: L_i = -\min(r_i A_i, s(r_i) A_i), \qquad
-              s(r) = 1 - \epsilon + 2 \epsilon\, \sigma\left(\frac{2 (r - 1)}{\epsilon}\right),
-              \qquad r_i = e^{\ell_i}
-
-    The sigmoid has value and slope 1 at a ratio of 1, and approaches :math:`1 \pm \epsilon`, so the gradient vanishes
-    gradually. For A < 0 the loss is infinite where :math:`e^{\ell}` overflows (in float32 from a log-ratio of 88).
-    Otherwise finite inputs give finite losses and gradients.
-
-    Args:
-        clip_eps: clip range, > 0.
-        log_ratio, advantage, mask: as in `clipped_surrogate`; so are the result and the errors.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> ratio, advantage = jnp.array([1., 2., 2.]), jnp.array([1., 1., -1.])
-        >>> [round(float(l), 4) for l in smooth_clipped_surrogate(jnp.log(ratio), advantage, clip_eps=.5)]
-        [-1.0, -1.482, 2.0]
-
-    Reference: rl_games (Makoviichuk and Makoviychuk), `use_smooth_clamp`.
-    """
-    # Elsewhere the ratio itself is the minimum.
-    moved = ((advantage > 0) & (log_ratio > 0)) | ((advantage < 0) & (log_ratio < 0))
-    distance = _bounded_ratio(log_ratio, moved) - 1
-    smooth = 1 - clip_eps + 2 * clip_eps * jax.nn.sigmoid(2 * distance / clip_eps)
-    return -advantage * jnp.where(moved, smooth, _ratio(log_ratio, (advantage != 0) & ~moved))
 
 
 @public(coef=POSITIVE)

@@ -83,13 +83,6 @@ def rollback(log_ratio, advantage, *, clip_eps, slope, clip_eps_high=None):
     return -np.minimum(r * advantage, back * advantage)
 
 
-def smooth(log_ratio, advantage, *, clip_eps):
-    r, low, high = ratio(log_ratio), 1 - clip_eps, 1 + clip_eps
-    with np.errstate(over="ignore"):
-        soft = 1 / (1 + np.exp(4 * (0.5 - (r - low) / (high - low)))) * (high - low) + low
-    return np.maximum(-r * advantage, -soft * advantage)
-
-
 def mirror(log_ratio, advantage, *, coef):
     r = ratio(log_ratio)
     return -r * advantage + coef * (r * log_ratio - r + 1)
@@ -102,10 +95,6 @@ def policy(function, expected, reference, settings, *laws, note=""):
 
 def of_log_ratio(function, golden, expected, reference, settings, *laws, differentiable=("log_ratio",), note=""):
     return Entry(function, golden, expected, reference, settings, differentiable, log_ratios, laws, note=note)
-
-
-def away(log_ratio, advantage):
-    return np.abs(log_ratio) > 0.2
 
 
 UNCLIPPED = f.importance_weighted_surrogate
@@ -137,9 +126,6 @@ POLICIES = (
            Law(clipped(0.5), {"slope": 1e-12}), Law(UNCLIPPED, {"clip_eps": 1e9})),
     policy(f.rollback_surrogate, [-3, 1 - 1.5 * 1.75, 2, -0.25, 0.625], rollback,
            {"clip_eps": 0.5, "clip_eps_high": 0.75, "slope": 0.5}, note="higher"),
-    # eps .5: s(r) = .5 + sigmoid(4 (r - 1))
-    policy(f.smooth_clipped_surrogate, [-3, -0.5 - 1 / (1 + np.exp(-4)), 2, -0.25, 0.5 + 1 / (1 + np.exp(3))], smooth,
-           {"clip_eps": 0.5}, Law(UNCLIPPED, {"clip_eps": 1e6}), Law(clipped(0.01), {"clip_eps": 0.01}, where=away)),
     # beta 2: -rA + 2 (r log r - r + 1): 2 (2 log 2 - 1) for r 2, 2 (-.5 log 2 + .75) for r 1/4
     policy(f.mirror_descent_surrogate, [-3, -4 + 4 * LOG2, 4 * LOG2, 1.25 - LOG2, 1.75 - LOG2], mirror, {"coef": 2.0},
            Law(UNCLIPPED, {"coef": 1e-12})),

@@ -11,7 +11,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import functional as f
 from tests.catalogue import Entry, Law, check_golden, check_laws, check_reference
-from tests.common import SEGMENTS, TIME, Softmax, evaluate, make_params, rollout
+from tests.common import SEGMENTS, TIME, Categorical, evaluate, make_params, rollout
 
 T, N = 5, 4
 
@@ -329,7 +329,7 @@ def test_chains_learn():
     """One update with every part and loss for tokens, without a critic."""
 
     def policy(params, batch):
-        return Softmax(batch.obs @ params["policy"]), None
+        return Categorical(batch.obs @ params["policy"]), None
 
     rng = np.random.default_rng(0)
     batch = rollout(masked=False)
