@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ppo_parts.testing import Softmax as Softmax
+from ppo_parts.distributions import Categorical as Categorical
 from ppo_parts.testing._example import ACTIONS as ACTIONS
 from ppo_parts.testing._example import FLOATS as FLOATS
 from ppo_parts.testing._example import OBS as OBS

@@ -134,7 +134,7 @@ CASES = (
     minibatch(pp.loss_weight, "given"),
     minibatch(pp.kl_early_stop, target_kl=0.1),
     minibatch(pp.kl_early_stop, note="sum", target_kl=5.0, estimator="k1", reduction="sum"),
-    minibatch(pp.kl_early_stop, note="epoch mean", target_kl=0.1, check="epoch", over="mean"),
+    minibatch(pp.kl_early_stop, note="epoch", target_kl=0.1, check="epoch"),
     minibatch(pp.early_stop, "given", limit=0.1),
     rollout(pp.within, _GAE, **_WITHIN),
     rollout(pp.agents.zero_sum, _GAE, **_SEATS),

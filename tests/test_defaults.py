@@ -61,9 +61,8 @@ functional.sequence_log_ratio level='sequence' reduction='mean'
 functional.vtrace gae_lambda=1.0 rho_clip=1.0 c_clip=1.0 stop_gradient=True implementation='auto'
 gae mask_mode='cut' implementation='auto'
 given_indices axis='step' refresh='rollout'
-kl_early_stop estimator='k3' reduction='mean' check='minibatch' over='last' name='early_stop_kl'
+kl_early_stop estimator='k3' reduction='mean' check='minibatch' name='early_stop_kl'
 kl_penalty estimator='k3' direction='reference_to_current' reference='behavior' name='kl_penalty'
-learner return_batch=False
 networks.action_distribution squash=False
 networks.actor_critic activation='tanh' shared=False squash=False log_std=0.0 gsde=False
 networks.dense gain=1.4142135623730951

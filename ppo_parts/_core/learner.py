@@ -17,7 +17,7 @@ from ..functional._arguments import check_key
 from .chain import chain, finish, init_parts, part_key
 from .checks import check_params, check_rollout, check_trainable, count_nonfinite, finite_where_masked
 from .loop import GradientMetrics, PhaseLoop
-from .metrics import join_metrics, split_metrics
+from .metrics import Metrics, join_metrics, split_metrics
 from .optim import may_skip
 from .phases import PhaseSpec, by_phase, divide, with_optimizers, without_names
 from .pieces import evaluate_shards
@@ -48,12 +48,11 @@ class Learner(NamedTuple):
 
     Attributes:
         init: `init(params, key=None) -> LearnerState`; the key is for parts that draw their first state.
-        update: `update(key, state, batch) -> (LearnerState, Metrics)`; metrics are scalars. With `return_batch` there
-            is a third item, the rollout; see `learner`.
+        update: `update(key, state, batch) -> (LearnerState, Metrics)`; metrics are scalars.
     """
 
     init: Callable[..., LearnerState]
-    update: Callable[[Array, LearnerState, Batch], Any]
+    update: Callable[[Array, LearnerState, Batch], tuple[LearnerState, Metrics]]
 
 
 @checked
@@ -63,7 +62,6 @@ def learner(
     optimizer: Any,
     *,
     gradient_metrics: GradientMetrics | None = None,
-    return_batch: bool = False,
 ) -> Learner:
     r"""Turn a pipeline into an update: rollout in, new parameters and metrics out.
 
@@ -95,10 +93,6 @@ def learner(
             parameters of their own type (lookahead) raise an error.
         gradient_metrics: `gradient -> {name: scalar}`: further metrics of each gradient, such as separate norms for
             actor and critic.
-        return_batch: whether `update` also returns the rollout as the parts before the sampler left it; with `phases`,
-            those of the first phase (if its `every` is above 1, only those that all phases share). Parts that run again
-            (see `refresh`) leave several rollouts; then the rollout is returned as `update` received it, with finite
-            numbers in masked elements.
 
     Returns:
         `Learner(init, update)`. Both are pure: jit, vmap and scan them.
@@ -136,11 +130,8 @@ def learner(
         raise UserTypeError(f"{expected}, got {evaluate!r}")
     shared, specs = divide(chain(pipeline))
     phases = with_optimizers(specs, optimizer)
-    returned: tuple[Part, ...] = ()
-    if return_batch:
-        returned = shared if phases[0].every > 1 else (*shared, *phases[0].before)
-    check_every_write_has_an_effect(shared, [(*spec.before, spec.sampler, *spec.after) for spec in phases], returned)
-    made = _Update(shared, phases, evaluate, gradient_metrics or (lambda gradient: {}), return_batch)
+    check_every_write_has_an_effect(shared, [(*spec.before, spec.sampler, *spec.after) for spec in phases])
+    made = _Update(shared, phases, evaluate, gradient_metrics or (lambda gradient: {}))
     return Learner(made.init, made.update)
 
 
@@ -152,7 +143,6 @@ class _Update:
     phases: tuple[PhaseSpec, ...]
     policy: Evaluate
     gradient_metrics: GradientMetrics
-    return_batch: bool
 
     def evaluate(self, params: Params, batch: Batch) -> Output:
         return evaluate_shards(self.policy, params, batch)
@@ -171,7 +161,7 @@ class _Update:
         opt_state = without_names(opt_states, self.phases)
         return LearnerState(params, opt_state, copies(pipeline), jnp.zeros((), jnp.int32))
 
-    def update(self, key: Array, state: LearnerState, batch: Batch) -> Any:
+    def update(self, key: Array, state: LearnerState, batch: Batch) -> tuple[LearnerState, Metrics]:
         """Run the shared parts, each phase, and the `finish` of each part."""
         check_key("learner.update", "key", key)
         if not isinstance(state, LearnerState):
@@ -221,8 +211,7 @@ class _Update:
         shared, states = self._finish(shared, states, prepared, rollouts, context)
         pipeline = (shared, without_names(states, self.phases))
         result = LearnerState(params, without_names(opt_states, self.phases), pipeline, state.step + 1)
-        joined = join_metrics(*metrics)
-        return (result, joined, rollouts[self.phases[0].name]) if self.return_batch else (result, joined)
+        return result, join_metrics(*metrics)
 
     def _finish(
         self, shared: Any, states: dict[str, Any], prepared: Batch, rollouts: dict[str, Batch], context: Context
@@ -266,11 +255,11 @@ def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
 
     Example:
         >>> import jax.numpy as jnp, optax, ppo_parts as pp
-        >>> stop = pp.kl_early_stop(.1, check="epoch", over="mean")
-        >>> pipeline = pp.chain(pp.gae(gamma=.99, gae_lambda=.95), pp.full_batch(), pp.value_loss(), stop)
+        >>> penalty = pp.kl_penalty(coef=1., target_kl=.01)
+        >>> pipeline = pp.chain(pp.gae(gamma=.99, gae_lambda=.95), pp.full_batch(), pp.value_loss(), penalty)
         >>> learner = pp.learner(lambda params, batch: ..., pipeline, optax.sgd(1.))
-        >>> float(pp.part_state(learner.init({"w": jnp.zeros(2)}), pipeline, "kl_early_stop").total)
-        0.0
+        >>> float(pp.part_state(learner.init({"w": jnp.zeros(2)}), pipeline, "kl_penalty").coef)
+        1.0
     """
     shared, specs = divide(chain(pipeline))
     found = list(zip([part.name for part in shared], state.pipeline[0], strict=True))

@@ -88,25 +88,20 @@ def _check_side(part: Part, side: int, sampler: Part) -> None:
 # --- when a learner is built -----------------------------------------------------------------------------------------
 
 
-def check_every_write_has_an_effect(
-    shared: Sequence[Part], tails: Iterable[Sequence[Part]], returned: Sequence[Part] = ()
-) -> None:
+def check_every_write_has_an_effect(shared: Sequence[Part], tails: Iterable[Sequence[Part]]) -> None:
     """Raise if a part writes a field that no part reads, or changes a field after the losses that should have used it.
 
     Args:
         shared: the parts that all phases share.
         tails: the parts of each phase.
-        returned: parts whose results the learner returns, so that they need no reader.
     """
     tails = [tuple(tail) for tail in tails]
     for index, part in enumerate(shared):
-        if part not in returned:
-            _check_read(part, [(*shared[index + 1 :], *tail) for tail in tails])
+        _check_read(part, [(*shared[index + 1 :], *tail) for tail in tails])
     for tail in tails:
         for index, part in enumerate(tail):
             _check_in_time(part, tail[:index], tail[index + 1 :])
-            if part not in returned:
-                _check_read(part, [tail[index + 1 :]])
+            _check_read(part, [tail[index + 1 :]])
 
 
 def _check_read(part: Part, paths: Sequence[Sequence[Part]]) -> None:

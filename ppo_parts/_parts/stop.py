@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from .. import functional
 from .._base.doors import checked
-from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric, at
-from .._core.types import Array, Batch, Context, EmptyState, Params, Part, stateless
+from .._core.types import Array, Batch, Context, Part, stateless
 from ..functional import KLEstimator, masked_mean
 from ..functional._common import masked_sum
 from .common import check_numbers
-
-
-class KLEarlyStopState(NamedTuple):
-    """State of `kl_early_stop(over="mean")`.
-
-    Attributes:
-        total, minibatches: the sum of the divergence over the minibatches of an epoch so far, and their number.
-        step, epoch: the update and the epoch in which they are: if the optimizer skips the first minibatch of an epoch,
-            the next one begins anew.
-    """
-
-    total: Array
-    minibatches: Array
-    step: Array
-    epoch: Array
 
 
 @checked
@@ -39,7 +23,6 @@ def kl_early_stop(
     estimator: KLEstimator = "k3",
     reduction: Literal["mean", "sum"] = "mean",
     check: Literal["minibatch", "epoch"] = "minibatch",
-    over: Literal["last", "mean"] = "last",
     name: str = "early_stop_kl",
 ) -> Part:
     """Stop this phase's gradient steps, for this update, when the policy has moved too far.
@@ -49,8 +32,8 @@ def kl_early_stop(
 
     * `check="minibatch"`: neither the minibatch that exceeds it nor any later one is applied (Stable-Baselines3, whose
       threshold is 1.5 times its `target_kl`).
-    * `check="epoch"`: checked at the end of each epoch, all of whose steps are applied: `over="last"` checks its last
-      minibatch (CleanRL; jaxagents with `estimator="k1", reduction="sum"`), `over="mean"` the mean over all of them.
+    * `check="epoch"`: the last minibatch of each epoch is checked, and all steps of that epoch are applied (CleanRL;
+      jaxagents with `estimator="k1", reduction="sum"`).
 
     Without `vmap`, a stop skips the remaining computation. Metric: `<name>`, the divergence, averaged over the
     minibatches that ran; the learner adds `minibatches`, `epochs` and `early_stopped`.
@@ -61,7 +44,6 @@ def kl_early_stop(
         estimator: "k1", "k2", "k3" or "k3+" (which equals k3 here).
         reduction: over the elements of a minibatch: "mean", or "sum" (which grows with the minibatch).
         check: "minibatch" or "epoch".
-        over: with `check="epoch"`: "last" or "mean".
         name: key in `metrics`.
 
     Place: after the sampler.
@@ -76,34 +58,20 @@ def kl_early_stop(
     """
     where = "kl_early_stop"
     target_kl = check_numbers(where, target_kl=target_kl)["target_kl"]
-    averaged = over == "mean"
-    if averaged and check == "minibatch":
-        raise UserValueError('kl_early_stop: over="mean" is the mean over an epoch, so it needs check="epoch"')
 
-    def init(params: Params, key: Array | None = None) -> EmptyState | KLEarlyStopState:
-        zero = jnp.zeros((), jnp.int32)
-        return KLEarlyStopState(jnp.zeros((), jnp.float32), zero, zero, zero) if averaged else EmptyState()
-
-    def update(batch: Batch, state: KLEarlyStopState, context: Context) -> tuple[Batch, KLEarlyStopState]:
+    def update(batch: Batch, context: Context) -> Batch:
         divergence = functional.approx_kl(batch.current_log_ratio(), estimator=estimator, mask=batch.mask)
         reduce = masked_mean if reduction == "mean" else masked_sum
-        judged = reduce(divergence, batch.mask)
+        judged, threshold = reduce(divergence, batch.mask), at(target_kl, context.step)
         batch = batch.add_metrics(**{name: judged})
-        if averaged:
-            step, epoch = (jnp.asarray(x, jnp.int32) for x in (context.step, context.epoch))
-            continues = (state.step == step) & (state.epoch == epoch) & jnp.not_equal(context.minibatch, 0)
-            total = jnp.where(continues, state.total, 0) + judged.astype(jnp.float32)
-            state = KLEarlyStopState(total, jnp.where(continues, state.minibatches, 0) + 1, step, epoch)
-            judged = state.total / state.minibatches
-        threshold = at(target_kl, context.step)
         if isinstance(threshold, jax.Array):
             # A threshold outside its range is NaN, and stops every update. It is counted here, because it does not
             # reach a loss.
             batch = batch.add_metrics("sum", **{f"nonfinite/{name}/target_kl": jnp.isnan(threshold)})
-        return _stop_if_above(threshold, judged, batch, context, check), state
+        return _stop_if_above(threshold, judged, batch, context, check)
 
     reads = ("current.log_prob", "log_prob", "mask")
-    return Part(init, update, where, provides=("stop",), reads=reads, place="after_sampler")
+    return stateless(update, name=where, provides=("stop",), reads=reads, place="after_sampler")
 
 
 @checked

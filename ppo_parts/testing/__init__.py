@@ -5,7 +5,6 @@ The tests of this repository check its own parts against the same laws.
 
 from ._check import check_hyperparameters as check_hyperparameters
 from ._check import check_part as check_part
-from ._example import Softmax as Softmax
 from ._example import example_batch as example_batch
 from ._example import example_context as example_context
 from ._laws import LAWS as LAWS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 
 from .._core.policy import evaluate_policy
 from .._core.types import ABSENT, Array, Batch, Context, Current, Output
-from ..distributions import Normal
+from ..distributions import Categorical, Normal
 
 TIME, SEGMENTS, OBS, ACTIONS = 6, 4, 3, 2
 STEP = 3
@@ -18,34 +18,9 @@ FLOATS = ("log_prob", "value", "reward", "next_value", "advantage", "target", "l
 TREES = ("obs", "next_obs", "behavior", "losses", "extras")
 
 
-class Softmax(NamedTuple):
-    """A categorical distribution: the least that a part may expect of one."""
-
-    logits: Array
-
-    def log_prob(self, action: Array) -> Array:
-        """Return the log-probability of an action, in nats."""
-        return jnp.take_along_axis(jax.nn.log_softmax(self.logits), action[..., None], axis=-1)[..., 0]
-
-    def entropy(self) -> Array:
-        """Return the entropy, in nats."""
-        log_p = jax.nn.log_softmax(self.logits)
-        return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
-
-    def kl_divergence(self, other: Softmax) -> Array:
-        """Return KL(self || other), in nats."""
-        ours, theirs = jax.nn.log_softmax(self.logits), jax.nn.log_softmax(other.logits)
-        return jnp.sum(jnp.exp(ours) * (ours - theirs), axis=-1)
-
-    def sample(self, *, seed: Array, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Draw actions."""
-        wide = self.logits.astype(jnp.promote_types(self.logits.dtype, jnp.float32))
-        return jax.random.categorical(seed, wide, shape=(*sample_shape, *self.logits.shape[:-1]))
-
-
-def evaluate(params: Any, batch: Any) -> tuple[Softmax, Array]:
+def evaluate(params: Any, batch: Any) -> tuple[Categorical, Array]:
     """Return a linear policy and a linear critic."""
-    return Softmax(batch.obs @ params["policy"]), batch.obs @ params["value"]
+    return Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
 
 
 def evaluate_gaussian(params: Any, batch: Any) -> tuple[Normal, Array]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 import ppo_parts as pp
-from tests.common import SEGMENTS, TIME, Softmax, evaluate, make_params, rollout
+from tests.common import SEGMENTS, TIME, Categorical, evaluate, make_params, rollout
 
 KEY = jax.random.key(0)
 GAE = pp.gae(gamma=0.9, gae_lambda=0.8)
@@ -60,7 +60,7 @@ def recorder(*shape, unmasked_only=False):
 
 def both(params, batch):
     """Actor and critic in entries of their own."""
-    return Softmax(batch.obs @ params["actor"]["policy"]), batch.obs @ params["critic"]["value"]
+    return Categorical(batch.obs @ params["actor"]["policy"]), batch.obs @ params["critic"]["value"]
 
 
 def two_entries():

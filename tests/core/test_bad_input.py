@@ -17,7 +17,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import distributions, envs, networks
 from ppo_parts import functional as f
-from tests.common import SEGMENTS, TIME, Softmax, evaluate, make_params, rollout
+from tests.common import SEGMENTS, TIME, Categorical, evaluate, make_params, rollout
 
 SHUFFLED, SEGMENT, FULL = pp.shuffled_minibatches(2), pp.segment_minibatches(2), pp.full_batch()
 PRIORITIZED = pp.prioritized_sampler(2, alpha=1.0, beta=1.0)
@@ -78,7 +78,7 @@ def collect(space, distribution):
     return jax.eval_shape(lambda: rollout.collect(CONTEXT.key, None, rollout.init(CONTEXT.key)))
 
 
-class Unsummed(Softmax):
+class Unsummed(Categorical):
     """Forgets that one number per element is wanted."""
 
     def log_prob(self, action):
@@ -143,7 +143,6 @@ OUT_OF_RANGE = [
     (stop, "estimator", "must be one of 'k1', 'k2', 'k3'", ("k4",)),
     (stop, "reduction", "must be one of 'mean', 'sum'", ("max",)),
     (stop, "check", "must be one of 'minibatch', 'epoch'", ("update",)),
-    (epoch_stop, "over", "must be one of 'last', 'mean'", ("first",)),
     (penalty, "estimator", "... 'analytic'", ("k4",)),
     (penalty, "direction", "... 'reference_to_current'", ("forward",)),
     (functools.partial(f.approx_kl, FIVE), "estimator", "... 'k3'", ("k4",)),
@@ -322,7 +321,6 @@ VALUE_ERRORS = {
     ),
     "axis=1 ... ('step',) ... (12,)": lambda: update(GAE, SHUFFLED, pp.advantage_normalize(axis=1), SURROGATE),
     "-3 ... (6, 4)": lambda: update(GAE, pp.advantage_normalize(axis=(0, -3)), FULL, SURROGATE),
-    'over="mean" ... check="epoch"': lambda: pp.kl_early_stop(0.1, over="mean"),
     # batches
     "batch.value is missing ... value_loss()": lambda: update(
         FULL, pp.clipped_value_loss(clip_eps=0.2), batch=given(value=None, target=BATCH.reward)

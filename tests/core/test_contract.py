@@ -13,7 +13,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import distributions
 from ppo_parts.testing import example_batch, example_context
-from tests.common import SEGMENTS, TIME, Softmax, assert_close, assert_same, evaluate, make_params, rollout
+from tests.common import SEGMENTS, TIME, Categorical, assert_close, assert_same, evaluate, make_params, rollout
 from tests.core.common import (
     GAE,
     KEY,
@@ -343,19 +343,6 @@ def test_a_stop_is_honoured(stops):
     assert (metrics["minibatches"], metrics["early_stopped"]) == (0, 1)
 
 
-def test_the_batch_after_the_head_can_be_returned():
-    """A field that is written only to be returned needs no reader, and keeps its own value."""
-    short = pp.gae(gamma=0.9, gae_lambda=0.5)
-    second = pp.within(short, name="short", write={"advantage": "extras.short", "target": "extras.target"})
-    pipeline = pp.chain(GAE, second, pp.shuffled_minibatches(2), SURROGATE)
-    _, _, batch = run(pipeline, return_batch=True)
-    for found, estimator in ((batch.advantage, GAE), (batch.extras["short"], short)):
-        expected, _ = estimator.update(rollout(), pp.EmptyState(), CONTEXT)
-        np.testing.assert_allclose(found, expected.advantage, rtol=1e-6)
-    with pytest.raises(ValueError, match=r"short writes extras.short and extras.target, and no part after it reads"):
-        run(pipeline)
-
-
 def test_of_two_estimators_the_last_explains_variance():
     second, reader = pp.gae(gamma=0.0, gae_lambda=0.0), pp.stateless(lambda b: b)  # the first must be of use
     _, metrics = run(pp.chain(GAE, reader, second, pp.full_batch(), SURROGATE, VALUE))
@@ -364,7 +351,7 @@ def test_of_two_estimators_the_last_explains_variance():
 
 
 def test_an_error_inside_entropy_is_not_hidden():
-    class Broken(Softmax):
+    class Broken(Categorical):
         def entropy(self):
             return self.nothing
 
@@ -677,6 +664,15 @@ def test_a_later_phase_sees_the_policy_that_an_earlier_one_trained(refresh):
     np.testing.assert_allclose(metrics["critic/moved"], jnp.max(jnp.abs(log_prob - batch.log_prob)), rtol=1e-4)
 
 
+@pytest.mark.parametrize(("refresh", "moves"), [("epoch", 0.0), ("every_epoch", 1.0)])
+def test_the_first_epoch_may_evaluate_the_rollout_of_an_older_policy(refresh, moves):
+    look = probe("moved", lambda batch, context: jnp.max(jnp.abs(batch.log_ratio)))
+    batch = rollout(masked=False)
+    _, metrics = run(pp.chain(look, GAE, pp.full_batch(refresh=refresh), SURROGATE), batch)
+    log_prob = evaluate(make_params(), batch)[0].log_prob(batch.action)
+    np.testing.assert_allclose(metrics["moved"], moves * jnp.max(jnp.abs(log_prob - batch.log_prob)), rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("trains", "moved"),
     [
@@ -774,6 +770,10 @@ def test_an_identity_changes_no_key():
     ("parts", "message"),
     [
         ((GAE, pp.full_batch(), pp.entropy_bonus(coef=0.1)), "gae writes advantage and target, and no part after it"),
+        (
+            (GAE, pp.within(GAE, name="short", write={"advantage": "extras.short"}), pp.full_batch(), SURROGATE),
+            "short writes extras.short, and no part after it reads it",
+        ),
         ((GAE, pp.prioritized_sampler(2, alpha=1.0, beta=0.5), SURROGATE), "prioritized_sampler writes weight, and no"),
         ((GAE, pp.full_batch(), SURROGATE, GAE), "gae writes advantage and target, and no part after it reads them"),
         (

@@ -153,7 +153,7 @@ def check_learner():
         pp.advantage_normalize(),
         pp.clipped_surrogate(clip_eps=0.2),
         pp.value_loss(),
-        pp.kl_early_stop(0.1, check="epoch", over="mean"),
+        pp.kl_early_stop(0.1, check="epoch"),
     )
     learner = pp.learner(evaluate, pipeline, optax.adam(0.1))
     state, key = learner.init(make_params()), jax.random.key(0)

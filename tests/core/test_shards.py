@@ -14,7 +14,7 @@ from benchmarks._collectives import collectives, counted
 from ppo_parts import envs
 from ppo_parts._core.moments import NormalizedState, ShardMoments, merged_moments
 from ppo_parts._core.pieces import evaluate_shards
-from tests.common import OBS, Softmax, assert_close, evaluate, make_params, rollout
+from tests.common import OBS, Categorical, assert_close, evaluate, make_params, rollout
 from tests.core.common import GAE, KEY, SURROGATE, VALUE, run
 from tests.core.test_sharding import DEVICES, P, alone
 
@@ -338,7 +338,7 @@ class Opaque:
     """A distribution that is not a pytree."""
 
     def __init__(self, logits):
-        self.log_prob = Softmax(logits).log_prob
+        self.log_prob = Categorical(logits).log_prob
 
 
 def opaque(params, batch):

@@ -141,9 +141,14 @@ def test_caps_equals_a_loop_by_hand():
         next_obs=jnp.asarray(rng.normal(size=(TIME, SEGMENTS, OBS))),
         log_prob=jnp.asarray(rng.normal(size=(TIME, SEGMENTS)) - 3),
     )
-    learner = pp.learner(module.evaluate, given(module.pipeline), optax.sgd(0.01), return_batch=True)
-    state, metrics, seen = jax.jit(learner.update)(KEY, learner.init(params), batch)
-    perturbed = seen.extras["perturbed_obs"]
+    # Before the sampler, the state of `record` is what the loss will read.
+    record = pp.Part(lambda params, key: batch.obs, lambda b, s, c: (b, b.extras["perturbed_obs"]), "record")
+    parts = given(module.pipeline).parts
+    at = [part.name for part in parts].index("given_indices")
+    pipeline = pp.chain(*parts[:at], record, *parts[at:])
+    learner = pp.learner(module.evaluate, pipeline, optax.sgd(0.01))
+    state, metrics = jax.jit(learner.update)(KEY, learner.init(params), batch)
+    perturbed = pp.part_state(state, pipeline, "record")
     counts = np.asarray(batch.mask, bool)  # the learner erases masked observations
     assert 0.8 < np.std((perturbed - batch.obs)[counts]) / 0.05 < 1.2
 

@@ -20,7 +20,7 @@ from ppo_parts import envs, networks
 from ppo_parts.envs import __main__ as command
 from ppo_parts.envs._check import notes_on
 from tests import env_fakes
-from tests.common import Softmax
+from tests.common import Categorical
 from tests.env_fakes import LIMIT
 
 pytestmark = pytest.mark.lenient_ranks  # the packages'
@@ -232,7 +232,7 @@ WRONG = {
 def test_a_wrong_field_of_a_transition_is_named_by_the_check_and_by_the_rollout(field):
     value, says = WRONG[field]
     env = walk(**{field: lambda out: value})
-    evaluate = lambda params, batch: (Softmax(batch.obs), batch.obs[..., 0])  # noqa: E731
+    evaluate = lambda params, batch: (Categorical(batch.obs), batch.obs[..., 0])  # noqa: E731
     collector = pp.rollout(env, evaluate, num_envs=2, num_steps=2)
     for run in (
         lambda: envs.check(env),

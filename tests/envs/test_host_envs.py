@@ -16,7 +16,7 @@ import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.envs._ale import _Atari, _Games
 from ppo_parts.envs._host import from_host
-from tests.common import Softmax
+from tests.common import Categorical
 
 LIMITS = (2, 3, 100)
 KEY = jax.random.key(0)
@@ -79,7 +79,7 @@ def by_name(make, settings="", **more):
 
 def valued(params, batch):
     """V = 100 * episode + time, as a function of the observation."""
-    return Softmax(jnp.zeros((*batch.obs.shape[:-1], 2))), batch.obs @ jnp.array([100.0, 1.0]) * params
+    return Categorical(jnp.zeros((*batch.obs.shape[:-1], 2))), batch.obs @ jnp.array([100.0, 1.0]) * params
 
 
 def choosing(space):
@@ -160,7 +160,9 @@ def test_environments_by_name_step_as_gymnasiums_own_vector():
         return gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="sync", vector_kwargs=mode)
 
     def batches(env):
-        collect, state = collected(env, 3, 64, lambda params, batch: (Softmax(batch.obs[..., :2]), batch.obs[..., 0]))
+        collect, state = collected(
+            env, 3, 64, lambda params, batch: (Categorical(batch.obs[..., :2]), batch.obs[..., 0])
+        )
         state, first, _ = collect(KEY, 1.0, state)
         return first, collect(jax.random.key(1), 1.0, state)[1]
 

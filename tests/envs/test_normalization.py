@@ -12,7 +12,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import envs
 from ppo_parts._core.moments import NormalizedState, ShardMoments, merged_moments
-from tests.common import Softmax, assert_close, assert_same
+from tests.common import Categorical, assert_close, assert_same
 
 STEPS, ENVS, GAMMA = 22, 3, 0.9  # at the end, some agents are absent
 KEY = jax.random.key(0)
@@ -191,7 +191,7 @@ def test_wrappers_show_what_is_not_finite_so_that_the_learner_counts_it():
         assert float(moments.seen) == seen
 
     def evaluate(params, batch):
-        return Softmax(batch.obs[..., :2] * params), batch.obs[..., 2] * params
+        return Categorical(batch.obs[..., :2] * params), batch.obs[..., 2] * params
 
     rollout = pp.rollout(env, evaluate, num_envs=ENVS, num_steps=STEPS)
     params = jnp.ones(())

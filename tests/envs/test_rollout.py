@@ -13,7 +13,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs
-from tests.common import Softmax, assert_same
+from tests.common import Categorical, assert_same
 
 T, N, LIMIT = 11, 3, 11
 WEIGHTS = {
@@ -23,7 +23,7 @@ WEIGHTS = {
 
 
 def linear(params, batch):
-    return Softmax(batch.obs @ params["policy"]), batch.obs @ params["value"]
+    return Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ class Slow:
         rows, finished = [], []
         for action_key, env_key in jax.random.split(key, (T, 2)):
             seen = jnp.stack(self.obs)
-            action = Softmax(seen @ WEIGHTS["policy"]).sample(seed=action_key)
+            action = Categorical(seen @ WEIGHTS["policy"]).sample(seed=action_key)
             logits = np.asarray(seen, np.float64) @ np.asarray(WEIGHTS["policy"])
             log_prob = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
             row = {"obs": seen, "action": action, "log_prob": log_prob[np.arange(N), action]}
@@ -161,7 +161,7 @@ def clock(limit: Any, kind: str = "truncated") -> envs.Env:
 
 
 def uniform(params, batch):
-    return Softmax(jnp.zeros((*batch.obs.shape[:-1], 2))), params * batch.obs[..., 0]
+    return Categorical(jnp.zeros((*batch.obs.shape[:-1], 2))), params * batch.obs[..., 0]
 
 
 def test_an_episode_is_carried_over_rollouts():
@@ -371,7 +371,7 @@ def test_a_recurrent_policy_is_reset_with_its_episodes():
             return memory, memory
 
         memory, counts = jax.lax.scan(forward, batch.carry, batch.reset)
-        return Softmax(jnp.zeros((*counts.shape, 2))), params * counts, memory
+        return Categorical(jnp.zeros((*counts.shape, 2))), params * counts, memory
 
     rollout = pp.rollout(clock(5), pp.Policy(None, counting, jnp.zeros), num_envs=2, num_steps=4)
     state = rollout.init(jax.random.key(0))

@@ -8,7 +8,7 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs
-from tests.common import Softmax
+from tests.common import Categorical
 
 GAMMA, UPDATES = 0.9, 200
 RIGHT, AS_TERMINATION, NO_BOUNDARY, RESET_VALUE = range(4)
@@ -44,7 +44,7 @@ def learned(treatment, first_reward, told_apart, limit, terminates):
         return envs.Step(time + 1, look(time + 1), reward, over & terminates, over & ~terminates)
 
     def evaluate(weights, batch):
-        return Softmax(batch.obs @ weights["policy"]), batch.obs @ weights["value"]
+        return Categorical(batch.obs @ weights["policy"]), batch.obs @ weights["value"]
 
     def treated(batch, reset_value):
         over = batch.terminated | batch.truncated

@@ -8,13 +8,13 @@ import pytest
 from ppo_parts import envs, training
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._evaluate import metrics_of
-from tests.common import Softmax, assert_same
+from tests.common import Categorical, assert_same
 from tests.envs.test_rollout import clock
 from tests.runs import EVALUATED, UPDATES, checkpoint, evaluations, go, rows, scalars, tiny
 
 
 def coin(params, batch):
-    return Softmax(jnp.zeros((*batch.obs.shape[:-1], 2)) + params), batch.obs[..., 0]
+    return Categorical(jnp.zeros((*batch.obs.shape[:-1], 2)) + params), batch.obs[..., 0]
 
 
 @pytest.mark.parametrize("kind", ["terminated", "truncated"])
