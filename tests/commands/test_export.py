@@ -1,5 +1,7 @@
 """Exported policies say what JAX says."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -38,6 +40,7 @@ def frames():
     )
 
 
+DEPLOY = Path(__file__).parents[2] / "docs" / "deploy.md"
 POLICIES = {
     "discrete": (lambda: envs.make("CartPole-v1"), {"activation": "relu"}),
     "continuous": (lambda: normalized("Pendulum-v1"), {}),
@@ -78,24 +81,25 @@ def session_of(model):
     return lambda **inputs: dict(zip(names, session.run(None, inputs), strict=True))
 
 
-def test_actions_and_carries_follow_an_episode():
-    """The policy of an episode in JAX, with the observations that the environment makes, and the model beside it."""
+def test_actions_and_carries_follow_an_episode(tmp_path):
+    """The policy of an episode in JAX, with the environment's observations, and the program of docs/deploy.md."""
     raw = envs.make("Pendulum-v1")
     env = envs.prepare(raw, normalize=True, gamma=0.9, rescale=True)
     train, state = trained(env, networks.actor_critic(env, (8,), shared=True, memory="lstm"))
-    run = session_of(export.to_onnx(train, state))
+    (tmp_path / "policy.onnx").write_bytes(export.to_onnx(train, state).SerializeToString())
+    (program,) = re.findall(r"```python\n(import numpy.*?)```", DEPLOY.read_text(), re.DOTALL)
+    exec(program, page := {})
+    controllers = [page["Controller"](tmp_path / "policy.onnx") for _ in range(2)]
     frozen, policy = env.evaluation(state.rollout.env_state), train.policy
-    carry = {f"carry_{i}": np.zeros((2, 8), np.float32) for i in range(2)}
     env_state, seen = frozen.reset(jax.random.key(5), 2)
     _, obs = raw.reset(jax.random.key(5), 2)
     raw_state, memory = raw.reset(jax.random.key(5), 2)[0], policy.initial_carry(2)
     for _ in range(3):
-        out = run(obs=np.asarray(obs), **carry)
+        actions = [controller.act(x) for controller, x in zip(controllers, np.asarray(obs), strict=True)]
         expected = apply_policy(policy, state.learner.params, seen, memory, jnp.zeros(2, bool))
         action, memory = expected.distribution.mode(), expected.carry
         entering = 2 * jnp.clip(action, -1, 1)
-        np.testing.assert_allclose(out["action"], entering, rtol=0, atol=1e-6)
-        carry = {f"carry_{i}": out[f"next_carry_{i}"] for i in range(2)}
+        np.testing.assert_allclose(actions, entering, rtol=0, atol=1e-6)
         env_state, transition = frozen.step(jax.random.key(6), env_state, action)
         raw_state, same = raw.step(jax.random.key(6), raw_state, entering)
         seen, obs = transition.obs, same.obs
