@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ppo_parts"
 logger = logging.getLogger(__name__)
 MODULES = ("agents", "critics", "distributions", "envs", "errors", "exploration", "functional", "networks", "optim")
-MODULES += ("refresh", "regularizers", "symmetry", "testing", "tokens", "training")
+MODULES += ("regularizers", "symmetry", "testing", "tokens", "training")
 
 
 def public(module: str) -> list[str]:
