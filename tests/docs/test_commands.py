@@ -41,7 +41,7 @@ def commands(page: Path) -> Iterator[Command]:
                 named = EXTRAS.findall(text[: block.start(3) + found.end()])
                 if found[2] != "pytest":
                     extras = frozenset(extra for some in named for extra in some.split(","))
-                    yield Command(found[2], shlex.split((found[3] or "").replace("<name>", "first")), extras)
+                    yield Command(found[2], shlex.split(found[3] or ""), extras)
 
 
 def normalized(name: str) -> str:
@@ -79,11 +79,11 @@ def hidden(extras: frozenset[str]) -> list[str]:
 
 
 def rows_of(page: Path, tiny: bool) -> Iterator[Command]:
-    """Its commands with a name for each run, the first of which is `first`; perhaps as tiny runs."""
+    """Its commands with a name for each run; perhaps as tiny runs."""
     for number, (module, arguments, extras) in enumerate(commands(page)):
         if module.startswith("ppo_parts.recipes.") and "--help" not in arguments:
-            name = "first" if page.stem == "README" else f"{page.stem}{number}"
-            arguments = [*arguments, "--name", name, *(TINY.split() if tiny or "--track" in arguments else [])]
+            named = [] if "--name" in arguments else ["--name", f"{page.stem}{number}"]
+            arguments = [*arguments, *named, *(TINY.split() if tiny or "--track" in arguments else [])]
         yield Command(module, arguments, extras)
 
 
@@ -105,16 +105,20 @@ def test_commands_run_with_the_extras_that_the_page_has_named(tmp_path):
 
 @pytest.mark.slow
 def test_commands_run_where_their_extras_are_installed(tmp_path):
-    """As a reader would run them, in a clone."""
-    copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=shutil.ignore_patterns(".git", ".venv", "runs", ".*_cache"))
-    run([sys.executable, "-m", "venv", ".venv"], copy)
-    python, installed_now = str(copy / ".venv" / "bin" / "python"), None
+    """As a reader would run them who has the wheel and no clone."""
+    run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)],
+        tmp_path,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    run([sys.executable, "-m", "venv", "environment"], tmp_path)
+    python, installed_now = str(tmp_path / "environment" / "bin" / "python"), None
     for page in PAGES:
         for module, arguments, extras in rows_of(page, tiny=False):
             if extras != installed_now:
-                run([python, "-m", "pip", "install", "--quiet", "--editable", f".[{','.join(sorted(extras))}]"], copy)
+                run([python, "-m", "pip", "install", "--quiet", f"{wheel}[{','.join(sorted(extras))}]"], tmp_path)
                 installed_now = extras
             for folder in runs_in(arguments):
-                if not (copy / folder).exists():
-                    shutil.copytree(copy / "runs" / "first", copy / folder)
-            run([python, "-m", module, *arguments], copy)
+                if not (tmp_path / folder).exists():
+                    shutil.copytree(tmp_path / "runs" / "first", tmp_path / folder)
+            run([python, "-m", module, *arguments], tmp_path)
