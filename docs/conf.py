@@ -93,6 +93,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "ppo_parts"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).parent / "_ext" / "scorer.js")
 html_context = {"default_mode": "auto"}  # light or dark like the browser; without it, the theme logs an error
 html_show_sourcelink = html_copy_source = False
 html_theme_options = {"navigation_with_keys": False, "show_toc_level": 2, "navbar_align": "left"}

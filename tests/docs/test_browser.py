@@ -1,0 +1,136 @@
+"""The built site in a browser: pages load by themselves, fit on a phone, work by keyboard, and search finds them.
+
+They are skipped where there is no site or no browser; `.ci/run` builds the site and then runs them.
+"""
+
+from urllib.parse import quote
+
+import pytest
+
+import ppo_parts as pp
+from tests.docs.browser import Browser
+from tests.docs.test_docs import ROOT
+
+SITE = ROOT / "build" / "site"
+PAGES = ("README", "docs/explorer", "docs/by-hand", "docs/gallery/README", "docs/results")
+QUESTIONS = {  # and the page that answers it
+    "how do I resume a run": "docs/training",
+    "time limit truncation": "docs/rollouts",
+    "recurrent policy": "docs/environments",
+    "export to ONNX": "docs/deploy",
+    "GRPO": "docs/tokens",
+    "train on several devices": "docs/devices",
+    "gymnasium environment": "docs/environments",
+    "migrate from CleanRL": "docs/coming-from",
+    "Stable-Baselines3": "docs/coming-from",
+    "policy does not learn": "docs/diagnosis",
+    "KL early stop": "docs/generated/ppo_parts.kl_early_stop",
+    "learning rate schedule": "docs/updates",
+    "write my own part": "docs/own_parts",
+    "Atari scores": "docs/results",
+    "Weights & Biases": "docs/see",
+    "NaN loss": "docs/diagnosis",
+    "MAPPO": "docs/agents",
+    "clip the value loss": "docs/generated/ppo_parts.clipped_value_loss",
+    "record a video": "docs/see",
+    "hyperparameter sweep": "docs/training",
+}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    home = SITE / "README.html"
+    sources = [
+        ROOT / "README.md",
+        *(path for path in (ROOT / "docs").rglob("*") if path.suffix in (".md", ".py", ".js", ".css")),
+    ]
+    sources = [path for path in sources if "generated" not in path.parts]
+    if not home.exists() or home.stat().st_mtime < max(path.stat().st_mtime for path in sources):
+        pytest.skip("build/site is missing or older than a page: run .ci/site first")
+    with Browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
+
+
+def address(page):
+    return (SITE / page).with_suffix(".html").as_uri()
+
+
+def complaints(browser):
+    """What the console and the network have reported: errors, and requests for anything outside the site."""
+    for event in browser.events:
+        given = event.get("params", {})
+        if event["method"] == "Runtime.exceptionThrown":
+            yield given["exceptionDetails"]
+        elif event["method"] == "Log.entryAdded" and given["entry"]["level"] == "error":
+            yield given["entry"]
+        elif event["method"] == "Runtime.consoleAPICalled" and given["type"] in ("error", "assert"):
+            yield given["args"]
+        elif event["method"] == "Network.requestWillBeSent":
+            url = given["request"]["url"]
+            if not url.startswith((SITE.as_uri() + "/", "data:")):
+                yield url
+
+
+TOO_WIDE = """
+(() => {
+  const scrolls = (each) => /auto|scroll/.test(getComputedStyle(each).overflowX);
+  const inScroller = (each) => each?.closest("article, body > *") !== each && (scrolls(each) || inScroller(each.parentElement));
+  return [...document.querySelectorAll("body *")].filter((each) => {
+    const { left, right, width } = each.getBoundingClientRect();
+    return width && left < innerWidth && right > innerWidth + 1 && each.checkVisibility() && !inScroller(each);
+  }).map((each) => each.outerHTML.slice(0, 200));
+})()
+"""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_loads_by_itself_and_fits_on_a_phone(browser, page):
+    browser.width(360)
+    browser.open(address(page))
+    assert list(complaints(browser)) == []
+    assert browser.evaluate("[innerWidth, document.documentElement.scrollWidth]") == [360, 360]
+    assert browser.evaluate(TOO_WIDE) == []
+
+
+def test_the_explorer_works_with_the_keyboard(browser):
+    browser.open(address("docs/explorer"))
+    browser.evaluate(
+        'document.querySelector("#explorer-part").value = "vtrace"; document.querySelector("#explorer-part").focus()'
+    )
+    browser.press("Tab", 9)
+    browser.press("Enter", 13)  # the button that adds it, where it raises no error: behind gae
+    names = '[...document.querySelectorAll(".chain a")].map((each) => each.textContent)'
+    before = browser.evaluate(names)
+    assert before[:3] == ["gae", "vtrace", "shuffled_minibatches"]
+    assert "chain accepts" in browser.evaluate('document.querySelector("[role=status]").textContent')
+    browser.evaluate("document.querySelector('[aria-label=\"Move down vtrace\"]').focus()")
+    browser.press("Enter", 13)
+    assert browser.evaluate(names) == [before[0], before[2], before[1], *before[3:]]
+    with pytest.raises(ValueError) as error:
+        pp.chain(pp.gae(gamma=1, gae_lambda=1), pp.shuffled_minibatches(4), pp.vtrace(gamma=1))
+    assert str(error.value) in browser.evaluate('document.querySelector("[role=status]").textContent')
+    assert browser.evaluate("document.activeElement.ariaLabel") == "Move down vtrace"
+    assert list(complaints(browser)) == []
+
+
+def test_the_figures_follow_their_sliders(browser):
+    browser.open(address("docs/by-hand"))
+    loss = 'document.querySelector("#interactive-clip [role=status]").textContent'
+    assert browser.wait(loss) == "Loss -1.200, gradient with respect to log π(a) 0.000 (clipped)."
+    browser.evaluate("document.querySelector(\"[aria-label='advantage A']\").focus()")
+    browser.press("Home", 36)
+    assert browser.evaluate(loss) == "Loss 2.800, gradient with respect to log π(a) 2.800."
+    assert list(complaints(browser)) == []
+
+
+def test_search_finds_the_page_that_answers(browser):
+    missed = {}
+    for question, page in QUESTIONS.items():
+        browser.open((SITE / "search.html").as_uri() + f"?q={quote(question)}")
+        links = '[...document.querySelectorAll("#search-results li a")].map((each) => each.pathname)'
+        finished = "Search.status?.textContent"
+        browser.wait(finished)
+        found = [path.removeprefix(f"{SITE}/").removesuffix(".html") for path in browser.evaluate(links)[:3]]
+        if page not in found:
+            missed[question] = found
+    assert len(missed) <= len(QUESTIONS) // 10, missed
