@@ -158,9 +158,10 @@ function startExplorer(root, table) {
     const header = element(
       "header", { draggable: true, ondragstart: () => (dragged = index) },
       element("a", { href: part.page }, element("code", {}, part.name)), element("small", {}, stage),
-      button("up", "↑", "Move up", index === 0, () => move(index, index - 1), index - 1),
-      button("down", "↓", "Move down", index === parts.length - 1, () => move(index, index + 1), index + 1),
-      button("remove", "✕", "Remove", false, () => keys.toSpliced(index, 1), Math.min(index, parts.length - 2)),
+      element("span", {},
+        button("up", "↑", "Move up", index === 0, () => move(index, index - 1), index - 1),
+        button("down", "↓", "Move down", index === parts.length - 1, () => move(index, index + 1), index + 1),
+        button("remove", "✕", "Remove", false, () => keys.toSpliced(index, 1), Math.min(index, parts.length - 2))),
     );
     const reads = [...new Set([...part.requires, ...(part.reads ?? [])])];
     return element(
@@ -188,15 +189,15 @@ function messages(error, missing) {
 }
 
 function measuredTable({ tasks, steps }, body) {
-  const heads = [`change, ${steps.toLocaleString("en")} steps`, ...tasks, "chain"].map((text) => element("th", { scope: "col" }, text));
+  const heads = [`change, ${steps.toLocaleString("en")} steps`, ...tasks].map((text) => element("th", { scope: "col" }, text));
   return element("div", { className: "pst-scrollable-table-container", tabIndex: 0 },
     element("table", { className: "table" }, element("thead", {}, element("tr", {}, ...heads)), body));
 }
 
 function measuredRow({ what, chain, effects }, keys, change) {
   const shown = chain.join() === keys.join();
-  const show = element("button", { type: "button", disabled: shown, onclick: () => change(chain) }, shown ? "shown" : "Show");
-  return element("tr", { className: shown ? "shown" : "" }, ...[what, ...effects, show].map((cell) => element("td", {}, cell)));
+  const show = element("button", { type: "button", title: "Show this chain", onclick: () => change(chain) }, what);
+  return element("tr", { className: shown ? "shown" : "" }, ...[show, ...effects].map((cell) => element("td", {}, cell)));
 }
 
 async function copyText(code, button) {

@@ -74,7 +74,8 @@ def complaints(browser):
 TOO_WIDE = """
 (() => {
   const scrolls = (each) => /auto|scroll/.test(getComputedStyle(each).overflowX);
-  const inScroller = (each) => each?.closest("article, body > *") !== each && (scrolls(each) || inScroller(each.parentElement));
+  const isWhole = (each) => !each || each.matches("article, body > *");  // the theme lets it scroll, but it should not
+  const inScroller = (each) => !isWhole(each) && (scrolls(each) || inScroller(each.parentElement));
   return [...document.querySelectorAll("body *")].filter((each) => {
     const { left, right, width } = each.getBoundingClientRect();
     return width && left < innerWidth && right > innerWidth + 1 && each.checkVisibility() && !inScroller(each);
