@@ -25,8 +25,8 @@ def linear_schedule(init_value: float, end_value: float, transition_steps: int) 
 
     Example:
         >>> import ppo_parts as pp
-        >>> float(pp.linear_schedule(.2, 0., 10)(5))
-        0.1
+        >>> float(pp.linear_schedule(1., 0., 10)(5))
+        0.5
     """
     return optax.linear_schedule(
         init_value, end_value, check_count("linear_schedule", "transition_steps", transition_steps)
