@@ -145,3 +145,31 @@ def test_every_import_inside_the_package_is_relative():
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [node.module]
             assert not [name for name in names if name.partition(".")[0] == "ppo_parts"], path
+
+
+def test_a_deferred_module_is_imported_when_it_is_used(tmp_path, monkeypatch):
+    (tmp_path / "drawing_library.py").write_text("print('imported')\nred = 'r'")
+    (tmp_path / "an_environment.py").write_text("import drawing_library\ndef draw(): return drawing_library.red")
+    (tmp_path / "an_eager_one.py").write_text("import drawing_library\ncolor = drawing_library.red")
+    source = """
+import sys
+from ppo_parts._base.extras import deferred
+with deferred("drawing_library"):
+    import an_environment
+print("drawing_library" in sys.modules, an_environment.draw(), an_environment.draw())
+del sys.modules["drawing_library"]
+with deferred("drawing_library"):
+    import an_eager_one
+print(an_eager_one.color, sys.modules["drawing_library"].red)
+"""
+    assert python(source, tmp_path).split() == ["imported", "False", "r", "r", "imported", "r", "r"]
+
+
+def test_an_environment_of_gymnax_is_made_without_the_libraries_that_draw_it(tmp_path):
+    source = """
+import sys
+from ppo_parts import envs
+envs.make("CartPole-v1")
+print(sorted({"scipy.stats", "seaborn", "matplotlib.pyplot", "pandas"} & set(sys.modules)))
+"""
+    assert python(source, tmp_path).strip() == "[]"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
-from .._base.extras import require_package
+from .._base.extras import deferred, require_package
 from ._env import Env
 
 
@@ -92,7 +92,8 @@ def _adapter(env_id: str, prefix: str) -> Callable[..., Env]:
             f"{env_id!r}: {prefix!r} is not a prefix of environments; {there} (envs.register adds prefixes)"
         )
     source = SOURCES[prefix]
-    require_package(source.package, source.extra)
+    with deferred("seaborn", "matplotlib.pyplot"):
+        require_package(source.package, source.extra)
     make_env: Callable[..., Env] = importlib.import_module(f".{source.adapter}", __package__).make
     return make_env
 
