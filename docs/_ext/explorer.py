@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import ppo_parts as pp
+from ppo_parts._core.phases import divide
 from ppo_parts._core.types import Batch, Divider, Part, field_at, no_state
-from ppo_parts._core.wiring import REMEDY, check_batch
+from ppo_parts._core.wiring import BY_THE_LEARNER, REMEDY, check_batch, check_every_write_has_an_effect
 
 NO_PARTS = {"chain", "identity", "phase"}  # they return parts, but do not stand in a chain as one
 
@@ -40,7 +41,7 @@ def table(formula: Callable[[str, bool], str]) -> dict[str, Any]:
     required = sorted({field for part in parts.values() for field in part["requires"]})
     rules = [[rule(*each) for each in group] for group in RULES]
     missing = {field: absence(field) for field in required if not recorded(field)}
-    return {"parts": parts, "rules": rules, "missing": missing, "measured": measured(parts)}
+    return {"parts": parts, "rules": rules, "learner": learner_rules(), "missing": missing, "measured": measured(parts)}
 
 
 def factories() -> dict[str, Callable[..., Part]]:
@@ -68,7 +69,7 @@ def entry(dotted: str, doc: str, formula: Callable[[str, bool], str]) -> dict[st
 
 
 def declarations(part: Part) -> dict[str, Any]:
-    """Return what a part declares; `chain` looks at nothing else."""
+    """Return what a part declares; `chain` and `learner` look at nothing else."""
     return {
         "name": part.name,
         "place": part.place,
@@ -78,6 +79,8 @@ def declarations(part: Part) -> dict[str, Any]:
         "requires": part.requires,
         "provides": part.provides,
         "reads": part.reads,
+        "policy_loss": part.policy_loss,
+        "phases": isinstance(part, Divider) and bool(part.phases),
     }
 
 
@@ -172,6 +175,29 @@ def rule(part: dict[str, Any], where: str, other: dict[str, Any]) -> dict[str, A
     if where == "makes":
         return {"part": {}, "where": where, "other": {}, "says": says.replace("target", "{field}")}
     return {"part": part, "where": where, "other": other, "says": says}
+
+
+def learner_rules() -> dict[str, Any]:
+    """Return the words of `learner` where something would have no effect, and the fields that it reads itself."""
+
+    def says(*parts: Part) -> str:
+        return error_of(check_every_write_has_an_effect, (), [parts])
+
+    change = stub("{part}", requires=("value",), provides=("value",), reads=())
+    mask = stub("{part}", requires=("mask",), provides=("mask",), reads=())
+    loss = stub("{loss}", provides=("losses",), reads=("value", "mask"))
+    blind = stub("{loss}", provides=("losses",), reads=())
+    unread = [says(change, blind), says(change)]
+    effect, no_loss = (text.replace("value", "{fields}").replace("reads it", "reads {it}") for text in unread)
+    return {
+        "reads": sorted(BY_THE_LEARNER),
+        "no_sampler": error_of(divide, change),
+        "unread": effect,
+        "unread_weight": says(stub("{part}", provides=("weight",), reads=())),
+        "no_loss": no_loss,
+        "late": says(loss, change).replace("value", "{field}"),
+        "late_mask": says(loss, mask),
+    }
 
 
 def recorded(field: str) -> bool:

@@ -26,6 +26,59 @@ function chainError(rules, parts) {
   return null;
 }
 
+const readings = (part) => [...new Set([...part.requires, ...(part.reads ?? [])])];
+const readsField = (part, field) =>
+  readings(part).some((read) => field === read || field.startsWith(`${read}.`) || read.startsWith(`${field}.`));
+const addsLoss = (part) => part.provides.includes("losses");
+
+/** The error that `learner` raises for a chain in which something would have no effect, or null; not for phases. */
+function learnerError(says, parts) {
+  if (!parts.some((part) => part.divides)) return says.no_sampler;
+  if (parts.some((part) => part.phases)) return null;
+  for (const [index, part] of parts.entries()) {
+    const [earlier, later] = [parts.slice(0, index), parts.slice(index + 1)];
+    const error = lateError(says, part, earlier, later) ?? unreadError(says, part, later);
+    if (error) return error;
+  }
+  return null;
+}
+
+/** The error of a part that changes a field after a loss has read it, where the change reaches no loss of its kind. */
+function lateError(says, part, earlier, later) {
+  for (const field of part.provides) {
+    const missed = earlier.filter((loss) => addsLoss(loss) && readings(loss).includes(field));
+    if (says.reads.includes(field) || !missed.length || !readsField(part, field)) continue;
+    const ofPolicy = missed.some((loss) => loss.policy_loss);
+    if (field !== "mask" && reachesLoss(says, field, later, ofPolicy)) continue;
+    return fill(field === "mask" ? says.late_mask : says.late, { part: part.name, field, loss: missed[0].name });
+  }
+  return null;
+}
+
+function reachesLoss(says, field, later, ofPolicy) {
+  const changed = new Set([field]);
+  for (const reader of later) {
+    if (!reader.reads) return true;
+    if (![...changed].some((each) => readsField(reader, each))) continue;
+    if (addsLoss(reader) && (reader.policy_loss !== false || !ofPolicy)) return true;
+    reader.provides.filter((each) => !says.reads.includes(each)).forEach((each) => changed.add(each));
+  }
+  return false;
+}
+
+/** The error of a part that writes fields which no later part reads. */
+function unreadError(says, part, later) {
+  const fields = part.provides.filter((field) => !says.reads.includes(field.split(".")[0]));
+  let left = fields;
+  for (const reader of later) {
+    if (!reader.reads || left.some((field) => readsField(reader, field))) return null;
+    left = left.filter((field) => !reader.provides.includes(field));
+  }
+  if (!fields.length) return null;
+  const text = fields.join() === "weight" ? says.unread_weight : later.some(addsLoss) ? says.unread : says.no_loss;
+  return fill(text, { part: part.name, fields: fields.join(" and "), it: fields.length === 1 ? "it" : "them" });
+}
+
 /** The errors that the chain raises at run time if nothing but its parts adds fields to what `rollout` records. */
 function missingFields(missing, parts) {
   return parts.flatMap((part, index) =>
@@ -45,7 +98,8 @@ function pythonText(parts) {
 
 /** Where a new part fits best: as late as possible without an error, or at the end. */
 function placeFor(table, parts, part) {
-  const faults = (chain) => (chainError(table.rules, chain) ? 100 : 0) + missingFields(table.missing, chain).length;
+  const faults = (chain) =>
+    (chainError(table.rules, chain) ? 100 : learnerError(table.learner, chain) ? 10 : 0) + missingFields(table.missing, chain).length;
   const places = parts.map((_, index) => index).concat(parts.length).reverse();
   const counts = places.map((place) => faults(parts.toSpliced(place, 0, part)));
   return places[counts.indexOf(Math.min(...counts))];
@@ -136,8 +190,7 @@ function startExplorer(root, table) {
   function change(next, focused) {
     keys = next;
     const parts = keys.map((key) => table.parts[key]);
-    const error = chainError(table.rules, parts);
-    status.replaceChildren(...messages(error, error ? [] : missingFields(table.missing, parts)));
+    status.replaceChildren(...messages(table, parts));
     const sampler = parts.findIndex((part) => part.divides);
     list.replaceChildren(...parts.map((part, index) => card(part, index, parts, sampler)));
     code.textContent = pythonText(parts);
@@ -163,7 +216,7 @@ function startExplorer(root, table) {
         button("down", "↓", "Move down", index === parts.length - 1, () => move(index, index + 1), index + 1),
         button("remove", "✕", "Remove", false, () => keys.toSpliced(index, 1), Math.min(index, parts.length - 2))),
     );
-    const reads = [...new Set([...part.requires, ...(part.reads ?? [])])];
+    const reads = readings(part);
     return element(
       "li", {
         className: stage, ondragover: (event) => event.preventDefault(),
@@ -180,12 +233,17 @@ function startExplorer(root, table) {
   change(keys);
 }
 
-function messages(error, missing) {
-  const box = (kind, title, lines) =>
+function messages(table, parts) {
+  const box = (kind, title, lines = []) =>
     element("div", { className: `admonition ${kind}` }, element("p", { className: "admonition-title" }, title),
       ...lines.map((line) => element("p", {}, line)));
+  const error = chainError(table.rules, parts);
   if (error) return [box("error", "chain raises ValueError", [error])];
-  return [box("tip", "chain accepts these parts", []), ...(missing.length ? [box("warning", "To be supplied at run time", missing)] : [])];
+  const effect = learnerError(table.learner, parts);
+  if (effect) return [box("warning", "chain accepts these parts, and learner raises ValueError", [effect])];
+  const missing = missingFields(table.missing, parts);
+  const accepted = box("tip", "chain and learner accept these parts");
+  return missing.length ? [accepted, box("warning", "To be supplied at run time", missing)] : [accepted];
 }
 
 function measuredTable({ tasks, steps }, body) {
@@ -299,7 +357,7 @@ function startGae(root) {
 }
 
 if (typeof document === "undefined") {
-  module.exports = { chainError, missingFields, pythonText, placeFor, clippedSurrogate, gae, sequence };
+  module.exports = { chainError, learnerError, missingFields, pythonText, placeFor, clippedSurrogate, gae, sequence };
 } else {
   const starts = { explorer: (root) => startExplorer(root, explorerTable), clip: startClip, gae: startGae };
   for (const [id, start] of Object.entries(starts)) {

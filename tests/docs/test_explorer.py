@@ -11,6 +11,7 @@ import subprocess
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import ppo_parts as pp
@@ -73,20 +74,25 @@ def test_the_explorer_has_every_public_part():
 
 
 def random_chains(number=1000):
-    """Chains of parts; half of them have the parts on their sides of a sampler, and so more often no error."""
-    draw, names = random.Random(0), sorted(table()["parts"])
+    """Chains of parts: any, some that are roughly in order, and some that differ little from one that is accepted."""
+    draw, names, base = random.Random(0), sorted(table()["parts"]), table()["measured"]["rows"][0]["chain"]
+    order = {"first": 0, "before_sampler": 1, "anywhere": 2, "after_sampler": 3}
     for index in range(number):
         chosen = draw.choices(names, k=draw.randint(1, 7))
-        if index % 2:
-            order = {"first": 0, "before_sampler": 1, "anywhere": 2, "after_sampler": 3}
+        if index % 3 == 1:
             chosen.sort(key=lambda name: order[table()["parts"][name]["place"]] + draw.choice([0, 0, 0, 1.5]))
+        if index % 3 == 2:
+            extra, chosen = chosen[:2], draw.sample(base, 6) if draw.random() < 0.1 else list(base)
+            for name in extra:
+                chosen.insert(draw.randint(0, len(chosen)), name)
+            chosen.pop(draw.randrange(len(chosen)))
         yield chosen
 
 
-def message(names):
+def message(make, *given):
     """The error that the package raises."""
     try:
-        pp.chain(*map(built, names))
+        make(*given)
     except pp.errors.UserValueError as error:
         return str(error)
     return None
@@ -120,7 +126,7 @@ def interpreted(parts):
 @functools.cache
 def judged():
     """Random chains and the errors of the package."""
-    return {tuple(names): message(names) for names in random_chains()}
+    return {tuple(names): message(pp.chain, *map(built, names)) for names in random_chains()}
 
 
 def test_the_rules_of_the_table_are_those_of_chain():
@@ -137,6 +143,26 @@ def test_the_script_applies_the_rules(run_script):
     assert run_script("given.chains.map((parts) => chainError(given.rules, parts))", given) == list(judged().values())
 
 
+def test_the_script_knows_what_learner_refuses(run_script):
+    def make(parts):
+        return pp.learner(lambda params, batch: None, pp.chain(*parts), optax.sgd(0.1))
+
+    chains = [names for names, error in judged().items() if error is None and "phases" not in names]
+    expected = [message(make, map(built, names)) for names in chains]
+    assert sum(error is None for error in expected) > 50
+    for kind in (
+        "no sampler",
+        "no part after it reads it, so",
+        "reads them, so",
+        "there is no loss",
+        "add advantage_weight",
+        "has used it",
+    ):
+        assert any(error and kind in error for error in expected), kind
+    given = {"says": table()["learner"], "chains": [parts_of(names) for names in chains]}
+    assert run_script("given.chains.map((parts) => learnerError(given.says, parts))", given) == expected
+
+
 def test_the_text_makes_the_chain_that_is_shown(run_script):
     chains = [row["chain"] for row in table()["measured"]["rows"]] + [[name] for name in table()["parts"]]
     texts = run_script("given.map(pythonText)", [parts_of(names) for names in chains])
@@ -146,7 +172,7 @@ def test_the_text_makes_the_chain_that_is_shown(run_script):
 
 def test_a_new_part_is_put_where_it_raises_no_error(run_script):
     base = table()["measured"]["rows"][0]["chain"]
-    for name, place in {"entropy_bonus": 6, "advantage_normalize": 6, "vtrace": 1, "tokens.reward_to_go": 1}.items():
+    for name, place in {"entropy_bonus": 6, "advantage_normalize": 3, "vtrace": 1, "tokens.reward_to_go": 1}.items():
         given = {"table": table(), "parts": parts_of(base), "part": table()["parts"][name]}
         assert run_script("placeFor(given.table, given.parts, given.part)", given) == place
 
