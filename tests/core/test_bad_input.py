@@ -140,6 +140,7 @@ OUT_OF_RANGE = [
     (prioritized, "num_epochs", "must be at least 1", (-1,)),
     (prioritized, "segments_per_minibatch", "must be at least 1", (0,)),
     (functools.partial(pp.entropy_bonus, coef=0.1), "num_samples", "must be at least 1", (0,)),
+    (functools.partial(pp.linear_schedule, 0.2, 1.0), "transition_steps", "must be at least 1", (0,)),
     (stop, "estimator", "must be one of 'k1', 'k2', 'k3'", ("k4",)),
     (stop, "reduction", "must be one of 'mean', 'sum'", ("max",)),
     (stop, "check", "must be one of 'minibatch', 'epoch'", ("update",)),

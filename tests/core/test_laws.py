@@ -308,6 +308,12 @@ def test_every_broken_law_exists():
 NEEDS_A_VALUE = r"faulty breaks \w+: it needs the value of an array .*NumPy"
 
 
+def test_check_part_does_not_advise_what_was_given():
+    wrong = loss(lambda b: b.current.aux["cost"])
+    with pytest.raises(pp.errors.UserError, match=r"faulty raised TypeError: .* not subscriptable$"):
+        testing.check_part(wrong, batch=testing.example_batch, context=lambda *given: testing.example_context(*given))
+
+
 @pytest.mark.parametrize(
     ("faulty", "says"),
     [

@@ -31,7 +31,7 @@ def test_load_brings_back_policy_and_history(train, make_train, whole, evaluated
 def test_load_says_why_it_cannot(train, make_train, whole, tmp_path):
     (tmp_path / "config.json").write_text((whole[0] / "config.json").read_text())
     for folder, made_by, which, message in (
-        (whole[0], make_train, 5, r"no checkpoint 5 in .*: there are 8, 12"),
+        (whole[0], make_train, np.int64(5), r"no checkpoint 5 in .*: there are 8, 12"),
         (whole[0], make_train, "best", r"no best checkpoint: it was run without best_metric; there are 8, 12"),
         (whole[0], make_train, "last", "checkpoint must be one of 'latest', 'best', a whole number, got 'last'"),
         (tmp_path / "a" / "b", make_train, "latest", "b holds no run: there is no such folder$"),
