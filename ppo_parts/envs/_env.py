@@ -15,7 +15,6 @@ import numpy as np
 
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count
-from .._base.spaces import count_options as count_options
 from ..functional import ShapeError
 from ..functional._common import known_values, range_error
 
@@ -280,6 +279,19 @@ def _in_gymnasium(env_id: Any) -> bool:
     except ImportError:
         return False
     return env_id in gymnasium.registry
+
+
+def count_options(space: Any) -> tuple[int, ...]:
+    """Return how many options each choice of an action has: `(n,)` for `Discrete`, `nvec`, or `()` for a box.
+
+    Example:
+        >>> from ppo_parts import envs
+        >>> envs.count_options(envs.MultiDiscrete((3, 2))), envs.count_options(envs.Discrete(4))
+        ((3, 2), (4,))
+    """
+    if hasattr(space, "nvec"):
+        return tuple(map(int, space.nvec))
+    return (int(space.n),) if hasattr(space, "n") else ()
 
 
 def is_discrete(space: Any) -> bool:

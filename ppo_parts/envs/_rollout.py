@@ -15,7 +15,6 @@ from .._base.branches import cond_any
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count
-from .._base.spaces import count_options
 from .._base.trees import axis_sharding, without_weak_types
 from .._core.metrics import Metrics
 from .._core.moments import Moments, divided_moments, merged_moments
@@ -26,7 +25,7 @@ from ..distributions import check_distribution
 from ..functional import next_values
 from ..functional._arguments import check_key
 from ..functional._common import ShapeError, unsqueezed
-from ._env import check_env
+from ._env import check_env, count_options
 
 
 class RolloutState(NamedTuple):
