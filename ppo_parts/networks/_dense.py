@@ -51,13 +51,17 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Ca
     def initialize(key: Array, shape: tuple[int, ...], dtype: Any = dtype) -> Array:
         dtype = jnp.result_type(float if dtype is None else dtype)
         computed = jnp.promote_types(dtype, jnp.float32)
-        unit = jax.nn.initializers.orthogonal(column_axis=column_axis, dtype=computed)
-        # This applies on every backend: a loop over the seeds costs little once per run, and a program for a CPU can
-        # be traced where the CPU is not the default backend.
-        weights = jax.custom_batching.sequential_vmap(lambda key: unit(key, shape))(key)
-        return (jnp.asarray(scale, computed) * weights).astype(dtype)
+        return (jnp.asarray(scale, computed) * _orthonormal(key, tuple(shape), column_axis, computed)).astype(dtype)
 
     return initialize
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))  # flax traces the initializer of a layer each time it applies it
+def _orthonormal(key: Array, shape: tuple[int, ...], column_axis: int, dtype: Any) -> Array:
+    unit = jax.nn.initializers.orthogonal(column_axis=column_axis, dtype=dtype)
+    # This applies on every backend: a loop over the seeds costs little once per run, and a program for a CPU can
+    # be traced where the CPU is not the default backend.
+    return jax.custom_batching.sequential_vmap(lambda key: unit(key, shape))(key)
 
 
 @jax.custom_jvp

@@ -116,7 +116,7 @@ class Program:
         if restored is not None:
             with host_errors():
                 return jax.block_until_ready(jax.jit(vmap_over_seeds(self.train.continued, num_seeds))(restored))
-        init = _jit(self.placed, vmap_over_seeds(self.train.init, num_seeds), ("keys",), "state")
+        init = _jit(self.placed, vmap_over_seeds(self.train.compiled_init, num_seeds), ("keys",), "state")
         with host_errors():
             return jax.block_until_ready(init(self._keys))
 

@@ -87,13 +87,18 @@ class Train:
     @functools.cached_property
     def shapes(self) -> tuple[TrainState, dict[str, Any]]:
         """Shapes and dtypes of the state, and of the metrics of an update."""
-        return jax.eval_shape(lambda key: self.compiled_step(self.init(key)), jax.random.key(0))
+        return jax.eval_shape(lambda key: self.compiled_step(self.compiled_init(key)), jax.random.key(0))
 
     def state_shapes(self, num_seeds: int = 1) -> TrainState:
         """Shapes and dtypes of the state of a run with several seeds, which are the first axis of every array."""
         if num_seeds == 1:
             return self.shapes[0]
         return jax.eval_shape(lambda: jax.vmap(self.init)(seed_keys(0, num_seeds)))
+
+    @functools.cached_property
+    def compiled_init(self) -> Callable[[Array], TrainState]:
+        """`jax.jit(init)`, cached so that it is traced only once."""
+        return jax.jit(self.init)
 
     @functools.cached_property
     def compiled_step(self) -> Callable[[TrainState], tuple[TrainState, dict[str, Array]]]:
