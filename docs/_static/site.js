@@ -14,13 +14,15 @@ function chainError(rules, parts) {
       for (const rule of group.filter((rule) => fits(part, rule.part))) {
         const [before, after] = [parts.slice(0, index), parts.slice(index + 1)];
         if (rule.where === "makes") {
-          for (const field of part.requires.filter((field) => !before.some((other) => other.provides.includes(field)))) {
+          for (const field of part.requires) {
+            if (before.some((other) => other.provides.includes(field))) continue;
             const maker = after.find((other) => other.provides.includes(field) && !other.requires.includes(field));
             if (maker) return fill(rule.says, { part: part.name, other: maker.name, field });
           }
         } else {
-          const others = { before, after, first: before.slice(0, 1) }[rule.where].filter((other) => fits(other, rule.other));
-          if (others.length) return fill(rule.says, { part: part.name, other: others.map((other) => other.name).join(" and ") });
+          const side = { before, after, first: before.slice(0, 1) }[rule.where];
+          const others = side.filter((other) => fits(other, rule.other)).map((other) => other.name);
+          if (others.length) return fill(rule.says, { part: part.name, other: others.join(" and ") });
         }
       }
   return null;
@@ -90,16 +92,17 @@ function missingFields(missing, parts) {
 
 /** The Python text of a chain. */
 function pythonText(parts) {
-  const definitions = new Set(parts.flatMap((part) => part.definitions));
-  const [imports, others] = [true, false].map((kept) => [...definitions].filter((text) => text.startsWith("import ") === kept));
+  const definitions = [...new Set(parts.flatMap((part) => part.definitions))];
+  const imports = definitions.filter((text) => text.startsWith("import "));
+  const others = definitions.filter((text) => !imports.includes(text)).map((text) => `${text}\n`);
   const calls = parts.map((part) => `    ${part.call},\n`).join("");
-  return [...imports, "import ppo_parts as pp\n", ...others.map((text) => text + "\n"), `pipeline = pp.chain(\n${calls})`].join("\n");
+  return [...imports, "import ppo_parts as pp\n", ...others, `pipeline = pp.chain(\n${calls})`].join("\n");
 }
 
 /** Where a new part fits best: as late as possible without an error, or at the end. */
 function placeFor(table, parts, part) {
-  const faults = (chain) =>
-    (chainError(table.rules, chain) ? 100 : learnerError(table.learner, chain) ? 10 : 0) + missingFields(table.missing, chain).length;
+  const refused = (chain) => (chainError(table.rules, chain) ? 100 : learnerError(table.learner, chain) ? 10 : 0);
+  const faults = (chain) => refused(chain) + missingFields(table.missing, chain).length;
   const places = parts.map((_, index) => index).concat(parts.length).reverse();
   const counts = places.map((place) => faults(parts.toSpliced(place, 0, part)));
   return places[counts.indexOf(Math.min(...counts))];
@@ -138,9 +141,16 @@ function sequence(end, byTimeLimit) {
 /** An element with properties, attributes (those with a dash or of ARIA) and children. */
 function element(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) name in made ? (made[name] = value) : made.setAttribute(name, value);
+  for (const [name, value] of Object.entries(properties))
+    name in made ? (made[name] = value) : made.setAttribute(name, value);
   made.append(...children);
   return made;
+}
+
+/** A table in a block that scrolls. */
+function scrollable(...rows) {
+  const table = element("table", { className: "table" }, ...rows);
+  return element("div", { className: "pst-scrollable-table-container", tabIndex: 0 }, table);
 }
 
 // --- the page of the chain explorer ----------------------------------------------------------------------------------
@@ -216,7 +226,6 @@ function startExplorer(root, table) {
         button("down", "↓", "Move down", index === parts.length - 1, () => move(index, index + 1), index + 1),
         button("remove", "✕", "Remove", false, () => keys.toSpliced(index, 1), Math.min(index, parts.length - 2))),
     );
-    const reads = readings(part);
     return element(
       "li", {
         className: stage, ondragover: (event) => event.preventDefault(),
@@ -225,7 +234,8 @@ function startExplorer(root, table) {
       header,
       element("p", { innerHTML: part.summary }),
       element("p", { className: "fields" },
-        ...fieldList("reads", part.reads ? reads : [...reads, "undeclared fields"], written), ...fieldList("writes", part.provides, new Set())),
+        ...fieldList("reads", readings(part), written), part.reads ? "" : "may read any field ",
+        ...fieldList("writes", part.provides, new Set())),
       element("div", { className: "equation", innerHTML: part.equation }),
     );
   }
@@ -247,9 +257,9 @@ function messages(table, parts) {
 }
 
 function measuredTable({ tasks, steps }, body) {
-  const heads = [`change, ${steps.toLocaleString("en")} steps`, ...tasks].map((text) => element("th", { scope: "col" }, text));
-  return element("div", { className: "pst-scrollable-table-container", tabIndex: 0 },
-    element("table", { className: "table" }, element("thead", {}, element("tr", {}, ...heads)), body));
+  const titles = [`change, ${steps.toLocaleString("en")} steps`, ...tasks];
+  const heads = titles.map((text) => element("th", { scope: "col" }, text));
+  return scrollable(element("thead", {}, element("tr", {}, ...heads)), body);
 }
 
 function measuredRow({ what, chain, effects }, keys, change) {
@@ -290,7 +300,8 @@ function startFigure(root, label, height, controls, draw) {
     svg.replaceChildren(...shapes);
     below.replaceChildren(...text);
   };
-  const rows = inputs.map((input, index) => element("label", {}, element("span", {}, controls[index][0]), input, outputs[index]));
+  const names = controls.map(([name]) => element("span", {}, name));
+  const rows = inputs.map((input, index) => element("label", {}, names[index], input, outputs[index]));
   root.replaceChildren(...rows, svg, below);
   root.oninput = update;
   new ResizeObserver(update).observe(root);
@@ -337,23 +348,28 @@ function startGae(root) {
     ["episode ends after step", { min: -1, max: 7, step: 1, value: 4 }, (step) => (step < 0 ? "never" : step)],
     ["by a time limit", { type: "checkbox" }, (checked) => (checked ? "yes" : "no")],
   ];
-  startFigure(root, "TD errors and advantages of eight steps", 220, controls, ([gamma, gaeLambda, end, byTimeLimit], width) => {
+  const draw = ([gamma, gaeLambda, end, byTimeLimit], width) => {
     const steps = sequence(end, byTimeLimit);
     const { delta, advantage, target } = gae(steps, gamma, gaeLambda);
     const [x, y] = [(t) => 10 + (t / delta.length) * (width - 20), (a) => 150 - a * 42];
-    const bar = (kind, t, offset, height) =>
-      drawing("rect", { class: kind, x: x(t + offset), width: x(0.3) - x(0), y: Math.min(y(0), y(height)), height: Math.abs(y(height) - y(0)) });
+    const bar = (kind, left, a) => {
+      const [top, height] = [Math.min(y(0), y(a)), Math.abs(y(a) - y(0))];
+      return drawing("rect", { class: kind, x: x(left), width: x(0.3) - x(0), y: top, height });
+    };
     const shapes = [
-      ...delta.flatMap((d, t) => [bar("delta", t, 0.2, d), bar("advantage", t, 0.5, advantage[t]), words(x(t + 0.5), 210, t)]),
+      ...delta.map((d, t) => bar("delta", t + 0.2, d)),
+      ...advantage.map((a, t) => bar("advantage", t + 0.5, a)),
+      ...delta.map((_, t) => words(x(t + 0.5), 210, t)),
       line("axis", [[x(0), y(0)], [x(delta.length), y(0)]]),
       ...(end < 0 ? [] : [line("end", [[x(end + 1), 10], [x(end + 1), 195]])]),
     ];
-    const rows = { "step t": delta.map((_, t) => t), r: steps.reward, V: steps.value, "V′": steps.nextValue, δ: delta, A: advantage, target };
-    const cells = Object.entries(rows).map(([name, numbers]) =>
-      element("tr", {}, element("th", { scope: "row" }, name),
-        ...numbers.map((number) => element("td", {}, name === "step t" ? number : number.toFixed(2)))));
-    return [shapes, element("div", { className: "pst-scrollable-table-container", tabIndex: 0 }, element("table", { className: "table" }, ...cells))];
-  });
+    const rows = { r: steps.reward, V: steps.value, "V′": steps.nextValue, δ: delta, A: advantage, target };
+    const texts = Object.entries(rows).map(([name, row]) => [name, row.map((x) => x.toFixed(2))]);
+    const table = [["step t", Object.keys(delta)], ...texts].map(([name, row]) =>
+      element("tr", {}, element("th", { scope: "row" }, name), ...row.map((text) => element("td", {}, text))));
+    return [shapes, scrollable(...table)];
+  };
+  startFigure(root, "TD errors and advantages of eight steps", 220, controls, draw);
 }
 
 if (typeof document === "undefined") {

@@ -144,13 +144,15 @@ def test_the_script_applies_the_rules(run_script):
     assert run_script("given.chains.map((parts) => chainError(given.rules, parts))", given) == list(judged().values())
 
 
-def random_declarations(number=2000):
+def random_declarations(number=1000):
     """A sampler and parts that declare a few fields at random, in which each rule of `learner` often matters."""
     draw, fields = random.Random(1), ("value", "value", "value", "mask", "weight", "extras", "extras.own")
     for _ in range(number):
         parts = [explorer.stub("sampler", divides=True, reads=())]
         for name in "abcd":
-            requires, provides, reads = (tuple(set(draw.choices(fields, k=draw.randint(0, 2)))) for _ in range(3))
+            requires, provides, reads = (
+                tuple(dict.fromkeys(draw.choices(fields, k=draw.randint(0, 2)))) for _ in range(3)
+            )
             provides = draw.choice([provides, ("losses",)])
             reads = draw.choices([reads, None], [9, 1])[0]
             declared = {"requires": requires, "provides": provides, "reads": reads}
