@@ -59,6 +59,20 @@ def test_claims_effects_of_single_choices_of_mujoco_ppo():
             assert change["95"][0] < 0 < change["95"][1]
 
 
+def test_claims_which_single_choices_of_mujoco_ppo_have_a_visible_effect():
+    page = words("docs/results.md").replace(",", "")
+    costs = {}
+    for found in _tables.comparisons("mujoco", mujoco.VARIANTS):
+        visible = {name: x for name, x in found.last.items() if not x["95"][0] < 0 < x["95"][1]}
+        costs |= {(found.task, name): round(-x["mean"]) for name, x in visible.items()}
+        assert f"unscaled rewards cost {costs[found.task, 'unscaled_rewards']} of" in page
+        assert f"of {round(found.runs['recipe']['last_evaluation']['mean'])}" in page
+    clip, decay = (costs["HalfCheetah-v5", name] for name in ("obs_clip_1", "lambda_0.95"))
+    assert f"instead of ten {clip} and λ = 0.95 instead of 0.9 {decay};" in page
+    assert len(costs) == 4
+    assert "Four changes have an interval without 0" in page
+
+
 def test_claims_settings_of_minatar():
     page = words("docs/pufferlib.md")
     breakout = [x["results"] for name, x in _tables.records("pilots").items() if name.startswith("breakout")]
