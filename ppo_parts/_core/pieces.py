@@ -14,8 +14,8 @@ from .._base.cpu import usable_cores
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from .policy import evaluate_policy
-from .shards import field_axes, split_fields
-from .types import Array, Batch, Evaluate, Output, Params, Policy, kind
+from .shards import split_fields
+from .types import Array, Batch, Evaluate, Output, Params, Policy, field_axes, kind
 
 # These thresholds of "auto" were measured on CPUs, with networks of 64 to 256 units and 4 to 400 inputs. They are the
 # smallest minibatch for which pieces are faster, the number of elements in a piece that stay in the cache, and the

@@ -16,8 +16,8 @@ from .._base.hyperparameters import check_count
 from .._base.trees import on_automatic_mesh
 from ..functional._common import ShapeError, unsqueezed
 from .policy import evaluate_current
-from .shards import field_axes, join_shards, joined, map_shards, split
-from .types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, EmptyState, Part, no_state
+from .shards import join_shards, joined, map_shards, split
+from .types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Divider, EmptyState, Part, field_axes, no_state
 
 Axis = Literal["step", "segment", "window"]
 Refresh = Literal["rollout", "epoch", "every_epoch", "minibatch"]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._base.errors import UserValueError
 from ..functional._arguments import is_whole
-from .types import PER_SEGMENT, PER_STEP, Array, Batch
+from .types import Array, Batch, field_axes
 
 
 def split(x: Array, shards: int, axis: int) -> Array:
@@ -26,11 +26,6 @@ def joined(x: Array, axis: int) -> Array:
 def join_shards(tree: Any, axis: int) -> Any:
     """Join the results of several shards, leaves `[shards, ...]`, along `axis`."""
     return jax.tree.map(lambda x: joined(jnp.moveaxis(x, 0, axis), axis), tree)
-
-
-def field_axes(batch: Batch) -> dict[str, int]:
-    """Return for each field the axis of segments, or of steps if there is no time axis."""
-    return dict.fromkeys(PER_STEP, len(batch.axes) - 1) | dict.fromkeys(PER_SEGMENT, 0)
 
 
 def split_fields(batch: Batch, pieces: int) -> dict[str, Any]:

@@ -183,8 +183,7 @@ class Batch:
         Raises:
             ValueError: devices that do not divide the shards.
         """
-        sharding, axis = axis_sharding("Batch.sharding", mesh, self.shards), len(self.axes) - 1
-        along = dict.fromkeys(PER_STEP, axis) | dict.fromkeys(PER_SEGMENT, 0)
+        sharding, along = axis_sharding("Batch.sharding", mesh, self.shards), field_axes(self)
         trees = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if not field.metadata}
         return self.replace(
             **{name: jax.tree.map(lambda _, name=name: sharding(along.get(name)), tree) for name, tree in trees.items()}
@@ -309,6 +308,11 @@ PER_STEP = (
     "target", "log_ratio", "reset", "next_obs", "behavior", "extras",
 )  # fmt: skip
 PER_SEGMENT = ("carry", "per_segment")  # fields of a batch without a time axis, `[N, ...]`
+
+
+def field_axes(batch: Batch) -> dict[str, int]:
+    """Return for each field the axis of segments, or of steps if there is no time axis."""
+    return dict.fromkeys(PER_STEP, len(batch.axes) - 1) | dict.fromkeys(PER_SEGMENT, 0)
 
 
 class EmptyState(NamedTuple):

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count
-from .._core.shards import field_axes, split
-from .._core.types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Params, Part
+from .._core.shards import split
+from .._core.types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Params, Part, field_axes
 from ..functional._common import unsqueezed
 
 

@@ -13,8 +13,8 @@ from .._base.doors import checked
 from .._base.errors import UserValueError
 from .._base.hyperparameters import Numeric
 from .._core.policy import POLICY_READS, evaluate_policy
-from .._core.shards import field_axes, joined, split
-from .._core.types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Part, stateless
+from .._core.shards import joined, split
+from .._core.types import PER_SEGMENT, PER_STEP, Array, Batch, Context, Part, field_axes, stateless
 from .common import loss_part
 from .regularizers import check_no_memory, mode_of
 
