@@ -269,9 +269,13 @@ function measuredRow({ what, chain, effects }, keys, change) {
 }
 
 async function copyText(code, button) {
-  getSelection().selectAllChildren(code); // where the clipboard is not allowed, the text is at least selected
-  await navigator.clipboard?.writeText(code.textContent);
-  button.textContent = "Copied";
+  getSelection().selectAllChildren(code);
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Selected"; // the browser does not let this page copy
+  }
 }
 
 // --- the figures by hand ---------------------------------------------------------------------------------------------
