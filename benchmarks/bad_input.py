@@ -118,7 +118,6 @@ def calls() -> dict[str, dict[str, Any]]:
         },
         "training.plot_curve": {"path": Path("c.png"), "env_steps": np.arange(4), "returns": returns, "title": ""},
         "training.vmap_over_seeds": {"function": abs, "num_seeds": 2},
-        "training.write_json": {"path": "x.json", "content": 1},
         "training.read_metrics": {"path": "metrics.jsonl"},
     }  # fmt: skip
 

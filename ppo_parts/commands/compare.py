@@ -19,15 +19,12 @@ import numpy as np
 
 from .._base.command_line import positive
 from .._base.errors import UserValueError
-from ..training import column, exit_on_user_error, read_metrics, write_json
+from ..training import column, exit_on_user_error, read_metrics
 from ..training._config_json import stored_run
 from ..training._evaluate import EVALUATION
-from ..training._files import check_writable
-from ..training._result import check_picture, drawing, smoothed
-from ..training._statistics import iqm_over_seeds
-
-POINTS = 200
-"""Number of points of a curve."""
+from ..training._files import check_writable, write_json
+from ..training._result import POINTS, check_picture, drawing, smoothed
+from ..training._statistics import iqm_interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,32 +69,6 @@ def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode
     grid = np.linspace(min(steps[0] for steps, _ in tables), last, POINTS)
     values = [_at(grid, steps, x) for steps, table in tables for x in table.T]
     return Curve(label, env_ids.pop(), grid, np.stack(values, axis=1))
-
-
-def iqm_interval(
-    values: np.ndarray, *, level: float = 0.95, samples: int = 2000
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    r"""Compute the interquartile mean over seeds, and its percentile bootstrap interval, at every point of a curve.
-
-    Each of the `samples` draws as many seeds as there are, with replacement, and takes their whole curves: this is the
-    stratified bootstrap of Agarwal et al. 2021, section 4, for one task.
-
-    Args:
-        values: `[points, seeds]`.
-        level: probability of the interval.
-        samples: number of bootstrap samples.
-
-    Returns:
-        The interquartile mean, and both ends of the interval, each `[points]`; the ends are NaN with one seed.
-    """
-    seeds = values.shape[1]
-    center = iqm_over_seeds(values)
-    if seeds == 1:
-        return center, np.full_like(center, np.nan), np.full_like(center, np.nan)
-    drawn = np.random.default_rng(0).integers(seeds, size=(samples, seeds))
-    ends = [(1 - level) / 2, (1 + level) / 2]
-    low, high = np.stack([np.quantile(iqm_over_seeds(row[drawn]), ends) for row in values], axis=1)
-    return center, low, high
 
 
 def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:

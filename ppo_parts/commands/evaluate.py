@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from ..envs import host_errors
-from ..training import EpisodeResults, LoadedRun, exit_on_user_error, summary, write_json
-from ..training._files import check_writable
+from ..training import EpisodeResults, LoadedRun, exit_on_user_error, summary
+from ..training._files import check_writable, write_json
 from ..training._result import with_interval
 from ..training._train import vmap_over_seeds
 from ._shared import add_episodes, load_run, report, run_parser

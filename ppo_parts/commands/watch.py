@@ -140,6 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     given = parser.parse_args(arguments)
     for device in ("AUDIO", "VIDEO"):  # pygame only draws into arrays here, and must not look for devices
         os.environ.setdefault(f"SDL_{device}DRIVER", "dummy")
+    os.environ.setdefault("IMAGEIO_FFMPEG_NO_PREVENT_SIGINT", "1")  # otherwise it forks, with the threads of JAX
     with exit_on_user_error(), host_errors():
         check_writable(given.output, FORMATS)
         with rendering():

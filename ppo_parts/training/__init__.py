@@ -17,7 +17,6 @@ from ._errors import RunFolderError as RunFolderError
 from ._errors import RunNotFoundError as RunNotFoundError
 from ._evaluate import EpisodeResults as EpisodeResults
 from ._evaluate import evaluate_episodes as evaluate_episodes
-from ._files import write_json as write_json
 from ._folder import LoadedRun as LoadedRun
 from ._folder import load as load
 from ._metrics_file import column as column

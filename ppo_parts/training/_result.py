@@ -20,8 +20,11 @@ from ._evaluate import EVALUATION
 from ._files import check_writable, replacing
 from ._messages import logger
 from ._metrics_file import Row
-from ._statistics import interval, summary
+from ._statistics import iqm_interval, summary
 from ._train import NONFINITE, Train, last_episodes_return
+
+POINTS = 200
+"""Number of points of a curve with an interval."""
 
 
 def beginning_of_result(train: Train, config: Any, num_seeds: int, done: int) -> dict[str, Any]:
@@ -158,7 +161,8 @@ def plot_curve(
 ) -> None:
     """Draw the learning curve, a running mean of `returns` over `window` updates, and write it to a picture.
 
-    With several seeds, it is their mean, with the 95 % Student interval, cut off at the lowest and the highest seed.
+    With several seeds, it is their interquartile mean, from the update at which all have a value on, with its 95 %
+    bootstrap interval.
 
     Args:
         path: the picture; its extension determines the format.
@@ -187,11 +191,12 @@ def plot_curve(
             axes.plot(env_steps, returns, color="C0", alpha=0.25, linewidth=0.8, marker=".", markersize=3)
             axes.plot(env_steps, smooth, color="C0")
         else:
-            low, high = interval(smooth)
-            seeds = f"mean of {returns.shape[1]} seeds, 95 % interval within their range"
+            at = np.unique(np.linspace(0, len(smooth) - 1, POINTS).astype(int))
+            center, low, high = iqm_interval(smooth[at])
+            seeds = f"interquartile mean of {returns.shape[1]} seeds, 95 % interval"
             axes.plot(env_steps, smooth, color="C0", alpha=0.15, linewidth=0.7)
-            axes.fill_between(env_steps, low, high, color="C0", alpha=0.3, linewidth=0)
-            axes.plot(env_steps, _known_mean(smooth), color="C0", label=seeds)
+            axes.fill_between(env_steps[at], low, high, color="C0", alpha=0.3, linewidth=0)
+            axes.plot(env_steps[at], center, color="C0", label=seeds)
         if evaluation is not None:
             played = _known_mean(_numbers("evaluation", evaluation).reshape(len(returns), -1))
             at = np.isfinite(played)

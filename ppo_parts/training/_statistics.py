@@ -53,18 +53,30 @@ def bootstrap(
     return [float(q) for q in np.quantile(values, [(1 - level) / 2, (1 + level) / 2])]
 
 
-def interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the 95 % Student interval of the mean over the last axis (seeds), within their range, ignoring NaN."""
-    from scipy.stats import t
+def iqm_interval(
+    values: np.ndarray, *, level: float = 0.95, samples: int = 2000
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    r"""Compute the interquartile mean over seeds, and its percentile bootstrap interval, at every point of a curve.
 
-    known = np.isfinite(x)
-    number = np.sum(known, axis=-1)
-    mean = np.nansum(x, axis=-1) / np.maximum(number, 1)
-    spread = np.sqrt(np.nansum(np.square(x - mean[..., None]), axis=-1) / np.maximum(number - 1, 1))
-    half = t.ppf(0.975, np.maximum(number - 1, 1)) * spread / np.sqrt(np.maximum(number, 1))
-    missing = np.where(number > 1, 0, np.nan)
-    lowest, highest = np.min(x, axis=-1, where=known, initial=np.inf), np.max(x, axis=-1, where=known, initial=-np.inf)
-    return np.maximum(mean - half, lowest) + missing, np.minimum(mean + half, highest) + missing
+    Each of the `samples` draws as many seeds as there are, with replacement, and takes their whole curves: this is the
+    stratified bootstrap of Agarwal et al. 2021, section 4, for one task.
+
+    Args:
+        values: `[points, seeds]`.
+        level: probability of the interval.
+        samples: number of bootstrap samples.
+
+    Returns:
+        The interquartile mean, and both ends of the interval, each `[points]`; the ends are NaN with one seed.
+    """
+    seeds = values.shape[1]
+    center = iqm_over_seeds(values)
+    if seeds == 1:
+        return center, np.full_like(center, np.nan), np.full_like(center, np.nan)
+    drawn = np.random.default_rng(0).integers(seeds, size=(samples, seeds))
+    ends = [(1 - level) / 2, (1 + level) / 2]
+    low, high = np.stack([np.quantile(iqm_over_seeds(row[drawn]), ends) for row in values], axis=1)
+    return center, low, high
 
 
 def summary(x: np.ndarray) -> dict[str, object]:

@@ -19,7 +19,7 @@ from ppo_parts.commands import compare, evaluate, export, watch
 from ppo_parts.envs._rendering import draw_grid, rendering
 from ppo_parts.errors import MissingPackage, UserValueError
 from ppo_parts.recipes import cleanrl_ppo
-from ppo_parts.training._files import replacing
+from ppo_parts.training._files import replacing, write_json
 from ppo_parts.training._metrics_file import write_rows
 from ppo_parts.training._recipe import recipe_of
 from tests.commands import recipe
@@ -135,7 +135,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_played(folder, tmp
 
 def test_a_file_that_cannot_be_replaced_leaves_nothing_behind(tmp_path):
     with pytest.raises(TypeError):
-        training.write_json(tmp_path / "x.json", object())
+        write_json(tmp_path / "x.json", object())
     with pytest.raises(ZeroDivisionError), replacing(tmp_path / "x.json") as partial:
         partial.write_text(str(1 / 0) if partial.write_text("half") else "")
     assert not list(tmp_path.iterdir())

@@ -7,7 +7,7 @@ import scipy.stats
 from ppo_parts import training
 from ppo_parts.errors import ShapeError, UserTypeError, UserValueError
 from ppo_parts.training import _result
-from ppo_parts.training._statistics import interval
+from ppo_parts.training._files import write_json
 
 
 def slow_last_episodes(returns, episodes, last):
@@ -50,14 +50,6 @@ def test_statistics_interquartile_mean_and_intervals():
         one_by_one = training.bootstrap(few, lambda draw, statistic=statistic: statistic(draw), samples=200)
         assert training.bootstrap(few, statistic, samples=200) == pytest.approx(one_by_one)
     assert training.bootstrap(x, training.iqm, level=0.5)[0] > training.bootstrap(x, training.iqm)[0]
-    y = rng.normal(size=(3, 6))
-    low, high = interval(y)
-    for row in range(3):
-        t = scipy.stats.t.interval(0.95, 5, y[row].mean(), scipy.stats.sem(y[row]))
-        assert (low[row], high[row]) == pytest.approx(np.clip(t, y[row].min(), y[row].max()))
-    low, high = interval(np.array([[1.0, 1.0, 1.0, 0.0]]))  # nothing lies above what is attainable
-    assert (float(low[0]), float(high[0])) == (0.0, 1.0)
-    assert np.isnan(interval(np.array([[1.0, np.nan]]))).all()
     assert training.summary(np.array([2.0]))["iqm_95"] is None
     assert training.summary(np.array([2.0, 4.0]))["std"] == pytest.approx(np.sqrt(2))
 
@@ -70,7 +62,7 @@ def refused(function, name):
 NOT_ONE = (0, -1, True, 1.5, "3", None, float("nan"))  # number of at least 1
 NO_PATH = (None, 3, b"x", ["x"])
 SUMMARIES = (training.iqm, training.bootstrap, training.summary)
-WITH_PATH = (training.read_metrics, lambda x: training.write_json(x, {}))
+WITH_PATH = (training.read_metrics, lambda x: write_json(x, {}))
 BAD = {
     "x": [lambda x=x, f=f: f(x) for f in SUMMARIES for x in ([], None, "3", True)],
     "level": [lambda x=x: training.bootstrap([1.0], level=x) for x in (0, 2, "a", None)],
