@@ -45,6 +45,9 @@ def test_protocol(case):
     assert list(inspect.signature(part.init).parameters) == ["params", "key"]
     assert list(inspect.signature(part.update).parameters) == ["batch", "state", "context"]
     assert part.name in (case.make.__name__, "_double", "chain")
+    stated = re.search(r"Place: (before|after) the sampler(?!, or)", case.make.__doc__)
+    assert stated is None or part.place == f"{stated[1]}_sampler"
+    assert part.reads is not None or case.make in (pp.stateless, pp.symmetry.mirror_segments)  # which read anything
     with pytest.raises(TypeError):
         case.part(nonsense=1)
 
