@@ -238,7 +238,7 @@ def test_weights_by_inclusion_are_unbiased_without_replacement(probabilities, si
     assert np.all(np.abs(np.mean(each, axis=0) - 1) < 4.5 * np.std(each, axis=0) / 20_000**0.5 + 1e-3)
 
 
-def test_exponential_variates_are_accurate_near_0():
+def test_exponential_variates_are_accurate_near_0(monkeypatch):
     """Those of `jax.random` are multiples of 2^-23, so segments with a probability below 1e-7 would not be drawn."""
     variates = np.asarray(_small_exponential(KEY, jnp.zeros(2**22)), np.float64)
     small = variates[variates < 1e-4]
@@ -246,6 +246,9 @@ def test_exponential_variates_are_accurate_near_0():
     assert np.mean(small * 2**23 % 1 == 0) < 0.1
     assert abs(np.mean(variates) - 1) < 5 / 2**11
     assert abs(np.mean(variates > 3) - np.exp(-3)) < 5 * (np.exp(-3) / 2**22) ** 0.5
+    rare = jnp.array([[0], [2**20]], jnp.uint32)  # one draw in 2^32 begins with 0
+    monkeypatch.setattr(jax.random, "bits", lambda *given: rare)
+    close(_small_exponential(KEY, jnp.zeros(1)), np.array([2.0**-44]), atol=0)
 
 
 def test_traced_probabilities_that_are_none_give_nan():
