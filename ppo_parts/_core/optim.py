@@ -28,9 +28,9 @@ def linear_schedule(init_value: float, end_value: float, transition_steps: int) 
         >>> float(pp.linear_schedule(1., 0., 10)(5))
         0.5
     """
-    return optax.linear_schedule(
-        init_value, end_value, check_count("linear_schedule", "transition_steps", transition_steps)
-    )
+    where, ends = "linear_schedule", {"init_value": init_value, "end_value": end_value}
+    first, last = (check_number(where, name, x, -jnp.inf, schedule=False) for name, x in ends.items())
+    return optax.linear_schedule(first, last, check_count(where, "transition_steps", transition_steps))
 
 
 def scale_by_update_schedule(learning_rate: Numeric) -> optax.GradientTransformationExtraArgs:

@@ -159,6 +159,7 @@ NOT_NUMBERS = [
     (estimate, "gamma", "must be a number ... schedule", NO_NUMBERS),
     (pp.entropy_bonus, "coef", "must be a number", NO_NUMBERS),
     (pp.kl_early_stop, "target_kl", "must be a number", NO_NUMBERS),
+    (functools.partial(pp.linear_schedule, end_value=1.0, transition_steps=9), "init_value", "must be a", NO_NUMBERS),
     (pp.segment_minibatches, "num_minibatches", "must be a whole number", (2.5,)),
     (pp.shuffled_minibatches, "num_minibatches", "must be a whole number", ("4", True)),
     (pp.advantage_normalize, "axis", "", ("time",)),
