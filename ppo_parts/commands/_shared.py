@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from .._base.errors import UserError, UserValueError
 from ..envs._registry import UnknownPrefixError
 from ..training import LoadedRun, load
 from ..training._compiled import keep_compiled_programs
-from ..training._messages import printed_messages
+from ..training._messages import did_you_mean, printed_messages
 from ..training._recipe import import_recipe
 
 
@@ -35,6 +36,16 @@ def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
         "--trust", action="store_true", help="import any recipe, and any environment's module, that config.json names"
     )
     return parser
+
+
+def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse a command line; an unknown flag ends the process, with the usage and the nearest flag."""
+    given, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        hint = did_you_mean(flag, re.findall(r"--[\w-]+", parser.format_usage()))
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return given
 
 
 def add_episodes(parser: argparse.ArgumentParser, default: int, of: str = "") -> None:

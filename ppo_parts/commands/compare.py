@@ -25,6 +25,7 @@ from ..training._evaluate import EVALUATION
 from ..training._files import check_writable, write_json
 from ..training._result import POINTS, check_picture, drawing, smoothed
 from ..training._statistics import iqm_interval
+from ._shared import parsed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--metric", default="episode_return", help="metric to compare (default: episode_return)")
     parser.add_argument("--window", type=positive, default=25, help="updates to average over (default: 25)")
     parser.add_argument("--json", type=Path, help="file to write the table to")
-    given = parser.parse_args(arguments)
+    given = parsed(parser, arguments)
     with exit_on_user_error():
         check_picture(given.output)
         if given.json is not None:

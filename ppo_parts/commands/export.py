@@ -24,7 +24,7 @@ from .._base.extras import require_package
 from .._core.policy import apply_policy, initial_carry_of
 from ..training import Train, TrainState, exit_on_user_error
 from ..training._files import check_writable, write_whole
-from ._shared import add_seed_index, load_run, one_environment, report, run_parser, state_of_seed
+from ._shared import add_seed_index, load_run, one_environment, parsed, report, run_parser, state_of_seed
 
 OPSET = 17  # of ONNX, which runtimes since 2022 support
 TOLERANCE = 1e-5
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     parser = run_parser("export", "Export the policy of a trained run to ONNX.")
     parser.add_argument("--output", type=Path, default=Path("policy.onnx"), help="file (default: policy.onnx)")
     add_seed_index(parser)
-    given = parser.parse_args(arguments)
+    given = parsed(parser, arguments)
     with exit_on_user_error():
         check_writable(given.output)
         run = load_run(given)

@@ -23,7 +23,7 @@ from ..envs import host_errors
 from ..envs._rendering import rendering
 from ..training import Train, TrainState, exit_on_user_error
 from ..training._files import check_writable, replacing
-from ._shared import add_episodes, add_seed_index, load_run, one_environment, report, run_parser, state_of_seed
+from ._shared import add_episodes, add_seed_index, load_run, one_environment, parsed, report, run_parser, state_of_seed
 
 FORMATS = (".gif", ".mp4")
 
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     parser.add_argument("--fps", type=positive, default=30, help="frames per second (default: 30)")
     parser.add_argument("--width", type=positive, default=320, help="width in pixels (default: 320)")
     add_seed_index(parser)
-    given = parser.parse_args(arguments)
+    given = parsed(parser, arguments)
     for device in ("AUDIO", "VIDEO"):  # pygame only draws into arrays here, and must not look for devices
         os.environ.setdefault(f"SDL_{device}DRIVER", "dummy")
     os.environ.setdefault("IMAGEIO_FFMPEG_NO_PREVENT_SIGINT", "1")  # otherwise it forks, with the threads of JAX

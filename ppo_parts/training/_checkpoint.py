@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.doors import checked
-from .._base.errors import UserValueError
+from .._base.errors import UserError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
 from ._errors import RunFolderError, RunNotFoundError
@@ -111,7 +111,7 @@ class Checkpoints:
                     found = self._read(number)
             except Exception as error:  # a damaged checkpoint must not end a run that has an older one
                 if (self.directory / str(number)).is_dir():
-                    failures.append(f"{number}: {_short(error)}")
+                    failures.append(f"{number}: {_why_unreadable(error)}")
                 continue
             if failures:
                 warnings.warn(
@@ -153,12 +153,12 @@ class Checkpoints:
             found = dict(reader.restore(self.directory / str(number) / ITEM))
         checksum, found = found.pop(CHECKSUM, None), {name: np.asarray(x) for name, x in found.items()}
         if not np.array_equal(checksum, _checksum(found)):
-            raise ValueError("its contents do not match their checksum")
+            raise UserValueError("its contents do not match their checksum")
         stored, configuration = found.pop(NUMBER, None), found.pop(CONFIGURATION, None)
         if stored != number:
-            raise ValueError(f"it was renamed or copied: it is checkpoint {stored}")
+            raise UserValueError(f"it was renamed or copied: it is checkpoint {stored}")
         if self._configuration and not np.array_equal(configuration, _as_array(f"configuration {self._configuration}")):
-            raise ValueError("it is of a run with another configuration than config.json says")
+            raise UserValueError("it is of a run with another configuration than config.json says")
         return found
 
     def _alone(self, **more: Any) -> dict[str, Any]:
@@ -212,6 +212,13 @@ def _short(error: Exception) -> str:
     if _is_full(error):
         return "No space left on device"
     return " ".join(str(error).split())[:200]
+
+
+def _why_unreadable(error: Exception) -> str:
+    """Return why a checkpoint was not read; of the messages of orbax and tensorstore, only the kind."""
+    if isinstance(error, UserError) or getattr(error, "errno", None):
+        return str(error)
+    return f"a file in it is missing or damaged ({type(error).__name__})"
 
 
 def _is_full(error: Exception) -> bool:

@@ -139,7 +139,8 @@ def test_checkpoint_that_is_damaged_is_passed_over(train, broken, whole, tmp_pat
     for how in ("cut", "changed", "gone", "empty", "renamed"):
         folder = Path(shutil.copytree(broken, tmp_path / how))
         damage(folder / "checkpoints" / "8", how)
-        with pytest.warns(RuntimeWarning, match=r"damaged checkpoint in .*, going back to 4; 8: "):
+        kind = {"changed": "its contents", "renamed": "it was renamed"}.get(how, "a file in it is missing or damaged")
+        with pytest.warns(RuntimeWarning, match=rf"damaged checkpoint in .*, going back to 4; 8: {kind}"):
             state = RunFolder(folder).restore(train)[1]
         assert int(state.learner.step) == 4
     half = folder / "checkpoints" / "9.orbax-checkpoint-tmp"  # a half-written one is removed
