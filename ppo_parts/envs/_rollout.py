@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from .._base.branches import cond_any
 from .._base.doors import checked
 from .._base.errors import UserTypeError, UserValueError
+from .._base.hoisting import scan_hoisted
 from .._base.hyperparameters import check_count
 from .._base.trees import axis_sharding, without_weak_types
 from .._core.metrics import Metrics
@@ -261,7 +262,7 @@ class _Collector:
             keys = jnp.stack([keys[index - index % self.noise_steps, 0], keys[:, 1]], axis=1)
         if self.shards > 1:
             state = state._replace(env_state=divided_moments(state.env_state, self.shards))
-        steps = jax.lax.scan(lambda state, keys: self.step(params, state, keys), state, keys)
+        steps = scan_hoisted(lambda state, keys: self.step(params, state, keys), state, keys)
         state, (batch, found, final, episodes) = steps
         shape = (self.num_steps, *self.each)
         check_shapes(batch, shape)

@@ -1,0 +1,113 @@
+"""A `lax.scan` that computes before the loop whatever does not depend on the carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+MAX_BYTES = 2**26  # of the arrays that are computed before the loop
+Operation = tuple[Any, list[Any], list[Any]]
+"""A jaxpr of one operation, and the names of its inputs and outputs."""
+
+
+def scan_hoisted(step: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any) -> tuple[Any, Any]:
+    """Compute `lax.scan(step, init, xs)`; operations that do not depend on the carry run once, for all steps.
+
+    With random keys as `xs`, a few operations on large arrays draw all random numbers of the loop, instead of many
+    operations on small arrays in each step; the numbers are the same. A callback stays in the loop, and so does an
+    inner loop, a branch or a function with its own derivative that depends on the carry. If the arrays would need too
+    much memory, everything stays.
+    """
+    closed, shapes = jax.make_jaxpr(step, return_shape=True)(init, jax.tree.map(lambda x: x[0], xs))
+    carried, given = ([object() for _ in jax.tree.leaves(tree)] for tree in (init, xs))
+    step_by_step = _Sorted(given)
+    results = step_by_step.add(closed, [*carried, *given])
+    if step_by_step.bytes * len(jax.tree.leaves(xs)[0]) > MAX_BYTES:
+        return jax.lax.scan(step, init, xs)
+    read = [*results, *(x for _, inputs, _ in step_by_step.late for x in inputs)]
+    kept = [x for x in dict.fromkeys(read) if x in step_by_step.known]
+
+    def early(x: Any) -> list[Any]:
+        values = step_by_step.run(step_by_step.early, dict(zip(given, jax.tree.leaves(x), strict=True)))
+        return [values[name] for name in kept]
+
+    def late(carry: Any, x: list[Any]) -> Any:
+        inputs = zip((*carried, *kept), (*jax.tree.leaves(carry), *x), strict=True)
+        values = step_by_step.run(step_by_step.late, dict(inputs))
+        return jax.tree.unflatten(jax.tree.structure(shapes), [values[name] for name in results])
+
+    return jax.lax.scan(late, init, jax.vmap(early)(xs))
+
+
+class _Sorted:
+    """The operations of a step, sorted by when they can run; a jitted function that mixes both kinds is taken apart.
+
+    Attributes:
+        early, late: operations before and inside the loop; those that depend on nothing are in both.
+        known: names of the values that are computed before the loop.
+        fixed: names of the values that depend on nothing.
+        constants: values by name.
+        bytes: size of the values that are computed before the loop, for one step.
+    """
+
+    def __init__(self, given: list[Any]) -> None:
+        self.early: list[Operation] = []
+        self.late: list[Operation] = []
+        self.known, self.fixed = set(given), set[Any]()
+        self.constants: dict[Any, Any] = {}
+        self.bytes = 0
+
+    def add(self, closed: Any, inputs: list[Any]) -> list[Any]:
+        """Sort the operations of a jaxpr whose inputs have the given names; return the names of its outputs."""
+        names = dict(zip(closed.jaxpr.invars, inputs, strict=True))
+        names |= zip(closed.jaxpr.constvars, map(self._constant, closed.consts), strict=True)
+
+        def name(x: Any) -> Any:
+            return self._constant(x.val) if hasattr(x, "val") else names[x]  # only literals have `val`
+
+        for equation in closed.jaxpr.eqns:
+            read = [name(x) for x in equation.invars]
+            changing = [x for x in read if x not in self.fixed]
+            unknown = [x for x in changing if x not in self.known]
+            if equation.primitive.name in ("jit", "pjit") and 0 < len(unknown) < len(changing):
+                names |= zip(equation.outvars, self.add(equation.params["jaxpr"], read), strict=True)
+                continue
+            written = [object() for _ in equation.outvars]
+            names |= zip(equation.outvars, written, strict=True)
+            variables = list(dict.fromkeys(x for x in equation.invars if not hasattr(x, "val")))
+            one = closed.jaxpr.replace(constvars=[], invars=variables, outvars=equation.outvars, eqns=[equation])
+            operation = one, [names[x] for x in variables], written
+            stays = bool(unknown or equation.effects) or "callback" in equation.primitive.name
+            if stays or not changing:
+                self.late.append(operation)
+            if not stays:
+                self.early.append(operation)
+                (self.known if changing else self.fixed).update(written)
+                self.bytes += _bytes(one) if changing else 0
+        return [name(x) for x in closed.jaxpr.outvars]
+
+    def _constant(self, value: Any) -> Any:
+        name = object()
+        self.constants[name] = value
+        self.fixed.add(name)
+        return name
+
+    def run(self, operations: list[Operation], values: dict[Any, Any]) -> dict[Any, Any]:
+        """Return the values of all names, given those of the inputs."""
+        values = self.constants | values
+        for jaxpr, inputs, outputs in operations:
+            values |= zip(outputs, jax.core.eval_jaxpr(jaxpr, [], *[values[x] for x in inputs]), strict=True)
+        return values
+
+
+def _bytes(jaxpr: Any) -> int:
+    """Return the size of all results in a jaxpr, and in those inside it."""
+    size = 0
+    for equation in jaxpr.eqns:
+        size += sum(x.aval.size * x.aval.dtype.itemsize for x in equation.outvars)
+        for parameter in equation.params.values():
+            inner = parameter if isinstance(parameter, tuple | list) else (parameter,)
+            size += sum(_bytes(x.jaxpr) for x in inner if hasattr(x, "jaxpr"))
+    return size
