@@ -199,7 +199,7 @@ class _Update:
             upstream = from_recorded(shared=self.shared, own=spec.before, prepared=prepared, moved=moved)
             phase_key = jax.random.fold_in(key, number + 1)
             phase_context = context.replace(key=phase_key, num_minibatches=spec.sampler.num_minibatches)
-            loop = PhaseLoop(spec, upstream, phase_context, self.gradient_metrics)
+            loop = PhaseLoop(spec, upstream, phase_context, self.policy, self.gradient_metrics)
             before, after = states[spec.name]
             begin = PhaseState(params, opt_states[spec.name], shared, before, after, stopped)
             end, measured, rollouts[spec.name] = loop.run(begin) if spec.every == 1 else loop.run_if_due(begin)

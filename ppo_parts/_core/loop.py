@@ -38,9 +38,10 @@ from .chain import amend, check_states, fold
 from .metrics import Metrics, join_metrics, split_metrics
 from .optim import may_skip, skipped
 from .phases import PhaseSpec
-from .policy import evaluate_current
+from .pieces import Microbatched, differentiate_pieces
+from .policy import evaluate_current, network_of
 from .sampling import Sampler
-from .types import Array, Batch, Context, Params
+from .types import Array, Batch, Context, Evaluate, Output, Params
 from .upstream import PhaseState, Upstream
 from .wiring import check_batch
 
@@ -56,12 +57,14 @@ class PhaseLoop:
         spec: the sampler, the parts and the optimizer of the phase.
         upstream: the rollout, and the parts before the sampler.
         context: the step of the update, the policy, and the key of this phase.
+        policy: the policy as it was given to the learner, perhaps `microbatched`.
         gradient_metrics: function that returns metrics of the gradient.
     """
 
     spec: PhaseSpec
     upstream: Upstream
     context: Context
+    policy: Evaluate
     gradient_metrics: GradientMetrics
 
     def run(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
@@ -130,9 +133,7 @@ class PhaseLoop:
         indices, weight = sampler.draw(item, rollout, context.replace(key=draw_key))
         minibatch = sampler.take(rollout, indices, weight)
 
-        (loss, (said, after, current)), gradient = jax.value_and_grad(self._loss, has_aux=True)(
-            spec.trained(state.params), minibatch, state, context.replace(key=loss_key)
-        )
+        (loss, (said, after, current)), gradient = self._differentiate(minibatch, state, context.replace(key=loss_key))
         gradient = spec.masked(gradient, state.params)
         new, applied = self._step(state, after, gradient, loss, said.metrics)
         if said.stop is not None:
@@ -165,12 +166,52 @@ class PhaseLoop:
         params = amend(spec.after, params, state.after, after)
         return state._replace(params=params, opt_state=opt_state, after=after), applied
 
+    def _differentiate(self, minibatch: Batch, state: PhaseState, context: Context) -> tuple[Any, Params]:
+        """Return the results of `_loss`, and its gradient; one piece after another if the policy is `microbatched`."""
+        trained, network = self.spec.trained(state.params), network_of(self.policy)
+        first, found = self.spec.first_of_current, None
+        if isinstance(network, Microbatched) and all(part.elementwise for part in self.spec.after[first:]):
+            found = self._differentiate_pieces(network, first, trained, minibatch, state, context)
+        if found is None:
+            evaluate = self.context.evaluate
+            return jax.value_and_grad(self._loss, has_aux=True)(trained, minibatch, state, context, evaluate)
+        output, gradient = found
+        results = self._loss(trained, minibatch, state, context, lambda params, batch: output)
+        return jax.tree.map(lambda x: x, results), gradient  # sorts the names of metrics, as `value_and_grad` does
+
+    def _differentiate_pieces(
+        self, network: Microbatched, first: int, trained: Params, minibatch: Batch, state: PhaseState, context: Context
+    ) -> tuple[Output, Params] | None:
+        """Return the output of the network and the gradient, if the minibatch is to be evaluated in pieces.
+
+        The parts before the position `first` do not read `current`, and see the whole minibatch. The others need only
+        the elements of a piece.
+        """
+        pieces = 1 if minibatch.shards > 1 else network.pieces(minibatch)
+        if pieces == 1:
+            return None
+        prepared, _ = fold(self.spec.after[:first], minibatch, state.after[:first], context)
+        count = masked_sum(jnp.ones_like(minibatch.log_prob), minibatch.mask)
+
+        def loss_of_piece(trained: Params, output: Output, piece: Batch, index: Array) -> Array:
+            seen = piece.replace(current=evaluate_current(lambda params, batch: output, None, piece), losses={})
+            key, params = jax.random.fold_in(context.key, index), self.spec.merged(state.params, trained)
+            own = context.replace(key=key, params=params)
+            batch, _ = fold(self.spec.after[first:], seen, state.after[first:], own)
+            sums = [masked_sum(loss, piece.mask) / jnp.maximum(1, count) for loss in batch.losses.values()]
+            return sum(sums, jnp.zeros(()))
+
+        def evaluate(trained: Params, batch: Batch) -> Output:
+            return network.evaluate(self.spec.merged(state.params, trained), batch)
+
+        return differentiate_pieces(loss_of_piece, evaluate, trained, prepared, pieces)
+
     def _loss(
-        self, trained: Params, minibatch: Batch, state: PhaseState, context: Context
+        self, trained: Params, minibatch: Batch, state: PhaseState, context: Context, evaluate: Evaluate
     ) -> tuple[Array, tuple[Batch, tuple[Any, ...], Any]]:
         """Return the sum of the reduced losses that the parts after the sampler add, and what else they left."""
         params = self.spec.merged(state.params, trained)
-        current = evaluate_current(self.context.evaluate, params, minibatch)
+        current = evaluate_current(evaluate, params, minibatch)
         evaluated = minibatch.replace(current=current)
         batch, after = fold(self.spec.after, evaluated, state.after, context.replace(params=params))
         check_states("update", self.spec.after, state.after, after)

@@ -149,6 +149,14 @@ class PhaseSpec:
         """Whether a part declares that it may stop the phase; the loop can then skip minibatches."""
         return any("stop" in part.provides for part in self.after)
 
+    @property
+    def first_of_current(self) -> int:
+        """The position after the sampler of the first part that may read `current`."""
+        may_read = [
+            p.reads is None or any(x.startswith("current") for x in (*p.requires, *p.reads)) for p in self.after
+        ]
+        return [*may_read, True].index(True)
+
     def check_stop(self) -> None:
         """Raise unless a part declares that it may stop the phase."""
         if not self.can_stop:

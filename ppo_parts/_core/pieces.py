@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from .._base.cpu import usable_cores
 from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
+from .._base.trees import varying_like
 from .policy import evaluate_policy
 from .shards import split_fields
 from .types import Array, Batch, Evaluate, Output, Params, Policy, field_axes, kind
@@ -22,22 +23,28 @@ from .types import Array, Batch, Evaluate, Output, Params, Policy, field_axes, k
 # widest observations for which pieces are faster.
 MIN_ELEMENTS, PIECE_ELEMENTS, MAX_INPUTS = 16_384, 1024, 128
 
-Piece = Callable[[Params, dict[str, Any]], Output]
-Run = Callable[[Piece, Params, dict[str, Any], dict[str, int]], Output]
-"""`run(piece, params, fields, axes)` calls `piece(params, fields)` for each piece. The pieces lie along the axis
-`axes[name]` of each field; the leaves of the result begin with `[pieces]`."""
+
+class Piece(NamedTuple):
+    """A piece of a batch, what the network returned for it, and that with the leaves of the distribution alone."""
+
+    batch: Batch
+    output: Output
+    leaves: Output
 
 
-def one_after_another(piece: Piece, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
+Evaluated = Callable[[Params, dict[str, Any]], Piece]
+Run = Callable[[Evaluated, Params, dict[str, Any], dict[str, int]], Output]
+"""`run(piece, params, fields, axes)` calls `piece(params, fields)` for each piece and returns the `leaves`, which begin
+with `[pieces]`. The pieces lie along the axis `axes[name]` of each field."""
+
+
+def one_after_another(piece: Evaluated, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
     """Evaluate the pieces in a loop, and each again in the backward pass, for less memory."""
-    first = {
-        name: jax.tree.map(lambda x, axis=axes[name]: jnp.moveaxis(x, axis, 0), tree) for name, tree in fields.items()
-    }
-    again = jax.checkpoint(piece)
-    return jax.lax.map(lambda fields: again(params, fields), first)
+    again = jax.checkpoint(lambda params, fields: piece(params, fields).leaves)
+    return jax.lax.map(lambda fields: again(params, fields), _pieces_first(fields, axes))
 
 
-def side_by_side(piece: Piece, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
+def side_by_side(piece: Evaluated, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
     """Evaluate all pieces at once, each with its own copy of the parameters.
 
     A loop inside the network (over time, for example) accumulates a separate gradient for each copy. The sum over the
@@ -45,7 +52,41 @@ def side_by_side(piece: Piece, params: Params, fields: dict[str, Any], axes: dic
     """
     number = jax.tree.leaves(fields["log_prob"])[0].shape[axes["log_prob"]]
     copies = jax.tree.map(lambda x: jnp.broadcast_to(x, (number, *jnp.shape(x))), params)
-    return jax.vmap(piece, in_axes=(0, axes))(copies, fields)
+    return jax.vmap(lambda params, fields: piece(params, fields).leaves, in_axes=(0, axes))(copies, fields)
+
+
+def differentiate_pieces(
+    loss: Callable[[Params, Output, Batch, Array], Array], evaluate: Evaluate, params: Params, batch: Batch, pieces: int
+) -> tuple[Output, Params] | None:
+    """Return `evaluate(params, batch)`, and the gradient of a loss that is a sum over the pieces.
+
+    Piece i is evaluated once, and contributes `loss(params, output, piece, i)`. None: the distributions of the pieces cannot be joined.
+    """
+    gradients = []
+
+    def run(piece: Evaluated, params: Params, fields: dict[str, Any], axes: dict[str, int]) -> Output:
+        def loss_of_piece(params: Params, index: Array, fields: dict[str, Any]) -> tuple[Array, Output]:
+            evaluated = piece(params, fields)
+            return loss(params, evaluated.output, evaluated.batch, index), evaluated.leaves
+
+        def step(total: Params, numbered: tuple[Array, dict[str, Any]]) -> tuple[Params, Output]:
+            gradient, leaves = jax.grad(loss_of_piece, has_aux=True)(params, *numbered)
+            return jax.tree.map(jnp.add, total, gradient), leaves
+
+        zeros = varying_like(jax.tree.map(jnp.zeros_like, params), batch.log_prob)
+        gradient, leaves = jax.lax.scan(step, zeros, (jnp.arange(pieces), _pieces_first(fields, axes)))
+        gradients.append(gradient)
+        return leaves
+
+    output = evaluate_pieces(evaluate, params, batch, pieces, run, "microbatched", optional=True)
+    return None if output is None else (output, gradients[0])
+
+
+def _pieces_first(fields: dict[str, Any], axes: dict[str, int]) -> dict[str, Any]:
+    """Move the axis of the pieces to the front, for a loop."""
+    return {
+        name: jax.tree.map(lambda x, axis=axes[name]: jnp.moveaxis(x, axis, 0), tree) for name, tree in fields.items()
+    }
 
 
 def evaluate_shards(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
@@ -84,11 +125,11 @@ def evaluate_pieces(
     """
     axes = field_axes(batch)
     axis = axes["log_prob"]
-    # `evaluate_leaves` appends to this list while it is traced: a tree structure cannot be an output of `eval_shape`.
+    # `evaluated` appends to this list while it is traced: a tree structure cannot be an output of `eval_shape`.
     structures: list[Any] = []
 
-    def evaluate_leaves(params: Params, batch: Batch) -> Output:
-        """Return the output with the distribution replaced by its leaves, which a loop can carry for any class."""
+    def evaluated(params: Params, batch: Batch) -> Piece:
+        """Evaluate the network; a loop can carry the leaves of a distribution of any class."""
         output = evaluate_policy(evaluate, params, batch)
         leaves, structure = jax.tree.flatten(output.distribution)
         for leaf in leaves:
@@ -98,11 +139,11 @@ def evaluate_pieces(
                     "ppo_parts.distributions, register it with jax.tree_util, or leave microbatches and shards out"
                 )
         structures.append(structure)
-        return output._replace(distribution=leaves)
+        return Piece(batch, output, output._replace(distribution=leaves))
 
     # Take the structure from the whole batch, because that of a piece may contain the shape of a piece.
     whole = batch.replace(shards=1)
-    shapes = jax.eval_shape(evaluate_leaves, params, whole)
+    shapes = jax.eval_shape(lambda params, batch: evaluated(params, batch).leaves, params, whole)
     structure = structures[0]
     stuck = _stuck_in_a_trace(structure, shapes.distribution, batch.action)
     if stuck is not None:
@@ -113,8 +154,8 @@ def evaluate_pieces(
             "its pieces cannot be joined: use one of ppo_parts.distributions, or leave microbatches and shards out"
         )
 
-    def piece(params: Params, fields: dict[str, Any]) -> Output:
-        return evaluate_leaves(params, whole.replace(**fields, weight=None))
+    def piece(params: Params, fields: dict[str, Any]) -> Piece:
+        return evaluated(params, whole.replace(**fields, weight=None))
 
     results = run(piece, params, split_fields(batch, pieces), axes)
 
@@ -145,11 +186,12 @@ def _stuck_in_a_trace(structure: Any, leaves: Any, action: Any) -> Any:
 def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
     """Wrap a network so that it evaluates a minibatch in pieces of at most `size` elements, one after another.
 
-    The backward pass evaluates each piece again instead of storing its activations. The gradient is that of the whole
-    minibatch (up to rounding: losses, means and statistics are taken over all of it) with the memory of one piece. On
-    one core of a CPU, where the activations of a piece stay in the cache, large minibatches are faster as well. With
-    several cores, XLA distributes a large minibatch over them, and evaluating it all at once is faster. Do not use this
-    for networks that mix elements, as batch normalization does.
+    The gradient is that of the whole minibatch, up to rounding, with the memory of one piece. Where every part that
+    reads `current` is `elementwise`, the gradients of the pieces are summed. Otherwise the loss is taken over the
+    outputs of all pieces, and the backward pass evaluates each piece a second time. On one core of a CPU, where the
+    activations of a piece stay in the cache, large minibatches are faster as well. With several cores, XLA distributes
+    a large minibatch over them, and evaluating it all at once is faster. Do not use this for networks that mix
+    elements, as batch normalization does.
 
     Args:
         evaluate: the network, as in `learner`. Its distribution must be a pytree of arrays.
@@ -174,23 +216,36 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
     check_takes("microbatched", "evaluate", evaluate, ("params", "batch"))
     if not isinstance(size, str) or size != "auto":
         check_count("microbatched", "size", size)
+    if isinstance(evaluate, Policy):
+        return dataclasses.replace(evaluate, evaluate=Microbatched(evaluate, size))
+    return Microbatched(evaluate, size)
 
-    def joined(params: Params, batch: Batch) -> Output:
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Microbatched:
+    """The function that `microbatched` returns."""
+
+    evaluate: Evaluate
+    size: int | Literal["auto"]
+
+    def __call__(self, params: Params, batch: Batch) -> Output:
+        pieces = self.pieces(batch)
+        if pieces == 1:
+            return evaluate_policy(self.evaluate, params, batch)
+        network, number, run = self.evaluate, pieces, one_after_another
+        if batch.shards > 1:  # evaluate shards side by side, calling this function again for each
+            network, number, run = self, batch.shards, side_by_side
+        output = evaluate_pieces(network, params, batch, number, run, "microbatched", optional=self.size == "auto")
+        return evaluate_policy(self.evaluate, params, batch) if output is None else output
+
+    def pieces(self, batch: Batch) -> int:
+        """Return in how many pieces to evaluate each shard of a batch."""
         if batch.log_prob is None:  # this is not a minibatch: a part or a rollout evaluates observations
-            return evaluate_policy(evaluate, params, batch)
+            return 1
         axis = len(batch.axes) - 1
         shape = (*jnp.shape(batch.log_prob)[:axis], jnp.shape(batch.log_prob)[axis] // batch.shards)
         shape += jnp.shape(batch.log_prob)[axis + 1 :]  # of one shard
-        pieces = _pieces(batch, shape, axis, size)
-        if pieces == 1:
-            return evaluate_policy(evaluate, params, batch)
-        network, number, run = evaluate, pieces, one_after_another
-        if batch.shards > 1:  # evaluate shards side by side, calling this function again for each
-            network, number, run = joined, batch.shards, side_by_side
-        output = evaluate_pieces(network, params, batch, number, run, "microbatched", optional=size == "auto")
-        return evaluate_policy(evaluate, params, batch) if output is None else output
-
-    return dataclasses.replace(evaluate, evaluate=joined) if isinstance(evaluate, Policy) else joined
+        return _pieces(batch, shape, axis, self.size)
 
 
 def _pieces(batch: Batch, shape: tuple[int, ...], axis: int, size: int | Literal["auto"]) -> int:

@@ -60,6 +60,11 @@ def initial_carry_of(policy: Any) -> Any:
     return policy.initial_carry if isinstance(policy, Policy) else None
 
 
+def network_of(policy: Evaluate) -> Any:
+    """Return the function that evaluates a `Policy`, or the function itself."""
+    return policy.evaluate if isinstance(policy, Policy) else policy
+
+
 def check_value(output: Output, expected: tuple[int, ...]) -> None:
     """Raise `ShapeError` unless the value, if there is one, has one number per element."""
     if output.value is not None and jnp.shape(output.value) != expected:

@@ -328,6 +328,7 @@ DECLARED: dict[str, Any] = {
     "place": Place,
     "needs_time": bool,
     "policy_loss": bool | None,
+    "elementwise": bool,
 }
 """What a part declares besides its functions, and the type of each."""
 
@@ -360,6 +361,8 @@ class Part:
         policy_loss: whether the loss that it adds is one of the policy, weighted by the advantage. `learner` refuses a
             part that changes what such a loss has read, unless another policy loss follows. None: unspecified, so that
             checks assume that it may be one.
+        elementwise: whether what it adds to the losses has one number per element, and depends on `current` of the same
+            element only. Then `microbatched` evaluates a network once per gradient step, and not twice.
     """
 
     init: Callable[..., PartState]
@@ -374,6 +377,7 @@ class Part:
     finish: Callable[[Batch, PartState, Context], PartState] | None = None
     numbers: tuple[Any, ...] = ()
     policy_loss: bool | None = None
+    elementwise: bool = False
 
     def __post_init__(self) -> None:
         check_takes(self.name, "init", self.init, ("params", "key"))
@@ -424,14 +428,16 @@ def stateless(
     needs_time: bool = False,
     numbers: tuple[Any, ...] = (),
     policy_loss: bool | None = None,
+    elementwise: bool = False,
 ) -> Part:
     """Make a `Part` from a function `batch -> batch`, or `(batch, context) -> batch`.
 
     Args:
         f: pure function of a `Batch`, or of a `Batch` and the `Context` if it has two parameters without a default.
         name: its name in error messages; by default the name of the function.
-        requires, provides, reads, place, needs_time, numbers, policy_loss: as in `Part`; with them, `chain` and
-            `learner` check this part like any other. For a loss, pass `provides=("losses",), place="after_sampler"`.
+        requires, provides, reads, place, needs_time, numbers, policy_loss, elementwise: as in `Part`; with them,
+            `chain` and `learner` check this part like any other. For a loss, pass `provides=("losses",),
+            place="after_sampler"`.
 
     Example:
         >>> import ppo_parts as pp
@@ -448,6 +454,7 @@ def stateless(
         return result, state
 
     declared: Any = {"place": place, "needs_time": needs_time, "numbers": numbers, "policy_loss": policy_loss}
+    declared["elementwise"] = elementwise
     return Part(no_state, update, called, requires, provides, reads, **declared)
 
 

@@ -40,7 +40,9 @@ def seen_through(
         return context.replace(key=inner_key(part, context.key))
 
     finished = None if part.finish is None else finish
-    kept: Any = {field: getattr(part, field) for field in ("place", "needs_time", "amend", "policy_loss")}
+    kept: Any = {
+        field: getattr(part, field) for field in ("place", "needs_time", "amend", "policy_loss", "elementwise")
+    }
     return Part(init, update, name, finish=finished, **kept, **declared)
 
 

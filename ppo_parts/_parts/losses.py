@@ -57,7 +57,7 @@ def clipped_surrogate(
         prefix = "" if name == "policy" else f"{name}_"
         return surrogate, {f"{name}_loss": surrogate, f"{prefix}clip_fraction": clipped}
 
-    return loss_part("clipped_surrogate", name, loss, numbers, **POLICY)
+    return loss_part("clipped_surrogate", name, loss, numbers, elementwise=True, **POLICY)
 
 
 @checked
@@ -135,7 +135,7 @@ def policy_diagnostics() -> Part:
         return batch.add_metrics("max", ratio_max=jnp.max(ratio, where=keep, initial=-jnp.inf))
 
     reads = ("current.log_prob", "log_prob", "mask")
-    return stateless(update, name="policy_diagnostics", reads=reads, place="after_sampler")
+    return stateless(update, name="policy_diagnostics", reads=reads, place="after_sampler", elementwise=True)
 
 
 @checked
@@ -167,7 +167,7 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
         return functional.clipped_value_loss(value, old_value, batch.target, clip_eps=clip_eps, mask=batch.mask)
 
     numbers, reads = check_numbers(where, clip_eps=clip_eps), ("current.value", "value")
-    return loss_part(where, name, loss, numbers, coef=coef, requires=("target",), reads=reads)
+    return loss_part(where, name, loss, numbers, coef=coef, requires=("target",), reads=reads, elementwise=True)
 
 
 @checked
@@ -194,7 +194,8 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
         require_critic("value_loss", batch)
         return functional.value_loss(batch.current.value, batch.target, mask=batch.mask)
 
-    return loss_part("value_loss", name, loss, coef=coef, requires=("target",), reads=("current.value",))
+    declared: Any = {"requires": ("target",), "reads": ("current.value",), "elementwise": True}
+    return loss_part("value_loss", name, loss, coef=coef, **declared)
 
 
 @checked
@@ -227,7 +228,7 @@ def entropy_bonus(*, coef: Numeric, num_samples: int = 1, name: str = "entropy")
         entropy = entropy_of(batch.current.distribution, context.key, num_samples)
         return -entropy, {name: entropy}
 
-    return loss_part("entropy_bonus", name, loss, coef=coef, reads=("current.distribution",))
+    return loss_part("entropy_bonus", name, loss, coef=coef, reads=("current.distribution",), elementwise=True)
 
 
 @checked

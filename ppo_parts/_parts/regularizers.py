@@ -246,7 +246,8 @@ def bounds_loss(*, coef: Numeric, bound: Numeric = 1.1, name: str = "bounds") ->
         return functional.bounds_loss(mean, bound=bound, mask=batch.mask)
 
     numbers = check_numbers("bounds_loss", bound=bound)
-    return loss_part("bounds_loss", name, loss, numbers, coef=coef, reads=("current.distribution",))
+    declared: Any = {"reads": ("current.distribution",), "elementwise": True}
+    return loss_part("bounds_loss", name, loss, numbers, coef=coef, **declared)
 
 
 @checked

@@ -71,7 +71,8 @@ def kl_early_stop(
         return _stop_if_above(threshold, judged, batch, context, check)
 
     reads = ("current.log_prob", "log_prob", "mask")
-    return stateless(update, name=where, provides=("stop",), reads=reads, place="after_sampler")
+    declared: Any = {"provides": ("stop",), "reads": reads, "place": "after_sampler", "elementwise": True}
+    return stateless(update, name=where, **declared)
 
 
 @checked

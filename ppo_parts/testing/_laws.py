@@ -326,6 +326,34 @@ def steps_equal_a_rollout(subject: Subject) -> str | None:
     return None
 
 
+def losses_are_elementwise(subject: Subject) -> str | None:
+    """The losses of an `elementwise` part have one number per element, and depend on its own `current` only."""
+    if not subject.part.elementwise:
+        return None
+    batch, state, context = subject.inputs()
+    seen, shape = subject.seen(batch, context), batch.log_prob.shape
+    other = subject.seen(batch, context.replace(params=jax.tree.map(lambda x: 1.5 * x, context.params))).current
+    kept = np.arange(batch.log_prob.size).reshape(shape) % 2 == 0
+
+    def mixed(x: Array, y: Array) -> Array:
+        return (
+            jnp.where(kept.reshape(*shape, *(1,) * (x.ndim - len(shape))), x, y)
+            if x.shape[: len(shape)] == shape
+            else x
+        )
+
+    changed = seen.replace(current=jax.tree.map(mixed, seen.current, other))
+    expected, actual = (subject.part.update(given, state, context)[0].losses for given in (seen, changed))
+    for name, loss in expected.items():
+        if loss.shape != shape:
+            return (
+                f"its loss {name!r} has shape {loss.shape}, not one number per element {shape}: leave elementwise out"
+            )
+        if wrong := difference(actual[name][kept], loss[kept]):
+            return f"its loss {name!r} of an element depends on `current` of others: {wrong}; leave elementwise out"
+    return None
+
+
 def _in_steps(batch: Batch) -> Batch:
     """Return the batch as a minibatch of all of its steps, in their order."""
     size = batch.log_prob.size
@@ -346,6 +374,7 @@ LAWS: tuple[Law, ...] = (
     no_mask_is_a_full_mask,
     finite_inputs_give_finite_numbers,
     steps_equal_a_rollout,
+    losses_are_elementwise,
     masked_elements_are_neutral,
     jit_equals_eager,
     vmap_equals_a_loop,

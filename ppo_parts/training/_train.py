@@ -157,7 +157,7 @@ class Train:
             policy=policy,
             rollout=rollout(
                 env,
-                policy,
+                evaluate,
                 **sizes,
                 value_each_step=value_each_step,
                 record=record,

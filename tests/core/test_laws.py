@@ -254,6 +254,13 @@ FAULTY = {
             "it computes another reward for a minibatch of steps (24,) than for the same steps (6, 4)",
         ),
     ],
+    "losses_are_elementwise": [
+        (
+            loss(lambda b: b.current.value - jnp.mean(b.current.value), elementwise=True),
+            "depends on `current` of others",
+        ),
+        (loss(lambda b: jnp.mean(b.current.value), elementwise=True), "has shape (), not one number per element"),
+    ],
     "masked_elements_are_neutral": [
         (faulty, "depends on masked elements")
         for faulty in (

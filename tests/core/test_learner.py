@@ -750,8 +750,12 @@ def policy_of(kind):
     return evaluate_with
 
 
-@pytest.mark.parametrize(("sampler", "microbatch"), [("step", 3), ("segment", 1), ("full", 12)])
-def test_microbatches_change_rounding_only(sampler, microbatch):
+@pytest.mark.parametrize(
+    ("sampler", "microbatch", "elementwise"),
+    [("step", 3, True), ("segment", 1, True), ("full", 12, True), ("full", 12, False)],
+)
+def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
+    """Losses of single elements need one evaluation of each piece, others two."""
     samplers = {
         "step": pp.given_indices(ORDER),
         "segment": pp.given_indices(COLUMNS[0], "segment"),
@@ -759,10 +763,18 @@ def test_microbatches_change_rounding_only(sampler, microbatch):
     }
     batch = rollout()
     batch = batch.replace(shared={"one": jnp.ones(())}, extras={"row": jnp.ones((TIME, SEGMENTS))})
-    pipeline = pp.chain(GAE, samplers[sampler], pp.advantage_normalize(), *LOSSES, pp.entropy_bonus(coef=0.1))
+    more = (
+        pp.entropy_bonus(coef=0.1)
+        if elementwise
+        else pp.policy_loss(pp.functional.clipped_surrogate, clip_eps=0.2, name="other")
+    )
+    pipeline = pp.chain(GAE, samplers[sampler], pp.advantage_normalize(), *LOSSES, more)
     policy = policy_of(distributions.Categorical)
     policies = (pp.microbatched(policy, microbatch), policy)
     assert_close(*(run(pipeline, batch, optimizer=optax.adam(0.1), policy=policy) for policy in policies))
+    learner = pp.learner(policies[0], pipeline, optax.adam(0.1))
+    program = str(jax.make_jaxpr(learner.update)(KEY, learner.init(make_params()), batch))
+    assert ("remat" not in program) == elementwise
 
 
 NO_ESTIMATE = (pp.stateless(lambda b: b.replace(advantage=b.log_prob)), pp.clipped_surrogate(clip_eps=1))

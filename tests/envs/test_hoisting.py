@@ -1,0 +1,51 @@
+"""The loop of a rollout draws its random numbers before it begins, and they are the same."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from ppo_parts._base import hoisting
+from ppo_parts._base.hoisting import scan_hoisted
+from tests.common import assert_close
+
+KEYS = jax.random.split(jax.random.key(0), 5)
+
+
+def step(carry, key):
+    """Operations of each kind: on the key, on nothing, on both, and both inside a jitted function."""
+    own, other = jax.random.split(key)
+    noise = jax.random.uniform(own, (3,))
+    moved, bits = jax.jit(lambda carry, key: (carry + jax.random.normal(key, (3,)), jax.random.bits(key)))(carry, other)
+    rows = jnp.zeros(3) + jnp.arange(3.0)
+    seen = jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((3,), jnp.float32), noise, vmap_method="sequential")
+    kept = jax.lax.cond(noise[0] > 0.5, lambda: moved, lambda: rows)
+    return jnp.where(noise > 0.5, kept, rows), (moved, bits, noise, own, seen)
+
+
+def loop_of(program):
+    (loop,) = (x for x in program.jaxpr.eqns if x.primitive.name == "scan")
+    return str(loop.params["jaxpr"])
+
+
+@pytest.mark.parametrize("seeds", [None, 2])
+def test_a_hoisted_scan_is_a_scan(seeds):
+    start = jnp.ones(3) if seeds is None else jnp.ones((seeds, 3))
+    results = []
+    for scan in (scan_hoisted, jax.lax.scan):
+
+        def run(start, scan=scan):
+            carry, (*numbers, key, seen) = scan(step, start, KEYS)
+            return carry, *numbers, jax.random.key_data(key), seen
+
+        results.append(jax.jit(run if seeds is None else jax.vmap(run))(start))
+    assert_close(*results)
+
+
+def test_only_what_needs_the_carry_stays_in_the_loop(monkeypatch):
+    program = jax.make_jaxpr(lambda start: scan_hoisted(step, start, KEYS))
+    inside = loop_of(program(jnp.ones(3)))
+    assert "random" not in inside
+    assert "callback" in inside
+    assert "iota" in inside  # constants need no memory
+    monkeypatch.setattr(hoisting, "MAX_BYTES", 100)
+    assert "random" in loop_of(jax.make_jaxpr(lambda start: scan_hoisted(step, start, KEYS))(jnp.ones(3)))
