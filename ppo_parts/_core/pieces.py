@@ -60,7 +60,8 @@ def differentiate_pieces(
 ) -> tuple[Output, Params] | None:
     """Return `evaluate(params, batch)`, and the gradient of a loss that is a sum over the pieces.
 
-    Piece i is evaluated once, and contributes `loss(params, output, piece, i)`. None: the distributions of the pieces cannot be joined.
+    Piece i is evaluated once, and contributes `loss(params, output, piece, i)`. None: the distributions of the pieces
+    cannot be joined.
     """
     gradients = []
 
