@@ -259,7 +259,15 @@ FAULTY = {
             loss(lambda b: b.current.value - jnp.mean(b.current.value), elementwise=True),
             "depends on `current` of others",
         ),
-        (loss(lambda b: jnp.mean(b.current.value), elementwise=True), "has shape (), not one number per element"),
+        (
+            part(
+                lambda b, s, c: (b.add_loss("own", jnp.mean(b.current.value, 0), per="segment"), s),
+                place="after_sampler",
+                provides=("losses",),
+                elementwise=True,
+            ),
+            "has shape (4,), not one number per element",
+        ),
     ],
     "masked_elements_are_neutral": [
         (faulty, "depends on masked elements")
