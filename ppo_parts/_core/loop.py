@@ -187,7 +187,7 @@ class PhaseLoop:
         The parts before the position `first` do not read `current`, and see the whole minibatch. The others need only
         the elements of a piece.
         """
-        pieces = 1 if minibatch.shards > 1 else network.pieces(minibatch)
+        pieces = 1 if minibatch.shards > 1 else network.pieces(minibatch, once=True)
         if pieces == 1:
             return None
         prepared, _ = fold(self.spec.after[:first], minibatch, state.after[:first], context)

@@ -19,9 +19,9 @@ from .shards import split_fields
 from .types import Array, Batch, Evaluate, Output, Params, Policy, field_axes, kind
 
 # These thresholds of "auto" were measured on CPUs, with networks of 64 to 256 units and 4 to 400 inputs. They are the
-# smallest minibatch for which pieces are faster, the number of elements in a piece that stay in the cache, and the
-# widest observations for which pieces are faster.
-MIN_ELEMENTS, PIECE_ELEMENTS, MAX_INPUTS = 16_384, 1024, 128
+# smallest minibatches for which pieces are faster, evaluated once or twice, the number of elements in a piece that stay
+# in the cache, and the widest observations for which pieces are faster.
+MIN_ELEMENTS, MIN_ELEMENTS_TWICE, PIECE_ELEMENTS, MAX_INPUTS = 2048, 16_384, 1024, 128
 
 
 class Piece(NamedTuple):
@@ -198,8 +198,9 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
         evaluate: the network, as in `learner`. Its distribution must be a pytree of arrays.
         size: elements per piece; pieces of a recurrent policy are whole segments, at least one. With several shards,
             the size applies to each shard, and all shards are cut into pieces at once. "auto": 1024 where that is
-            faster, that is, on a single core of a CPU, for minibatches of 16,384 elements or more, observations of at
-            most 128 numbers, and no recurrence; otherwise the whole minibatch at once.
+            faster, that is, on a single core of a CPU, for minibatches of 2,048 elements or more (16,384 if each piece
+            is evaluated twice), observations of at most 128 numbers, and no recurrence; otherwise the whole minibatch
+            at once.
 
     Returns:
         A function with the signature of `evaluate` that returns an `Output`; a `Policy` if `evaluate` is one.
@@ -239,20 +240,20 @@ class Microbatched:
         output = evaluate_pieces(network, params, batch, number, run, "microbatched", optional=self.size == "auto")
         return evaluate_policy(self.evaluate, params, batch) if output is None else output
 
-    def pieces(self, batch: Batch) -> int:
-        """Return in how many pieces to evaluate each shard of a batch."""
+    def pieces(self, batch: Batch, once: bool = False) -> int:
+        """Return in how many pieces to evaluate each shard of a batch, and `once` or twice."""
         if batch.log_prob is None:  # this is not a minibatch: a part or a rollout evaluates observations
             return 1
         axis = len(batch.axes) - 1
         shape = (*jnp.shape(batch.log_prob)[:axis], jnp.shape(batch.log_prob)[axis] // batch.shards)
         shape += jnp.shape(batch.log_prob)[axis + 1 :]  # of one shard
-        return _pieces(batch, shape, axis, self.size)
+        return _pieces(batch, shape, axis, self.size, MIN_ELEMENTS if once else MIN_ELEMENTS_TWICE)
 
 
-def _pieces(batch: Batch, shape: tuple[int, ...], axis: int, size: int | Literal["auto"]) -> int:
+def _pieces(batch: Batch, shape: tuple[int, ...], axis: int, size: int | Literal["auto"], smallest: int) -> int:
     """Return the smallest number of equal pieces of at most `size` elements along `axis`."""
     auto, elements = size == "auto", PIECE_ELEMENTS if size == "auto" else size
-    if auto and not _pieces_are_faster(batch, shape):
+    if auto and not _pieces_are_faster(batch, shape, smallest):
         return 1
     length, needed = shape[axis], min(shape[axis], -(-math.prod(shape) // elements))
     pieces = next(n for n in range(needed, length + 1) if length % n == 0)
@@ -266,7 +267,7 @@ def _pieces(batch: Batch, shape: tuple[int, ...], axis: int, size: int | Literal
     )
 
 
-def _pieces_are_faster(batch: Batch, shape: tuple[int, ...]) -> bool:
+def _pieces_are_faster(batch: Batch, shape: tuple[int, ...], smallest: int) -> bool:
     wide = sum(math.prod(jnp.shape(x)[len(shape) :]) for x in jax.tree.leaves(batch.obs)) > MAX_INPUTS
-    small, recurrent = math.prod(shape) < MIN_ELEMENTS, bool(jax.tree.leaves(batch.carry))
+    small, recurrent = math.prod(shape) < smallest, bool(jax.tree.leaves(batch.carry))
     return not (wide or small or recurrent) and jax.default_backend() == "cpu" and usable_cores() == 1

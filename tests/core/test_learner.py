@@ -803,7 +803,9 @@ def test_microbatches_need_less_memory():
     [
         (128, "cpu", 1, 2, 16),
         (128, "cpu", 2, 2, 1),
-        (124, "cpu", 1, 2, 1),
+        (15, "cpu", 1, 2, 1),
+        (127, "cpu", 1, "twice", 1),
+        (128, "cpu", 1, "twice", 16),
         (128, "gpu", 1, 2, 1),
         (131, "cpu", 1, 2, 1),
         (128, "cpu", 1, 200, 1),
@@ -811,8 +813,8 @@ def test_microbatches_need_less_memory():
     ],
 )
 def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, backend, cores, size, pieces):
-    """From 16,384 elements on, on one core of a CPU, where the minibatch can be cut (131 is a prime)."""
-    recurrent, size = size == "recurrent", 2 if size == "recurrent" else size
+    """From 2,048 elements on (16,384 if pieces are evaluated twice), on one core; 131 is a prime."""
+    recurrent, twice, size = size == "recurrent", size == "twice", size if isinstance(size, int) else 2
     seen = []
 
     def recording(params, batch):
@@ -821,7 +823,8 @@ def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, ba
 
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(_pieces, "usable_cores", lambda: cores)
-    batch, pipeline = flat_batch((128, segments), size), pp.chain(pp.segment_minibatches(1), *NO_ESTIMATE)
+    other = pp.policy_loss(lambda log_ratio, advantage: log_ratio, name="other") if twice else pp.identity()
+    batch, pipeline = flat_batch((128, segments), size), pp.chain(pp.segment_minibatches(1), *NO_ESTIMATE, other)
     batch = batch.replace(carry=jnp.zeros((segments, 3))) if recurrent else batch
     learner = pp.learner(pp.microbatched(recording, "auto"), pipeline, optax.sgd(1.0))
     jax.eval_shape(learner.update, KEY, learner.init(jnp.ones(())), batch)
