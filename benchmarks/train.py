@@ -8,17 +8,23 @@ style of PureJaxRL (benchmarks/handwritten). The recipes for PufferLib's PPO and
 hand-written rivals of their own: the first draws segments, with V-trace and priorities before each minibatch (and has
 one trunk for both heads), the second trains actor and critic one after the other. rejax, sbx and stable-baselines3 take
 part where they are installed (`pip install rejax sbx-rl stable-baselines3`); the last two step gymnasium's environments
-in Python.
+in Python. PureJaxRL takes part from a clone, with distrax: `--purejaxrl path/to/purejaxrl`. Two functions adapt it to
+gymnax 1.0, whose `step` returns both ends of an episode, and to an installation without brax and navix, which its
+wrappers import for other environments.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import importlib.util
 import statistics
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gymnax
 import jax
@@ -115,6 +121,42 @@ def rejax(env_id: str, num_envs: int, updates: int) -> Callable[[jax.Array], Any
     return train
 
 
+def purejaxrl(clone: str, env_id: str, num_envs: int, updates: int) -> Callable[[jax.Array], Any]:
+    """PureJaxRL's `ppo.py`, with its own settings, from a clone of its repository."""
+    make = gymnax.make
+
+    class FiveTuple:
+        def __init__(self, env: Any) -> None:
+            self.env = env
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.env, name)
+
+        def step(self, *args: Any) -> Any:
+            obs, state, reward, terminated, truncated, _ = self.env.step(*args)
+            return obs, state, reward, terminated | truncated, {}
+
+    def make_five_tuple(name: str) -> Any:
+        env, env_params = make(name)
+        return FiveTuple(env), env_params
+
+    absent = ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix")
+    with (
+        mock.patch.dict(sys.modules, dict.fromkeys(absent, mock.MagicMock())),
+        mock.patch.object(sys, "path", sys.path),
+    ):
+        sys.path = [str(Path(clone) / "purejaxrl"), *sys.path]
+        module = importlib.import_module("ppo")
+    config = {
+        "LR": 2.5e-4, "NUM_ENVS": num_envs, "NUM_STEPS": STEPS, "TOTAL_TIMESTEPS": updates * num_envs * STEPS,
+        "UPDATE_EPOCHS": EPOCHS, "NUM_MINIBATCHES": MINIBATCHES, "GAMMA": 0.99, "GAE_LAMBDA": 0.95, "CLIP_EPS": 0.2,
+        "ENT_COEF": 0.01, "VF_COEF": 0.5, "MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh", "ENV_NAME": env_id,
+        "ANNEAL_LR": True, "DEBUG": False,
+    }  # fmt: skip
+    with mock.patch.object(gymnax, "make", make_five_tuple):
+        return module.make_train(config)
+
+
 def on_host(name: str, env_id: str, num_envs: int, updates: int, normalize: bool = False, **changes: Any) -> Any:
     """A function that trains sbx or stable-baselines3, with their own vectorized environments in this process.
 
@@ -147,13 +189,17 @@ def installed(name: str) -> bool:
     return importlib.util.find_spec({"sb3": "stable_baselines3"}.get(name, name)) is not None
 
 
-def programs(env_id: str, num_envs: int, updates: int, seeds: int) -> dict[str, Callable[[jax.Array], Any]]:
+def programs(
+    env_id: str, num_envs: int, updates: int, seeds: int, clone: str | None = None
+) -> dict[str, Callable[[jax.Array], Any]]:
     """`train(key)` of everybody who can take part in a setting."""
     config = cleanrl_config(env_id, num_envs, updates)
     found: dict[str, Callable[[jax.Array], Any]] = {
         "cleanrl": cleanrl_ppo.make_train(config),
         "handwritten": handwritten.cleanrl.make_train(config),
     }
+    if clone is not None:
+        found["purejaxrl"] = purejaxrl(clone, env_id, num_envs, updates)
     if seeds > 1:
         return found
     if num_envs >= LARGE and env_id == CARTPOLE:
@@ -174,11 +220,13 @@ def programs(env_id: str, num_envs: int, updates: int, seeds: int) -> dict[str, 
     return found
 
 
-def measure(setting: str, rounds: int, host: bool = True, compilations: int = 1) -> list[dict[str, Any]]:
+def measure(
+    setting: str, rounds: int, host: bool = True, compilations: int = 1, clone: str | None = None
+) -> list[dict[str, Any]]:
     """One row for each program of a setting, timed in turn; compiled in turn, too, if more than once."""
     env_id, num_envs, seeds, updates = SETTINGS[setting]
     each, key = num_envs * STEPS, jax.random.key(0)
-    chosen = programs(env_id, num_envs, updates, seeds)
+    chosen = programs(env_id, num_envs, updates, seeds, clone)
     calls = {name: (train, key) for name, train in chosen.items()}
     if seeds > 1:
         keys = jax.random.split(key, seeds)
@@ -231,12 +279,14 @@ def main() -> None:
     options.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=tuple(SETTINGS))
     options.add_argument("--compilations", type=int, default=1, help="of each program; the median counts")
     options.add_argument("--no-host", action="store_true", help="without sbx and stable-baselines3")
+    options.add_argument("--purejaxrl", metavar="PATH", help="a clone of PureJaxRL")
     given, results = options.parse_args(), []
     for name in sorted({"rejax", *HOST_RIVALS}):
         if not installed(name):
             print(f"{name}: left out, it is not installed")
     for setting in given.settings:
-        for row in measure(setting, given.rounds, host=not given.no_host, compilations=given.compilations):
+        options_of_all = {"host": not given.no_host, "compilations": given.compilations, "clone": given.purejaxrl}
+        for row in measure(setting, given.rounds, **options_of_all):
             results.append(row)
             shown = f"x{span(row['over_cleanrl'])}"
             if "over_recipe" in row:
