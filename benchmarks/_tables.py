@@ -477,19 +477,19 @@ def growth(link: Link, name: str) -> list[str]:
 
 def speed(link: Link) -> list[str]:
     """How many times faster the recipes are, from all records of whole runs of one seed."""
-    rivals = [*RECIPES, "rejax", "sbx", "sb3"]
+    rivals = [*RECIPES, "purejaxrl", "rejax", "sbx", "sb3"]
     lines = []
-    for (env, number), here in one_seed().items():
+    for (env, number), here in one_seed(*records("train").values()).items():
         ratios = {program: span(row.get("over_recipe", row["over_cleanrl"])) for program, row in here.items()}
         lines.append([f"{env}, {number}", *(ratios.get(rival, "") for rival in rivals)])
     head = [f"`{recipe}` against the same written by hand" for recipe in RECIPES.values()]
-    return table(["environments", *head, "rejax", "sbx", "stable-baselines3"], lines)
+    return table(["environments", *head, "PureJaxRL", "rejax", "sbx", "stable-baselines3"], lines)
 
 
-def one_seed() -> dict[tuple[str, int], dict[str, Record]]:
-    """The rows of whole runs of one seed, by environment and number of environments, and by program."""
+def one_seed(*of: Record) -> dict[tuple[str, int], dict[str, Record]]:
+    """The last rows of whole runs of one seed, by environment and number of environments, and by program."""
     found: dict[tuple[str, int], dict[str, Record]] = {}
-    for record in records("train").values():
+    for record in of:
         for row in record["results"]:
             if row["seeds"] == 1 and row["program"] != ONE_SEED:
                 found.setdefault((row["env"], row["num_envs"]), {})[row["program"]] = row
@@ -498,8 +498,8 @@ def one_seed() -> dict[tuple[str, int], dict[str, Record]]:
 
 def extrapolated(link: Link) -> list[str]:
     """The time of a usual run, from the speeds of shorter ones; with that of compiling where it was recorded."""
-    lines = []
-    for (env, number), here in one_seed().items():
+    lines, settings = [], [x for record in records("train").values() for x in one_seed(record).items()]
+    for (env, number), here in settings:
         if not {"sbx", "sb3"} <= set(here):
             continue
         seconds = {program: whole_run(row) for program, row in here.items()}
