@@ -752,7 +752,7 @@ def policy_of(kind):
 
 @pytest.mark.parametrize(
     ("sampler", "microbatch", "elementwise"),
-    [("step", 3, True), ("segment", 1, True), ("full", 12, True), ("full", 12, False)],
+    [("step", 3, True), ("segment", 1, True), ("full", 12, True), ("full", 12, False), ("weighted", 6, True)],
 )
 def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
     """Losses of single elements need one evaluation of each piece, others two."""
@@ -760,6 +760,7 @@ def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
         "step": pp.given_indices(ORDER),
         "segment": pp.given_indices(COLUMNS[0], "segment"),
         "full": pp.full_batch(2),
+        "weighted": pp.prioritized_sampler(2, 2, alpha=1.0, beta=0.5),
     }
     batch = rollout()
     batch = batch.replace(shared={"one": jnp.ones(())}, extras={"row": jnp.ones((TIME, SEGMENTS))})
@@ -768,7 +769,8 @@ def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
         if elementwise
         else pp.policy_loss(pp.functional.clipped_surrogate, clip_eps=0.2, name="other")
     )
-    pipeline = pp.chain(GAE, samplers[sampler], pp.advantage_normalize(), *LOSSES, more)
+    weight = pp.advantage_weight() if sampler == "weighted" else pp.identity()
+    pipeline = pp.chain(GAE, samplers[sampler], pp.advantage_normalize(), weight, *LOSSES, more)
     policy = policy_of(distributions.Categorical)
     policies = (pp.microbatched(policy, microbatch), policy)
     assert_close(*(run(pipeline, batch, optimizer=optax.adam(0.1), policy=policy) for policy in policies))
