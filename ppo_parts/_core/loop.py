@@ -41,7 +41,7 @@ from .phases import PhaseSpec
 from .pieces import Microbatched, differentiate_pieces
 from .policy import evaluate_current, network_of
 from .sampling import Sampler
-from .types import Array, Batch, Context, Current, Evaluate, Output, Params
+from .types import ABSENT, Array, Batch, Context, Current, Evaluate, Output, Params
 from .upstream import PhaseState, Upstream
 from .wiring import check_batch
 
@@ -190,7 +190,7 @@ class PhaseLoop:
         pieces = 1 if minibatch.shards > 1 else network.pieces(minibatch, once=True)
         if pieces == 1:
             return None
-        unread = Current(None, None, None)  # parts after the sampler are given one, whether they read it or not
+        unread = Current(None, ABSENT, ABSENT)  # parts after the sampler are given one, whether they read it or not
         prepared, _ = fold(self.spec.after[:first], minibatch.replace(current=unread), state.after[:first], context)
         count = masked_sum(jnp.ones_like(minibatch.log_prob), minibatch.mask)
 
