@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,9 +16,9 @@ def scan_hoisted(step: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any
     """Compute `lax.scan(step, init, xs)`; operations that do not depend on the carry run once, for all steps.
 
     With random keys as `xs`, a few operations on large arrays draw all random numbers of the loop, instead of many
-    operations on small arrays in each step; the numbers are the same. A callback stays in the loop, and so does an
-    inner loop, a branch or a function with its own derivative that depends on the carry. If the arrays would need too
-    much memory, everything stays.
+    operations on small arrays in each step; the numbers are the same. These stay in the loop: callbacks; generators
+    other than threefry, which `vmap` would make draw other numbers; and inner loops, branches and functions with their
+    own derivative that depend on the carry. If the arrays would need too much memory, everything stays.
     """
     closed, shapes = jax.make_jaxpr(step, return_shape=True)(init, jax.tree.map(lambda x: x[0], xs))
     carried, given = ([object() for _ in jax.tree.leaves(tree)] for tree in (init, xs))
@@ -79,7 +79,7 @@ class _Sorted:
             variables = list(dict.fromkeys(x for x in equation.invars if not hasattr(x, "val")))
             one = closed.jaxpr.replace(constvars=[], invars=variables, outvars=equation.outvars, eqns=[equation])
             operation = one, [names[x] for x in variables], written
-            stays = bool(unknown or equation.effects) or "callback" in equation.primitive.name
+            stays = bool(unknown or equation.effects) or any(map(_differs_in_vmap, _equations(one)))
             if stays or not changing:
                 self.late.append(operation)
             if not stays:
@@ -104,10 +104,23 @@ class _Sorted:
 
 def _bytes(jaxpr: Any) -> int:
     """Return the size of all results in a jaxpr, and in those inside it."""
-    size = 0
+    return sum(x.aval.size * x.aval.dtype.itemsize for equation in _equations(jaxpr) for x in equation.outvars)
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """Yield the operations of a jaxpr, and of those inside it."""
     for equation in jaxpr.eqns:
-        size += sum(x.aval.size * x.aval.dtype.itemsize for x in equation.outvars)
+        yield equation
         for parameter in equation.params.values():
-            inner = parameter if isinstance(parameter, tuple | list) else (parameter,)
-            size += sum(_bytes(x.jaxpr) for x in inner if hasattr(x, "jaxpr"))
-    return size
+            for x in parameter if isinstance(parameter, tuple | list) else (parameter,):
+                inner = getattr(x, "jaxpr", x)
+                if hasattr(inner, "eqns"):
+                    yield from _equations(inner)
+
+
+def _differs_in_vmap(equation: Any) -> bool:
+    """Return whether `vmap` of this operation may fail, or draw other random numbers than a loop."""
+    name = equation.primitive.name
+    if name in ("random_bits", "random_split", "random_fold_in"):
+        return "fry" not in str(equation.invars[0].aval.dtype)
+    return "callback" in name or name == "rng_bit_generator"

@@ -33,7 +33,7 @@ import optax
 from .._base.errors import UserValueError
 from .._base.trees import select, varying_like
 from ..functional import masked_mean
-from ..functional._common import ShapeError, masked_sum
+from ..functional._common import ShapeError, accumulator_dtype, masked_sum
 from .chain import amend, check_states, fold
 from .metrics import Metrics, join_metrics, split_metrics
 from .optim import may_skip, skipped
@@ -184,22 +184,24 @@ class PhaseLoop:
     ) -> tuple[Output, Params] | None:
         """Return the output of the network and the gradient, if the minibatch is to be evaluated in pieces.
 
-        The parts before the position `first` do not read `current`, and see the whole minibatch. The others need only
-        the elements of a piece.
+        The parts before the position `first` neither read `current` nor add losses, and see the whole minibatch. The
+        others need only the elements of a piece.
         """
         pieces = 1 if minibatch.shards > 1 else network.pieces(minibatch, once=True)
         if pieces == 1:
             return None
         unread = Current(None, ABSENT, ABSENT)  # parts after the sampler are given one, whether they read it or not
         prepared, _ = fold(self.spec.after[:first], minibatch.replace(current=unread), state.after[:first], context)
-        count = masked_sum(jnp.ones_like(minibatch.log_prob), minibatch.mask)
+        ones = jnp.ones_like(minibatch.log_prob, accumulator_dtype(minibatch.log_prob))  # bfloat16 cannot count to 257
+        count = jnp.maximum(1, masked_sum(ones, minibatch.mask))
 
         def loss_of_piece(trained: Params, output: Output, piece: Batch, index: Array) -> Array:
             seen = piece.replace(current=evaluate_current(lambda params, batch: output, None, piece), losses={})
             key, params = jax.random.fold_in(context.key, index), self.spec.merged(state.params, trained)
             own = context.replace(key=key, params=params)
             batch, _ = fold(self.spec.after[first:], seen, state.after[first:], own)
-            sums = [masked_sum(loss, piece.mask) / jnp.maximum(1, count) for loss in batch.losses.values()]
+            losses = (loss.astype(accumulator_dtype(loss)) for loss in batch.losses.values())
+            sums = [masked_sum(loss, piece.mask) / count for loss in losses]
             return sum(sums, jnp.zeros(()))
 
         def evaluate(trained: Params, batch: Batch) -> Output:

@@ -151,11 +151,14 @@ class PhaseSpec:
 
     @property
     def first_of_current(self) -> int:
-        """The position after the sampler of the first part that may read `current`."""
-        may_read = [
-            p.reads is None or any(x.startswith("current") for x in (*p.requires, *p.reads)) for p in self.after
-        ]
-        return [*may_read, True].index(True)
+        """The position after the sampler of the first part that may read `current` or add a loss."""
+
+        def needs_gradient(part: Part) -> bool:
+            if part.reads is None or "losses" in part.provides:  # a loss may depend on the parameters alone
+                return True
+            return any(field.startswith("current") for field in (*part.requires, *part.reads))
+
+        return [*map(needs_gradient, self.after), True].index(True)
 
     def check_stop(self) -> None:
         """Raise unless a part declares that it may stop the phase."""

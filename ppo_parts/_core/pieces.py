@@ -15,7 +15,7 @@ from .._base.errors import UserTypeError, UserValueError
 from .._base.hyperparameters import check_count, check_takes
 from .._base.trees import varying_like
 from .policy import evaluate_policy
-from .shards import split_fields
+from .shards import split, split_fields
 from .types import Array, Batch, Evaluate, Output, Params, Policy, field_axes, kind
 
 # These thresholds of "auto" were measured on CPUs, with networks of 64 to 256 units and 4 to 400 inputs. They are the
@@ -156,9 +156,10 @@ def evaluate_pieces(
         )
 
     def piece(params: Params, fields: dict[str, Any]) -> Piece:
-        return evaluated(params, whole.replace(**fields, weight=None))
+        return evaluated(params, whole.replace(**fields))
 
-    results = run(piece, params, split_fields(batch, pieces), axes)
+    weight = jax.tree.map(lambda x: split(x, pieces, 0), batch.weight)  # of each sampled step or segment
+    results = run(piece, params, {**split_fields(batch, pieces), "weight": weight}, {**axes, "weight": 0})
 
     def join(along: int) -> Callable[[Array, Any], Array]:
         def joined(x: Array, whole: Any) -> Array:

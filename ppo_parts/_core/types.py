@@ -361,8 +361,8 @@ class Part:
         policy_loss: whether the loss that it adds is one of the policy, weighted by the advantage. `learner` refuses a
             part that changes what such a loss has read, unless another policy loss follows. None: unspecified, so that
             checks assume that it may be one.
-        elementwise: whether what it adds to the losses has one number per element, and depends on `current` of the same
-            element only. Then `microbatched` evaluates a network once per gradient step, and not twice.
+        elementwise: whether what it adds to the losses has one number per element, which depends on that element of the
+            batch only. Then `microbatched` evaluates a network once per gradient step, and not twice.
     """
 
     init: Callable[..., PartState]

@@ -16,7 +16,7 @@ from jax import experimental
 from .. import functional
 from .._base.trees import without_weak_types
 from .._core.chain import chain
-from .._core.types import Array, Batch, Context, Divider, Part, field_at, with_field_at
+from .._core.types import PER_STEP, Array, Batch, Context, Divider, Part, field_at, with_field_at
 from .._core.wiring import reads_field
 from .._parts.samplers import given_indices
 from ._example import FLOATS, poisoned, with_current
@@ -327,22 +327,23 @@ def steps_equal_a_rollout(subject: Subject) -> str | None:
 
 
 def losses_are_elementwise(subject: Subject) -> str | None:
-    """The losses of an `elementwise` part have one number per element, and depend on its own `current` only."""
+    """The losses of an `elementwise` part have one number per element, and do not depend on other elements."""
     if not subject.part.elementwise:
         return None
     batch, state, context = subject.inputs()
     seen, shape = subject.seen(batch, context), batch.log_prob.shape
-    other = subject.seen(batch, context.replace(params=jax.tree.map(lambda x: 1.5 * x, context.params))).current
-    kept = np.arange(batch.log_prob.size).reshape(shape) % 2 == 0
+    order = np.arange(batch.log_prob.size)
+    kept = order % 2 == 0
 
-    def mixed(x: Array, y: Array) -> Array:
-        return (
-            jnp.where(kept.reshape(*shape, *(1,) * (x.ndim - len(shape))), x, y)
-            if x.shape[: len(shape)] == shape
-            else x
-        )
+    def mixed(x: Array) -> Array:
+        """Replace every second element with the first one."""
+        if x.shape[: len(shape)] != shape:
+            return x
+        return x.reshape(-1, *x.shape[len(shape) :])[order * kept].reshape(x.shape)
 
-    changed = seen.replace(current=jax.tree.map(mixed, seen.current, other))
+    fields = (*PER_STEP, "current")
+    changed = seen.replace(**{name: jax.tree.map(mixed, getattr(seen, name)) for name in fields})
+    kept = kept.reshape(shape)
     expected, actual = (subject.part.update(given, state, context)[0].losses for given in (seen, changed))
     for name, loss in expected.items():
         if loss.shape != shape:
@@ -350,7 +351,7 @@ def losses_are_elementwise(subject: Subject) -> str | None:
                 f"its loss {name!r} has shape {loss.shape}, not one number per element {shape}: leave elementwise out"
             )
         if wrong := difference(actual[name][kept], loss[kept]):
-            return f"its loss {name!r} of an element depends on `current` of others: {wrong}; leave elementwise out"
+            return f"its loss {name!r} of an element depends on other elements: {wrong}; leave elementwise out"
     return None
 
 

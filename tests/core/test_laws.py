@@ -257,7 +257,11 @@ FAULTY = {
     "losses_are_elementwise": [
         (
             loss(lambda b: b.current.value - jnp.mean(b.current.value), elementwise=True),
-            "depends on `current` of others",
+            "depends on other elements",
+        ),
+        (
+            loss(lambda b: b.current.log_prob * (b.advantage - jnp.mean(b.advantage)), elementwise=True),
+            "other elements",
         ),
         (
             part(

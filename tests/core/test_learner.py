@@ -764,13 +764,21 @@ def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
     }
     batch = rollout()
     batch = batch.replace(shared={"one": jnp.ones(())}, extras={"row": jnp.ones((TIME, SEGMENTS))})
-    more = (
-        pp.entropy_bonus(coef=0.1)
-        if elementwise
-        else pp.policy_loss(pp.functional.clipped_surrogate, clip_eps=0.2, name="other")
+    decay = pp.stateless(
+        lambda batch, context: batch.add_loss("decay", optax.tree.norm(context.params), per="batch"),
+        provides=("losses",),
+        reads=(),
+        place="after_sampler",
     )
-    weight = pp.advantage_weight() if sampler == "weighted" else pp.identity()
-    pipeline = pp.chain(GAE, samplers[sampler], pp.advantage_normalize(), weight, *LOSSES, more)
+    first, *others = (pp.advantage_normalize(), *LOSSES, pp.entropy_bonus(coef=0.1))
+    if sampler == "weighted":
+
+        def weighted(batch):
+            return batch.add_loss("weighted", batch.weight[None] * jnp.square(batch.current.value))
+
+        others.insert(0, pp.advantage_weight())
+        others.append(pp.stateless(weighted, provides=("losses",), place="after_sampler", elementwise=True))
+    pipeline = pp.chain(GAE, samplers[sampler], first, *[decay] * (not elementwise), *others)
     policy = policy_of(distributions.Categorical)
     policies = (pp.microbatched(policy, microbatch), policy)
     assert_close(*(run(pipeline, batch, optimizer=optax.adam(0.1), policy=policy) for policy in policies))

@@ -11,15 +11,19 @@ from tests.common import assert_close
 KEYS = jax.random.split(jax.random.key(0), 5)
 
 
+@jax.jit
+def on_host(x):
+    return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((3,), jnp.float32), x)  # has no `vmap_method`
+
+
 def step(carry, key):
     """Operations of each kind: on the key, on nothing, on both, and both inside a jitted function."""
     own, other = jax.random.split(key)
     noise = jax.random.uniform(own, (3,))
     moved, bits = jax.jit(lambda carry, key: (carry + jax.random.normal(key, (3,)), jax.random.bits(key)))(carry, other)
     rows = jnp.zeros(3) + jnp.arange(3.0)
-    seen = jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((3,), jnp.float32), noise, vmap_method="sequential")
     kept = jax.lax.cond(noise[0] > 0.5, lambda: moved, lambda: rows)
-    return jnp.where(noise > 0.5, kept, rows), (moved, bits, noise, own, seen)
+    return jnp.where(noise > 0.5, kept, rows), (moved, bits, noise, own, on_host(noise))
 
 
 def loop_of(program):
@@ -27,14 +31,15 @@ def loop_of(program):
     return str(loop.params["jaxpr"])
 
 
-@pytest.mark.parametrize("seeds", [None, 2])
-def test_a_hoisted_scan_is_a_scan(seeds):
+@pytest.mark.parametrize(("seeds", "generator"), [(None, "threefry2x32"), (2, "threefry2x32"), (None, "rbg")])
+def test_a_hoisted_scan_is_a_scan(seeds, generator):
+    keys = jax.random.split(jax.random.key(0, impl=generator), 5)
     start = jnp.ones(3) if seeds is None else jnp.ones((seeds, 3))
     results = []
     for scan in (scan_hoisted, jax.lax.scan):
 
         def run(start, scan=scan):
-            carry, (*numbers, key, seen) = scan(step, start, KEYS)
+            carry, (*numbers, key, seen) = scan(step, start, keys)
             return carry, *numbers, jax.random.key_data(key), seen
 
         results.append(jax.jit(run if seeds is None else jax.vmap(run))(start))
