@@ -189,11 +189,11 @@ def microbatched(evaluate: Evaluate, size: int | Literal["auto"]) -> Evaluate:
     """Wrap a network so that it evaluates a minibatch in pieces of at most `size` elements, one after another.
 
     The gradient is that of the whole minibatch, up to rounding, with the memory of one piece. Where every part that
-    reads `current` is `elementwise`, the gradients of the pieces are summed. Otherwise the loss is taken over the
-    outputs of all pieces, and the backward pass evaluates each piece a second time. On one core of a CPU, where the
-    activations of a piece stay in the cache, large minibatches are faster as well. With several cores, XLA distributes
-    a large minibatch over them, and evaluating it all at once is faster. Do not use this for networks that mix
-    elements, as batch normalization does.
+    reads `current` is `elementwise`, the gradients of the pieces are summed; a loss that draws random numbers then
+    draws others for each piece. Otherwise the loss is taken over the outputs of all pieces, and the backward pass
+    evaluates each piece a second time. On one core of a CPU, where the activations of a piece stay in the cache, large
+    minibatches are faster as well. With several cores, XLA distributes a large minibatch over them, and evaluating it
+    all at once is faster. Do not use this for networks that mix elements, as batch normalization does.
 
     Args:
         evaluate: the network, as in `learner`. Its distribution must be a pytree of arrays.
