@@ -24,7 +24,8 @@ def scan_hoisted(step: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any
     carried, given = ([object() for _ in jax.tree.leaves(tree)] for tree in (init, xs))
     step_by_step = _Sorted(given)
     results = step_by_step.add(closed, [*carried, *given])
-    if step_by_step.bytes * len(jax.tree.leaves(xs)[0]) > MAX_BYTES:
+    length = len(jax.tree.leaves(xs)[0])
+    if step_by_step.bytes * length > MAX_BYTES:
         return jax.lax.scan(step, init, xs)
     read = [*results, *(x for _, inputs, _ in step_by_step.late for x in inputs)]
     kept = [x for x in dict.fromkeys(read) if x in step_by_step.known]
@@ -38,7 +39,7 @@ def scan_hoisted(step: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any
         values = step_by_step.run(step_by_step.late, dict(inputs))
         return jax.tree.unflatten(jax.tree.structure(shapes), [values[name] for name in results])
 
-    return jax.lax.scan(late, init, jax.vmap(early)(xs))
+    return jax.lax.scan(late, init, jax.vmap(early)(xs), length)
 
 
 class _Sorted:
