@@ -100,7 +100,7 @@ def test_training_runs_are_recorded(tmp_path, monkeypatch, capsys):
     table = _tables.train(lambda text, *addresses: text, "cpu")
     assert any(line.startswith("| CartPole-v1, 4 | handwritten |") for line in table)
     cleanrl, ippo = (_tables.span(rows[name]["over_recipe"]) for name in ("handwritten", "ippo, handwritten"))
-    assert f"| CartPole-v1, 4 | {cleanrl} |  | {ippo} |  |  |  |" in _tables.speed(lambda text, *addresses: text)
+    assert f"| CartPole-v1, 4 | {cleanrl} |  | {ippo} |  |  |  |  |" in _tables.speed(lambda text, *addresses: text)
     slower = _records.find(f"{path}#cpu")
     for row in slower["results"]:
         if row["program"] == "handwritten":

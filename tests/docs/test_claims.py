@@ -34,8 +34,8 @@ def test_claims_learning_table_has_means_deviations_and_successes(tmp_path, monk
 
 
 def test_claims_speed_is_that_of_the_record():
-    rows = results("train", "cpu")
-    medians = [row["over_cleanrl"]["median"] for row in rows if row["program"] == "handwritten"]
+    rows = sorted(results("train", "cpu_one_core"), key=lambda row: row["num_envs"])
+    medians = [row["over_cleanrl"]["median"] for row in rows if row["program"] == "purejaxrl"]
     assert "runs {:.2f}, {:.2f} and {:.2f} times as fast".format(*medians) in words("README.md")
 
 
