@@ -83,7 +83,7 @@ rollout value_each_step=False keep_next_obs=False keep_distribution=False noise_
 sampler num_epochs=1 refresh='rollout' weighs=False in_range=False
 segment_minibatches num_epochs=1 refresh='rollout'
 shuffled_minibatches num_epochs=1 refresh='rollout'
-stateless place='anywhere' needs_time=False
+stateless place='anywhere' needs_time=False elementwise=False
 symmetry.mirror_loss coef=1.0 name='mirror'
 time_chunks num_epochs=1 burn_in=0 refresh='rollout'
 tokens.aggregate loss='policy' by='sequence_mean'

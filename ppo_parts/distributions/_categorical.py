@@ -67,9 +67,11 @@ class Categorical(TreeDistribution):
         An action other than 0, 1, ..., n - 1 raises a ValueError if it is known, and has NaN if it is traced.
         """
         self._check_action(self._shape[:-1], value)
-        if (known := known_values(value)) is not None and not np.isin(known, range(self._shape[-1])).all():
-            wrong = known[~np.isin(known, range(self._shape[-1]))].flat[0]
-            raise UserValueError(f"Categorical: an action must be one of 0, ..., {self._shape[-1] - 1}, got {wrong}")
+        if (known := known_values(value)) is not None:
+            known = np.asarray(known, np.float64)  # NumPy does not compare bfloat16 with integers
+            if (wrong := known[~np.isin(known, range(self._shape[-1]))]).size:
+                last = self._shape[-1] - 1
+                raise UserValueError(f"Categorical: an action must be one of 0, ..., {last}, got {wrong.flat[0]:g}")
         value, shape = jnp.asarray(value), self._shape
         if jnp.issubdtype(value.dtype, jnp.floating):
             value = value.astype(accumulator_dtype(value))  # n may be more than bfloat16 or int8 can hold
