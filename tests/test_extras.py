@@ -166,6 +166,7 @@ print(an_eager_one.color, sys.modules["drawing_library"].red)
 
 
 def test_an_environment_of_gymnax_is_made_without_the_libraries_that_draw_it(tmp_path):
+    pytest.importorskip("gymnax")
     source = """
 import sys
 from ppo_parts import envs
