@@ -16,7 +16,7 @@ from .._base.command_line import positive, seed
 from .._base.errors import UserError, UserValueError
 from ..envs._registry import UnknownPrefixError
 from ..training import LoadedRun, load
-from ..training._compiled import keep_compiled_programs
+from ..training._cli import keep_compiled_programs
 from ..training._messages import did_you_mean, printed_messages
 from ..training._recipe import import_recipe
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from .._base.doors import checked
@@ -15,7 +16,6 @@ from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
 from ._config_json import versions
-from ._devices import device_name
 from ._evaluate import EVALUATION
 from ._files import check_writable, replacing
 from ._messages import logger
@@ -91,7 +91,7 @@ def timing_of(env_steps: int, seconds: float) -> dict[str, Any]:
         "env_steps": env_steps,
         "seconds": seconds,
         "steps_per_second": env_steps / seconds,
-        "device": device_name(),
+        "device": jax.devices()[0].device_kind,
     }
 
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from .._base.errors import UserTypeError
 from .._core.checks import nonfinite_report
-from ._compiled import compiling
 from ._devices import devices_of
 from ._errors import NonFiniteError, RunFolderError
 from ._messages import logger
@@ -91,7 +90,7 @@ def run(
             logger.info("the environments are on the host, where no checkpoint can store them: new episodes begin")
         with Interrupt() as interrupt:
             loop = Loop(train, options, folder, program, interrupt, on_rows, begun, state)
-            loop.run(f"{train.recipe or type(config).__module__} {getattr(config, 'env_id', '')}")
+            loop.run()
         result = beginning_of_result(train, config, options.num_seeds, loop.done)
         if loop.done < train.num_updates:  # the sender of the signal is waiting for this process to end
             logger.info(
@@ -157,14 +156,16 @@ class Loop:
         self.saved = self.done
         self.checkpoint_every = checkpoint_interval(self.options, self.train.num_updates)
 
-    def run(self, name: str) -> None:
-        """Run all remaining updates, or as many as are done before a request to stop; see `compiling` for `name`."""
+    def run(self) -> None:
+        """Run all remaining updates, or as many as are done before a request to stop."""
         if self.done == self.train.num_updates:
             self.state = self.program.start(self.state)
             return
-        with compiling(name):
-            self.state = self.program.start(self.state)
-            advance = self.program.advance_from(self.state)
+        began = time.perf_counter()
+        logger.info("compiling")
+        self.state = self.program.start(self.state)
+        advance = self.program.advance_from(self.state)
+        logger.info(f"compiled in {time.perf_counter() - began:.1f} s")
         overwrites = self.train.rollout.restart is None
         with listeners(self.train, self.options, self.folder, self.done, self.on_rows) as told:
             self.interrupt.working, began = True, time.monotonic()
