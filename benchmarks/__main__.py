@@ -10,7 +10,6 @@ COMMANDS = {  # modules here with a `main()` that reads sys.argv, and their desc
     "update": "a whole update against the same update written by hand",
     "train": "whole training runs against others: environment steps per second, compile time",
     "hosts": "environments on the host: alone, collecting, and whole runs against others",
-    "growth": "how an update's cost grows with environments, steps, minibatches and seeds",
     "gpu": "everything to measure on a GPU, in eight minutes: kernels and whole runs",
     "learning": "learning curves of the recipes, over many seeds",
     "kuhn": "self-play in Kuhn poker: how exploitable is the policy?",
@@ -19,16 +18,12 @@ COMMANDS = {  # modules here with a `main()` that reads sys.argv, and their desc
     "differences": "the effect of each single difference between libraries' PPO, on MuJoCo tasks",
     "libraries": "the PPO of each library with its default hyperparameters, on MuJoCo tasks",
     "study": "the effects of priorities, V-trace and refreshing",
-    "ewma": "PPO-EWMA with batches of four sizes: is it invariant to the batch size?",
-    "ppg": "phasic policy gradient against PPO, with a shared network and with two",
     "tokens": "a small transformer learns to sort digits: GRPO and its relatives, without a critic",
     "papers": "chains of the index of papers against the plain chain",
     "devices": "what 1 to 64 devices send each other, and what each of them does; compiled only",
-    "sweep": "a sweep of hyperparameters in one program",
     "house": "how large the package is, and how far it is from an update to its parts",
     "bad_input": "every public name with bad arguments: clear errors, unclear ones, silence",
     "report": "the tables and figures of the pages, from the records",
-    "compare": "what became slower between two recorded results",
 }
 
 

@@ -102,49 +102,6 @@ def atari(path: Path) -> None:
     save(figure, path)
 
 
-def curves(axes: Any, steps: int, curves: Any, label: str, color: Any) -> None:
-    """Windows of training: mean over seeds against environment steps."""
-    values = np.array(curves, float).T
-    draw_mean(axes, (np.arange(len(values)) + 0.5) * steps / 1000 / len(values), values, color, label)
-    axes.set(xlabel="thousand environment steps", ylim=(0, 520))
-
-
-def ewma(path: Path) -> None:
-    """Curves of each arm for each batch size, and the return of all arms against the batch size."""
-    results = records("ewma")["ewma"]["results"]
-    config, by_divisor = results["config"], results["arms"]
-    size, names = config["num_envs"] * config["num_steps"], list(by_divisor["1"])
-    figure, panels = canvas(len(names) + 1, width=4.6, columns=2)
-    for axes, name in zip(panels, names, strict=False):
-        for k, (c, arms) in enumerate(by_divisor.items()):
-            curves(axes, config["total_timesteps"], arms[name]["curves"], f"batch of {size // int(c):,}", f"C{k}")
-        axes.set(title=name, ylabel="return")
-    panels[1].legend(fontsize=8, loc="lower right")  # the only one of these panels with room for it
-    for k, name in enumerate(names):
-        found = [arms[name]["second_half"] for arms in by_divisor.values()]
-        mean, (low, high) = np.array([x["mean"] for x in found]), np.array([x["mean_95"] for x in found]).T
-        x = [size // int(c) for c in by_divisor]
-        panels[-1].errorbar(x, mean, [mean - low, high - mean], color=f"C{k + 4}", marker=".", capsize=3, label=name)
-    panels[-1].set(xscale="log", xlabel="batch, steps", title="return in the second half", ylim=(0, 520))
-    panels[-1].set_xticks(x, [f"{batch:,}" for batch in x])
-    panels[-1].minorticks_off()
-    panels[-1].legend(fontsize=8)
-    save(figure, path)
-
-
-def ppg(path: Path) -> None:
-    """Return against environment steps, for each learning rate."""
-    results = records("ppg")["ppg"]["results"]
-    rates = list(next(iter(results["arms"].values())))
-    figure, panels = canvas(len(rates), width=3.2)
-    for axes, rate in zip(panels, rates, strict=True):
-        for k, (name, arm) in enumerate(results["arms"].items()):
-            curves(axes, results["config"]["total_timesteps"], arm[rate]["curves"], name, f"C{k}")
-        axes.set(title=f"learning rate {rate}", ylabel="return")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    save(figure, path)
-
-
 def study(path: Path) -> None:
     """One panel per task: IQM of the return over the whole training, with its interval, for each arm."""
     found = records("study")
@@ -164,24 +121,6 @@ def study(path: Path) -> None:
     save(figure, path)
 
 
-def sweep(path: Path) -> None:
-    """One heat map per entropy coefficient."""
-    result = records("sweep")["sweep"]["results"]
-    returns, (rates, clips, entropies) = np.array(result["last_100_episodes_return"]), result["grid"].values()
-    figure, panels = canvas(len(entropies), width=3.4)
-    for k, axes in enumerate(panels):
-        axes.grid(visible=False)
-        image = axes.imshow(returns[..., k], vmin=returns.min(), vmax=returns.max(), cmap="viridis", aspect="auto")
-        for (i, j), value in np.ndenumerate(returns[..., k]):
-            light = value < (returns.min() + returns.max()) / 2
-            axes.text(j, i, f"{value:.1f}", ha="center", va="center", color="white" if light else "black")
-        axes.set(title=f"ent_coef {entropies[k]:g}", xlabel="clip_coef", xticks=range(len(clips)), xticklabels=clips)
-        axes.set_yticks(range(len(rates)), [f"{r:g}" for r in rates])
-    panels[0].set(ylabel="actor_learning_rate")
-    figure.colorbar(image, ax=list(panels), label="return, last 100 episodes")
-    save(figure, path)
-
-
 def parts(path: Path) -> None:
     """Time against the number of elements, for the two estimators and their rivals."""
     rows = [row for row in records("parts")["cpu"]["results"] if row["clock"] == "inside"]
@@ -193,19 +132,6 @@ def parts(path: Path) -> None:
             style = {"color": "black", "linestyle": ":"} if method == "floor" else {"marker": "."}
             axes.plot(*zip(*line, strict=True), label=method, **style)
         axes.set(xscale="log", yscale="log", xlabel="steps x environments", ylabel="microseconds", title=part)
-        axes.legend(frameon=False)
-    save(figure, path)
-
-
-def growth(path: Path) -> None:
-    """Milliseconds per update against each quantity; dotted: proportional to the last point."""
-    sweeps = grouped(records("growth")["cpu"]["results"], "quantity")
-    figure, panels = canvas(len(sweeps), width=3.2, columns=3)
-    for axes, ((quantity,), rows) in zip(panels, sweeps.items(), strict=True):
-        x, y = [row[quantity] for row in rows], [row["ms"]["median"] for row in rows]
-        axes.plot(x, y, marker=".", label="measured")
-        axes.plot(x, [y[-1] * value / x[-1] for value in x], color="black", linestyle=":", label="proportional")
-        axes.set(xscale="log", yscale="log", xlabel=quantity, ylabel="milliseconds per update")
         axes.legend(frameon=False)
     save(figure, path)
 
@@ -253,11 +179,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "results_mujoco.png": mujoco,
     "results_choices.png": choices,
     "results_atari.png": atari,
-    "ewma.png": ewma,
-    "ppg.png": ppg,
     "study.png": study,
-    "sweep.png": sweep,
     "parts_cpu.png": parts,
-    "growth_cpu.png": growth,
     "devices.png": devices,
 }

@@ -290,33 +290,6 @@ def main_effects(design: Record) -> dict[str, tuple[float, float]]:
 
 # --- arms -----------------------------------------------------------------------------------------------------------
 
-MEASURES = {"second_half": "return in the second half of training", "evaluation": "return of 100 new episodes"}
-
-
-def of_arms(columns: dict[str, dict[str, Record]]) -> list[str]:
-    """A line for each arm and measure, with the arms of each column."""
-    names = next(iter(columns.values()))
-    rows = [
-        [name, words, *(interval(arms[name][what], 1) for arms in columns.values())]
-        for what, words in MEASURES.items()
-        for name in names
-    ]
-    return table(["", "", *columns], rows)
-
-
-def ewma(link: Link) -> list[str]:
-    """A column for each batch size."""
-    found = records("ewma")["ewma"]["results"]
-    size = found["config"]["num_envs"] * found["config"]["num_steps"]
-    return of_arms({f"batch of {size // int(c):,}": arms for c, arms in found["arms"].items()})
-
-
-def ppg(link: Link) -> list[str]:
-    """A column for each learning rate."""
-    arms = records("ppg")["ppg"]["results"]["arms"]
-    rates = next(iter(arms.values()))
-    return of_arms({f"learning rate {rate}": {name: arm[rate] for name, arm in arms.items()} for rate in rates})
-
 
 def kuhn(link: Link) -> list[str]:
     """Exploitability of both arms."""
@@ -458,23 +431,6 @@ def compiling(seconds: Record | None) -> str:
     return "{trace:.1f} + {compile:.1f}".format(**seconds) if seconds else ""
 
 
-def growth(link: Link, name: str) -> list[str]:
-    """The cost of an update as a function of one quantity at a time."""
-    lines, before = [], None
-    for row in records("growth")[name]["results"]:
-        quantity, power = row["quantity"], ""
-        if before and before["quantity"] == quantity:
-            more = math.log(row["ms"]["median"] / before["ms"]["median"])
-            power = f"{more / math.log(row[quantity] / before[quantity]):.2f}"
-        before, size = row, row.get("bytes")
-        memory = (size["temp"], size["argument"] + size["output"]) if size else ()
-        shown = " + ".join(f"{x / 2**20:.2f}" for x in memory)
-        beyond = "" if row.get("beyond") is None else f"{row['beyond']:.2f}"
-        time = "{median:.1f} ({q1:.1f} - {q3:.1f})".format(**row["ms"])
-        lines.append([f"{row[quantity]} {quantity}", time, power, shown, beyond])
-    return table(["", "ms per update (quartiles)", "power", "memory, MiB", "beyond a minibatch"], lines)
-
-
 def speed(link: Link) -> list[str]:
     """How many times faster the recipes are, from all records of whole runs of one seed."""
     rivals = [*RECIPES, "purejaxrl", "rejax", "sbx", "sb3"]
@@ -541,7 +497,7 @@ def hosts(link: Link, name: str) -> list[str]:
 BLOCKS: dict[str, Callable[..., list[str]]] = {
     each.__name__: each
     for each in (
-        learning, published, games, atari, mujoco, mujoco_runs, choices, libraries, settings, ewma, ppg, kuhn, papers,
-        study, provenance, parts, rivals, update, growth, speed, extrapolated, train, hosts,
+        learning, published, games, atari, mujoco, mujoco_runs, choices, libraries, settings, kuhn, papers,
+        study, provenance, parts, rivals, update, speed, extrapolated, train, hosts,
     )
 }  # fmt: skip

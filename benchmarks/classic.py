@@ -13,11 +13,9 @@ import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.training import at_least, between, more_than
 
-from . import _runs
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(_runs.Config):
+class Config(training.Config):
     """Hyperparameters; the defaults are those of MountainCar-v0 with a million steps."""
 
     env_id: str = "MountainCar-v0"
@@ -26,7 +24,12 @@ class Config(_runs.Config):
     num_steps: int = 16
     learning_rate: Annotated[float, at_least(0)] = 2e-3  # of Adam
     anneal: bool = True  # anneal the learning rate and the clip range linearly to 0
+    gamma: Annotated[float, between(0, 1)] = 0.99
     gae_lambda: Annotated[float, between(0, 1)] = 0.98
+    num_minibatches: Annotated[int, at_least(1)] = 4
+    update_epochs: Annotated[int, at_least(1)] = 4
+    clip_coef: Annotated[float, more_than(0)] = 0.2
+    vf_coef: Annotated[float, at_least(0)] = 0.5
     ent_coef: Annotated[float, at_least(0)] = 0.0
     max_grad_norm: Annotated[float, more_than(0)] = 0.5
     normalize_observations: bool = True

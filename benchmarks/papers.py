@@ -38,7 +38,7 @@ def measure(config: cleanrl_ppo.Config, name: str, seeds: range) -> dict[str, An
     """Train and evaluate all seeds in one program."""
     began = time.perf_counter()
     numbers = jax.jit(jax.vmap(functools.partial(outcome, make_train(config, name))))(jnp.asarray(seeds))
-    found = {what: training.summary(np.asarray(x)) for what, x in numbers.items() if what != "curve"}
+    found = {what: training.summary(np.asarray(x)) for what, x in numbers.items()}
     return found | {"seconds": time.perf_counter() - began}
 
 

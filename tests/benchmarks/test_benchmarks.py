@@ -1,7 +1,7 @@
-"""The benchmarks run, their page is what the records say, and what became slower is found."""
+"""The benchmarks run, and their pages are what the records say."""
 
 import dataclasses
-import json
+import functools
 import re
 import sys
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import _pages, _records, _tables, atari, compare, hosts, parts, report, train
+from benchmarks import _pages, _records, _runs, _tables, atari, classic, hosts, parts, report, train
 from ppo_parts import training
 
 programs, chosen = train.programs, {"cleanrl", "handwritten"}
@@ -65,15 +65,20 @@ def test_every_part_has_a_floor_that_writes_as_much(dtype):
         assert [(x.shape, x.dtype) for x in same] == [(x.shape, x.dtype) for x in outputs], name
 
 
-@pytest.mark.slow
-@pytest.mark.lenient_ranks  # the network's biases
-def test_growth_is_recorded_and_drawn(tmp_path, monkeypatch):
-    path = tmp_path / "growth.jsonl"
-    run(monkeypatch, "growth", "--quantities", "environments", "--points", 1, "--rounds", 2, "--json", f"{path}#cpu")
-    record = _records.read(path)["cpu"]
-    (row,) = record["results"]
-    assert row["environments"] == 8
-    assert row["bytes"]["argument"] > 128 * 8 * 4 * 4  # the observations alone
+@pytest.mark.lenient_ranks  # the networks' biases
+def test_outcomes_are_those_of_the_training_and_of_new_episodes():
+    """Also where the run stops at several stages."""
+    sizes = {"total_timesteps": 2048, "num_envs": 8, "num_steps": 16, "hidden": (4,)}
+    train = classic.make_train(classic.Config(env_id="CartPole-v1", learning_rate=0.0, **sizes))
+    result = jax.jit(train)(jax.random.key(3))
+    returns, episodes = (np.asarray(result.metrics[name]) for name in ("episode_return", "episodes"))
+    found = jax.jit(functools.partial(_runs.outcome, train))(3)
+    over_training = np.nansum(returns * episodes) / episodes.sum()
+    np.testing.assert_allclose(found["return_over_training"], over_training, rtol=1e-5)
+    assert 9 < found["evaluation_return"] < 40  # of a policy that does not learn
+    stages = list(_runs.stages(train, _runs.keys_of(range(3, 5)), 3))
+    assert [(stage.env_steps, stage.last) for stage in stages] == [(640, False), (1280, False), (1920, True)]
+    np.testing.assert_allclose(np.concatenate([stage.metrics["episodes"][0] for stage in stages]), episodes[:15])
 
 
 @pytest.mark.lenient_ranks  # the network's biases
@@ -101,17 +106,7 @@ def test_training_runs_are_recorded(tmp_path, monkeypatch, capsys):
     assert any(line.startswith("| CartPole-v1, 4 | handwritten |") for line in table)
     cleanrl, ippo = (_tables.span(rows[name]["over_recipe"]) for name in ("handwritten", "ippo, handwritten"))
     assert f"| CartPole-v1, 4 | {cleanrl} |  | {ippo} |  |  |  |  |" in _tables.speed(lambda text, *addresses: text)
-    slower = _records.find(f"{path}#cpu")
-    for row in slower["results"]:
-        if row["program"] == "handwritten":
-            row["over_recipe"] = {name: x / 100 for name, x in row["over_recipe"].items()}
-    _records.store(f"{path}#slower", slower)
-    with pytest.raises(SystemExit, match="1"):
-        run(monkeypatch, "compare", f"{path}#cpu", f"{path}#slower")
-    printed = capsys.readouterr().out
-    assert "left out" in printed
-    assert "slower: tiny: recipe against handwritten" in printed
-    assert "4 compared, 1 slower" in printed
+    assert "left out" in capsys.readouterr().out
 
 
 def test_what_was_written_by_hand_takes_part_with_its_recipe():
@@ -202,44 +197,10 @@ def test_a_difference_of_means_has_an_interval_over_seeds():
     assert _pages.signed({"mean": 2.0, "95": [-1.4, 3.0]}) == "+2 [-1, +3]"
 
 
-def test_what_became_slower(recorded, tmp_path, monkeypatch, capsys):
-    quartiles, worse = {"median": 1.0, "q1": 0.9, "q3": 1.1}, {"median": 1.5, "q1": 1.2, "q3": 2.0}
-    for before, after, threshold, verdict in (
-        (quartiles, worse, 0.15, "slower"),
-        (worse, quartiles, 0.15, "faster"),
-        (quartiles, worse, 0.6, ""),
-        (quartiles, worse | {"q1": 1.05}, 0.15, ""),  # their spreads overlap
-    ):
-        assert compare.verdict(before, after, threshold) == verdict
-    record, old, new = _records.read(recorded)["cpu"], f"{recorded}#cpu", tmp_path / "new.jsonl"
-
-    def status(*options):
-        with pytest.raises(SystemExit) as stopped:
-            run(monkeypatch, "compare", old, f"{new}#cpu", *options)
-        return stopped.value.code, capsys.readouterr().out
-
-    for row in record["results"]:
-        if (row["part"], row["method"], row["clock"]) == ("gae", "ours", "inside"):
-            row["over_floor"] = {name: 10 * x for name, x in row["over_floor"].items()}
-        if row["clock"] == "alone":  # mostly dispatch: not compared
-            row["over_floor"] = {name: 100 * x for name, x in row["over_floor"].items()}
-    _records.store(f"{new}#cpu", record | {"results": record["results"][::-1]})
-    code, printed = status()
-    assert code == 1
-    assert "slower: gae forward 4x8 float32" in printed
-    assert "5 compared, 1 slower" in printed
-    assert status("--threshold", 20)[0] == 0
-    for unusable in (json.dumps(record | {"results": []}) + "\n", "{"):
-        new.write_text(unusable)
-        assert status()[0] == 2
-    new.unlink()
-    assert status()[0] == 2
-
-
 def test_the_command_line_lists_what_there_is(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="no benchmark is called 'gae'"):
         run(monkeypatch, "gae")
-    assert "compare" in capsys.readouterr().out
+    assert "whole training runs" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         run(monkeypatch, "parts", "--parts", "nonsense")
     for option, value in {"--sizes": "128", "--rounds": "0"}.items():
