@@ -10,7 +10,6 @@ COMMANDS = {  # modules here with a `main()` that reads sys.argv, and their desc
     "update": "a whole update against the same update written by hand",
     "train": "whole training runs against others: environment steps per second, compile time",
     "hosts": "environments on the host: alone, collecting, and whole runs against others",
-    "gpu": "everything to measure on a GPU, in eight minutes: kernels and whole runs",
     "learning": "learning curves of the recipes, over many seeds",
     "kuhn": "self-play in Kuhn poker: how exploitable is the policy?",
     "mujoco": "Gymnasium's MuJoCo tasks, with the protocol of Tianshou's benchmark",
