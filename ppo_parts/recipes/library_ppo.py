@@ -12,7 +12,8 @@ compares the choices.
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal
+import inspect
+from typing import Annotated, Literal
 
 import jax
 import optax
@@ -38,6 +39,7 @@ class Config(training.Config):
     target_kl: Annotated[
         float | None, more_than(0), "divergence to which the rate adapts; in Stable-Baselines3, it ends the update"
     ] = None
+    adapt_each_epoch: Annotated[bool, "the rate adapts after each epoch, not after each step; rl_games only"] = False
     num_minibatches: Annotated[int, at_least(1), "gradient steps per epoch"]
     update_epochs: Annotated[int, at_least(1), "passes over each rollout"]
     gamma: Annotated[float, between(0, 1), "discount of rewards per step"] = 0.99
@@ -46,16 +48,19 @@ class Config(training.Config):
     vf_coef: Annotated[float, at_least(0), "weight of the value loss; its factor 1/2 is that of the library"]
     ent_coef: Annotated[float, at_least(0), "weight of the entropy bonus"]
     max_grad_norm: Annotated[float | None, more_than(0), "a gradient with a larger norm is scaled down to this"] = None
-    reward_scale: Annotated[float, more_than(0), "rewards are multiplied by this; brax only"] = 1.0
+    bounds_coef: Annotated[float, at_least(0), "weight of the loss for means out of bounds; rl_games only"] = 0.0
+    soft_bound: Annotated[float, at_least(0), "the bound, 0 for a loss on all means; rl_games only"] = 1.1
+    reward_scale: Annotated[float, more_than(0), "rewards are multiplied by this; brax and rl_games only"] = 1.0
     segment_length: Annotated[
         int | None, at_least(1), "steps of each segment of a minibatch, None: those of the rollout; brax only"
     ] = None
     normalize_observations: Annotated[bool, "standardize observations by running statistics"] = True
     normalize_rewards: Annotated[bool, "divide rewards by the running deviation of the discounted return"] = True
     hidden: Annotated[tuple[int, ...], at_least(1), "units of each hidden layer, of actor and critic"] = (64, 64)
+    shared: Annotated[bool, "actor and critic share the hidden layers; not in rsl_rl"] = False
     activation: Annotated[networks.Activation, "activation of the hidden layers"] = "tanh"
     log_std: Annotated[float, "initial logarithm of the standard deviation of actions"] = 0.0
-    squash: Annotated[bool, "squash actions into their bounds by tanh; otherwise they are clipped"] = False
+    squash: Annotated[bool, "squash actions into their bounds by tanh; otherwise [-1, 1] is mapped onto them"] = False
     noise_steps: Annotated[
         int | None, at_least(1), "state-dependent exploration (gSDE): steps for which noise is kept, None: white noise"
     ] = None
@@ -92,24 +97,27 @@ PRESETS = {
         library="tianshou", learning_rate=1e-3, num_minibatches=32, update_epochs=1, vf_coef=0.5, ent_coef=0.01,
     ),
 }  # fmt: skip
-HYPERPARAMETERS = (  # which differ between the libraries
-    "learning_rate", "target_kl", "num_minibatches", "update_epochs", "gamma", "gae_lambda", "clip_coef", "vf_coef",
-    "ent_coef", "max_grad_norm", "reward_scale", "segment_length",
-)  # fmt: skip
+HYPERPARAMETERS = {  # which differ between the libraries, and the arguments of `libraries` that they are
+    name: {
+        "update_epochs": "num_epochs", "clip_coef": "clip_eps", "vf_coef": "value_coef", "ent_coef": "entropy_coef",
+    }.get(name, name)
+    for name in (
+        "learning_rate", "target_kl", "adapt_each_epoch", "num_minibatches", "update_epochs", "gamma", "gae_lambda",
+        "clip_coef", "vf_coef", "ent_coef", "max_grad_norm", "bounds_coef", "soft_bound", "reward_scale",
+        "segment_length",
+    )
+}  # fmt: skip
+
+
+def arguments_of(library: Library) -> tuple[str, ...]:
+    """Return the names of the arguments of a library's function."""
+    return tuple(inspect.signature(getattr(libraries, library)).parameters)
 
 
 def update_of(config: Config, env: envs.Env) -> tuple[pp.Part, optax.GradientTransformation]:
     """Return the chain and the optimizer of the library."""
-    given: dict[str, Any] = {
-        "learning_rate": config.learning_rate, "num_minibatches": config.num_minibatches,
-        "num_epochs": config.update_epochs, "gamma": config.gamma, "gae_lambda": config.gae_lambda,
-        "clip_eps": config.clip_coef, "value_coef": config.vf_coef, "entropy_coef": config.ent_coef,
-        "max_grad_norm": config.max_grad_norm,
-    }  # fmt: skip
-    if config.library != "tianshou":
-        given["target_kl"] = config.target_kl
-    if config.library == "brax":
-        given |= {"reward_scale": config.reward_scale, "segment_length": config.segment_length}
+    taken = arguments_of(config.library)
+    given = {name: getattr(config, field) for field, name in HYPERPARAMETERS.items() if name in taken}
     if config.library == "rl_games":
         given |= {"num_envs": config.num_envs, "num_steps": config.num_steps, "num_actions": env.action_space.shape[-1]}
     return getattr(libraries, config.library)(**given)
@@ -117,12 +125,13 @@ def update_of(config: Config, env: envs.Env) -> tuple[pp.Part, optax.GradientTra
 
 def check_options(config: Config) -> None:
     """Raise if an option has no effect in the library, or if all hyperparameters are those of another one."""
-    if config.library == "tianshou" and config.target_kl is not None:
-        raise mistake("target_kl", f"must be None, because tianshou has no such option, got {config.target_kl!r}")
-    for name, unused in {"reward_scale": 1.0, "segment_length": None}.items():
-        value = getattr(config, name)
-        if config.library != "brax" and value != unused:
-            raise mistake(name, f"must be {unused}, because {config.library} has no such option, got {value!r}")
+    taken, defaults = arguments_of(config.library), {field.name: field.default for field in dataclasses.fields(config)}
+    for field, name in HYPERPARAMETERS.items():
+        value, unused = getattr(config, field), defaults[field]
+        if name not in taken and value != unused:
+            raise mistake(field, f"must be {unused}, because {config.library} has no such option, got {value!r}")
+    if config.library == "rsl_rl" and config.shared:
+        raise mistake("shared", "must be False, because rsl_rl clips the gradients of two networks, got True")
     if config.segment_length is not None and config.num_steps % config.segment_length:
         steps = f"the {config.num_steps} steps of a rollout"
         raise mistake("segment_length", f"must divide {steps}, got {config.segment_length}")
@@ -149,7 +158,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     check_options(config)
     if env is None:
         env = envs.make(config.env_id)
-        env = env if config.squash else envs.prepare(env)
+        env = env if config.squash else envs.prepare(env, rescale=True)
         env = envs.normalize_observation(env) if config.normalize_observations else env
         env = envs.normalize_reward(env, gamma=config.gamma) if config.normalize_rewards else env
     discrete, gsde = envs.is_discrete(env.action_space), config.noise_steps is not None
@@ -161,15 +170,17 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     if discrete and gsde:
         raise mistake("noise_steps", f"must be None, because gSDE is for continuous actions, got {config.noise_steps}")
     policy = networks.actor_critic(
-        env, config.hidden, config.activation, log_std=config.log_std, squash=config.squash, gsde=gsde
-    )
+        env, config.hidden, config.activation, shared=config.shared, log_std=config.log_std, squash=config.squash,
+        gsde=gsde,
+    )  # fmt: skip
     if config.library == "rsl_rl":
         policy = libraries.parts.in_two_entries(policy)
     chain, optimizer = update_of(config, env)
     adaptive = config.target_kl is not None and config.library != "stable_baselines3"
     schedules = {} if adaptive else {"learning_rate": config.learning_rate}
     made = config, env, policy, pipeline or chain, optimizer
-    return training.Train.of(*made, noise_steps=config.noise_steps or 1, schedules=schedules)
+    noise_steps = config.noise_steps or 1
+    return training.Train.of(*made, value_each_step=config.shared, noise_steps=noise_steps, schedules=schedules)
 
 
 def main() -> None:

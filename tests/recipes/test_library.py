@@ -21,22 +21,15 @@ def tiny(preset, **changes):
     return dataclasses.replace(library_ppo.PRESETS[preset], **{**TINY, "total_timesteps": 64, **changes})
 
 
-NAMES = {"update_epochs": "num_epochs", "clip_coef": "clip_eps", "vf_coef": "value_coef", "ent_coef": "entropy_coef"}
-"""Hyperparameters with CleanRL's names, and the arguments of the libraries' functions that they are."""
-
-
 @pytest.mark.parametrize("preset", library_ppo.PRESETS)
 def test_presets_are_the_defaults_of_the_libraries_and_reach_them(preset, monkeypatch):
     config = library_ppo.PRESETS[preset]
     training.check_config(config)
     taken = inspect.signature(getattr(libraries, config.library)).parameters
     monkeypatch.setattr(libraries, config.library, lambda **given: given)
+    monkeypatch.setattr(library_ppo, "arguments_of", lambda library: tuple(taken))
     given = library_ppo.update_of(config, envs.make("Pendulum-v1"))
-    named = {field: NAMES.get(field, field) for field in library_ppo.HYPERPARAMETERS}
-    assert {field for field, name in named.items() if name not in taken} <= {
-        "target_kl", "reward_scale", "segment_length"
-    }  # fmt: skip
-    for field, name in named.items():
+    for field, name in library_ppo.HYPERPARAMETERS.items():
         if name in taken:
             assert given[name] == getattr(config, field), field
             assert preset == "playground" or given[name] == taken[name].default, field
@@ -58,6 +51,20 @@ def test_a_run_records_the_rate_that_follows_the_divergence():
     assert rate[1] != rate[0]
     np.testing.assert_allclose(ratios, np.round(ratios), atol=1e-4)
     assert set(result.state.learner.params) == {"policy", "value"}
+
+
+def test_rl_games_configuration_of_humanoid():
+    """That of rl_games' `configs/mujoco/humanoid_envpool.yaml`, in small: one trunk, and a rate adapted each epoch."""
+    config = tiny(
+        "rl_games", update_epochs=3, target_kl=1e9, adapt_each_epoch=True, vf_coef=4.0, bounds_coef=5e-4,
+        soft_bound=0.0, reward_scale=1e6, normalize_rewards=False, activation="elu", shared=True,
+    )  # fmt: skip
+    result = jax.jit(library_ppo.make_train(config))(jax.random.key(0))
+    learner, metrics = result.state.learner, result.metrics
+    assert set(learner.params["params"]) == {"Dense_0", "Dense_1", "Dense_2", "log_std"}
+    np.testing.assert_allclose(metrics["learning_rate"][1] / config.learning_rate, 1.5**3, rtol=1e-5)
+    assert np.all(metrics["bounds_loss"] > 0)  # although no mean is larger than 1.1
+    assert optax.tree_utils.tree_get(learner, "mean") < -1e5  # the running mean of targets
 
 
 def test_gsde_is_an_option_of_every_preset():
@@ -105,6 +112,7 @@ def test_segments_of_brax_that_are_shorter_than_the_rollout():
     [
         ("tianshou", {"target_kl": 0.1}, r"target_kl must be None, because tianshou has no such option, got 0\.1"),
         ("skrl", {"reward_scale": 2.0}, r"reward_scale must be 1\.0, because skrl has no such option, got 2\.0"),
+        ("rsl_rl", {"shared": True}, "shared must be False, because rsl_rl clips the gradients of two networks"),
         ("rl_games", {"env_id": "CartPole-v1"}, "the actions of CartPole-v1 are discrete"),
         ("brax", {"segment_length": 5}, "segment_length must divide the 8 steps of a rollout, got 5"),
         ("rl_games", {"num_minibatches": 3}, "num_minibatches must divide the 4 environments, got 3"),

@@ -143,11 +143,13 @@ def rl_games(
     *, num_envs: int, num_steps: int, num_actions: int, learning_rate: float = 3e-4, target_kl: float | None = 0.008,
     adapt_each_epoch: bool = False, num_minibatches: int = 2, num_epochs: int = 4, gamma: float = 0.99,
     gae_lambda: float = 0.95, normalize_value: bool = True, clip_eps: float = 0.2, clip_value: bool = True,
-    value_coef: float = 2.0, entropy_coef: float = 0.0, bounds_coef: float = 0.0, max_grad_norm: float | None = 1.0,
+    value_coef: float = 2.0, entropy_coef: float = 0.0, bounds_coef: float = 0.0, soft_bound: float = 1.1,
+    max_grad_norm: float | None = 1.0, reward_scale: float = 1.0,
 ) -> tuple[pp.Part, optax.GradientTransformation]:  # fmt: skip
     """rl_games 1.6: no shuffle, running moments of the value; needs `rollout(keep_distribution=True)`.
 
-    rl_games has no defaults for most of these arguments; they are those of its `configs/mujoco/ant_envpool.yaml`.
+    rl_games has no defaults for most of these arguments; they are those of its `configs/mujoco/ant_envpool.yaml`. Its
+    `bound_loss_type: regularisation` is `soft_bound=0`.
     """
     if num_envs % num_minibatches:
         raise pp.errors.UserValueError(
@@ -158,6 +160,7 @@ def rl_games(
     estimator = pp.chain(parts.truncate_at_current_value(), pp.gae(gamma=gamma, gae_lambda=gae_lambda))
     segments = np.tile(np.arange(num_envs).reshape(1, num_minibatches, -1), (num_epochs, 1, 1))
     pipeline = pp.chain(
+        parts.scale_reward(reward_scale),
         parts.normalized_values(estimator, eps=1e-5, ddof=0) if normalize_value else estimator,
         pp.advantage_normalize(ddof=1),
         pp.given_indices(segments, "segment"),
@@ -165,7 +168,7 @@ def rl_games(
         pp.policy_diagnostics(),
         pp.clipped_value_loss(clip_eps=clip_eps, coef=value_coef) if clip_value else pp.value_loss(coef=value_coef),
         pp.entropy_bonus(coef=entropy_coef),
-        pp.regularizers.bounds_loss(coef=bounds_coef),
+        pp.regularizers.bounds_loss(coef=bounds_coef, bound=soft_bound),
         parts.divergence_since_last_epoch((num_minibatches, num_steps, num_envs // num_minibatches, num_actions)),
     )
     average = num_minibatches if adapt_each_epoch else 1
