@@ -24,6 +24,7 @@ COMMANDS = {  # modules here with a `main()` that reads sys.argv, and their desc
     "house": "how large the package is, and how far it is from an update to its parts",
     "bad_input": "every public name with bad arguments: clear errors, unclear ones, silence",
     "report": "the tables and figures of the pages, from the records",
+    "doctor": "planted faults and healthy runs: what `python -m ppo_parts.doctor` finds",
 }
 
 

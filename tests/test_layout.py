@@ -17,7 +17,7 @@ FLOORS = [
     {"networks", "testing", "bridges"},
     {"training"},
     {"commands"},
-    {"evaluate", "watch", "compare", "export", "recipes"},
+    {"evaluate", "watch", "compare", "export", "doctor", "recipes"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 

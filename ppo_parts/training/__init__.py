@@ -10,6 +10,8 @@ from ._config import between as between
 from ._config import check_config as check_config
 from ._config import more_than as more_than
 from ._config_json import versions as versions
+from ._diagnose import Finding as Finding
+from ._diagnose import diagnose as diagnose
 from ._errors import MetricNotFoundError as MetricNotFoundError
 from ._errors import NonFiniteError as NonFiniteError
 from ._errors import RunExistsError as RunExistsError
@@ -22,6 +24,7 @@ from ._folder import load as load
 from ._metrics_file import column as column
 from ._metrics_file import read_metrics as read_metrics
 from ._options import RunOptions as RunOptions
+from ._probe import probe as probe
 from ._program import Program as Program
 from ._progress import StopRun as StopRun
 from ._result import plot_curve as plot_curve

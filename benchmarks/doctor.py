@@ -1,0 +1,368 @@
+"""`python -m ppo_parts.doctor` on planted faults and on healthy runs: how often is it right?
+
+    python -m benchmarks doctor --runs build/doctor --json benchmarks/results/doctor.jsonl#cpu
+
+The thresholds of the rules were set on the programs of TRAINING, with seeds from 0, and measured on those of HELD_OUT:
+other tasks and recipes, with seeds from 100. All faults that are numbers are planted in one program for each task, with
+an axis for faults and seeds. `--runs` keeps the metrics, so that rules can be judged again without training.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import importlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ppo_parts as pp
+from ppo_parts import envs, networks, training
+from ppo_parts.recipes.cleanrl_ppo import Config
+from ppo_parts.training._files import plain
+
+from . import _options, _records
+
+Numbers = Mapping[str, Any]
+NORMAL = {
+    "reward": 1.0, "obs": 1.0, "freeze": 0, "explode": 0, "never": 0, "same": 0, "shift": 0, "limit": 0, "stored": 0,
+    "other": 0, "nan": 0, "dead": 0, "noise": 0, "advantage": 1.0, "standardize": 1, "unit": 1, "target_kl": 1e9,
+    "stale": 0, "unnormalized": 0, "certain": 0,
+}  # fmt: skip
+"""Numbers that plant faults, at values where they do nothing. Others are fields of the configuration."""
+FAULTS: dict[str, dict[str, float]] = {
+    "reward_sign": {"reward": -1},
+    "reward_scale_large": {"reward": 1e3},
+    "reward_scale_small": {"reward": 1e-3},
+    "observations_large": {"obs": 1e3},
+    "statistics_frozen": {"freeze": 1},
+    "observations_vanish": {"explode": 1},
+    "learning_rate_large": {"learning_rate": 30},
+    "learning_rate_small": {"learning_rate": 1 / 30},
+    "schedule_ends_early": {"unit": 32},
+    "entropy_collapsed": {"certain": 3},
+    "entropy_bonus_large": {"ent_coef": 1.0},
+    "clip_small": {"clip_coef": 1e-3},
+    "clip_large": {"clip_coef": 10.0},
+    "advantage_not_standardized": {"standardize": 0},
+    "advantage_lost": {"advantage": 0},
+    "gamma_short": {"gamma": 0.5},
+    "time_limit_as_end": {"limit": 1},
+    "flags_shifted": {"shift": 1},
+    "action_changed": {"stored": 1},
+    "actions_saturated": {"noise": 1},
+    "value_dominates": {"vf_coef": 1e3},
+    "value_explains_nothing": {"vf_coef": 0.0},
+    "stops_at_once": {"target_kl": 1e-9},
+    "dead_units": {"dead": 1},
+    "policy_differs": {"other": 1},
+    "evaluation_apart": {"stale": 1},
+    "evaluation_apart (statistics)": {"unnormalized": 1},
+    "never_ends": {"never": 1},
+    "duplicated_envs": {"same": 1},
+    "not_finite": {"nan": 1},
+}
+"""By the rule that should find it (what is in brackets tells variants apart); a learning rate is a factor."""
+STATIC: dict[str, dict[str, Any]] = {"epochs_many": {"update_epochs": 40}, "minibatch_small": {"num_minibatches": 128}}
+"""Faults that change the program."""
+DISCRETE = Config(num_envs=8, num_steps=64, total_timesteps=81_920, learning_rate=2e-3, hidden=(32, 32))
+BOXED = dataclasses.replace(
+    DISCRETE, num_steps=128, num_minibatches=8, learning_rate=1e-3, ent_coef=0.0, normalize_env=True
+)
+ONLY_BOXED = (
+    "statistics_frozen", "observations_vanish", "time_limit_as_end", "action_changed", "actions_saturated",
+    "evaluation_apart (statistics)",
+)  # fmt: skip
+ONLY_DISCRETE = ("value_dominates",)  # there, policy and value share a network
+
+
+def faulty_env(env: envs.Env, f: Numbers, normalized: bool) -> envs.Env:
+    """Plant the faults of the environment and of its wrappers."""
+
+    def shown(obs: Any) -> Any:
+        return obs * f["obs"]
+
+    def spoiled(old: Any, new: Any) -> Any:
+        if not normalized:
+            return new
+        kept = jax.tree.map(lambda a, b: jnp.where(f["freeze"] > 0, a, b), old.inner.moments, new.inner.moments)
+        begins = (f["explode"] > 0) & (kept.seen < 1000)
+        kept = kept._replace(var=jnp.where(begins, 1e10, kept.var))
+        return new._replace(inner=new.inner._replace(moments=kept))
+
+    def first(x: Any) -> Any:
+        return jnp.where(f["same"] > 0, jnp.broadcast_to(x[:1], x.shape), x) if jnp.ndim(x) else x
+
+    def reset(key: Any, num_envs: int) -> Any:
+        state, obs = env.reset(key, num_envs)
+        return state, shown(first(obs))
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        new, out = env.step(key, state, action)
+        out = out._replace(obs=first(out.obs), final_obs=first(out.final_obs))
+        runs = f["never"] == 0
+        out = out._replace(terminated=out.terminated & runs, truncated=out.truncated & runs)
+        return spoiled(state, new), out._replace(obs=shown(out.obs), final_obs=shown(out.final_obs))
+
+    def evaluation(state: Any) -> envs.Env:
+        inner = env.evaluation(state)
+        return faulty_env(inner, NORMAL | {"obs": f["obs"]}, False)
+
+    return env._replace(reset=reset, step=step, evaluation=evaluation)
+
+
+def faulty_rollout(rollout: pp.Rollout, f: Numbers, space: Any) -> pp.Rollout:
+    """Plant the faults of what is stored."""
+
+    def collect(key: Any, params: Any, state: Any) -> Any:
+        state, batch, metrics = rollout.collect(key, params, state)
+        limit = f["limit"] > 0
+        ends = {"terminated": batch.terminated | (limit & batch.truncated), "truncated": batch.truncated & ~limit}
+        ends = {name: jnp.where(f["shift"] > 0, jnp.roll(x, 1, axis=0).at[0].set(False), x) for name, x in ends.items()}
+        reward = batch.reward * f["reward"]
+        reward = jnp.where((f["nan"] > 0) & (jax.random.uniform(key) < 0.05), jnp.nan, reward)
+        action = batch.action
+        if not envs.is_discrete(space):
+            action = jnp.where(f["stored"] > 0, jnp.clip(action, space.low, space.high), action)
+        obs = batch.obs * (1 + 0.2 * f["other"])
+        return state, batch.replace(reward=reward, action=action, obs=obs, **ends), metrics
+
+    return rollout._replace(collect=collect)
+
+
+def faulty_policy(policy: pp.Policy, f: Numbers) -> pp.Policy:
+    """Plant the faults of the first parameters."""
+
+    def init(key: Any) -> Any:
+        def changed(path: Any, x: Any) -> Any:
+            name = jax.tree_util.keystr(path)
+            if "log_std" in name:
+                return x + 4.0 * f["noise"]
+            hidden = "bias" in name and x.shape[-1] > 4
+            return x + 50.0 * f["dead"] * (jnp.arange(x.shape[-1]) % 8 < 6) if hidden else x
+
+        return jax.tree_util.tree_map_with_path(changed, policy.init(key))
+
+    return dataclasses.replace(policy, init=init)
+
+
+def planted(config: Config, f: Numbers) -> training.Train:
+    """Return CleanRL's PPO with faults; discrete actions have a network that policy and value share."""
+    env = envs.prepare(envs.make(config.env_id), normalize=config.normalize_env, gamma=config.gamma)
+    discrete = envs.is_discrete(env.action_space)
+    policy = faulty_policy(networks.actor_critic(env, config.hidden, "tanh", shared=discrete), f)
+
+    def scaled(batch: pp.Batch) -> pp.Batch:
+        x = batch.advantage
+        standardized = (x - jnp.mean(x)) / (jnp.std(x) + 1e-8)
+        return batch.replace(advantage=f["advantage"] * jnp.where(f["standardize"] > 0, standardized, x))
+
+    def certain(batch: pp.Batch) -> pp.Batch:
+        return batch.add_loss("certain", f["certain"] * batch.current.distribution.entropy())
+
+    pipeline = pp.chain(
+        pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
+        pp.shuffled_minibatches(config.num_minibatches, config.update_epochs),
+        pp.stateless(scaled, requires=("advantage",), provides=("advantage",), place="after_sampler"),
+        pp.clipped_surrogate(clip_eps=config.clip_coef),
+        pp.policy_diagnostics(),
+        pp.value_loss(coef=config.vf_coef),
+        pp.entropy_bonus(coef=config.ent_coef),
+        pp.stateless(certain, provides=("losses",), place="after_sampler"),
+        pp.kl_early_stop(f["target_kl"], check="epoch"),
+    )
+
+    def rate(update: Any) -> Any:
+        return config.learning_rate * jnp.maximum(0, 1 - update * f["unit"] / config.num_updates)
+
+    train = training.Train.of(
+        config, faulty_env(env, f, config.normalize_env), policy, pipeline, pp.clipped_adam(rate, config.max_grad_norm)
+    )
+    return dataclasses.replace(train, rollout=faulty_rollout(train.rollout, f, env.action_space))
+
+
+def measure(train: training.Train, key: Any, config: Any, f: Numbers = NORMAL) -> dict[str, Any]:
+    """Train, and return metrics `[updates]`, those of an evaluation, and those of a probe."""
+    first = train.init(key)
+    state, metrics = jax.lax.scan(lambda state, _: train.step(state), first, None, length=train.num_updates)
+    params = jax.tree.map(lambda a, b: jnp.where(f["stale"] > 0, a, b), first.learner.params, state.learner.params)
+    env_state = jax.tree.map(
+        lambda a, b: jnp.where(f["unnormalized"] > 0, a, b), first.rollout.env_state, state.rollout.env_state
+    )
+    played = state._replace(
+        learner=state.learner._replace(params=params), rollout=state.rollout._replace(env_state=env_state)
+    )
+    episodes = train.evaluate_policy(jax.random.fold_in(key, 2**20), played, 8)
+    evaluation = {"evaluation/episode_return": jnp.mean(episodes.episode_return)}
+    return {**{name: metrics[name] for name in metrics}, **evaluation, **training.probe(train, state, config)}
+
+
+def all_faults(env_id: str, base: Config, first_seed: int, seeds: int, healthy: int) -> dict[str, Any]:
+    """Run healthy lanes and every fault that is a number in one program: `[lanes, ...]` by name."""
+    base = dataclasses.replace(base, env_id=env_id)
+    names = [name for name in FAULTS if name not in (ONLY_DISCRETE if base.normalize_env else ONLY_BOXED)]
+    names = [name for name in names for _ in range(seeds)] + ["healthy"] * healthy
+    fields = {name: getattr(base, name) for name in ("learning_rate", "ent_coef", "clip_coef", "gamma", "vf_coef")}
+    lanes = []
+    for name in names:
+        factor = FAULTS.get(name, {}).get("learning_rate", 1.0)
+        lanes.append(NORMAL | fields | FAULTS.get(name, {}) | {"learning_rate": fields["learning_rate"] * factor})
+    numbers = {name: jnp.array([lane[name] for lane in lanes], jnp.float32) for name in lanes[0]}
+
+    def run(key: Any, f: Numbers) -> dict[str, Any]:
+        config = dataclasses.replace(base, **{name: f[name] for name in fields})
+        return measure(planted(config, f), key, config, f)
+
+    seed = [first_seed + names[:i].count(name) for i, name in enumerate(names)]
+    found = jax.jit(jax.vmap(run))(jax.vmap(jax.random.key)(jnp.array(seed)), numbers)
+    return {"name": names, **found, **{f"config/{name}": numbers[name] for name in fields}, "config": as_text(base)}
+
+
+def one_fault(name: str, env_id: str, first_seed: int, seeds: int) -> dict[str, Any]:
+    """Run a fault that changes the program, with fewer updates."""
+    config = dataclasses.replace(DISCRETE, env_id=env_id, total_timesteps=20_480, **STATIC[name])
+    keys = jax.vmap(jax.random.key)(first_seed + jnp.arange(seeds))
+    found = jax.jit(jax.vmap(lambda key: measure(planted(config, NORMAL), key, config)))(keys)
+    return {"name": [name] * seeds, **found, "config": as_text(config)}
+
+
+def memory(env_id: str, first_seed: int, seeds: int) -> dict[str, Any]:
+    """Run a recurrent policy that ignores `reset`, and one that does not."""
+    config = dataclasses.replace(DISCRETE, env_id=env_id, num_envs=16, total_timesteps=40_960)
+    env = envs.make(env_id)
+    pipeline = pp.chain(
+        pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda),
+        pp.segment_minibatches(config.num_minibatches, config.update_epochs),
+        pp.advantage_normalize(),
+        pp.clipped_surrogate(clip_eps=config.clip_coef),
+        pp.policy_diagnostics(),
+        pp.value_loss(coef=config.vf_coef),
+        pp.entropy_bonus(coef=config.ent_coef),
+    )
+    optimizer = pp.clipped_adam(config.learning_rate, config.max_grad_norm)
+    network = networks.actor_critic(env, config.hidden, "tanh", shared=True, memory="lstm")
+
+    def run(key: Any, keeps: Any) -> dict[str, Any]:
+        def evaluate(params: Any, batch: pp.Batch) -> Any:
+            return network(params, batch.replace(reset=batch.reset * (1 - keeps)))
+
+        policy = dataclasses.replace(network, evaluate=evaluate)
+        return measure(training.Train.of(config, env, policy, pipeline, optimizer), key, config)
+
+    keys = jax.vmap(jax.random.key)(first_seed + jnp.arange(2 * seeds))
+    found = jax.jit(jax.vmap(run))(keys, jnp.repeat(jnp.array([1, 0]), seeds))
+    return {"name": ["memory_not_reset"] * seeds + ["healthy"] * seeds, **found, "config": as_text(config)}
+
+
+def healthy(recipe: str, preset: str, first_seed: int, seeds: int, **changes: Any) -> dict[str, Any]:
+    """Run a recipe as it is."""
+    module = importlib.import_module(f"ppo_parts.recipes.{recipe}")
+    config = dataclasses.replace(module.PRESETS[preset], **changes)
+    train = module.make_train(config)
+    keys = jax.vmap(jax.random.key)(first_seed + jnp.arange(seeds))
+    found = jax.jit(jax.vmap(lambda key: measure(train, key, config)))(keys)
+    return {"name": ["healthy"] * seeds, **found, "config": as_text(config)}
+
+
+def as_text(config: Any) -> str:
+    """Return a configuration as JSON."""
+    return json.dumps(plain(dataclasses.asdict(config)))
+
+
+Programs = dict[str, Callable[[], dict[str, Any]]]
+SHORT: dict[str, Any] = {"total_timesteps": 61_440}
+PENDULUM: dict[str, Any] = {**SHORT, "env_id": "Pendulum-v1"}
+TRAINING: Programs = {
+    "CartPole-v1": lambda: all_faults("CartPole-v1", DISCRETE, 0, 3, 24),
+    "Pendulum-v1": lambda: all_faults("Pendulum-v1", BOXED, 0, 3, 24),
+    "CartPole-v1 epochs": lambda: one_fault("epochs_many", "CartPole-v1", 0, 3),
+    "CartPole-v1 minibatches": lambda: one_fault("minibatch_small", "CartPole-v1", 0, 3),
+    "MemoryChain-bsuite memory": lambda: memory("MemoryChain-bsuite", 0, 3),
+    "pufferlib_ppo discrete": lambda: healthy("pufferlib_ppo", "discrete", 0, 12, **SHORT),
+    "library_ppo skrl": lambda: healthy("library_ppo", "skrl", 0, 12, **PENDULUM),
+}
+HELD_OUT: Programs = {
+    "Acrobot-v1": lambda: all_faults("Acrobot-v1", DISCRETE, 100, 3, 24),
+    "Reacher-misc": lambda: all_faults("Reacher-misc", BOXED, 100, 3, 24),
+    "Acrobot-v1 epochs": lambda: one_fault("epochs_many", "Acrobot-v1", 100, 3),
+    "Acrobot-v1 minibatches": lambda: one_fault("minibatch_small", "Acrobot-v1", 100, 3),
+    "CartPole-v1 memory": lambda: memory("CartPole-v1", 100, 3),
+    "cleanrl_ppo discrete": lambda: healthy("cleanrl_ppo", "discrete", 100, 12, **SHORT),
+    "mujoco_ppo": lambda: healthy("mujoco_ppo", "mujoco", 100, 12, **PENDULUM),
+    "pufferlib_ppo continuous": lambda: healthy("pufferlib_ppo", "continuous", 100, 12, **SHORT),
+    "library_ppo stable_baselines3": lambda: healthy("library_ppo", "stable_baselines3", 100, 12, **PENDULUM),
+    "library_ppo rsl_rl": lambda: healthy("library_ppo", "rsl_rl", 100, 12, **PENDULUM),
+    "ippo spread": lambda: healthy("ippo", "spread", 100, 12, **SHORT),
+    "library_ppo brax": lambda: healthy("library_ppo", "brax", 100, 12, **PENDULUM),
+}
+
+
+def runs_of(name: str, program: Callable[[], dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """Return the runs of a program, from its file if there is one."""
+    path = folder / f"{name.replace(' ', '-')}.npz"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, Any] = {key: np.asarray(x) for key, x in jax.device_get(program()).items()}
+        np.savez_compressed(path, **arrays)
+    return dict(np.load(path))
+
+
+def findings_of(runs: dict[str, Any]) -> Iterable[tuple[str, list[str]]]:
+    """Yield what was planted in each run, and what was found."""
+    base = json.loads(str(runs["config"]))
+    for i, name in enumerate(runs["name"]):
+        metrics = {key: x[i] for key, x in runs.items() if x.ndim and key != "name" and not key.startswith("config/")}
+        config = base | {key.removeprefix("config/"): float(x[i]) for key, x in runs.items() if "config/" in key}
+        yield str(name).partition(" ")[0], [found.name for found in training.diagnose(metrics, config)]
+
+
+def judge(found: Iterable[tuple[str, list[str]]]) -> dict[str, Any]:
+    """Count runs by what was planted and by the first finding, and the shares of right ones."""
+    pairs = list(found)
+    matrix: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for name, names in pairs:
+        matrix[name][names[0] if names else "nothing"] += 1
+    faults = [(name, names) for name, names in pairs if name != "healthy"]
+    clean = [names for name, names in pairs if name == "healthy"]
+    return {
+        "faults": len(faults),
+        "kinds": len({name for name, _ in faults}),
+        "among": float(np.mean([name in names for name, names in faults])),
+        "first": float(np.mean([name in names[:1] for name, names in faults])),
+        "healthy": len(clean),
+        "false_alarms": sum(map(bool, clean)),
+        "missed": {name: sum(name not in names for each, names in faults if each == name) for name, _ in faults},
+        "confusion": matrix,
+    }
+
+
+def main() -> None:
+    """Judge both splits, and write the record."""
+    parser = _options.parser(__doc__, json=None)
+    parser.add_argument("--runs", type=Path, default=Path("build/doctor"), help="folder with the metrics of the runs")
+    parser.add_argument("--only", nargs="*", help="run these programs, and judge nothing")
+    options = parser.parse_args()
+    results = {}
+    for split, programs in {"training": TRAINING, "held_out": HELD_OUT}.items():
+        found = []
+        for name, program in programs.items():
+            if not options.only or name in options.only:
+                runs = list(findings_of(runs_of(name, program, options.runs)))
+                wrong = collections.Counter(
+                    (planted, *names) for planted, names in runs if [planted] != (names or ["healthy"])[:1]
+                )
+                print(name, *(f"\n   {n} x {' > '.join(names)}" for names, n in wrong.items()), flush=True)
+                found += runs
+        results[split] = judge(found)
+        print(split, {name: x for name, x in results[split].items() if name != "confusion"}, flush=True)
+    if not options.only:
+        _records.write(options.json, results)
+
+
+if __name__ == "__main__":
+    main()

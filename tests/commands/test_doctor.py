@@ -1,0 +1,204 @@
+"""Why a run does not learn: each rule with numbers that it is for, the measurements of a policy, and the command."""
+
+import dataclasses
+import runpy
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ppo_parts as pp
+from ppo_parts import training
+from ppo_parts.commands import doctor
+from ppo_parts.training._diagnose import RULES
+from tests.commands import recipe
+
+UPDATES = 40
+HEALTHY = {
+    "episode_return": np.linspace(20, 200, UPDATES) + np.sin(np.arange(UPDATES)),
+    "episode_length": np.linspace(20, 200, UPDATES),
+    "evaluation/episode_return": np.full(UPDATES, 190.0),
+    "episodes": np.full(UPDATES, 3.0),
+    "approx_kl": np.linspace(4e-3, 1e-4, UPDATES),
+    "clip_fraction": np.full(UPDATES, 0.05),
+    "entropy": np.linspace(0.69, 0.3, UPDATES),
+    "explained_variance": np.linspace(0, 0.8, UPDATES),
+    "policy_loss": np.full(UPDATES, -0.01),
+    "value_loss": np.full(UPDATES, 3.0),
+    "early_stopped": np.zeros(UPDATES),
+    "epochs": np.full(UPDATES, 4.0),
+    "nonfinite/gradient": np.zeros(UPDATES),
+    "probe/log_ratio": 1e-6,
+    "probe/log_ratio_inside": 1e-6,
+    "probe/memory_after_reset": 0.0,
+    "probe/same_envs": 0.0,
+    "probe/obs_rms": 1.0,
+    "probe/obs_std": 1.0,
+    "probe/obs_seen": 1.0,
+    "probe/action_at_bound": 0.2,
+    "probe/reward_mean": 1.0,
+    "probe/target_rms": 20.0,
+    "probe/terminated": 4.0,
+    "probe/truncated": 0.0,
+    "probe/jump_at_end": 9.0,
+    "probe/dead_units": 0.0,
+    "probe/value_dominance": 20.0,
+}
+CONFIG = {
+    "num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "gamma": 0.99, "clip_coef": 0.2,
+    "ent_coef": 0.01,
+}  # fmt: skip
+FLAT = {"episode_return": 20 + np.sin(np.arange(UPDATES))}
+PLANTED = {  # by rule: metrics, and settings
+    "not_finite": ({"nonfinite/gradient": np.eye(UPDATES)[7]}, {}),
+    "duplicated_seeds": ({"loss": np.ones((UPDATES, 2))}, {}),
+    "duplicated_envs": ({"probe/same_envs": 1.0}, {}),
+    "memory_not_reset": ({"probe/memory_after_reset": 0.2, "probe/log_ratio": 1.0, "probe/log_ratio_inside": 1.0}, {}),
+    "action_changed": ({"probe/log_ratio": 3.0}, {}),
+    "policy_differs": ({"probe/log_ratio": 3.0, "probe/log_ratio_inside": 3.0}, {}),
+    "stops_at_once": ({"early_stopped": np.ones(UPDATES), "epochs": np.ones(UPDATES)}, {}),
+    "flags_shifted": ({"probe/jump_at_end": 0.1}, {}),
+    "time_limit_as_end": ({"episode_length": np.full(UPDATES, 200.0)}, {}),
+    "never_ends": ({"episodes": np.zeros(UPDATES), "episode_return": np.full(UPDATES, np.nan)}, {}),
+    "statistics_frozen": ({"probe/obs_seen": 0.01}, {}),
+    "observations_large": ({"probe/obs_rms": 300.0}, {}),
+    "observations_vanish": ({"probe/obs_std": 1e-4}, {}),
+    "reward_sign": ({"probe/reward_mean": -1.0}, {}),
+    "reward_scale_large": ({"probe/target_rms": 2e4}, {}),
+    "reward_scale_small": ({"probe/target_rms": 0.02}, {}),
+    "evaluation_apart": ({"evaluation/episode_return": np.full(UPDATES, 25.0)}, {}),
+    "dead_units": ({"probe/dead_units": 0.7}, {}),
+    "actions_saturated": ({"probe/action_at_bound": 0.99}, {}),
+    "gamma_short": ({}, {"gamma": 0.5}),
+    "minibatch_small": ({}, {"num_minibatches": 256}),
+    "advantage_lost": ({"policy_loss": np.zeros(UPDATES)}, {}),
+    "advantage_not_standardized": ({"policy_loss": np.full(UPDATES, -8.0)}, {}),
+    "epochs_many": ({}, {"update_epochs": 80}),
+    "clip_large": ({}, {"clip_coef": 10.0}),
+    "clip_small": ({"clip_fraction": np.full(UPDATES, 0.6), "approx_kl": np.full(UPDATES, 2e-6)}, {}),
+    "entropy_bonus_large": ({"entropy": np.full(UPDATES, 0.69)}, {"ent_coef": 1.0}),
+    "schedule_ends_early": ({"approx_kl": np.where(np.arange(UPDATES) < 8, 4e-3, 1e-9)}, {}),
+    "learning_rate_large": ({"approx_kl": np.full(UPDATES, 0.3)}, {}),
+    "learning_rate_small": ({"approx_kl": np.full(UPDATES, 1e-7)}, {}),
+    "entropy_collapsed": ({"entropy": np.geomspace(0.69, 1e-3, UPDATES), **FLAT}, {}),
+    "value_dominates": ({"probe/value_dominance": 1e5}, {}),
+    "value_explains_nothing": ({"explained_variance": np.full(UPDATES, -0.1)}, {}),
+}
+
+
+def test_nothing_is_found_in_a_healthy_run():
+    assert training.diagnose(HEALTHY, CONFIG) == []
+    assert training.diagnose({}) == []
+    assert PLANTED.keys() == {rule.name for rule in RULES}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_found(name):
+    metrics, settings = PLANTED[name]
+    assert [found.name for found in training.diagnose({**HEALTHY, **metrics}, {**CONFIG, **settings})] == [name]
+
+
+def test_findings_are_sorted_and_few_and_of_the_median_seed():
+    chosen = ["value_explains_nothing", "dead_units", "flags_shifted", "gamma_short", "policy_differs", "reward_sign"]
+    metrics, settings = ({k: x for name in chosen for k, x in PLANTED[name][i].items()} for i in (0, 1))
+    found = training.diagnose({**HEALTHY, **metrics}, {**CONFIG, **settings})
+    assert [x.name for x in found] == ["policy_differs", "flags_shifted", "reward_sign", "dead_units", "gamma_short"]
+    x = HEALTHY["approx_kl"]
+    for seeds, names in (([x, x, 100 * x], []), ([x, 100 * x, 100 * x], ["learning_rate_large"])):
+        metrics = {"actor/approx_kl": np.stack(seeds, axis=1)}
+        assert [x.name for x in training.diagnose(metrics)] == names
+    (first,) = training.diagnose({"nonfinite/reward": np.eye(9)[2:4].sum(0), "nonfinite/gradient": np.eye(9)[3]})
+    assert (first.value, first.cause) == (2, "in update 2: non-finite numbers arose first in reward (1 element)")
+
+
+def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped():
+    train = recipe.make_train(recipe.Config(memory="lstm", num_steps=16, total_timesteps=64))
+
+    def forgets_nothing(params, batch):
+        return train.policy.evaluate(params, batch.replace(reset=jnp.zeros_like(batch.reset)))
+
+    def collect(*given):
+        state, batch, metrics = train.rollout.collect(*given)
+        return state, batch.replace(action=jnp.clip(batch.action, -0.5, 0.5)), metrics
+
+    faulty = dataclasses.replace(
+        train,
+        policy=dataclasses.replace(train.policy, evaluate=forgets_nothing),
+        rollout=train.rollout._replace(collect=collect),
+    )
+    found = jax.jit(lambda key: training.probe(faulty, faulty.init(key), recipe.Config()))(jax.random.key(0))
+    names = [x.name for x in training.diagnose(found)]
+    assert names[:1] == ["memory_not_reset"]
+    assert found["probe/log_ratio"] > 0.1
+    assert found["probe/action_at_bound"] > 0.3
+    assert found["probe/jump_at_end"] > 1
+    policy = dataclasses.replace(train.policy, evaluate=lambda p, batch: pp.Output(train.policy(p, batch)[0], None))
+    with pytest.raises((pp.errors.UserError), match="critic"):
+        training.probe(dataclasses.replace(train, policy=policy), train.init(jax.random.key(0)))
+
+
+def status(*arguments) -> int:
+    """The exit status of the command."""
+    before, sys.argv = sys.argv, ["doctor", *map(str, arguments)]
+    try:
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module("ppo_parts.doctor", run_name="__main__")
+    finally:
+        sys.argv = before
+    return ended.value.code
+
+
+def test_the_command_reads_a_run_and_its_checkpoint(folder, tmp_path, capsys):
+    page = tmp_path / "doctor.html"
+    assert status(folder, "--html", page) == 1
+    said = capsys.readouterr()
+    assert "explained_variance" in said.out
+    assert "without measurements" not in said.err
+    assert said.out.splitlines()[0].startswith("1. ")
+    text = page.read_text()
+    assert text.count("<svg") >= 3
+    assert "http" not in text.replace("<!doctype html>", "")
+
+
+def write_csv(folder):
+    names = "rollout/ep_rew_mean,train/approx_kl,train/entropy_loss,train/value_loss"
+    rows = [f"{i},0.4,-0.5," + "2.0" * (i > 0) for i in range(20)]
+    (folder / "progress.csv").write_text("\n".join([names, *rows]))
+
+
+def write_events(folder):
+    from tensorboardX import SummaryWriter
+
+    with SummaryWriter(str(folder)) as writer:
+        for i in range(20):
+            for name, x in {"losses/approx_kl": 0.4, "losses/entropy": 0.5, "losses/value_loss": 1.0}.items():
+                writer.add_scalar(name, x, i)
+
+
+@pytest.mark.parametrize("write", [write_csv, write_events])
+def test_the_command_reads_logs_of_other_libraries(write, tmp_path, capsys):
+    write(tmp_path)
+    metrics, config = doctor.read_run(tmp_path)
+    assert config == {}
+    np.testing.assert_allclose(metrics["entropy"], np.full(20, 0.5))
+    np.testing.assert_allclose(metrics["value_loss"], np.ones(19 + (write is write_events)))
+    assert status(tmp_path) == 1
+    assert "learning_rate_large (likely)" in capsys.readouterr().out
+
+
+def test_what_cannot_be_read_ends_with_status_2(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "text.csv").write_text("train/approx_kl\nlarge\n")
+    for name, says in {
+        "absent": "is not a run",
+        "empty": "is not a run",
+        "other.csv": "has none of the metrics",
+        "text.csv": "must be a number, got 'large'",
+    }.items():
+        assert status(tmp_path / name) == 2
+        assert says in capsys.readouterr().err
+    (tmp_path / "progress.csv").write_text("train/approx_kl,train/entropy_loss\n" + "0.005,-0.5\n" * 9)
+    assert status(tmp_path) == 0
