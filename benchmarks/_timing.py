@@ -18,13 +18,18 @@ Samples = dict[str, list[float]]
 Quartiles = dict[str, float]
 
 
-def compile_cold(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], dict[str, float]]:
-    """The compiled function, and the seconds that tracing and compiling it took, from cold caches."""
+def compile_cold(
+    function: Callable[..., Any], *args: Any, options: dict[str, Any] | None = None
+) -> tuple[Callable[..., Any], dict[str, float]]:
+    """The compiled function, and the seconds that tracing and compiling it took, from cold caches.
+
+    `options` are those of the compiler; None: XLA's own.
+    """
     jax.clear_caches()
     start = time.perf_counter()
     lowered = jax.jit(function).lower(*args)
     traced = time.perf_counter()
-    compiled = lowered.compile()
+    compiled = lowered.compile(options)
     return compiled, {"trace": traced - start, "compile": time.perf_counter() - traced}
 
 

@@ -10,7 +10,8 @@ one trunk for both heads), the second trains actor and critic one after the othe
 part where they are installed (`pip install rejax sbx-rl stable-baselines3`); the last two step gymnasium's environments
 in Python. PureJaxRL takes part from a clone, with distrax: `--purejaxrl path/to/purejaxrl`. Two functions adapt it to
 gymnax 1.0, whose `step` returns both ends of an episode, and to an installation without brax and navix, which its
-wrappers import for other environments.
+wrappers import for other environments. Recipes are compiled with the options of `training.main`, the others with XLA's
+own, and PureJaxRL with both.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import jax.numpy as jnp
 
 from ppo_parts import envs
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
+from ppo_parts.training._program import compiler_options
 
 from . import _timing, handwritten
 from ._options import parser
@@ -55,7 +57,7 @@ SETTINGS = {  # name: environment, how many of it, seeds trained at once, update
 }
 HOST_RIVALS = ("sbx", "sb3")  # these step the environments in Python
 LARGE = 1024  # environments of CartPole, from which on minibatches are evaluated in pieces
-ONE_SEED = "cleanrl, one seed"
+ONE_SEED, SAME_OPTIONS = "cleanrl, one seed", "purejaxrl, same options"
 RECIPES = {  # what was written by hand: the recipe it is a rival of
     "handwritten": "cleanrl",
     "pufferlib, handwritten": "pufferlib",
@@ -199,7 +201,7 @@ def programs(
         "handwritten": handwritten.cleanrl.make_train(config),
     }
     if clone is not None:
-        found["purejaxrl"] = purejaxrl(clone, env_id, num_envs, updates)
+        found["purejaxrl"] = found[SAME_OPTIONS] = purejaxrl(clone, env_id, num_envs, updates)
     if seeds > 1:
         return found
     if num_envs >= LARGE and env_id == CARTPOLE:
@@ -238,7 +240,8 @@ def measure(
     compiling: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
     for _ in range(compilations):
         for name, (train, argument) in calls.items():
-            call, took = _timing.compile_cold(train, argument)
+            as_ours = name in RECIPES.values() or name in (ONE_SEED, SAME_OPTIONS)
+            call, took = _timing.compile_cold(train, argument, options=compiler_options() if as_ours else None)
             compiling[name].append(took)
             memory = call.memory_analysis()
             rows[name]["temporary_bytes"] = memory.temp_size_in_bytes if memory else None

@@ -13,7 +13,7 @@ from .._base.errors import UserValueError
 from .._core.types import Batch, Output, Policy
 from ..envs import Env, is_discrete
 from ..envs._env import check_env
-from ._dense import orthogonal
+from ._dense import in_one_draw, orthogonal
 from ._flax import dense
 from ._heads import Array, action_distribution, action_size
 
@@ -115,7 +115,7 @@ def nature_cnn(env: Env, features: int = 512) -> Policy:
     def evaluate(params: Any, batch: Batch) -> Any:
         return network.apply(params, batch.obs)
 
-    return Policy(lambda key: network.init(key, jnp.zeros((1, *shape))), evaluate)
+    return Policy(lambda key: in_one_draw(network.init)(key, jnp.zeros((1, *shape))), evaluate)
 
 
 def largest_pixel(space: Any) -> float:

@@ -232,7 +232,7 @@ def actor_critic(
     def init(key: Array) -> Any:
         carry, no_reset = initial_carry(memory, (1, *hidden[-1:])), jnp.zeros((1, 1), bool)
         obs, privileged = (None if n is None else jnp.zeros((1, 1, n)) for n in sizes)
-        return network.init(key, obs, None, carry, no_reset, privileged)
+        return _dense.in_one_draw(network.init)(key, obs, None, carry, no_reset, privileged)
 
     def evaluate(params: Any, batch: Batch) -> Any:
         seen = as_observation(batch.obs)
@@ -320,7 +320,8 @@ def multi_agent_actor_critic(
         for name, x, key_of_name in zip(networks, seen, jax.random.split(key), strict=True):
 
             def init_one(key: Array, name: str = name, x: Array = x) -> Any:
-                return networks[name].init(key, x[..., 0, :], carry_of(1)[name], jnp.zeros((1, 1), bool))
+                init = _dense.in_one_draw(networks[name].init)
+                return init(key, x[..., 0, :], carry_of(1)[name], jnp.zeros((1, 1), bool))
 
             keys = jax.random.split(key_of_name, agents) if independent else key_of_name
             params[name] = jax.vmap(init_one)(keys) if independent else init_one(keys)

@@ -165,8 +165,18 @@ def _whole(placed: Placement | None, x: Any) -> Any:
     return x if placed is None or jax.process_count() == 1 else placed.gathered(x)
 
 
+def compiler_options() -> dict[str, Any]:
+    """Return the options of `jax.jit` with which runs are compiled.
+
+    On CPUs, the second level of LLVM's optimizations compiles a training run in about two thirds of the time of the
+    third, the default, and its programs are equally fast.
+    """
+    return {"xla_backend_optimization_level": 2} if jax.default_backend() == "cpu" else {}
+
+
 def _jit(
     placed: Placement | None, function: Callable[..., Any], given: tuple[str, ...], result: Any, **options: Any
 ) -> Any:
     """Apply `jax.jit`, on the devices of a placement if there is one; see `Placement.jit`."""
+    options["compiler_options"] = compiler_options()
     return jax.jit(function, **options) if placed is None else placed.jit(function, given, result, **options)
