@@ -10,7 +10,6 @@ COMMANDS = {  # modules here with a `main()` that reads sys.argv, and their desc
     "update": "a whole update against the same update written by hand",
     "train": "whole training runs against others: environment steps per second, compile time",
     "hosts": "environments on the host: alone, collecting, and whole runs against others",
-    "gpu": "everything to measure on a GPU, in eight minutes: kernels and whole runs",
     "learning": "learning curves of the recipes, over many seeds",
     "kuhn": "self-play in Kuhn poker: how exploitable is the policy?",
     "mujoco": "Gymnasium's MuJoCo tasks, with the protocol of Tianshou's benchmark",
@@ -22,7 +21,6 @@ COMMANDS = {  # modules here with a `main()` that reads sys.argv, and their desc
     "papers": "chains of the index of papers against the plain chain",
     "devices": "what 1 to 64 devices send each other, and what each of them does; compiled only",
     "house": "how large the package is, and how far it is from an update to its parts",
-    "bad_input": "every public name with bad arguments: clear errors, unclear ones, silence",
     "report": "the tables and figures of the pages, from the records",
     "doctor": "planted faults and healthy runs: what `python -m ppo_parts.doctor` finds",
 }

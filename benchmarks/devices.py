@@ -90,55 +90,6 @@ def table(rows: list[dict[str, Any]], scalings: Sequence[str], devices: Sequence
     return _pages.table([*head, "relative FLOPs per device", "temporaries per device"], lines)
 
 
-PREDICTED = (1, 2, 4, 8, 16, 64, 256, 1024)
-PER_HOST = 8
-"""GPUs of a host, which NVLink connects; hosts are connected by a network."""
-
-
-def seconds_of_all_reduce(devices: int, size: float) -> float:
-    """Seconds of an all-reduce of `size` bytes, by the model with which NCCL chooses its algorithms (tree, LL).
-
-    https://github.com/NVIDIA/nccl/blob/01afd20a77b5804e0ecf1042509dd9d20ebf9e93/src/graph/tuning.cc
-    """
-    if devices == 1:
-        return 0.0
-    hosts = max(1, devices // PER_HOST)
-    within = 0.52 * (1.8 if hosts > 1 else 1.0)
-    latency = 4.4 + 2 * ((devices // hosts - 1) * within + (hosts.bit_length() - 1) * 5.0)
-    bandwidth = (110e9 if hosts <= 2 else 80e9) / 3.8 / 2
-    return latency * 1e-6 + size / bandwidth
-
-
-def predicted(devices: int, num_envs: int, operations: float, size: float, rate: float, launches: float) -> float:
-    """Environment steps per second: work that is divided, work that is not, and communication, one after another.
-
-    Args:
-        devices: number of devices.
-        num_envs: environments on all of them, each of which makes 128 steps in a rollout.
-        operations, size: all-reduce operations of an update, and their bytes in all.
-        rate: steps per second of one device that is busy.
-        launches: seconds of an update that are the same for any number of environments.
-    """
-    steps = 128 * num_envs
-    talk = operations * seconds_of_all_reduce(devices, size / operations)
-    return steps / (steps / devices / rate + launches + talk)
-
-
-def predictions(rows: list[dict[str, Any]], rate: float = 1e7, launches: float = 4e-3) -> list[str]:
-    """Steps per second in millions, and the share of ideal scaling, as a Markdown table."""
-    found = [row for row in rows if row["recipe"].startswith("CleanRL") and row["devices"] > 1]
-    operations, size = sum(found[-1]["operations"].values()), sum(found[-1]["bytes"].values())
-    lines = []
-    for devices in PREDICTED:
-        cells = [f"{devices:,}"]
-        for num_envs, on_one in ((4096 * devices, 4096), (65536, 65536), (1024, 1024)):
-            speed = predicted(devices, num_envs, operations, size, rate, launches)
-            ideal = devices * predicted(1, on_one, 1, 0, rate, launches)
-            cells.append(f"{speed / 1e6:,.1f} M ({speed / ideal:.0%})")
-        lines.append(cells)
-    return _pages.table(["GPUs", "4,096 environments per GPU", "65,536 in total", "1,024 in total"], lines)
-
-
 def main() -> None:
     """Compile, count, print the tables, and write the record."""
     options = parser(__doc__, json=None)
@@ -160,4 +111,3 @@ def main() -> None:
                     _records.store(given.json, {"versions": training.versions(), "rows": rows})
     for lines in (table(rows, ["strong"], given.devices), table(rows, ["one shard", "strong"], [COMPARED])):
         print("\n".join(lines))
-    print("\n".join(predictions(rows)))

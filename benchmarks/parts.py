@@ -1,29 +1,26 @@
 """Every part and function of the hot core, against its rivals and against a plain copy of the memory.
 
-`python -m benchmarks parts --json benchmarks/results/parts.jsonl#cpu`
+    python -m benchmarks parts --json benchmarks/results/parts.jsonl#cpu
+    python -m benchmarks parts --parts gae vtrace --sizes 128x32768 512x16384 --json benchmarks/results/gpu.jsonl#parts
 
-Two clocks. *alone*: one compiled call, waited for; below some 50 000 elements that is the time to dispatch it.
-*inside*: the same function repeated in a loop of one compiled program, behind an optimization barrier, which is what it
-costs within a training step. *gradient* is `value_and_grad` of the mean loss. Time first, boolean episode ends, 2 %
+A function is repeated in a loop of one compiled program, behind an optimization barrier: the time is what it costs
+within a training step. *gradient* is `value_and_grad` of the mean loss. Time first, boolean episode ends, 2 %
 terminations, 1 % truncations.
 
-The *floor* reads arrays of the same size and writes as many, and computes next to nothing. Rivals: a scan unrolled 16
-times, as in PureJaxRL; the associative scan; rlax, vmapped over environments, where it computes the same (it knows no
-truncation: `gae_terminated`, `vtrace_terminated`); a loop in NumPy; TorchRL's loop and its vectorized form, on one
-thread, where torchrl is installed.
+The *floor* reads and writes as many bytes, and computes next to nothing. Rivals: a scan unrolled 16 times, as in
+PureJaxRL; the associative scan; rlax, vmapped over environments, where it computes the same (it knows no truncation:
+`gae_terminated`, `vtrace_terminated`).
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import ppo_parts as pp
 from ppo_parts import distributions, functional
@@ -46,12 +43,11 @@ Arrays = dict[str, Any]
 
 
 class Case(NamedTuple):
-    """One measurement: `ours(*reads)`, its rivals (of the gradient, for a loss), and programs outside JAX."""
+    """One measurement: `ours(*reads)`, and its rivals (of the gradient, for a loss)."""
 
     reads: tuple[str, ...]
     ours: Method
     rivals: Mapping[str, Method] = {}
-    host: Mapping[str, Method] = {}
     wrt: int | None = None  # the argument that a loss is differentiated by
     alike: bool = True  # the rivals return the same numbers
 
@@ -144,48 +140,6 @@ def rlax_surrogate(log_ratio: jax.Array, advantage: jax.Array) -> jax.Array:
     )
 
 
-def numpy_loop(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    """A loop over time, one row at once."""
-    log_ratio, reward, value, next_value, terminated, truncated = split(arrays)
-    rho = np.minimum(np.exp(log_ratio), 1.0, dtype=value.dtype)
-    delta = rho * (reward + GAMMA * (1 - terminated) * next_value - value)
-    trace = rho * GAMMA * LAMBDA * (1 - terminated) * (1 - truncated)
-    error, later = np.empty_like(value), np.zeros_like(value[0])
-    for t in reversed(range(len(value))):
-        error[t] = later = delta[t] + trace[t] * later
-    return error, error + value
-
-
-@functools.cache
-def torchrl() -> tuple[Any, Any]:
-    """torch, on one thread, and TorchRL's estimators: imported when they are first asked for, which takes seconds."""
-    import torch
-    from torchrl.objectives.value import functional as estimators
-
-    torch.set_num_threads(1)
-    return torch, estimators
-
-
-def torchrl_way(name: str) -> Method:
-    """TorchRL's generalized advantage estimation: step by step, or as a convolution (`vec_`)."""
-
-    def run(*arrays: np.ndarray) -> Any:
-        torch, estimators = torchrl()
-        reward, value, next_value, terminated, truncated = (torch.from_numpy(x)[..., None] for x in arrays)
-        ended = terminated | truncated
-        estimate = getattr(estimators, name)
-        out = estimate(GAMMA, LAMBDA, value, next_value, reward, ended, terminated, time_dim=0)
-        return tuple(x[..., 0] for x in out)
-
-    return run
-
-
-TORCHRL: dict[str, Method] = {}
-if importlib.util.find_spec("torchrl"):
-    TORCHRL["torchrl"] = torchrl_way("generalized_advantage_estimate")
-    TORCHRL["torchrl_vec"] = torchrl_way("vec_generalized_advantage_estimate")
-
-
 # --- what is measured -----------------------------------------------------------------------------------------------
 
 
@@ -251,9 +205,9 @@ def cases() -> dict[str, Case]:
         return {name: method} if rlax else {}
 
     return {
-        "gae": Case(steps, gae, ways(gae), {"numpy": numpy_loop, **TORCHRL}),
+        "gae": Case(steps, gae, ways(gae)),
         "gae_terminated": Case(uncut, gae, with_rlax("rlax", rlax_gae)),
-        "vtrace": Case(("log_ratio", *steps), vtrace, ways(vtrace), {"numpy": numpy_loop}),
+        "vtrace": Case(("log_ratio", *steps), vtrace, ways(vtrace)),
         "vtrace_terminated": Case(("log_ratio", *uncut), vtrace, with_rlax("rlax", rlax_vtrace)),
         "reverse_recurrence": Case(("delta", "trace"), recurrence, {"associative": associative(recurrence)}),
         "next_values": Case(("value", "last_value", "truncated", "final_value"), functional.next_values),
@@ -292,37 +246,6 @@ def cases() -> dict[str, Case]:
     }
 
 
-def floor(outputs: Any) -> Method:
-    """Reads arrays of the same sizes and writes such outputs: sums and negations, a reduction if all are small."""
-    outputs = jax.tree.leaves(outputs)
-
-    def run(*arrays: jax.Array) -> list[jax.Array]:
-        largest = max(x.size for x in arrays)
-        first = next((i for i, out in enumerate(outputs) if out.size == largest), None)
-
-        def mixed(size: int, dtype: Any) -> jax.Array:
-            alike = [x.reshape(-1) for x in arrays if x.size == size]
-            total = sum(x.astype(dtype) for x in alike if x.dtype != bool)
-            for x in alike:
-                total = jnp.where(x, 0, total) if x.dtype == bool else total
-            return total
-
-        def written(i: int, out: Any) -> jax.Array:
-            alike = [x for x in arrays if x.size == out.size and x.dtype != bool]
-            if i == first or (alike and out.size < largest):
-                return mixed(out.size, out.dtype).reshape(out.shape)
-            if alike:
-                return -alike[i % len(alike)].astype(out.dtype).reshape(out.shape)
-            if first is not None:
-                return jnp.zeros(out.shape, out.dtype)
-            whole = mixed(largest, jnp.float32).reshape(-1, *out.shape)
-            return jnp.sum(whole, axis=0).astype(out.dtype)
-
-        return [written(i, out) for i, out in enumerate(outputs)]
-
-    return run
-
-
 def gradient(method: Method, wrt: int) -> Method:
     """Loss and gradient of the mean, over time first, as rlax's vmapped losses take it: XLA vectorizes that on CPUs."""
     return jax.value_and_grad(lambda *args: jnp.mean(jnp.mean(method(*args).astype(jnp.float32), axis=0)), wrt)
@@ -333,10 +256,13 @@ def loop_of(method: Method, args: tuple[Any, ...]) -> tuple[Callable[[], Any], i
 
     A call also allocates its outputs and fills them.
     """
-    call, n = _timing.compile_cold(_timing.repeated(method), 1, *args)[0], 1
+    loop = _timing.repeated(method)
+    call, n = _timing.compile_cold(loop, 1, *args)[0], 1
     for _ in range(3):
         once = _timing.seconds(functools.partial(call, n, *args))[0] / n
         n = max(round(0.005 / once), 4 if once < 1 else 1)
+    if jax.default_backend() != "cpu":  # a loop of unknown length asks the host after each turn whether to go on
+        return functools.partial(_timing.compile_cold(functools.partial(loop, n), *args)[0], *args), n
     return functools.partial(call, n, *args), n
 
 
@@ -346,50 +272,34 @@ def check(results: Mapping[str, Any]) -> None:
     _timing.assert_same({name: jax.tree.leaves(result)[:common] for name, result in results.items()})
 
 
-def measure(case: Case, arrays: Arrays, direction: str, rounds: int, clocks: tuple[str, ...]) -> list[dict[str, Any]]:
-    """One row per method and clock."""
+def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dict[str, Any]]:
+    """One row per method."""
     args = tuple(arrays[name] for name in case.reads)
     methods = {"ours": case.ours}
     if direction == "gradient" or case.wrt is None:
         methods |= case.rivals
     if direction == "gradient":
         methods = {name: gradient(method, case.wrt) for name, method in methods.items()}
-    alone, compiling = {}, {}
-    for name, method in methods.items():
-        call, took = _timing.compile_cold(method, *args)
-        alone[name], compiling[name] = functools.partial(call, *args), sum(took.values())
-    if arrays["value"].dtype == jnp.float32:
-        if "alone" in clocks:
-            host = tuple(map(np.array, args))
-            alone |= {name: functools.partial(method, *host) for name, method in case.host.items()}
-        if case.alike:
-            check({name: call() for name, call in alone.items()})
+    if case.alike and len(methods) > 1 and arrays["value"].dtype == jnp.float32:
+        check({name: jax.jit(method)(*args) for name, method in methods.items()})
     outputs = jax.eval_shape(methods["ours"], *args)
     traffic = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((args, outputs)))
-    methods["floor"] = floor(outputs)
-    alone["floor"] = functools.partial(_timing.compile_cold(methods["floor"], *args)[0], *args)
-    rows = []
-    for clock in clocks:
-        if clock == "alone":
-            samples = _timing.interleaved(alone, rounds, 0.005, long=0.5)[0]
-        else:
-            loops = {name: loop_of(method, args) for name, method in methods.items()}
-            taken = _timing.interleaved({name: loop for name, (loop, _) in loops.items()}, rounds, long=0.5)[0]
-            samples = {name: [x / loops[name][1] for x in each] for name, each in taken.items()}
-        for name, each in samples.items():
-            row = {
-                "method": name,
-                "clock": clock,
-                "us": _timing.quartiles(each, 1e6),
-                "gb_per_s": traffic / _timing.quartiles(each)["median"] / 1e9,
-                "over_floor": _timing.ratio(samples, name, "floor"),
-                "over_ours": _timing.ratio(samples, name, "ours"),
-                "rounds": len(each),
-            }
-            if clock == "alone" and name in compiling:
-                row["compile_seconds"] = compiling[name]
-            rows.append(row)
-    return rows
+    loops = {name: loop_of(method, args) for name, method in methods.items()}
+    loops["floor"] = loop_of(lambda x: x + 1, (jnp.zeros(-(-traffic // 8), jnp.float32),))
+    taken = _timing.interleaved({name: loop for name, (loop, _) in loops.items()}, rounds, long=0.5)[0]
+    samples = {name: [x / loops[name][1] for x in each] for name, each in taken.items()}
+    return [
+        {
+            "method": name,
+            "clock": "inside",
+            "us": _timing.quartiles(each, 1e6),
+            "gb_per_s": traffic / _timing.quartiles(each)["median"] / 1e9,
+            "over_floor": _timing.ratio(samples, name, "floor"),
+            "over_ours": _timing.ratio(samples, name, "ours"),
+            "rounds": len(each),
+        }
+        for name, each in samples.items()
+    ]
 
 
 def show(row: dict[str, Any]) -> str:
@@ -397,7 +307,7 @@ def show(row: dict[str, Any]) -> str:
     what = f"{row['part']} {row['direction'] if row['direction'] == 'gradient' else ''}"
     size = "x".join(map(str, row["size"]))
     return (
-        f"{what:32} {size:>10} {row['dtype']:9} {row['clock']:7} {row['method']:12} {row['us']['median']:12.1f} us "
+        f"{what:32} {size:>10} {row['dtype']:9} {row['method']:12} {row['us']['median']:12.1f} us "
         f"{row['gb_per_s']:7.1f} GB/s {span(row['over_floor']):>22} {span(row['over_ours']):>22}"
     )
 
@@ -409,16 +319,15 @@ def main() -> None:
     options.add_argument("--parts", nargs="+", choices=tuple(known), default=tuple(known), metavar="PART")
     options.add_argument("--sizes", nargs="+", type=size, default=SIZES, metavar="TxN")
     options.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
-    options.add_argument("--clocks", nargs="+", choices=("alone", "inside"), default=("alone", "inside"))
     given, rows = options.parse_args(), []
-    print(f"{'part':32} {'size':>10} {'dtype':9} {'clock':7} {'method':12}  over the floor, over ours (quartiles)")
+    print(f"{'part':32} {'size':>10} {'dtype':9} {'method':12}  over the floor, over ours (quartiles)")
     for (time, envs), dtype in itertools.product(given.sizes, given.dtypes):
         arrays = workload(time, envs, dtype)
         for name in given.parts:
             case = known[name]
             for direction in ("forward",) if case.wrt is None else ("forward", "gradient"):
                 where = {"part": name, "direction": direction, "size": [time, envs], "dtype": dtype}
-                for row in measure(case, arrays, direction, given.rounds, tuple(given.clocks)):
+                for row in measure(case, arrays, direction, given.rounds):
                     rows.append(where | row)
                     print(show(rows[-1]), flush=True)
         write(given.json, rows)  # after each size: a long run can be cut short

@@ -54,7 +54,11 @@ SETTINGS = {  # name: environment, how many of it, seeds trained at once, update
     "cartpole-2048-seeds-32": (CARTPOLE, 2048, 32, 1),
     "breakout-64": (BREAKOUT, 64, 1, 5),
     "breakout-1024": (BREAKOUT, 1024, 1, 1),
+    "cartpole-65536": (CARTPOLE, 65536, 1, 4),
+    "cartpole-16384-seeds-8": (CARTPOLE, 16384, 8, 4),
+    "breakout-8192": (BREAKOUT, 8192, 1, 4),
 }
+ON_CPUS = [name for name, (_, number, *_) in SETTINGS.items() if number <= 2048]
 HOST_RIVALS = ("sbx", "sb3")  # these step the environments in Python
 LARGE = 1024  # environments of CartPole, from which on minibatches are evaluated in pieces
 ONE_SEED, SAME_OPTIONS = "cleanrl, one seed", "purejaxrl, same options"
@@ -279,7 +283,7 @@ def measure(
 def main() -> None:
     """Print the table; write it with `--json`."""
     options = parser(__doc__, rounds=7, json=None)
-    options.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=tuple(SETTINGS))
+    options.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=ON_CPUS)
     options.add_argument("--compilations", type=int, default=1, help="of each program; the median counts")
     options.add_argument("--no-host", action="store_true", help="without sbx and stable-baselines3")
     options.add_argument("--purejaxrl", metavar="PATH", help="a clone of PureJaxRL")

@@ -1,4 +1,4 @@
-"""The kernel as it would run on a GPU, and the benchmark that will run it.
+"""The kernel as it would run on a GPU.
 
 No GPU is needed: lowering for CUDA goes as far as the Triton program, which is read here.
 """
@@ -6,23 +6,18 @@ No GPU is needed: lowering for CUDA goes as far as the Triton program, which is 
 import functools
 import math
 import re
-import sys
 from typing import NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import __main__ as command_line
-from benchmarks import _records, gpu
 from ppo_parts import functional
 from ppo_parts.functional import _kernel, _recurrence
 
-# --- the kernels as Triton programs ---------------------------------------------------------------------------------
-
-
-STEPS, ENVS = 128, 32768  # the sizes that `python -m benchmarks gpu` times
+STEPS, ENVS = 128, 32768
 
 
 class Kernel(NamedTuple):
@@ -77,9 +72,13 @@ def kernel(name, envs=ENVS):
     floats = ("log_ratio", "reward", "value", "next_value")[name == "gae" :]
     given = {field: jax.ShapeDtypeStruct((STEPS, envs), jnp.float32) for field in floats}
     given |= {field: jax.ShapeDtypeStruct((STEPS, envs), bool) for field in ("terminated", "truncated")}
-    estimate = jax.jit(lambda given: getattr(functional, name)(**given, **gpu.GAMMA, implementation="pallas"))
-    with gpu.as_if_there_were_a_gpu():
+    estimate = jax.jit(
+        lambda given: getattr(functional, name)(**given, gamma=0.99, gae_lambda=0.95, implementation="pallas")
+    )
+    jax.clear_caches()
+    with mock.patch.object(_recurrence, "has_device", lambda platform: platform == "cuda"):
         (found,) = kernels(estimate.trace(given).lower(lowering_platforms=("cuda",)))
+    jax.clear_caches()
     return found
 
 
@@ -147,50 +146,3 @@ def test_ragged_blocks_are_masked(name):
     assert 1000 in ends
     comparisons = re.findall(r"arith\.cmpi slt, .*tensor<(\w+)xi32>", found.ir)
     assert "32" in comparisons
-
-
-# --- what a GPU will be asked ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.lenient_ranks  # the network's biases
-def test_dry_run(tmp_path, monkeypatch, capsys):
-    """Every section, end to end; a measurement that fails and one that comes too late do not stop the others."""
-    path = tmp_path / "gpu.jsonl"
-    measure, fails = gpu.timed, []
-
-    def timed(plan, method, *args):
-        fails.append(len(fails) == 2)  # the first after those of the device
-        if fails[-1]:
-            raise RuntimeError("out of memory\nand more")
-        return measure(plan, method, *args)
-
-    monkeypatch.setattr(gpu, "timed", timed)
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu", "--dry-run", "--json", f"{path}#dry"])
-    command_line.main()
-    rows = _records.read(path)["dry"]["results"]
-    assert [row["section"] for row in rows if "failed" in row] == ["kernels"]
-    assert "kernels  gae 3x40 float32" in (printed := capsys.readouterr().out)
-    assert "failed: RuntimeError: out of memory\n" in printed
-    found = {
-        section: [row for row in rows if row["section"] == section] for section in {row["section"] for row in rows}
-    }
-    assert set(found) == {"device", "kernels", "train", "tune"}
-    assert found["device"][0]["copied_bytes_per_second"] > 0
-    (run,) = found["train"]
-    assert run["steps_per_second"] * run["run_seconds"] == pytest.approx(4 * 8 * run["seeds"])
-    assert len(found["tune"]) == 1
-    gpus = [device for device in jax.devices() if device.platform == "gpu"]
-    assert _recurrence.has_device("cuda") == bool(gpus)  # emulation has ended
-
-
-def test_a_gpu_run_ends_in_time(tmp_path):
-    bench = gpu.Bench(gpu.TINY, minutes=1.0, path=f"{tmp_path}/gpu.jsonl#one")
-    bench.attempt("kernels", "one", lambda: [{"us": 1.0}])
-    bench.began -= 40  # seconds, of which kernels has 24, train 54 and tune 60
-    bench.longest["train"] = 15.0
-    for section in ("kernels", "train", "tune"):
-        bench.attempt(section, "another", lambda: [{"us": 1.0}])
-    assert ["left_out" in row for row in bench.rows] == [False, True, True, False]
-    assert bench.rows[1]["left_out"] == "1 minutes, of which kernels ends after 0.4, do not suffice for it"
-    assert gpu.Bench(gpu.TINY, 1.0, None, ("device", "kernels")).ends["kernels"] == 60
-    assert _records.read(tmp_path / "gpu.jsonl")["one"]["results"] == bench.rows
