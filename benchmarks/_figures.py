@@ -138,7 +138,7 @@ def parts(path: Path) -> None:
 
 def devices(path: Path) -> None:
     """What each device does and sends, against the number of devices."""
-    rows = records("devices")["devices"]["rows"]
+    rows = records("devices")["devices"]["results"]
     names = list(dict.fromkeys(row["recipe"] for row in rows))
     figure, panels = canvas(3, width=3.6)
     titles = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)] + [""]
 
 
-def span(ratio: dict[str, float]) -> str:
-    """Median and quartiles of a ratio."""
+def span(ratio: Mapping[str, float]) -> str:
+    """Median and quartiles."""
     return "{median:.2f} ({q1:.2f} - {q3:.2f})".format(**ratio)
 
 

@@ -13,12 +13,15 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from ppo_parts.training._files import plain, write_whole
+
+from ._pages import span
 
 Record = dict[str, Any]
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,6 +75,24 @@ def write(address: str | None, results: Any) -> None:
     """Store `results` with command, date, commit, machine and versions; None: nowhere."""
     if address is not None:
         store(address, provenance() | {"results": results})
+
+
+def collect(address: str | None, rows: Iterable[Record]) -> None:
+    """Print each row when it comes, and write all that there are: a long run can be cut short."""
+    found: list[Record] = []
+    for row in rows:
+        found.append(row)
+        print("  ".join(f"{name} {shown(x)}" for name, x in row.items()), flush=True)
+        write(address, found)
+
+
+def shown(x: Any) -> str:
+    """A value of a row: four digits of a number, median and quartiles, a size."""
+    if isinstance(x, Mapping):
+        return span(x) if "median" in x else f"({', '.join(f'{name} {shown(each)}' for name, each in x.items())})"
+    if isinstance(x, (list, tuple)):
+        return "x".join(map(shown, x))
+    return f"{x:.4g}" if isinstance(x, float) else str(x)
 
 
 def provenance() -> Record:

@@ -264,30 +264,6 @@ def libraries(link: Link) -> list[str]:
     return table([head, "last evaluation", "last 100 training episodes", "`approx_kl`"], rows)
 
 
-def settings(link: Link) -> list[str]:
-    """Main effects of settings, from two-level designs."""
-    found = {}  # of each task, the effects by what was changed
-    for design in records("retired")["mujoco_designs"]["designs"]:
-        effects, factors = main_effects(design), design["factors"].items()
-        found[design["task"]] = {f"{name}: {low} to {high}": effects[name] for name, (low, high) in factors}
-    rows = [
-        [change, *("{:+.0f} ({:.0f})".format(*x[change]) if change in x else "" for x in found.values())]
-        for change in dict.fromkeys(change for x in found.values() for change in x)
-    ]
-    return table([link("change of a setting", "retired.jsonl#mujoco_designs"), *found], rows)
-
-
-def main_effects(design: Record) -> dict[str, tuple[float, float]]:
-    """The effect of the second level of each factor and its standard error, by least squares."""
-    levels = [row["levels"] for row in design["rows"] for _ in row["returns"]]
-    returns = np.array([one for row in design["rows"] for one in row["returns"]])
-    terms = np.column_stack([np.ones(len(returns)), np.array(levels) - 0.5])
-    effects = np.linalg.lstsq(terms, returns, rcond=None)[0]
-    variance = np.sum(np.square(returns - terms @ effects)) / (len(returns) - terms.shape[1])
-    errors = np.sqrt(variance * np.diag(np.linalg.inv(terms.T @ terms)))
-    return {name: (effects[k + 1], errors[k + 1]) for k, name in enumerate(design["factors"])}
-
-
 # --- arms -----------------------------------------------------------------------------------------------------------
 
 
@@ -497,7 +473,7 @@ def hosts(link: Link, name: str) -> list[str]:
 BLOCKS: dict[str, Callable[..., list[str]]] = {
     each.__name__: each
     for each in (
-        learning, published, games, atari, mujoco, mujoco_runs, choices, libraries, settings, kuhn, papers,
+        learning, published, games, atari, mujoco, mujoco_runs, choices, libraries, kuhn, papers,
         study, provenance, parts, rivals, update, speed, extrapolated, train, hosts,
     )
 }  # fmt: skip

@@ -94,6 +94,19 @@ def ratio(samples: Samples, name: str, reference: str) -> Quartiles:
     return quartiles([a / b for a, b in zip(samples[name], samples[reference], strict=True)])
 
 
+def speeds(seconds: Samples, steps: Mapping[str, int], **over: str) -> dict[str, dict[str, Any]]:
+    """Environment steps per second of each program, and its time for a step relative to that of those in `over`."""
+    each = {name: [sample / steps[name] for sample in samples] for name, samples in seconds.items()}
+    return {
+        name: {
+            "env_steps": steps[name],
+            "steps_per_second": 1 / quartiles(samples)["median"],
+            **{f"over_{what}": ratio(each, name, other) for what, other in over.items()},
+        }
+        for name, samples in each.items()
+    }
+
+
 def error(actual: Any, expected: Any) -> float:
     """The largest difference between two trees, relative to the largest number of each pair of leaves."""
     worst = 0.0

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,9 +17,9 @@ from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 from ppo_parts.training._devices import placement
 
-from . import _pages, _records
-from ._collectives import collectives
+from ._collectives import collectives, counted
 from ._options import parser, positive
+from ._records import collect
 
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
 ENVS = 32
@@ -54,10 +53,10 @@ def measured(module: Any, config: Any, num_devices: int, one_shard: bool = False
         state = jax.tree.map(lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y), state, placed.state)
     compiled = program.lower(state).compile()
     found = collectives(compiled)
-    kinds = sorted({one.kind for one in found})
+    operations = counted(found)
     return {
-        "operations": {kind: sum(one.times for one in found if one.kind == kind) for kind in kinds},
-        "bytes": {kind: sum(one.times * one.size for one in found if one.kind == kind) for kind in kinds},
+        "operations": operations,
+        "bytes": {kind: sum(one.times * one.size for one in found if one.kind == kind) for kind in operations},
         "flops": compiled.cost_analysis()["flops"],
         "temporaries": compiled.memory_analysis().temp_size_in_bytes,
         "parameters": sum(x.size for x in jax.tree.leaves(state.learner.params)),
@@ -71,43 +70,23 @@ def configured(config: Any, scaling: str, num_devices: int) -> Any:
     return dataclasses.replace(config, **sizes, num_envs=ENVS * shards, shards=shards, microbatch=None)
 
 
-def table(rows: list[dict[str, Any]], scalings: Sequence[str], devices: Sequence[int]) -> list[str]:
-    """The counts of some of the programs as a Markdown table."""
-    first: dict[str, float] = {}  # the FLOPs of each recipe on the fewest devices
-    for row in sorted(rows, key=lambda row: row["devices"]):
-        if row["scaling"] == "strong":
-            first.setdefault(row["recipe"], row["flops"])
-    lines = []
-    for row in rows:
-        if row["scaling"] in scalings and row["devices"] in devices:
-            counts = dict(row["operations"])
-            sums, gathers = (counts.pop(kind, 0) for kind in ("all-reduce", "all-gather"))
-            shards = 1 if row["scaling"] == "one shard" else DEVICES[-1]
-            cells = [row["recipe"], row["devices"], shards, sums, gathers, sum(counts.values())]
-            cells += [f"{sum(row['bytes'].values()) / 1e6:.2f} MB", f"{row['flops'] / first[row['recipe']]:.4f}"]
-            lines.append([*map(str, cells), f"{row['temporaries'] / 1e6:.1f} MB"])
-    head = ["recipe", "devices", "shards", "all-reduce", "all-gather", "others", "bytes"]
-    return _pages.table([*head, "relative FLOPs per device", "temporaries per device"], lines)
-
-
 def main() -> None:
-    """Compile, count, print the tables, and write the record."""
+    """Print a row for each program; write them with `--json`."""
     options = parser(__doc__, json=None)
     options.add_argument("--devices", type=positive, nargs="+", default=DEVICES)
     options.add_argument("--recipe", default="", help="part of the names of the recipes to count")
-    given, rows = options.parse_args(), []
+    given = options.parse_args()
     flags = f"--xla_force_host_platform_device_count={max(COMPARED, *given.devices)} --xla_backend_optimization_level=0"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     jax.config.update("jax_platforms", "cpu")
-    for name, (module, config) in recipes().items():
-        for scaling in ("one shard", "strong", "weak") if given.recipe in name else ():
-            for devices in [COMPARED] if scaling == "one shard" else given.devices:
-                began, sized = time.perf_counter(), configured(config, scaling, devices)
-                row = {"recipe": name, "scaling": scaling, "devices": devices, "num_envs": sized.num_envs}
-                found = measured(module, sized, devices, scaling == "one shard")
-                rows.append(row | {"num_steps": sized.num_steps} | found)
-                print(f"{name}, {scaling}, {devices}: {time.perf_counter() - began:.0f} s", flush=True)
-                if given.json:
-                    _records.store(given.json, {"versions": training.versions(), "rows": rows})
-    for lines in (table(rows, ["strong"], given.devices), table(rows, ["one shard", "strong"], [COMPARED])):
-        print("\n".join(lines))
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for name, (module, config) in recipes().items():
+            for scaling in ("one shard", "strong", "weak") if given.recipe in name else ():
+                for devices in [COMPARED] if scaling == "one shard" else given.devices:
+                    sized = configured(config, scaling, devices)
+                    row = {"recipe": name, "scaling": scaling, "devices": devices}
+                    row |= {"num_envs": sized.num_envs, "num_steps": sized.num_steps}
+                    yield row | measured(module, sized, devices, scaling == "one shard")
+
+    collect(given.json, rows())

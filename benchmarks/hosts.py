@@ -31,7 +31,7 @@ from ppo_parts.recipes import async_ppo, cleanrl_ppo, mujoco_ppo
 
 from . import _timing
 from ._options import parser, positive
-from ._records import write
+from ._records import collect
 from .train import on_host
 
 ENVS, STEPS, EPOCHS, MINIBATCHES = 8, 256, 10, 32
@@ -142,36 +142,22 @@ def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> l
     steps = dict.fromkeys(thunks, updates * ENVS * STEPS)
     if "stable-baselines3" in steps:
         steps["stable-baselines3"] = max(1, updates // 4) * ENVS * STEPS
-    speeds: list[float] = []
     if script:
+        steps["cleanrl"] = max(2, updates // 4) * ENVS * STEPS
+        speeds: list[float] = []  # it counts its own time, without that of starting
         thunks["cleanrl"] = lambda: speeds.append(cleanrl(*script, task, max(2, updates // 4)))
-    taken = _timing.interleaved(thunks, rounds)[0]
-    walls = {name: [sample / steps[name] for sample in taken[name]] for name in steps}
-    if script:  # it counts its own time, without that of starting
-        walls["cleanrl"] = [1 / speed for speed in speeds[-rounds:]]
-    return [
-        {
-            "task": task,
-            "num_envs": ENVS,
-            "program": name,
-            "steps_per_second": 1 / _timing.quartiles(samples)["median"],
-            "over_recipe": _timing.ratio(walls, name, "recipe"),
-            "over_environments": _timing.ratio(walls, name, "environments alone"),
-        }
-        for name, samples in walls.items()
-    ]
+    walls = _timing.interleaved(thunks, rounds)[0]
+    if script:
+        walls["cleanrl"] = [steps["cleanrl"] / speed for speed in speeds[-rounds:]]
+    found = _timing.speeds(walls, steps, recipe="recipe", environments="environments alone")
+    return [{"task": task, "num_envs": ENVS, "program": name} | row for name, row in found.items()]
 
 
 def main() -> None:
-    """Print the table; write it with `--json`."""
+    """Print a row for each program; write them with `--json`."""
     options = parser(__doc__, rounds=5, json=None)
     options.add_argument("--tasks", nargs="+", default=["HalfCheetah-v5"])
     options.add_argument("--updates", type=positive, default=20, help="in each sample")
     options.add_argument("--cleanrl", nargs=2, metavar=("PYTHON", "SCRIPT"), help="its ppo_continuous_action.py")
-    given, results = options.parse_args(), []
-    for task in given.tasks:
-        for row in measure(task, given.updates, given.rounds, given.cleanrl):
-            results.append(row)
-            shown = "takes {median:5.2f} ({q1:.2f} - {q3:.2f}) times the recipe's time".format(**row["over_recipe"])
-            print(f"{task:16} {row['program']:20} {row['steps_per_second']:9,.0f} steps/s, {shown}", flush=True)
-        write(given.json, results)
+    given = options.parse_args()
+    collect(given.json, (x for task in given.tasks for x in measure(task, given.updates, given.rounds, given.cleanrl)))

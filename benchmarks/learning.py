@@ -30,8 +30,9 @@ from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, pufferlib_ppo
 
 from . import classic, rnd
 from ._options import parser
+from ._pages import interval
 from ._records import RESULTS, read, write
-from ._runs import evaluation_key, keys_of
+from ._runs import evaluation_key, keys_of, seeds_of, stages
 
 
 class Task(NamedTuple):
@@ -145,58 +146,50 @@ def changed(config: Any, changes: Sequence[str]) -> Any:
     return dataclasses.replace(config, **values)
 
 
-def measure(task: str, seeds: int, first_seed: int | None = None, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """Train `seeds` seeds, from `first_seed` (the configuration's own if None) on, and describe how they did.
+def measure(task: str, seeds: range, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """Train seeds in one program, and describe how they did.
 
     `changes` are fields of the configuration and their values, as in "ent_coef=0.001".
     """
     make_train, config, threshold, why, evaluated = TASKS[task]
     config = changed(config, changes)
-    first_seed = config.seed if first_seed is None else first_seed
-    name = "_".join([task, *([] if first_seed == config.seed else [str(first_seed)]), *changes]).replace("=", "_")
-    train, used = make_train(config), range(first_seed, first_seed + seeds)
-    keys, began = keys_of(used), time.perf_counter()
-    program = jax.jit(jax.vmap(train)).lower(keys).compile()
-    compiled = time.perf_counter()
-    state, metrics = jax.block_until_ready(program(keys))
-    finished = time.perf_counter()
-    returns, episodes = np.asarray(metrics["episode_return"]), np.asarray(metrics["episodes"])
+    name = "_".join([task, *([] if seeds.start == config.seed else [str(seeds.start)]), *changes]).replace("=", "_")
+    train, keys, began = make_train(config), keys_of(seeds), time.perf_counter()
+    (end,) = jax.block_until_ready(list(stages(train, keys, 1)))
+    seconds = time.perf_counter() - began
+    returns, episodes = np.asarray(end.metrics["episode_return"]), np.asarray(end.metrics["episodes"])
     each_seed = {"last_100_episodes_return": np.asarray(training.last_episodes_return(returns, episodes))}
-    each_seed |= evaluations(train, keys, state, evaluated)
-    env_steps = (1 + np.arange(train.num_updates)) * train.steps_per_update
+    each_seed |= evaluations(train, keys, end.state, evaluated)
     each = max(1, train.num_updates // 200)
     pieces = np.array_split(returns, range(each, returns.shape[1], each), axis=1)
     thin = np.stack([np.nanmean(piece, axis=1) for piece in pieces], axis=1)
+    steps = train.steps_per_update * np.arange(1, train.num_updates + 1, each)
     return {
         "task": name,
         "recipe": make_train.__module__,
         "config": dataclasses.asdict(config),
-        "seeds": list(used),
-        "env_steps": int(env_steps[-1]),
+        "seeds": list(seeds),
+        "env_steps": end.env_steps,
         **{what: training.summary(x) for what, x in each_seed.items()},
         "threshold": {"return": threshold, "why": why},
-        "compile_seconds": compiled - began,
-        "run_seconds": finished - compiled,
-        "env_steps_per_second_all_seeds": seeds * int(env_steps[-1]) / (finished - compiled),
-        "curve": {"env_steps": env_steps[::each], "mean_return_per_seed": np.round(thin, 2)},
+        "seconds": seconds,
+        "curve": {"env_steps": steps, "mean_return_per_seed": np.round(thin, 2)},
     }
 
 
 def main() -> None:
     """Command line."""
-    options = parser(__doc__, seeds=10, first_seed=None)
+    options = parser(__doc__, seeds=10, first_seed=1)
     options.add_argument("tasks", nargs="+", choices=TASKS)
     options.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="changes of the configuration")
-    args = options.parse_args()
-    for task in args.tasks:
-        result = measure(task, args.seeds, args.first_seed, args.set)
+    given = options.parse_args()
+    for task in given.tasks:
+        result = measure(task, seeds_of(given), given.set)
         last = read(RESULTS / "learning.jsonl").get(result["task"])
         if last:
             kept = {key: last["results"][key] for key in ("env_steps", "last_100_episodes_return")}
             result["before"] = {key: last[key] for key in ("commit", "date")} | kept
         write(f"{RESULTS}/learning.jsonl#{result['task']}", result)
-        print(f"{result['task']}: {result['env_steps']:,} steps, {args.seeds} seeds, {result['run_seconds']:.0f} s")
-        for what in ("last_100_episodes_return", f"evaluation_{TASKS[task].episodes}_episodes_return"):
-            found = result[what]
-            share = np.mean(np.array(found["per_seed"]) >= TASKS[task].threshold)
-            print(f"  {what}: mean {found['mean']:.3f} ({found['std']}), at or above the threshold: {share:.0%}")
+        returns = result[f"evaluation_{TASKS[task].episodes}_episodes_return"]
+        share = np.mean(np.array(returns["per_seed"]) >= TASKS[task].threshold)
+        print(f"{result['task']}: {interval(returns, 3)}, at or above the threshold: {share:.0%}", flush=True)

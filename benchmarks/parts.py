@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -27,8 +27,7 @@ from ppo_parts import distributions, functional
 
 from . import _timing
 from ._options import parser, size
-from ._pages import span
-from ._records import write
+from ._records import collect
 
 try:
     import rlax
@@ -302,32 +301,22 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dic
     ]
 
 
-def show(row: dict[str, Any]) -> str:
-    """A line of the table."""
-    what = f"{row['part']} {row['direction'] if row['direction'] == 'gradient' else ''}"
-    size = "x".join(map(str, row["size"]))
-    return (
-        f"{what:32} {size:>10} {row['dtype']:9} {row['method']:12} {row['us']['median']:12.1f} us "
-        f"{row['gb_per_s']:7.1f} GB/s {span(row['over_floor']):>22} {span(row['over_ours']):>22}"
-    )
-
-
 def main() -> None:
-    """Print the table; write it with `--json`."""
+    """Print a row for each measurement; write them with `--json`."""
     known = cases()
     options = parser(__doc__, rounds=15, json=None)
     options.add_argument("--parts", nargs="+", choices=tuple(known), default=tuple(known), metavar="PART")
     options.add_argument("--sizes", nargs="+", type=size, default=SIZES, metavar="TxN")
     options.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
-    given, rows = options.parse_args(), []
-    print(f"{'part':32} {'size':>10} {'dtype':9} {'method':12}  over the floor, over ours (quartiles)")
-    for (time, envs), dtype in itertools.product(given.sizes, given.dtypes):
-        arrays = workload(time, envs, dtype)
-        for name in given.parts:
-            case = known[name]
-            for direction in ("forward",) if case.wrt is None else ("forward", "gradient"):
-                where = {"part": name, "direction": direction, "size": [time, envs], "dtype": dtype}
-                for row in measure(case, arrays, direction, given.rounds):
-                    rows.append(where | row)
-                    print(show(rows[-1]), flush=True)
-        write(given.json, rows)  # after each size: a long run can be cut short
+    given = options.parse_args()
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for (time, envs), dtype in itertools.product(given.sizes, given.dtypes):
+            arrays = workload(time, envs, dtype)
+            for name in given.parts:
+                for direction in ("forward",) if known[name].wrt is None else ("forward", "gradient"):
+                    where = {"part": name, "direction": direction, "size": [time, envs], "dtype": dtype}
+                    for row in measure(known[name], arrays, direction, given.rounds):
+                        yield where | row
+
+    collect(given.json, rows())

@@ -37,8 +37,7 @@ from ppo_parts.training._program import compiler_options
 
 from . import _timing, handwritten
 from ._options import parser
-from ._pages import span
-from ._records import write
+from ._records import collect
 
 STEPS, EPOCHS, MINIBATCHES, HIDDEN = 128, 4, 4, 64
 CARTPOLE, BREAKOUT = "CartPole-v1", "Breakout-MinAtar"
@@ -253,52 +252,29 @@ def measure(
     for name, all_of_them in compiling.items():
         medians = {step: statistics.median(took[step] for took in all_of_them) for step in ("trace", "compile")}
         rows[name]["compile_seconds"] = medians
-    whole = {name: [sum(took.values()) for took in all_of_them] for name, all_of_them in compiling.items()}
     if host and env_id == CARTPOLE and seeds == 1 and num_envs <= 64:
         for name in filter(installed, HOST_RIVALS):
             fewer = max(1, updates // 10)
             thunks[name], steps[name], rows[name] = on_host(name, env_id, num_envs, fewer), each * fewer, {}
     walls = _timing.interleaved(thunks, rounds, long=20)[0]
-    per_step = {name: [sample / steps[name] for sample in samples] for name, samples in walls.items()}
-    for name in rows:
-        rows[name]["over_cleanrl"] = _timing.ratio(per_step, name, "cleanrl")
+    for name, found in _timing.speeds(walls, steps, cleanrl="cleanrl").items():
+        rows[name] |= found
         if recipe := RECIPES.get(name):
-            rows[name]["over_recipe"] = _timing.ratio(per_step, name, recipe)
-            rows[name]["compile_of_recipe_over_this"] = _timing.ratio(whole, recipe, name)
-    return [
-        {
-            "setting": setting,
-            "env": env_id,
-            "num_envs": num_envs,
-            "seeds": 1 if name == ONE_SEED else seeds,
-            "program": name,
-            "env_steps": steps[name],
-            "steps_per_second": 1 / _timing.quartiles(per_step[name])["median"],
-            **row,
-        }
-        for name, row in rows.items()
-    ]
+            rows[name]["over_recipe"] = _timing.ratio(walls, name, recipe)
+    where = {"setting": setting, "env": env_id, "num_envs": num_envs}
+    return [where | {"seeds": 1 if name == ONE_SEED else seeds, "program": name} | row for name, row in rows.items()]
 
 
 def main() -> None:
-    """Print the table; write it with `--json`."""
+    """Print a row for each program; write them with `--json`."""
     options = parser(__doc__, rounds=7, json=None)
     options.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=ON_CPUS)
     options.add_argument("--compilations", type=int, default=1, help="of each program; the median counts")
     options.add_argument("--no-host", action="store_true", help="without sbx and stable-baselines3")
     options.add_argument("--purejaxrl", metavar="PATH", help="a clone of PureJaxRL")
-    given, results = options.parse_args(), []
+    given = options.parse_args()
     for name in sorted({"rejax", *HOST_RIVALS}):
         if not installed(name):
             print(f"{name}: left out, it is not installed")
-    for setting in given.settings:
-        options_of_all = {"host": not given.no_host, "compilations": given.compilations, "clone": given.purejaxrl}
-        for row in measure(setting, given.rounds, **options_of_all):
-            results.append(row)
-            shown = f"x{span(row['over_cleanrl'])}"
-            if "over_recipe" in row:
-                shown += f", over {RECIPES[row['program']]} x{span(row['over_recipe'])}"
-            if "compile_seconds" in row:
-                shown += " trace {trace:.1f} compile {compile:.1f} s".format(**row["compile_seconds"])
-            print(f"{setting:24} {row['program']:24} {row['steps_per_second']:10,.0f} steps/s {shown}", flush=True)
-        write(given.json, results)  # after each: a long run can be cut short
+    common = {"host": not given.no_host, "compilations": given.compilations, "clone": given.purejaxrl}
+    collect(given.json, (row for setting in given.settings for row in measure(setting, given.rounds, **common)))

@@ -29,7 +29,7 @@ from ppo_parts import envs, networks
 
 from . import _timing
 from ._options import parser, size
-from ._records import write
+from ._records import collect
 from .handwritten._steps import clipped_adam, policy_loss, value_loss
 
 SIZES = ((128, 4), (128, 64), (128, 1024))
@@ -43,7 +43,7 @@ POLICY = networks.actor_critic(envs.Env(None, None, envs.Box((OBS,)), envs.Discr
 
 
 def rollout(key: jax.Array, params: Any, *shape: int) -> pp.Batch:
-    """A made-up rollout `[T, N]` or `[T, N, A]`: ends of both kinds, log-probabilities a little off the policy's."""
+    """A made-up rollout `[T, N]`: ends of both kinds, log-probabilities a little off the policy's."""
     keys = jax.random.split(key, 7)
     obs = jax.random.normal(keys[0], (*shape, OBS))
     distribution, value, *_ = POLICY(params, pp.Batch(obs=obs))
@@ -73,11 +73,11 @@ def learner_of(*beginning: pp.Part) -> pp.Learner:
     return pp.learner(pp.microbatched(POLICY, "auto"), pp.chain(*beginning, losses), OPTIMIZER)
 
 
-def cleanrl(minibatches: int = MINIBATCHES, epochs: int = EPOCHS) -> pp.Learner:
+def cleanrl() -> pp.Learner:
     """CleanRL's update."""
     return learner_of(
         pp.gae(gamma=GAMMA, gae_lambda=LAMBDA),
-        pp.shuffled_minibatches(num_minibatches=minibatches, num_epochs=epochs),
+        pp.shuffled_minibatches(MINIBATCHES, num_epochs=EPOCHS),
         pp.advantage_normalize(),
     )
 
@@ -263,11 +263,11 @@ def measure(recipe: str, steps: int, environments: int, rounds: int) -> dict[str
     results = {name: thunk() for name, thunk in thunks.items()}
     _timing.assert_same({name: state.params for name, (state, _) in results.items()}, 1e-4)
     _timing.assert_same({name: dict(results[name][1]) for name in ("ours", "with_diagnostics")})
-    wall, cpu = _timing.interleaved(thunks, rounds, at_least=0.02)
+    wall, cpu = _timing.interleaved(thunks, rounds, at_least=0.02, long=1)
     return {
         "recipe": recipe,
         "size": [steps, environments],
-        "rounds": rounds,
+        "rounds": len(wall["ours"]),
         "compile_seconds": compiling,
         "run_ms": {name: _timing.quartiles(values, 1e3)["median"] for name, values in wall.items()},
         "ours_over": {rival: _timing.ratio(wall, "ours", rival) for rival in RIVALS},
@@ -276,20 +276,10 @@ def measure(recipe: str, steps: int, environments: int, rounds: int) -> dict[str
 
 
 def main() -> None:
-    """Print the table; write it with `--json`."""
+    """Print a row for each size; write them with `--json`."""
     options = parser(__doc__, rounds=41, json=None)
     options.add_argument("recipe", choices=RECIPES)
     options.add_argument("--sizes", nargs="+", type=size, default=SIZES, metavar="TxN")
-    given, results = options.parse_args(), []
-    print("size      program           trace s  compile s   run ms  ours / it, wall: median (quartiles)  CPU time")
+    given = options.parse_args()
     jax.jit(lambda x: x + 1)(0.0)  # the first compilation of a process starts up much
-    for steps, environments in given.sizes:
-        rounds = given.rounds if steps * environments < 100_000 else max(1, given.rounds // 3)
-        result = measure(given.recipe, steps, environments, rounds)
-        for name, run in result["run_ms"].items():
-            ratios = [result[clock].get(name) for clock in ("ours_over", "ours_over_cpu_time")]
-            over = "  ".join("{median:.3f} ({q1:.3f} - {q3:.3f})".format(**ratio) for ratio in ratios if ratio)
-            took = "{trace:7.2f} {compile:10.2f}".format(**result["compile_seconds"][name])
-            print(f"{f'{steps}x{environments}':9} {name:17} {took} {run:8.2f}  {over}", flush=True)
-        results.append(result)
-    write(given.json, results)
+    collect(given.json, (measure(given.recipe, *sized, given.rounds) for sized in given.sizes))

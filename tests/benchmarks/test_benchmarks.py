@@ -160,15 +160,6 @@ def test_runs_that_differ_in_their_seeds_become_one_record(tmp_path, monkeypatch
     assert one["last_evaluation"]["per_seed"] == one["last_100_episodes"]["per_seed"] == [3, 4, 7, 2]
 
 
-def test_main_effects_are_averages_over_the_other_settings():
-    # returns = 10 + 4 a - 6 b + 2 a b, with levels of 0 and 1
-    rows = [{"levels": [a, b], "returns": [10 + 4 * a - 6 * b + 2 * a * b] * 2} for a in (0, 1) for b in (0, 1)]
-    effects = _tables.main_effects({"factors": {"a": [0.1, 0.2], "b": [False, True]}, "rows": rows})
-    assert {name: effect for name, (effect, _) in effects.items()} == pytest.approx({"a": 5.0, "b": -5.0})
-    # The interaction leaves residuals of 0.5 in each of 8 runs, and 3 terms are fitted.
-    assert effects["a"][1] == pytest.approx((8 * 0.25 / 5) ** 0.5 / 2**0.5)
-
-
 def test_a_difference_of_means_has_an_interval_over_seeds():
     draws = np.random.default_rng(1)
     now, before = draws.normal(10_000.0, 1000.0, 1000), draws.normal(8000.0, 1000.0, 1000)
