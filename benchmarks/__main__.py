@@ -34,8 +34,7 @@ def main() -> None:
         print("\n".join(f"  {name:12} {what}" for name, what in COMMANDS.items()))
         sys.exit(0 if name in ("-h", "--help") else f"\nno benchmark is called {name!r}")
     sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
-    module = importlib.import_module(f".{'mujoco' if name == 'libraries' else name}", __package__)
-    (module.libraries if name == "libraries" else module.main)()
+    importlib.import_module(f".{name}", __package__).main()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import numpy as np
 
 import ppo_parts as pp
 from ppo_parts import envs, training
-from ppo_parts.recipes import library_ppo, mujoco_ppo
+from ppo_parts.recipes import mujoco_ppo
 
 from ._options import parser, positive
 from ._records import RESULTS, write
@@ -137,10 +137,3 @@ def main() -> None:
     given, fields = read_command_line(__doc__, VARIANTS)
     config = dataclasses.replace(Config(**fields), **SETTINGS.get(given.variant, {}))
     measure(without_contact_forces(config) if given.variant == "no_contact_forces" else config, given)
-
-
-def libraries() -> None:
-    """The PPO of each library with its default hyperparameters: the presets of `ppo_parts.recipes.library_ppo`."""
-    variants = {name: library_ppo.make_train for name in library_ppo.PRESETS if name != "playground"}
-    given, fields = read_command_line(libraries.__doc__, variants)
-    measure(dataclasses.replace(library_ppo.PRESETS[given.variant], **fields), given, variants, "libraries")
