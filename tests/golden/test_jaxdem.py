@@ -1,28 +1,19 @@
-"""JaxDEM's PPOTrainer in two versions, number by number, from our functions, chain and learner.
+"""JaxDEM's PPOTrainer, number by number, from our functions, chain and learner.
 
-Only rollouts, first parameters, drawn segments, their weights and the noise of samples are taken from the recordings
-(see `golden/jaxdem_jaxagents/`); all else comes out of `learner.update`, in one free run per case.
+Only rollouts, first parameters and drawn segments are taken from the recordings (see `golden/jaxdem_jaxagents/`); all
+else comes out of `learner.update`, in one free run per case.
 
-`head` (June 2026) recomputes advantages of the drawn segments after each minibatch, from the values and ratios it had
-before the step; that is `given_indices(refresh="minibatch")` after `vtrace`. `seed` (September 2025) draws the epoch at
-once from the rollout's advantages, and each minibatch has its advantages and targets from the policy being trained.
+The peer recomputes advantages of the drawn segments after each minibatch, from the values and ratios it had before the
+step; that is `given_indices(refresh="minibatch")` after `vtrace`.
 
 Deviations, stated in the tests by name:
 
-* `peer_sum`: the peer's priorities do not sum to 1: head divides by sum(w) + eps, not by sum(w + eps); seed divides
-  w, without an eps, by sum(w) + 1e-8. This changes its importance weights by peer_sum^-beta.
-* `never_drawn`: where the probability is 0 the weight of seed is infinite, ours 0; and ours counts only the segments
-  that can be drawn.
+* `peer_sum`: the peer's priorities do not sum to 1, as it divides by sum(w) + eps, not by sum(w + eps). This changes
+  its importance weights by peer_sum^-beta.
 * `own_last_value`: without a value after the last step the peer bootstraps there from the last step's own value.
-* `variance_floor`: 1e-8 in the denominator of seed's explained variance.
 
-Written here, because they are not parts of ours:
-
-* the entropy in a box (a squashed Gaussian, by quadrature). The shaping of rewards is `functional.reverse_recurrence`.
-* `rho_on_reward`: the V-trace of seed weighs the reward by the clipped ratio, and the rest of the TD error not at all.
-  That is `functional.gae` with a reward rho r and a decay lambda c of each step's own.
-* the two samples per state behind the entropy of seed are recorded noise, given to `entropy_bonus` by a distribution
-  without `entropy()`.
+Written here, because it is not a part of ours: the entropy in a box (a squashed Gaussian, by quadrature). The shaping
+of rewards is `functional.reverse_recurrence`.
 """
 
 from functools import cache, partial
@@ -51,46 +42,30 @@ from tests.golden_traces import (
     tapes,
 )
 
-VERSIONS = ("head", "seed")
-CASES = {"head": ("single", "multi", "lrzero"), "seed": ("single", "multi", "lrfloor")}
-PRIORITY_EPS = {"head": 1e-6, "seed": 0.0}
-MUON_EPS = {"head": 1e-12, "seed": 1e-5}
+CASES = ("single", "multi", "lrzero")
+PRIORITY_EPS, MUON_EPS = 1e-6, 1e-12
 SCALARS = {  # what is recorded of a minibatch, the peer's name: ours
-    version: {
-        "loss": "loss",
-        "aux/actor_loss": "policy_loss",
-        "aux/value_loss": "value_loss",
-        "aux/entropy": "entropy",
-        "aux/approx_KL": approx_kl,
-        "aux/explained_variance": "peer_explained_variance",
-    }
-    for version, approx_kl in {"head": "approx_kl_k2", "seed": "approx_kl"}.items()
+    "loss": "loss",
+    "aux/actor_loss": "policy_loss",
+    "aux/value_loss": "value_loss",
+    "aux/entropy": "entropy",
+    "aux/approx_KL": "approx_kl_k2",
+    "aux/explained_variance": "peer_explained_variance",
 }
 # Means over a minibatch of terms of size 1 that cancel, or squares of rounding errors: float32 leaves this much.
-# The KL of seed is (ratio - 1) - log_ratio, which carries the rounding of ratio.
-ROUNDING = {
-    "head": {"loss": 1e-6, "aux/actor_loss": 1e-6, "aux/approx_KL": 1e-12},
-    "seed": {"loss": 1e-6, "aux/actor_loss": 1e-6, "aux/approx_KL": 1e-7, "aux/explained_variance": 1e-6},
-}
-ELEMENTS = {  # of each step of it
-    "head": ("aux/ratio", "returns", "advantage_norm_weighted", "aux/value", "entropy_per_state"),
-    "seed": ("aux/ratio", "aux/returns", "advantage_norm_weighted"),
-}
-GIVEN = {  # the fields of a minibatch alone
-    "head": {"advantage": "advantage", "target": "returns"},
-    "seed": {"reward": "reward", "terminated": "done"},
-}
+ROUNDING = {"loss": 1e-6, "aux/actor_loss": 1e-6, "aux/approx_KL": 1e-12}
+ELEMENTS = ("aux/ratio", "returns", "advantage_norm_weighted", "aux/value", "entropy_per_state")  # of each step of it
 ROOM = (9, 7)  # of the largest minibatch alone
 VTRACE = jax.jit(pp.functional.vtrace)
 
 
-def recording(version: str, name: str) -> Arrays:
-    return load(f"jaxdem_jaxagents/jaxdem_{version}_{name}")
+def recording(name: str) -> Arrays:
+    return load(f"jaxdem_jaxagents/jaxdem_head_{name}")
 
 
-def units(version: str, name: str) -> list[Arrays]:
+def units(name: str) -> list[Arrays]:
     """Calls of one function of the peer."""
-    z = recording(version, name)
+    z = recording(name)
     return [sub(z, f"{i}/") for i in range(int(z["n"]))]
 
 
@@ -102,68 +77,39 @@ def numbers(z: Arrays) -> dict[str, float]:
 def peer_vtrace(
     config: dict[str, float], reward: Any, value: Any, ratio: Any, done: Any, last_value: Any = None
 ) -> Any:
-    """Our V-trace on the arrays of head."""
+    """Our V-trace on the peer's arrays."""
     own_last_value = value[-1] if last_value is None else last_value
     next_value = pp.functional.next_values(jnp.asarray(value), jnp.asarray(own_last_value))
     return VTRACE(jnp.log(ratio), reward, value, next_value, done, **config)
 
 
-def rho_on_reward(
-    config: Any, log_ratio: Any, reward: Any, value: Any, done: Any, mask: Any = None
-) -> pp.functional.Advantages:
-    """The V-trace of seed; the mask is 0 after the last step of a padded batch."""
-    ratio = jnp.exp(log_ratio)
-    mask = jnp.ones_like(value) if mask is None else mask
-    last = jnp.concatenate([mask[1:] == 0, jnp.ones_like(mask[:1], bool)])
-    own_last_value = pp.functional.next_values(value, value[-1], last, value)
-    rho, c = jnp.minimum(ratio, config["rho_clip"]), jnp.minimum(ratio, config["c_clip"])
-    hyper = {"gamma": config["gamma"], "gae_lambda": config["gae_lambda"] * c}
-    return pp.functional.gae(rho * reward, value, own_last_value, done, mask=mask, **hyper)
-
-
-RHO_ON_REWARD = jax.jit(rho_on_reward)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_functions_reproduce_advantages(version):
+def test_functions_reproduce_advantages():
     check = Comparison()
-    for z in units(version, "advantages"):
+    for z in units("advantages"):
         config = numbers(z)
-        if version == "head":
-            last_value = z["last_value"] if config.pop("has_last_value") else None
-            ours = peer_vtrace(config, z["reward"], z["value"], z["ratio"], z["done"], last_value)
-            advantage = ours.error
-        else:
-            ours = RHO_ON_REWARD(config, z["new_log_prob"] - z["log_prob"], z["reward"], z["value"], z["done"])
-            advantage = ours.advantage
-        check.close_tensor("advantage", advantage, z["advantage"])
+        last_value = z["last_value"] if config.pop("has_last_value") else None
+        ours = peer_vtrace(config, z["reward"], z["value"], z["ratio"], z["done"], last_value)
+        check.close_tensor("advantage", ours.error, z["advantage"])
         check.close_tensor("returns", ours.target, z["returns"])
     check.finish()
 
 
-@partial(jax.jit, static_argnames="eps")
-def priorities_and_weights(advantage: jax.Array, indices: jax.Array, alpha: Any, beta: Any, eps: float) -> Any:
-    probabilities = pp.functional.segment_priorities(advantage, alpha=alpha, eps=eps)
+@jax.jit
+def priorities_and_weights(advantage: jax.Array, indices: jax.Array, alpha: Any, beta: Any) -> Any:
+    probabilities = pp.functional.segment_priorities(advantage, alpha=alpha, eps=PRIORITY_EPS)
     return probabilities, pp.functional.importance_weights(probabilities, indices, beta=beta)
 
 
 def compare_priorities(
-    check: Comparison, version: str, advantage: Any, drawn: Any, alpha: float, beta: float, recorded: Any, weights: Any
+    check: Comparison, advantage: Any, drawn: Any, alpha: float, beta: float, recorded: Any, weights: Any
 ) -> None:
     """Probabilities and weights from these advantages."""
-    eps = PRIORITY_EPS[version]
-    p, w = priorities_and_weights(advantage, drawn, alpha, beta, eps)
+    p, w = priorities_and_weights(advantage, drawn, alpha, beta)
     total = np.sum(np.abs(advantage).sum(0, dtype=np.float64) ** alpha)
-    peer_sum = (total + len(p) * eps) / (total + (eps or 1e-8))
+    peer_sum = (total + len(p) * PRIORITY_EPS) / (total + PRIORITY_EPS)
     check.close("peer_sum", peer_sum, recorded.sum())
     check.close("prio_probs", p * peer_sum, recorded)
-    never_drawn = np.isinf(weights)
-    np.testing.assert_array_equal(never_drawn, (recorded[drawn] == 0) & (beta > 0))
-    # Where all advantages are 0, the probabilities of seed are 0 and its weights infinite; here segments are equal.
-    np.testing.assert_array_equal(w[never_drawn], 0 if np.any(advantage) else 1)
-    if not np.all(never_drawn):
-        fewer = np.mean(recorded > 0)
-        check.close("seg_w", (w * (peer_sum / fewer) ** -beta)[~never_drawn], weights[~never_drawn])
+    check.close("seg_w", w * peer_sum**-beta, weights)
 
 
 def annealed(start: float, anneal: float, num_epochs: float, epoch: float) -> float:
@@ -171,22 +117,20 @@ def annealed(start: float, anneal: float, num_epochs: float, epoch: float) -> fl
     return float(pp.linear_schedule(start, start + anneal * (1 - start), int(num_epochs))(int(epoch)))
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_priorities_and_weights_reproduce_the_peer(version):
+def test_priorities_and_weights_reproduce_the_peer():
     check = Comparison()
-    for z in units(version, "priority"):
+    for z in units("priority"):
         config, weights = numbers(z), z["seg_w"].reshape(-1)
         beta = annealed(config["beta0"], config["anneal"], config["num_epochs"], config["epoch"])
         check.close("beta", beta, z["beta_t"])
-        compare_priorities(check, version, z["advantage"], z["idx"], config["alpha"], beta, z["prio_probs"], weights)
-        if version == "head":
-            normalized = pp.functional.advantage_normalize(jnp.asarray(z["advantage"][:, z["idx"]]), ddof=0)
-            check.close_tensor("normalized", normalized * weights[None], z["advantage_norm_weighted"])
+        compare_priorities(check, z["advantage"], z["idx"], config["alpha"], beta, z["prio_probs"], weights)
+        normalized = pp.functional.advantage_normalize(jnp.asarray(z["advantage"][:, z["idx"]]), ddof=0)
+        check.close_tensor("normalized", normalized * weights[None], z["advantage_norm_weighted"])
     check.finish()
 
 
 def test_reverse_recurrence_reproduces_the_shaping_of_rewards():
-    recorded, check = recording("head", "priority"), Comparison()
+    recorded, check = recording("priority"), Comparison()
     for i in range(sum(name.startswith("drip") and name.endswith("out") for name in recorded)):
         z = sub(recorded, f"drip{i}/")
         ours = pp.functional.reverse_recurrence(z["reward"], jnp.asarray(numbers(z)["decay"] * (1 - z["done"])))
@@ -203,14 +147,13 @@ class Box(NamedTuple):
     half: jax.Array
     width: float
     eps: float
-    slack: float = 0.0  # of the inverse: what it adds to half
 
     def _log_slope(self, x: jax.Array, half: jax.Array) -> jax.Array:
         z = x / self.width
         return jnp.log(half / self.width) + 2 * (jnp.log(2.0) - z - jax.nn.softplus(-2 * z))
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        inside = jnp.clip((action - self.center) / (self.half + self.slack), -1 + self.eps, 1 - self.eps)
+        inside = jnp.clip((action - self.center) / self.half, -1 + self.eps, 1 - self.eps)
         x = self.width * jnp.arctanh(inside)
         base = distrax.MultivariateNormalDiag(self.mean, self.std).log_prob(x)
         return base - jnp.sum(self._log_slope(x, self.half), axis=-1)
@@ -224,42 +167,23 @@ class Box(NamedTuple):
         return base + jnp.einsum("k,k...a->...", weights, slope)
 
 
-class Sampled(NamedTuple):
-    """A Gaussian or a box, whose samples are made of given noise, and which has no entropy()."""
-
-    policy: Any
-    noise: jax.Array
-
-    def log_prob(self, action: jax.Array) -> jax.Array:
-        return jax.vmap(self.policy.log_prob)(action)
-
-    def sample(self, *, seed: jax.Array, sample_shape: tuple[int, ...]) -> jax.Array:
-        del seed
-        assert sample_shape == self.noise.shape[:1]
-        policy = self.policy
-        if not isinstance(policy, Box):
-            return policy.loc[None] + policy.scale_diag[None] * self.noise
-        x = policy.mean[None] + policy.std[None] * self.noise
-        return policy.center[None] + policy.half[None] * jnp.tanh(x / policy.width)
-
-
-def evaluate(params: Params, batch: pp.Batch, box: Any = None, slack: Any = 0.0) -> tuple[Any, jax.Array]:
+def evaluate(params: Params, batch: pp.Batch, box: Any = None) -> tuple[Any, jax.Array]:
     """A shared layer, two heads and a deviation that does not depend on the state."""
 
     def layer(name: str, x: jax.Array) -> jax.Array:
         return x @ params[f"{name}/kernel"] + params[f"{name}/bias"][None, None]
 
     hidden = jax.nn.gelu(layer("network/layers/0", batch.obs), approximate=True)
-    mean = layer("actor_mu" if "actor_mu/kernel" in params else "actor", hidden)
+    mean = layer("actor_mu", hidden)
     std = jnp.broadcast_to(jnp.exp(params["_log_std"])[None], mean.shape)
     value = layer("critic", hidden)[..., 0]
     if box is None:
         return distrax.MultivariateNormalDiag(mean, std), value
     center, half = (jnp.broadcast_to(box[f"box_{name}"], mean.shape) for name in ("center", "half"))
-    return Box(mean, std, center, half, box["box_width"], box["box_eps"], slack), value
+    return Box(mean, std, center, half, box["box_width"], box["box_eps"]), value
 
 
-def losses(version: str, config: Any, length: int, shape: tuple[int, ...]) -> pp.Part:
+def losses(config: Any, length: int, shape: tuple[int, ...]) -> pp.Part:
     """The losses, and a tape of minibatches of this shape."""
 
     def peer_metrics(batch: pp.Batch) -> pp.Batch:
@@ -269,18 +193,17 @@ def losses(version: str, config: Any, length: int, shape: tuple[int, ...]) -> pp
         return batch.add_metrics(approx_kl_k2=mean, peer_explained_variance=explained)
 
     def read(batch: pp.Batch) -> dict[str, jax.Array]:
-        found = (jnp.exp(batch.current_log_ratio()), batch.target, batch.advantage)
-        if version == "head":
-            found = (*found, batch.current.value, batch.current.distribution.entropy())
-        return dict(zip(ELEMENTS[version], found, strict=True))
+        current = batch.current
+        found = jnp.exp(batch.current_log_ratio()), batch.target, batch.advantage, current.value
+        return dict(zip(ELEMENTS, (*found, current.distribution.entropy()), strict=True))
 
     return pp.chain(
         pp.clipped_surrogate(clip_eps=config["clip_eps"]),
         pp.policy_diagnostics(),
         pp.clipped_value_loss(clip_eps=config["clip_eps"], coef=config["value_coeff"]),
-        pp.entropy_bonus(coef=config["entropy_coeff"], num_samples=1 if version == "head" else 2),
+        pp.entropy_bonus(coef=config["entropy_coeff"]),
         pp.stateless(peer_metrics),
-        record(length, read, **dict.fromkeys(ELEMENTS[version], shape)),
+        record(length, read, **dict.fromkeys(ELEMENTS, shape)),
     )
 
 
@@ -288,9 +211,8 @@ def vtrace_config(config: Any) -> dict[str, Any]:
     return {name: config[name] for name in ("gamma", "gae_lambda", "rho_clip", "c_clip")}
 
 
-def head_chain(config: Any, indices: Any, weights: Any, noise: Any, shape: tuple[int, int]) -> pp.Part:
-    """The epoch of head, with a tape on either side of the sampler."""
-    del noise
+def epoch_chain(config: Any, indices: Any, weights: Any, shape: tuple[int, int]) -> pp.Part:
+    """The epoch, with a tape on either side of the sampler."""
 
     def read_rollout(batch: pp.Batch) -> dict[str, jax.Array]:
         ratio = jnp.exp(batch.log_ratio)
@@ -302,157 +224,104 @@ def head_chain(config: Any, indices: Any, weights: Any, noise: Any, shape: tuple
         pp.given_indices(indices, axis="segment", weights=weights, refresh="minibatch"),
         pp.advantage_normalize(ddof=0),
         pp.advantage_weight(),
-        losses("head", config, len(indices), (shape[0], indices.shape[1])),
+        losses(config, len(indices), (shape[0], indices.shape[1])),
     )
 
 
-def seed_chain(config: Any, indices: Any, weights: Any, noise: Any, shape: tuple[int, int]) -> pp.Part:
-    """The epoch of seed: drawn segments, advantages under the policy being trained, and a tape at the end."""
-
-    def advantages(batch: pp.Batch) -> pp.Batch:
-        log_ratio, value = jax.lax.stop_gradient((batch.current_log_ratio(), batch.current.value))
-        out = rho_on_reward(config, log_ratio, batch.reward, value, batch.terminated, batch.mask)
-        return batch.replace(advantage=out.advantage, target=out.target)
-
-    def with_noise(batch: pp.Batch, state: Any, context: pp.Context) -> tuple[pp.Batch, Any]:
-        distribution = Sampled(batch.current.distribution, noise[context.minibatch])
-        return batch.replace(current=batch.current._replace(distribution=distribution)), state
-
-    return pp.chain(
-        pp.given_indices(indices, axis="segment", weights=weights),
-        pp.stateless(advantages, provides=("advantage", "target"), place="after_sampler", needs_time=True),
-        pp.advantage_normalize(ddof=0),
-        pp.advantage_weight(),
-        pp.Part(init=lambda params, key: (), update=with_noise, name="with_noise", place="after_sampler"),
-        losses("seed", config, len(indices), (shape[0], indices.shape[1])),
-    )
-
-
-def compare_minibatches(check: Comparison, version: str, rows: Steps, elements: Arrays, z: Arrays) -> None:
+def compare_minibatches(check: Comparison, rows: Steps, elements: Arrays, z: Arrays) -> None:
     """What the peer's `loss_fn` saw and gave, and its gradients; leading axis: minibatches."""
-    numbers = dict(rows.numbers)
-    if version == "seed":
-        variance = elements["aux/returns"].var(axis=(1, 2), dtype=np.float64)
-        variance_floor = variance / (variance + 1e-8)
-        numbers["aux/explained_variance"] = 1 - (1 - numbers["aux/explained_variance"]) * variance_floor
     assert "aux/ratio" in z
     recorded = {name: np.broadcast_to(z[name], x.shape) for name, x in elements.items() if name in z}
     check.close_rows({name: elements[name] for name in recorded}, recorded, {})
-    check.close_rows(numbers, z, ROUNDING[version])
+    check.close_rows(rows.numbers, z, ROUNDING)
     check.close_tensors("grad", rows.grad, sub(z, "grads/"))
 
 
 @cache
-def unit_learner(version: str, boxed: bool) -> Any:
+def unit_learner(boxed: bool) -> Any:
     """A learner that changes nothing and writes everything down about one minibatch."""
 
-    def make_learner(config: Any, weights: Any, noise: Any) -> pp.Learner:
-        box = {"box": config, "slack": config["box_eps"] if version == "seed" else 0.0} if boxed else {}
-        if version == "head":
-            pipeline = pp.chain(pp.full_batch(), losses(version, config, 1, ROOM))
-        else:
-            pipeline = seed_chain(config, np.arange(ROOM[1])[None], weights, noise, ROOM)
-        return pp.learner(partial(evaluate, **box), pipeline, record_steps(1, SCALARS[version]))
+    def make_learner(config: Any) -> pp.Learner:
+        policy = partial(evaluate, box=config) if boxed else evaluate
+        return pp.learner(policy, pp.chain(pp.full_batch(), losses(config, 1, ROOM)), record_steps(1, SCALARS))
 
     return make_learner
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_losses_and_gradients_reproduce_the_unit_cases(version):
+def test_losses_and_gradients_reproduce_the_unit_cases():
     """The minibatches are padded to one size behind a mask, which every part has to honor."""
-    fields = {"obs": "obs", "action": "action", "log_prob": "old_log_prob", "value": "old_value", **GIVEN[version]}
+    fields = {"obs": "obs", "action": "action", "log_prob": "old_log_prob", "value": "old_value"}
+    fields |= {"advantage": "advantage", "target": "returns"}
     check = Comparison()
-    for z in units(version, "loss"):
+    for z in units("loss"):
         time, segments = z["old_value"].shape
         mask = padded(np.ones((time, segments)), *ROOM)
         batch = pp.Batch(**{ours: padded(z[theirs], *ROOM) for ours, theirs in fields.items()}, mask=mask)
         config = {name: jnp.asarray(x, jnp.float32) for name, x in sub(z, "cfg/").items()}
-        weights = noise = None
-        if version == "seed":
-            weights = np.pad(z["seg_w"], ((0, 0), (0, ROOM[1] - segments)), constant_values=1)
-            noise = jnp.stack([padded(x, *ROOM) for x in z["entropy_noise"]])[None]
-        make_learner = unit_learner(version, bool(z["cfg/box"]))
-        ((state, _),) = replay(make_learner, sub(z, "params/"), [((config, weights, noise), batch)])
+        ((state, _),) = replay(unit_learner(bool(z["cfg/box"])), sub(z, "params/"), [((config,), batch)])
         elements = {name: x[:, :time, :segments] for name, x in tapes(state.pipeline)[-1].items()}
         rows = steps(state.opt_state, state.params)
-        compare_minibatches(check, version, rows, elements, {name: x[None] for name, x in z.items()})
+        compare_minibatches(check, rows, elements, {name: x[None] for name, x in z.items()})
     check.finish()
 
 
-def rollout(version: str, z: Arrays) -> pp.Batch:
+def rollout(z: Arrays) -> pp.Batch:
     """The rollout of an epoch."""
-    if version == "seed":
-        fields = sub(z, "td/")
-        next_value = None
-    else:
-        fields = sub(z, "td_end/") | sub(z, "init/")
-        next_value = pp.functional.next_values(jnp.asarray(fields["value"]), jnp.asarray(fields["last_value"]))
+    fields = sub(z, "td_end/") | sub(z, "init/")
+    next_value = pp.functional.next_values(jnp.asarray(fields["value"]), jnp.asarray(fields["last_value"]))
     given = {name: jnp.asarray(fields[name]) for name in ("obs", "action", "log_prob", "value", "reward")}
     return pp.Batch(**given, terminated=jnp.asarray(fields["done"]), next_value=next_value)
 
 
-def drawn(version: str, z: Arrays, beta: float) -> tuple[Any, Any, Any]:
-    """The segments of each minibatch, their importance weights, and the noise of samples."""
-    if version == "seed":
-        return z["idx"], z["mb/seg_w"][:, 0], z["mb/entropy_noise"]
+def drawn(z: Arrays, beta: float) -> tuple[Any, Any]:
+    """The segments of each minibatch, and their importance weights."""
     probabilities = np.take_along_axis(z["mb/prio_probs"], z["mb/idx"], axis=1)
-    return z["mb/idx"], (z["mb/prio_probs"].shape[1] * probabilities) ** np.float32(-beta), None
+    return z["mb/idx"], (z["mb/prio_probs"].shape[1] * probabilities) ** np.float32(-beta)
 
 
-def peer_optimizer(version: str, config: dict[str, float]) -> optax.GradientTransformation:
+def peer_optimizer(config: dict[str, float]) -> optax.GradientTransformation:
     """The peer's schedule counts minibatches, and reaches its end after as many of them as there are epochs."""
-    rate = optax.cosine_decay_schedule(
-        config["learning_rate"],
-        int(config["num_epochs"]),
-        alpha=config.get("learning_rate_decay_min_fraction", 0.0),
-        exponent=config.get("learning_rate_decay_exponent", 1.0),
-    )
+    rate = optax.cosine_decay_schedule(config["learning_rate"], int(config["num_epochs"]))
     return optax.chain(
-        record_steps(int(config["num_minibatches"]), SCALARS[version]),
+        record_steps(int(config["num_minibatches"]), SCALARS),
         optax.clip_by_global_norm(config["max_grad_norm"]),
-        optax.contrib.muon(rate, eps=MUON_EPS[version]),
+        optax.contrib.muon(rate, eps=MUON_EPS),
     )
 
 
-@pytest.mark.parametrize(("version", "case"), [(version, case) for version in VERSIONS for case in CASES[version]])
-def test_learner_reproduces_jaxdem(version, case):
-    z, check = recording(version, f"epoch_{case}"), Comparison()
+@pytest.mark.parametrize("case", CASES)
+def test_learner_reproduces_jaxdem(case):
+    z, check = recording(f"epoch_{case}"), Comparison()
     config = numbers(z)
     config |= {name.removeprefix("ppo_"): x for name, x in config.items() if name.startswith("ppo_")}
     config |= {name.removeprefix("advantage_"): x for name, x in config.items() if name.startswith("advantage_")}
     config["gae_lambda"] = config["lambda"]
-    optimizer = peer_optimizer(version, config)
+    optimizer = peer_optimizer(config)
     shape = z["epoch0/mb/td/value"].shape[1], int(config["num_segments"])
-    make_chain = {"head": head_chain, "seed": seed_chain}[version]
 
-    def make_learner(indices: Any, weights: Any, noise: Any) -> pp.Learner:
-        return pp.learner(evaluate, make_chain(config, indices, weights, noise, shape), optimizer)
+    def make_learner(indices: Any, weights: Any) -> pp.Learner:
+        return pp.learner(evaluate, epoch_chain(config, indices, weights, shape), optimizer)
 
     epochs = [sub(z, f"epoch{i}/") for i in range(int(config["n_epochs_recorded"]))]
     schedule = [config[f"{name}importance_sampling_beta"] for name in ("", "anneal_")]
     betas = [annealed(*schedule, config["num_epochs"], i) for i in range(len(epochs))]
-    given = [drawn(version, one, beta) for one, beta in zip(epochs, betas, strict=True)]
-    updates = [(each, rollout(version, one)) for each, one in zip(given, epochs, strict=True)]
+    given = [drawn(one, beta) for one, beta in zip(epochs, betas, strict=True)]
+    updates = [(each, rollout(one)) for each, one in zip(given, epochs, strict=True)]
     start = sub(z, "epoch0/params_before/")
     for i, (state, metrics) in enumerate(replay(make_learner, start, updates)):
-        compare_epoch(check, version, state, metrics, epochs[i], start)
-        if version == "head":
-            compare_refresh(check, config, tapes(state.pipeline), epochs[i], given[i], betas[i])
-        else:
-            compare_first_advantages(check, config, epochs[i], given[i], betas[i])
+        compare_epoch(check, state, metrics, epochs[i], start)
+        compare_refresh(check, config, tapes(state.pipeline), epochs[i], given[i][1], betas[i])
     check.finish()
 
 
-def compare_epoch(
-    check: Comparison, version: str, state: pp.LearnerState, metrics: Any, z: Arrays, start: Arrays
-) -> None:
-    """Everything recorded within one epoch that both versions have."""
+def compare_epoch(check: Comparison, state: pp.LearnerState, metrics: Any, z: Arrays, start: Arrays) -> None:
+    """Minibatches, parameters and the optimizer within one epoch."""
     rows = steps(state.opt_state[0], state.params)
-    compare_minibatches(check, version, rows, tapes(state.pipeline)[-1], sub(z, "mb/"))
-    for name, ours in {**SCALARS[version], "grad_norm": "grad_norm", "ratio": "ratio_mean"}.items():
+    compare_minibatches(check, rows, tapes(state.pipeline)[-1], sub(z, "mb/"))
+    for name, ours in {**SCALARS, "grad_norm": "grad_norm", "ratio": "ratio_mean"}.items():
         if ours != "peer_explained_variance":
             recorded = z[f"metrics/{name.removeprefix('aux/')}"]
-            check.close(f"metric {name}", metrics[ours], recorded, ROUNDING[version].get(name, 0.0))
+            check.close(f"metric {name}", metrics[ours], recorded, ROUNDING.get(name, 0.0))
     for kind, place in {"before": slice(-1), "after": slice(1, None)}.items():
         params = {name: x[place] for name, x in rows.params.items()}
         check.close_tensors(f"params {kind}", params, sub(z, f"mb/params_{kind}/"), start)
@@ -464,15 +333,15 @@ def compare_epoch(
 
 
 def compare_refresh(
-    check: Comparison, config: dict[str, float], tape: list[Arrays], z: Arrays, given: Any, beta: float
+    check: Comparison, config: dict[str, float], tape: list[Arrays], z: Arrays, weights: Any, beta: float
 ) -> None:
-    """What the buffers of head hold before each minibatch, of the drawn segments afterwards, and its priorities."""
+    """What the buffers hold before each minibatch, of the drawn segments afterwards, and its priorities."""
     buffers, minibatch = tape
-    names, (_, weights, _) = ("value", "ratio", "advantage", "returns"), given
+    names = "value", "ratio", "advantage", "returns"
     check.close_tensors("init", {name: buffers[name][0] for name in names}, {name: z[f"init/{name}"] for name in names})
     for k, indices in enumerate(z["mb/idx"]):
         advantage, alpha = buffers["advantage"][k], config["importance_sampling_alpha"]
-        compare_priorities(check, "head", advantage, indices, alpha, beta, z["mb/prio_probs"][k], weights[k])
+        compare_priorities(check, advantage, indices, alpha, beta, z["mb/prio_probs"][k], weights[k])
         for name in ("value", "ratio"):
             check.close_tensor(f"old {name}", buffers[name][k][:, indices], z[f"mb/td/{name}"][k])
         recomputed = {name: z[f"recompute/{name}"][k] for name in names}
@@ -487,14 +356,3 @@ def compare_refresh(
         buffer = buffers[name][-1].copy()
         buffer[:, indices] = x
         check.close_tensor(f"final {name}", buffer, z[f"td_end/{name}"])
-
-
-def compare_first_advantages(check: Comparison, config: dict[str, float], z: Arrays, given: Any, beta: float) -> None:
-    """What seed draws from, once per epoch."""
-    args = jnp.zeros_like(z["td/value"]), z["td/reward"], z["td/value"], z["td/done"]
-    before = RHO_ON_REWARD(config, *args)
-    check.close_tensor("rollout advantage", before.advantage, z["td/advantage"])
-    check.close_tensor("rollout returns", before.target, z["td/returns"])
-    for indices, weights in zip(*given[:2], strict=True):
-        alpha = config["importance_sampling_alpha"]
-        compare_priorities(check, "seed", z["td/advantage"], indices, alpha, beta, z["prio_probs"], weights)
