@@ -157,7 +157,7 @@ ELSEWHERE |= {"rnd_loss"}  # it reads what rnd_reward writes: see test_catalogue
 
 @functools.cache
 def subject(case_id: str) -> Subject:
-    """The part of a case with what it is given; its compiled update is shared by the laws."""
+    """The part of a case with what it is given."""
     [case] = [case for case in CASES if case.id == case_id]
     given = functools.partial(given_batch, case.after, case.continuous, without=case.without)
     return Subject(case.part(), given, example_context, case.after)
