@@ -5,6 +5,7 @@ block is what that block prints. A block fenced as `python equinox` runs only wh
 """
 
 import contextlib
+import functools
 import importlib.util
 import io
 import itertools
@@ -20,7 +21,7 @@ import ppo_parts as pp
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(\w*)[ ]*([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
-NOT_LISTED = {"bridges", "commands", "compare", "evaluate", "export", "recipes", "watch"}  # programs; Tunix
+NOT_LISTED = {"bridges", "commands", "compare", "doctor", "evaluate", "export", "recipes", "watch"}  # programs; Tunix
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -42,6 +43,7 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
+@functools.cache
 def anchors(page: Path) -> set[str]:
     """The anchors of a page; where two headings have the same, GitHub numbers the later ones."""
     slugs = [slug(heading) for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)]
