@@ -21,7 +21,6 @@ from .train import ONE_SEED, RECIPES
 
 Link = Callable[..., str]
 RETURNS = ("last_100_episodes_return", "evaluation_100_episodes_return")
-WHOLE = 500_000  # environment steps of a usual run
 PUBLISHED = {  # task: Tianshou's mean and standard deviation after 1M steps, and after 3M; others after 1M; one more
     "HalfCheetah-v5": ("5784 (1244)", "7337", "CleanRL 1,443", ""),
     "Ant-v5": ("3258 (1079)", "4079", "TRPO, SB3-zoo 4,982", ""),
@@ -316,20 +315,6 @@ def study(link: Link) -> list[str]:
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
-def provenance(link: Link, address: str) -> list[str]:
-    """Where the numbers of a record come from: its link, and command, date, commit, machine and versions."""
-    file, _, name = address.partition("#")
-    record = records(file.removesuffix(".jsonl"))[name]
-    hardware, versions = record["hardware"], record["versions"]
-    load = ", ".join(f"{x:.1f}" for x in hardware["load_average"])
-    changed = " and uncommitted changes" if record["uncommitted"] else ""
-    jax = f"jax {versions['jax']}, python {versions['python']}"
-    return [
-        f"{link('Record', address)}: {record['date'][:10]}, commit {record['commit'][:10]}{changed}, "
-        f"{hardware['cpu']}, {hardware['cores']} cores, load average {load}, {jax}."
-    ]
-
-
 def by_size(rows: list[Record], cell: Callable[[Record], str], label: Callable[[Record], str]) -> list[str]:
     """A table with a line for each label and a column for each size."""
     sizes = {sized(row): (math.prod(row["size"]), row["size"]) for row in rows}
@@ -410,42 +395,14 @@ def compiling(seconds: Record | None) -> str:
 def speed(link: Link) -> list[str]:
     """How many times faster the recipes are, from all records of whole runs of one seed."""
     rivals = [*RECIPES, "purejaxrl", "rejax", "sbx", "sb3"]
-    lines = []
-    for (env, number), here in one_seed(*records("train").values()).items():
-        ratios = {program: span(row.get("over_recipe", row["over_cleanrl"])) for program, row in here.items()}
-        lines.append([f"{env}, {number}", *(ratios.get(rival, "") for rival in rivals)])
+    ratios: dict[str, dict[str, str]] = {}  # by environments and program, the last record of each
+    for row in (row for record in records("train").values() for row in record["results"]):
+        if row["seeds"] == 1 and row["program"] != ONE_SEED:
+            over = span(row.get("over_recipe", row["over_cleanrl"]))
+            ratios.setdefault(f"{row['env']}, {row['num_envs']}", {})[row["program"]] = over
+    lines = [[name, *(found.get(rival, "") for rival in rivals)] for name, found in ratios.items()]
     head = [f"`{recipe}` against the same written by hand" for recipe in RECIPES.values()]
     return table(["environments", *head, "PureJaxRL", "rejax", "sbx", "stable-baselines3"], lines)
-
-
-def one_seed(*of: Record) -> dict[tuple[str, int], dict[str, Record]]:
-    """The last rows of whole runs of one seed, by environment and number of environments, and by program."""
-    found: dict[tuple[str, int], dict[str, Record]] = {}
-    for record in of:
-        for row in record["results"]:
-            if row["seeds"] == 1 and row["program"] != ONE_SEED:
-                found.setdefault((row["env"], row["num_envs"]), {})[row["program"]] = row
-    return found
-
-
-def extrapolated(link: Link) -> list[str]:
-    """The time of a usual run, from the speeds of shorter ones; with that of compiling where it was recorded."""
-    lines, settings = [], [x for record in records("train").values() for x in one_seed(record).items()]
-    for (env, number), here in settings:
-        if not {"sbx", "sb3"} <= set(here):
-            continue
-        seconds = {program: whole_run(row) for program, row in here.items()}
-        cells = [f"{seconds[x]:.0f} s, {seconds[x] / seconds['cleanrl']:.1f} times ours" for x in ("sbx", "sb3")]
-        steps = " and ".join(f"{here[program]['env_steps']:,}" for program in ("cleanrl", "sb3"))
-        lines.append([f"{env}, {number}", f"{seconds['cleanrl']:.1f} s", *cells, steps])
-    return table(
-        ["environments", "`cleanrl`", "sbx", "stable-baselines3", "steps that were timed, ours and theirs"], lines
-    )
-
-
-def whole_run(row: Record) -> float:
-    """Seconds of a run of `WHOLE` steps, with tracing and compiling where they were recorded."""
-    return float(WHOLE / row["steps_per_second"] + sum((row.get("compile_seconds") or {}).values()))
 
 
 def train(link: Link, *names: str) -> list[str]:
@@ -474,6 +431,6 @@ BLOCKS: dict[str, Callable[..., list[str]]] = {
     each.__name__: each
     for each in (
         learning, published, games, atari, mujoco, mujoco_runs, choices, libraries, kuhn, papers,
-        study, provenance, parts, rivals, update, speed, extrapolated, train, hosts,
+        study, parts, rivals, update, speed, train, hosts,
     )
 }  # fmt: skip

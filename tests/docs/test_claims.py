@@ -193,12 +193,6 @@ def test_claims_disturbed_timings_are_marked():
     }
 
 
-def test_claims_a_whole_run_includes_compiling():
-    row = {"steps_per_second": 100_000, "compile_seconds": {"trace": 1.0, "compile": 4.0}}
-    assert _tables.whole_run(row) == 10.0
-    assert _tables.whole_run({"steps_per_second": 100_000, "compile_seconds": None}) == 5.0
-
-
 def test_claims_learning_runs_with_changed_settings():
     config = learning.changed(learning.TASKS["pufferlib_cartpole"].config, ["ent_coef=0.001", "optimizer=adam"])
     assert (config.ent_coef, config.optimizer) == (0.001, "adam")
