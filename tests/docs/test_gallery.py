@@ -1,14 +1,173 @@
-"""The lines of the gallery's tables build what they say; the cards are in the `test_gallery_*.py` beside this file."""
+"""The gallery: the lines of its tables build what they say, and the code of its cards, run by the learner, equals loops
+written by hand, in plain JAX and float64: explicit losses, `jax.grad` and gradient descent.
 
+Nothing of the package is in the loops. Cards that only set the arguments of parts are left to the tests of those parts.
+"""
+
+import functools
 import re
+import types
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 import ppo_parts as pp
+from tests import reference
+from tests.common import ACTIONS, OBS, SEGMENTS, TIME, make_params, rollout
 from tests.docs.test_docs import FENCE, ROOT, blocks
 
-PAGES = ("docs/gallery/README.md", "docs/tokens.md")
+KEY, RATE = jax.random.key(0), 0.3
+MINIBATCHES = np.random.default_rng(3).permutation(TIME * SEGMENTS).reshape(2, -1)
+
+
+def card(page, heading, number=None):
+    """What the code of a card defines, after that of the top of its page; or the first blocks of the card."""
+    path = ROOT / "docs" / "gallery" / f"{page}.md"
+    headings = [(i, line) for i, line in enumerate(path.read_text().splitlines()) if re.match("## ", line)]
+    [start] = [i for i, line in headings if line == f"## {heading}"]
+    end = min((i for i, _ in headings if i > start), default=1e9)
+    module, found = types.ModuleType(page), blocks(path)
+    top = [source for source, _, line in found if line < headings[0][0]]
+    for source in top + [source for source, _, line in found if start < line < end][:number]:
+        exec(source, vars(module))
+    return module
+
+
+def given(pipeline, axis="step", indices=MINIBATCHES):
+    """The chain of a card with minibatches that the loop by hand can have, too."""
+    known = pp.given_indices(indices, axis)
+    return pp.chain(*(known if isinstance(part, type(known)) else part for part in pipeline.parts))
+
+
+def train(pipeline, params, batches, evaluate, optimizer=None):
+    """One update for each batch: the last state and all metrics."""
+    learner = pp.learner(evaluate, pipeline, optimizer or optax.sgd(RATE))
+    state, update, metrics = learner.init(params, KEY), jax.jit(learner.update), []
+    for batch in batches:
+        state, measured = update(KEY, state, batch)
+        metrics.append(measured)
+    return state, metrics
+
+
+def assert_equal(actual, expected):
+    """To 1e-6, and much closer where nothing but the order of sums differs."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert x.dtype == jnp.float64
+        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9)
+
+
+def double(seed=0, **options):
+    return rollout(seed, dtype=jnp.float64, **options)
+
+
+def linear_params(seed=0):
+    return make_params(seed, jnp.float64)
+
+
+def normal(shapes, seed, scale=1.0):
+    """Parameters of these shapes, in double precision."""
+    rng = np.random.default_rng(seed)
+    return {name: jnp.asarray(scale * rng.normal(size=shape)) for name, shape in shapes.items()}
+
+
+def data_of(batch, **more):
+    """A rollout as plain arrays `[T * N, ...]`."""
+    fields = ("obs", "action", "log_prob", "value", "reward", "mask")
+    data = {name: getattr(batch, name) for name in fields} | more
+    if batch.mask is None:
+        data["mask"] = jnp.ones(batch.log_prob.shape)
+    return {name: jnp.asarray(x).reshape(-1, *np.shape(x)[2:]) for name, x in data.items()}
+
+
+def gae_of(batch, gamma=0.99, gae_lambda=0.95, **other):
+    fields = {name: getattr(batch, name) for name in ("reward", "value", "next_value", "terminated", "truncated")}
+    return reference.gae(**{**fields, **other}, mask=batch.mask, gamma=gamma, gae_lambda=gae_lambda)
+
+
+def estimated(batch, gamma=0.99, gae_lambda=0.95, **more):
+    """The same with the advantages and targets of the reference."""
+    advantage, target = gae_of(batch, gamma, gae_lambda)
+    return data_of(batch, **{"advantage": advantage, "target": target, **more})
+
+
+def mean(x, mask):
+    return jnp.sum(x * mask) / jnp.sum(mask)
+
+
+def normalized(advantage, mask):
+    centred = advantage - mean(advantage, mask)
+    return centred / (jnp.sqrt(mean(centred**2, mask)) + 1e-8)
+
+
+def log_probs(logits):
+    return logits - jax.scipy.special.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def chosen(logits, action):
+    return jnp.take_along_axis(log_probs(logits), action[..., None], axis=-1)[..., 0]
+
+
+def entropy_of(logits):
+    return -jnp.sum(jnp.exp(log_probs(logits)) * log_probs(logits), axis=-1)
+
+
+def clipped(ratio, advantage, low=0.2, high=0.2):
+    return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - low, 1 + high) * advantage)
+
+
+def unclipped(ratio, advantage):
+    return -ratio * advantage
+
+
+@functools.cache
+def step_of(loss):
+    """A step of gradient descent, which is compiled once for all descents of a loss."""
+    return jax.jit(
+        lambda params, rate, *data: jax.tree.map(lambda p, g: p - rate * g, params, jax.grad(loss)(params, *data))
+    )
+
+
+def descend(loss, params, minibatches, rate=RATE):
+    """Gradient descent, one step for each minibatch; what differs between descents has to be data of the loss."""
+    for data in minibatches:
+        params = step_of(loss)(params, rate, *data)
+    return params
+
+
+def cut(data, minibatches=MINIBATCHES):
+    return [({name: x[rows] for name, x in data.items()},) for rows in minibatches]
+
+
+def categorical(params, batch):
+    return pp.distributions.Categorical(batch.obs @ params["policy"]), batch.obs @ params["value"]
+
+
+def linear(params, obs):
+    return obs @ params["policy"], obs @ params["value"]
+
+
+def kl_of(first, second):
+    """The divergence of two categorical distributions, from their logits."""
+    return jnp.sum(jnp.exp(log_probs(first)) * (log_probs(first) - log_probs(second)), axis=-1)
+
+
+def ratio_of(logits, d):
+    return jnp.exp(chosen(logits, d["action"]) - d["log_prob"])
+
+
+def ppo(logits, value, d, entropy=0.01, critic=0.25, surrogate=clipped, normalize=True):
+    """What PPO's three losses sum to, of each element."""
+    advantage = normalized(d["advantage"], d["mask"]) if normalize else d["advantage"]
+    policy = surrogate(ratio_of(logits, d), advantage) - entropy * entropy_of(logits)
+    return policy + critic * (value - d["target"]) ** 2
+
+
+def in_double(tree):
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
 def lines(page):
@@ -17,7 +176,7 @@ def lines(page):
     return [code for row in rows for code in re.findall(r"`((?:pp|optax)\.[^`]*\(.*?\))`", row)]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ["docs/gallery/README.md", "docs/tokens.md"])
 def test_lines_build_parts_and_transformations(page):
     names = {"pp": pp, "optax": optax, "F": pp.functional}
     exec(blocks(ROOT / page)[0][0], names)  # the names that the lines use
@@ -27,3 +186,404 @@ def test_lines_build_parts_and_transformations(page):
         made = eval(line, names)
         for each in made if type(made) is tuple else (made,):
             assert isinstance(each, pp.Part) or hasattr(each, "update"), line
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+# --- losses.md --------------------------------------------------------------------------------------------------------
+
+
+def test_ppo_ewma_equals_a_loop_by_hand():
+    params, batches, decay = linear_params(), [double(seed) for seed in range(2)], 0.889
+
+    def loss(params, d, proximal):
+        logits, value = linear(params, d["obs"])
+        middle = chosen(d["obs"] @ proximal["policy"], d["action"])
+        surrogate = clipped(ratio_of(logits, d | {"log_prob": middle}), normalized(d["advantage"], d["mask"]))
+        policy = jnp.exp(middle - d["log_prob"]) * surrogate
+        return mean(policy + 0.25 * (value - d["target"]) ** 2, d["mask"])
+
+    expected, visited = params, []
+    for batch in batches:
+        for (d,) in cut(estimated(batch)):
+            visited.append(expected)
+            weights = decay ** np.arange(len(visited))[::-1]
+            proximal = jax.tree.map(
+                lambda *all, w=weights: sum(a * b for a, b in zip(w, all, strict=True)) / sum(w), *visited
+            )
+            expected = descend(loss, expected, [(d, proximal)])
+    state, metrics = train(given(card("losses", "PPO-EWMA").pipeline), params, batches, categorical)
+    assert_equal(state.params, expected)
+    assert abs(float(metrics[1]["off_policy_weight"]) - 1) > 1e-3
+
+
+# --- regularizers.md --------------------------------------------------------------------------------------------------
+
+
+def test_drac_equals_a_loop_by_hand():
+    module, params, batch = card("regularizers", "DrAC"), linear_params(), double()
+    augment = module.random_amplitude(0.6, 1.2)(KEY, jnp.ones((50, OBS)))
+    assert 0.6 <= np.min(augment) < 0.8 < 1 < np.max(augment) <= 1.2
+    np.testing.assert_array_equal(augment[:, 0], augment[:, 1])
+
+    def loss(params, d, fixed):
+        new_logits, new_value = linear(params, 1.5 * d["obs"])
+        old_logits, old_value = linear(fixed, d["obs"])
+        augmented = 0.1 * (kl_of(old_logits, new_logits) + 0.5 * (old_value - new_value) ** 2)
+        return mean(ppo(*linear(params, d["obs"]), d) + augmented, d["mask"])
+
+    expected = params
+    for (d,) in cut(estimated(batch, gamma=0.999)):
+        expected = descend(loss, expected, [(d, expected)])
+    pipeline = given(module.drac(module.random_amplitude(1.5, 1.5)))  # a factor that the loop can have, too
+    state, metrics = train(pipeline, params, [batch], categorical)
+    assert_equal(state.params, expected)
+    assert metrics[0]["augmented_kl"] > 0
+
+
+# --- updates.md -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("max_deviation", "least"), [(0.05, 0.0), (10.0, 0.99)])
+def test_early_stop_equals_a_loop_by_hand(max_deviation, least):
+    params = linear_params()
+    batch = double(masked=False, behavior=params)
+    rows = np.stack([np.roll(MINIBATCHES, shift, axis=1 - shift % 2) for shift in range(5)])  # five epochs of two
+
+    def loss(params, d):
+        return mean(ppo(*linear(params, d["obs"]), d, surrogate=unclipped), d["mask"])
+
+    @jax.jit
+    def measures(params, d):
+        ratio = ratio_of(d["obs"] @ params["policy"], d)
+        return jnp.mean(jnp.abs(ratio - 1)), jnp.sum(ratio) ** 2 / len(ratio) / jnp.sum(ratio**2)
+
+    expected, applied, sizes = params, 0, []
+    for (d,) in cut(estimated(batch), rows.reshape(10, -1)):
+        deviation, size = measures(expected, d)
+        sizes.append(size)
+        if deviation > max_deviation or size < least:
+            break
+        expected = descend(loss, expected, [(d,)])
+        applied += 1
+    pipeline = given(card("updates", "Your own early stop").espo(max_deviation, least), indices=rows)
+    state, metrics = train(pipeline, params, [batch], categorical)
+    assert_equal(state.params, expected)
+    assert (metrics[0]["minibatches"], metrics[0]["early_stopped"]) == (applied, 1)
+    assert 0 < applied < 10
+    np.testing.assert_allclose(metrics[0]["sample_size"], min(sizes))
+
+
+# --- values.md --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo"])
+def test_group_advantages_equal_a_loop_by_hand(name):
+    module, segments, group = card("values", "Without a critic"), 8, 4
+    batch = double(1, shape=(TIME, segments), masked=False).replace(value=None, next_value=None)
+    params = {"policy": linear_params()["policy"]}
+    lengths, returns = [], []
+    for n in range(segments):
+        ends = np.flatnonzero(np.maximum(batch.terminated[:, n], batch.truncated[:, n]))
+        lengths.append(int(ends[0]) + 1 if len(ends) else TIME)
+        returns.append(float(jnp.sum(batch.reward[: lengths[n], n])))
+    assert len(set(lengths)) > 2
+    advantage = np.zeros(segments)
+    for n in range(segments):
+        members = [m for m in range(segments) if m // group == n // group]
+        others = [returns[m] for m in members if m != n]
+        all_of_them = [returns[m] for m in members]
+        if name == "grpo":
+            advantage[n] = (returns[n] - np.mean(all_of_them)) / (np.std(all_of_them) + 1e-8)
+        else:
+            advantage[n] = returns[n] - np.mean(others)
+
+    def segment_loss(params, n):
+        obs, action, old = (x[: lengths[n], n] for x in (batch.obs, batch.action, batch.log_prob))
+        log_prob = chosen(obs @ params["policy"], action)
+        if name == "rloo":
+            return -advantage[n] * jnp.sum(log_prob)
+        to_reference = chosen(obs @ reference_policy, action) - log_prob
+        kl = jnp.exp(to_reference) - to_reference - 1
+        return jnp.mean(clipped(jnp.exp(log_prob - old), advantage[n]) + 0.04 * kl)
+
+    reference_policy, expected = params["policy"], params
+    order = [[5, 0, 3, 6], [1, 7, 2, 4]]
+    for indices in order if name == "grpo" else [range(segments)]:
+        expected = descend(lambda p, rows=indices: sum(segment_loss(p, n) for n in rows) / len(rows), expected, [()])
+    pipeline = given(module.grpo, "segment", order) if name == "grpo" else module.rloo
+    state, _ = train(pipeline, params, [batch], module.evaluate)
+    assert_equal(state.params, expected)
+
+
+def test_ppg_equals_a_loop_by_hand():
+    module, every, epochs = card("values", "Phasic policy gradient"), 2, 3
+    params = {"policy": normal({"body": (OBS, 5), "logits": (5, ACTIONS), "value": (5,)}, 0)}
+    params |= normal({"value": OBS}, 1)
+    batches = [double(seed) for seed in range(4)]
+    like = jax.eval_shape(
+        lambda b: pp.Batch(obs=b.obs, action=b.action, log_prob=b.log_prob, target=b.value, mask=b.mask), batches[0]
+    )
+    # One minibatch: the order within it does not matter.
+    pipeline = module.phasic(like, num_rollouts=every, num_minibatches=1, auxiliary_epochs=epochs)
+    rates = {"policy": 0.3, "value": 0.2, "auxiliary": 0.1}
+
+    def heads(policy, obs):
+        features = jnp.tanh(obs @ policy["body"])
+        return features @ policy["logits"], features @ policy["value"]
+
+    def policy_loss(policy, d):
+        return mean(ppo(heads(policy, d["obs"])[0], 0, d, critic=0), d["mask"])
+
+    def value_loss(value, d):
+        return mean(0.5 * (d["obs"] @ value - d["target"]) ** 2, d["mask"])
+
+    def joint_loss(policy, d):
+        logits, value = heads(policy, d["obs"])
+        return mean(0.5 * (value - d["target"]) ** 2 + kl_of(d["old"], logits), d["mask"])
+
+    policy, value, buffer = params["policy"], params["value"], []
+    for batch in batches:
+        data = estimated(batch, gamma=0.999)
+        policy = descend(policy_loss, policy, [(data,)], rates["policy"])
+        value = descend(value_loss, value, [(data,)], rates["value"])
+        buffer.append(data)
+        if len(buffer) == every:
+            stored = {name: jnp.concatenate([d[name] for d in buffer]) for name in data}
+            stored["old"] = heads(policy, stored["obs"])[0]
+            policy = descend(joint_loss, policy, [(stored,)] * epochs, rates["auxiliary"])
+            value = descend(value_loss, value, [(stored,)] * epochs, rates["auxiliary"])
+            buffer = []
+    optimizer = {name: optax.sgd(rate) for name, rate in rates.items()}
+    state, metrics = train(pipeline, params, batches, module.evaluate, optimizer)
+    assert_equal(state.params, {"policy": policy, "value": value})
+    assert [int(m["auxiliary/minibatches"]) for m in metrics] == [0, epochs, 0, epochs]
+    assert metrics[1]["auxiliary/kl_penalty"] > 0
+
+
+def test_lagrangian_equals_a_loop_by_hand():
+    module, rng, limit = card("values", "Constraints", 1), np.random.default_rng(2), 0.45
+    params = normal({"policy": (OBS, ACTIONS), "value": (OBS,), "value_cost": (OBS,)}, 2)
+    batches = []
+    for seed in range(2):
+        batch = double(seed)
+        extras = {name: jnp.asarray(rng.normal(size=batch.reward.shape)) for name in ("value_cost", "next_value_cost")}
+        cost = jnp.asarray(rng.uniform(seed, 1, size=batch.reward.shape))  # above the limit at last
+        batches.append(batch.replace(extras={"cost": cost, **extras}))
+
+    def loss(params, d):
+        critic = 0.25 * (d["obs"] @ params["value_cost"] - d["target_cost"]) ** 2
+        return mean(ppo(*linear(params, d["obs"]), d, entropy=0.0) + critic, d["mask"])
+
+    expected, multiplier, multipliers = params, 0.0, []
+    for batch in batches:
+        values = {name: batch.extras[f"{name}_cost"] for name in ("value", "next_value")}
+        advantage_cost, target_cost = gae_of(batch, reward=batch.extras["cost"], **values)
+        multiplier = max(0.0, multiplier + 0.1 * (float(mean(batch.extras["cost"], batch.mask)) - limit))
+        mixed = (gae_of(batch)[0] - multiplier * advantage_cost) / (1 + multiplier)
+        expected = descend(loss, expected, cut(estimated(batch, advantage=mixed, target_cost=target_cost)))
+        multipliers.append(multiplier)
+    assert multipliers[1] > multipliers[0]
+    state, metrics = train(given(module.constrained(limit)), params, batches, module.evaluate)
+    assert_equal(state.params, expected)
+    np.testing.assert_allclose([m["multiplier"] for m in metrics], multipliers, rtol=1e-12)
+
+
+# --- imitation.md -----------------------------------------------------------------------------------------------------
+
+
+def test_rnd_equals_a_loop_by_hand():
+    module, size = card("imitation", "Random network distillation"), 4  # CartPole's observations
+    params = normal({"policy": (size, 2), "value": (size,), "value_intrinsic": (size,)}, 0)
+    params["predictor"] = normal({"hidden": (size, 5), "out": (5, 3)}, 1)
+    steps, envs = 8, 4
+    with jax.enable_x64(False):
+        single = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+        _, batch, _ = jax.jit(module.rollout.collect)(KEY, single, module.rollout.init(KEY))
+    batch = in_double(batch)
+    batch = batch.replace(terminated=batch.terminated.at[3, 1].set(True))  # so that there is an end to look beyond
+    np.testing.assert_allclose(batch.extras["value_intrinsic"], batch.obs @ params["value_intrinsic"], rtol=1e-4)
+
+    minibatches = np.random.default_rng(0).permutation(steps * envs).reshape(2, -1)
+    pipeline = given(module.pipeline, indices=minibatches)
+    learner = pp.learner(module.evaluate, pipeline, optax.sgd(0.01))
+    target, other = (
+        pp.part_state(learner.init(params, key), pipeline, "rnd_reward").target for key in (KEY, jax.random.key(1))
+    )
+    assert not np.allclose(target["out"], other["out"])  # each seed has its own
+
+    def embed(network, obs):
+        return jnp.tanh(obs @ network["hidden"]) @ network["out"]
+
+    def loss(params, d):
+        logits, value = linear(params, d["obs"])
+        losses = ppo(logits, value, d, 0.001, surrogate=lambda r, a: clipped(r, a, 0.1, 0.1), normalize=False)
+        intrinsic = 0.25 * (d["obs"] @ params["value_intrinsic"] - d["target_intrinsic"]) ** 2
+        error = jnp.mean((embed(params["predictor"], d["next_obs"]) - embed(target, d["next_obs"])) ** 2, axis=-1)
+        return jnp.mean(losses + intrinsic + error)
+
+    expected, discounted, moments = params, np.zeros(envs), []
+    for _ in range(2):
+        error = embed(expected["predictor"], batch.next_obs) - embed(target, batch.next_obs)
+        error, returns = np.mean(np.square(error), axis=-1), []
+        for t in range(steps):
+            discounted = 0.99 * discounted + error[t]
+            returns.append(discounted)
+        moments.append((np.mean(returns), np.mean(np.square(returns))))
+        first, second = np.mean(moments, axis=0)
+        reward = error / np.sqrt(second - first**2 + 1e-8)
+        fields = {name: batch.extras[f"{name}_intrinsic"] for name in ("value", "next_value")}
+        fields |= {"reward": reward, "terminated": np.zeros((steps, envs))}
+        intrinsic, intrinsic_target = gae_of(batch, **fields)
+        advantage, _ = gae_of(batch, gamma=0.999)
+        more = {"target_intrinsic": intrinsic_target, "next_obs": batch.next_obs}
+        data = estimated(batch, gamma=0.999, advantage=2 * advantage + intrinsic, **more)
+        expected = descend(loss, expected, cut(data, minibatches), 0.01)
+    state, metrics = train(pipeline, params, [batch, batch], module.evaluate, optax.sgd(0.01))
+    assert_equal(state.params, expected)
+    np.testing.assert_allclose(metrics[1]["rnd_reward"], np.mean(reward))
+
+
+def test_behavior_cloning_equals_a_loop_by_hand():
+    params, rng = linear_params(), np.random.default_rng(5)
+    obs, action = rng.normal(size=(8, OBS)), rng.integers(ACTIONS, size=8)
+    demonstrations = jnp.asarray(obs), jnp.asarray(action)
+    batches = [double(seed).replace(shared={"demonstrations": demonstrations}) for seed in range(2)]
+
+    def loss(params, d, obs, action, coef):
+        losses = ppo(*linear(params, d["obs"]), d, entropy=0, normalize=False)
+        return mean(losses, d["mask"]) - coef * jnp.mean(chosen(obs @ params["policy"], action))
+
+    expected = params
+    for coef, batch in zip([1, 0.99], batches, strict=True):
+        shares = [(obs[:4], action[:4], coef), (obs[4:], action[4:], coef)]
+        minibatches = [(d, *share) for (d,), share in zip(cut(estimated(batch)), shares, strict=True)]
+        expected = descend(loss, expected, minibatches)
+    state, _ = train(given(card("imitation", "Cloning and self-imitation").cloning), params, batches, categorical)
+    assert_equal(state.params, expected)
+
+
+def test_distillation_equals_a_loop_by_hand():
+    module, params = card("imitation", "Distillation", 1), linear_params()  # without what it trains
+    of_teacher, batches = linear_params(7)["policy"], [double(seed) for seed in range(2)]
+
+    def teacher(params, batch):
+        return pp.Output(pp.distributions.Categorical(batch.obs @ params))
+
+    def loss(params, d, coef):
+        return coef * mean(kl_of(d["obs"] @ of_teacher, d["obs"] @ params["policy"]), d["mask"])
+
+    expected = params
+    for coef, batch in zip([1, 0.75], batches, strict=True):
+        expected = descend(loss, expected, [(d, coef) for (d,) in cut(data_of(batch))])
+    part = module.distill(teacher, of_teacher, coef=pp.linear_schedule(1.0, 0.0, 4))
+    state, _ = train(pp.chain(pp.given_indices(MINIBATCHES), part), params, batches, categorical)
+    assert_equal(state.params, expected)
+
+
+# --- networks.md ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.lenient_ranks
+def test_nnx_equals_a_loop_by_hand():
+    from flax import nnx
+
+    module, batch = card("networks", "flax nnx and equinox", 1), double()
+    params = in_double(module.policy.init(KEY))
+    start = nnx.to_pure_dict(params)
+
+    def loss(params, d):
+        def dense(name, x):
+            return x @ params[name]["kernel"] + params[name]["bias"]
+
+        features = jnp.tanh(dense("hidden", d["obs"]))
+        return mean(ppo(dense("policy", features), dense("value", features)[:, 0], d, entropy=0), d["mask"])
+
+    state, _ = train(given(module.pipeline), params, [batch], module.policy)
+    assert_equal(nnx.to_pure_dict(state.params), descend(loss, start, cut(estimated(batch))))
+    learner = pp.learner(module.policy, module.pipeline, optax.sgd(1.0))
+    with pytest.raises(TypeError, match="partition a network module first"):
+        learner.init({"function": jnp.tanh})
+
+
+def remembered(module, **fields):
+    """A rollout of the page's observations, with resets where episodes end."""
+    rng, batch = np.random.default_rng(7), double()
+    obs = jnp.asarray(rng.normal(size=(TIME, SEGMENTS, module.OBS)))
+    ended = (rng.random(size=(TIME, SEGMENTS)) < 0.2).astype(float)
+    reset = jnp.asarray(np.concatenate([[[1, 0, 0, 0]], ended[:-1]]))
+    assert np.sum(reset[1:]) >= 3
+    return batch.replace(obs=obs, terminated=jnp.asarray(ended), truncated=None, reset=reset, **fields)
+
+
+@pytest.mark.lenient_ranks
+def test_attention_equals_a_loop_by_hand():
+    module, rng = card("networks", "Attention over history"), np.random.default_rng(8)
+    params, window = in_double(jax.jit(module.init)(KEY)), module.K
+    carry = {
+        "obs": jnp.asarray(rng.normal(size=(SEGMENTS, window - 1, module.OBS))),
+        "episode": jnp.asarray([[0, 0, 3], [5, 5, 5], [1, 1, 1], [0, 1, 2]]),
+    }
+    batch = remembered(module, carry=carry)
+    obs, reset, past = (np.asarray(x) for x in (batch.obs, batch.reset, carry["obs"]))
+    seen, visible = np.zeros((TIME, SEGMENTS, window, module.OBS)), np.zeros((TIME, SEGMENTS, window))
+    for n in range(SEGMENTS):
+        history = list(zip(past[n], carry["episode"][n].tolist(), strict=True))
+        for t in range(TIME):
+            history.append((obs[t, n], history[-1][1] + int(reset[t, n])))
+            for back in range(1, window + 1):
+                if history[-back][1] == history[-1][1]:
+                    seen[t, n, -back], visible[t, n, -back] = history[-back][0], 1
+    assert 0.2 < np.mean(visible) < 0.9
+
+    def network(params, d):
+        query = d["obs"] @ params["query"]
+        scores = jnp.sum(query[:, None] * (d["seen"] @ params["key"]), axis=-1) / np.sqrt(8) + params["position"]
+        weights = jnp.exp(scores) * d["visible"]
+        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+        return linear(params, jnp.sum(weights[..., None] * (d["seen"] @ params["content"]), axis=1))
+
+    segments = np.array([[2, 0], [1, 3]])
+    rows = [np.add.outer(np.arange(TIME) * SEGMENTS, two).ravel() for two in segments]
+    state, _ = train(given(module.pipeline, "segment", segments), params, [batch], module.policy)
+    data = cut(estimated(batch, seen=seen, visible=visible), rows)
+    assert_equal(state.params, descend(lambda p, d: mean(ppo(*network(p, d), d), d["mask"]), params, data))
+
+    evaluate, values = jax.jit(module.evaluate), []
+    whole = evaluate(params, pp.Batch(obs=obs, reset=reset, carry=carry))
+    for t in range(TIME):  # a step at a time, as the rollout acts, is the same
+        output = evaluate(params, pp.Batch(obs=obs[t : t + 1], reset=reset[t : t + 1], carry=carry))
+        values, carry = [*values, output.value[0]], output.carry
+    np.testing.assert_allclose(np.stack(values), whole.value, rtol=1e-9)
+    np.testing.assert_array_equal(carry["episode"], whole.carry["episode"])
+
+
+def test_burn_in_equals_a_loop_by_hand():
+    module, length, burn_in, epochs = card("networks", "Time chunks with burn-in"), 2, 2, 2
+    params = in_double(jax.jit(module.init)(KEY))
+    carry = jnp.asarray(np.random.default_rng(9).normal(size=(SEGMENTS, module.WIDTH)))
+    batch = remembered(module, carry=carry)
+    # One minibatch: the order within it does not matter.
+    pipeline = module.chunked(length, burn_in, num_minibatches=1, num_epochs=epochs)
+
+    def gru(params, h, x):
+        (xz, xr, xn), (hz, hr, hn) = ((w[:, :8], w[:, 8:16], w[:, 16:]) for w in (params["inputs"], params["state"]))
+        z, r = 1 / (1 + jnp.exp(-(x @ xz + h @ hz))), 1 / (1 + jnp.exp(-(x @ xr + h @ hr)))
+        return z * h + (1 - z) * jnp.tanh(x @ xn + r * (h @ hn))
+
+    def loss(params, d):
+        states = []
+        for first in range(0, TIME, length):
+            start = max(first - burn_in, 0)
+            h = carry if start == 0 else jnp.zeros_like(carry)
+            for t in range(start, first + length):
+                h = gru(params, h * (1 - batch.reset[t])[:, None], batch.obs[t])
+                states += [h] if t >= first else []
+        return mean(ppo(*linear(params, jnp.concatenate(states)), d), d["mask"])
+
+    state, _ = train(pipeline, params, [batch], module.policy)
+    assert_equal(state.params, descend(loss, params, [(estimated(batch),)] * epochs))

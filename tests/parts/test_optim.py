@@ -1,4 +1,4 @@
-"""What `scale_by_kl_adaptive_rate` does at its bounds and with its metric; the gallery's card has its steps."""
+"""What `scale_by_kl_adaptive_rate` does at its bounds and with its metric; libraries' recordings have its steps."""
 
 import jax
 import jax.numpy as jnp
