@@ -15,7 +15,7 @@ import jax
 
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
-from ppo_parts.training._devices import placement
+from ppo_parts.training._program import placement
 
 from ._collectives import collectives, counted
 from ._options import parser, positive

@@ -75,19 +75,16 @@ def checkpoint(folder: Path, step: int | None = None) -> dict[str, np.ndarray]:
     folder = (folder / "checkpoints").resolve()
     step = max(int(p.name) for p in folder.iterdir() if p.name.isdecimal()) if step is None else step
     with ocp.StandardCheckpointer() as reader:
-        return {"step": np.asarray(step), **reader.restore(folder / str(step) / "state")}
+        return {"step": np.asarray(step), **reader.restore(folder / str(step))}
 
 
 def rows(folder: Path) -> list[dict]:
-    """The rows of metrics.jsonl, each of which has to be strict JSON, without their checksums."""
+    """The rows of metrics.jsonl, each of which has to be strict JSON."""
 
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
 
-    found = [json.loads(line, parse_constant=refuse) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for row in found:
-        del row["checksum"]
-    return found
+    return [json.loads(line, parse_constant=refuse) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def steps(folder: Path) -> list[int]:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import re
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 
 from .._base.command_line import positive, seed
-from .._base.errors import UserError, UserValueError
+from .._base.errors import UserValueError
 from ..envs._registry import UnknownPrefixError
 from ..training import LoadedRun, load
 from ..training._cli import keep_compiled_programs
-from ..training._messages import did_you_mean, printed_messages
-from ..training._recipe import import_recipe
+from ..training._load import import_recipe
+from ..training._messages import printed_messages
 
 
-def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
-    """Make a parser with the arguments that select a run and one of its checkpoints."""
+def run_parser(prog: str, description: str, *, one_seed: bool = False) -> argparse.ArgumentParser:
+    """Make a parser with the arguments that select a run and one of its checkpoints, and perhaps one of its seeds."""
     parser = argparse.ArgumentParser(prog=f"python -m ppo_parts.{prog}", description=description, allow_abbrev=False)
     parser.add_argument("run", type=Path, help="folder of the run, such as runs/first")
     parser.add_argument(
@@ -35,17 +32,9 @@ def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--trust", action="store_true", help="import any recipe, and any environment's module, that config.json names"
     )
+    if one_seed:
+        parser.add_argument("--seed-index", type=int, default=0, help="which of several seeds, from 0 (default: 0)")
     return parser
-
-
-def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse a command line; an unknown flag ends the process, with the usage and the nearest flag."""
-    given, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        flag = unknown[0].partition("=")[0]
-        hint = did_you_mean(flag, re.findall(r"--[\w-]+", parser.format_usage()))
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    return given
 
 
 def add_episodes(parser: argparse.ArgumentParser, default: int, of: str = "") -> None:
@@ -53,13 +42,6 @@ def add_episodes(parser: argparse.ArgumentParser, default: int, of: str = "") ->
     parser.add_argument("--episodes", type=positive, default=default, help=f"episodes{of} (default: {default})")
     parser.add_argument("--mode", action="store_true", help="play the mode of the policy's distribution, not samples")
     parser.add_argument("--seed", type=seed, default=0, help="seed for environments and actions (default: 0)")
-
-
-def add_seed_index(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that selects one of a run's seeds."""
-    parser.add_argument(
-        "--seed-index", type=int, default=0, help="which seed of a run with several, counted from 0 (default: 0)"
-    )
 
 
 def load_run(given: argparse.Namespace) -> LoadedRun:
@@ -85,15 +67,6 @@ def state_of_seed(run: LoadedRun, index: int) -> Any:
     if not 0 <= index < seeds:
         raise UserValueError(f"--seed-index {index}: the run has {seeds} seed{'s' * (seeds > 1)}, counted from 0")
     return jax.tree.map(lambda x: x[index], run.state) if run.state.key.ndim else run.state
-
-
-@contextlib.contextmanager
-def one_environment(consequence: str) -> Iterator[None]:
-    """State the consequence if a single environment cannot be reset, as after `envs.fold_agents`."""
-    try:
-        yield
-    except UserError as error:
-        raise UserValueError(f"{consequence}: a single environment cannot be reset: {error}") from error
 
 
 def _checkpoint(text: str) -> Literal["latest", "best"] | int:

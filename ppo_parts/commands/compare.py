@@ -25,7 +25,6 @@ from ..training._evaluate import EVALUATION
 from ..training._files import check_writable, write_json
 from ..training._result import POINTS, check_picture, drawing, smoothed
 from ..training._statistics import iqm_interval
-from ._shared import parsed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,14 +161,14 @@ def _named_runs(text: str) -> tuple[str, list[str]]:
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Run the command line; return the rows of the table."""
     parser = argparse.ArgumentParser(
-        prog="python -m ppo_parts.compare", description="Plot the learning curves of several runs, with intervals."
+        prog="python -m ppo_parts.compare", description="Plot the learning curves of several runs.", allow_abbrev=False
     )
     parser.add_argument("runs", nargs="+", help="folder of a run, or name=FOLDER,FOLDER for runs with different seeds")
     parser.add_argument("--output", type=Path, default=Path("compare.png"), help="picture (default: compare.png)")
     parser.add_argument("--metric", default="episode_return", help="metric to compare (default: episode_return)")
     parser.add_argument("--window", type=positive, default=25, help="updates to average over (default: 25)")
     parser.add_argument("--json", type=Path, help="file to write the table to")
-    given = parsed(parser, arguments)
+    given = parser.parse_args(arguments)
     with exit_on_user_error():
         check_picture(given.output)
         if given.json is not None:

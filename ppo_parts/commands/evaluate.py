@@ -17,7 +17,7 @@ from ..training import EpisodeResults, LoadedRun, exit_on_user_error, summary
 from ..training._files import check_writable, write_json
 from ..training._result import with_interval
 from ..training._train import vmap_over_seeds
-from ._shared import add_episodes, load_run, parsed, report, run_parser
+from ._shared import add_episodes, load_run, report, run_parser
 
 
 def play_episodes(run: LoadedRun, episodes: int, *, seed: int = 0, mode: bool = False) -> EpisodeResults:
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = run_parser("evaluate", "Play whole episodes with the policy of a trained run, and print their returns.")
     add_episodes(parser, 100, of=" of each seed")
     parser.add_argument("--json", type=Path, help="file to write the result to")
-    given = parsed(parser, arguments)
+    given = parser.parse_args(arguments)
     with exit_on_user_error():
         if given.json is not None:
             check_writable(given.json)

@@ -24,7 +24,7 @@ from .._base.extras import require_package
 from .._core.policy import apply_policy, initial_carry_of
 from ..training import Train, TrainState, exit_on_user_error
 from ..training._files import check_writable, write_whole
-from ._shared import add_seed_index, load_run, one_environment, parsed, report, run_parser, state_of_seed
+from ._shared import load_run, report, run_parser, state_of_seed
 
 OPSET = 17  # of ONNX, which runtimes since 2022 support
 TOLERANCE = 1e-5
@@ -50,8 +50,7 @@ def policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict
             f"the policy cannot be exported: it plays {env.num_agents} agents at once, and only single-agent policies "
             "can be"
         )
-    with one_environment("the policy cannot be exported"):
-        _, obs = jax.eval_shape(lambda key: env.reset(key, 1), jax.random.key(0))
+    _, obs = jax.eval_shape(lambda key: env.reset(key, 1), jax.random.key(0))
     privileged = getattr(obs, "privileged", None)
     if privileged is not None:  # only the critic sees it, which is not exported
         obs = obs._replace(privileged=None)
@@ -179,10 +178,9 @@ def _numbered(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> Path:
     """Run the command line; return the path of the model."""
-    parser = run_parser("export", "Export the policy of a trained run to ONNX.")
+    parser = run_parser("export", "Export the policy of a trained run to ONNX.", one_seed=True)
     parser.add_argument("--output", type=Path, default=Path("policy.onnx"), help="file (default: policy.onnx)")
-    add_seed_index(parser)
-    given = parsed(parser, arguments)
+    given = parser.parse_args(arguments)
     with exit_on_user_error():
         check_writable(given.output)
         run = load_run(given)

@@ -23,7 +23,7 @@ from ..envs import host_errors
 from ..envs._rendering import rendering
 from ..training import Train, TrainState, exit_on_user_error
 from ..training._files import check_writable, replacing
-from ._shared import add_episodes, add_seed_index, load_run, one_environment, parsed, report, run_parser, state_of_seed
+from ._shared import add_episodes, load_run, report, run_parser, state_of_seed
 
 FORMATS = (".gif", ".mp4")
 
@@ -52,8 +52,6 @@ def frames_of(
             "this environment cannot be rendered: give its Env a render(state) that returns an array [H, W, 3]"
         )
     initial_carry = initial_carry_of(train.policy)
-    with one_environment("the agent cannot be watched"):
-        jax.eval_shape(lambda key: env.reset(key, 1), jax.random.key(0))
 
     @jax.jit
     def reset(key: jax.Array) -> Any:
@@ -95,40 +93,31 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
     """
     check_writable(path, FORMATS)
     image = require_package("PIL.Image", "watch")
-    number = 0
 
     def resized(frame: np.ndarray) -> Any:
-        height = max(2, 2 * round(frame.shape[0] * width / frame.shape[1] / 2))  # MP4 needs even sizes
+        height = max(2, 2 * round(frame.shape[0] * width / frame.shape[1] / 2))  # MP4 needs even written
         picture = image.fromarray(np.ascontiguousarray(frame))
         return picture.resize((width + width % 2, height), image.Resampling.LANCZOS)
-
-    def counted() -> Iterator[Any]:
-        nonlocal number
-        for frame in frames:
-            number += 1
-            yield resized(frame)
 
     if film := path.suffix.lower() == ".mp4":
         require_package("imageio_ffmpeg", "watch")
         imageio = require_package("imageio", "watch")
-    pictures = counted()
+    pictures = map(resized, frames)
     if (first := next(pictures, None)) is None:
         raise UserValueError(f"{path}: there are no frames to write")
-    pictures = itertools.chain([first], pictures)
     if film:
         with replacing(path) as partial, imageio.get_writer(partial, fps=fps, macro_block_size=2) as writer:
-            for picture in pictures:
-                writer.append_data(np.asarray(picture))
-        return number
-    small = [picture.quantize(64, dither=image.Dither.NONE) for picture in pictures]
+            written = [writer.append_data(np.asarray(picture)) for picture in itertools.chain([first], pictures)]
+        return len(written)
+    small = [picture.quantize(64, dither=image.Dither.NONE) for picture in itertools.chain([first], pictures)]
     with replacing(path) as partial:
         small[0].save(partial, save_all=True, append_images=small[1:], duration=round(1000 / fps), loop=0)
-    return number
+    return len(small)
 
 
 def main(arguments: Sequence[str] | None = None) -> Path:
     """Run the command line; return the path of the animation."""
-    parser = run_parser("watch", "Play episodes with the policy of a trained run, and write them to an animation.")
+    parser = run_parser("watch", "Write episodes with the policy of a trained run to an animation.", one_seed=True)
     parser.add_argument("--output", type=Path, default=Path("watch.gif"), help="GIF or MP4 (default: watch.gif)")
     add_episodes(parser, 1)
     parser.add_argument(
@@ -136,8 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     )
     parser.add_argument("--fps", type=positive, default=30, help="frames per second (default: 30)")
     parser.add_argument("--width", type=positive, default=320, help="width in pixels (default: 320)")
-    add_seed_index(parser)
-    given = parsed(parser, arguments)
+    given = parser.parse_args(arguments)
     for device in ("AUDIO", "VIDEO"):  # pygame only draws into arrays here, and must not look for devices
         os.environ.setdefault(f"SDL_{device}DRIVER", "dummy")
     os.environ.setdefault("IMAGEIO_FFMPEG_NO_PREVENT_SIGINT", "1")  # otherwise it forks, with the threads of JAX

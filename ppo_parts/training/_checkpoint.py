@@ -6,10 +6,9 @@ import contextlib
 import logging
 import os
 import shutil
-import sys
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +20,29 @@ from .._base.doors import checked
 from .._base.errors import UserError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
-from ._errors import RunFolderError, RunNotFoundError
-from ._files import sync
+from ._messages import RunFolderError, RunNotFoundError
+
+CHECKSUM = "checksum of the rest"
+PARTIAL = ".orbax-checkpoint-tmp"
+"""Part of the names of folders that orbax has not completed, or that are being removed."""
 
 
 class Checkpoints:
     """Numbered checkpoints of one run in one folder. Each is complete or absent, even if the process dies.
 
-    A checkpoint stores its number, the configuration of its run and a checksum, so that one that was damaged, renamed
-    or copied from another run is detected. Reading does not change the folder.
+    A checkpoint stores a checksum, so that one that was damaged is detected. Reading does not change the folder.
 
     Args:
         directory: the folder; the first `save` creates it if it is missing.
         keep: how many of the latest checkpoints to keep; None: all.
-        configuration: a string that identifies the configuration of the run, such as a hash; "": not checked.
     """
 
     @checked
-    def __init__(self, directory: str | Path, *, keep: int | None = 2, configuration: str = "") -> None:
+    def __init__(self, directory: str | Path, *, keep: int | None = 2) -> None:
         if keep is not None:
             check_count("Checkpoints", "keep", keep)
-        ocp = require_package("orbax.checkpoint", "train")
-        self._ocp, self._keep, self._configuration = ocp, keep, configuration
+        self._ocp, self._keep = require_package("orbax.checkpoint", "train"), keep
         self.directory = Path(directory).resolve()
-        self._manager: Any = None  # created on the first write
 
     def steps(self) -> list[int]:
         """Return the numbers of the complete checkpoints, in order."""
@@ -53,65 +51,56 @@ class Checkpoints:
         except FileNotFoundError:
             return []
 
-    def save(self, step: int, state: Any, *, best: int | None = None, note: str = "") -> None:
-        """Write `state` as checkpoint `step`; on return it is on the disk. The state may contain keys and empty arrays.
+    def save(self, step: int, state: Any, *, best: int | None = None) -> None:
+        """Write `state` as checkpoint `step`, and remove the older ones, except for the latest `keep` and `best`.
 
-        Afterwards older checkpoints are removed, except for the latest `keep` and `best`. If the disk is full, they are
-        removed first; the latest one always stays. `note` is any text, which `restore_with_note` returns.
+        The state may contain keys and empty arrays.
 
         Raises:
-            RunFolderError: the checkpoint could not be written; the older ones that were not removed are intact.
+            RunFolderError: the checkpoint could not be written; the older ones are intact.
         """
         check_count("Checkpoints.save", "step", step, 0)
         arrays = {name: x for name, x in _named(state).items() if x.size}
-        arrays[NUMBER] = np.asarray(step, np.int64)
-        arrays[CONFIGURATION] = _as_array(f"configuration {self._configuration}")
-        arrays |= {NOTE: _as_array(note)} if note else {}
         arrays[CHECKSUM] = _checksum(arrays)
+        path = self.directory / str(step)
         try:
-            with _quietly():
-                self._write(step, arrays)
-        except Exception as error:  # orbax and tensorstore raise their own errors for a full disk
+            with self._checkpointer() as writer:
+                writer.save(path, arrays, force=True)
+        except Exception as error:  # orbax and tensorstore raise their own errors, for example for a full disk
             self._discard_partial()
-            surplus = [] if self._keep is None else self._surplus(max(1, self._keep - 1), best)
-            if not surplus or not _is_full(error):
-                raise RunFolderError(f"{self.directory / str(step)} could not be written: {_short(error)}") from error
-            self._remove(surplus)
-            return self.save(step, state, best=best, note=note)
-        if self._keep is not None:
-            self._remove(self._surplus(self._keep, best))
+            raise RunFolderError(f"{path} could not be written: {' '.join(str(error).split())[:200]}") from error
+        self._discard_partial()
+        for old in [] if self._keep is None else self.steps()[: -self._keep]:
+            if old != best:
+                partial = (
+                    self.directory / f"{old}{PARTIAL}"
+                )  # renamed first, so that a kill leaves no broken checkpoint
+                os.replace(self.directory / str(old), partial)
+                shutil.rmtree(partial)
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
         """Return the number and the state of the latest readable checkpoint (or of `step`); `like` has its structure.
 
-        `like` is a pytree of arrays or of their shapes and dtypes.
-
-        A checkpoint that is damaged, or that does not match its name, is skipped with a warning. One that disappears
-        during the call, because another process writes to the folder, is skipped without a warning.
+        `like` is a pytree of arrays or of their shapes and dtypes. A damaged checkpoint is skipped with a warning. One
+        that disappears during the call, because another process writes to the folder, is skipped without a warning.
 
         Raises:
             RunNotFoundError: there is no checkpoint.
             RunFolderError: no checkpoint can be read.
             ValueError: it was made with another configuration; the message names the differences.
         """
-        return self.restore_with_note(like, step)[:2]
-
-    def restore_with_note(self, like: Any, step: int | None = None) -> tuple[int, Any, str]:
-        """Return the number, the state and the note of a checkpoint; see `restore`."""
         steps = self.steps()
-        if step is not None and step not in steps:
+        if not steps or step not in (None, *steps):
             there = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
-            raise RunNotFoundError(f"no checkpoint {step} in {self.directory}: {there}")
-        if not steps:
-            raise RunNotFoundError(f"no checkpoint in {self.directory}")
+            raise RunNotFoundError(f"no checkpoint{'' if step is None else f' {step}'} in {self.directory}: {there}")
         failures = []
         for number in reversed(steps if step is None else [step]):
             try:
-                with _quietly():
-                    found = self._read(number)
+                found = self._read(number)
             except Exception as error:  # a damaged checkpoint must not end a run that has an older one
                 if (self.directory / str(number)).is_dir():
-                    failures.append(f"{number}: {_why_unreadable(error)}")
+                    damage = f"a file in it is missing or damaged ({type(error).__name__})"
+                    failures.append(f"{number}: {error if isinstance(error, UserError) else damage}")
                 continue
             if failures:
                 warnings.warn(
@@ -119,86 +108,37 @@ class Checkpoints:
                     RuntimeWarning,
                     stacklevel=3,
                 )
-            note = bytes(found.pop(NOTE, b"")).decode()
-            return number, _fitted(like, found, f"{self.directory / str(number)}"), note
+            return number, _fitted(like, found, f"{self.directory / str(number)}")
         raise RunFolderError(f"no checkpoint in {self.directory} can be read; {'; '.join(failures)}")
 
-    def set_aside(self, step: int, place: Path) -> None:
-        """Move a checkpoint to `place`."""
-        os.rename(self.directory / str(step), place)
-        self._reload()
-
-    def close(self) -> None:
-        """Release the folder."""
-        if self._manager is not None:
-            self._manager.close()
-            self._manager = None
-
-    def _write(self, step: int, arrays: dict[str, Any]) -> None:
-        if self._manager is None:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            options = self._ocp.CheckpointManagerOptions(
-                enable_async_checkpointing=False, cleanup_tmp_directories=True, **self._alone(create=False)
-            )
-            # Without a name for the item, orbax would guess it from the latest folder, which may be damaged.
-            self._manager = self._ocp.CheckpointManager(self.directory, options=options, item_names=(ITEM,))
-        item = {ITEM: self._ocp.args.StandardSave(arrays)}
-        self._manager.save(step, args=self._ocp.args.Composite(**item), force=True)
-        self._manager.wait_until_finished()
-        _sync_all(self.directory / str(step))
-        sync(self.directory)
-
     def _read(self, number: int) -> dict[str, Any]:
-        with self._ocp.StandardCheckpointer(**self._alone()) as reader:
-            found = dict(reader.restore(self.directory / str(number) / ITEM))
-        checksum, found = found.pop(CHECKSUM, None), {name: np.asarray(x) for name, x in found.items()}
-        if not np.array_equal(checksum, _checksum(found)):
+        with self._checkpointer() as reader:
+            found = {name: np.asarray(x) for name, x in reader.restore(self.directory / str(number)).items()}
+        if found.pop(CHECKSUM, None) != _checksum(found):
             raise UserValueError("its contents do not match their checksum")
-        stored, configuration = found.pop(NUMBER, None), found.pop(CONFIGURATION, None)
-        if stored != number:
-            raise UserValueError(f"it was renamed or copied: it is checkpoint {stored}")
-        if self._configuration and not np.array_equal(configuration, _as_array(f"configuration {self._configuration}")):
-            raise UserValueError("it is of a run with another configuration than config.json says")
         return found
 
-    def _alone(self, **more: Any) -> dict[str, Any]:
-        """Return options with which orbax does not wait for other processes; with several processes, add `more`."""
-        if jax.process_count() == 1:
-            return {}
-        this = jax.process_index()
-        options = self._ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
-        return {"multiprocessing_options": options, **more}
-
-    def _surplus(self, keep: int, best: int | None) -> list[int]:
-        return [old for old in self.steps()[:-keep] if old != best]
-
-    def _remove(self, steps: Iterable[int]) -> None:
-        for step in sorted(steps, reverse=True):
-            partial = self.directory / f"{step}{PARTIAL}"  # renamed first, so that a kill leaves no broken checkpoint
-            os.replace(self.directory / str(step), partial)
-            shutil.rmtree(partial)
-        self._reload()
+    @contextlib.contextmanager
+    def _checkpointer(self) -> Iterator[Any]:
+        """Yield orbax's checkpointer, which waits for no other process, and does not log the errors that it raises."""
+        options: dict[str, Any] = {}
+        if jax.process_count() > 1:
+            this = jax.process_index()
+            alone = self._ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
+            options = {"multiprocessing_options": alone}
+        log = logging.getLogger("absl")
+        level = log.level
+        log.setLevel(logging.CRITICAL)
+        try:
+            with self._ocp.StandardCheckpointer(**options) as checkpointer:
+                yield checkpointer
+                checkpointer.wait_until_finished()
+        finally:
+            log.setLevel(level)
 
     def _discard_partial(self) -> None:
-        with contextlib.suppress(Exception):
-            self.close()
-        with contextlib.suppress(OSError):
-            for partial in self.directory.glob(f"*{PARTIAL}*"):
-                shutil.rmtree(partial, ignore_errors=True)
-
-    def _reload(self) -> None:
-        if self._manager is not None:
-            self._manager.reload()
-
-
-ITEM = "state"
-PARTIAL = ".orbax-checkpoint-tmp"
-NUMBER, CONFIGURATION, CHECKSUM = "number of the checkpoint", "configuration of the run", "checksum of the rest"
-NOTE = "note"
-
-
-def _as_array(word: str) -> np.ndarray:
-    return np.frombuffer(word.encode(), np.uint8)
+        for partial in self.directory.glob(f"*{PARTIAL}*"):
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _checksum(arrays: dict[str, Any]) -> np.ndarray:
@@ -206,53 +146,6 @@ def _checksum(arrays: dict[str, Any]) -> np.ndarray:
     for name in sorted(arrays):
         total = zlib.crc32(np.asarray(arrays[name]).tobytes(), zlib.crc32(name.encode(), total))
     return np.asarray(total, np.uint32)
-
-
-def _short(error: Exception) -> str:
-    if _is_full(error):
-        return "No space left on device"
-    return " ".join(str(error).split())[:200]
-
-
-def _why_unreadable(error: Exception) -> str:
-    """Return why a checkpoint was not read; of the messages of orbax and tensorstore, only the kind."""
-    if isinstance(error, UserError) or getattr(error, "errno", None):
-        return str(error)
-    return f"a file in it is missing or damaged ({type(error).__name__})"
-
-
-def _is_full(error: Exception) -> bool:
-    return any(words in str(error) for words in ("No space left", "quota exceeded", "RESOURCE_EXHAUSTED"))
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep orbax from logging what it does, and the errors that it also raises.
-
-    After an error its threads call back into event loops that are closed, and Python prints a traceback for each. They
-    do so later, too, so that the filter stays.
-    """
-    log, hook = logging.getLogger("absl"), sys.unraisablehook
-    level = log.level
-
-    def filtered(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            hook(unraisable)
-
-    log.setLevel(logging.CRITICAL)
-    sys.unraisablehook = filtered
-    try:
-        yield
-        sys.unraisablehook = hook
-    finally:
-        log.setLevel(level)
-
-
-def _sync_all(folder: Path) -> None:
-    for place, _, files in os.walk(folder):
-        for name in files:
-            sync(Path(place) / name)
-        sync(Path(place))
 
 
 def is_key(x: Any) -> bool:
@@ -290,15 +183,13 @@ def _named(state: Any) -> dict[str, Any]:
 
 
 def _fitted(like: Any, found: dict[str, Any], where: str) -> Any:
+    """Return the arrays in the structure of `like`; raise if their names, shapes or dtypes are not its own."""
     wanted = _named(like)
     found = {**{name: np.zeros(x.shape, x.dtype) for name, x in wanted.items() if not x.size}, **found}  # not stored
+    has, expected = ({name: f"{x.dtype}{list(x.shape)}" for name, x in arrays.items()} for arrays in (found, wanted))
     differences = [f"{name} is missing" for name in wanted if name not in found]
     differences += [f"{name} is not expected" for name in found if name not in wanted]
-    differences += [
-        f"{name} has {_describe(found[name])}, expected {_describe(x)}"
-        for name, x in wanted.items()
-        if name in found and _describe(found[name]) != _describe(x)
-    ]
+    differences += [f"{name} has {has[name]}, expected {x}" for name, x in expected.items() if has.get(name, x) != x]
     if differences:
         more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
         raise UserValueError(f"checkpoint {where} is of another configuration: {'; '.join(differences[:3])}{more}")
@@ -308,7 +199,3 @@ def _fitted(like: Any, found: dict[str, Any], where: str) -> Any:
         for name, x in zip(wanted, leaves, strict=True)
     ]
     return jax.tree.unflatten(tree, restored)
-
-
-def _describe(x: Any) -> str:
-    return f"{x.dtype}{list(x.shape)}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
+import functools
 import importlib.metadata
 import json
 import platform
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,45 +17,36 @@ import jax
 
 from .. import __version__
 from .._base.errors import UserValueError
-from ._errors import RunNotFoundError
-from ._files import parse_json, plain
-from ._messages import logger
+from ._files import plain
+from ._messages import RunNotFoundError, logger
 from ._options import RunOptions, kept_options
-from ._recipe import recipe_of
+
+JAX_SETTINGS = (
+    *("jax_enable_x64", "jax_default_prng_impl"),  # they change the arrays of a state
+    *("jax_threefry_partitionable", "jax_default_matmul_precision"),  # they change only numbers
+)
 
 
 def stored_run(folder: Path) -> dict[str, Any]:
     """Read `config.json`: config, run (options), versions, recipe, and the run it was continued from, if any."""
     path = folder / "config.json"
     try:
-        stored = parse_json(path.read_bytes())
+        stored = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        raise RunNotFoundError(f"{folder} holds no run: {_why_no_run(folder)}") from None
-    except ValueError as error:  # not JSON, or not text at all
-        raise UserValueError(f"{path} cannot be read: {error}; {DAMAGED}") from None
-    groups = {"config": dict, "run": dict, "versions": dict, "steps_per_update": int}
-    wrong = [
-        name for name, kind in groups.items() if not isinstance(stored, dict) or type(stored.get(name)) is not kind
-    ]
-    if not wrong:
-        wrong = ["num_seeds"] * ("num_seeds" not in stored["run"])
-        source = stored.get("continued_from", {"folder": "", "update": 0})
-        valid = isinstance(source, dict) and isinstance(source.get("folder"), str) and type(source.get("update")) is int
-        wrong += ["continued_from"] * (not valid) + ["jax"] * (not isinstance(stored.get("jax", {}), dict))
-    if wrong:
-        raise UserValueError(f"{path} is damaged: it has no valid {wrong[0]}; {DAMAGED}")
+        what = "it has no config.json" if folder.is_dir() else "there is no such folder"
+        beside = [] if folder.is_dir() else sorted(found.parent.name for found in folder.parent.glob("*/config.json"))
+        there = f"; {folder.parent} has {', '.join(beside[-8:])}" if beside else ""
+        raise RunNotFoundError(f"{folder} holds no run: {what}{there}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserValueError(f"{path} cannot be read: {error}") from None
+    kinds = {"config": dict, "run": dict, "versions": dict, "steps_per_update": int}
+    wrong = [name for name, kind in kinds.items() if not isinstance(stored, dict) or type(stored.get(name)) is not kind]
+    if wrong or "num_seeds" not in stored["run"]:
+        raise UserValueError(
+            f"{path} is damaged: it has no valid {(*wrong, 'num_seeds')[0]}; the checkpoints are not affected: write "
+            "the file of a run with the same configuration in its place"
+        )
     return stored
-
-
-def _why_no_run(folder: Path) -> str:
-    """Return what is there instead; of a folder that does not exist, the runs beside it."""
-    if folder.exists():
-        return "it has no config.json" if folder.is_dir() else "it is not a folder"
-    runs = sorted(path.parent.name for path in folder.parent.glob("*/config.json"))
-    return "there is no such folder" + (f"; {folder.parent} has {', '.join(runs[-8:])}" if runs else "")
-
-
-DAMAGED = "the checkpoints are not affected: write the file of a run with the same configuration in its place"
 
 
 def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
@@ -70,33 +62,49 @@ def stored_config(kind: type, stored: Mapping[str, Any]) -> Any:
     return kind(**{name: tuple(x) if isinstance(x, list) else x for name, x in stored["config"].items()})
 
 
+def recipe_of(defined: Any) -> str:
+    """Return the name of the module that defines a function or a class, as it can be imported later."""
+    while isinstance(defined, functools.partial):
+        defined = defined.func
+    name = defined.__module__
+    if name != "__main__":
+        return name
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:  # python -m ppo_parts.recipes.cleanrl_ppo
+        return spec.name
+    return name if file is None else Path(file).stem  # python my_recipe.py
+
+
 def describe(config: Any, options: RunOptions, steps_per_update: int, recipe: str | None) -> dict[str, Any]:
-    """Describe a new run for `config.json`; raise if JSON cannot represent the configuration or the options."""
-    own = {"config": plain(dataclasses.asdict(config)), "run": kept_options(options)}
-    whole = {**own, "steps_per_update": steps_per_update, "recipe": recipe or recipe_of(type(config))}
-    stored = json.loads(json.dumps(plain(whole), default=str))
-    for where, given, back in (
-        ("config", config, stored_config(type(config), stored)),
-        ("run", options, dataclasses.replace(options, **stored["run"])),
-    ):
-        for field in dataclasses.fields(given):
-            if getattr(back, field.name) != (value := getattr(given, field.name)):
-                raise UserValueError(
-                    f"{value!r} could not be read back from config.json: use numbers that are finite, strings, None, "
-                    "and tuples of them", where=where, argument=field.name,
-                )  # fmt: skip
-    return {**whole, "versions": versions(), "jax": jax_settings()}
+    """Describe a new run for `config.json`; raise if JSON cannot represent the configuration."""
+    stored = {
+        "config": _in_json(config),
+        "steps_per_update": steps_per_update,
+        "recipe": recipe or recipe_of(type(config)),
+    }
+    back = stored_config(type(config), stored)
+    for field in dataclasses.fields(config):
+        if getattr(back, field.name) != (value := getattr(config, field.name)):
+            raise UserValueError(
+                f"{value!r} could not be read back from config.json: use numbers that are finite, strings, None, and "
+                "tuples of them",
+                where="config",
+                argument=field.name,
+            )
+    return {**stored, "run": kept_options(options), "versions": versions(), "jax": _jax_settings()}
+
+
+def _in_json(config: Any) -> dict[str, Any]:
+    return json.loads(json.dumps(plain(dataclasses.asdict(config)), default=str))
 
 
 def changes(stored: Mapping[str, Any], config: Any, options: RunOptions) -> dict[str, tuple[Any, Any]]:
     """Return the changed fields of the configuration (and `num_seeds`), with their old and their new values."""
-    now = {**json.loads(json.dumps(plain(dataclasses.asdict(config)))), "num_seeds": options.num_seeds}
+    now = {**_in_json(config), "num_seeds": options.num_seeds}
     then = {**stored["config"], "num_seeds": stored["run"]["num_seeds"]}
-    return {
-        name: (then.get(name, "(absent)"), now.get(name, "(absent)"))
-        for name in {**then, **now}
-        if name not in then or name not in now or then[name] != now[name]
-    }
+    pairs = {name: (then.get(name, "(absent)"), now.get(name, "(absent)")) for name in {**then, **now}}
+    return {name: (was, is_now) for name, (was, is_now) in pairs.items() if was != is_now}
 
 
 def listed(changed: Mapping[Any, tuple[Any, Any]]) -> str:
@@ -110,8 +118,7 @@ def check_recipe(stored: Mapping[str, Any], recipe: str | None) -> None:
     if recipe is not None and own.rpartition(".")[2] != recipe.rpartition(".")[2]:  # a package may have moved
         raise UserValueError(
             f"the run records the recipe {own}, and a resumed run keeps its recipe, got {recipe}: resume it with "
-            f"python -m {own}; but if {recipe} made it (older versions recorded the module of its Config), or the "
-            f'module was renamed, set "recipe" to "{recipe}" in config.json'
+            f'python -m {own}; if the module was renamed, set "recipe" to "{recipe}" in config.json'
         )
 
 
@@ -124,39 +131,24 @@ def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions,
             "its state and may have other settings, except for env_id, seed, num_seeds, num_envs, num_steps and those "
             "that shape the network"
         )
-    before = stored["versions"]
-    updated = [f"{name} {before.get(name)} (now {x})" for name, x in versions().items() if before.get(name) != x]
-    then, now = stored.get("jax", {}), jax_settings()
-    updated += [f"{name}={then[name]} (now {now[name]})" for name in ROUNDING if then.get(name, now[name]) != now[name]]
-    if updated:
+    before, now = {**stored["versions"], **stored.get("jax", {})}, {**versions(), **_jax_settings()}
+    if updated := [f"{name} {before.get(name)} (now {x})" for name, x in now.items() if before.get(name) != x]:
         logger.warning(f"begun with {', '.join(updated)}: the last bits may differ")
-
-
-SHAPING = ("jax_enable_x64", "jax_default_prng_impl")
-ROUNDING = ("jax_threefry_partitionable", "jax_default_matmul_precision")
-"""JAX's settings that change the arrays of a state, and those that change only numbers."""
-
-
-def jax_settings() -> dict[str, Any]:
-    """Return the settings of JAX that affect the state and the numbers of a run."""
-    return {name: getattr(jax.config, name) for name in (*SHAPING, *ROUNDING)}
 
 
 def check_jax_settings(stored: Mapping[str, Any]) -> None:
     """Raise if a setting of JAX is not the one with which the arrays of a run were made."""
-    before, now = stored.get("jax", {}), jax_settings()
-    for name in SHAPING:
-        if name in before and before[name] != now[name]:
+    for name in JAX_SETTINGS[:2]:
+        now = getattr(jax.config, name)
+        if (before := stored.get("jax", {}).get(name, now)) != now:
             raise UserValueError(
-                f"the run was made with {name}={before[name]!r}, and it is {now[name]!r} now: set "
-                f"{name.upper()}={before[name]}, or call jax.config.update({name!r}, {before[name]!r}) first"
+                f"the run was made with {name}={before!r}, and it is {now!r} now: set {name.upper()}={before}, or call "
+                f"jax.config.update({name!r}, {before!r}) first"
             )
 
 
-def digest(stored: Mapping[str, Any]) -> str:
-    """Hash the configuration and the number of seeds, to mark the checkpoints made with them."""
-    made_from = [stored["config"], stored["run"]["num_seeds"]]
-    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+def _jax_settings() -> dict[str, Any]:
+    return {name: getattr(jax.config, name) for name in JAX_SETTINGS}
 
 
 def versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Files: JSON that is read without surprises, and files that are written atomically."""
+"""Files: those that are written atomically, and `metrics.jsonl`, which has one JSON object for each update."""
 
 from __future__ import annotations
 
@@ -6,29 +6,15 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .._base.doors import checked
-from .._base.errors import UserValueError
-
-
-def parse_json(text: str | bytes) -> Any:
-    """Parse JSON. Raise `ValueError` if it is not JSON, is nested too deeply, or gives a name twice in one object."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-            raise ValueError(f"{twice[0]} is given {names.count(twice[0])} times: give it once")
-        return dict(pairs)
-
-    try:
-        return json.loads(text, object_pairs_hook=once)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+from .._base.errors import UserTypeError, UserValueError
+from ._messages import MetricNotFoundError
 
 
 @checked
@@ -38,7 +24,7 @@ def write_json(path: str | Path, content: Any) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically; on return it is on the disk."""
+    """Write a file atomically."""
     with replacing(path) as partial:
         partial.write_bytes(content)
 
@@ -50,34 +36,22 @@ def replacing(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".tmp-{path.name}")
     try:
         yield partial
-        sync(partial)
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    sync(path.parent)
 
 
 def check_writable(path: Path, suffixes: tuple[str, ...] = ()) -> None:
     """Raise if a file with one of the `suffixes` (any, if empty) cannot be written; called before the work for it."""
     if suffixes and path.suffix.lower() not in suffixes:
         raise UserValueError(f"{path} must end with {' or '.join(suffixes)}, which determines its format")
-    for code, what, wrong in (
-        (errno.ENOENT, path.parent, not path.parent.is_dir()),
-        (errno.EISDIR, path, path.is_dir()),
-        (errno.EACCES, path.parent, not os.access(path.parent, os.W_OK)),
-    ):
-        if wrong:
-            raise OSError(code, "there is no such folder" if code == errno.ENOENT else os.strerror(code), str(what))
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to the disk."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not os.access(path.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path.parent))
 
 
 def plain(x: Any) -> Any:
@@ -91,3 +65,65 @@ def plain(x: Any) -> Any:
     if isinstance(x, float) and not np.isfinite(x):
         return None  # JSON has no NaN
     return x
+
+
+Row = dict[str, Any]
+"""The metrics of an update: numbers, or lists with one number per seed."""
+
+
+def lines_of(rows: Iterable[Row]) -> bytes:
+    """Return rows as lines of a metrics file."""
+    return b"".join(json.dumps(plain(row)).encode() + b"\n" for row in rows)
+
+
+def valid_rows(path: Path) -> Iterator[tuple[Row, int]]:
+    """Yield the rows, and the number of bytes up to the end of each; a line that is damaged or out of order ends them.
+
+    The file is not held in memory, and nothing is yielded if there is none.
+    """
+    size, last = 0, -1
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for line in file:
+            try:
+                row = json.loads(line)
+                update = row["update"]
+            except (ValueError, TypeError, KeyError):
+                return
+            if not line.endswith(b"\n") or type(update) is not int or update <= last:
+                return
+            size, last = size + len(line), update
+            yield row, size
+
+
+@checked
+def read_metrics(path: str | Path) -> list[Row]:
+    """Read the rows of a metrics file, up to the first line that is damaged or cut short."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(errno.ENOENT, "no metrics file", str(path))
+    return [row for row, _ in valid_rows(path)]
+
+
+@checked
+def column(rows: list[Row], name: str) -> np.ndarray:
+    """Return one metric over all rows, `[rows]` or `[rows, seeds]`, NaN where it was not measured.
+
+    Raises:
+        KeyError: no row has it; the message names the metrics that there are.
+    """
+    if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
+        raise UserTypeError(
+            f"must be a list of rows, as read_metrics returns them, got {rows!r:.100}", where="column", argument="rows"
+        )
+    if rows and not any(name in row for row in rows):
+        raise MetricNotFoundError(f"no update has {name}; there are {', '.join(sorted(set().union(*rows)))}")
+    missing = next((np.full(np.shape(row[name]), np.nan) for row in rows if name in row), None)
+    try:
+        return np.asarray([np.asarray(row.get(name, missing), float) for row in rows])
+    except (TypeError, ValueError):
+        given = [row[name] for row in rows if name in row]
+        raise UserValueError(f"{name} must be numbers, and as many in each row, got {given!r:.100}") from None

@@ -1,28 +1,30 @@
-"""Reading the folder of a run: `config.json`, `metrics.jsonl` and `checkpoints/`. `_writer` writes it."""
+"""The folder of a run: `config.json`, `metrics.jsonl` and `checkpoints/`. Many may read it, and one process writes."""
 
 from __future__ import annotations
 
-import inspect
+import contextlib
 import itertools
-import typing
+import os
+import shutil
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from .._base.doors import checked
-from .._base.errors import UserTypeError, UserValueError
+from .._base.errors import UserValueError
+from .._base.extras import require_package
+from ..envs._registry import without_settings
 from ._checkpoint import Checkpoints
-from ._config_json import check_jax_settings, digest, stored_config, stored_run
-from ._errors import RunFolderError, RunNotFoundError
+from ._config_json import changes, check_jax_settings, check_unchanged, describe, listed, stored_run
 from ._evaluate import EVALUATION
-from ._files import parse_json
-from ._metrics_file import Best, Log, Row, read_rows, scan
-from ._options import checkpoint_interval, stored_options
-from ._recipe import check_trusted, import_recipe
-from ._train import Train, TrainState
+from ._files import Row, lines_of, valid_rows, write_json, write_whole
+from ._messages import RunExistsError, RunFolderError, RunNotFoundError, logger
+from ._options import RunOptions, checkpoint_interval, kept_options, stored_options
+from ._processes import is_first
+from ._train import Train
 
 
 class RunFolder:
@@ -32,161 +34,249 @@ class RunFolder:
         path, log_path: the folder, and `metrics.jsonl` in it.
         stored: the contents of `config.json`.
         options: the options of the run.
+        checkpoints: the checkpoints.
     """
 
-    def __init__(self, path: Path, stored: dict[str, Any] | None = None) -> None:
+    def __init__(self, path: Path, stored: dict[str, Any] | None = None, options: RunOptions | None = None) -> None:
         self.path, self.log_path = path, path / "metrics.jsonl"
         self.stored = stored_run(self.path) if stored is None else stored
-        self.options = stored_options(self.stored)
+        self.options = stored_options(self.stored) if options is None else options
+        self.checkpoints = Checkpoints(path / "checkpoints", keep=self.options.keep_checkpoints)
 
-    def checkpoints(self) -> Checkpoints:
-        """The checkpoints that belong to this run's configuration."""
-        return Checkpoints(
-            self.path / "checkpoints", keep=self.options.keep_checkpoints, configuration=digest(self.stored)
-        )
-
-    def restore(self, train: Train, which: str | int = "latest") -> tuple[int, Any, list[Row]]:
-        """Restore a checkpoint ("latest", "best" or a number).
-
-        Returns:
-            Its number of updates, its state, and those of the updates before it that the log may lack.
-        """
+    def restore(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
+        """Restore a checkpoint ("latest", "best" or a number); return its number of updates, and its state."""
         check_jax_settings(self.stored)
-        checkpoints, like = self.checkpoints(), train.state_shapes(self.options.num_seeds)
-        while True:
-            steps = checkpoints.steps()
-            if not steps:
-                raise RunNotFoundError(f"{self.path} has no checkpoints")
-            try:
-                update, state, note = checkpoints.restore_with_note(like, self._number(which, steps, train.num_updates))
-                return update, state, parse_json(note) if note else []
-            except RunFolderError:
-                if checkpoints.steps() == steps:
-                    raise
-                # Another process is writing to this folder and has replaced the checkpoint by a later one: try again.
+        number = None if which in ("latest", "best") else int(which)
+        if which == "best":
+            values = {row["update"]: value_in(row, self.options.best_metric) for row, _ in valid_rows(self.log_path)}
+            steps = self.checkpoints.steps()
+            if (found := best_checkpoint(values, steps, self.options, train.num_updates)) is None:
+                metric = self.options.best_metric
+                reason = "it was run without best_metric" if metric is None else f"{metric} is unknown"
+                there = ", ".join(map(str, steps))
+                raise UserValueError(f"{self.path} has no best checkpoint: {reason}; there are {there}")
+            number, _ = found
+        return self.checkpoints.restore(train.state_shapes(self.options.num_seeds), number)
 
-    def _number(self, which: str | int, steps: list[int], num_updates: int) -> int | None:
-        if which == "latest":
-            return None
-        if which != "best":
-            return int(which)
-        judged = self.judged(steps, num_updates)
-        found = None if judged is None else judged.of(steps)
-        if found is None:
-            metric = self.options.best_metric
-            reason = "it was run without best_metric" if metric is None else f"{metric} is unknown"
-            there = ", ".join(map(str, steps))
-            raise UserValueError(f"{self.path} has no best checkpoint: {reason}; there are {there}")
-        return found[0]
+    def rows(self, before: int) -> Iterator[tuple[Row, int]]:
+        """Yield the rows of the updates before a checkpoint, as `valid_rows` does; warn if the log lacks some."""
+        known = 0
+        for row, end in valid_rows(self.log_path):
+            if row["update"] >= before:
+                break
+            known = row["update"] + 1
+            yield row, end
+        if known < before:
+            state = f"is damaged and has only {known}" if self.log_path.exists() else "is missing, and with it all"
+            message = f"{self.log_path} {state} of the {before} updates before the checkpoint, which is sound"
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
 
-    def judged(self, steps: list[int], num_updates: int) -> Best | None:
-        """Judge the checkpoints by `best_metric`; None without one.
 
-        The value is that of the evaluation at the checkpoint, or the mean since the previous checkpoint.
-        """
-        metric = self.options.best_metric
-        if metric is None:
-            return None
-        window = 1 if metric.startswith(EVALUATION) else checkpoint_interval(self.options, num_updates)
-        best = Best(metric, self.options.best_mode, window, num_updates)
-        compared, last = best.comparable(steps), max(steps, default=0)
+def value_in(row: Row, metric: str | None) -> float:
+    """Return a metric of an update, the mean over its seeds; NaN if it was not measured."""
+    x: Any = np.asarray(row.get(metric or "", np.nan), float)
+    known = np.isfinite(x)
+    return float(np.mean(x[known])) if known.any() else np.nan
 
-        def wanted(update: int) -> bool:  # also by the next checkpoint
-            return update >= last - window or any(step - window <= update < step for step in compared)
 
-        best.add(read_rows(self.log_path, wanted=wanted), compared)
-        return best
+def best_checkpoint(
+    values: Mapping[int, float], steps: Iterable[int], options: RunOptions, num_updates: int
+) -> tuple[int, float] | None:
+    """Return the best of the checkpoints by `best_metric`, the first of equal ones, and its value; None without any.
 
-    def rows(self, update: int, pending: list[Row]) -> Iterator[Row]:
-        """Yield the rows before a checkpoint, with its `pending` updates; warn if the log lacks some of them."""
-        log = scan(self.log_path, before=update)
-        lacking = unwritten(log, pending)
-        if log.update + len(lacking) < update:
-            there = self.log_path.exists()
-            state = f"is damaged and has only {log.update}" if there else "is missing, and with it all"
-            warnings.warn(
-                f"{self.log_path} {state} of the {update} updates before the checkpoint, which is sound",
-                RuntimeWarning,
-                stacklevel=3,
+    The value is that of the evaluation at the checkpoint, or the mean since the checkpoint before. Checkpoints that
+    were saved at other times, for example because of a signal, are not compared. `values` is the metric of each update.
+    """
+    if options.best_metric is None:
+        return None
+    window = 1 if options.best_metric.startswith(EVALUATION) else checkpoint_interval(options, num_updates)
+    judged = {}
+    for step in sorted(step for step in steps if step % window == 0 or step == num_updates):
+        x = np.array([values.get(update, np.nan) for update in range(max(0, step - window), step)])
+        if np.isfinite(x).any():
+            judged[step] = float(np.nanmean(x))
+    best = (min if options.best_mode == "min" else max)(judged, key=judged.__getitem__, default=None)
+    return None if best is None else (best, judged[best])
+
+
+@contextlib.contextmanager
+def open_run(train: Train, config: Any, options: RunOptions) -> Iterator[tuple[RunWriter | None, int, Any]]:
+    """Open the folder of a new run, or of the run to resume, and lock it against other writers.
+
+    Yields the folder, how many updates are done, and the state after them (None for a new run). Processes other than
+    the first get neither a folder nor a state. No folder is created if a configuration, a recipe or a state does not
+    fit.
+    """
+    if not is_first():
+        yield None, 0, None
+        return
+    if options.resume is not None:
+        stored = stored_run(options.resume)
+        check_unchanged(stored, config, options, train.recipe)
+        with _locked(options.resume):
+            folder = RunWriter(options.resume, stored, options, train.num_updates)
+            yield folder, *folder.begin(train, options.checkpoint)
+        return
+    stored = describe(config, options, train.steps_per_update, train.recipe)
+    source, done, state = _source(train, config, options) if options.init_from is not None else (None, 0, None)
+    try:
+        path = _new_folder(config, options)
+    except OSError as error:
+        raise RunFolderError(
+            f"{error.filename} cannot be created: {error.strerror}; give another --directory or --name"
+        ) from error
+    with _locked(path):
+        if (path / "config.json").exists():
+            raise RunExistsError(
+                f"{path} already holds a run: continue it with --resume {path}, or give another --name"
             )
-        return itertools.chain(read_rows(self.log_path, before=update), lacking)
+        folder = RunWriter(path, stored, options, train.num_updates)
+        if source is not None:  # `config.json` comes last: without it, the folder holds no run
+            changed = changes(source.stored, config, options)
+            stored["continued_from"] = {"folder": str(source.path), "update": done, "changed": changed}
+            write_whole(folder.log_path, lines_of(row for row, _ in source.rows(done)))
+            folder.write_checkpoint(done, state)
+        yield folder, *folder.begin(train)
 
 
-def unwritten(log: Log, pending: list[Row]) -> list[Row]:
-    """Return the updates that a log does not have."""
-    return [row for row in pending if row["update"] >= log.update]
+class RunWriter(RunFolder):
+    """The folder of a run for the single process that writes to it; `open_run` creates it.
 
-
-class LoadedRun(NamedTuple):
-    """A run after `update` updates.
-
-    Attributes:
-        config: its configuration.
-        train: the result of `make_train(config)`.
-        state: the whole state; with several seeds, the seeds are its first axis.
-        metrics: every metric up to this update by name, `[update]` or `[update, seeds]`; NaN where it was not measured
-            or its row is lost. Empty if the whole log is lost. Where a row summarizes several updates, it stands at the
-            last of them.
-        update: number of updates.
+    Whenever the process dies, the folder contains a run that can be resumed. No results are deleted: files that the run
+    cannot continue from are moved to `aside/`. `result.json` marks the run as complete.
     """
 
-    config: Any
-    train: Train
-    state: TrainState
-    metrics: dict[str, np.ndarray]
-    update: int
+    def __init__(self, path: Path, stored: dict[str, Any], options: RunOptions, num_updates: int) -> None:
+        super().__init__(path, stored, options)
+        self.result_path, self._num_updates = path / "result.json", num_updates
+        self._values: dict[int, float] = {}  # of `best_metric`
+
+    def best(self, new: int | None = None) -> tuple[int, float] | None:
+        """Return the best of the checkpoints and of a `new` one, and its value; None without a `best_metric`."""
+        steps = {*self.checkpoints.steps(), *(() if new is None else (new,))}
+        return best_checkpoint(self._values, steps, self.options, self._num_updates)
+
+    def is_best(self, update: int) -> bool:
+        """Return whether a checkpoint of this update would be the best so far."""
+        found = self.best(update)
+        return found is not None and found[0] == update
+
+    def begin(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
+        """Return how many updates are done and the state after them, and cut off what came later."""
+        steps = self.checkpoints.steps()
+        if not steps and which != "latest":
+            raise RunNotFoundError(f"{self.path} has no checkpoints, so not {which!r} either")
+        done, state = self.restore(train, which) if steps else (0, None)
+        for later in steps:  # nothing is moved before a state has been accepted
+            if later > done:
+                os.rename(self.checkpoints.directory / str(later), self._aside(f"checkpoint-{later}"))
+        size = 0
+        for row, end in self.rows(done):
+            self._judge(row)
+            size = end
+        if self.log_path.exists() and size < self.log_path.stat().st_size:
+            shutil.copy(self.log_path, self._aside("metrics.jsonl"))
+            os.truncate(self.log_path, size)
+            if not done:
+                logger.warning(f"{self.path} has no checkpoint: the run begins again; its log is in aside/")
+        write_json(self.path / "config.json", {**self.stored, "run": kept_options(self.options)})
+        if done < train.num_updates and self.result_path.exists():  # the run is not complete
+            os.rename(self.result_path, self._aside("result.json"))
+        self.log_path.touch()
+        return done, state
+
+    def append(self, rows: list[Row]) -> None:
+        """Add the metrics of updates to the log."""
+        try:
+            os.stat(self.log_path)  # raises if somebody removed it
+            with self.log_path.open("ab") as file:
+                file.write(lines_of(rows))
+        except OSError as error:
+            last = max(self.checkpoints.steps(), default=None)
+            there = "there is no checkpoint" if last is None else f"the latest checkpoint is {last}"
+            raise RunFolderError(f"{self.log_path} could not be written: {error.strerror}; {there}") from error
+        for row in rows:
+            self._judge(row)
+
+    def tail(self, first: int) -> Iterator[Row]:
+        """Yield the rows from update `first` on."""
+        return (row for row, _ in valid_rows(self.log_path) if row["update"] >= first)
+
+    def write_checkpoint(self, update: int, state: Any) -> None:
+        """Write a checkpoint; the latest ones and the best one are kept."""
+        found = self.best(update)
+        self.checkpoints.save(update, state, best=found and found[0])
+
+    def _judge(self, row: Row) -> None:
+        if self.options.best_metric is not None:
+            self._values[row["update"]] = value_in(row, self.options.best_metric)
+
+    def _aside(self, name: str) -> Path:
+        """Return an unused path in `aside/`."""
+        place = self.path / "aside"
+        place.mkdir(exist_ok=True)
+        return next(path for path in _numbered(place / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}") if not path.exists())
 
 
-@checked
-def load(
-    folder: str | Path,
-    make_train: Callable[[Any], Train] | None = None,
-    *,
-    checkpoint: Literal["latest", "best"] | int = "latest",
-    trust: bool = False,
-) -> LoadedRun:
-    """Load a run from its folder. The folder is only read, and another process may be writing to it.
-
-    A lost or damaged `metrics.jsonl` causes only a warning, because the policy does not depend on it.
-
-    Args:
-        folder: folder of the run.
-        make_train: the recipe's function; the annotation of its argument names the class of the configuration. None:
-            the `make_train` of the module that `config.json` names.
-        checkpoint: the latest, the best (of a run with a `best_metric`), or the number of an update.
-        trust: whether `config.json` may choose what is imported: a recipe outside `ppo_parts.recipes`, or the module
-            of an environment like "gym:module:Env-v0", that is not imported yet.
-
-    Returns:
-        `LoadedRun`.
-
-    Raises:
-        FileNotFoundError: the run or the checkpoint does not exist.
-        ValueError: the run does not belong to this recipe; the message names the difference. Or its recipe cannot be
-            imported.
-    """
-    run = RunFolder(Path(folder))
-    check_trusted(run.stored, run.path, trust, recipe=make_train is None)
-    if make_train is None:
-        make_train = import_recipe(run.stored.get("recipe"), run.path)
-    config = stored_config(_config_type(make_train), run.stored)
-    train = make_train(config)
-    update, state, pending = run.restore(train, checkpoint)
-    metrics: dict[str, np.ndarray] = {}
-    for row in run.rows(update, pending):
-        for name, x in row.items():
-            if name not in metrics:
-                metrics[name] = np.full((update, *np.shape(x)), np.nan)
-            metrics[name][row["update"]] = np.asarray(x, float)
-    return LoadedRun(config, train, state, dict(sorted(metrics.items())), update)
-
-
-def _config_type(make_train: Callable[[Any], Train]) -> type:
-    names = list(inspect.signature(make_train).parameters)
-    kind = typing.get_type_hints(make_train).get(names[0]) if names else None
-    if not isinstance(kind, type):
-        raise UserTypeError(
-            "load: the argument of make_train has no annotation that says what the configuration is: "
-            "write def make_train(config: Config)"
+def _source(train: Train, config: Any, options: RunOptions) -> tuple[RunFolder, int, Any]:
+    """Return the run that a new one starts from, its update and its state; raise if they do not fit."""
+    assert options.init_from is not None
+    run = RunFolder(options.init_from.resolve())
+    changed = changes(run.stored, config, options)
+    if fixed := {name: changed[name] for name in ("seed", "num_seeds") if name in changed}:
+        raise UserValueError(
+            f"a run that begins with the state of {run.path} continues its keys; {listed(fixed)}: keep these, or "
+            "begin a run without --init-from"
         )
-    return kind
+    update, state = run.restore(train, options.checkpoint)
+    steps = update * run.stored["steps_per_update"]
+    if run.stored["steps_per_update"] != train.steps_per_update:
+        raise UserValueError(
+            f"the {update} updates of {run.path} were {steps} environment steps, but an update is now "
+            f"{train.steps_per_update}: keep num_envs * num_steps, so that the counters continue"
+        )
+    if update >= train.num_updates:
+        raise UserValueError(
+            f"must be more than the {steps:,} steps ({update} updates) of {run.path}, from which this run continues, "
+            f"got {config.total_timesteps}",
+            where="Config",
+            argument="total_timesteps",
+        )
+    return run, update, state
+
+
+def _new_folder(config: Any, options: RunOptions) -> Path:
+    if options.name is not None:
+        folder = options.directory / options.name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    env_id = without_settings(str(getattr(config, "env_id", "run")))  # settings may contain a path
+    name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for folder in _numbered(options.directory / name):  # several runs may begin within a second
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+    raise AssertionError("there is always a next number")
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    """Yield `path`, and then the same path with the suffixes -2, -3, ..."""
+    return (path if n == 1 else path.with_name(f"{path.name}-{n}") for n in itertools.count(1))
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock `folder` for this process; the operating system releases the lock however the process ends."""
+    filelock = require_package("filelock", "train")
+    lock = filelock.FileLock(folder / ".lock")
+    try:
+        with contextlib.suppress(NotImplementedError):  # no locks on this file system
+            lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise RunExistsError(f"{folder} is being written by another process") from None
+    except OSError as error:
+        raise RunFolderError(f"{folder} cannot be written: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,4 +1,4 @@
-"""Messages of a run: it logs to `ppo_parts.training`, and a command line prints what is logged."""
+"""Messages of a run: its errors, and what it logs to `ppo_parts.training`, which a command line prints."""
 
 from __future__ import annotations
 
@@ -8,9 +8,37 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator
 
-from ._processes import is_first
+import jax
+
+from .._base.errors import UserError
 
 logger = logging.getLogger("ppo_parts.training")
+
+
+class RunFolderError(UserError, OSError):
+    """The folder of a run cannot be used, or can no longer be used."""
+
+
+class RunExistsError(RunFolderError, FileExistsError):
+    """The folder already contains a run, or another process is writing to it."""
+
+
+class RunNotFoundError(RunFolderError, FileNotFoundError):
+    """The run, or the checkpoint in it, does not exist."""
+
+
+class NonFiniteError(UserError, FloatingPointError):
+    """A run ended because of non-finite numbers."""
+
+
+class MetricNotFoundError(UserError, KeyError):
+    """No update has a metric of this name."""
+
+    __str__ = Exception.__str__  # that of KeyError puts the message in quotes
+
+
+for _error in (RunFolderError, RunExistsError, RunNotFoundError, NonFiniteError, MetricNotFoundError):
+    _error.__module__ = "ppo_parts.training"  # the public module, so that tracebacks show the public name
 
 
 class _Printer(logging.Handler):
@@ -19,7 +47,7 @@ class _Printer(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING:
             print(record.getMessage(), file=sys.stderr, flush=True)
-        elif is_first():
+        elif jax.process_index() == 0:
             print(record.getMessage(), flush=True)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -73,29 +72,19 @@ class RunOptions:
         at_least(1),
         "updates averaged into a record of TensorBoard or Weights & Biases; by default 1/200 of the run",
     ] = None
-    metrics_every: Annotated[
-        int | None,
-        at_least(1),
-        "updates that a row of metrics.jsonl summarizes; by default as many as give 100,000 rows, at least one",
-    ] = None
     on_nonfinite: Annotated[
         Literal["stop", "skip"], "if a number is not finite: stop the run, or skip the update and count it"
     ] = "stop"
     tensorboard: Annotated[bool, "write TensorBoard events"] = True
-    track: Annotated[bool, "log to Weights & Biases as well, with wandb's own settings, such as WANDB_MODE=offline"] = (
-        False
-    )
-    track_project: Annotated[str, "project in Weights & Biases"] = "ppo_parts"
+    track: Annotated[
+        bool, "log to Weights & Biases as well, with wandb's own settings, such as WANDB_PROJECT or WANDB_MODE=offline"
+    ] = False
     progress: Annotated[bool, "show a progress bar if the output is a terminal"] = True
 
 
-MACHINE = ("num_devices", "distributed", "heartbeat_timeout")
-"""Options about the machine, which may be another one when the run is resumed."""
-KEPT = tuple(
-    field.name
-    for field in dataclasses.fields(RunOptions)
-    if field.name not in ("name", "directory", "resume", "init_from", "checkpoint", "progress", *MACHINE)
-)
+ONCE = ("name", "directory", "resume", "init_from", "checkpoint", "progress")
+MACHINE = ("num_devices", "distributed", "heartbeat_timeout")  # which may be another one when the run is resumed
+KEPT = tuple(field.name for field in dataclasses.fields(RunOptions) if field.name not in (*ONCE, *MACHINE))
 """Options that a resumed run takes over; all except `num_seeds` may be given again."""
 
 
@@ -113,17 +102,12 @@ def stored_options(stored: Mapping[str, Any]) -> RunOptions:
 
 def checkpoint_interval(options: RunOptions, num_updates: int) -> int:
     """Return after how many updates a checkpoint is saved; `config.json` stores None, for a run of another length."""
-    return max(1, num_updates // 10) if options.checkpoint_every is None else options.checkpoint_every
+    return options.checkpoint_every or max(1, num_updates // 10)
 
 
 def log_interval(options: RunOptions, num_updates: int) -> int:
     """Return how many updates a record summarizes."""
-    return max(1, num_updates // 200) if options.log_every is None else options.log_every
-
-
-def row_interval(options: RunOptions, num_updates: int) -> int:
-    """Return how many updates a row of `metrics.jsonl` summarizes."""
-    return -(-num_updates // 100_000) if options.metrics_every is None else options.metrics_every
+    return options.log_every or max(1, num_updates // 200)
 
 
 def validate(options: RunOptions, train: Train) -> RunOptions:
@@ -131,8 +115,8 @@ def validate(options: RunOptions, train: Train) -> RunOptions:
     check_config(options, where="run")
     for name, message in _contradictions(options):
         raise UserValueError(message, where="run", argument=name)
-    if options.track and jax.process_index() == 0:
-        _check_tracking()  # fails now rather than after compiling
+    if options.track:
+        require_package("wandb", "track")  # fails now rather than after compiling
     measured = set(train.shapes[1])
     if options.eval_episodes:
         play = functools.partial(train.evaluate_policy, episodes=options.eval_episodes)
@@ -154,33 +138,19 @@ def validate(options: RunOptions, train: Train) -> RunOptions:
 
 def _contradictions(options: RunOptions) -> Iterator[tuple[str, str]]:
     """Yield the options that do not go together: the name of one, and what is wrong with it."""
+    before = options.resume if options.resume is not None else options.init_from
     path = Path("run" if options.name is None else options.name)
     if path.is_absolute() or not path.parts or ".." in path.parts:
         yield "name", f"must name a folder inside directory, got {options.name!r}: give the path before it as directory"
+    if options.resume is not None and options.name is not None and options.resume.name != path.name:
+        yield "name", f"is for new runs, got {options.name!r}, and resume continues {options.resume} where it is"
     if options.distributed and not jax.distributed.is_initialized():
         yield "distributed", "needs jax.distributed.initialize() before anything uses a device: call it first"
     if options.resume is not None and options.init_from is not None:
         both = f"from {options.init_from}, and resume continues {options.resume}"
         yield "init_from", f"begins a new run {both}: give one of them"
-    if options.checkpoint != "latest" and options.resume is None and options.init_from is None:
-        yield (
-            "checkpoint",
-            f"is one of the run that resume or init_from names, got {options.checkpoint!r}: give it",
-        )
+    if options.checkpoint != "latest" and before is None:
+        yield "checkpoint", f"is one of the run that resume or init_from names, got {options.checkpoint!r}: give it"
     for name in ("eval_every", "eval_mode"):
         if getattr(options, name) and not options.eval_episodes:
             yield name, "needs eval_episodes, the number of episodes in an evaluation"
-
-
-def _check_tracking() -> None:
-    """Raise unless Weights & Biases is installed and has an account, if `WANDB_MODE` needs one."""
-    wandb = require_package("wandb", "track")
-    if os.environ.get("WANDB_MODE", "online") != "online":
-        return
-    try:
-        wandb.login()
-    except wandb.errors.UsageError as error:
-        raise UserValueError(
-            f"cannot log in to Weights & Biases: {error} Set WANDB_MODE=offline to keep the records in the run's "
-            "folder", where="run", argument="track",
-        ) from error  # fmt: skip

@@ -1,26 +1,28 @@
-"""Listeners of a run: the progress bar, TensorBoard's events, Weights & Biases. Each is called with new rows."""
+"""Listeners of a run: the progress bar, TensorBoard, Weights & Biases. Each is called with new rows."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from .._base.extras import require_package
 from ._evaluate import EVALUATION
-from ._metrics_file import Row, ends_row
+from ._files import Row
+from ._folder import RunWriter
 from ._options import RunOptions, log_interval
 from ._train import NONFINITE, Train
-from ._writer import Follower, RunWriter
 
 OnRows = Callable[[list[Row]], object]
 """`on_rows(rows)` is called with the metrics of new updates, in order, after they were written to `metrics.jsonl`."""
+
+Write = Callable[[dict[str, float], int], object]
+"""`write(record, step)` writes numbers by tag, after `step` environment steps."""
 
 
 class StopRun(Exception):
@@ -34,97 +36,79 @@ class StopRun(Exception):
 
 @contextlib.contextmanager
 def listeners(
-    train: Train, options: RunOptions, folder: RunWriter | Follower, done: int, on_rows: OnRows | None
+    train: Train, options: RunOptions, folder: RunWriter | None, done: int, on_rows: OnRows | None
 ) -> Iterator[list[OnRows]]:
     """Open all that the first process calls with new rows after `done` updates; the other processes report nothing."""
-    if isinstance(folder, Follower):
+    if folder is None:
         yield []
         return
-    destinations: list[TensorBoard | WeightsAndBiases] = []
-    if options.tensorboard:
-        continued = done or options.resume is not None
-        destinations.append(TensorBoard(folder.path, done * train.steps_per_update if continued else None))
-    if options.track:
-        destinations.append(WeightsAndBiases(folder.path, folder.stored["config"], options.track_project))
+    continued = done > 0 or options.resume is not None
     with contextlib.ExitStack() as stack:
-        opened: list[Any] = [ProgressBar(train, options, done)]
-        opened += [Records(train, options, folder.tail, done, destination) for destination in destinations]
-        for listener in opened:
-            stack.enter_context(closing(listener))
+        opened = [stack.enter_context(_progress_bar(train, options, done))]
+        if options.tensorboard:
+            write = stack.enter_context(tensorboard(folder, done * train.steps_per_update if continued else None))
+            opened.append(Records(train, options, folder.tail, done, write))
+        if options.track:
+            write = stack.enter_context(weights_and_biases(folder))
+            opened.append(Records(train, options, folder.tail, done, write))
         yield opened if on_rows is None else [*opened, on_rows]
 
 
-class ProgressBar:
-    """Shows environment steps, steps per second, and the mean return of the last updates, after `done` updates."""
+@contextlib.contextmanager
+def _progress_bar(train: Train, options: RunOptions, done: int) -> Iterator[OnRows]:
+    """Show environment steps, steps per second, and the mean return of the last updates."""
+    steps = train.steps_per_update * options.num_seeds
+    hidden = None if options.progress else True  # None: shown only on terminals
+    counts: dict[str, Any] = {"total": train.num_updates * steps, "initial": done * steps}
+    with require_package("tqdm", "train").tqdm(**counts, unit="step", unit_scale=True, disable=hidden) as bar:
 
-    def __init__(self, train: Train, options: RunOptions, done: int) -> None:
-        self._steps = train.steps_per_update * options.num_seeds
-        self._bar = require_package("tqdm", "train").tqdm(
-            total=train.num_updates * self._steps,
-            initial=done * self._steps,
-            unit="step",
-            unit_scale=True,
-            disable=None if options.progress else True,  # None: shown only on terminals
-        )
-        self.close = self._bar.close
+        def show(rows: list[Row]) -> None:
+            returns = np.asarray([row["episode_return"] for row in rows], float)
+            if np.isfinite(returns).any():
+                bar.set_postfix_str(f"return {np.nanmean(returns):.1f}")
+            bar.update(len(rows) * steps)
 
-    def __call__(self, rows: list[Row]) -> None:
-        """Show new rows."""
-        returns = np.asarray([row["episode_return"] for row in rows], float)
-        if np.isfinite(returns).any():
-            self._bar.set_postfix_str(f"return {np.nanmean(returns):.1f}")
-        self._bar.update(len(rows) * self._steps)
+        yield show
 
 
 class Records:
     """Writes records, each of which is the mean of `log_every` updates, and of all seeds.
 
-    Records end as `ends_row` says. They therefore depend neither on the number of updates per device call nor on
-    interruptions: of the first record, `tail(first)` yields the rows of the `done` updates from `first` on. On return
-    from a call they are on the disk.
+    A record ends at a multiple of `log_every`, at an evaluation, and with the run. Records therefore depend neither on
+    the number of updates per device call nor on interruptions: of the first record, `tail(first)` yields the rows of
+    the `done` updates from `first` on.
     """
 
     def __init__(
-        self,
-        train: Train,
-        options: RunOptions,
-        tail: Callable[[int], Iterable[Row]],
-        done: int,
-        destination: TensorBoard | WeightsAndBiases,
+        self, train: Train, options: RunOptions, tail: Callable[[int], Iterable[Row]], done: int, write: Write
     ) -> None:
-        self._log_every, self._num_updates = log_interval(options, train.num_updates), train.num_updates
-        self._steps = train.steps_per_update * options.num_seeds
-        self._destination = destination
-        self._updates, self._sums = 0, dict[str, tuple[float, int]]()
+        self._every, self._num_updates = log_interval(options, train.num_updates), train.num_updates
+        self._steps, self._write = train.steps_per_update * options.num_seeds, write
+        self._rows: list[Row] = []
         self._began = time.perf_counter()
-        self.close = destination.close
-        for _ in self._ended(tail(done - done % self._log_every)):
+        for _ in self._ended(tail(done - done % self._every)):
             pass  # these records are written already
 
     def __call__(self, rows: list[Row]) -> None:
         """Write the records that end in new rows."""
-        for step, record in self._ended(rows):
-            self._destination.write(record, step)
-        self._destination.flush()
+        for record in self._ended(rows):
+            now = time.perf_counter()
+            speed, self._began = len(record) * self._steps / (now - self._began), now
+            numbers = {}
+            for name in sorted({name for row in record for name in row} - {"update", "env_steps"}):
+                x = np.concatenate([np.ravel(np.asarray(row.get(name, np.nan), float)) for row in record])
+                if np.isfinite(x).any():
+                    numbers[tag(name)] = float(np.mean(x, where=np.isfinite(x)))
+            self._write({**numbers, "time/steps_per_second": speed}, record[-1]["env_steps"])
 
-    def _ended(self, rows: Iterable[Row]) -> Iterator[tuple[int, dict[str, float]]]:
-        """Add rows; yield the records that end in them, with their environment steps."""
+    def _ended(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
+        """Add rows; yield the rows of each record that ends in them."""
         for row in rows:
-            self._updates += 1
-            for name, x in row.items():
-                known = np.isfinite(x := np.asarray(x, float))
-                total, number = self._sums.get(name, (0.0, 0))
-                self._sums[name] = total + float(np.sum(x, where=known)), number + int(np.sum(known))
-            if ends_row(row, self._log_every, self._num_updates):
-                yield row["env_steps"], self._record()
-                self._updates, self._sums = 0, {}
-
-    def _record(self) -> dict[str, float]:
-        now = time.perf_counter()
-        names = sorted(self._sums.keys() - {"update", "env_steps"})
-        means = {tag(name): self._sums[name][0] / self._sums[name][1] for name in names if self._sums[name][1]}
-        speed, self._began = self._updates * self._steps / (now - self._began), now
-        return {**means, "time/steps_per_second": speed}
+            self._rows.append(row)
+            done = row["update"] + 1
+            if done % self._every == 0 or done == self._num_updates or any(name.startswith(EVALUATION) for name in row):
+                yield self._rows
+                self._rows = []
 
 
 def tag(name: str) -> str:
@@ -141,54 +125,39 @@ def tag(name: str) -> str:
     return name if name.startswith(EVALUATION) else f"losses/{name}"
 
 
-class TensorBoard:
-    """TensorBoard's event file, written directly: the usual writer has a queue, which is lost if the process dies.
+@contextlib.contextmanager
+def tensorboard(folder: RunWriter, continued_at: int | None) -> Iterator[Write]:
+    """Write TensorBoard's event file.
 
     A resumed run is `continued_at` so many environment steps; later events of a killed process are discarded.
     """
+    purge = None if continued_at is None else continued_at + 1
+    suffix = "" if purge is None else f".{purge}"  # names resolve seconds, and two processes may start in one
+    tensorboard_x = require_package("tensorboardX", "train")
+    with tensorboard_x.SummaryWriter(str(folder.path), purge_step=purge, filename_suffix=suffix) as writer:
 
-    def __init__(self, folder: Path, continued_at: int | None = None) -> None:
-        require_package("tensorboardX", "train")
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.summary import scalar
+        def write(record: dict[str, float], step: int) -> None:
+            for name, value in record.items():
+                writer.add_scalar(name, value, step)
+            writer.flush()
 
-        self._event, self._scalar = Event, scalar
-        purge = (continued_at or 0) + 1
-        # Names resolve seconds, and two processes may start in one.
-        suffix = "" if continued_at is None else f".{purge}"
-        self._writer = EventsWriter(str(folder / "events"), suffix)
-        self.flush, self.close = self._writer.flush, self._writer.close
-        if continued_at is not None:
-            self._writer.write_event(Event(step=purge, session_log=SessionLog(status=SessionLog.START)))
-
-    def write(self, record: dict[str, float], step: int) -> None:
-        """Write numbers by tag, after `step` environment steps."""
-        for name, value in record.items():
-            event = self._event(wall_time=time.time(), step=step, summary=self._scalar(name, value))
-            self._writer.write_event(event)
+        yield write
 
 
-class WeightsAndBiases:
-    """A run of Weights & Biases, with the name and the configuration of the run on the disk.
+@contextlib.contextmanager
+def weights_and_biases(folder: RunWriter) -> Iterator[Write]:
+    """Log to a run of Weights & Biases, with the name and the configuration of the run on the disk.
 
     A resumed run continues the same one, whose identifier is in `wandb_id.txt`. Records that a killed process had
     already written are not written again, because their steps are not later than its last one.
     """
-
-    def __init__(self, folder: Path, config: Mapping[str, Any], project: str) -> None:
-        wandb = require_package("wandb", "track")
-        path = folder / "wandb_id.txt"
-        if not path.exists():
-            path.write_text(secrets.token_hex(4))
-        self._run = wandb.init(
-            project=project, name=folder.name, id=path.read_text(), resume="allow", config=dict(config), dir=str(folder)
-        )
-        self.close = self._run.finish  # uploads what is left
-
-    def write(self, record: dict[str, float], step: int) -> None:
-        """Write numbers by tag, after `step` environment steps."""
-        self._run.log(record, step=step)
-
-    def flush(self) -> None:
-        """Do nothing: `wandb` has its own process."""
+    wandb, path, config = require_package("wandb", "track"), folder.path / "wandb_id.txt", dict(folder.stored["config"])
+    if not path.exists():
+        path.write_text(secrets.token_hex(4))
+    about: dict[str, Any] = {"name": folder.path.name, "id": path.read_text(), "dir": str(folder.path)}
+    project = os.environ.get("WANDB_PROJECT", "ppo_parts")
+    run = wandb.init(project=project, resume="allow", config=config, **about)
+    try:
+        yield lambda record, step: run.log(record, step=step)
+    finally:
+        run.finish()  # uploads what is left

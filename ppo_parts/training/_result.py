@@ -3,96 +3,54 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import numpy as np
 
 from .._base.doors import checked
 from .._base.errors import ShapeError, UserTypeError, UserValueError
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
-from ._config_json import versions
 from ._evaluate import EVALUATION
-from ._files import check_writable, replacing
+from ._files import Row, check_writable, replacing
 from ._messages import logger
-from ._metrics_file import Row
 from ._statistics import iqm_interval, summary
-from ._train import NONFINITE, Train, last_episodes_return
+from ._train import NONFINITE, last_episodes_return
 
 POINTS = 200
 """Number of points of a curve with an interval."""
 
 
-def beginning_of_result(train: Train, config: Any, num_seeds: int, done: int) -> dict[str, Any]:
-    """Return the part of the result that is known even if the run was interrupted."""
-    return {
-        "config": dataclasses.asdict(config),
-        "num_seeds": num_seeds,
-        "env_steps": done * train.steps_per_update,
-        "versions": versions(),
-    }
-
-
-class Curve(NamedTuple):
-    """What the result and the picture need of the rows: `[rows]`, or `[rows, seeds]`; NaN where not measured.
-
-    Attributes:
-        env_steps: environment steps after each row.
-        returns, episodes: the mean return of the episodes that ended, and their number.
-        evaluation: the mean return of evaluations.
-        skipped: the numbers of minibatches without effect, and of all.
-    """
-
-    env_steps: np.ndarray
-    returns: np.ndarray
-    episodes: np.ndarray
-    evaluation: np.ndarray
-    skipped: tuple[float, float]
-
-
-def curve_of(rows: Iterable[Row]) -> Curve | None:
-    """Take from the rows, one after another, what the result and the picture need; None if there are none."""
-    names = ("env_steps", "episode_return", "episodes", EVALUATION + "episode_return")
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in names}
+def finish(path: Path, rows: Iterable[Row], title: str) -> dict[str, Any]:
+    """Draw the learning curve, if any episode ended; return the part of the result that follows from the metrics."""
+    columns: dict[str, list[Any]] = {}
     lost = total = 0.0
     for row in rows:
-        for name in names:
-            columns[name].append(np.asarray(row.get(name, np.nan), float))
-        counts = {name: np.nan_to_num(np.asarray(x, float)) for name, x in row.items()}
-        bad = sum(x for name, x in counts.items() if NONFINITE in name)
-        minibatches = sum(x for name, x in counts.items() if name.split("/")[-1] == "minibatches")
+        for name in ("env_steps", "episode_return", "episodes", EVALUATION + "episode_return"):
+            columns.setdefault(name, []).append(row.get(name))
+        bad = sum(np.nan_to_num(np.asarray(x, float)) for name, x in row.items() if NONFINITE in name)
+        minibatches = sum(np.asarray(x, float) for name, x in row.items() if name.split("/")[-1] == "minibatches")
         lost, total = lost + float(np.sum(np.where(bad, minibatches, 0))), total + float(np.sum(minibatches))
-    if not columns["env_steps"]:
-        return None
+    if not columns:
+        return {}
     env_steps, returns, episodes, evaluation = map(_stacked, columns.values())
-    return Curve(env_steps, returns, episodes, evaluation, (lost, total))
+    last = last_episodes_return(returns.T, np.nan_to_num(episodes).T)
+    result: dict[str, Any] = {"last_100_episodes_return": summary(np.asarray(last))}
+    if lost:
+        result |= {"skipped_minibatches": int(lost), "skipped_share": lost / total}
+    if np.isfinite(returns).any():
+        played = evaluation if np.isfinite(evaluation).any() else None
+        plot_curve(path, env_steps, returns, title, evaluation=played)
+        result["curve"] = str(path)
+    return result
 
 
-def _stacked(values: list[np.ndarray]) -> np.ndarray:
-    shape = max((np.shape(x) for x in values), key=len)  # a missing one is a single NaN
-    return np.stack([np.broadcast_to(x, shape) for x in values])
-
-
-def result_of(curve: Curve) -> dict[str, Any]:
-    """Return the part of the result that follows from the metrics of all updates."""
-    last = last_episodes_return(curve.returns.T, np.nan_to_num(curve.episodes).T)
-    lost, total = curve.skipped
-    skipped = {"skipped_minibatches": int(lost), "skipped_share": lost / total} if lost else {}
-    return {"last_100_episodes_return": summary(np.asarray(last)), **skipped}
-
-
-def timing_of(env_steps: int, seconds: float) -> dict[str, Any]:
-    """Return how fast this process trained, from the steps of all seeds and the seconds after compiling."""
-    return {
-        "env_steps": env_steps,
-        "seconds": seconds,
-        "steps_per_second": env_steps / seconds,
-        "device": jax.devices()[0].device_kind,
-    }
+def _stacked(values: list[Any]) -> np.ndarray:
+    """Return `[rows]` or `[rows, seeds]`; a missing value, of any number of seeds, is NaN."""
+    shape = max((np.shape(x) for x in values), key=len)
+    return np.stack([np.broadcast_to(np.asarray(x, float), shape) for x in values])
 
 
 def evaluation_of(played: dict[str, Any], episodes: int) -> dict[str, Any]:
@@ -105,15 +63,6 @@ def evaluation_of(played: dict[str, Any], episodes: int) -> dict[str, Any]:
         "terminated": int(np.sum(played[EVALUATION + "terminated"])),
         "truncated": int(np.sum(played[EVALUATION + "truncated"])),
     }
-
-
-def draw(path: Path, curve: Curve, title: str) -> dict[str, str]:
-    """Draw the learning curve, if any episode ended, and return its path."""
-    if not np.isfinite(curve.returns).any():
-        return {}
-    evaluation = curve.evaluation if np.isfinite(curve.evaluation).any() else None
-    plot_curve(path, curve.env_steps, curve.returns, title, evaluation=evaluation)
-    return {"curve": str(path)}
 
 
 def with_interval(numbers: dict[str, Any], decimals: int = 1) -> str:
@@ -174,15 +123,12 @@ def plot_curve(
     """
     path, window = Path(path), check_count("plot_curve", "window", window)
     env_steps, returns = _numbers("env_steps", env_steps), _numbers("returns", returns)
-    if env_steps.ndim != 1 or returns.ndim not in (1, 2) or len(returns) != len(env_steps):
+    evaluation = None if evaluation is None else _numbers("evaluation", evaluation)
+    shapes = [list(x.shape) for x in (env_steps, returns, returns if evaluation is None else evaluation)]
+    if returns.ndim not in (1, 2) or shapes[0] != shapes[1][:1] or shapes[1] != shapes[2]:
         raise ShapeError(
-            "plot_curve: env_steps must have shape [updates], and returns [updates] or [updates, seeds], got "
-            f"{list(env_steps.shape)} and {list(returns.shape)}"
-        )
-    if evaluation is not None and _numbers("evaluation", evaluation).shape != returns.shape:
-        raise ShapeError(
-            f"plot_curve: evaluation must have the shape of returns, {list(returns.shape)}, got "
-            f"{list(np.shape(evaluation))}"
+            "plot_curve: env_steps must have shape [updates], and returns and evaluation both [updates] or both "
+            f"[updates, seeds], got {', '.join(map(str, shapes))}"
         )
     smooth = _held(smoothed(returns, window))
     with drawing(path, f"episode return (running mean of {window})", title) as axes:
@@ -198,9 +144,9 @@ def plot_curve(
             axes.fill_between(env_steps[at], low, high, color="C0", alpha=0.3, linewidth=0)
             axes.plot(env_steps[at], center, color="C0", label=seeds)
         if evaluation is not None:
-            played = _known_mean(_numbers("evaluation", evaluation).reshape(len(returns), -1))
-            at = np.isfinite(played)
-            axes.plot(env_steps[at], played[at], color="C1", marker=".", linewidth=0.8, label="evaluation")
+            at = np.isfinite(evaluation).reshape(len(returns), -1).any(axis=1)
+            played = np.nanmean(evaluation[at].reshape(at.sum(), -1), axis=1)
+            axes.plot(env_steps[at], played, color="C1", marker=".", linewidth=0.8, label="evaluation")
 
 
 @contextlib.contextmanager
@@ -252,10 +198,3 @@ def _held(x: np.ndarray) -> np.ndarray:
     rows = np.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1))
     last = np.maximum.accumulate(np.where(np.isfinite(x), rows, 0), axis=0)
     return np.take_along_axis(x, last, axis=0)
-
-
-def _known_mean(x: np.ndarray) -> np.ndarray:
-    """Average over the last axis without NaN; NaN where there are no other values."""
-    known = np.isfinite(x)
-    mean = np.sum(np.where(known, x, 0), axis=-1) / np.maximum(np.sum(known, axis=-1), 1)
-    return np.where(known.any(axis=-1), mean, np.nan)

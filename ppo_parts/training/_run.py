@@ -1,13 +1,14 @@
 """The loop of a run on the host: it trains, evaluates, logs and saves, until the run is done or asked to stop.
 
 An update goes through `Loop.run`: the program computes it (`_program`), the folder of the run gets its row and, if one
-is due, a checkpoint (`_writer`, with `_metrics_file` and `_checkpoint`), and the listeners are told (`_progress`).
+is due, a checkpoint (`_folder`, with `_metrics` and `_checkpoint`), and the listeners are told (`_progress`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,18 +19,17 @@ import numpy as np
 
 from .._base.errors import UserTypeError
 from .._core.checks import nonfinite_report
-from ._devices import devices_of
-from ._errors import NonFiniteError, RunFolderError
-from ._messages import logger
-from ._metrics_file import Row
+from ._config_json import versions
+from ._files import Row, write_json
+from ._folder import RunWriter, open_run
+from ._messages import NonFiniteError, RunFolderError, logger
 from ._options import RunOptions, checkpoint_interval, validate
 from ._processes import agree, broadcast_first, noticing_losses, together
-from ._program import Program
+from ._program import Program, devices_of
 from ._progress import OnRows, StopRun, listeners
-from ._result import announce, beginning_of_result, curve_of, draw, evaluation_of, result_of, timing_of
+from ._result import announce, evaluation_of, finish
 from ._signals import Interrupt
 from ._train import NONFINITE, Train
-from ._writer import Follower, RunWriter, open_run
 
 
 def run(
@@ -81,38 +81,38 @@ def run(
         raise UserTypeError(f"must be an instance of a dataclass, got {config!r}", where="run", argument="config")
     options = validate(options or RunOptions(), train)
     program = make_program(train, config.seed, options)
+    beginning = {"config": dataclasses.asdict(config), "num_seeds": options.num_seeds, "versions": versions()}
     with contextlib.ExitStack() as stack, noticing_losses():
         with together("open the folder of the run"):
             folder, begun, state = stack.enter_context(open_run(train, config, options))
         begun, state = begun_by_first(train, options, begun, state)
-        logger.info(introduction(train, options, folder.path, begun))
+        path = folder.path if folder else Path("the folder of the first process")
+        logger.info(introduction(train, options, path, begun))
         if state is not None and train.rollout.restart is not None:
             logger.info("the environments are on the host, where no checkpoint can store them: new episodes begin")
-        with Interrupt() as interrupt:
-            loop = Loop(train, options, folder, program, interrupt, on_rows, begun, state)
-            loop.run()
-        result = beginning_of_result(train, config, options.num_seeds, loop.done)
+        loop = Loop(train, options, folder, program, begun, state)
+        with listeners(train, options, folder, begun, on_rows) as told:
+            loop.run(told)
+        beginning["env_steps"] = loop.done * train.steps_per_update
         if loop.done < train.num_updates:  # the sender of the signal is waiting for this process to end
-            logger.info(
-                f"interrupted after update {loop.done} of {train.num_updates}; continue with --resume {folder.path}"
-            )
-            return result | interrupt.reason
-        if options.eval_episodes:
-            result["evaluation"] = evaluation_of(loop.evaluate(), options.eval_episodes)
-        if isinstance(folder, Follower):
-            return beginning_of_result(train, config, options.num_seeds, loop.done) | interrupt.reason
-        if begun == train.num_updates:
-            result = folder.earlier_result() | result  # such as the timing
-        best = folder.best()
-        if best is not None:
+            logger.info(f"interrupted after update {loop.done} of {train.num_updates}; continue with --resume {path}")
+            return beginning | loop.interrupt.reason
+        played = loop.evaluate() if options.eval_episodes else None
+        if folder is None:
+            return beginning | loop.interrupt.reason
+        complete = begun == loop.done and folder.result_path.exists()
+        result = (json.loads(folder.result_path.read_bytes()) if complete else {}) | beginning  # such as the timing
+        if played is not None:
+            result["evaluation"] = evaluation_of(played, options.eval_episodes)
+        if (best := folder.best()) is not None:
             result["best"] = {"metric": options.best_metric, "update": best[0], "value": best[1]}
-        if (curve := curve_of(folder.tail(0))) is not None:
-            result |= result_of(curve)
-            result |= draw(folder.path / "curve.png", curve, title=str(getattr(config, "env_id", "")))
+        result |= finish(path / "curve.png", folder.tail(0), title=str(getattr(config, "env_id", "")))
         if loop.done > begun:
             env_steps = (loop.done - begun) * train.steps_per_update * options.num_seeds
-            result["timing"] = timing_of(env_steps, loop.seconds)
-        folder.write_result(result)
+            speed, device = env_steps / loop.seconds, jax.devices()[0].device_kind
+            timing = {"env_steps": env_steps, "seconds": loop.seconds, "steps_per_second": speed, "device": device}
+            result["timing"] = timing
+        write_json(folder.result_path, result)
     announce(result)
     return result
 
@@ -131,10 +131,11 @@ class Loop:
     """The loop over updates, from a state to the end of the run or to a request to stop.
 
     Attributes:
-        train, options, folder, program, interrupt, on_rows: see `run`.
-        done, state: number of updates so far, and the state after them (None: the first one); None while a call
+        folder: the folder of the run, which only the first process has.
+        done, state: number of updates so far, and the state after them; None before the first, and while a call
             overwrites it.
         rows: rows that are not written yet.
+        interrupt: the requests to stop or to save.
         saved: the update of the latest checkpoint.
         seconds: how long the updates took, without the time to compile them and without evaluations.
         played: the last evaluation, and the update before it.
@@ -142,13 +143,12 @@ class Loop:
 
     train: Train
     options: RunOptions
-    folder: RunWriter | Follower
+    folder: RunWriter | None
     program: Program
-    interrupt: Interrupt
-    on_rows: OnRows | None
     done: int
     state: Any
     rows: list[Row] = dataclasses.field(default_factory=list)
+    interrupt: Interrupt = dataclasses.field(default_factory=Interrupt)
     seconds: float = 0.0
     played: tuple[int, Row] | None = None
 
@@ -156,20 +156,19 @@ class Loop:
         self.saved = self.done
         self.checkpoint_every = checkpoint_interval(self.options, self.train.num_updates)
 
-    def run(self) -> None:
-        """Run all remaining updates, or as many as are done before a request to stop."""
+    def run(self, told: list[OnRows]) -> None:
+        """Run all remaining updates, or as many as are done before a request to stop; call `told` with each row."""
         if self.done == self.train.num_updates:
             self.state = self.program.start(self.state)
             return
-        began = time.perf_counter()
+        began = time.monotonic()
         logger.info("compiling")
         self.state = self.program.start(self.state)
         advance = self.program.advance_from(self.state)
-        logger.info(f"compiled in {time.perf_counter() - began:.1f} s")
+        logger.info(f"compiled in {time.monotonic() - began:.1f} s")
         overwrites = self.train.rollout.restart is None
-        with listeners(self.train, self.options, self.folder, self.done, self.on_rows) as told:
-            self.interrupt.working, began = True, time.monotonic()
-            last_save = began
+        began = last_save = time.monotonic()
+        with self.interrupt:
             try:
                 while self.done < self.train.num_updates and not self.interrupt.agree():
                     state, self.state = self.state, None if overwrites else self.state
@@ -182,12 +181,12 @@ class Loop:
                         paused = time.monotonic()
                         rows[-1] |= self.evaluate()
                         self.seconds -= time.monotonic() - paused
-                    self.folder.append(rows)
-                    self.rows = []
+                    self.write_rows()
                     self.tell(told, rows)
                     late = time.monotonic() - last_save > 60 * self.options.checkpoint_minutes
                     due = self.is_due(self.checkpoint_every) or late or self.interrupt.save
-                    if any(agree(due or (evaluated and self.folder.is_best(self.done)))):
+                    best = evaluated and self.folder is not None and self.folder.is_best(self.done)
+                    if any(agree(due or best)):
                         self.write_checkpoint()
                         self.interrupt.save, last_save = False, time.monotonic()
                 if self.saved < self.done:  # the run was asked to stop
@@ -195,7 +194,7 @@ class Loop:
             except Exception as error:
                 self.rescue(error)
                 raise
-            self.seconds += time.monotonic() - began
+        self.seconds += time.monotonic() - began
 
     def evaluate(self) -> Row:
         """Play the evaluation after the updates so far, unless it was the last one played."""
@@ -203,10 +202,18 @@ class Loop:
             self.played = self.done, self.program.evaluate(self.state, self.done)
         return self.played[1]
 
+    def write_rows(self) -> None:
+        """Write the rows that are not written yet."""
+        if self.folder is not None:
+            self.folder.append(self.rows)
+        self.rows = []
+
     def write_checkpoint(self) -> None:
         """Write a checkpoint."""
-        self.saved = self.done  # already now: `rescue` does not try again after an error that nobody expected
-        self.folder.write_checkpoint(self.done, self.program.whole(self.state))
+        state = self.program.whole(self.state)
+        if self.folder is not None:
+            self.folder.write_checkpoint(self.done, state)
+        self.saved = self.done
 
     def tell(self, told: list[OnRows], rows: list[Row]) -> None:
         """Call the listeners, each with rows of its own."""
@@ -217,29 +224,17 @@ class Loop:
                 self.interrupt.ask("StopRun", str(stop))
 
     def rescue(self, error: Exception) -> None:
-        """Save what an error left of the run: of an environment, of a listener, or of a file that cannot be written.
+        """Save what an error of an environment or of a listener left of the run.
 
-        Nothing can be saved if a call was overwriting the state, or if this is one of several processes, which has only
-        a part of the state. Non-finite numbers are never saved.
-
-        Raises:
-            RunFolderError: a file could not be written; the message states how much was saved.
+        Nothing can be saved if a call was overwriting the state, if this is one of several processes, which has only a
+        part of the state, or if the error is that the folder cannot be written. Non-finite numbers are never saved.
         """
-        if self.state is None or jax.process_count() > 1 or isinstance(error, NonFiniteError):
+        if self.state is None or jax.process_count() > 1 or isinstance(error, (NonFiniteError, RunFolderError)):
             return
-        assert isinstance(self.folder, RunWriter)
-        failure = error
-        if not isinstance(error, RunFolderError):
-            try:
-                self.folder.append(self.rows)
-                self.rows = []
-                if self.saved < self.done:
-                    self.write_checkpoint()
-                    logger.info(f"saved after update {self.done}; continue with --resume {self.folder.path}")
-                return
-            except RunFolderError as second:
-                failure = second
-        raise self.folder.rescued(self.done, self.state, self.rows, failure) from error
+        self.write_rows()
+        if self.saved < self.done:
+            self.write_checkpoint()
+            logger.info(f"saved after update {self.done}; --resume continues the run")
 
     def next_goal(self) -> int:
         """Return the next update after which the host has something to do."""
@@ -256,13 +251,13 @@ class Loop:
         if found is None:
             return
         index, report = found
-        self.folder.append(rows[: index + 1])
-        self.tell(told, rows[: index + 1])
+        self.rows = found_rows = rows[: index + 1]
+        self.write_rows()
+        self.tell(told, found_rows)
         last = f"its last checkpoint, of update {self.saved}, is sound" if self.saved else "there is no checkpoint yet"
-        update = rows[index]["update"]
         raise NonFiniteError(
-            f"update {update}{report}. The run ends here; {last}. --on-nonfinite skip skips such updates "
-            "and counts them"
+            f"update {rows[index]['update']}{report}. The run ends here; {last}. --on-nonfinite skip skips such "
+            "updates and counts them"
         )
 
 

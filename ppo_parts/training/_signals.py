@@ -33,13 +33,12 @@ class Interrupt:
         asked: the name of the first request to stop, such as "SIGTERM", or None.
         reason: who asked to stop, and why, for the result of the run.
         save: whether a checkpoint was requested. The run resets it.
-        working: whether there is anything to save. Until then, SIGTERM and SIGHUP end the process at once.
     """
 
     def __init__(self, end: Callable[[int], Any] = os._exit) -> None:
         self.asked: str | None = None
         self.reason: dict[str, str] = {}
-        self.save = self.working = False
+        self.save = False
         self._end, self._first = end, 0.0
         self._before: dict[int, Any] = {}
 
@@ -89,22 +88,18 @@ class Interrupt:
 
     def _handle(self, number: int, frame: Any) -> None:
         del frame
-        name = signal.Signals(number).name
-        if name == SAVE:
+        if (name := signal.Signals(number).name) == SAVE:
             self.save = True
         else:
             self.ask(name)
 
     def _listen(self) -> None:
         while received := self._received.recv(1):
-            (number,) = received
+            number, now = received[0], time.monotonic()
             if number not in self._before:
                 continue
-            name, now = signal.Signals(number).name, time.monotonic()
-            if name == SAVE:
+            if (name := signal.Signals(number).name) == SAVE:
                 logger.warning("saving")
-            elif not self.working and name != "SIGINT":
-                self._end(128 + number)
             elif not self._first:
                 self._first = now
                 logger.warning(f"{name}: saving; again to abort")

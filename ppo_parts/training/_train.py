@@ -285,13 +285,6 @@ def updates_in(total_timesteps: int, *, num_envs: int, num_steps: int) -> int:
             where="updates_in",
             argument="total_timesteps",
         )
-    if total_timesteps // each >= 2**31:
-        raise UserValueError(
-            f"must be less than 2**31 updates, got {total_timesteps}, which is {total_timesteps // each} updates: "
-            "lower it, or make the rollouts longer",
-            where="updates_in",
-            argument="total_timesteps",
-        )
     return total_timesteps // each
 
 

@@ -1,8 +1,5 @@
 """Checkpoints: complete, what they say they are, or passed over."""
 
-import contextlib
-import errno
-import os
 import random
 import shutil
 import subprocess
@@ -17,12 +14,12 @@ import pytest
 
 from ppo_parts import training
 from ppo_parts.training._checkpoint import Checkpoints
-from ppo_parts.training._folder import RunFolder
+from ppo_parts.training._folder import RunFolder, best_checkpoint
 from tests.common import assert_same
 from tests.runs import EVALUATED, Crash, assert_same_run, checkpoint, evaluations, go, raw, rows, steps
 
 
-def test_checkpoint_holds_any_tree_of_arrays(tmp_path):
+def test_checkpoint_holds_any_tree_of_arrays(tmp_path, monkeypatch):
     state = {
         "haiku/~/linear_0": {"w.b": jnp.arange(6.0).reshape(2, 3)},
         "none": None,
@@ -33,55 +30,34 @@ def test_checkpoint_holds_any_tree_of_arrays(tmp_path):
         "keys": jax.random.split(jax.random.key(4, impl="rbg"), 2),
         "list": [jnp.int32(5), np.float32(0.1)],
     }
-    with_one = Checkpoints(tmp_path / "checkpoints", keep=2)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    (tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp").mkdir(parents=True)  # of a process that was killed
     for step in (3, 10, 20):
-        with_one.save(step, state | {"list": [jnp.int32(step), np.float32(0.1)]})
-    assert with_one.steps() == [10, 20]
-    step, found = with_one.restore(state)
-    assert step == 20
-    assert int(found["list"][0]) == 20
+        checkpoints.save(step, state | {"list": [jnp.int32(step), np.float32(0.1)]})
+    assert steps(tmp_path) == checkpoints.steps() == [10, 20]
+    step, found = checkpoints.restore(state)
+    assert (step, int(found["list"][0])) == (20, 20)
     assert jax.random.key_impl(found["keys"]) == jax.random.key_impl(state["keys"])
-    step, found = with_one.restore(state, 10)
+    step, found = checkpoints.restore(state, 10)
     assert int(found["list"][0]) == step == 10
     assert_same(jax.tree.map(raw, found | {"list": 0}), jax.tree.map(raw, state | {"list": 0}))
-    with pytest.raises(FileNotFoundError, match="no checkpoint 3 in"):
-        with_one.restore(state, 3)
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint 3 in .*: there are 10, 20"):
+        checkpoints.restore(state, 3)
     with pytest.raises(ValueError, match=r"flag has bool\[2\], expected float32\[2\].*"):
-        with_one.restore(state | {"flag": jnp.zeros(2)})
+        checkpoints.restore(state | {"flag": jnp.zeros(2)})
     with pytest.raises(ValueError, match=r"more is missing; flag is not expected"):
-        with_one.restore({k: v for k, v in state.items() if k != "flag"} | {"more": jnp.zeros(1)})
-    with_one.set_aside(20, tmp_path / "aside")
-    assert with_one.steps() == [10]
-    with_one.save(20, state)
-    assert with_one.steps() == [10, 20]
-    with_one.close()
-    shutil.copytree(tmp_path / "aside", tmp_path / "checkpoints" / "30")
-    with pytest.warns(RuntimeWarning, match="going back to 20; 30: it was renamed or copied: it is checkpoint 20"):
-        assert with_one.restore(state)[0] == 20
-    other = Checkpoints(tmp_path / "checkpoints", configuration="another")
-    with pytest.raises(OSError, match=r"20: it is of a run with another configuration"):
-        other.restore(state)
-    with_one.close()
+        checkpoints.restore({k: v for k, v in state.items() if k != "flag"} | {"more": jnp.zeros(1)})
 
+    def die(path, **_):
+        for file in Path(path).rglob("_METADATA"):
+            file.unlink()
+        raise Crash
 
-def test_checkpoint_gives_way_on_a_full_disk(monkeypatch, tmp_path):
-    """The older ones, which would be removed afterwards, are removed before; never the last one."""
-    room, write = [2], Checkpoints._write
-
-    def with_room(self, step, arrays):
-        if len(self.steps()) >= room[0]:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(self, step, arrays)
-
-    monkeypatch.setattr(Checkpoints, "_write", with_room)
-    with contextlib.closing(Checkpoints(tmp_path, keep=2)) as checkpoints:
-        for step in (1, 2, 3):
-            checkpoints.save(step, {"x": jnp.ones(3)}, best=2)
-        assert checkpoints.steps() == [2, 3]
-        room[0] = 1
-        with pytest.raises(OSError, match=r"4 could not be written: .*No space left"):
-            checkpoints.save(4, {"x": jnp.ones(3)}, best=2)
-        assert checkpoints.steps() == [2, 3]
+    monkeypatch.setattr(shutil, "rmtree", die)  # the new one is complete before an old one goes, which is none by then
+    with pytest.raises(Crash):
+        Checkpoints(tmp_path / "checkpoints", keep=1).save(30, state)
+    assert checkpoints.steps() == [20, 30]
+    assert checkpoints.restore(state)[0] == 30
 
 
 def test_checkpoint_that_cannot_be_written_is_one_sentence(tmp_path):
@@ -93,25 +69,12 @@ def test_checkpoint_that_cannot_be_written_is_one_sentence(tmp_path):
         checkpoints = training.Checkpoints({str(tmp_path)!r})
         checkpoints.save(1, state)
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
-        for step in (2, 3):
-            with training.exit_on_user_error():
-                checkpoints.save(step, state)
+        with training.exit_on_user_error():
+            checkpoints.save(2, state)
         """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"error: {tmp_path}/2 could not be written: ")
+    assert f"error: {tmp_path}/2 could not be written: " in ended.stderr
     assert Checkpoints(tmp_path).steps() == [1]
-
-
-def test_checkpoint_is_on_the_disk_before_older_ones_go(monkeypatch, tmp_path):
-    events, fsync, rmtree = [], os.fsync, shutil.rmtree
-    monkeypatch.setattr(os, "fsync", lambda file: events.append(os.readlink(f"/proc/self/fd/{file}")) or fsync(file))
-    monkeypatch.setattr(shutil, "rmtree", lambda path, **given: events.append("removed") or rmtree(path, **given))
-    with contextlib.closing(Checkpoints(tmp_path, keep=1)) as checkpoints:
-        for step in (1, 2):
-            checkpoints.save(step, {"x": jnp.ones(3)})
-    synced = events[: events.index("removed")]
-    assert {str(tmp_path / "2" / "state" / "_METADATA"), str(tmp_path / "2" / "state"), str(tmp_path)} <= set(synced)
 
 
 def damage(folder, how):
@@ -123,31 +86,23 @@ def damage(folder, how):
         del arrays["step"]
         name = next(name for name in arrays if name.endswith("kernel"))
         arrays[name] = np.asarray(arrays[name]) + np.eye(*arrays[name].shape, dtype=np.float32)
-        shutil.rmtree(folder / "state")
-        with ocp.StandardCheckpointer() as writer:
-            writer.save((folder / "state").resolve(), arrays)
-    elif how == "renamed":
         shutil.rmtree(folder)
-        shutil.copytree(folder.with_name("4"), folder)
-    elif how == "gone":
-        (folder / "state" / "_METADATA").unlink()
+        with ocp.StandardCheckpointer() as writer:
+            writer.save(folder.resolve(), arrays)
     else:
-        shutil.rmtree(folder / "state")
+        (folder / "_METADATA").unlink()
 
 
 def test_checkpoint_that_is_damaged_is_passed_over(train, broken, whole, tmp_path):
-    for how in ("cut", "changed", "gone", "empty", "renamed"):
+    for how in ("cut", "gone", "changed"):
         folder = Path(shutil.copytree(broken, tmp_path / how))
         damage(folder / "checkpoints" / "8", how)
-        kind = {"changed": "its contents", "renamed": "it was renamed"}.get(how, "a file in it is missing or damaged")
+        kind = "its contents" if how == "changed" else "a file in it is missing or damaged"
         with pytest.warns(RuntimeWarning, match=rf"damaged checkpoint in .*, going back to 4; 8: {kind}"):
             state = RunFolder(folder).restore(train)[1]
         assert int(state.learner.step) == 4
-    half = folder / "checkpoints" / "9.orbax-checkpoint-tmp"  # a half-written one is removed
-    (half / "default").mkdir(parents=True)
-    with pytest.warns(RuntimeWarning, match=r"going back to 4; 8: it was renamed"):
+    with pytest.warns(RuntimeWarning, match=r"going back to 4"):
         go(train, None, "", resume=folder)
-    assert not half.exists()
     assert_same_run(folder, whole[0])
     for step in ("4", "8"):
         damage(broken / "checkpoints" / step, "gone")
@@ -158,27 +113,22 @@ def test_checkpoint_that_is_damaged_is_passed_over(train, broken, whole, tmp_pat
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # tensorstore, on what it cannot read
 def test_checkpoint_with_a_changed_byte_is_refused_or_the_same(crashed, tmp_path, train):
     """A checksum over names and contents: whatever comes back is right, or it is refused."""
-    like = jax.eval_shape(train.init, jax.random.key(0))
-    like = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) if "key" not in str(x.dtype) else jax.random.key(0), like)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("warnings.warn", lambda *args, **kwargs: None)
-        expected = Checkpoints(crashed / "checkpoints").restore(like, 8)[1]
-        rng = random.Random(0)
-        refused = 0
-        for i in range(12):
-            folder = tmp_path / str(i)
-            shutil.copytree(crashed / "checkpoints", folder)
-            files = [p for p in (folder / "8").rglob("*") if p.is_file() and p.stat().st_size]
-            path = rng.choice(sorted(p for p in files if "ocdbt.process_0" not in p.parts))  # those that are read
-            content = bytearray(path.read_bytes())
-            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-            path.write_bytes(content)
-            try:
-                found = Checkpoints(folder).restore(like, 8)[1]
-            except (OSError, ValueError):
-                refused += 1
-                continue
-            assert_same(jax.tree.map(raw, found), jax.tree.map(raw, expected))
+    like, refused, rng = train.state_shapes(), 0, random.Random(0)
+    expected = Checkpoints(crashed / "checkpoints").restore(like, 8)[1]
+    for i in range(8):
+        folder = tmp_path / str(i)
+        shutil.copytree(crashed / "checkpoints", folder)
+        files = [p for p in (folder / "8").rglob("*") if p.is_file() and p.stat().st_size]
+        path = rng.choice(sorted(p for p in files if "ocdbt.process_0" not in p.parts))  # those that are read
+        content = bytearray(path.read_bytes())
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+        try:
+            found = Checkpoints(folder).restore(like, 8)[1]
+        except (OSError, ValueError):
+            refused += 1
+            continue
+        assert_same(jax.tree.map(raw, found), jax.tree.map(raw, expected))
     assert refused > 0
 
 
@@ -200,44 +150,27 @@ def test_checkpoint_best_is_judged_by_the_mean_since_the_one_before(train, tmp_p
     assert result["best"] == {"metric": "grad_norm", "update": 4 * (norms.argmin() + 1), "value": norms.min()}
     assert steps(folder) == sorted({4 * (norms.argmin() + 1), 12})
 
+    def best(checkpoints, window=1, mode="max"):
+        options = training.RunOptions(best_metric="x", best_mode=mode, checkpoint_every=window)
+        return best_checkpoint({0: 1.0, 1: 5.0, 2: np.nan, 3: 3.0, 5: 3.0}, checkpoints, options, num_updates=6)
 
-def test_checkpoint_best_is_complete_before_the_old_one_goes(monkeypatch, train, tmp_path):
-    """A new best is complete before the old one goes; what is half removed is no checkpoint."""
-    options = EVALUATED | {"keep_checkpoints": 1}
-    undisturbed, _ = go(train, tmp_path, "undisturbed", **options)
-    removed = []
-
-    def rmtree(path, *args, **given):
-        if path.name.endswith("tmp"):
-            removed.append(path.name)
-            for file in path.rglob("_METADATA"):
-                file.unlink()
-            raise Crash
-        return before(path, *args, **given)
-
-    before = shutil.rmtree
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", rmtree)
-        with pytest.raises(Crash):
-            go(train, tmp_path, "run", **options)
-    assert removed == ["4.orbax-checkpoint-tmp"]
-    assert Checkpoints(tmp_path / "run/checkpoints").steps() == [5]
-    folder, _ = go(train, None, "", resume=tmp_path / "run", **options)
-    assert_same_run(folder, undisturbed)
-    assert steps(folder) == steps(undisturbed)
+    assert best(range(1, 7)) == (2, 5.0)
+    assert best([1, 3, 4, 6]) == (4, 3.0)  # the first of two, and nothing at 3
+    assert best([2, 4], window=2) == (2, 3.0)  # (1 + 5) / 2, and 3 alone
+    assert best([1, 6], window=4) == (6, 3.0)  # 1 lies between two windows; 6 is the end
+    assert best(range(1, 7), mode="min") == (1, 1.0)
+    assert best([3, 5]) is None
 
 
-def test_checkpoint_that_is_replaced_while_it_is_read(monkeypatch, make_train, whole, tmp_path):
-    """Another process writes; what is loaded is then the later one, and nothing is called damaged."""
+def test_checkpoint_that_is_replaced_while_it_is_read(monkeypatch, train, whole, tmp_path):
+    """Another process writes: what has disappeared is not called damaged."""
     folder = Path(shutil.copytree(whole[0], tmp_path / "run"))
-    shutil.move(folder / "checkpoints" / "12", tmp_path / "12")
     read = Checkpoints._read
 
     def replaced(self, number):
-        if number == 8:
-            shutil.rmtree(folder / "checkpoints" / "8")
-            shutil.move(tmp_path / "12", folder / "checkpoints" / "12")
+        if number == 12:
+            shutil.rmtree(folder / "checkpoints" / "12")
         return read(self, number)
 
     monkeypatch.setattr(Checkpoints, "_read", replaced)
-    assert training.load(folder, make_train).update == 12
+    assert RunFolder(folder).restore(train)[0] == 8

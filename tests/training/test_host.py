@@ -73,7 +73,7 @@ def test_an_error_on_the_host_loses_no_update(host_train, tmp_path):
     folder = tmp_path / "run"
     recorded = len(rows(folder))
     assert recorded == 6  # two updates in each call; a checkpoint is due after every fourth
-    assert RunFolder(folder).checkpoints().steps()[-1] == recorded  # saved because of the error
+    assert RunFolder(folder).checkpoints.steps()[-1] == recorded  # saved because of the error
     Fragile.crash_at = None
     go(host_train, None, "", resume=folder)
     assert len(rows(folder)) == host_train.num_updates

@@ -17,9 +17,3 @@ def test_run_is_quiet_unless_logging_shows_its_messages(train, tmp_path, capsys,
     assert any("learning curve: " in message for message in caplog.messages)
     for printer in printers:
         logger.addHandler(printer)
-
-
-def test_messages_are_printed_by_level(capsys):
-    logger.info("usual")
-    logger.warning("unusual")
-    assert capsys.readouterr() == ("usual\n", "unusual\n")
