@@ -27,10 +27,10 @@ from ..envs import host_errors
 from ..training import Finding, column, diagnose, exit_on_user_error, probe, read_metrics
 from ..training._config_json import stored_run
 from ..training._diagnose import Run
-from ..training._errors import RunNotFoundError
 from ..training._files import check_writable, write_whole
+from ..training._messages import RunNotFoundError
 from ..training._train import vmap_over_seeds
-from ._shared import load_run, parsed, report, run_parser
+from ._shared import load_run, report, run_parser
 
 NAMES = {  # ours, and those of Stable-Baselines3, CleanRL and rsl_rl
     "episode_return": ("rollout/ep_rew_mean", "charts/episodic_return", "Train/mean_reward"),
@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Finding]:
     """Run the command line; return the findings that it printed. Input that cannot be used ends with status 2."""
     parser = run_parser("doctor", "Find out why a run does not learn.")
     parser.add_argument("--html", type=Path, help="file for a page with the findings and the curves")
-    given = parsed(parser, arguments)
+    given = parser.parse_args(arguments)
     try:
         with exit_on_user_error():
             if given.html is not None:

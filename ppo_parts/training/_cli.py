@@ -97,15 +97,7 @@ def main(
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Everything that a command line gives; the fields of `settings` and of `run` are flags of their own.
-
-    Attributes:
-        settings: the configuration.
-        run: the options of the run.
-        preset: the name of the configuration that other flags modify.
-        config: a file of options, whose values have been put before those of the command line.
-        trust: see `check_trusted`.
-    """
+    """Everything that a command line gives; the fields of `settings` and of `run` are flags of their own."""
 
     settings: Any
     run: RunOptions

@@ -23,7 +23,7 @@ from ._options import RunOptions, kept_options
 
 JAX_SETTINGS = (
     *("jax_enable_x64", "jax_default_prng_impl"),  # they change the arrays of a state
-    *("jax_threefry_partitionable", "jax_default_matmul_precision"),  # they change only numbers
+    *("jax_threefry_partitionable", "jax_default_matmul_precision"),
 )
 
 
@@ -134,17 +134,6 @@ def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions,
     before, now = {**stored["versions"], **stored.get("jax", {})}, {**versions(), **_jax_settings()}
     if updated := [f"{name} {before.get(name)} (now {x})" for name, x in now.items() if before.get(name) != x]:
         logger.warning(f"begun with {', '.join(updated)}: the last bits may differ")
-
-
-def check_jax_settings(stored: Mapping[str, Any]) -> None:
-    """Raise if a setting of JAX is not the one with which the arrays of a run were made."""
-    for name in JAX_SETTINGS[:2]:
-        now = getattr(jax.config, name)
-        if (before := stored.get("jax", {}).get(name, now)) != now:
-            raise UserValueError(
-                f"the run was made with {name}={before!r}, and it is {now!r} now: set {name.upper()}={before}, or call "
-                f"jax.config.update({name!r}, {before!r}) first"
-            )
 
 
 def _jax_settings() -> dict[str, Any]:

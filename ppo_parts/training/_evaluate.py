@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -109,14 +108,6 @@ def evaluate_episodes(
     return results
 
 
-_REDUCTIONS: dict[str, tuple[Callable[..., Any], type]] = {
-    "episode_return": (np.mean, float),
-    "episode_length": (np.mean, float),
-    "terminated": (np.sum, int),
-    "truncated": (np.sum, int),
-}
-
-
 def metrics_of(played: EpisodeResults, seed_axes: int = 0) -> dict[str, Any]:
     """Compute the metrics of an evaluation by name.
 
@@ -126,12 +117,12 @@ def metrics_of(played: EpisodeResults, seed_axes: int = 0) -> dict[str, Any]:
     """
     found = {}
     for name in metric_names(played):
-        x = getattr(played, name) if name in _REDUCTIONS else played.info[name]
-        reduction, dtype = _REDUCTIONS.get(name, (np.mean, float))
+        x = getattr(played, name) if name in EpisodeResults._fields else played.info[name]
+        reduction, dtype = (np.sum, int) if name in ("terminated", "truncated") else (np.mean, float)
         found[EVALUATION + name] = reduction(x, axis=tuple(range(seed_axes, np.ndim(x))), dtype=dtype)
     return found
 
 
 def metric_names(played: EpisodeResults) -> list[str]:
     """Return the names of the metrics of `metrics_of`, without their prefix; `played` may hold shapes only."""
-    return list(dict.fromkeys([*_REDUCTIONS, *played.info]))
+    return list(dict.fromkeys([*EpisodeResults._fields[:-1], *played.info]))

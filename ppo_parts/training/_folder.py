@@ -18,7 +18,7 @@ from .._base.errors import UserValueError
 from .._base.extras import require_package
 from ..envs._registry import without_settings
 from ._checkpoint import Checkpoints
-from ._config_json import changes, check_jax_settings, check_unchanged, describe, listed, stored_run
+from ._config_json import changes, check_unchanged, describe, listed, stored_run
 from ._evaluate import EVALUATION
 from ._files import Row, lines_of, valid_rows, write_json, write_whole
 from ._messages import RunExistsError, RunFolderError, RunNotFoundError, logger
@@ -28,14 +28,7 @@ from ._train import Train
 
 
 class RunFolder:
-    """A read-only view of a run on the disk; another process may be writing to it.
-
-    Attributes:
-        path, log_path: the folder, and `metrics.jsonl` in it.
-        stored: the contents of `config.json`.
-        options: the options of the run.
-        checkpoints: the checkpoints.
-    """
+    """A read-only view of a run on the disk; another process may be writing to it. `stored` is `config.json`."""
 
     def __init__(self, path: Path, stored: dict[str, Any] | None = None, options: RunOptions | None = None) -> None:
         self.path, self.log_path = path, path / "metrics.jsonl"
@@ -45,7 +38,6 @@ class RunFolder:
 
     def restore(self, train: Train, which: str | int = "latest") -> tuple[int, Any]:
         """Restore a checkpoint ("latest", "best" or a number); return its number of updates, and its state."""
-        check_jax_settings(self.stored)
         number = None if which in ("latest", "best") else int(which)
         if which == "best":
             values = {row["update"]: value_in(row, self.options.best_metric) for row, _ in valid_rows(self.log_path)}
@@ -215,7 +207,7 @@ class RunWriter(RunFolder):
         """Return an unused path in `aside/`."""
         place = self.path / "aside"
         place.mkdir(exist_ok=True)
-        return next(path for path in _numbered(place / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}") if not path.exists())
+        return _unused(place / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
 def _source(train: Train, config: Any, options: RunOptions) -> tuple[RunFolder, int, Any]:
@@ -246,22 +238,17 @@ def _source(train: Train, config: Any, options: RunOptions) -> tuple[RunFolder, 
 
 
 def _new_folder(config: Any, options: RunOptions) -> Path:
-    if options.name is not None:
-        folder = options.directory / options.name
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
     env_id = without_settings(str(getattr(config, "env_id", "run")))  # settings may contain a path
     name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for folder in _numbered(options.directory / name):  # several runs may begin within a second
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(parents=True)
-            return folder
-    raise AssertionError("there is always a next number")
+    folder = _unused(options.directory / name) if options.name is None else options.directory / options.name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
-def _numbered(path: Path) -> Iterator[Path]:
-    """Yield `path`, and then the same path with the suffixes -2, -3, ..."""
-    return (path if n == 1 else path.with_name(f"{path.name}-{n}") for n in itertools.count(1))
+def _unused(path: Path) -> Path:
+    """Return `path`, or if it exists, the first of the same path with the suffixes -2, -3, ... that does not."""
+    paths = (path if n == 1 else path.with_name(f"{path.name}-{n}") for n in itertools.count(1))
+    return next(path for path in paths if not path.exists())
 
 
 @contextlib.contextmanager

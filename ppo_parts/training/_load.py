@@ -135,7 +135,6 @@ def import_recipe(name: Any, folder: Path) -> Callable[[Any], Any]:
         raise UserValueError(
             f"the recipe of {folder}, {name}, cannot be imported from here: change to its folder, or {remedy}"
         ) from None
-    make_train = getattr(module, "make_train", None)
-    if make_train is None:
+    if not hasattr(module, "make_train"):
         raise UserValueError(f"the recipe of {folder}, {name}, has no make_train: {remedy}")
-    return make_train
+    return module.make_train

@@ -125,9 +125,8 @@ def validate(options: RunOptions, train: Train) -> RunOptions:
             measured |= {EVALUATION + name for name in metric_names(played)}
     best = options.best_metric
     if best is not None and best not in measured:
-        hint = did_you_mean(best, measured) or ";"
-        if best.startswith(EVALUATION) and options.eval_every is None:
-            hint = "; evaluation/... needs eval_every;"
+        without = best.startswith(EVALUATION) and options.eval_every is None
+        hint = "; evaluation/... needs eval_every;" if without else did_you_mean(best, measured) or ";"
         raise UserValueError(
             f"must be measured in this run, got {best!r}{hint} there are {', '.join(map(repr, sorted(measured)))}",
             where="run",

@@ -136,7 +136,6 @@ class Program:
         """Return the metrics of an evaluation after an update, each a number, or `[seeds]`.
 
         Its keys depend only on the seed and the update, so an evaluation does not affect training and can be repeated.
-        On several devices, each one plays all episodes of a run with one seed, and those of its own seeds otherwise.
         """
         with host_errors():
             played = jax.device_get(_whole(self.placed, self._play(self._keys, state, np.int32(update))))
@@ -193,15 +192,10 @@ class Placement(NamedTuple):
 
     One seed: its environments are divided, and each device has the learner. XLA makes one program that runs on all
     devices. Several seeds: each device has some of them, and runs its own program, which needs no other device.
-
-    Attributes:
-        mesh: the devices.
-        state: the sharding of each leaf of the state.
-        over_seeds: whether seeds are divided, and not environments.
     """
 
     mesh: Mesh
-    state: Any
+    state: Any  # the sharding of each leaf
     over_seeds: bool
 
     def jit(self, function: Callable[..., Any], given: tuple[str, ...], result: Any, **options: Any) -> Any:

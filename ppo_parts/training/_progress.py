@@ -112,12 +112,7 @@ class Records:
 
 
 def tag(name: str) -> str:
-    """Return the tag of a metric in TensorBoard, which groups tags by the word before the first slash.
-
-    Example:
-        >>> tag("episode_return"), tag("approx_kl"), tag("evaluation/episode_return"), tag("actor/learning_rate")
-        ('charts/episode_return', 'losses/approx_kl', 'evaluation/episode_return', 'charts/actor/learning_rate')
-    """
+    """Return the tag of a metric in TensorBoard, which groups tags by the word before the first slash."""
     if NONFINITE in name:
         return NONFINITE + name.replace(NONFINITE, "")
     if name.startswith("episode") or name.endswith("learning_rate"):

@@ -1,8 +1,4 @@
-"""The loop of a run on the host: it trains, evaluates, logs and saves, until the run is done or asked to stop.
-
-An update goes through `Loop.run`: the program computes it (`_program`), the folder of the run gets its row and, if one
-is due, a checkpoint (`_folder`, with `_metrics` and `_checkpoint`), and the listeners are told (`_progress`).
-"""
+"""The loop of a run on the host: it trains, evaluates, logs and saves, until the run is done or asked to stop."""
 
 from __future__ import annotations
 
@@ -73,12 +69,13 @@ def run(
         ValueError: it has another configuration. OSError: the folder cannot be written; as much as possible was saved.
         FloatingPointError: non-finite numbers appeared, and `options.on_nonfinite` is "stop".
     """
-    if not isinstance(train, Train):
-        raise UserTypeError(f"must be what a recipe's make_train returns, got {train!r}", where="run", argument="train")
-    if not isinstance(options, RunOptions | None):
-        raise UserTypeError(f"must be training.RunOptions(...), got {options!r}", where="run", argument="options")
-    if isinstance(config, type) or not hasattr(config, "__dataclass_fields__"):
-        raise UserTypeError(f"must be an instance of a dataclass, got {config!r}", where="run", argument="config")
+    for name, given, right, what in (
+        ("train", train, isinstance(train, Train), "what a recipe's make_train returns"),
+        ("options", options, isinstance(options, RunOptions | None), "training.RunOptions(...)"),
+        ("config", config, dataclasses.is_dataclass(type(config)), "an instance of a dataclass"),
+    ):
+        if not right:
+            raise UserTypeError(f"must be {what}, got {given!r}", where="run", argument=name)
     options = validate(options or RunOptions(), train)
     program = make_program(train, config.seed, options)
     beginning = {"config": dataclasses.asdict(config), "num_seeds": options.num_seeds, "versions": versions()}
@@ -128,32 +125,21 @@ def begun_by_first(train: Train, options: RunOptions, begun: int, state: Any) ->
 
 @dataclasses.dataclass
 class Loop:
-    """The loop over updates, from a state to the end of the run or to a request to stop.
-
-    Attributes:
-        folder: the folder of the run, which only the first process has.
-        done, state: number of updates so far, and the state after them; None before the first, and while a call
-            overwrites it.
-        rows: rows that are not written yet.
-        interrupt: the requests to stop or to save.
-        saved: the update of the latest checkpoint.
-        seconds: how long the updates took, without the time to compile them and without evaluations.
-        played: the last evaluation, and the update before it.
-    """
+    """The loop over updates, from a state to the end of the run or to a request to stop."""
 
     train: Train
     options: RunOptions
-    folder: RunWriter | None
+    folder: RunWriter | None  # None in all processes but the first
     program: Program
-    done: int
-    state: Any
-    rows: list[Row] = dataclasses.field(default_factory=list)
+    done: int  # updates so far
+    state: Any  # the state after them; None before the first, and while a call overwrites it
+    rows: list[Row] = dataclasses.field(default_factory=list)  # those that are not written yet
     interrupt: Interrupt = dataclasses.field(default_factory=Interrupt)
-    seconds: float = 0.0
-    played: tuple[int, Row] | None = None
+    seconds: float = 0.0  # how long the updates took, without compiling and evaluations
+    played: tuple[int, Row] | None = None  # the last evaluation, and the update before it
 
     def __post_init__(self) -> None:
-        self.saved = self.done
+        self.saved = self.done  # the update of the latest checkpoint
         self.checkpoint_every = checkpoint_interval(self.options, self.train.num_updates)
 
     def run(self, told: list[OnRows]) -> None:
@@ -213,7 +199,7 @@ class Loop:
         state = self.program.whole(self.state)
         if self.folder is not None:
             self.folder.write_checkpoint(self.done, state)
-        self.saved = self.done
+        self.saved = self.done  # the update of the latest checkpoint
 
     def tell(self, told: list[OnRows], rows: list[Row]) -> None:
         """Call the listeners, each with rows of its own."""

@@ -6,10 +6,8 @@ import atexit
 import gc
 import os
 import signal
-import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from ._messages import logger
@@ -25,21 +23,15 @@ TOGETHER = 0.2
 class Interrupt:
     """Turns the first Ctrl-C, SIGTERM or SIGHUP into a request to save and stop, and SIGUSR1 into a request to save.
 
-    A second signal to stop ends the process at once, whatever it is doing. Python runs signal handlers between two
-    steps of the main thread, which may be waiting for a device. Therefore a separate thread receives the signals
-    through a socket.
-
-    Attributes:
-        asked: the name of the first request to stop, such as "SIGTERM", or None.
-        reason: who asked to stop, and why, for the result of the run.
-        save: whether a checkpoint was requested. The run resets it.
+    A second signal to stop ends the process without saving. Python runs signal handlers between two steps of the main
+    thread, so a signal waits for the end of a device call.
     """
 
-    def __init__(self, end: Callable[[int], Any] = os._exit) -> None:
-        self.asked: str | None = None
-        self.reason: dict[str, str] = {}
-        self.save = False
-        self._end, self._first = end, 0.0
+    def __init__(self) -> None:
+        self.asked: str | None = None  # the name of the first request to stop, such as "SIGTERM"
+        self.reason: dict[str, str] = {}  # who asked, and why, for the result of the run
+        self.save = False  # whether a checkpoint was requested; the run resets it
+        self._first = 0.0
         self._before: dict[int, Any] = {}
 
     def ask(self, name: str, reason: str = "") -> None:
@@ -66,42 +58,24 @@ class Interrupt:
             if number is None or (name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN):  # nohup
                 continue
             self._before[number] = signal.signal(number, self._handle)
-        self._received, self._sent = socket.socketpair()  # Windows does not accept a pipe here
-        self._sent.setblocking(False)
-        self._fd_before = signal.set_wakeup_fd(self._sent.fileno(), warn_on_full_buffer=False)
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self.asked:
             # Without this, Python would collect garbage among JAX's objects on exit, which takes longer than saving.
             atexit.register(gc.freeze)
-        if not self._before:
-            return
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(self._fd_before)
-        self._sent.close()  # ends the thread
-        self._thread.join()
-        self._received.close()
 
     def _handle(self, number: int, frame: Any) -> None:
         del frame
-        if (name := signal.Signals(number).name) == SAVE:
+        name, now = signal.Signals(number).name, time.monotonic()
+        if name == SAVE:
             self.save = True
-        else:
+            logger.warning("saving")
+        elif not self._first:
+            self._first = now
             self.ask(name)
-
-    def _listen(self) -> None:
-        while received := self._received.recv(1):
-            number, now = received[0], time.monotonic()
-            if number not in self._before:
-                continue
-            if (name := signal.Signals(number).name) == SAVE:
-                logger.warning("saving")
-            elif not self._first:
-                self._first = now
-                logger.warning(f"{name}: saving; again to abort")
-            elif now - self._first > TOGETHER:
-                self._end(128 + number)
+            logger.warning(f"{name}: saving; again to abort")
+        elif now - self._first > TOGETHER:
+            os._exit(128 + number)

@@ -46,7 +46,6 @@ POLICIES = {
     "continuous": (lambda: normalized("Pendulum-v1"), {}),
     "squashed": (lambda: envs.make("Pendulum-v1"), {"shared": True, "squash": True, "activation": "gelu"}),
     "lstm": (lambda: normalized("CartPole-v1"), {"shared": True, "memory": "lstm"}),
-    "gru": (lambda: normalized("Pendulum-v1"), {"shared": True, "memory": "gru"}),
     "mingru": (lambda: envs.make("CartPole-v1"), {"shared": True, "memory": "mingru"}),
     "grid": (lambda: envs.make("Breakout-MinAtar"), {"shared": True}),
 }

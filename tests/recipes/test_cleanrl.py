@@ -53,9 +53,7 @@ def test_defaults_are_those_of_cleanrl():
     assert PRESETS["discrete"] == Config()
 
 
-@pytest.mark.parametrize(
-    "env_id", ["Breakout-MinAtar", "FourRooms-misc", "FrozenLake-misc", "Reacher-misc", "MountainCarContinuous-v0"]
-)
+@pytest.mark.parametrize("env_id", ["Breakout-MinAtar", "FrozenLake-misc", "Reacher-misc"])
 def test_any_gymnax_environment_can_be_trained_in(env_id):
     """Observations of any shape and type, actions of both kinds: traced (`make_train` does), not compiled."""
     train = make_train(tiny(2, env_id=env_id, normalize_env=env_id.startswith("Reacher")))
@@ -173,28 +171,13 @@ def test_resuming_keeps_the_configuration_and_the_options(trained):
         (["--num-minibatches", "3"], "error: --num-minibatches must divide the 16 steps .*, got 3"),
         (["--total-timesteps", "9"], "error: --total-timesteps must be at least one update, .* got 9"),
         (["--env-id", "Cartpole-v1"], "error: gymnax has no environment 'Cartpole-v1'; did you mean CartPole-v1"),
-        (["--clip-coef", "-1"], "error: --clip-coef must lie in"),
         (["--num-seeds", "0"], "error: --num-seeds must be at least 1"),
-        (["--resume", "/nowhere"], "error: /nowhere holds no run: there is no such folder"),
     ],
 )
 def test_a_mistake_ends_with_one_sentence_and_leaves_nothing(tmp_path, argv, message):
     with pytest.raises(SystemExit, match=message):
         main(*arguments(tiny()), "--directory", str(tmp_path), *argv)
     assert not list(tmp_path.iterdir())
-
-
-def test_help_and_unknown_flags(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main("--help")
-    assert ended.value.code == 0
-    text = " ".join(capsys.readouterr().out.replace("│", "").split())
-    for words in ("--env-id", "--resume", "--num-seeds", "--preset {discrete,continuous}", "linearly to 0 over the"):
-        assert words in text
-    with pytest.raises(SystemExit) as ended:
-        main("--learning-rat", "1")
-    assert ended.value.code == 2
-    assert "--learning-rate" in capsys.readouterr().err
 
 
 def test_how_a_run_ends_is_how_the_command_ends():

@@ -5,12 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppo_parts import envs, training
-from ppo_parts.recipes import cleanrl_ppo
+from ppo_parts import training
 from ppo_parts.training._evaluate import metrics_of
 from tests.common import Categorical, assert_same
 from tests.envs.test_rollout import clock
-from tests.runs import EVALUATED, UPDATES, checkpoint, evaluations, go, rows, scalars, tiny
+from tests.runs import EVALUATED, UPDATES, checkpoint, evaluations, go, rows, scalars
 
 
 def coin(params, batch):
@@ -56,16 +55,6 @@ def test_evaluate_changes_nothing_and_adds_metrics(evaluated, whole):
         assert seen[name] == pytest.approx({16 * update: metrics[name] for update, metrics in found.items()}), name
 
 
-def test_evaluate_can_be_repeated_by_anybody(train, make_train, evaluated):
-    """It is of the policy of its update, with keys made of nothing but the seed and the update."""
-    state = training.load(evaluated[0], make_train, checkpoint=5).state
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(1), 2**20), 5)
-    played = jax.jit(lambda key, state: train.evaluate_policy(key, state, 5))(key, state)
-    found = evaluations(evaluated[0])[5]
-    assert found["evaluation/episode_return"] == pytest.approx(float(played.episode_return.mean()))
-    assert found["evaluation/terminated"] == int(played.terminated.sum())
-
-
 def test_evaluate_seeds_side_by_side_by_one_program(train, make_train, tmp_path, monkeypatch):
     traced, before = [], training.Train.evaluate_policy
 
@@ -100,23 +89,3 @@ def test_evaluate_metrics_of_agents_are_means_over_them():
     assert found["evaluation/episode_length"].tolist() == [7] * 3
     assert found["evaluation/terminated"].tolist() == [4] * 3
     assert metrics_of(played)["evaluation/episode_return"] == 11.5
-
-
-def test_evaluate_info_of_the_environment_can_be_the_best_metric(tmp_path):
-    base = envs.make("CartPole-v1")
-
-    def step(key, state, action):
-        state, out = base.step(key, state, action)
-        return state, out._replace(info={"long": out.episode_length > 20})
-
-    env = base._replace(step=step, evaluation=lambda state: env)
-    options = EVALUATED | {"best_metric": "evaluation/long"}
-    folder, result = go(cleanrl_ppo.make_train(tiny(UPDATES), env), tmp_path, "run", **options)
-    found = {update: metrics["evaluation/long"] for update, metrics in evaluations(folder).items()}
-    assert all(5 * share == round(5 * share) for share in found.values())  # of 5 episodes
-    assert result["best"] == {
-        "metric": "evaluation/long",
-        "update": max(found, key=found.get),
-        "value": max(found.values()),
-    }
-    assert result["evaluation"]["long"] == found[UPDATES]

@@ -1,8 +1,6 @@
 """Non-finite numbers: they end a run, or are skipped and counted, and are never saved."""
 
 import dataclasses
-import shutil
-from pathlib import Path
 
 import gymnax
 import jax
@@ -68,18 +66,12 @@ def stopped(faulty_run, place):
     return place / "stopped"
 
 
-def test_nonfinite_reward_ends_the_run_where_it_arose(stopped):
-    assert [row["nonfinite/reward"] for row in rows(stopped)] == [0, 0, 2]
-
-
-@pytest.mark.parametrize("how", ["resume", "init_from"])
-def test_nonfinite_remedy_that_is_offered_works(faulty_run, stopped, tmp_path, how, capsys):
+def test_nonfinite_remedy_that_is_offered_works(faulty_run, stopped, capsys):
     """The update changes nothing, and is counted; all that is kept is finite."""
     train, config = faulty_run
-    where = {"resume": Path(shutil.copytree(stopped, tmp_path / "run"))} if how == "resume" else {"init_from": stopped}
-    folder, result = go(
-        train, tmp_path, "next", config, on_nonfinite="skip", checkpoint_every=1, keep_checkpoints=None, **where
-    )
+    assert [row["nonfinite/reward"] for row in rows(stopped)] == [0, 0, 2]
+    options = {"on_nonfinite": "skip", "checkpoint_every": 1, "keep_checkpoints": None}
+    folder, result = go(train, None, "", config, resume=stopped, **options)
     found = rows(folder)
     assert [row["nonfinite/reward"] for row in found] == [0, 0, 2, 0, 0, 0]
     assert [row["nonfinite/gradient"] > 0 for row in found] == [False, False, True, False, False, False]
@@ -110,10 +102,6 @@ def test_nonfinite_parameters_are_never_saved(train, tmp_path):
         go(poisoned, tmp_path, "run", checkpoint_every=2)
     assert steps(tmp_path / "run") == [2, 4]
     assert [row["nonfinite/parameters"] > 0 for row in rows(tmp_path / "run")] == [False] * 5 + [True]
-    folder, result = go(poisoned, None, "", resume=tmp_path / "run", on_nonfinite="skip")
-    assert result["skipped_minibatches"] == 2
-    assert steps(folder) == [8, 12]
-    assert [row["nonfinite/parameters"] > 0 for row in rows(folder)] == [i == 5 for i in range(12)]
 
 
 def test_nonfinite_report_is_of_the_first_update():

@@ -16,6 +16,7 @@ from ppo_parts.recipes import async_ppo, atari_ppo
 from ppo_parts.training import RunFolderError, RunOptions, _run, run
 from ppo_parts.training._config_json import recipe_of
 from ppo_parts.training._folder import open_run
+from ppo_parts.training._messages import logger
 from ppo_parts.training._program import Pace, compile_program
 from ppo_parts.training._run import introduction
 from tests.runs import (
@@ -96,15 +97,20 @@ def test_run_of_several_seeds_is_one_program(whole, train, place):
         go(train, place, "", num_seeds=2, resume=several)
 
 
-def test_run_in_which_no_episode_ends_has_no_curve(train, place, capsys):
+def test_run_in_which_no_episode_ends_has_no_curve(train, place, capsys, caplog, monkeypatch):
+    """And as a function it prints nothing: its messages are logged."""
+
     def none_ended(*args):
         return lambda state, most: (state, {"episode_return": np.full(most, np.nan), "episodes": np.zeros(most, int)})
 
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", True)
     folder, result = go(train, place, "endless", compile=none_ended)
     assert "curve" not in result
     assert not (folder / "curve.png").exists()
     assert json.loads((folder / "result.json").read_text())["last_100_episodes_return"]["mean"] is None
-    assert "no episode ended" in capsys.readouterr().out
+    assert capsys.readouterr().out == ""
+    assert "no episode ended" in caplog.messages
 
 
 def test_run_says_where_it_begins(train):

@@ -6,13 +6,11 @@ import re
 import shutil
 from pathlib import Path
 
-import jax
 import pytest
 
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 from ppo_parts.training import _checkpoint, _folder
-from ppo_parts.training._program import Program
 from tests.runs import (
     EVALUATED,
     UPDATES,
@@ -22,7 +20,6 @@ from tests.runs import (
     crash,
     evaluations,
     go,
-    rows,
     steps,
     tiny,
 )
@@ -98,10 +95,14 @@ def test_resume_from_the_checkpoint_that_is_asked_for(train, evaluated, tmp_path
     assert_same_run(folder, evaluated[0])
 
 
-def test_resume_keeps_options_that_were_given_anew(train, broken):
+def test_resume_keeps_options_that_were_given_anew(train, broken, capsys):
+    """And names what is not as it was, which may change the last bits."""
+    path = broken / "config.json"
+    path.write_text(path.read_text().replace('"jax_enable_x64": false', '"jax_enable_x64": true'))
     go(train, None, "", resume=broken, eval_episodes=2, eval_every=6)
     stored = json.loads((broken / "config.json").read_text())["run"]
     assert (stored["eval_every"], stored["log_every"]) == (6, 2)
+    assert "begun with jax_enable_x64 True (now False): the last bits may differ" in capsys.readouterr().err
     assert list(evaluations(broken)) == [12]
 
 
@@ -138,36 +139,6 @@ def test_resume_of_a_finished_run_trains_nothing_and_loses_nothing(train, whole,
         go(train, None, "", resume=folder)
     after = json.loads((folder / "result.json").read_text())
     assert after["last_100_episodes_return"] == before["last_100_episodes_return"]
-
-
-def test_resume_continues_where_an_evaluation_failed(train, tmp_path, monkeypatch):
-    def fail(self, state, done):
-        raise OverflowError("mine")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Program, "evaluate", fail)
-        with pytest.raises(OverflowError, match="mine"):
-            go(train, tmp_path, "run", **EVALUATED)
-    assert steps(tmp_path / "run") == [4, 5]
-    assert len(rows(tmp_path / "run")) == 5
-    folder, _ = go(train, None, "", resume=tmp_path / "run", **EVALUATED)
-    assert steps(folder)[-1] == UPDATES
-    assert len(rows(folder)) == UPDATES
-
-
-def test_resume_with_another_setting_of_jax_names_it(train, make_train, broken):
-    for name, value, says in (
-        ("jax_default_prng_impl", "rbg", "='threefry2x32', and it is 'rbg' now: set JAX_DEFAULT_PRNG"),
-        ("jax_enable_x64", True, r"=False, and it is True now: .*jax\.config\.update\('jax_enable_x64', False"),
-    ):
-        before = getattr(jax.config, name)
-        jax.config.update(name, value)
-        try:
-            for read in (lambda: go(train, None, "", resume=broken), lambda: training.load(broken, make_train)):
-                with pytest.raises(ValueError, match=name + says):
-                    read()
-        finally:
-            jax.config.update(name, before)
 
 
 def test_resume_with_a_damaged_config_says_so(train, broken):
