@@ -143,8 +143,6 @@ def double_extras(batch):
 
 EXTENDS = {"provides": ("extras.double",), "reads": ("reward",)}
 SOUND = {
-    "the identity": (pp.identity(), {}),
-    "a chain": (pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.advantage_normalize()), {}),
     # extending a dictionary is not reading it
     "within": (pp.within(pp.gae(gamma=0.9, gae_lambda=1.0), write={"target": "extras.returns"}, name="mc"), {}),
     "add_extras": (pp.stateless(lambda b: b.add_extras(double=2 * b.reward), **EXTENDS), {}),

@@ -752,7 +752,7 @@ def policy_of(kind):
 
 @pytest.mark.parametrize(
     ("sampler", "microbatch", "elementwise"),
-    [("step", 3, True), ("segment", 1, True), ("full", 12, True), ("full", 12, False), ("weighted", 6, True)],
+    [("step", 3, True), ("segment", 1, True), ("full", 12, False), ("weighted", 6, True)],
 )
 def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
     """Losses of single elements need one evaluation of each piece, others two."""

@@ -96,23 +96,16 @@ def same(actual, expected):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), actual, expected)
 
 
-def check_functional(columns):
-    """`columns` for all devices; wide rows take another way through the scan than narrow ones."""
-    assert jax.device_count() == DEVICES
-    given, gamma = data(columns), jnp.linspace(0.5, 0.9, DEVICES)
-    per_column = jnp.repeat(gamma, columns // DEVICES)
+def check_functional(columns, ways):
+    """`columns` for all devices."""
+    given, columnwise = data(columns), P(None, "d")
     expected = jax.jit(lambda given: (estimates(given, 0.9), losses(given)))(given)
-    varied = jax.jit(lambda given: estimates(given, per_column))(given)
-    columnwise = P(None, "d")
-
     mesh = mesh_of_all("Auto")
-    for way in ("auto", "associative"):
+    for way in ways:
         both = shard_map(
             lambda given, way=way: (estimates(given, 0.9, way), losses(given)), mesh, (columnwise,), columnwise
         )
         same(jax.jit(both)(given), expected)
-    of_gamma = shard_map(lambda given, gamma: estimates(given, gamma[0]), mesh, (columnwise, P("d")), columnwise)
-    same(jax.jit(of_gamma)(given, gamma), varied)
 
     def without_gradient(given):  # JAX sums over the devices the gradient of what they share
         return {name: x for name, x in estimates(given, 0.9).items() if name != "gradient"}
@@ -122,11 +115,6 @@ def check_functional(columns):
     tiled = {name: jnp.tile(x, DEVICES) for name, x in first.items()} | {"reward": own}
     same(jax.jit(of_shared)(own, first), jax.jit(without_gradient)(tiled))
 
-    split = jax.tree.map(lambda x: jnp.stack(jnp.split(x, DEVICES, 1)), given)
-    back = lambda tree: jax.tree.map(lambda x: jnp.concatenate(list(np.asarray(x)), 1), tree)  # noqa: E731
-    same(back(jax.pmap(estimates)(split, gamma)), varied)
-    same(back(jax.jit(jax.vmap(estimates))(split, gamma)), varied)
-
     for kind in ("Auto", "Explicit"):
         sharding = jax.sharding.NamedSharding(mesh_of_all(kind), columnwise)
         placed = jax.device_put(given, sharding)
@@ -135,13 +123,22 @@ def check_functional(columns):
         assert result[0]["gae"].advantage.sharding.is_equivalent_to(sharding, 2)
 
 
-@pytest.mark.parametrize("columns", [8, 512])
-def test_functional_on_several_devices(columns):
-    alone(check_functional, columns)
+def check_one_gamma_for_each_device(columns):
+    given, gamma = data(columns), jnp.linspace(0.5, 0.9, DEVICES)
+    per_column, columnwise = jnp.repeat(gamma, columns // DEVICES), P(None, "d")
+    varied = jax.jit(lambda given: estimates(given, per_column))(given)
+    mapped = shard_map(
+        lambda given, gamma: estimates(given, gamma[0]), mesh_of_all("Auto"), (columnwise, P("d")), columnwise
+    )
+    same(jax.jit(mapped)(given, gamma), varied)
+    split = jax.tree.map(lambda x: jnp.stack(jnp.split(x, DEVICES, 1)), given)
+    back = lambda tree: jax.tree.map(lambda x: jnp.concatenate(list(np.asarray(x)), 1), tree)  # noqa: E731
+    same(back(jax.pmap(estimates)(split, gamma)), varied)
+    same(back(jax.jit(jax.vmap(estimates))(split, gamma)), varied)
 
 
 def check_learner():
-    """One learner for each device, on its own columns: as many learners by vmap."""
+    """One learner for each device, on its own columns, and one for all of them."""
     import optax
 
     import ppo_parts as pp
@@ -157,28 +154,18 @@ def check_learner():
     )
     learner = pp.learner(evaluate, pipeline, optax.adam(0.1))
     state, key = learner.init(make_params()), jax.random.key(0)
-    batch = rollout(shape=(6, 4 * DEVICES))
-    split = jax.tree.map(lambda x: jnp.stack(jnp.split(x, DEVICES, 1)), batch)
-    expected, _ = jax.jit(jax.vmap(learner.update, in_axes=(None, None, 0)))(key, state, split)
-
-    mesh = mesh_of_all("Auto")
-    update = shard_map(
+    batch, update = rollout(shape=(6, 4 * DEVICES)), jax.jit(learner.update)
+    parts = [jax.tree.map(lambda x, i=i: x[:, 4 * i : 4 * i + 4], batch) for i in range(DEVICES)]
+    expected = jax.tree.map(lambda *x: jnp.stack(x), *(update(key, state, part)[0].params for part in parts))
+    mapped = shard_map(
         lambda batch: jax.tree.map(lambda x: x[None], learner.update(key, state, batch)[0].params),
-        mesh,
+        mesh_of_all("Auto"),
         (P(None, "d"),),
         P("d"),
     )
-    same(jax.jit(update)(batch), expected.params)
-    same(jax.pmap(lambda batch: learner.update(key, state, batch)[0].params)(split), expected.params)
-    whole, _ = jax.jit(learner.update)(key, state, batch)
-    for kind in ("Auto", "Explicit"):
-        mesh = mesh_of_all(kind)
-        placed = jax.device_put(batch, jax.sharding.NamedSharding(mesh, P(None, "d")))
-        same(jax.jit(learner.update)(key, state, placed)[0].params, whole.params)
-
-
-def test_learner_on_several_devices():
-    alone(check_learner)
+    same(jax.jit(mapped)(batch), expected)
+    placed = jax.device_put(batch, jax.sharding.NamedSharding(mesh_of_all("Explicit"), P(None, "d")))
+    same(update(key, state, placed)[0].params, update(key, state, batch)[0].params)
 
 
 def check_kernel():
@@ -200,6 +187,16 @@ def check_kernel():
         estimate(placed, "pallas")
 
 
-@pytest.mark.skipif(_recurrence.unsupported(jnp.ones(1)) is not None, reason="this JAX has no kernel")
-def test_the_kernel_on_several_devices():
-    alone(check_kernel)
+def check_all():
+    """In one process, as starting it takes longer than most of the checks."""
+    assert jax.device_count() == DEVICES
+    check_functional(8, ("auto", "associative"))
+    check_functional(512, ("auto",))  # wide rows take another way through the scan
+    check_one_gamma_for_each_device(8)
+    check_learner()
+    if _recurrence.unsupported(jnp.ones(1)) is None:
+        check_kernel()
+
+
+def test_several_devices():
+    alone(check_all)

@@ -486,14 +486,15 @@ def check_recurrent():
         updated(opaque, make_params(), recurrent_batch(), GAE, pp.full_batch(), *LOSSES[1:3])
 
 
+def check_both():
+    check_learner(COVERING)
+    check_recurrent()
+
+
 def test_devices_with_a_shard_each_are_one_device_with_as_many_shards():
-    alone(check_learner, COVERING)
+    alone(check_both)
 
 
 @pytest.mark.slow
 def test_devices_with_every_sampler_and_refresh():
     alone(check_learner, [(sampler, refresh) for sampler in SAMPLERS for refresh in REFRESHES])
-
-
-def test_devices_with_a_recurrent_policy():
-    alone(check_recurrent)
