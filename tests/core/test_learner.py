@@ -202,11 +202,6 @@ def test_the_learner_is_a_loop_over_epochs_and_minibatches(axis, refresh):
             np.testing.assert_allclose(metrics[name], reduce(values), **close, err_msg=name)
 
 
-def test_refreshing_before_the_first_epoch_changes_nothing():
-    expected = run(pp.chain(GAE, pp.given_indices(ORDER[0]), *LOSSES))
-    assert_close(run(pp.chain(GAE, pp.given_indices(ORDER[0], refresh="epoch"), *LOSSES)), expected)
-
-
 def test_updates_scan_without_retracing():
     traces = []
 
@@ -562,20 +557,6 @@ def test_schedules_count_updates():
         state, metrics = update(KEY, state, batch)
         assert metrics["before"] == metrics["after"] == step
         assert_close(state.params, expected)
-
-
-def test_a_hyperparameter_vmaps():
-    batch = rollout()
-
-    def update(clip_eps):
-        pipeline = pp.chain(GAE, pp.given_indices(ORDER), pp.clipped_surrogate(clip_eps=clip_eps))
-        learner = pp.learner(evaluate, pipeline, optax.sgd(0.5))
-        return learner.update(KEY, learner.init(make_params()), batch)
-
-    clips, single = jnp.array([0.01, 0.2, 0.5]), jax.jit(update)
-    loop = [single(clip_eps) for clip_eps in clips]
-    assert_close(jax.jit(jax.vmap(update))(clips), stacked(loop), rtol=1e-4, atol=1e-5)
-    assert len({float(metrics["loss"]) for _, metrics in loop}) == 3
 
 
 @pytest.mark.parametrize("known", ["absent", "undefined", "known"])
