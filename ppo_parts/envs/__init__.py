@@ -3,7 +3,6 @@
 from ._brax import from_brax as from_brax
 from ._callback import host_errors as host_errors
 from ._check import check as check
-from ._check import check_laws as check_laws
 from ._env import SEATS as SEATS
 from ._env import Box as Box
 from ._env import Discrete as Discrete
@@ -20,6 +19,7 @@ from ._gymnax import from_gymnax as from_gymnax
 from ._host import from_gymnasium as from_gymnasium
 from ._jaxmarl import from_jaxmarl as from_jaxmarl
 from ._jaxmarl import make_agents as make_agents
+from ._laws import check_laws as check_laws
 from ._pgx import frozen_opponent as frozen_opponent
 from ._pgx import random_opponent as random_opponent
 from ._registry import make as make

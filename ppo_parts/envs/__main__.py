@@ -14,8 +14,8 @@ from .._base.errors import UserError, UserTypeError, UserValueError
 from .._base.hyperparameters import check_takes
 from ..functional import ShapeError
 from ._callback import host_errors
-from ._check import check_laws
 from ._env import Env
+from ._laws import check_laws
 from ._registry import make, prefixes, split_id
 
 
@@ -24,19 +24,20 @@ def load(name: str) -> Env:
     prefix, attribute = split_id(name)
     sys.path.insert(0, os.getcwd())
     if prefix in prefixes():
-        return _made(name)
-    try:
-        module = importlib.import_module(prefix)
-    except ModuleNotFoundError as error:
-        if error.name != prefix:
-            raise
+        try:
+            return make(name)
+        except UserValueError as error:
+            if ":" in name or importlib.util.find_spec(name) is None:
+                raise
+            raise UserValueError(f"{name} is a module: write {name}:<an environment or a function in it>") from error
+    if importlib.util.find_spec(prefix.partition(".")[0]) is None:
         raise UserValueError(
             f"{prefix!r} is neither a module that can be imported from here nor one of the prefixes "
             f"{', '.join(prefixes())}"
-        ) from None
-    if not hasattr(module, attribute):
+        )
+    found: Any = getattr(importlib.import_module(prefix), attribute, None)
+    if found is None:
         raise UserValueError(f"the module {prefix} has no {attribute}")
-    found: Any = getattr(module, attribute)
     if isinstance(found, type):
         raise UserTypeError(
             f"must be an envs.Env or a function that returns one, got the class {attribute}: register a "
@@ -44,19 +45,10 @@ def load(name: str) -> Env:
         )
     if callable(found):
         check_takes("check", attribute, found, ())
-    env = found() if callable(found) else found
-    if not isinstance(env, Env):
-        raise UserTypeError(f"must be an envs.Env or a function that returns one, got {type(env).__name__}")
-    return env
-
-
-def _made(name: str) -> Env:
-    try:
-        return make(name)
-    except UserValueError as error:
-        if ":" in name or importlib.util.find_spec(name) is None:
-            raise
-        raise UserValueError(f"{name} is a module: write {name}:<an environment or a function in it>") from error
+        found = found()
+    if not isinstance(found, Env):
+        raise UserTypeError(f"must be an envs.Env or a function that returns one, got {type(found).__name__}")
+    return found
 
 
 def main(arguments: list[str] | None = None) -> None:

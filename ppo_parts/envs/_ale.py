@@ -8,8 +8,7 @@ import numpy as np
 
 from .._base.extras import require_package
 from ._env import Env, check_known
-from ._host import from_host
-from ._vector import GymnasiumVector
+from ._host import from_gymnasium
 
 
 def make(
@@ -45,15 +44,13 @@ def make(
     roms, vector = require_package("ale_py.roms", "atari"), require_package("ale_py.vector_env", "atari")
     check_known(game, "Atari", roms.get_all_rom_ids())
 
-    def make_game() -> Any:
-        mode = {"autoreset_mode": "NextStep", "reward_clipping": False, "stack_num": 1, "use_fire_reset": False}
-        return vector.AtariVectorEnv(game, 1, **mode, **kwargs)
+    mode = {"autoreset_mode": "NextStep", "reward_clipping": False, "stack_num": 1, "use_fire_reset": False}
 
-    def make(num_envs: int) -> GymnasiumVector:
-        games = [make_game() for _ in range(num_envs)]
-        return _Atari(_Games(games, stack_num, episodic_life, use_fire_reset), timeout)
+    def make_games(num_envs: int) -> _Games:
+        games = [vector.AtariVectorEnv(game, 1, **mode, **kwargs) for _ in range(num_envs)]
+        return _Games(games, stack_num, episodic_life, use_fire_reset)
 
-    return from_host(make)
+    return from_gymnasium(make_games, timeout=timeout)
 
 
 class _Games:
@@ -68,12 +65,12 @@ class _Games:
         from gymnasium.vector import AutoresetMode
 
         self.games, self.num_envs, self.episodic_life = games, len(games), episodic_life
-        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.metadata, self.render_mode = {"autoreset_mode": AutoresetMode.SAME_STEP}, "rgb_array"
         self.single_action_space = games[0].single_action_space
         shape = (stack_num, *games[0].single_observation_space.shape[1:])
         self.single_observation_space = spaces.Box(0, 255, shape, np.uint8)
         self.obs = np.zeros((self.num_envs, *shape), np.uint8)
-        self.lives = np.zeros(self.num_envs, int)
+        self.lives, self.ended = np.zeros(self.num_envs, int), np.zeros(self.num_envs, bool)
         actions = [action.name for action in games[0].ale.get_action_set()]
         # Stable-Baselines3 and CleanRL press FIRE, and then the action after it.
         self.first_actions = (1, 2) if use_fire_reset and "FIRE" in actions[1:2] else ()
@@ -89,7 +86,7 @@ class _Games:
             game.send(one[None])
         lives = self.lives.copy()
         reward, terminated, truncated = map(np.array, zip(*map(self._receive, range(self.num_envs)), strict=True))
-        ended = terminated | truncated
+        self.ended = ended = terminated | truncated  # of games, and not only of lives
         if self.episodic_life:  # some games continue for a while without a life
             terminated |= (self.lives > 0) & (self.lives < lives)
         final_obs = self.obs.copy()
@@ -100,7 +97,7 @@ class _Games:
             else:
                 more, ended[index] = self._begin(index, life=True)
                 reward[index] += more
-        return self.obs, reward, terminated, truncated & ~terminated, {"final_obs": final_obs, "ended": ended}
+        return self.obs, reward, terminated, truncated & ~terminated, {"final_obs": final_obs}
 
     def _receive(self, index: int) -> tuple[Any, Any, Any]:
         """Stack the frame that a game's step returns; return reward, terminated and truncated."""
@@ -129,20 +126,11 @@ class _Games:
         self.obs[index] = self.obs[index, -1]
         return total, over
 
+    def render(self) -> list[np.ndarray]:
+        """Draw the latest frame that the policy sees, because the games render nothing else."""
+        gray = np.repeat(np.repeat(self.obs[0, -1], 4, 0), 4, 1)
+        return [np.stack([gray] * 3, axis=-1)]
+
     def close(self) -> None:
         for game in self.games:
             game.close()
-
-
-class _Atari(GymnasiumVector):
-    """Atari games, in which the learner's episodes may be shorter than games."""
-
-    def render(self) -> np.ndarray:
-        """Draw the latest frame that the policy sees, because the games render nothing else."""
-        gray = np.repeat(np.repeat(self.env.obs[0, -1], 4, 0), 4, 1)
-        return np.stack([gray] * 3, axis=-1)
-
-    def game_over(self, over: np.ndarray, info: Any) -> np.ndarray:
-        """Return where a game ended, and not only a life."""
-        del over
-        return info["ended"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -67,49 +66,51 @@ class Transition(NamedTuple):
             obs: the observation of the previous step.
             each: `(N,)`, or `(N, A)` with several agents.
         """
-        for name, tree in {"obs": self.obs, "final_obs": self.final_obs}.items():
-            if describe(tree) != describe(obs):
+        for name in ("obs", "final_obs"):
+            if (given := describe(getattr(self, name))) != describe(obs):
+                remedy = ". It is the observation that followed, before any reset; where no episode ended it equals obs"
                 raise UserTypeError(
-                    f"Transition: {name} must be like the observation before, {describe(obs)}, got {describe(tree)}"
-                    + FINAL_OBS * (name == "final_obs")
+                    f"Transition: {name} must be like the observation before, {describe(obs)}, got {given}"
+                    + remedy * (name == "final_obs")
                 )
         for leaf in jax.tree.leaves(obs):
             if leaf.shape[: len(each)] != each:
                 raise ShapeError(f"Transition: obs must begin with the axes {each}, got shape {leaf.shape}")
-        for name in ("reward", "episode_return", "episode_length", "terminated", "truncated", "mask", "ended"):
-            self._check_field(name, each[:1] if name in ("episode_length", "ended") else each, several=len(each) > 1)
+        for name, dtype in DTYPES.items():
+            x, shape = getattr(self, name), each[:1] if name in ("episode_length", "ended") else each
+            if x is None and (name == "mask" or (name == "ended" and len(each) == 1)):
+                continue
+            if x is None and name == "ended":
+                raise UserTypeError(
+                    "Transition: with several agents, ended must say where the episode of all ended, a boolean array "
+                    f"of shape {shape}, such as jnp.all(terminated | truncated, axis=1)"
+                )
+            if not hasattr(x, "dtype"):
+                raise UserTypeError(f"Transition: {name} must be an array of shape {shape}, got {x!r}")
+            if x.shape != shape:
+                raise ShapeError(f"Transition: {name} must have shape {shape}, got {x.shape}")
+            if not jnp.issubdtype(x.dtype, dtype):
+                kind, remedy = ("boolean", f"return {name} > 0") if dtype is np.bool_ else ("floating", "return floats")
+                raise UserTypeError(f"Transition: {name} must be {kind}, got {x.dtype}: {remedy}")
         for name, x in self.info.items():
             if name in TAKEN:
                 raise UserValueError(f"Transition: info[{name!r}] has the name of a metric of every episode: rename it")
             if jnp.shape(x) != each[:1]:
                 raise ShapeError(f"Transition: info[{name!r}] must have shape {each[:1]}, got {jnp.shape(x)}")
 
-    def _check_field(self, name: str, shape: tuple[int, ...], several: bool) -> None:
-        x = getattr(self, name)
-        if x is None and name == "ended" and several:
-            raise UserTypeError(
-                "Transition: with several agents, ended must say where the episode of all ended, a boolean array of "
-                f"shape {shape}, such as jnp.all(terminated | truncated, axis=1)"
-            )
-        if x is None and name in ("mask", "ended"):
-            return
-        if not hasattr(x, "dtype"):
-            raise UserTypeError(f"Transition: {name} must be an array of shape {shape}, got {x!r}")
-        if x.shape != shape:
-            raise ShapeError(f"Transition: {name} must have shape {shape}, got {x.shape}")
-        if name in ("reward", "episode_return") and not jnp.issubdtype(x.dtype, jnp.floating):
-            raise UserTypeError(f"Transition: {name} must be floating, got {x.dtype}: {name}.astype(jnp.float32)")
-        if name in ("terminated", "truncated", "mask", "ended") and x.dtype != bool:
-            raise UserTypeError(f"Transition: {name} must be boolean, got {x.dtype}: return {name} > 0")
 
+DTYPES: dict[str, Any] = {
+    **dict.fromkeys(("reward", "episode_return"), np.floating),
+    "episode_length": np.number,
+    **dict.fromkeys(("terminated", "truncated", "mask", "ended"), np.bool_),
+}
+"""The kinds of numbers in the fields of a `Transition`."""
 
 TAKEN = ("return", "length", "episode_return", "episode_length", "terminated", "truncated")
 """Names that entries of `info` may not have, because rollouts and evaluations report numbers under these names."""
 
 SEATS = ("seat", "next_seat")
 """Who moved, and who is to move in the observation that followed: 1 is the first player, and -1 the second."""
-
-FINAL_OBS = ". It is the observation that followed, before any reset; where no episode ended it equals obs"
 
 
 def describe(tree: Any) -> str:
@@ -149,14 +150,10 @@ class Discrete:
     """A space of n actions, 0 to n - 1."""
 
     n: int
+    shape: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         check_count("Discrete", "n", self.n)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """`()`."""
-        return ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,14 +260,15 @@ def check_known(env_id: Any, library: str, known: Iterable[str]) -> None:
     """Raise unless a library has an environment; the error lists similar ones, and Gymnasium's of this name."""
     if env_id in known:
         return
-    text = f"{library} has no environment {env_id!r}"
     lowered = {name.lower(): name for name in known}
-    near = [lowered[name] for name in difflib.get_close_matches(str(env_id).lower(), lowered, 3, 0.6)]
+    near = " or ".join(lowered[name] for name in difflib.get_close_matches(str(env_id).lower(), lowered, 3, 0.6))
+    text = f"; did you mean {near}?" if near else f"; it has {', '.join(known)}"
     if _in_gymnasium(env_id):
-        one, where = (", with one agent", ", in the recipes for one agent") if library == "JaxMARL" else ("", "")
-        text += f", but Gymnasium has{one}: its name here is 'gym:{env_id}'{where}"
-        raise UserValueError(text + f"; {library} has {', '.join(near)}" * bool(near))
-    raise UserValueError(text + (f"; did you mean {' or '.join(near)}?" if near else f"; it has {', '.join(known)}"))
+        text = (
+            f", but Gymnasium has, for one agent: its name here is 'gym:{env_id}'"
+            + f"; {library} has {near}" * bool(near)
+        )
+    raise UserValueError(f"{library} has no environment {env_id!r}{text}")
 
 
 def _in_gymnasium(env_id: Any) -> bool:
@@ -335,33 +333,12 @@ def exactly(where: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str) -> np.
     Raises:
         UserValueError: a number does not fit the dtype, as 0.5 or 300 in uint8, 1e39 in float32 or 2**40 in int32.
     """
-    kinds = x.dtype.kind + dtype.kind
-    if can_cast(x.dtype, dtype) or (kinds == "ff" and is_below(x.ravel(), dtype)):
+    if np.can_cast(x.dtype, dtype):
         return x.astype(dtype)
-    if "f" not in kinds:
+    with np.errstate(all="ignore"):
         cast = x.astype(dtype)
-        wrong = cast != x
-    else:
-        with np.errstate(all="ignore"):
-            cast = x.astype(dtype)
-            back = cast.astype(x.dtype) if dtype.kind == "f" else cast
-            wrong = np.isfinite(x) & ~np.isfinite(cast) if kinds == "ff" else back != x
+        both_float = x.dtype.kind == dtype.kind == "f"
+        wrong = np.isfinite(x) & ~np.isfinite(cast) if both_float else cast != x
     if not np.count_nonzero(wrong):
         return cast
     raise UserValueError(f"{where} contains {x[wrong].flat[0]!s}, which {dtype} does not have: {remedy}")
-
-
-can_cast = functools.cache(np.can_cast)
-
-
-def is_below(x: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Return True only if the floats of a vector are finite in another dtype: a fast test, which may miss some."""
-    try:
-        return bool(x.dot(x) < _largest_square(dtype))
-    except RuntimeWarning:  # the square overflowed, in a program that makes warnings errors
-        return False
-
-
-@functools.cache
-def _largest_square(dtype: np.dtype[Any]) -> float:
-    return float(np.finfo(dtype).max) ** 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -28,41 +29,34 @@ def make(env_id: str, *, info: str | tuple[str, ...] = (), timeout: float | None
 
 
 class _EnvPool:
-    """An EnvPool as a vector environment that resets the environments of a mask, and takes seeds when it resets."""
-
-    metadata: dict[str, Any]
+    """An EnvPool as a vector environment that resets where an episode ended, and takes a seed when it resets."""
 
     def __init__(self, envpool: Any, env_id: str, num_envs: int, kwargs: dict[str, Any]) -> None:
         from gymnasium.vector import AutoresetMode
 
-        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.num_envs = num_envs
-
-        def make(seed: int) -> Any:
-            return envpool.make(env_id, env_type="gymnasium", num_envs=num_envs, seed=seed, **kwargs)
-
-        self.make, self.envs, self.obs = make, make(0), np.zeros(0)
+        self.make = functools.partial(envpool.make, env_id, env_type="gymnasium", num_envs=num_envs, **kwargs)
+        self.envs = self.make(seed=0)
         self.single_observation_space = self.envs.observation_space
         self.single_action_space = self.envs.action_space
 
-    def reset(self, seed: int = 0, options: Any = None) -> tuple[Any, Any]:
-        if options is None:
-            self.envs.close()
-            self.envs = self.make(seed)
-            self.obs, info = self.envs.reset()
-            return self.obs, info
-        where = np.flatnonzero(options["reset_mask"])
-        obs, info = self.envs.reset(where)  # ordered by info["env_id"]; without this call, the next step would reset
-        self.obs = self.obs.copy()
-        self.obs[info["env_id"]] = obs
-        return self.obs, info
+    def reset(self, seed: int) -> tuple[Any, Any]:
+        self.envs.close()
+        self.envs = self.make(seed=seed)
+        return self.envs.reset()
 
     def step(self, action: np.ndarray) -> tuple[Any, ...]:
-        returned = self.envs.step(action)
-        order = np.argsort(returned[4]["env_id"])
-        self.obs = returned[0][order]
-        info = {name: x[order] for name, x in returned[4].items() if np.shape(x)[:1] == order.shape}
-        return self.obs, *(x[order] for x in returned[1:4]), info
+        *returned, info = self.envs.step(action)
+        order = np.argsort(info["env_id"])
+        obs, reward, terminated, truncated = (x[order] for x in returned)
+        info = {name: x[order] for name, x in info.items() if np.shape(x)[:1] == order.shape}
+        if len(over := np.flatnonzero(terminated | truncated)):
+            info = {**info, "final_obs": obs, "final_info": info}
+            first, began = self.envs.reset(over)  # ordered by "env_id"; without this call, the next step would reset
+            obs = obs.copy()
+            obs[began["env_id"]] = first
+        return obs, reward, terminated, truncated, info
 
     def close(self) -> None:
         self.envs.close()

@@ -32,20 +32,10 @@ class EpisodeState(NamedTuple):
         zeros = jnp.zeros((num_envs, *agents)), jnp.zeros(num_envs, jnp.int32)
         return cls(without_weak_types(inner), *zeros)
 
-    def advance(
-        self,
-        inner: Any,
-        over: Array,
-        obs: Any,
-        reward: Array,
-        terminated: Array,
-        truncated: Array,
-        final_obs: Any,
-        **fields: Any,
-    ) -> tuple[EpisodeState, Transition]:
+    def advance(self, inner: Any, over: Array, reward: Array, **fields: Any) -> tuple[EpisodeState, Transition]:
         """Count a step; return the transition, after the state to step from, whose counts are 0 where one is over."""
         counted = self.episode_return + reward, self.episode_length + 1
-        out = Transition(obs, reward, terminated, truncated, final_obs, *counted, **fields)
+        out = Transition(reward=reward, episode_return=counted[0], episode_length=counted[1], **fields)
         following = choose(over, jax.tree.map(jnp.zeros_like, counted), counted)
         return EpisodeState(without_weak_types(inner), *following), out
 
@@ -55,8 +45,10 @@ def choose(where: Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda x, y: jnp.where(unsqueezed(where, y.ndim), x, y), new, old)
 
 
-def _check_step(out: Step, each: tuple[int, ...]) -> None:
+def _check_step(out: Any, each: tuple[int, ...]) -> None:
     """Raise unless a step of all environments has one reward and two flags for each."""
+    if not isinstance(out, Step):
+        raise UserTypeError(f"auto_reset: step must return envs.Step(...), got {type(out).__name__}")
     for name in ("reward", "terminated", "truncated"):
         x = jnp.asarray(getattr(out, name))
         if x.shape != each:
@@ -144,6 +136,8 @@ def auto_reset(
     check_count("auto_reset", "reset_ratio", reset_ratio)
     if time_limit is not None:
         check_count("auto_reset", "time_limit", time_limit)
+    if render is not None:
+        check_takes("auto_reset", "render", render, ("state",))
 
     def reset_all(key: Array, num_envs: int) -> tuple[EpisodeState, Any]:
         inner, obs = jax.vmap(reset)(jax.random.split(key, num_envs))
@@ -160,14 +154,12 @@ def auto_reset(
     def step_all(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
         step_key, reset_key = jax.random.split(key)
         out = jax.vmap(step)(jax.random.split(step_key, state.episode_length.shape[0]), state.inner, action)
-        if not isinstance(out, Step):
-            raise UserTypeError(f"auto_reset: step must return envs.Step(...), got {type(out).__name__}")
         _check_step(out, state.episode_length.shape)
-        terminated, truncated = jnp.asarray(out.terminated, bool), jnp.asarray(out.truncated, bool)
+        ends = {name: jnp.asarray(getattr(out, name), bool) for name in ("terminated", "truncated")}
         if time_limit is not None:
-            truncated = truncated | (state.episode_length + 1 >= time_limit)
-        truncated = truncated & ~terminated
-        ended = terminated | truncated
+            ends["truncated"] |= state.episode_length + 1 >= time_limit
+        ends["truncated"] &= ~ends["terminated"]
+        ended = ends["terminated"] | ends["truncated"]
         stepped = without_weak_types((out.state, out.obs))
         try:
             inner, obs = cond_any(ended, begin, lambda key, ended, old: old, reset_key, ended, stepped)
@@ -175,10 +167,7 @@ def auto_reset(
             _check_like_reset(jax.eval_shape(reset, reset_key), jax.tree.map(lambda x: x[0], stepped))
             raise
         reward = jnp.asarray(out.reward, jnp.float32)
-        return state.advance(inner, ended, obs, reward, terminated, truncated, stepped[1], info=out.info)
-
-    if render is not None:
-        check_takes("auto_reset", "render", render, ("state",))
+        return state.advance(inner, ended, reward, obs=obs, final_obs=stepped[1], info=out.info, **ends)
 
     def render_first(state: EpisodeState) -> np.ndarray:
         assert render is not None

@@ -6,6 +6,7 @@ import functools
 import multiprocessing
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -82,7 +83,7 @@ def make(
 
 
 class _Environments:
-    """Environments that step one after another, as a vector environment that resets the environments of a mask.
+    """Environments that step one after another, as a vector environment.
 
     Gymnasium's `SyncVectorEnv` also merges all that they return as `info`: an eighth of a step of HalfCheetah-v5.
     """
@@ -91,23 +92,26 @@ class _Environments:
         from gymnasium.vector import AutoresetMode
 
         self.num_envs, self.envs = num_envs, [make() for _ in range(num_envs)]
-        self.metadata = {**self.envs[0].metadata, "autoreset_mode": AutoresetMode.DISABLED}
+        self.metadata = {**self.envs[0].metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
         self.render_mode = self.envs[0].render_mode
         self.single_observation_space = self.envs[0].observation_space
         self.single_action_space = self.envs[0].action_space
-        self.obs: list[Any] = [None] * num_envs
 
-    def reset(self, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, _Infos]:
-        infos: list[dict[str, Any]] = [{}] * self.num_envs
-        for index in range(self.num_envs) if options is None else np.flatnonzero(options["reset_mask"]):
-            self.obs[index], infos[index] = self.envs[index].reset(seed=None if seed is None else seed + index)
-        return np.asarray(self.obs), _Infos(infos)
+    def reset(self, seed: int) -> tuple[np.ndarray, _Infos]:
+        obs, infos = zip(*(env.reset(seed=seed + i) for i, env in enumerate(self.envs)), strict=True)
+        return np.asarray(obs), _Infos(infos)
 
     def step(self, action: np.ndarray) -> tuple[Any, ...]:
         returned = [env.step(one) for env, one in zip(self.envs, action, strict=True)]
-        obs, *fields, infos = zip(*returned, strict=True)
-        self.obs = list(obs)
-        return np.asarray(obs), *fields, _Infos(infos)
+        each, reward, terminated, truncated, infos = map(list, zip(*returned, strict=True))
+        obs = np.asarray(each)
+        over = [i for i in range(self.num_envs) if terminated[i] or truncated[i]]
+        if not over:
+            return obs, reward, terminated, truncated, _Infos(infos)
+        final = {"final_obs": obs, "final_info": _Infos(infos.copy())}
+        for i in over:
+            each[i], infos[i] = self.envs[i].reset()
+        return np.asarray(each), reward, terminated, truncated, _Infos(infos, final)
 
     def render(self) -> tuple[Any, ...]:
         return tuple(env.render() for env in self.envs[:1])
@@ -120,16 +124,16 @@ class _Environments:
 class _Infos(Mapping[str, Any]):
     """The `info` of several environments: a list for each name, with NaN where an environment does not report it."""
 
-    def __init__(self, infos: Sequence[dict[str, Any]]) -> None:
-        self.infos = infos
+    def __init__(self, infos: Sequence[dict[str, Any]], final: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self.infos, self.final = infos, final
 
-    def __getitem__(self, name: str) -> list[Any]:
-        if not any(name in info for info in self.infos):
-            raise KeyError(name)
+    def __getitem__(self, name: str) -> Any:
+        if name in self.final or not any(name in info for info in self.infos):
+            return self.final[name]
         return [info.get(name, np.nan) for info in self.infos]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(name for info in self.infos for name in info))
+        return iter({name for info in (self.final, *self.infos) for name in info})
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return len(set(self))

@@ -62,8 +62,8 @@ def from_gymnax(env: Any, env_params: Any = None) -> Env:
                 f'with info["final_observation"], but it returned {len(stepped)} items: update the environment'
             )
         obs, inner, reward, terminated, truncated, info = stepped
-        ended, reward = terminated | truncated, reward.astype(jnp.float32)
-        return state.advance(inner, ended, obs, reward, terminated, truncated, info["final_observation"])
+        ends = {"terminated": terminated, "truncated": truncated, "final_obs": info["final_observation"]}
+        return state.advance(inner, terminated | truncated, reward.astype(jnp.float32), obs=obs, **ends)
 
     render = gymnax_renderer(env, env_params)
     wrapped = Env(

@@ -47,8 +47,8 @@ def from_gymnasium(
     so a resumed run begins new episodes. And only the latest state of a rollout can be stepped, once. Each `reset`
     makes new vector environments, which live as long as the `Env`: reset once, and begin again with `restart` only.
 
-    Gymnasium's automatic reset modes SAME_STEP and DISABLED are supported. NEXT_STEP, its default, is not, because it
-    spends a step on each reset, which a learner must not see.
+    Gymnasium's automatic reset mode must be SAME_STEP. NEXT_STEP, its default, spends a step on each reset, which a
+    learner must not see.
 
     Args:
         make: `make(num_envs)` returns a new vector environment with that many environments. Its `reset` takes a seed.
@@ -81,32 +81,28 @@ def from_gymnasium(
     check_takes("from_gymnasium", "make", make, ("num_envs",))
     if timeout is not None:
         check_number("from_gymnasium", "timeout", timeout, 0, open_low=True, schedule=False)
-    names = (info,) if isinstance(info, str) else info
+    names = tuple(dict.fromkeys((info,) if isinstance(info, str) else info))
     if any(name in TAKEN for name in names):
         raise UserValueError(
             f"from_gymnasium: info must be names of numbers, other than {', '.join(TAKEN)}, which every episode "
             f"reports; got {info!r}"
         )
-    names = tuple(dict.fromkeys(names))
-    return from_host(lambda num_envs: GymnasiumVector(make(num_envs), timeout, names, action_mask))
 
+    def make_vector(num_envs: int) -> GymnasiumVector:
+        return GymnasiumVector(make(num_envs), timeout, names, action_mask)
 
-def from_host(make: Callable[[int], GymnasiumVector]) -> Env:
-    """Make an `Env` from a function that returns N environments on the host."""
-    example = make(1)
-    dtype, names = example.dtype, example.info
-    observation_space, action_space = example.observation_space, example.action_space
-    options = 0 if example.action_mask is None else sum(example.options)
-    example.close()
+    example = make_vector(1)
+    example.env.close()
+    options = 0 if action_mask is None else sum(example.options)
 
     def observed(num_envs: int) -> tuple[Any, Any]:
         """The shapes of observations and of action masks; None without masks."""
-        obs = _shape((num_envs, *observation_space.shape), dtype)
-        return obs, _shape((num_envs, options), np.bool_) if options else None
+        obs = jax.ShapeDtypeStruct((num_envs, *example.shape), example.dtype)
+        return obs, jax.ShapeDtypeStruct((num_envs, options), np.bool_) if options else None
 
     def env_of(instances: Instances) -> Env:
         def reset(key: Array, num_envs: int) -> tuple[EpisodeState, Any]:
-            shapes = _shape((), np.int32), *observed(num_envs)
+            shapes = jax.ShapeDtypeStruct((), np.int32), *observed(num_envs)
             seed = jax.random.bits(key, (), np.uint32)
             instance, obs, available = numpy_callback(lambda seed: instances.open(num_envs, seed), shapes, seed)
             obs = Observation(obs, available) if options else obs
@@ -118,30 +114,28 @@ def from_host(make: Callable[[int], GymnasiumVector]) -> Env:
             obs, mask = observed(num_envs)
             # Every argument and result makes a call slower, so small ones are packed into one array.
             which = jnp.stack([state.inner.instance, state.inner.steps])
-            shapes = obs, obs, mask, _shape((4 + len(names), num_envs), np.float32)
+            shapes = obs, obs, mask, jax.ShapeDtypeStruct((4 + len(names), num_envs), np.float32)
             obs, final_obs, available, numbers = numpy_callback(instances.step, shapes, which, action)
-            reward, (terminated, truncated, ended) = numbers[0], numbers[1:4] > 0
+            ends = dict(zip(("terminated", "truncated", "ended"), numbers[1:4] > 0, strict=True))
             if options:  # nothing is masked where an episode is over, because no action follows
-                final_obs = Observation(final_obs, available | (terminated | truncated)[:, None])
+                final_obs = Observation(final_obs, available | (ends["terminated"] | ends["truncated"])[:, None])
                 obs = Observation(obs, available)
             inner = state.inner._replace(steps=state.inner.steps + 1)
-            fields = {"ended": ended, "info": dict(zip(names, numbers[4:], strict=True))}
-            return state.advance(inner, ended, obs, reward, terminated, truncated, final_obs, **fields)
+            fields = {"obs": obs, "final_obs": final_obs, "info": dict(zip(names, numbers[4:], strict=True)), **ends}
+            return state.advance(inner, ends["ended"], numbers[0], **fields)
 
         def restart(key: Array, state: EpisodeState) -> tuple[EpisodeState, Any]:
             return reset(key, state.episode_length.shape[-1])
 
-        def evaluation(state: EpisodeState) -> Env:
-            del state
-            return env_of(evaluating)
-
         def render(state: EpisodeState) -> np.ndarray:
             return instances.each[int(state.inner.instance)].env.render()
 
-        return Env(reset, step, observation_space, action_space, evaluation, restart=restart, render=render)
+        spaces = example.observation_space, example.action_space
+        env = Env(reset, step, *spaces, lambda state: env, restart=restart, render=render)
+        return env
 
-    evaluating = Instances(make, reuse=True)
-    return env_of(Instances(make, reuse=False))
+    evaluating = env_of(Instances(make_vector, reuse=True))
+    return env_of(Instances(make_vector))._replace(evaluation=lambda state: evaluating)
 
 
 @dataclasses.dataclass
@@ -180,25 +174,24 @@ class Instances:
     With `reuse`, a reset ends the episodes of earlier ones instead of making new ones, as for evaluations.
     """
 
-    def __init__(self, make: Callable[[int], GymnasiumVector], reuse: bool) -> None:
+    def __init__(self, make: Callable[[int], GymnasiumVector], reuse: bool = False) -> None:
         self.make, self.reuse = make, reuse
         self.each: list[Instance] = []
 
     def open(self, num_envs: int, seed: np.ndarray) -> tuple[Any, ...]:
         """Reset a vector environment for each seed; return their numbers, observations and action masks."""
-        each = [self._open(index, num_envs, int(one)) for index, one in enumerate(seed.ravel())]
-        return _stacked(each, seed.shape)
+        return _stacked([self._open(i, num_envs, int(one)) for i, one in enumerate(seed.ravel())], seed.shape)
 
     def _open(self, index: int, num_envs: int, seed: int) -> tuple[Any, ...]:
         if not self.reuse or index == len(self.each):
             index = len(self.each)
             self.each.append(Instance(self.make(num_envs)))
-        env = self.each[index].env
-        if env.num_envs != num_envs:
-            env.close()
-            env = self.make(num_envs)
-        self.each[index] = Instance(env)
-        return np.int32(index), *env.reset(seed % 2**31)
+        vector = self.each[index].env
+        if vector.num_envs != num_envs:
+            vector.env.close()
+            vector = self.make(num_envs)
+        self.each[index] = Instance(vector)
+        return np.int32(index), *vector.reset(seed % 2**31)
 
     def step(self, which: np.ndarray, action: np.ndarray) -> tuple[Any, ...]:
         """Step vector environments, as `GymnasiumVector.step` does with one.
@@ -209,21 +202,14 @@ class Instances:
         """
         if which.ndim == 1:
             index, count = which.tolist()  # Python's integers are faster to compare than NumPy's
-            return self._step(index, count, action)
+            if not 0 <= index < len(self.each):
+                raise UserValueError(f"this state of an environment on the host was made in another process: {BEGIN}")
+            return self.each[index].step(count, action)
         actions = action.reshape(-1, *action.shape[which.ndim - 1 :])
-        each = zip(which.reshape(-1, 2).tolist(), actions, strict=True)
-        return _stacked([self._step(index, count, one) for (index, count), one in each], which.shape[:-1])
-
-    def _step(self, index: int, count: int, action: np.ndarray) -> tuple[Any, ...]:
-        if not 0 <= index < len(self.each):
-            raise UserValueError(f"this state of an environment on the host was made in another process: {BEGIN}")
-        return self.each[index].step(count, action)
+        each = [self.step(*one) for one in zip(which.reshape(-1, 2), actions, strict=True)]
+        return _stacked(each, which.shape[:-1])
 
 
 def _stacked(results: list[tuple[Any, ...]], shape: tuple[int, ...]) -> tuple[Any, ...]:
     """Stack the results of several vector environments along new axes of this shape."""
     return jax.tree.map(lambda *x: np.reshape(np.stack(x), (*shape, *np.shape(x[0]))), *results)
-
-
-def _shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)

@@ -191,8 +191,9 @@ class _Agents:
         everybody = jnp.ones_like(alive)
         obs, *after = choose(ended, (first_obs, first, everybody), (final_obs, inner, alive & ~gone))
         terminated = (gone | ended[:, None] | ~alive) & ~truncated
-        fields = {"mask": None if self.family.together else alive, "ended": ended, "info": info}
-        return state.advance(tuple(after), ended, obs, reward, terminated, truncated, final_obs, **fields)
+        fields = {"obs": obs, "final_obs": final_obs, "terminated": terminated, "truncated": truncated, "info": info}
+        mask = None if self.family.together else alive
+        return state.advance(tuple(after), ended, reward, mask=mask, ended=ended, **fields)
 
 
 def _spaces(env: Any) -> tuple[list[Any], int]:

@@ -1,14 +1,22 @@
-"""The laws that every environment must follow: functions of recorded steps that return what is wrong."""
+"""The laws that every environment follows, and their check with random actions."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from ._env import SEATS, Env, Observation, Transition
+from .._base.errors import UserValueError
+from .._base.hyperparameters import check_count, check_takes
+from ..distributions import Categorical, MultiCategorical
+from ._check import check, evaluation_of
+from ._env import SEATS, Array, Env, Observation, Transition, action_struct, check_env, count_options
+
+Act = Callable[[Array, Any], Any]
 
 
 class Played(NamedTuple):
@@ -39,27 +47,24 @@ Law = Callable[[Played], str | None]
 
 def reproducible(played: Played) -> str | None:
     """The same key gives the same episodes."""
-    if equal((played.first, played.out), played.again):
+    reset, step = (_equal(one, again) for one, again in zip((played.first, played.out), played.again, strict=True))
+    if reset and step:
         return None
-    where = "reset" if not equal(played.first, played.again[0]) else "step"
     return (
-        f"{where} returns different results when it is called again with the same key: draw all random numbers from "
-        "the key (jax.random; in Gymnasium self.np_random, after super().reset(seed=seed)), and keep everything that "
-        "changes in the state"
+        f"{'step' if reset else 'reset'} returns different results when it is called again with the same key: draw all "
+        "random numbers from the key (jax.random; in Gymnasium self.np_random, after super().reset(seed=seed)), and "
+        "keep everything that changes in the state"
     )
 
 
 def separate(played: Played) -> str | None:
     """Environments that are reset together do not all begin with the same draw."""
-    if played.other is None:
+    if played.other is None or not _alike(_array(played.other)) or _equal(*_rows(played.first, played.other)):
         return None
-    first, other = array_of(played.first), array_of(played.other)
-    if alike(other) and (first[0] != other[0]).any():
-        return (
-            "reset gives all N environments the same first observation, although it depends on the key: give each "
-            "environment its own key, jax.random.split(key, num_envs)"
-        )
-    return None
+    return (
+        "reset gives all N environments the same first observation, although it depends on the key: give each "
+        "environment its own key, jax.random.split(key, num_envs)"
+    )
 
 
 def finite(played: Played) -> str | None:
@@ -73,14 +78,14 @@ def finite(played: Played) -> str | None:
 
 def integers(played: Played) -> str | None:
     """Where the space of observations consists of integers, observations are integers within its bounds."""
-    space, seen = played.env.observation_space, array_of(played.out.obs)
+    space, seen = played.env.observation_space, _array(played.out.obs)
     if seen.dtype.kind == "f":
         return (
             f"observations are {seen.dtype}, but those of the observation space, {space}, are {np.dtype(space.dtype)}: "
             "give the space the dtype and the bounds of what reset and step return"
         )
     outside = (seen < space.low) | (seen > space.high)
-    found = _first(outside)
+    found = _place(outside)
     return found and (
         f"obs contains {seen[outside][0]} {found}, outside of the observation space, {space}: change its bounds, or "
         "what step returns"
@@ -89,9 +94,8 @@ def integers(played: Played) -> str | None:
 
 def masks(played: Played) -> str | None:
     """At least one action is available wherever the policy acts."""
-    if not played.first.available.any(axis=-1).all():
-        return "obs.available leaves no action after reset: at least one must be available wherever the policy acts"
-    found = _first(~played.out.obs.available.any(axis=-1))
+    available = np.concatenate([played.first.available[None], played.out.obs.available])
+    found = _place(~available.any(axis=-1))
     return found and (
         f"obs.available leaves no action {found}: at least one must be available wherever the policy acts (obs is what "
         "it acts on next; where an episode ended it is the first observation of the next)"
@@ -101,7 +105,7 @@ def masks(played: Played) -> str | None:
 def flags(played: Played) -> str | None:
     """Where an episode ended, every agent's part of it was terminated or truncated."""
     over = (played.out.terminated | played.out.truncated).reshape(*played.ended.shape, -1).all(axis=-1)
-    found = _first(played.ended & ~over)
+    found = _place(played.ended & ~over)
     return found and (
         f"ended is True {found}, but some agent is neither terminated nor truncated: set terminated, or, if a time "
         "limit cut the episode, truncated"
@@ -120,10 +124,9 @@ def final_observation(played: Played) -> str | None:
     over = played.ended
     if played.env.num_agents is None:  # a lost life may end an episode for the learner only
         over = over | played.out.terminated | played.out.truncated
-    found = _first(~over & ~same)
-    if found is not None:
+    if found := _place(~over & ~same):
         return f"final_obs differs from obs {found}, where no episode ended: it must equal obs there"
-    seen = array_of(obs)
+    seen = _array(obs)
     changes = (seen[1:] != seen[:-1]).reshape(*played.ended[1:].shape, -1).any(axis=-1)[~played.ended[1:]]
     if played.ended.sum() > 1 and same[played.ended].all() and changes.any():
         return (
@@ -136,36 +139,26 @@ def final_observation(played: Played) -> str | None:
 
 def episode_length(played: Played) -> str | None:
     """`episode_length` counts the steps of an episode from 1, and starts again after its end."""
-    length = np.ones(played.ended.shape, int)
-    for t, ended in enumerate(played.ended[:-1]):
-        length[t + 1] += np.where(ended, 0, length[t])
-    wrong = np.asarray(played.out.episode_length != length)
-    found = _first(wrong)
-    if found is None:
-        return None
-    t, n = np.argwhere(wrong)[0]
-    return (
-        f"episode_length is {played.out.episode_length[t, n]} {found}, but the episode has {length[t, n]} steps, "
-        "including this one: count in the state, and start from 0 where an episode ended (envs.auto_reset does)"
+    given, length = played.out.episode_length, _sums(np.ones(played.ended.shape, int), played.ended)
+    found = _place(given != length)
+    return found and (
+        f"episode_length is {given[given != length][0]} {found}, but the episode has {length[given != length][0]} "
+        "steps, including this one: count in the state, and start from 0 where an episode ended (envs.auto_reset does)"
     )
 
 
 def episode_return(played: Played) -> str | None:
     """`episode_return` is the sum of the unscaled rewards of the episode so far, without those of absent agents."""
-    out, total = played.unscaled, np.zeros(played.unscaled.reward.shape[1:])
-    reward = out.reward if out.mask is None else np.where(out.mask, out.reward, 0)
-    for t, ended in enumerate(np.asarray(out.episode_ends()[0])):
-        total = total + reward[t]
-        wrong = ~np.isclose(out.episode_return[t], total, rtol=1e-3, atol=1e-3)
-        if wrong.any():
-            place = tuple(np.argwhere(wrong)[0])
-            return (
-                f"episode_return is {out.episode_return[t][place]:g} in step {t} of environment {place[0]}, but the "
-                f"rewards of the episode add up to {total[place]:g}: add the reward of this step, and start from 0 "
-                "where an episode ended (envs.auto_reset does); env.evaluation(state) must not scale rewards"
-            )
-        total = np.where(ended.reshape(-1, *(1,) * (total.ndim - 1)), 0, total)
-    return None
+    out = played.unscaled
+    reward = (out.reward if out.mask is None else np.where(out.mask, out.reward, 0)).astype(float)
+    given, total = out.episode_return, _sums(reward, np.asarray(out.episode_ends()[0]))
+    wrong = ~np.isclose(given, total, rtol=1e-3, atol=1e-3)
+    found = _place(wrong)
+    return found and (
+        f"episode_return is {given[wrong][0]:g} {found}, but the rewards of the episode add up to "
+        f"{total[wrong][0]:g}: add the reward of this step, and start from 0 where an episode ended (envs.auto_reset "
+        "does); env.evaluation(state) must not scale rewards"
+    )
 
 
 def seats(played: Played) -> str | None:
@@ -173,51 +166,198 @@ def seats(played: Played) -> str | None:
     moved, following = (np.asarray(played.out.info[name]) for name in SEATS)
     for name, seat, known in ((SEATS[0], moved, True), (SEATS[1], following, ~played.ended)):
         wrong = (np.abs(seat) != 1) & known
-        if found := _first(wrong):
+        if found := _place(wrong):
             return f"info[{name!r}] is {seat[wrong][0]:g} {found}: return 1 for the first player, and -1 for the second"
-    found = _first((following[:-1] != moved[1:]) & ~played.ended[:-1])
+    found = _place((following[:-1] != moved[1:]) & ~played.ended[:-1])
     return found and (
         f"info['next_seat'] {found} is not the info['seat'] of the step after it: it must be the player to move in obs"
     )
 
 
-LAWS: tuple[Law, ...] = (
-    reproducible, separate, finite, integers, masks, flags, final_observation, episode_length, episode_return, seats,
-)  # fmt: skip
-"""What `check_laws` checks, in this order."""
-
-
-def applies(law: Law, played: Played) -> bool:
-    """Return whether a law says anything about this environment."""
+def _of_integers(played: Played) -> bool:
     space = played.env.observation_space
-    has: dict[Law, bool] = {
-        integers: hasattr(space, "low") and np.dtype(getattr(space, "dtype", None) or np.float32).kind in "iu",
-        masks: isinstance(played.first, Observation) and played.first.available is not None,
-        flags: played.out.ended is not None,
-        seats: played.env.zero_sum,
+    return hasattr(space, "low") and np.dtype(getattr(space, "dtype", None) or np.float32).kind in "iu"
+
+
+LAWS: dict[Law, Callable[[Played], bool]] = {
+    reproducible: lambda played: True,
+    separate: lambda played: True,
+    finite: lambda played: True,
+    integers: _of_integers,
+    masks: lambda played: isinstance(played.first, Observation) and played.first.available is not None,
+    flags: lambda played: played.out.ended is not None,
+    final_observation: lambda played: True,
+    episode_length: lambda played: True,
+    episode_return: lambda played: True,
+    seats: lambda played: played.env.zero_sum,
+}
+"""What `check_laws` checks, in this order, and whether the law says anything about an environment."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `check_laws` saw: how many episodes ended and how, notes on what looks unusual, and the laws that apply."""
+
+    episodes: int
+    terminated: int
+    truncated: int
+    notes: tuple[str, ...]
+    laws: tuple[str, ...] = dataclasses.field(repr=False)
+
+
+def check_laws(env: Env, *, num_envs: int = 4, num_steps: int = 1000, seed: int = 0, act: Act | None = None) -> Report:
+    """Run an environment with random actions, and raise if it breaks a law; the error names the field.
+
+    Args:
+        env: the environment; `check` runs first.
+        num_envs, num_steps: N environments run for T steps, twice.
+        seed: seed of the keys.
+        act: `act(key, obs) -> action` for all environments; None: uniformly among the available actions, or within the
+            bounds of the box.
+
+    Raises:
+        UserTypeError, ShapeError: as `check`. UserValueError: names the first law that is broken, and the remedy.
+
+    Example:
+        >>> from ppo_parts import envs
+        >>> envs.check_laws(envs.make("CartPole-v1", max_steps_in_episode=15), num_steps=30).notes
+        ()
+    """
+    check_env("check_laws", env)
+    check_count("check_laws", "num_steps", num_steps)
+    check_count("check_laws", "num_envs", num_envs)
+    check_count("check_laws", "seed", seed, 0)
+    act = random_action(env) if act is None else act
+    check_takes("check_laws", "act", act, ("key", "obs"))
+    check(env, num_envs, jax.eval_shape(lambda key: act(key, env.reset(key, num_envs)[1]), jax.random.key(0)))
+    played = play(env, act, num_envs, num_steps, seed)
+    laws = [law for law, applies in LAWS.items() if applies(played)]
+    for law in laws:
+        if (wrong := law(played)) is not None:
+            raise UserValueError(f"check_laws: {wrong}")
+    cut = np.asarray(played.out.episode_ends()[1])
+    return Report(
+        episodes=int(played.ended.sum()),
+        terminated=int((played.ended & ~cut).sum()),
+        truncated=int(cut.sum()),
+        notes=notes_on(played),
+        laws=tuple((law.__doc__ or "").strip() for law in laws),
+    )
+
+
+def play(env: Env, act: Act, num_envs: int, num_steps: int, seed: int) -> Played:
+    """Run an environment twice with one key, and its `evaluation` once."""
+
+    def played(make: Callable[[Array], Env]) -> Any:
+        def run(key: Array) -> tuple[Any, Transition]:
+            env_key, reset_key, key = jax.random.split(key, 3)
+            env = make(env_key)
+            state, obs = env.reset(reset_key, num_envs)
+
+            def step(carry: Any, key: Array) -> Any:
+                action_key, step_key = jax.random.split(key)
+                state, out = env.step(step_key, carry[0], act(action_key, carry[1]))
+                return (state, out.obs), out
+
+            return obs, jax.lax.scan(step, (state, obs), jax.random.split(key, num_steps))[1]
+
+        return jax.jit(run)
+
+    def evaluation(key: Array) -> Env:
+        return evaluation_of(env, key, num_envs)
+
+    key, same = jax.random.key(seed), []
+    one, two = (played(lambda key: env).lower(key) for _ in range(2))
+    compiled = one.compile()
+    first, out = _numpy(compiled(key))
+    # Programs with the same text are equal, so only one is compiled, which takes most of the time. The text contains
+    # every constant, such as a random number from NumPy. (The text of a jaxpr lacks those of functions that it calls.)
+    again = _numpy((compiled if one.as_text() == two.as_text() else two.compile())(key))
+    reset_many = jax.jit(lambda key: env.reset(key, 8 * num_envs)[1])  # compiled only where a law needs it
+    other = _numpy(reset_many(jax.random.key(seed + 1))) if _alike(_array(first)) else None
+    jax.eval_shape(lambda key: same.append(evaluation(key) is env), key)
+    unscaled = out if same[0] else _numpy(played(evaluation)(key)[1])
+    return Played(env, first, out, np.asarray(out.episode_ends()[0]), again, other, unscaled)
+
+
+def random_action(env: Env) -> Act:
+    """Return `act(key, obs) -> action`, uniform among the available actions or within the box of one environment."""
+    space = env.action_space
+
+    def act(key: Array, obs: Any) -> Array:
+        agents = () if env.num_agents is None else (env.num_agents,)
+        each = (jax.tree.leaves(obs)[0].shape[0], *agents)
+        if options := count_options(space):
+            available = obs.available if isinstance(obs, Observation) else None
+            logits = jnp.zeros((*each, sum(options))) if available is None else jnp.where(available, 0.0, -1e9)
+            policy = MultiCategorical(logits, options) if hasattr(space, "nvec") else Categorical(logits)
+            return policy.sample(seed=key)
+        shape = action_struct(space, each).shape
+        low, high = (jnp.broadcast_to(np.asarray(x, np.float32), shape) for x in (space.low, space.high))
+        bounded = (jnp.abs(low) < 1e6) & (jnp.abs(high) < 1e6)
+        return jax.random.uniform(key, shape, minval=jnp.where(bounded, low, -1), maxval=jnp.where(bounded, high, 1))
+
+    return act
+
+
+def notes_on(played: Played) -> tuple[str, ...]:
+    """Note what is allowed but often a mistake."""
+    episodes, lengths = int(played.ended.sum()), played.out.episode_length[played.ended]
+    cut = np.asarray(played.out.episode_ends()[1])
+    longest = played.ended & (played.out.episode_length == lengths.max(initial=0))
+    number, last = longest.sum(), lengths.max(initial=0)
+    notes = {
+        f"no episode ended in {len(played.ended)} steps, so ends have not been checked: use more steps, or a shorter "
+        "time limit": episodes == 0,
+        f"{number} of {episodes} episodes were terminated after {last} steps, and none lasted longer: if that is a "
+        "time limit, report it as truncated, so that the value of the final observation counts": (
+            episodes > 3 and not cut.any() and 2 * number > episodes and last > 1
+        ),
+        f"all {number} episodes of {last} steps, the longest, were terminated, and only shorter ones were truncated: "
+        "if that is a time limit, terminated and truncated are swapped": (
+            cut.any() and number > 3 and not (cut & longest).any()
+        ),
+        "all observations are 0": not _array(played.out.obs).any() and not _array(played.first).any(),
+        "all rewards of random actions are 0": not played.out.reward.any(),
     }
-    return has.get(law, True)
+    return tuple(note for note, applies in notes.items() if applies)
 
 
-def array_of(obs: Any) -> np.ndarray:
+def _numpy(tree: Any) -> Any:
+    return jax.tree.map(np.asarray, tree)
+
+
+def _array(obs: Any) -> np.ndarray:
     """Return the first leaf of observations; masks are skipped."""
     return jax.tree.leaves(obs)[0]
 
 
-def alike(x: np.ndarray) -> bool:
-    """Return whether all rows are the same."""
+def _rows(*trees: Any) -> tuple[np.ndarray, ...]:
+    return tuple(_array(tree)[0] for tree in trees)
+
+
+def _alike(x: np.ndarray) -> bool:
     return bool((x == x[:1]).all())
 
 
-def equal(one: Any, other: Any) -> bool:
+def _equal(one: Any, other: Any) -> bool:
     """Return whether all leaves of two trees are equal; NaN equals NaN."""
     same = jax.tree.map(lambda x, y: np.array_equal(x, y, equal_nan=np.issubdtype(x.dtype, np.inexact)), one, other)
     return all(jax.tree.leaves(same))
 
 
-def _first(wrong: np.ndarray) -> str | None:
+def _place(wrong: Any) -> str | None:
     """Describe where the first True of `[T, N, ...]` is."""
     if not wrong.any():
         return None
     t, n, *_ = np.argwhere(wrong)[0]
     return f"in step {t} of environment {n}"
+
+
+def _sums(x: Any, ended: np.ndarray) -> np.ndarray:
+    """Sum `x`, `[T, N, ...]`, over the steps of each episode so far."""
+    sums, before = np.empty_like(x), np.zeros_like(x[0])
+    for t, over in enumerate(ended):
+        sums[t] = before + x[t]
+        before = np.where(over.reshape(-1, *(1,) * (x.ndim - 2)), 0, sums[t])
+    return sums

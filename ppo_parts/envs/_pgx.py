@@ -56,14 +56,22 @@ def make(
     def seen(state: Any) -> Observation:
         return Observation(state.observation.astype(jnp.float32), state.legal_action_mask)
 
-    def opponents_move(key: Array, state: Any) -> Any:
-        action_key, step_key = jax.random.split(key)
-        return env.step(state, choose_action(action_key, seen(state)), step_key)
-
     def others(key: Array, state: Any) -> tuple[Any, Array]:
+        """Let the opponent move until it is the turn of player 0; return the reward of player 0 since its move."""
         if env.num_players == 1 or both:
             return state, state.rewards[0]
-        return until_turn(opponents_move, key, state)
+
+        def waits(carry: Any) -> Array:
+            _, state, _ = carry
+            return (state.current_player != 0) & ~state.terminated & ~state.truncated
+
+        def wait(carry: Any) -> Any:
+            key, state, reward = carry
+            key, action_key, step_key = jax.random.split(key, 3)
+            state = env.step(state, choose_action(action_key, seen(state)), step_key)
+            return key, state, reward + state.rewards[0]
+
+        return jax.lax.while_loop(waits, wait, (key, state, state.rewards[0]))[1:]
 
     def sign(state: Any) -> Array:
         return 1.0 - 2.0 * state.current_player
@@ -87,26 +95,6 @@ def make(
         return made
     against_random = make(name, time_limit=time_limit, reset_ratio=reset_ratio)
     return made._replace(evaluation=lambda state: against_random)
-
-
-def until_turn(move: Callable[[Array, Any], Any], key: Array, state: Any) -> tuple[Any, Array]:
-    """Let the opponent `move(key, state) -> state` until it is the turn of player 0, or the game is over.
-
-    Returns:
-        The state, and the reward of player 0 since its move, including that of `state`.
-    """
-
-    def waits(carry: Any) -> Array:
-        _, state, _ = carry
-        return (state.current_player != 0) & ~state.terminated & ~state.truncated
-
-    def wait(carry: Any) -> Any:
-        key, state, reward = carry
-        key, move_key = jax.random.split(key)
-        state = move(move_key, state)
-        return key, state, reward + state.rewards[0]
-
-    return jax.lax.while_loop(waits, wait, (key, state, state.rewards[0]))[1:]
 
 
 def random_opponent(key: Array, obs: Observation) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
-import keyword
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -141,10 +140,8 @@ def without_settings(env_id: str) -> str:
     return env_id.partition(",")[0] if isinstance(env_id, str) else env_id
 
 
-KEYWORDS = re.compile(
-    r"""'[^']*'|"[^"]*"|\b""" + rf"({'|'.join(sorted(set(keyword.kwlist) - {'True', 'False', 'None'}))})\b(?!\s*=)"
-)
-"""Quoted strings, and bare words that Python would not parse as values, such as that of `vectorization=async`."""
+SETTING = re.compile(r"""\s*(\w+)=((?:'[^']*'|"[^"]*"|\([^()]*\)|\[[^][]*\]|[^]['"(),])+)(?:,|$)""")
+"""A setting "a=1": its name, and its value, in which commas are inside quotes or brackets."""
 
 
 def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -156,36 +153,33 @@ def split_settings(env_id: str, settings: dict[str, Any]) -> tuple[str, dict[str
     if not isinstance(env_id, str) or "," not in env_id:
         return env_id, settings
     name, _, text = env_id.partition(",")
-    quoted = KEYWORDS.sub(lambda found: f'"{found[1]}"' if found[1] else found[0], text)
+    found = list(SETTING.finditer(text))
     try:
-        call = ast.parse(f"dict({quoted})", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
-            raise ValueError
-        named = {setting.arg: _value(setting.value) for setting in call.keywords if setting.arg}
-        if not named or len(named) < len(call.keywords):
-            raise ValueError
-    except UserValueError:
-        raise
-    except (SyntaxError, TypeError, ValueError):
+        named = {each[1]: _value(each[2].strip()) for each in found}
+        valid = bool(found) and len(named) == len(found) and "".join(each[0] for each in found) == text
+    except SyntaxError:
+        valid = False
+    if not valid:
         raise UserValueError(
             f"{env_id!r}: settings after the name must be given once each and look like "
             f"'a=1,b=True,c=word,d=\"some words\"', with quotes around other values; got {text!r}"
-        ) from None
+        )
     if twice := sorted(named.keys() & settings.keys()):
         raise UserValueError(f"{env_id!r}: {', '.join(twice)} is also given as an argument: give it once")
     return name, settings | named
 
 
-def _value(node: ast.expr) -> Any:
+def _value(text: str) -> Any:
     """Return the value of a literal; a bare word is a string, so that shells need no quotes."""
-    if isinstance(node, (ast.Tuple, ast.List)):
-        return tuple(map(_value, node.elts))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value(node.operand)
-    if not isinstance(node, ast.Name):
-        return ast.literal_eval(node)
-    if node.id in ("true", "false", "none", "null"):
-        raise UserValueError(
-            f"{node.id} after the name of an environment: write True, False or None, or quote the word"
-        )
-    return float(node.id) if node.id in ("inf", "nan") else node.id
+    if text[:1] in ("(", "["):
+        return tuple(_value(x.strip()) for x in text[1:-1].split(",") if x.strip())
+    if text in ("true", "false", "none", "null"):
+        raise UserValueError(f"{text} after the name of an environment: write True, False or None, or quote the word")
+    if text.removeprefix("-") in ("inf", "nan"):
+        return float(text)
+    if text.isidentifier() and text not in ("True", "False", "None"):
+        return text
+    try:
+        return ast.literal_eval(text)
+    except ValueError as error:  # an expression
+        raise SyntaxError from error

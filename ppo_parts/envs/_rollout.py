@@ -265,12 +265,11 @@ class _Collector:
         steps = scan_hoisted(lambda state, keys: self.step(params, state, keys), state, keys)
         state, (batch, found, final, episodes) = steps
         shape = (self.num_steps, *self.each)
-        check_shapes(batch, shape)
         if found is None:
             output = evaluate_policy(self.policy, params, batch)
             check_value(output, shape)
             found = self.estimates(output)
-        check_estimates(found, shape)
+        check_recorded(batch, found, shape)
         if self.shards > 1:
             state = state._replace(env_state=merged_moments(state.env_state))
             after = functools.partial(self.estimates_after, params)
@@ -283,8 +282,19 @@ class _Collector:
         return state, batch.replace(carry=carry, extras=extras, shards=self.shards), episode_metrics(*episodes)
 
 
-def check_estimates(found: dict[str, Array], shape: tuple[int, ...]) -> None:
-    """Raise unless the value and every recorded entry of aux have one number per element."""
+def check_recorded(batch: Batch, found: dict[str, Array], shape: tuple[int, ...]) -> None:
+    """Raise unless log-probabilities, values and recorded entries of aux have one number per element."""
+    if jnp.shape(batch.log_prob) != shape:
+        raise ShapeError(
+            f"rollout: the log-probability of {shape[1:]} actions has shape {jnp.shape(batch.log_prob)[1:]}; one "
+            "number for each is needed: sum over the action's dimensions"
+        )
+    for leaf in jax.tree.leaves(batch.behavior):
+        if jnp.shape(leaf)[:2] != shape[:2]:
+            raise ShapeError(
+                f"rollout: keep_distribution needs a distribution whose arrays begin with [N] = {shape[1:2]}, got "
+                f"{jnp.shape(leaf)[1:]}: broadcast parameters that all elements share"
+            )
     for name, x in found.items():
         if jnp.shape(x) != shape:
             raise ShapeError(
@@ -313,21 +323,6 @@ def check_is_tree(distribution: Any) -> None:
         )
 
 
-def check_shapes(batch: Batch, expected: tuple[int, ...]) -> None:
-    """Raise unless the log-probability, and each leaf of a distribution that is kept, has one entry per element."""
-    if jnp.shape(batch.log_prob) != expected:
-        raise ShapeError(
-            f"rollout: the log-probability of {expected[1:]} actions has shape {jnp.shape(batch.log_prob)[1:]}; "
-            "one number for each is needed: sum over the action's dimensions"
-        )
-    for leaf in jax.tree.leaves(batch.behavior):
-        if jnp.shape(leaf)[:2] != expected[:2]:
-            raise ShapeError(
-                f"rollout: keep_distribution needs a distribution whose arrays begin with [N] = {expected[1:2]}, got "
-                f"{jnp.shape(leaf)[1:]}: broadcast parameters that all elements share"
-            )
-
-
 def _sampled(distribution: Any, key: Array) -> tuple[Any, Array]:
     """Sample an action and return it with its log-probability."""
     if hasattr(distribution, "sample_and_log_prob"):
@@ -339,25 +334,18 @@ def _sampled(distribution: Any, key: Array) -> tuple[Any, Array]:
 
 def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ...]) -> None:
     """Raise unless actions in one array fit the action space: an environment may broadcast or round unfit ones."""
-    shape, several = getattr(space, "shape", None), hasattr(space, "nvec")
+    shape, options = getattr(space, "shape", None), count_options(space)
     if shape is None or not isinstance(action, jax.Array):
         return
-    options = count_options(space)
     if action.shape != (*each, *shape) or (options and jnp.issubdtype(action.dtype, jnp.floating)):
-        axes = ", ".join(("...", *map(str, shape)))
-        if several:
+        if hasattr(space, "nvec"):
             remedy = f"{len(options)} choices: return distributions.MultiCategorical(logits, nvec={options})"
         elif options:
-            (n,) = options
-            remedy = f"one of {n} actions: return distributions.Categorical(logits), with logits [..., {n}]"
-        elif len(shape) != 1:
-            n = math.prod(shape)
-            remedy = (
-                f"numbers of shape {tuple(shape)}: wrap it in envs.flatten_action, and return "
-                f"distributions.Normal(mean, scale), with a mean [..., {n}]"
-            )
+            remedy = f"one of {options[0]} actions: return distributions.Categorical(logits [..., {options[0]}])"
         else:
-            remedy = f"numbers of shape {tuple(shape)}: return distributions.Normal(mean, scale), with a mean [{axes}]"
+            wrap = "" if len(shape) == 1 else "wrap it in envs.flatten_action, and "
+            size = math.prod(shape)
+            remedy = f"numbers of shape {tuple(shape)}: {wrap}return distributions.Normal(mean [..., {size}], scale)"
         raise UserTypeError(
             f"rollout: the policy's actions are {action.dtype}{list(action.shape)}, but each of {list(each)} "
             f"environments takes {remedy}"
@@ -367,7 +355,7 @@ def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ..
         if tuple(axes_of_logits) == each and given > number:
             raise UserValueError(
                 f"rollout: the policy has logits for {given} actions, but the environment has {number}"
-                + f" in one of its choices; it has {options}" * several
+                + f" in one of its choices; it has {options}" * (len(options) > 1)
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 
 from .._base.errors import UserTimeoutError, UserTypeError, UserValueError
 from ..functional import ShapeError
-from ._env import Discrete, MultiDiscrete, can_cast, count_options, exactly, is_below, size
+from ._env import Discrete, MultiDiscrete, count_options, exactly, size
 from ._rendering import as_frame, opengl_errors
 
 FLOAT = np.dtype(np.float32)
@@ -23,7 +23,8 @@ class GymnasiumVector:
     """N environments of a `gymnasium.vector` environment; checks everything that they return.
 
     Args:
-        env: the vector environment.
+        env: the vector environment. Its attribute `ended`, if it has one, tells after each step where an episode ended
+            for good, and not only for the learner, as with a lost life in Atari.
         timeout: seconds that a reset or a step may take; None: no limit.
         info: names of numbers in the environment's `info` to pass on.
         action_mask: name of the action mask in `info`; None: all actions are always available.
@@ -36,41 +37,40 @@ class GymnasiumVector:
             raise UserTypeError(
                 f"from_gymnasium: {env} is not a vector environment: make it with gymnasium.make_vec(..., num_envs=...)"
             )
-        self.mode = getattr((env.metadata or {}).get("autoreset_mode"), "name", None)
-        if self.mode not in ("SAME_STEP", "DISABLED"):
+        mode = getattr((env.metadata or {}).get("autoreset_mode"), "name", None)
+        if mode != "SAME_STEP":
             raise UserValueError(
-                f"from_gymnasium: the environment's autoreset mode is {self.mode}, but must be SAME_STEP or DISABLED: "
-                "make it with gymnasium.make_vec(..., vector_kwargs={'autoreset_mode': AutoresetMode.SAME_STEP})"
+                f"from_gymnasium: the environment's autoreset mode is {mode}, but must be SAME_STEP: make it with "
+                "gymnasium.make_vec(..., vector_kwargs={'autoreset_mode': AutoresetMode.SAME_STEP})"
             )
-        self.env, self.num_envs = env, env.num_envs
-        self.observation_space, self.action_space = env.single_observation_space, policy_space(env.single_action_space)
+        space = env.single_action_space
+        self.env, self.num_envs, self.timeout = env, env.num_envs, timeout
+        self.observation_space, self.action_space = env.single_observation_space, policy_space(space)
         size(self.observation_space)  # raises if observations are not arrays
         # The integers of the space need not start at 0, and its dtype need not be that of the policy's actions.
-        starts = np.asarray(getattr(env.single_action_space, "start", 0))
+        starts = np.asarray(getattr(space, "start", 0))
         self.starts = starts if starts.any() else None
-        self.action_dtype = np.dtype(env.single_action_space.dtype)
-        self.shape = tuple(self.observation_space.shape)
-        self.dtype = obs_dtype(self.observation_space)
-        self.edges = unrounded_bounds(env.single_action_space)
-        self.takes = f"the environment takes {self.action_dtype} ({env.single_action_space})"
+        self.action_dtype = np.dtype(space.dtype)
+        self.bounds = (space.low, space.high) if self.action_dtype == np.float64 else None
+        self.shape, self.dtype = tuple(self.observation_space.shape), obs_dtype(self.observation_space)
+        # Texts of errors are made once, because writing a space takes longer than a step.
+        self.takes = f"the environment takes {self.action_dtype} ({space})"
         self.remedy = (
             f"the observation space is {self.observation_space}; give it the dtype of what the environment returns, or "
             "convert that in a wrapper; integers keep 64 bits with jax_enable_x64"
         )
-        self.call, self.info, self.action_mask = Deadline(timeout), info, action_mask
-        self.options = count_options(self.action_space)
+        self.info, self.action_mask, self.options = info, action_mask, count_options(self.action_space)
         if action_mask is not None and not self.options:
             raise UserValueError(
                 f"from_gymnasium: action_mask={action_mask!r} masks discrete actions, but this environment takes "
-                f"{env.single_action_space}: leave it out"
+                f"{space}: leave it out"
             )
 
     def reset(self, seed: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Start new episodes in all environments; return their observations and action masks."""
-        returned = self.call("reset", functools.partial(self.env.reset, seed=seed))
-        if not isinstance(returned, tuple) or len(returned) != 2:
-            raise UserTypeError(f"from_gymnasium: reset must return (obs, info), got {_kind(returned)}")
-        return self._checked_obs("reset", returned[0]), self._available("reset", returned[1], range(self.num_envs))
+        returned = within(self.timeout, "reset", functools.partial(self.env.reset, seed=seed))
+        obs, info = _several("reset", returned, "(obs, info)")
+        return self._checked_obs("reset", obs), self._available("reset", info)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
         """Step all environments once.
@@ -79,25 +79,17 @@ class GymnasiumVector:
             The observations to act on next, those that followed the step, the masks of the next actions (or None), and
             `[4 + K, N]` of float32: reward, terminated, truncated, ended and K numbers of `info`.
         """
-        returned = self.call("step", functools.partial(self.env.step, self._checked_action(action)))
-        if not isinstance(returned, tuple) or len(returned) != 5:
-            raise UserTypeError(
-                "from_gymnasium: step must return (obs, reward, terminated, truncated, info), as in Gymnasium 1.0, got "
-                + _kind(returned)
-            )
-        obs, reward, terminated, truncated, info = returned
-        reward, terminated = self._checked("reward", reward), self._checked("terminated", terminated)
-        truncated, obs = self._checked("truncated", truncated), self._checked_obs("step", obs)
+        returned = within(self.timeout, "step", functools.partial(self.env.step, self._checked_action(action)))
+        fields = _several("step", returned, "(obs, reward, terminated, truncated, info)")
+        obs, info = self._checked_obs("step", fields[0]), fields[4]
+        reward, terminated, truncated = map(self._checked, ("reward", "terminated", "truncated"), fields[1:4])
         over = terminated | truncated
-        ended, reported = self.game_over(over, info), [self._info(name, info, over) for name in self.info]
-        # Pack what is small, which also copies what the environment may overwrite when it resets or steps.
+        ended = getattr(self.env, "ended", over)
+        # Pack what is small, which also copies what the environment may overwrite when it steps again.
+        reported = [self._info(name, info, over) for name in self.info]
         numbers = np.array([reward, terminated, truncated, ended, *reported], FLOAT)
-        return *self._after_reset(obs, over, info), numbers
-
-    def game_over(self, over: np.ndarray, info: Any) -> np.ndarray:
-        """Return where an episode ended for good; environments that end an episode with each life override this."""
-        del info
-        return over
+        final_obs = self._final_obs(obs, over, info) if np.count_nonzero(over) else obs  # much faster than over.any()
+        return obs, final_obs, self._available("step", info), numbers
 
     def render(self) -> np.ndarray:
         """Draw the first environment, `[H, W, 3]`."""
@@ -107,41 +99,21 @@ class GymnasiumVector:
                 'gymnasium.make_vec(..., render_mode="rgb_array")'
             )
         with opengl_errors():
-            frame, *_ = self.call("render", self.env.render)
+            frame, *_ = within(self.timeout, "render", self.env.render)
         return as_frame("from_gymnasium", frame)
 
-    def close(self) -> None:
-        """Release the environments."""
-        self.env.close()
-
-    def _after_reset(
-        self, obs: np.ndarray, over: np.ndarray, info: Any
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Return the observations to act on, after a reset where an episode ended; those that followed; the masks."""
-        every = range(self.num_envs)
-        if not np.count_nonzero(over):  # several times as fast as over.any()
-            return obs, obs, self._available("step", info, every)
-        if self.mode == "SAME_STEP":
-            return obs, self._final_obs(obs, over, info), self._available("step", info, every)
-        after, reset_info = self.call("reset", functools.partial(self.env.reset, options={"reset_mask": over}))
-        available = self._available("step", info, np.flatnonzero(~over))
-        if available is not None:
-            available &= self._available("reset", reset_info, np.flatnonzero(over))
-        return np.where(over.reshape(-1, *[1] * (obs.ndim - 1)), self._checked_obs("reset", after), obs), obs, available
-
-    def _available(self, what: str, info: Any, which: Iterable[int]) -> np.ndarray | None:
-        """Return the action masks `[N, n]` that these environments report, with True for all actions of the others."""
+    def _available(self, what: str, info: Any) -> np.ndarray | None:
+        """Return the action masks `[N, n]` that the environments report."""
         if self.action_mask is None:
             return None
         available, where = np.ones((self.num_envs, sum(self.options)), bool), f"info[{self.action_mask!r}] of {what}"
         reported = info.get(self.action_mask) if isinstance(info, Mapping) else None
-        for i in which:
+        for i in range(self.num_envs):
             given: Any = None if reported is None else reported[i]
             if not isinstance(given, (tuple, list)) and np.ndim(given) == 0:  # None, or NaN
-                others = ", ".join(sorted(key for key in info or () if not key.startswith("_"))) or "nothing"
                 raise UserValueError(
                     f"from_gymnasium: environment {i} reports no {where}, which action_mask= asks for in every reset "
-                    f"and step; it reports {others}"
+                    f"and step; it reports {_names(info)}"
                 )
             # The mask of several choices is one array, or one array for each choice.
             row = np.concatenate([np.ravel(x) for x in given]) if isinstance(given, (tuple, list)) else given
@@ -158,13 +130,9 @@ class GymnasiumVector:
 
     def _info(self, name: str, info: Mapping[str, Any], over: np.ndarray) -> np.ndarray:
         """Return the number that each environment reports as `info[name]` of this step; NaN: none."""
-        numbers = np.full(self.num_envs, np.nan, np.float32)
-        final = info.get("final_info", {}) if self.mode == "SAME_STEP" else {}  # of the steps before a reset
-        for source, where in ((info, ~over if final else True), (final, over)):
-            if name not in source:
-                continue
-            there = np.broadcast_to(where & np.asarray(source.get(f"_{name}", True)), self.num_envs)
-            for i in np.flatnonzero(there):
+        numbers, final = np.full(self.num_envs, np.nan, np.float32), info.get("final_info", {})
+        for source, where in ((info, ~over), (final, over)):
+            for i in np.flatnonzero(where & np.asarray(source.get(f"_{name}", name in source))):
                 one = np.asarray(source[name][i])
                 if one.size != 1 or not _is_numeric(one):
                     raise UserTypeError(
@@ -173,16 +141,14 @@ class GymnasiumVector:
                     )
                 numbers[i] = exactly(f"from_gymnasium: info[{name!r}]", one, FLOAT, "report it as a float").item()
         if missing := np.flatnonzero(over & np.isnan(numbers)).tolist():
-            hidden = {name, "final_obs", "final_info"}
-            others = sorted(key for key in {**info, **final} if not key.startswith("_") and key not in hidden)
             raise UserValueError(
                 f"from_gymnasium: environment {missing[0]} ended an episode without a number info[{name!r}], which "
-                f"info= asks for; it reports {', '.join(others) or 'nothing else'}"
+                f"info= asks for; it reports {_names({**info, **final}, {name, 'final_obs', 'final_info'})}"
             )
         return numbers
 
     def _final_obs(self, obs: np.ndarray, over: np.ndarray, info: Any) -> np.ndarray:
-        final, given = obs.copy(), info.get("final_obs") if isinstance(info, dict) else None
+        final, given = obs.copy(), info.get("final_obs") if isinstance(info, Mapping) else None
         for i in np.flatnonzero(over):
             one: Any = None if given is None else given[i]
             if one is None or np.shape(one) != self.shape:
@@ -190,21 +156,18 @@ class GymnasiumVector:
                 raise UserTypeError(
                     f'from_gymnasium: info["final_obs"][{i}] must be the final observation of environment {i}, of '
                     f"shape {self.shape}, because its episode ended; got {got}. The autoreset mode SAME_STEP promises "
-                    "it; without it, use DISABLED"
+                    "it"
                 )
             final[i] = self._cast("final_obs", np.asarray(one))
         return final
 
     def _checked_action(self, action: np.ndarray) -> np.ndarray:
         """Return a copy of the policy's actions as the environment takes them."""
-        if can_cast(action.dtype, self.action_dtype):
-            cast = action.astype(self.action_dtype)
-        elif can_cast(action.dtype, self.action_dtype, "same_kind"):
-            cast = exactly("from_gymnasium: the action", action, self.action_dtype, self.takes)
-        else:
+        if not np.can_cast(action.dtype, self.action_dtype, "same_kind"):
             raise UserTypeError(f"from_gymnasium: {self.takes}, but the policy's actions are {action.dtype}")
-        if self.edges is not None:  # an action at a bound, in the precision of the policy, is at the bound
-            inside = np.clip(cast, *self.edges)
+        cast = exactly("from_gymnasium: the action", action, self.action_dtype, self.takes)
+        if self.bounds is not None:  # an action at a bound, in the precision of the policy, is at the bound
+            inside = np.clip(cast, *self.bounds)
             cast = np.where(inside.astype(action.dtype) == action, inside, cast)
         return cast if self.starts is None else cast + self.starts
 
@@ -213,20 +176,19 @@ class GymnasiumVector:
         x = np.asarray(x)
         if x.shape != (self.num_envs,):
             raise ShapeError(f"from_gymnasium: {name} of step must have shape {(self.num_envs,)}, got {x.shape}")
-        if x.dtype.kind == "b" or (name == "reward" and x.dtype.kind == "f" and is_below(x, FLOAT)):
-            return x
-        if name != "reward":
-            raise UserTypeError(f"from_gymnasium: {name} of step must be boolean, got {x.dtype}: return {name} > 0")
-        if not _is_numeric(x):
+        if name == "reward" and not _is_numeric(x):
             raise UserTypeError(f"from_gymnasium: reward of step must be numbers, got {x.dtype}")
-        return exactly("from_gymnasium: reward of step", x, FLOAT, "scale it in a wrapper")
+        if name == "reward":
+            return exactly("from_gymnasium: reward of step", x, FLOAT, "scale it in a wrapper")
+        if x.dtype.kind != "b":
+            raise UserTypeError(f"from_gymnasium: {name} of step must be boolean, got {x.dtype}: return {name} > 0")
+        return x
 
     def _checked_obs(self, what: str, obs: Any) -> np.ndarray:
-        obs = np.asarray(obs)
-        if obs.shape != (self.num_envs, *self.shape):
-            expected = (self.num_envs, *self.shape)
+        obs, expected = np.asarray(obs), (self.num_envs, *self.shape)
+        if obs.shape != expected:
             raise ShapeError(f"from_gymnasium: the obs of {what} must have shape {expected}, got {obs.shape}")
-        return obs.copy() if obs.dtype is self.dtype else self._cast(f"the obs of {what}", obs)
+        return self._cast(f"the obs of {what}", obs)
 
     def _cast(self, name: str, obs: np.ndarray) -> np.ndarray:
         """Return a copy of observations in the dtype that the device has for the space."""
@@ -235,50 +197,36 @@ class GymnasiumVector:
         return exactly(f"from_gymnasium: {name}", obs, self.dtype, self.remedy)
 
 
-class Deadline:
-    """Calls functions, and raises `UserTimeoutError` for those that take longer than `timeout` seconds."""
+def within(timeout: float | None, what: str, call: Callable[[], Any]) -> Any:
+    """Return or raise what `call` does; raise `UserTimeoutError` if that takes longer than `timeout` seconds."""
+    if timeout is None:
+        return call()
+    result = concurrent.futures.Future[Any]()
 
-    def __init__(self, timeout: float | None) -> None:
-        self.timeout = timeout
-        self.latest: concurrent.futures.Future[Any] | None = None
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:  # raised again below, in the calling thread
+            result.set_exception(error)
 
-    def __call__(self, what: str, call: Callable[[], Any]) -> Any:
-        """Return or raise what `call` does."""
-        if self.timeout is None:
-            return call()
-        if self.latest is not None and not self._is_done(self.latest):
-            raise UserTimeoutError("the environment still hangs in an earlier call: make a new one")
-        self.latest = result = concurrent.futures.Future[Any]()
-
-        def run() -> None:
-            try:
-                result.set_result(call())
-            except BaseException as error:  # raised again below, in the calling thread
-                result.set_exception(error)
-
-        threading.Thread(target=run, daemon=True).start()  # a hanging call must not block exit, as one in a pool would
-        if not self._is_done(result):
-            raise UserTimeoutError(
-                f"the environment has not returned from {what} within timeout={self.timeout:g} seconds: it hangs, or "
-                "needs a longer timeout"
-            )
-        return result.result()
-
-    def _is_done(self, result: concurrent.futures.Future[Any]) -> bool:
-        return bool(concurrent.futures.wait([result], self.timeout).done)
+    threading.Thread(target=run, daemon=True).start()  # a hanging call must not block exit, as one in a pool would
+    if not concurrent.futures.wait([result], timeout).done:
+        raise UserTimeoutError(
+            f"the environment has not returned from {what} within timeout={timeout:g} seconds: it hangs, or needs a "
+            "longer timeout"
+        )
+    return result.result()
 
 
 def policy_space(space: Any) -> Any:
     """Return the space of a policy's actions for an environment of this action space: their integers count from 0."""
     if hasattr(space, "low"):
         return space
-    shape = getattr(space, "shape", None)
-    if hasattr(space, "nvec") and len(shape or ()) == 1:
+    axes = len(getattr(space, "shape", None) or ())
+    if hasattr(space, "nvec") and axes == 1:
         return MultiDiscrete(tuple(map(int, space.nvec)))
-    if hasattr(space, "n") and shape == ():
-        return Discrete(int(space.n))
-    if hasattr(space, "n") and len(shape or ()) == 1:  # MultiBinary
-        return MultiDiscrete((2,) * int(space.n))
+    if hasattr(space, "n") and axes <= 1:  # with an axis, a MultiBinary
+        return MultiDiscrete((2,) * int(space.n)) if axes else Discrete(int(space.n))
     raise UserValueError(
         f"{space} is not supported: actions must be a Discrete or a Box space, or a MultiDiscrete or MultiBinary space "
         "with one axis; change them in a wrapper"
@@ -291,19 +239,16 @@ def obs_dtype(space: Any) -> np.dtype[Any]:
     return FLOAT if dtype == np.float64 else np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 
-def unrounded_bounds(space: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the bounds of a box of actions, or None where float32, the precision of policies, has exactly these."""
-    if np.dtype(space.dtype).kind != "f":
-        return None
-    low, high = np.asarray(space.low), np.asarray(space.high)
-    with np.errstate(over="ignore"):
-        exact = all(np.array_equal(bound, bound.astype(FLOAT)) for bound in (low, high))
-    return None if exact else (low, high)
+def _several(what: str, returned: Any, expected: str) -> tuple[Any, ...]:
+    if isinstance(returned, tuple) and len(returned) == expected.count(",") + 1:
+        return returned
+    got = f"{len(returned)} items" if isinstance(returned, tuple) else type(returned).__name__
+    raise UserTypeError(f"from_gymnasium: {what} must return {expected}, as in Gymnasium 1.0, got {got}")
+
+
+def _names(info: Any, hidden: set[str] = frozenset()) -> str:  # type: ignore[assignment]
+    return ", ".join(sorted(key for key in info or () if not key.startswith("_") and key not in hidden)) or "nothing"
 
 
 def _is_numeric(x: np.ndarray) -> bool:
     return x.dtype.kind in "biuf"  # np.issubdtype takes several microseconds
-
-
-def _kind(x: Any) -> str:
-    return f"{len(x)} items" if isinstance(x, tuple) else type(x).__name__

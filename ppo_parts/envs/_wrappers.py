@@ -37,8 +37,8 @@ def rescale_action(env: Env) -> Env:
     low, high = _bounds("rescale_action", env)
     with np.errstate(over="ignore", invalid="ignore"):
         center, half = (low + high) / 2, (high - low) / 2
-        finite = np.isfinite(center.astype(np.float32)) & np.isfinite(half.astype(np.float32))
-    if not np.all(finite & (half >= 0)):
+        fits = np.isfinite([center, half]).all() and np.isfinite(np.array([center, half], np.float32)).all()
+    if not (fits and (half >= 0).all()):
         space = env.action_space
         raise UserValueError(
             f"rescale_action: bounds must be finite, with low <= high, got low={space.low}, high={space.high}"
@@ -61,23 +61,6 @@ def flatten_action(env: Env) -> Env:
     shape = tuple(env.action_space.shape)
     wrapped = _with_actions(env, lambda action: action.reshape(*action.shape[:-1], *shape), flatten_action)
     return wrapped._replace(action_space=Box((low.size,), low.ravel(), high.ravel()))
-
-
-def _bounds(where: str, env: Env) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of the actions, `[1, ...]`, in the precision of their box."""
-    check_env(where, env)
-    space = env.action_space
-    if is_discrete(space):
-        raise UserValueError(f"{where}: this environment's actions are discrete, but it needs a box: leave it out")
-    shape = array_shape("actions", space)
-    if np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer):
-        raise UserValueError(f"{where}: the actions are integers ({space}), but those of a policy are not")
-    return np.broadcast_to(np.asarray(space.low), shape)[None], np.broadcast_to(np.asarray(space.high), shape)[None]
-
-
-def _like(action: Array, *constants: np.ndarray) -> list[np.ndarray]:
-    """Return constants in the precision of actions, which is at least that of float32."""
-    return [x.astype(jnp.promote_types(action.dtype, jnp.float32)) for x in constants]
 
 
 def clip_reward(env: Env) -> Env:
@@ -127,10 +110,11 @@ def prepare(
         env = rescale_action(env) if rescale else clip_action(env)
         env = env if len(env.action_space.shape) == 1 else flatten_action(env)
     if not normalize:
-        if per_agent:
-            raise UserValueError("prepare: per_agent=True applies to statistics, so it needs normalize=True")
-        if obs_clip is not None:
-            raise UserValueError(f"prepare: obs_clip={obs_clip!r} bounds normalized observations: set normalize=True")
+        for name, given in (("per_agent", per_agent), ("obs_clip", obs_clip)):
+            if given:
+                raise UserValueError(
+                    f"prepare: {name}={given!r} changes how numbers are normalized: set normalize=True"
+                )
         return env
     if gamma is None:
         raise UserValueError("prepare: normalize=True needs gamma, the discount of the learner, got None")
@@ -275,7 +259,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
     check_env("fold_agents", env)
     if env.num_agents is None:
         raise UserValueError("fold_agents: this environment has one agent already")
-    agents, shape = env.num_agents, getattr(env.observation_space, "shape", None)
+    agents, act, shape = env.num_agents, env.act, getattr(env.observation_space, "shape", None)
     if agent_id and (shape is None or len(shape) != 1):
         raise UserValueError(
             f"fold_agents: agent_id=True appends to observations that are vectors, but those of an agent have shape "
@@ -287,9 +271,6 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
 
     def unfolded(x: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf.reshape(-1, agents, *leaf.shape[1:]), x)
-
-    def repeated(x: Any) -> Any:
-        return jax.tree.map(lambda leaf: jnp.repeat(leaf, agents, axis=0), x)
 
     def each_agent(obs: Any) -> Any:
         obs = as_observation(obs)
@@ -310,21 +291,17 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
     def step(key: Array, state: Any, action: Any) -> tuple[Any, Transition]:
         state, out = inner.step(key, state, unfolded(action))
         each = {name: folded(getattr(out, name)) for name in PER_AGENT}
-        whole = {name: repeated(getattr(out, name)) for name in ("episode_length", "ended", "info")}
-        return state, out._replace(**each, **whole)
+        whole = {name: getattr(out, name) for name in ("episode_length", "ended", "info")}
+        return state, out._replace(**each, **jax.tree.map(lambda x: jnp.repeat(x, agents, axis=0), whole))
 
     def observe(state: Any, obs: Any) -> Any:
         if not isinstance(obs, Observation) or (shape is not None and obs.obs.ndim != 2 + len(shape)):
             raise UserValueError(
-                "fold_agents: observe takes the observations of all agents, envs.Observation with axes [N, A, ...], so "
-                "a policy of folded agents cannot be exported if observations change inside fold_agents: put "
-                "normalize_observation around it, and leave agent_id out"
+                "fold_agents: observe takes the observations of all agents, envs.Observation with axes [N, A, ...]; to "
+                "export a policy, put normalize_observation around fold_agents, and leave agent_id out"
             )
-        return each_agent(obs if env.observe is None else env.observe(state, obs))
-
-    def act(action: Any) -> Any:
-        assert env.act is not None
-        return env.act(unfolded(action))
+        assert inner.observe is not None
+        return inner.observe(state, obs)
 
     return inner._replace(
         reset=reset,
@@ -333,7 +310,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         evaluation=lambda state: fold_agents(env.evaluation(state), agent_id=agent_id),
         num_agents=None,
         observe=None if env.observe is None and not agent_id else observe,
-        act=None if env.act is None else act,
+        act=None if act is None else lambda action: act(unfolded(action)),
     )
 
 
@@ -356,66 +333,69 @@ def share_observations(obs: Array) -> Array:
     return jnp.broadcast_to(everybody, (*obs.shape[:-1], everybody.shape[-1]))
 
 
+def _bounds(where: str, env: Env) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bounds of the actions, `[1, ...]`, in the precision of their box."""
+    check_env(where, env)
+    space = env.action_space
+    if is_discrete(space):
+        raise UserValueError(f"{where}: this environment's actions are discrete, but it needs a box: leave it out")
+    shape = array_shape("actions", space)
+    if np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer):
+        raise UserValueError(f"{where}: the actions are integers ({space}), but those of a policy are not")
+    return np.broadcast_to(np.asarray(space.low), shape)[None], np.broadcast_to(np.asarray(space.high), shape)[None]
+
+
+def _like(action: Array, *constants: np.ndarray) -> list[np.ndarray]:
+    """Return constants in the precision of actions, which is at least that of float32."""
+    return [x.astype(jnp.promote_types(action.dtype, jnp.float32)) for x in constants]
+
+
 def _with_actions(env: Env, change: Callable[[Array], Array], wrap: Callable[[Env], Env]) -> Env:
     """Change actions before they enter the environment; `wrap` does the same in the environment of evaluations."""
-
-    def step(key: Array, state: Any, action: Array) -> tuple[Any, Transition]:
-        return env.step(key, state, change(action))
-
-    def act(action: Array) -> Array:
-        return change(action) if env.act is None else env.act(change(action))
-
-    return env._replace(step=step, act=act, evaluation=lambda state: wrap(env.evaluation(state)))
+    act = env.act or (lambda action: action)
+    return env._replace(
+        step=lambda key, state, action: env.step(key, state, change(action)),
+        act=lambda action: act(change(action)),
+        evaluation=lambda state: wrap(env.evaluation(state)),
+    )
 
 
 def _with_observations(env: Env, change: Callable[[Any], Any]) -> Env:
     """Change the observations that leave the environment."""
 
-    def reset(key: Array, num_envs: int) -> tuple[Any, Any]:
-        state, obs = env.reset(key, num_envs)
+    def begin(state: Any, obs: Any, before: Any) -> tuple[Any, Any]:
         return state, change(obs)
 
-    def step(key: Array, state: Any, action: Any) -> tuple[Any, Transition]:
-        state, out = env.step(key, state, action)
+    def proceed(before: Any, state: Any, out: Transition) -> tuple[Any, Transition]:
         return state, out._replace(obs=change(out.obs), final_obs=change(out.final_obs))
-
-    def restart(key: Array, state: Any) -> tuple[Any, Any]:
-        assert env.restart is not None
-        state, obs = env.restart(key, state)
-        return state, change(obs)
 
     def observe(state: Any, obs: Any) -> Any:
         return change(obs if env.observe is None else env.observe(state, obs))
 
-    return env._replace(reset=reset, step=step, restart=None if env.restart is None else restart, observe=observe)
+    return _with_state(env, begin, proceed, lambda state: state)._replace(observe=observe)
 
 
 def _with_state(
     env: Env,
-    begin: Callable[[Any, Any, Any], tuple[NormalizedState, Any]],
-    proceed: Callable[[NormalizedState, Any, Transition], tuple[NormalizedState, Transition]],
+    begin: Callable[[Any, Any, Any], tuple[Any, Any]],
+    proceed: Callable[[Any, Any, Transition], tuple[Any, Transition]],
+    inner: Callable[[Any], Any] = lambda state: state.inner,
 ) -> Env:
     """Put the state of the environment into that of a wrapper, which its `evaluation` does not have.
 
     `begin(inner, obs, before)` follows a reset (before: None) or a restart, `proceed(state, inner, out)` a step.
     """
 
-    def reset(key: Array, num_envs: int) -> tuple[NormalizedState, Any]:
-        return begin(*env.reset(key, num_envs), None)
-
-    def step(key: Array, state: NormalizedState, action: Any) -> tuple[NormalizedState, Transition]:
-        return proceed(state, *env.step(key, state.inner, action))
-
-    def restart(key: Array, state: NormalizedState) -> tuple[NormalizedState, Any]:
-        assert env.restart is not None
-        return begin(*env.restart(key, state.inner), state)
-
     def of_inner(function: Callable[..., Any] | None) -> Any:
-        return None if function is None else lambda state, *arguments: function(state.inner, *arguments)
+        return None if function is None else lambda state, *arguments: function(inner(state), *arguments)
+
+    def restart(key: Array, state: Any) -> tuple[Any, Any]:
+        assert env.restart is not None
+        return begin(*env.restart(key, inner(state)), state)
 
     return env._replace(
-        reset=reset,
-        step=step,
+        reset=lambda key, num_envs: begin(*env.reset(key, num_envs), None),
+        step=lambda key, state, action: proceed(state, *env.step(key, inner(state), action)),
         evaluation=of_inner(env.evaluation),
         restart=None if env.restart is None else restart,
         observe=of_inner(env.observe),

@@ -14,7 +14,6 @@ import numpy as np
 from jax import experimental
 
 from .. import functional
-from .._base.trees import without_weak_types
 from .._core.chain import chain
 from .._core.types import PER_STEP, Array, Batch, Context, Divider, Part, field_at, with_field_at
 from .._core.wiring import reads_field
@@ -174,7 +173,7 @@ def state_is_stable(subject: Subject) -> str | None:
         batch, state, context = subject.inputs(0, dtype)
         for leaf in jax.tree.leaves(state):
             if isinstance(leaf, (bool, int, float)):
-                return f"its state holds the Python number {leaf!r}: make it an array, {_with_dtype(leaf)}"
+                return f"its state holds the Python number {leaf!r}: make it an array, as in jnp.float32(1.0)"
         results = {"update": (state, jax.eval_shape(lambda s, b=batch, c=context: subject.apply(b, s, c)[1], state))}
         if part.finish is not None:
             seen = with_current(batch, context.params, context.evaluate)
@@ -182,19 +181,13 @@ def state_is_stable(subject: Subject) -> str | None:
         if part.amend is not None:
             results["amend"] = context.params, jax.eval_shape(part.amend, context.params, state, state)
         for function, (before, after) in results.items():
-            if describe(before) == describe(after):
-                continue
-            what = "the parameters" if function == "amend" else "its state"
-            strong = [describe(jax.eval_shape(without_weak_types, x)) for x in (before, after)]
-            if strong[0] == strong[1]:
+            if describe(before) != describe(after):
+                what = "the parameters" if function == "amend" else "its state"
                 return (
-                    f"{function} changes {what} in its weak type only, so that a loop is compiled twice: give "
-                    f"every number a dtype, as in {_with_dtype(1.0)}"
+                    f"with {jnp.dtype(dtype).name} data {function} changes {what} from {describe(before)} to "
+                    f"{describe(after)}, so no loop can carry it; to keep a type that is not weak, give every number a "
+                    "dtype, as in jnp.float32(1.0)"
                 )
-            return (
-                f"with {jnp.dtype(dtype).name} data {function} changes {what} from {describe(before)} to "
-                f"{describe(after)}: no loop can carry it"
-            )
     return None
 
 
@@ -390,13 +383,7 @@ def difference(actual: Any, expected: Any, *, exact: bool = False) -> str | None
 
 def describe(tree: Any) -> Any:
     """Describe the shape, the dtype and the weak type of each leaf."""
-    return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), jax.eval_shape(lambda: tree))
-
-
-def _with_dtype(number: bool | float) -> str:
-    """Write a number as an array with an explicit dtype; that of `jnp.array(1.0)` is weak."""
-    dtype = "bool_" if isinstance(number, bool) else "int32" if isinstance(number, int) else "float32"
-    return f"jnp.{dtype}({number!r})"
+    return jax.tree.map(lambda x: f"{'weak ' * x.weak_type}{x.dtype}{list(x.shape)}", jax.eval_shape(lambda: tree))
 
 
 def path_name(path: Any) -> str:

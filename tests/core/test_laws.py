@@ -292,7 +292,10 @@ FAULTY = {
             state(lambda: 1.0, lambda s: 0.9 * s),
             "its state holds the Python number 1.0: make it an array, jnp.float32(1.0)",
         ),
-        (state(lambda: jnp.array(1.0), lambda s: s + jnp.float32(1)), "changes its state in its weak type only"),
+        (
+            state(lambda: jnp.array(1.0), lambda s: s + jnp.float32(1)),
+            "changes its state from weak float32[] to float32[], so no loop can carry it",
+        ),
     ],
     "float_dtype_is_kept": [
         (reward(lambda b: jnp.asarray(b.reward, jnp.float32)), "with bfloat16 data it returns float32 as reward"),

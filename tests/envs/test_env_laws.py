@@ -4,6 +4,7 @@ tests/envs/test_envs.py plays those of gymnax, tests/envs/test_jaxmarl.py a stan
 """
 
 import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 import ppo_parts as pp
 from ppo_parts import envs, networks
 from ppo_parts.envs import __main__ as command
-from ppo_parts.envs._check import notes_on
+from ppo_parts.envs._laws import LAWS, notes_on, play, random_action
 from tests import env_fakes
 from tests.common import Categorical
 from tests.env_fakes import LIMIT
@@ -126,6 +127,108 @@ def masked(available):
     return made
 
 
+@pytest.fixture(scope="module")
+def followed():
+    """What the laws are told of an environment that follows them; one program plays it."""
+    return play(walk(), random_action(walk()), 4, 24, 0)
+
+
+def out(env=None, **changed):
+    """Change fields of the transitions, and the environment."""
+
+    def change(played):
+        fields = {name: np.asarray(of(played.out)) for name, of in changed.items()}
+        return played._replace(out=played.out._replace(**fields), env=played.env._replace(**(env or {})))
+
+    return change
+
+
+def seated(seat=lambda seat: seat, next_seat=lambda seat: seat):
+    """The players move in turn; `seat` and `next_seat` change what is told of them."""
+
+    def info(played):
+        moved = 2.0 * (played.out.episode_length % 2) - 1
+        return played._replace(
+            env=played.env._replace(zero_sum=True),
+            out=played.out._replace(info={"seat": seat(moved), "next_seat": next_seat(-moved)}),
+        )
+
+    return info
+
+
+def whole(low, high, dtype):
+    space = SimpleNamespace(shape=(2,), low=low, high=high, dtype=np.dtype(int))
+    return out({"observation_space": space}, obs=lambda out: out.obs.astype(dtype))
+
+
+def available(first, following):
+    def change(played):
+        x = np.broadcast_to(following, (*played.out.reward.shape, 2))
+        obs = envs.Observation(played.out.obs, x)
+        shown = envs.Observation(played.first, np.broadcast_to(first, (4, 2)))
+        return played._replace(first=shown, out=played.out._replace(obs=obs, final_obs=obs))
+
+    return change
+
+
+def unscaled(by):
+    return lambda played: played._replace(unscaled=played.out._replace(reward=by * played.out.reward))
+
+
+UNLAWFUL = {
+    "reproducible": [
+        (
+            lambda p: p._replace(again=(p.first, p.out._replace(reward=p.out.reward + 1))),
+            r"^step returns different .* k",
+        ),
+        (lambda p: p._replace(again=(p.first + 1, p.out)), r"^reset returns different results .* same key: draw all"),
+    ],
+    "separate": [(lambda p: p._replace(other=p.first[:1] + np.ones((9, 1))), r"same first obs.*jax\.random\.split")],
+    "finite": [(out(reward=lambda out: out.reward / 0 + np.inf), r"^reward contains NaN or an infinity")],
+    "integers": [
+        (whole(0, 200, float), r"observations are float64, but those of the observation space, .* are int64"),
+        (whole(0, 3, int), r"obs contains \d+ in step 0 .* outside of the observation space"),
+    ],
+    "masks": [
+        (available(False, True), r"^obs\.available leaves no action in step 0"),
+        (available(True, False), r"^obs\.available leaves no action in step 1"),
+    ],
+    "flags": [
+        (
+            out(ended=lambda out: out.truncated, truncated=lambda out: out.truncated & False),
+            r"ended is True in step 3 .* set terminated, or",
+        )
+    ],
+    "final_observation": [
+        (out(final_obs=lambda out: out.obs), r"final_obs equals obs .* reset"),
+        (out(final_obs=lambda out: out.final_obs + 1), r"differs from obs in step 0 of environment 0"),
+    ],
+    "episode_length": [(out(episode_length=lambda out: out.episode_length - 1), r"episode_length is 0 in step 0")],
+    "episode_return": [
+        (unscaled(3), r"episode_return is .* add up to .*evaluation\(state\) must not scale"),
+        (unscaled(0), r"episode_return is 1 in step \d of .* add up to 0"),
+    ],
+    "seats": [
+        (seated(seat=lambda x: (1 - x) / 2), r"info\['seat'\] is 0 in step 0 .* -1"),
+        (seated(next_seat=lambda x: 2 * x), r"info\['next_seat'\] is -2 in step 0"),
+        (seated(next_seat=lambda x: -x), r"'next_seat'\] in step 0 .* not the info\['seat'\]"),
+    ],
+}
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")
+@pytest.mark.parametrize(("law", "applies"), LAWS.items(), ids=[law.__name__ for law in LAWS])
+def test_each_law_names_what_breaks_it_with_the_remedy(followed, law, applies):
+    assert applies(followed) == (law.__name__ not in ("integers", "masks", "flags", "seats"))
+    assert (
+        law(seated()(followed)) is None if law.__name__ == "seats" else not applies(followed) or law(followed) is None
+    )
+    for change, says in UNLAWFUL[law.__name__]:
+        broken = change(followed)
+        assert applies(broken)
+        assert re.search(says, law(broken) or "nothing is wrong"), law(broken)
+
+
 def reset_alike(key, num_envs):
     """All environments begin with the same draw."""
     state, obs = walk().reset(key, 1)
@@ -143,17 +246,6 @@ def inside(reward, number):
     return jax.jit(lambda x: x + jnp.asarray(np.full(4, number, np.float32)))(reward)
 
 
-def game(seat=lambda seat: seat, next_seat=lambda seat: seat):
-    """The players move in turn; `seat` and `next_seat` change what is told of them."""
-
-    def info(out):
-        moved = 2.0 * (out.episode_length % 2) - 1
-        return {"seat": seat(moved), "next_seat": next_seat(-moved)}
-
-    env = walk(info=info)._replace(zero_sum=True)
-    return env._replace(evaluation=lambda state: env)
-
-
 def stepping(**changed):
     """Automatic resets of a step with changed fields."""
 
@@ -169,25 +261,11 @@ def like(**changed):
 
 
 TREES = gymnax.environments.spaces.Dict({"a": gymnax.environments.spaces.Discrete(2)})
-FLAGS = {"ended": lambda out: out.truncated, "truncated": lambda out: out.truncated & False}
 BROKEN = [
-    (lambda: game(seat=lambda x: (1 - x) / 2), r"info\['seat'\] is 0 in step 0 .* -1"),
-    (lambda: game(next_seat=lambda x: 2 * x), r"info\['next_seat'\] is -2 in step 0"),
-    (lambda: game(next_seat=lambda x: -x), r"'next_seat'\] in step 0 .* not the info\['seat'\]"),
     (lambda: impure(jnp.add), r"step returns different results .* same key: draw all random numbers from the key"),
     (lambda: impure(inside), r"step returns different results .* same key"),
     (lambda: like(reset=reset_alike), r"same first observation.*jax\.random\.split"),
-    (lambda: walk(reward=lambda out: out.reward / 0), r"reward contains NaN or an infinity"),
-    (lambda: masked(lambda x: x % 2 > 0), r"obs\.available leaves no action"),
-    (lambda: walk(final_obs=lambda out: out.obs), r"final_obs equals obs .* reset"),
-    (lambda: walk(final_obs=lambda out: out.final_obs + 1), r"differs from obs in step 0 .* 0"),
-    (lambda: walk(episode_length=lambda out: out.episode_length - 1), r"episode_length is 0 in step 0"),
-    (lambda: walk(episode_return=lambda out: out.reward), r"episode_return is .* add up to"),
-    (
-        lambda: like(evaluation=lambda state: walk(reward=lambda out: 3 * out.reward)),
-        r"add up to .*evaluation\(state\) must not scale",
-    ),
-    (lambda: walk(**FLAGS), r"ended is True in step 3 .* set terminated, or"),
+    (lambda: like(evaluation=lambda state: walk(reward=lambda out: 3 * out.reward)), r"\(state\) must not scale"),
     # What `check` finds, which runs first.
     (lambda: 3, r"3 is not an environment: make one with envs\.make"),
     (lambda: like(reset=lambda key, n: jnp.zeros((n, 3))), r"reset must return \(state, obs\), got"),
@@ -206,85 +284,80 @@ BROKEN = [
     (lambda: stepping(truncated=lambda x: jnp.zeros((1,), bool)), r"return one number as truncated, got shape \(1,\)"),
     (lambda: stepping(terminated=lambda x: 0.3), r"return terminated as bool, got float32: return terminated > 0"),
     (lambda: stepping(info=lambda x: {"return": x}), r"info\['return'\] has the name of a metric of every episode"),
+    # Fields of a transition.
+    *(
+        (lambda name=name, value=value: walk(**{name: lambda out: value}), says)
+        for name, value, says in (
+            (
+                "final_obs",
+                None,
+                r"final_obs must be like the observation before, float32\[4, 2\], got None.*equals obs",
+            ),
+            (
+                "obs",
+                jnp.zeros((4, 4)),
+                r"obs must be like the observation before, float32\[4, 2\], got float32\[4, 4\]",
+            ),
+            ("terminated", jnp.zeros(4), r"terminated must be boolean, got float32: return terminated > 0"),
+            ("truncated", False, r"truncated must be an array of shape \(4,\), got False"),
+            ("reward", jnp.zeros((4, 1)), r"reward must have shape \(4,\), got \(4, 1\)"),
+            ("episode_return", jnp.zeros(4, int), r"episode_return must be floating, got int32"),
+            ("episode_length", None, r"episode_length must be an array of shape \(4,\), got None"),
+            ("mask", jnp.ones(4), r"mask must be boolean, got float32"),
+            ("info", {"won": jnp.zeros((2, 2))}, r"info\['won'\] must have shape \(4,\), got \(2, 2\)"),
+        )
+    ),
 ]
 
 
 @pytest.mark.parametrize(("make", "says"), BROKEN, ids=[says[:40] for _, says in BROKEN])
-def test_what_breaks_a_law_is_named_with_the_remedy(make, says):
+def test_what_breaks_a_law_is_refused(make, says):
     with pytest.raises((pp.errors.UserError, pp.errors.ShapeError), match=says):
         envs.check_laws(make(), num_steps=24)
 
 
-WRONG = {
-    "final_obs": (None, r"final_obs must be like the observation before, float32\[2, 2\], got None.*equals obs"),
-    "obs": (jnp.zeros((2, 4)), r"obs must be like the observation before, float32\[2, 2\], got float32\[2, 4\]"),
-    "terminated": (jnp.zeros(2), r"terminated must be boolean, got float32: return terminated > 0"),
-    "truncated": (False, r"truncated must "),
-    "reward": (jnp.zeros((2, 1)), r"reward must have shape \(2,\), got \(2, 1\)"),
-    "episode_return": (jnp.zeros(2, int), r"episode_return must be floating, got int32"),
-    "episode_length": (None, r"episode_length must be an array of shape \(2,\), got None"),
-    "mask": (jnp.ones(2), r"mask must be boolean, got float32"),
-    "info": ({"won": jnp.zeros((2, 2))}, r"info\['won'\] must have shape \(2,\), got \(2, 2\)"),
-}
-
-
-@pytest.mark.parametrize("field", WRONG)
-def test_a_wrong_field_of_a_transition_is_named_by_the_check_and_by_the_rollout(field):
-    value, says = WRONG[field]
-    env = walk(**{field: lambda out: value})
+def test_a_rollout_checks_transitions_too():
     evaluate = lambda params, batch: (Categorical(batch.obs), batch.obs[..., 0])  # noqa: E731
-    collector = pp.rollout(env, evaluate, num_envs=2, num_steps=2)
-    for run in (
-        lambda: envs.check(env),
-        lambda: jax.eval_shape(lambda: collector.collect(jax.random.key(0), None, collector.init(jax.random.key(0)))),
-    ):
-        with pytest.raises((pp.errors.UserTypeError, pp.errors.ShapeError), match=says):
-            run()
+    rollout = pp.rollout(walk(reward=lambda out: out.reward[:, None]), evaluate, num_envs=2, num_steps=2)
+    with pytest.raises(pp.errors.ShapeError, match=r"reward must have shape \(2,\), got \(2, 1\)"):
+        jax.eval_shape(lambda key: rollout.collect(key, None, rollout.init(key)), jax.random.key(0))
 
 
 # --- what is counted and noted ---
 
 
 def test_episodes_are_counted():
-    """An end with both flags counts as a termination."""
-    both = {"terminated": lambda out: out.truncated}
-    for make, terminated, truncated in ((walk, 0, 6), (lambda: walk(**both), 6, 0)):
-        seen = envs.check_laws(make(), num_envs=3, num_steps=9)
-        assert (seen.episodes, seen.terminated, seen.truncated) == (6, terminated, truncated)
-    assert envs.check_laws(walk(), num_envs=3, num_steps=9, seed=1).notes == ()
-    assert envs.check_laws(game(), num_steps=24).episodes == 24
+    """An end with both flags counts as a termination, and is noted."""
+    seen = envs.check_laws(walk(), num_envs=3, num_steps=9)
+    assert (seen.episodes, seen.terminated, seen.truncated, seen.notes) == (6, 0, 6, ())
+    seen = envs.check_laws(walk(terminated=lambda out: out.truncated), num_envs=3, num_steps=9)
+    assert (seen.episodes, seen.terminated, seen.truncated) == (6, 6, 0)
+    says = "6 of 6 episodes were terminated after 4 steps, and none lasted longer: if that is a time"
+    assert [note[: len(says)] for note in seen.notes] == [says]
 
 
 def notes_of(length, ended, cut):
+    length, ended, cut = (np.asarray(x)[:, None] for x in (length, ended, cut))
     ones = np.ones((len(length), 1), np.float32)
     out = envs.Transition(ones, ones, ended & ~cut, cut, ones, ones, length, ended=ended)
     return notes_on(SimpleNamespace(ended=ended, out=out, first=ones[0]))
 
 
-@pytest.mark.parametrize("swapped", [False, True])
-def test_flags_that_may_be_swapped_are_noted(swapped):
-    length, ended = np.array([1, 2, 1, 2, 3, 4] * 4)[:, None], np.array([0, 1, 0, 0, 0, 1] * 4, bool)[:, None]
-    notes = notes_of(length, ended, ended & ((length == 4) != swapped))
-    assert [("swapped" in note, "all 4 episodes of 4 steps" in note) for note in notes] == [(True, True)] * swapped
-
-
-@pytest.mark.parametrize("share", [2, 9])
-def test_a_time_limit_that_is_reported_as_a_failure_is_noted(share):
-    """Some episodes end earlier; the note needs most of them to end at the same step."""
-    length = np.tile([1, 2, 3, 4], 8)[:, None]
-    ended = length == 4
-    early = np.flatnonzero(~ended[:, 0])[:share]
-    length[early], ended[early] = 1, True
-    notes = notes_of(length, ended, ended & False)
-    assert [note.partition(" were")[0] for note in notes] == {2: ["8 of 10 episodes"], 9: []}[share]
-
-
 def test_what_is_often_a_mistake_is_noted():
-    ends = {"terminated": lambda out: out.truncated, "truncated": lambda out: out.truncated & False}
-    (note,) = envs.check_laws(walk(**ends), num_steps=24).notes
-    assert note.startswith("24 of 24 episodes were terminated after 4 steps, and none lasted longer: if that is a time")
-    (note,) = envs.check_laws(walk(), num_steps=3).notes
-    assert "no episode ended in 3 steps" in note
+    """Flags may be swapped, a time limit may be reported as a failure, or no episode ends."""
+    length, ended = np.array([1, 2, 1, 2, 3, 4] * 4), np.array([0, 1, 0, 0, 0, 1] * 4, bool)
+    assert notes_of(length, ended, ended & (length == 4)) == ()
+    (note,) = notes_of(length, ended, ended & (length != 4))
+    assert "all 4 episodes of 4 steps" in note
+    assert "swapped" in note
+    for share, expected in ((2, ["8 of 10 episodes"]), (9, [])):  # most of them have to end at the same step
+        length = np.tile([1, 2, 3, 4], 8)
+        ended = length == 4
+        early = np.flatnonzero(~ended)[:share]
+        length[early], ended[early] = 1, True
+        assert [note.partition(" were")[0] for note in notes_of(length, ended, ended & False)] == expected
+    (note,) = notes_of(length, ended & False, ended & False)
+    assert "no episode ended in 32 steps" in note
 
 
 # --- automatic resets ---

@@ -250,8 +250,8 @@ ONE = replayed(1)
             "per_agent=True needs an axis of agents",
         ),
         (lambda: envs.normalize_reward(ONE, gamma=0.9, per_agent=True), "per_agent=True needs an axis of agents"),
-        (lambda: envs.prepare(AGENTS, per_agent=True), "prepare: per_agent=True .*, so it needs normalize=True"),
-        (lambda: envs.prepare(AGENTS, obs_clip=1.0), r"prepare: obs_clip=1\.0 bounds .* set normalize=True"),
+        (lambda: envs.prepare(AGENTS, per_agent=True), "prepare: per_agent=True changes .* set normalize=True"),
+        (lambda: envs.prepare(AGENTS, obs_clip=1.0), r"prepare: obs_clip=1\.0 changes .* set normalize=True"),
         (lambda: envs.prepare(AGENTS, normalize=True), "prepare: normalize=True needs gamma"),
         (
             lambda: envs.normalize_observation(AGENTS._replace(privileged_space=envs.Box((4,)))),
