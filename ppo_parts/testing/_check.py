@@ -144,7 +144,13 @@ def check_hyperparameters(
     state = part.init(context().params, jax.random.key(0))
     for after in sides(part):
         given = batch(0, jnp.float32) if batch else _without_current(0, jnp.float32, after)
-        apply = functools.partial(_apply, make, given, state, context, after)
+
+        def apply(numeric: Mapping[str, Any], batch: Batch = given, after: bool = after) -> Any:
+            out, new = Subject(make(**numeric), example_batch, context, after).apply(batch, state, context())
+            # What is counted where a range is known only at run time.
+            kept = {name: x for name, x in out.metrics.items() if "nonfinite/" not in name}
+            return out.replace(metrics=kept, reductions=()), new
+
         expected = apply(numeric)
         for way, run, given_as in (("an array", jax.jit(apply), arrays), ("a schedule", apply, schedules)):
             try:
@@ -157,20 +163,6 @@ def check_hyperparameters(
                 ) from error
             if wrong:
                 raise UserValueError(f"check_hyperparameters: {part.name} differs for {way}: {wrong}")
-
-
-def _apply(
-    make: Callable[..., Part],
-    batch: Batch,
-    state: Any,
-    context: Callable[..., Any],
-    after: bool,
-    numeric: Mapping[str, Any],
-) -> Any:
-    subject = Subject(make(**numeric), example_batch, context, after)
-    out, state = subject.apply(batch, state, context())
-    kept = {name: x for name, x in out.metrics.items() if "nonfinite/" not in name}  # only where a range is unknown
-    return out.replace(metrics=kept, reductions=()), state
 
 
 def sides(part: Part) -> tuple[bool, ...]:

@@ -86,31 +86,21 @@ def valued(params, batch):
     return Categorical(jnp.zeros((*batch.obs.shape[:-1], 2))), batch.obs @ jnp.array([100.0, 1.0]) * params
 
 
-def choosing(space):
-    """A policy that takes each available option with the same probability."""
-
-    def evaluate(params, batch):
-        masked = isinstance(batch.obs, envs.Observation)
-        obs = batch.obs.obs if masked else batch.obs
-        logits = jnp.zeros((*obs.shape[:-1], sum(envs.count_options(space))))
-        logits = pp.distributions.mask_logits(logits, batch.obs.available) if masked else logits
-        return pp.distributions.MultiCategorical(logits, envs.count_options(space)), obs[..., 0]
-
-    return evaluate
-
-
 def collected(env, num_envs, num_steps, evaluate=valued, **settings):
     rollout = pp.rollout(env, evaluate, num_envs=num_envs, num_steps=num_steps, **settings)
     return jax.jit(rollout.collect), rollout.init(KEY)
 
 
-def play(env, num_envs, steps=2, action=0):
-    """The first observation, and the last transition."""
+def play(env, num_envs, actions=(0, 0), key=KEY):
+    """The first observation, and the transitions of steps with actions that all environments take."""
+    outs = []
     with envs.host_errors():
-        state, obs = env.reset(KEY, num_envs)
-        for _ in range(steps):
-            state, out = env.step(KEY, state, jnp.asarray([action] * num_envs))
-        return obs, jax.block_until_ready(out)
+        state, obs = env.reset(key, num_envs)
+        for action in actions:
+            given = jnp.broadcast_to(jnp.asarray(action), (num_envs, *np.shape(action)))
+            state, out = env.step(KEY, state, given)
+            outs.append(jax.block_until_ready(out))
+    return obs, jax.tree.map(lambda *x: np.stack(x), *outs)
 
 
 # --- rollouts ---
@@ -191,12 +181,10 @@ def test_vmapped_seeds_step_environments_of_their_own():
 
 def test_the_key_seeds_environments_on_the_host():
     env = host(*[lambda: Scripted(99, see=lambda env: env.np_random.normal(size=2))] * 2)
-    collect, _ = collected(env, 2, 3)
-    init = pp.rollout(env, valued, num_envs=2, num_steps=3).init
-    seen = [collect(KEY, 1.0, init(jax.random.key(seed)))[1].obs for seed in (0, 0, 1)]
+    seen = [play(env, 2, key=jax.random.key(seed))[1].obs for seed in (0, 0, 1)]
     np.testing.assert_array_equal(seen[0], seen[1])
-    assert not np.any(np.asarray(seen[0]) == np.asarray(seen[2]))
-    assert not np.any(np.asarray(seen[0][:, 0]) == np.asarray(seen[0][:, 1]))
+    assert not np.any(seen[0] == seen[2])
+    assert not np.any(seen[0][:, 0] == seen[0][:, 1])
 
 
 def test_evaluation_leaves_the_environments_of_training_alone():
@@ -314,35 +302,33 @@ def masked(report=lambda mask: mask):
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_numbers_of_info_are_metrics_of_the_episodes_that_ended(named):
+def test_numbers_of_info_are_those_of_the_step(named):
+    """Of one that ended an episode, and not of the reset after it; NaN: it reports none."""
     limits = (3, 3) if named else (2, 3)
     made = [lambda limit=limit: Scripted(limit, info=reports) for limit in limits]
     names = ("time", "won")
     env = by_name(made[0], info=names) if named else host(*made, info=names)
-    collect, state = collected(env, 2, 6, keep_info=("time",))
-    _, batch, metrics = collect(KEY, 1.0, state)
-    every = {2: [1, 2] * 3, 3: [1, 2, 3] * 2}
-    np.testing.assert_array_equal(batch.extras["time"].T, [every[limit] for limit in limits])
-    ended = [step for limit in limits for step in every[limit] if step == limit]
-    won = [episode % 2 for limit in limits for episode in range(6 // limit)]
-    assert float(metrics["episode_time"]) == pytest.approx(np.mean(ended))
-    assert float(metrics["episode_won"]) == pytest.approx(np.mean(won))
+    _, out = play(env, 2, [0] * 6)
+    for n, limit in enumerate(limits):
+        times, episode = np.arange(6) % limit + 1, np.arange(6) // limit
+        np.testing.assert_array_equal(out.info["time"][:, n], times)
+        np.testing.assert_array_equal(out.info["won"][:, n], np.where(times == limit, episode % 2, np.nan))
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_policies_take_the_actions_that_the_environment_makes_available(named):
+def test_masks_are_those_of_the_options_that_the_environment_makes_available(named):
     if named:
         env = by_name(masked(tuple), ",action_mask=action_mask")
     else:
         env = host(*[masked(np.concatenate)] * 2, action_mask="action_mask")
     envs.check(env)
-    collect, state = collected(env, 2, 7, choosing(env.action_space), keep_next_obs=True)
-    _, batch, _ = collect(KEY, None, state)
-    for t in range(7):
-        np.testing.assert_array_equal(batch.action[t], [[t % 3 % 2, t // 3 % 3]] * 2)
-    over = (batch.terminated | batch.truncated).astype(bool)
-    np.testing.assert_array_equal(batch.next_obs.available[over], True)
-    np.testing.assert_array_equal(batch.next_obs.available[:-1][~over[:-1]], batch.obs.available[1:][~over[:-1]])
+    obs, out = play(env, 2, [(0, 0)] * 7)
+    shown = np.concatenate([obs.available[None], out.obs.available])
+    for t in range(8):
+        np.testing.assert_array_equal(shown[t, 0], [*(np.arange(2) == t % 3 % 2), *(np.arange(3) == t // 3 % 3)])
+    over = out.terminated | out.truncated
+    np.testing.assert_array_equal(out.final_obs.available[over], True)
+    np.testing.assert_array_equal(out.final_obs.available[~over], out.obs.available[~over])
 
 
 @pytest.mark.parametrize(
@@ -357,11 +343,10 @@ def test_choices_arrive_in_the_integers_of_the_environment(space, nvec, start):
     one = Scripted(action_space=space)
     env = host(one)
     assert env.action_space == (envs.Discrete(2) if nvec is None else envs.MultiDiscrete(nvec))
-    collect, state = collected(env, 1, 8, valued if nvec is None else choosing(env.action_space))
-    _, batch, _ = collect(KEY, 1.0, state)
-    assert batch.action.dtype == jnp.int32
+    given = np.random.default_rng(0).integers(nvec or 2, size=(8, *env.action_space.shape)).astype(np.int32)
+    play(env, 1, given)
     assert all(space.contains(action) for action in one.arrived)
-    np.testing.assert_array_equal(np.stack(one.arrived), np.asarray(batch.action)[:, 0] + start)
+    np.testing.assert_array_equal(np.stack(one.arrived), given + start)
 
 
 @pytest.mark.parametrize("wrap", [envs.clip_action, envs.rescale_action, lambda env: env])
@@ -506,7 +491,7 @@ def test_what_a_host_environment_must_not_return_is_named(make, says):
 def test_numbers_that_fit_arrive_as_they_are(space, given):
     obs, out = play(envs.from_gymnasium(lambda n: gym_vector(space, given)), 1)
     expected = given.astype(np.float32) if given[0] == 0.1 else given
-    assert float(obs[0, 0]) == float(out.final_obs[0, 0]) == float(expected[0])
+    assert float(obs[0, 0]) == float(out.final_obs[-1, 0, 0]) == float(expected[0])
 
 
 def gym_vector(space, given):
@@ -520,8 +505,8 @@ def gym_vector(space, given):
 def test_reals_do_not_become_integers_silently():
     env = host(Scripted(action_space=spaces.Box(0, 5, (2,), np.int64)))
     with pytest.raises(pp.errors.UserTypeError, match=r"takes int64 .* actions are float32"):
-        play(env, 1, action=[0.0, 0.0])
-    play(env, 1, action=[0, 0])
+        play(env, 1, [(0.0, 0.0)])
+    play(env, 1, [(0, 0)])
 
 
 GYM = "gym:CartPole-v1"
@@ -628,14 +613,8 @@ def test_atari_lives_begin_with_fire_and_end_no_game(deaths, episodic_life, use_
 def test_lost_lives_end_episodes_of_the_learner_only():
     """The observation that followed a lost life is kept, and not the one after FIRE was pressed for the next life."""
     env = envs.from_gymnasium(lambda n: _Games([Game(4, 9) for _ in range(n)], 2, True, True))
-
-    def evaluate(params, batch):
-        shape = batch.obs.shape[:-3]
-        return pp.distributions.Categorical(jnp.zeros((*shape, 4))), jnp.zeros(shape)
-
-    collect, state = collected(env, 2, 5, evaluate, keep_next_obs=True)
-    _, batch, metrics = collect(KEY, None, state)
-    assert batch.terminated[:, 0].astype(int).tolist() == [0, 1, 0, 1, 0]
-    assert batch.next_obs[:, 0, -1].ravel().tolist() == [3, 4, 8, 9, 3]
-    assert float(metrics["episodes"]) == 2
+    _, out = play(env, 2, [0] * 5)
+    assert out.terminated[:, 0].astype(int).tolist() == [0, 1, 0, 1, 0]
+    assert out.ended[:, 0].astype(int).tolist() == [0, 0, 0, 1, 0]
+    assert out.final_obs[:, 0, -1].ravel().tolist() == [3, 4, 8, 9, 3]
     envs.check_laws(env, num_envs=2, num_steps=20)

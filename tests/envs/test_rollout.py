@@ -13,7 +13,8 @@ import pytest
 
 import ppo_parts as pp
 from ppo_parts import envs
-from tests.common import Categorical, assert_same
+from ppo_parts.envs._rollout import episode_metrics
+from tests.common import Categorical
 
 T, N, LIMIT = 11, 3, 11
 WEIGHTS = {
@@ -164,20 +165,18 @@ def uniform(params, batch):
     return Categorical(jnp.zeros((*batch.obs.shape[:-1], 2))), params * batch.obs[..., 0]
 
 
-def test_an_episode_is_carried_over_rollouts():
-    rollout = pp.rollout(clock(limit=7), uniform, num_envs=2, num_steps=3)
-    collect = jax.jit(rollout.collect)
-    state, seen = rollout.init(jax.random.key(0)), []
-    for number in range(5):
-        state, batch, metrics = collect(jax.random.key(number), 1.0, state)
-        seen.append((np.asarray(batch.obs[:, 0, 0]).tolist(), {name: float(x) for name, x in metrics.items()}))
-    times = [time for rollout_times, _ in seen for time in rollout_times]
-    assert times == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5, 6, 0]
-    for number, (_, metrics) in enumerate(seen):
-        ended = number in (2, 4)
-        assert metrics["episodes"] == (2 if ended else 0)
-        np.testing.assert_equal(metrics["episode_length"], 7.0 if ended else np.nan)
-        np.testing.assert_equal(metrics["episode_return"], 21.0 if ended else np.nan)
+def test_episodes_are_measured_where_they_end():
+    """With several agents, returns are averaged over them; without an end there is no mean."""
+    ended, total = jnp.array([[False, True], [True, False]]), jnp.arange(8.0).reshape(2, 2, 2)
+    metrics = episode_metrics(ended, {"return": total, "length": jnp.array([[9, 1], [4, 9]])})
+    assert {name: float(x) for name, x in metrics.items()} == {
+        "episode_return": 3.5,
+        "episode_length": 2.5,
+        "episodes": 2,
+    }
+    metrics = episode_metrics(ended & False, {"return": total})
+    assert np.isnan(metrics["episode_return"])
+    assert metrics["episodes"] == 0
 
 
 def test_info_of_every_step_is_kept():
@@ -212,28 +211,10 @@ def test_value_of_a_final_observation_is_computed_only_where_one_is_used():
         assert len(calls) % seeds == 0
         return len(calls) // seeds - (steps + 2)
 
-    ones = jnp.ones(2)
     assert extra(collected, 4, 1.0) == 3  # of 12 steps
-    assert extra(jax.vmap(collected, (None, 0)), 4, ones, seeds=2) == 3
-    assert extra(jax.vmap(collected, (0, 0)), jnp.array([13, 13]), ones, seeds=2) == 0
     # One is cut in steps 3, 7 and 11, the other in 5 and 11: each of these 4 is computed, for both.
-    assert extra(jax.vmap(collected, (0, 0)), jnp.array([4, 6]), ones, seeds=2) == 4
     nested = jax.vmap(jax.vmap(collected, (None, 0)), (0, None))
-    assert extra(nested, jnp.array([4, 6]), ones, seeds=4) == 4
-
-
-def test_the_conditional_survives_compilation_under_vmap():
-    rollout = pp.rollout(clock(4), uniform, num_envs=2, num_steps=12)
-
-    def collected(key, scale):
-        return rollout.collect(key, scale, rollout.init(key))[1]
-
-    keys, scales = jax.random.split(jax.random.key(0), 2), jnp.arange(1.0, 3.0)
-    batched = jax.jit(jax.vmap(collected)).lower(keys, scales).compile()
-    assert "conditional(" in batched.as_text()
-    one = jax.jit(collected)
-    for i in range(2):
-        assert_same(jax.tree.map(lambda x, i=i: x[i], batched(keys, scales)), one(keys[i], scales[i]))
+    assert extra(nested, jnp.array([4, 6]), jnp.ones(2), seeds=4) == 4
 
 
 def echo(low: float, high: float) -> envs.Env:
@@ -268,19 +249,13 @@ def test_a_continuous_action_is_stored_as_sampled_and_clipped_for_the_environmen
 
 
 @pytest.mark.lenient_ranks  # gymnax
-@pytest.mark.parametrize(("env_id", "normalized"), [("CartPole-v1", False), ("Pendulum-v1", True)])
-def test_the_first_ratio_of_an_update_is_one(env_id, normalized):
-    """Within 1e-5: the same numbers, evaluated in batches of another size."""
-    env = envs.make(env_id, max_steps_in_episode=9)
-    size = envs.size(env.observation_space)
-    if normalized:
-        env = envs.normalize_reward(envs.normalize_observation(env), gamma=0.9)
+def test_the_first_ratio_of_an_update_is_one():
+    """Within 1e-5: the same numbers, evaluated in batches of another size; the running statistics move in between."""
+    env = envs.prepare(envs.make("Pendulum-v1", max_steps_in_episode=9), normalize=True, gamma=0.9)
 
     def evaluate(params, batch):
-        out, value = batch.obs @ params["policy"], batch.obs @ params["value"]
-        if env_id == "CartPole-v1":
-            return distrax.Categorical(out), value
-        return distrax.MultivariateNormalDiag(out, jnp.full_like(out, 0.7)), value
+        out = batch.obs @ params["policy"]
+        return distrax.MultivariateNormalDiag(out, jnp.full_like(out, 0.7)), batch.obs @ params["value"]
 
     def worst(batch):
         return batch.add_metrics(log_ratio_max=jnp.max(jnp.abs(batch.current_log_ratio())))
@@ -300,9 +275,9 @@ def test_the_first_ratio_of_an_update_is_one(env_id, normalized):
         return learner_state, state, metrics["log_ratio_max"], moved["log_ratio_max"]
 
     rng = np.random.default_rng(0)
-    params = {"policy": rng.normal(size=(size, 2 if env_id == "CartPole-v1" else 1)), "value": rng.normal(size=size)}
+    params = {"policy": rng.normal(size=(3, 1)), "value": rng.normal(size=3)}
     learner_state, state = once.init(jax.tree.map(jnp.float32, params)), rollout.init(jax.random.key(0))
-    for number in range(3):  # the policy and the running statistics move in between
+    for number in range(3):
         learner_state, state, first, moved = update(jax.random.key(number), learner_state, state)
         assert float(first) < 1e-5
         assert float(moved) > 1e-2
