@@ -57,15 +57,6 @@ def _check_step(out: Any, each: tuple[int, ...]) -> None:
             raise UserTypeError(f"auto_reset: step must return {name} as bool, got {x.dtype}: return {name} > 0")
 
 
-def _check_like_reset(first: Any, stepped: Any) -> None:
-    """Raise if a step returned a different kind of state or observation from the reset, `(state, obs)` each."""
-    for name, x, y in zip(("a state", "an observation"), first, stepped, strict=True):
-        if describe(x) != describe(y):
-            raise UserTypeError(
-                f"auto_reset: step must return {name} like that of reset, {describe(x)}, got {describe(y)}"
-            )
-
-
 class Step(NamedTuple):
     """The result of a step of one environment, before any reset.
 
@@ -149,7 +140,14 @@ def auto_reset(
         if reset_ratio > 1:  # episodes that ended take the new ones in turn, starting over if there are too few
             rows = (jnp.cumsum(ended) - 1) % number
             fresh = jax.tree.map(lambda x: x[rows], fresh)
-        return choose(ended, without_weak_types(fresh), old)
+        fresh = without_weak_types(fresh)
+        for name, x, y in zip(("a state", "an observation"), fresh, old, strict=True):
+            kinds = [(jax.tree.structure(z), [(a.shape, a.dtype) for a in jax.tree.leaves(z)]) for z in (x, y)]
+            if kinds[0] != kinds[1]:
+                raise UserTypeError(
+                    f"auto_reset: step must return {name} like that of reset, {describe(x)}, got {describe(y)}"
+                )
+        return choose(ended, fresh, old)
 
     def step_all(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
         step_key, reset_key = jax.random.split(key)
@@ -161,11 +159,7 @@ def auto_reset(
         ends["truncated"] &= ~ends["terminated"]
         ended = ends["terminated"] | ends["truncated"]
         stepped = without_weak_types((out.state, out.obs))
-        try:
-            inner, obs = cond_any(ended, begin, lambda key, ended, old: old, reset_key, ended, stepped)
-        except Exception:
-            _check_like_reset(jax.eval_shape(reset, reset_key), jax.tree.map(lambda x: x[0], stepped))
-            raise
+        inner, obs = cond_any(ended, begin, lambda key, ended, old: old, reset_key, ended, stepped)
         reward = jnp.asarray(out.reward, jnp.float32)
         return state.advance(inner, ended, reward, obs=obs, final_obs=stepped[1], info=out.info, **ends)
 

@@ -278,8 +278,11 @@ BROKEN = [
     (lambda: like(action_space=TREES), r"not a space of arrays.*check\(env, action="),
     (lambda: masked(lambda x: x.astype(int)), r"obs\.available must be boolean of shape \(4, 2\).* int32"),
     (lambda: masked(lambda x: x > 0)._replace(action_space=envs.Box(())), r"action_space is not discrete"),
-    (lambda: stepping(obs=lambda x: x[None].astype(int)), r"an observation like that of reset, .*, got int32\[1\]"),
-    (lambda: stepping(state=lambda x: (x, x)), r"a state like that of reset, float32\[\], got .*float32\[\].*float32"),
+    (lambda: stepping(obs=lambda x: x[None].astype(int)), r"an observation like that of reset, .*, got int32\[4, 1\]"),
+    (
+        lambda: stepping(state=lambda x: (x, x)),
+        r"a state like that of reset, float32\[4\], got .*float32\[4\].*float32",
+    ),
     (lambda: stepping(reward=lambda x: jnp.zeros(2)), r"step must return one number as reward, got shape \(2,\)"),
     (lambda: stepping(truncated=lambda x: jnp.zeros((1,), bool)), r"return one number as truncated, got shape \(1,\)"),
     (lambda: stepping(terminated=lambda x: 0.3), r"return terminated as bool, got float32: return terminated > 0"),
