@@ -302,7 +302,7 @@ BROKEN = [
                 r"obs must be like the observation before, float32\[4, 2\], got float32\[4, 4\]",
             ),
             ("terminated", jnp.zeros(4), r"terminated must be boolean, got float32: return terminated > 0"),
-            ("truncated", False, r"truncated must be an array of shape \(4,\), got False"),
+            ("truncated", False, r"truncated must have shape \(4,\), got \(\)"),
             ("reward", jnp.zeros((4, 1)), r"reward must have shape \(4,\), got \(4, 1\)"),
             ("episode_return", jnp.zeros(4, int), r"episode_return must be floating, got int32"),
             ("episode_length", None, r"episode_length must be an array of shape \(4,\), got None"),
@@ -510,13 +510,14 @@ def test_the_opponent_acts_between_the_turns_of_the_policy():
         return jnp.zeros((), jnp.int32)
 
     env = envs.make("pgx:nim", opponent=takes_one)
-    state, obs = env.reset(jax.random.key(0), 32)
+    state, obs = jax.jit(env.reset, static_argnums=1)(jax.random.key(0), 32)
+    stepped = jax.jit(env.step)
     assert set(obs.obs[:, 0].tolist()) == {4.0, 5.0}  # in some games the opponent began
     outs = []
     for t in range(6):
         left = obs.obs[:, 0]
         action = ((left == 5) | (left == 2)).astype(jnp.int32)
-        state, out = env.step(jax.random.key(t), state, action)
+        state, out = stepped(jax.random.key(t), state, action)
         obs = out.obs
         outs.append(out)
     ended = np.stack([out.terminated for out in outs])
@@ -534,7 +535,7 @@ def test_a_policy_that_is_frozen_plays_the_opponent():
 
     params = jnp.array([0.0, 50.0])
     env = envs.make("pgx:nim", opponent=envs.frozen_opponent(always_two, params))
-    _, obs = env.reset(jax.random.key(0), 16)
+    _, obs = jax.jit(env.reset, static_argnums=1)(jax.random.key(0), 16)
     assert set(obs.obs[:, 0].tolist()) == {3.0, 5.0}
     with pytest.raises(pp.errors.UserValueError, match="a policy with memory"):
         envs.frozen_opponent(pp.Policy(None, None, lambda n: None), params)
