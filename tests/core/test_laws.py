@@ -290,7 +290,7 @@ FAULTY = {
         (part(amend=lambda params, old, new: {"policy": params["policy"]}), "amend changes the parameters from"),
         (
             state(lambda: 1.0, lambda s: 0.9 * s),
-            "its state holds the Python number 1.0: make it an array, jnp.float32(1.0)",
+            "its state holds the Python number 1.0: make it an array, as in jnp.float32(1.0)",
         ),
         (
             state(lambda: jnp.array(1.0), lambda s: s + jnp.float32(1)),

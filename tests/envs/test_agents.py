@@ -227,30 +227,26 @@ def test_folded_agents_are_environments_of_their_own():
     np.testing.assert_array_equal(env.observe(state, envs.Observation(inner))[:, 1:], np.tile(np.eye(2), (3, 1)))
 
 
-def test_observations_of_agents_may_be_plain_arrays():
-    def reset(key, num_envs):
-        state, obs = probe().reset(key, num_envs)
-        return state, obs.obs
+def test_observations_of_agents_may_be_plain_arrays_or_have_what_only_the_critic_sees():
+    def seen(change, **spaces):
+        def reset(key, num_envs):
+            state, obs = probe().reset(key, num_envs)
+            return state, change(obs)
 
-    env = probe()._replace(reset=reset)
-    _, obs = env.reset(jax.random.key(0), 3)
-    _, folded = envs.fold_agents(env).reset(jax.random.key(0), 3 * AGENTS)
+        env = probe()._replace(reset=reset, **spaces)
+        return env, env.reset(jax.random.key(0), 3)[1], envs.fold_agents(env).reset(jax.random.key(0), 3 * AGENTS)[1]
+
+    env, obs, folded = seen(lambda obs: obs.obs)
     np.testing.assert_array_equal(folded, obs.reshape(-1, 1))
     policy = networks.multi_agent_actor_critic(env)
     params = policy.init(jax.random.key(0))
     plain, wrapped = (policy(params, pp.Batch(obs=x)) for x in (obs[None], envs.Observation(obs[None])))
     np.testing.assert_array_equal(plain.value, wrapped.value)
-
-
-def test_folded_agents_keep_what_only_the_critic_sees():
-    def reset(key, num_envs):
-        state, obs = probe().reset(key, num_envs)
-        privileged = jnp.arange(4.0 * num_envs * AGENTS).reshape(num_envs, AGENTS, 4)
-        return state, obs._replace(available=None, privileged=privileged)
-
-    folded = envs.fold_agents(probe()._replace(reset=reset, privileged_space=envs.Box((4,))))
-    _, obs = folded.reset(jax.random.key(0), 3 * AGENTS)
-    np.testing.assert_array_equal(obs.privileged, np.arange(12.0 * AGENTS).reshape(-1, 4))
+    privileged = jnp.arange(12.0 * AGENTS).reshape(3, AGENTS, 4)
+    _, _, folded = seen(
+        lambda obs: obs._replace(privileged=privileged[: len(obs.obs)]), privileged_space=envs.Box((4,))
+    )
+    np.testing.assert_array_equal(folded.privileged, privileged.reshape(-1, 4))
 
 
 def without_ended():
