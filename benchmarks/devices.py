@@ -1,5 +1,7 @@
 """Communication between devices, and the work of each, read from compiled programs: nothing is run.
 
+    python -m benchmarks devices --json benchmarks/results/devices.jsonl#devices
+
 The programs are those of training runs (a rollout and an update) for 1 to 64 simulated devices, so the counts are the
 same on every machine. Strong scaling divides a fixed number of environments; weak scaling gives each device as many.
 """

@@ -1,6 +1,6 @@
 """Training, end to end: environment steps per second and compile time of the recipes and of others.
 
-`python -m benchmarks train --json benchmarks/results/train.jsonl#cpu`
+    python -m benchmarks train --json benchmarks/results/train.jsonl#cpu
 
 Everybody trains the same network (two tanh layers of 64 for the actor, two for the critic) with rollouts of 128 steps,
 4 epochs of 4 minibatches and Adam, in one process, in turn. `handwritten` is CleanRL's PPO as one function in the
@@ -11,7 +11,7 @@ part where they are installed (`pip install rejax sbx-rl stable-baselines3`); th
 in Python. PureJaxRL takes part from a clone, with distrax: `--purejaxrl path/to/purejaxrl`. Two functions adapt it to
 gymnax 1.0, whose `step` returns both ends of an episode, and to an installation without brax and navix, which its
 wrappers import for other environments. Recipes are compiled with the options of `training.main`, the others with XLA's
-own, and PureJaxRL with both.
+own, and PureJaxRL with both. Settings with more than 2,048 environments are for GPUs, and do not run by default.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the chain costs: `learner.update` against one hand-written function that does exactly the same work.
 
-`python -m benchmarks update cleanrl --json benchmarks/results/update.jsonl#cpu`
-`python -m benchmarks update pufferlib --json benchmarks/results/update.jsonl#pufferlib_cpu`
+    python -m benchmarks update cleanrl --json benchmarks/results/update.jsonl#cpu
+    python -m benchmarks update pufferlib --json benchmarks/results/update.jsonl#pufferlib_cpu
 
 `cleanrl` is CleanRL's PPO update: GAE with truncation, 4 epochs of 4 shuffled minibatches, advantages normalized per
 minibatch, clipped surrogate, clipped value loss, entropy bonus, clipping by global norm, Adam. `pufferlib` is

@@ -22,7 +22,7 @@ def run(monkeypatch, *arguments):
     command_line.main()
 
 
-def test_parts_are_recorded(tmp_path, monkeypatch):
+def test_parts_are_recorded_and_printed(tmp_path, monkeypatch, capsys):
     """A function with rivals, a loss, a reduction and a sampler."""
     path = tmp_path / "parts.jsonl"
     chosen = ("gae", "clipped_surrogate", "segment_priorities", "pp.segment_minibatches")
@@ -39,6 +39,7 @@ def test_parts_are_recorded(tmp_path, monkeypatch):
     # 3 float32 and 2 boolean arrays of 32 numbers are read, 2 float32 ones are written
     assert ours["gb_per_s"] * ours["us"]["median"] * 1e3 == pytest.approx(32 * (3 * 4 + 2 + 2 * 4))
     assert ours["over_ours"]["median"] == rows["gae", "forward", "floor"]["over_floor"]["median"] == 1
+    assert "part gae  direction forward  size 4x8  dtype float32  method ours" in capsys.readouterr().out
 
 
 def test_wrong_numbers_are_not_timed():
