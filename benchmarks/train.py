@@ -99,22 +99,27 @@ def one_agent(env: envs.Env) -> envs.Env:
     return wrapped
 
 
-def rejax(env_id: str, num_envs: int, updates: int) -> Callable[[jax.Array], Any]:
-    """rejax's PPO, without its evaluations; it expects gymnax's old five-tuple."""
-    from rejax import PPO
-
-    env, env_params = gymnax.make(env_id)
+def five_tuple(env: Any) -> Any:
+    """A gymnax environment with the `step` of gymnax 0.0, which has one flag for both ends of an episode."""
 
     class FiveTuple:
         def __getattr__(self, name: str) -> Any:
             return getattr(env, name)
 
         def step(self, *args: Any) -> Any:
-            obs, state, reward, terminated, truncated, info = env.step(*args)
-            return obs, state, reward, terminated | truncated, info
+            obs, state, reward, terminated, truncated, _ = env.step(*args)
+            return obs, state, reward, terminated | truncated, {}
 
+    return FiveTuple()
+
+
+def rejax(env_id: str, num_envs: int, updates: int) -> Callable[[jax.Array], Any]:
+    """rejax's PPO, without its evaluations."""
+    from rejax import PPO
+
+    env, env_params = gymnax.make(env_id)
     algorithm = PPO.create(
-        env=FiveTuple(), env_params=env_params, num_envs=num_envs, num_steps=STEPS, num_epochs=EPOCHS,
+        env=five_tuple(env), env_params=env_params, num_envs=num_envs, num_steps=STEPS, num_epochs=EPOCHS,
         num_minibatches=MINIBATCHES, max_grad_norm=0.5, learning_rate=2.5e-4,
         agent_kwargs={"activation": "tanh", "hidden_layer_sizes": (HIDDEN, HIDDEN)},
     )  # fmt: skip
@@ -130,20 +135,9 @@ def purejaxrl(clone: str, env_id: str, num_envs: int, updates: int) -> Callable[
     """PureJaxRL's `ppo.py`, with its own settings, from a clone of its repository."""
     make = gymnax.make
 
-    class FiveTuple:
-        def __init__(self, env: Any) -> None:
-            self.env = env
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.env, name)
-
-        def step(self, *args: Any) -> Any:
-            obs, state, reward, terminated, truncated, _ = self.env.step(*args)
-            return obs, state, reward, terminated | truncated, {}
-
     def make_five_tuple(name: str) -> Any:
         env, env_params = make(name)
-        return FiveTuple(env), env_params
+        return five_tuple(env), env_params
 
     absent = ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix")
     with (
