@@ -20,23 +20,13 @@ def make(
     timeout: float | None = None,
     **kwargs: Any,
 ) -> Env:
-    """Make an Atari game from its name, e.g. "breakout", with the usual preprocessing, in C++ threads.
+    """Make an Atari game from its name in `ale_py`, e.g. "breakout", with the usual preprocessing, in C++ threads.
 
     Each action is repeated for four frames, and the pixelwise maximum of the last two is kept, scaled to 84 x 84 gray
-    pixels; the last four are stacked. A game begins with up to 29 no-ops. If it has the action FIRE, then FIRE and the
-    action after it are played at the start of the game and, with `episodic_life`, of each further life. Rewards are
-    those of the game: clip them with `clip_reward`.
-
-    Args:
-        game: its name in `ale_py`, in snake case.
-        episodic_life: whether a lost life terminates an episode. The returns of episodes remain those of whole games.
-        stack_num: number of frames in an observation. An episode begins with copies of its first frame.
-        use_fire_reset: whether FIRE is pressed at the start; otherwise the policy has to learn to press it.
-        timeout: see `from_gymnasium`.
-        **kwargs: for `ale_py.vector_env.AtariVectorEnv`, such as `repeat_action_probability` (sticky actions).
-
-    Raises:
-        UserValueError: unknown game (similar names are listed). MissingPackage: ale-py is not installed.
+    pixels; the last `stack_num` are stacked. A game begins with up to 29 no-ops. If it has the action FIRE, then FIRE
+    and the action after it are played at the start of the game and, with `episodic_life`, of each further life. A lost
+    life then terminates an episode, whose return remains that of the whole game. Rewards are those of the game: clip
+    them with `clip_reward`. `kwargs` are for `ale_py.vector_env.AtariVectorEnv`, such as `repeat_action_probability`.
 
     Reference: Mnih et al. 2015, doi:10.1038/nature14236, Methods; Machado et al. 2018, arXiv:1709.06009; Huang et al.
     2022, The 37 Implementation Details of PPO, details 1 to 9 of Atari.

@@ -17,13 +17,8 @@ def make(name: str, *, reset_ratio: int = 16, **params: Any) -> Env:
     """Make one of the environments of Craftax; `params` are fields of its `EnvParams`, such as `max_timesteps=1000`.
 
     An episode that ends because of `max_timesteps` alone is truncated. `achievements` is the number of achievements
-    that an episode unlocked.
-
-    Args:
-        name: one of `NAMES`.
-        reset_ratio: as in `auto_reset`. Generating a world takes much longer than a step, so by default N environments
-            generate only N / 16 of them in a step, as in the baselines of Craftax; 1 gives each episode its own world.
-        **params: parameters to change.
+    that an episode unlocked. Generating a world takes much longer than a step, so by default N environments generate
+    only N / 16 of them in a step (`reset_ratio` of `auto_reset`), as in the baselines of Craftax.
     """
     from craftax.craftax_env import make_craftax_env_from_name
 

@@ -15,13 +15,7 @@ from ._host import from_gymnasium
 def make(env_id: str, *, info: str | tuple[str, ...] = (), timeout: float | None = None, **kwargs: Any) -> Env:
     """Make an EnvPool environment from its name, e.g. "HalfCheetah-v5"; its environments step in C++ threads.
 
-    Args:
-        env_id: a name that EnvPool knows.
-        info, timeout: see `from_gymnasium`.
-        **kwargs: for `envpool.make`, such as `num_threads`.
-
-    Raises:
-        UserValueError: unknown name (similar names are listed). MissingPackage: EnvPool is not installed.
+    `info` and `timeout` are those of `from_gymnasium`; `kwargs` are for `envpool.make`, such as `num_threads`.
     """
     envpool = require_package("envpool", "envpool")
     check_known(env_id, "EnvPool", envpool.list_all_envs())

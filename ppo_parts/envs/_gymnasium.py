@@ -32,23 +32,18 @@ def make(
     timeout: float | None = None,
     **kwargs: Any,
 ) -> Env:
-    """Make a Gymnasium environment from its name, e.g. "HalfCheetah-v5".
+    """Make a Gymnasium environment from its name, e.g. "HalfCheetah-v5", or "module:name" if a module registers it.
 
     Observations that are not arrays are flattened by `gymnasium.wrappers.FlattenObservation`: an integer becomes a
     one-hot vector, and a dict or a tuple the concatenation of its entries.
 
     Args:
-        env_id: a registered name, or "module:name" for one that a module registers.
-        vectorization: "sync" steps one environment after another; "async" in processes, which pays off where a step
-            takes longer than about a millisecond. A script that makes them must run its own code under
-            `if __name__ == "__main__":`, because a new process imports the script.
+        env_id: the name.
+        vectorization: "sync" steps one environment after another; "async" in processes. A script that makes them must
+            run its own code under `if __name__ == "__main__":`, because a new process imports the script.
         wrappers: applied to each environment, such as Gymnasium's own.
         info, action_mask, timeout: see `from_gymnasium`.
         **kwargs: for `gymnasium.make`.
-
-    Raises:
-        UserValueError: unknown name (similar names are listed). MissingPackage: Gymnasium, or the environment's
-            simulator, is not installed.
     """
     gymnasium = require_package("gymnasium", "gymnasium")
     if vectorization not in ("sync", "async"):

@@ -29,14 +29,8 @@ def make(
     The player who begins is drawn at random in each episode. `won` is whether the policy won, or, with "self", whether
     the first of the two players did.
 
-    Args:
-        name: the game.
-        opponent: `opponent(key, obs) -> action`, for one `Observation`; None: uniformly among the legal actions. See
-            `frozen_opponent`. "self": the policy plays both sides (`Env.zero_sum`), and is evaluated against None.
-        time_limit, reset_ratio: as in `auto_reset`.
-
-    Raises:
-        UserValueError: unknown game, more than two players, or an opponent for a game with one player.
+    `opponent(key, obs) -> action` takes one `Observation`; None: uniformly among the legal actions. See
+    `frozen_opponent`. "self": the policy plays both sides (`Env.zero_sum`), and is evaluated against None.
     """
     import pgx
 

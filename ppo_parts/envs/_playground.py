@@ -18,17 +18,11 @@ def make(
     impl: str = "jax",
     **overrides: Any,
 ) -> Env:
-    """Make one of Playground's environments; `overrides` change its configuration.
+    """Make one of `mujoco_playground.registry.ALL_ENVS`; `overrides` change its configuration, as in `ctrl_dt=0.02`.
 
-    Args:
-        name: one of `mujoco_playground.registry.ALL_ENVS`.
-        time_limit: number of actions after which an episode is truncated; None: the configuration's `episode_length`,
-            divided by its `action_repeat`.
-        reset_ratio: as in `auto_reset`.
-        obs_key, critic_obs_key: the entries that the policy and the critic see, if observations are a dict; see
-            `from_brax`.
-        impl: "jax" runs on every device; "warp", on NVIDIA GPUs only, is faster.
-        **overrides: fields of the configuration, such as `ctrl_dt=0.02`.
+    An episode is truncated after `time_limit` actions; None: the configuration's `episode_length`, divided by its
+    `action_repeat`. With `impl="jax"` it runs on every device; "warp", on NVIDIA GPUs only, is faster. `reset_ratio` is
+    that of `auto_reset`, `obs_key` and `critic_obs_key` are those of `from_brax`.
     """
     from mujoco_playground import registry
 
